@@ -343,6 +343,7 @@ def test_the_device_can_be_chosen(capsys: Captured) -> None:
     capsys.readouterr()
     for command in ("train", "verify", "modules"):
         assert "'abacus' is not a device" in error_of(capsys, command, "small.yaml", "--device", "abacus")
+        assert "'cuda:99' cannot be used here" in error_of(capsys, command, "small.yaml", "--device", "cuda:99")
 
 
 def test_latest_is_the_run_that_was_started_last(capsys: Captured) -> None:

@@ -603,20 +603,14 @@ def test_a_step_that_is_saved_is_not_saved_again(tmp_path: Path) -> None:
 
 def test_a_step_that_was_saved_before_the_run_went_back_is_saved_again() -> None:
     """Its weights need not be those that were saved when the run came there first."""
-    trainer = make_trainer(max_epochs=3)
+    trainer = make_trainer(max_epochs=2)
     trainer.add_hook(CheckpointHook(save_every_n_epochs=None, save_every_n_steps=2, save_on_exception=True))
-    went_back: list[int] = []
-
-    @trainer.on("epoch_end", name="go_back", on_error="raise")
-    def go_back(trainer: Trainer, step: int) -> None:
-        if step == 8:
-            went_back.append(step)
-            trainer.load_checkpoint(trainer.checkpoint_dir / "step-00000004")  # type: ignore[operator]
-
-    trainer.on("step_end", name="fail", on_error="raise")(lambda step: 1 / 0 if went_back and step == 6 else None)
+    trainer.train()
+    assert saved(trainer)[-3:] == ["step-00000004", "step-00000006", "step-00000008"]
+    trainer.on("step_end", name="fail", on_error="raise")(lambda step: 1 / 0 if step == 6 else None)
     with pytest.raises(ZeroDivisionError):
-        trainer.train()
-    assert [name for name in saved(trainer) if name.startswith("step-00000006")] == ["step-00000006", "step-00000006-1"]
+        trainer.fit(resume=trainer.checkpoint_dir / "step-00000004")  # type: ignore[operator]
+    assert saved(trainer)[-2:] == ["step-00000004", "step-00000006"]
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])

@@ -392,6 +392,18 @@ def test_a_signal_waits_for_the_save(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(list_checkpoints(trainer.checkpoint_dir)) == 2  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("parameters", [{}, {"monitor": "train/epoch_loss"}, {"save_last": True}])
+def test_a_signal_before_the_first_checkpoint_saves_its_step_once(parameters: dict[str, Any]) -> None:
+    """A checkpoint hook does not save the last step, too, while it is being written because of the signal."""
+    trainer = make_trainer(accumulate=2)
+    trainer.add_checkpointing(**parameters)
+    trainer.on("step_end", name="signal", at=2)(lambda: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(SystemExit):
+        trainer.fit()
+    assert trainer.checkpoint_dir is not None
+    assert [path.name for path in list_checkpoints(trainer.checkpoint_dir)] == ["step-00000002"]
+
+
 def test_a_second_signal_leaves_a_whole_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C twice, while the run waits for the disk: it ends as any failure does, with the save finished."""
     trainer, gate = make_trainer(), Gate(monkeypatch)
@@ -478,19 +490,14 @@ def test_half_a_validation_is_rejected_without_waiting(monkeypatch: pytest.Monke
     assert refused == ["step-00000002"] and story.told == ["step 1", "step 2", "step 3", "step 4", "saved 2", "end"]
 
 
-def test_loading_waits_for_the_save(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hook that goes back to the newest checkpoint means the one that was asked for last."""
-    trainer, loaded = make_trainer(), []
+def test_loading_after_a_stop_loads_the_save_that_was_asked_for_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run ends when its last save is durable, so that the newest checkpoint is that one."""
+    trainer = make_trainer()
     slow_disk(trainer, monkeypatch)
     ask_at(trainer, 2, 4)
-
-    @trainer.on("step_end", at=5)
-    def go_back(trainer: Trainer) -> None:
-        loaded.append(trainer.load_checkpoint(trainer.run_dir).name)  # type: ignore[arg-type]
-        trainer.request_stop("enough")
-
+    trainer.on("step_end", at=4)(lambda trainer: trainer.request_stop("enough"))
     trainer.train()
-    assert loaded == ["step-00000004"]
+    assert trainer.load_checkpoint(trainer.run_dir).name == "step-00000004"  # type: ignore[arg-type]
 
 
 def make_scored(scores: list[float], **options: Any) -> Trainer:

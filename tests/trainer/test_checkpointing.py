@@ -442,6 +442,23 @@ def test_a_hook_whose_state_cannot_be_saved(hook: type[Any], policy: str, async_
     assert second.hooks.get("counter").count == 3 and trainer.failed_saves == 0
 
 
+@pytest.mark.parametrize(("policy", "failures"), [("warn", 3), ("disable", 1)])
+@pytest.mark.parametrize("hook", UNSAVABLE)
+def test_a_state_that_can_never_be_saved_is_not_reported_at_every_save(
+    hook: type[Any], policy: str, failures: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The hook is switched off as at an event, with one traceback; from then on there is nothing to report."""
+    trainer = make_trainer(max_epochs=5)
+    trainer.add_hook(hook(), "odd", on_error=policy)
+    trainer.add_checkpointing()
+    trainer.train()
+    events, _ = read_jsonl(trainer.run_dir / "events.jsonl")  # type: ignore[operator]
+    kinds = [event["kind"] for event in events if event.get("hook") == "odd"]
+    assert kinds == ["hook_failed"] * failures + ["hook_disabled"]
+    assert len([record for record in caplog.records if record.exc_info]) == 1
+    assert not trainer.hooks.is_enabled("odd") and len(list_checkpoints(trainer.checkpoint_dir)) == 5  # type: ignore[arg-type]
+
+
 class CountsReads(dict[str, Any]):
     """A state that counts how often it is encoded."""
 

@@ -26,6 +26,8 @@ def test_devices() -> None:
     best = "cuda" if torch.cuda.is_available() else "cpu"
     assert make_trainer("cpu").device == make_trainer(torch.device("cpu")).device == torch.device("cpu")
     assert make_trainer(None).device.type == best
+    with pytest.raises(TrainingError, match=r"'cuda:99' cannot be used here: .*; use another device, such as 'cpu'$"):
+        make_trainer("cuda:99")
     with pytest.raises(TrainingError, match="'gpu' is not a device"):
         make_trainer("gpu")
 

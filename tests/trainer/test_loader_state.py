@@ -185,17 +185,34 @@ RAISING: dict[str, Any] = {
 }
 
 
+def return_a_set(self: Any) -> dict[str, Any]:
+    return {"dl_state_dict": {1, 2}}
+
+
+def fail(self: Any) -> dict[str, Any]:
+    raise RuntimeError("no dl_state_dict")
+
+
 @pytest.mark.parametrize("options", [{}, {"accumulate": 3}], ids=str)
 @pytest.mark.parametrize("name", RAISING)
-def test_a_part_whose_state_dict_raises_is_one_without(
-    name: str, options: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    "state_dict", [Raises.state_dict, property(fail), return_a_set], ids=["raises", "property", "set"]
+)
+def test_a_part_whose_state_cannot_be_saved_is_one_without(
+    state_dict: Any,
+    name: str,
+    options: dict[str, Any],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The run trains, saves and resumes as with a loader without a state; one warning names the part."""
+    monkeypatch.setattr(Raises, "state_dict", state_dict)
     make = RAISING[name]
     read = Reader({"x": make()}, 3, root=tmp_path, max_epochs=3, **options)
     for _ in range(2):
         read.trainer.save_checkpoint()
-    (warning,) = [record.getMessage() for record in caplog.records if "state_dict() raised" in record.getMessage()]
+    (warning,) = [record.getMessage() for record in caplog.records if "cannot be saved" in record.getMessage()]
     assert f"'{name}'" in warning and "dl_state_dict" in warning
     rest = Reader({"x": make()}, resume=read, max_epochs=3, **options)
     assert [int(batch) for batch in read.batches + rest.batches] == [0, 1, 2, 3] * 3
@@ -219,6 +236,5 @@ def test_quitting_the_debugger_in_a_state_dict_ends_the_run(tmp_path: Path, monk
         raise bdb.BdbQuit
 
     monkeypatch.setattr(Raises, "state_dict", quit_debugger)
-    read = Reader({"x": RAISING["x"]()}, 3, root=tmp_path, max_epochs=3)
     with pytest.raises(KeyboardInterrupt, match="quit in the debugger in state_dict of PreparedLoader"):
-        read.trainer.save_checkpoint()
+        Reader({"x": RAISING["x"]()}, 3, root=tmp_path, max_epochs=3)

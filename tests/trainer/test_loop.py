@@ -140,6 +140,17 @@ class PaddedLoss(torch.nn.CrossEntropyLoss):
         return super().forward(logits.flatten(0, -2), labels.flatten())
 
 
+class Smoothed(torch.nn.Module):
+    """A loss module that calls the first of its children."""
+
+    def __init__(self, *losses: torch.nn.Module) -> None:
+        super().__init__()
+        self.losses = torch.nn.ModuleList(losses)
+
+    def forward(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return self.losses[0](logits, labels)  # type: ignore[no-any-return]
+
+
 def padded_rows() -> tuple[torch.Tensor, torch.Tensor]:
     """Return eight sequences of 1 to 12 tokens, padded with zeros to 12, and where the tokens are."""
     lengths = torch.tensor([12, 2, 7, 1, 9, 9, 3, 4])
@@ -179,6 +190,14 @@ WEIGHTED_BY_TOKENS: dict[str, tuple[Any, dict[str, Any]]] = {
     "ignore_index of a partial": (
         partial(shifted_pair, pad=0), {"model": LanguageModel, "loss_fn": partial(cross_entropy, ignore_index=0)},
     ),
+    "ignore_index of a module in a module": (
+        partial(shifted_pair, pad=0),
+        {"model": LanguageModel, "loss_fn": Smoothed(PaddedLoss(ignore_index=0), torch.nn.NLLLoss())},
+    ),
+    "ignore_index of a parameter": (
+        partial(shifted_pair, pad=0),
+        {"model": LanguageModel, "loss_fn": lambda *two, ignore_index=0: cross_entropy(*two, ignore_index)},
+    ),
     "attention mask": (
         lambda rows, mask: {"input_ids": rows, "attention_mask": mask},
         {"model": LanguageModel,
@@ -215,6 +234,19 @@ def test_weighting_by_tokens_leaves_out_padding_and_ignored_labels(case: str, co
     assert loss == pytest.approx(expected_loss, rel=1e-12)
     for one, other in zip(gradients, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-14)
+
+
+@pytest.mark.parametrize(("index", "warns"), [(-1, True), (-100, False), (0, False)])
+def test_labels_that_seem_to_be_ignored_are_warned_of_once(
+    index: int, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What a function ignores cannot be seen; a negative label is no class, so that the loss must ignore it."""
+    batches = [shifted_pair(*padded_rows(), pad=index)] * 3
+    loss_fn = lambda logits, labels: cross_entropy(logits, labels, ignore_index=index)  # noqa: E731
+    make_trainer(batches, model=LanguageModel(), loss_fn=loss_fn, loss_weight="tokens").train()
+    said = [record.getMessage() for record in caplog.records if "count as tokens" in record.getMessage()]
+    assert len(said) == warns
+    assert not warns or "labels that are -1 count as tokens, and only -100 is ignored" in said[0]
 
 
 def test_an_encoder_decoder_that_copies_does_not_shift_its_labels() -> None:

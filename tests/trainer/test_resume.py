@@ -495,8 +495,9 @@ def test_a_stop_that_ended_in_another_outcome_is_not_repeated(ending: str, tmp_p
     assert train(first.run_dir).step > 6
 
 
-def test_an_epoch_whose_validation_failed_steps_its_scheduler_once() -> None:
-    """A checkpoint that is saved because of the failure is one before the end of the epoch, which is repeated."""
+@pytest.mark.parametrize(("event", "repeated"), [("validation_end", [1, 2]), ("epoch_end", [2])])
+def test_an_epoch_whose_end_failed_steps_its_scheduler_once(event: str, repeated: list[int]) -> None:
+    """A failed validation is repeated, with the end of its epoch; after a failed on_epoch_end the epoch is over."""
 
     def make(fails: bool) -> SimpleTrainer:
         torch.manual_seed(0)
@@ -510,7 +511,7 @@ def test_an_epoch_whose_validation_failed_steps_its_scheduler_once() -> None:
         )  # fmt: skip
         trainer.add_checkpointing(save_on_exception=True)
         if fails:
-            trainer.on("validation_end", on_error="raise")(lambda epoch: 1 / 0 if epoch == 1 else None)
+            trainer.on(event, on_error="raise")(lambda epoch: 1 / 0 if epoch == 1 else None)
         return trainer
 
     whole, failed, resumed = make(False), make(True), make(False)
@@ -518,7 +519,9 @@ def test_an_epoch_whose_validation_failed_steps_its_scheduler_once() -> None:
     with pytest.raises(ZeroDivisionError):
         failed.train()
     rates: list[float] = []
-    resumed.on("step_end")(lambda lr: rates.append(lr))
+    ended: list[int] = []
+    resumed.on("step_end", name="rates")(lambda lr: rates.append(lr))
+    resumed.on("epoch_end", name="ended")(lambda epoch: ended.append(epoch))
     resumed.fit(resume=failed.run_dir)
-    assert rates == [0.25] * 3
+    assert rates == [0.25] * 3 and ended == repeated
     assert resumed.lr == whole.lr == 0.125 and torch.equal(resumed.model.weight, whole.model.weight)  # type: ignore[arg-type]

@@ -659,6 +659,39 @@ def test_the_hook_that_ended_a_run_is_in_its_closing_line(capsys: pytest.Capture
     assert run_json(trainer)["reason"] == told
 
 
+class Interrupted:
+    """A sink in which the user presses Ctrl-C while the record is closed."""
+
+    closing = False
+
+    def write_metrics(self, rows: Any) -> None:
+        if self.closing:
+            raise KeyboardInterrupt
+
+    def write_layers(self, rows: Any) -> None: ...
+
+    def write_events(self, rows: Any) -> None: ...
+
+
+def test_random_streams_are_not_protected_after_a_record_that_could_not_be_closed() -> None:
+    """Outside of a run a hook draws from torch's stream, however the last run ended."""
+    trainer, sink = make_trainer(), Interrupted()
+    trainer.record.add_sink(sink)
+
+    @trainer.on("train_end")
+    def close(trainer: Trainer) -> None:
+        trainer.log("mine", 1.0)
+        sink.closing = True
+
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    sink.closing = False
+    trainer.on("step_end")(lambda: torch.rand(1))
+    before = torch.get_rng_state()
+    trainer.training_step((torch.randn(4, 3, generator=torch.Generator()), torch.zeros(4, 1)))
+    assert not torch.equal(torch.get_rng_state(), before)
+
+
 def test_hooks_that_were_closed_with_a_run_do_not_fire_until_the_next() -> None:
     """A capture would otherwise keep storing states that nothing reads and no budget counts."""
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))

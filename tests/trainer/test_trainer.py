@@ -5,6 +5,7 @@ import os
 import random
 import shutil
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -422,6 +423,28 @@ def test_training_inside_an_event_is_rejected(call: str) -> None:
     assert not trainer.running
 
 
+def test_loading_inside_an_event_is_rejected(tmp_path: Path) -> None:
+    """Data and record would not go back with the weights; between two runs, and as the start of one, they do."""
+    trainer = make_trainer(record=True, output_dir=str(tmp_path), max_epochs=2)
+    trainer.add_checkpointing()
+    refused: list[int] = []
+
+    @trainer.on("step_end", at="4 steps")
+    @trainer.on("train_start", name="start")
+    @trainer.on("train_end", name="end")
+    def go_back(trainer: Trainer, step: int) -> None:
+        with pytest.raises(TrainingError, match=r"load_checkpoint\(\) cannot be called inside an event.*fit\(resume=…"):
+            trainer.load_checkpoint(trainer.run_dir)
+        refused.append(step)
+
+    trainer.train()
+    assert (refused, trainer.step) == ([0, 4, 6], 6)
+    assert trainer.load_checkpoint(trainer.checkpoint_dir / "step-00000003").name == "step-00000003"  # type: ignore[operator]
+    assert trainer.step == 3
+    trainer.fit(resume=trainer.run_dir)
+    assert (refused, trainer.step) == ([0, 4, 6, 6, 6], 6)
+
+
 def test_a_refused_fit_changes_nothing_of_the_run_in_progress() -> None:
     """Neither its length nor its data."""
     trainer = make_trainer(max_epochs=1)
@@ -437,6 +460,23 @@ def test_a_refused_fit_changes_nothing_of_the_run_in_progress() -> None:
     assert trainer.step == 3 == len(seen)
     assert (trainer.options.max_epochs, trainer.options.max_steps) == (1, None)
     assert len(trainer.train_loaders["train"]) == 3 and not trainer.val_loaders  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [{"resume": "nowhere"}, {"resume": "damaged"}, {"val_loaders": 3}])
+def test_a_refused_fit_changes_nothing_of_the_next_run(wrong: dict[str, Any], tmp_path: Path) -> None:
+    """Neither the length nor the data, when the run ends before its first step."""
+    first = make_trainer(record=True, output_dir=str(tmp_path))
+    first.train()
+    first.save_checkpoint("only").joinpath("manifest.json").write_text("torn")
+    if wrong.get("resume") == "damaged":
+        wrong = {"resume": first.run_dir}
+    trainer = make_trainer(max_epochs=2)
+    given = {"train_loaders": [make_batches(9)] * 2, "val_loaders": make_batches(9), "max_epochs": 9, "max_steps": 99}
+    with pytest.raises((HooklineError, TypeError)):
+        trainer.fit(**given | wrong)
+    assert list(trainer.loader_batches) == ["train"] and not trainer.val_loaders
+    trainer.train()
+    assert trainer.step == 6
 
 
 def test_inference_inside_a_hook() -> None:

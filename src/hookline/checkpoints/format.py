@@ -115,8 +115,11 @@ class Encoder:
         self._parents: set[int] = set()
         self.items: dict[str, Any] = {}
 
-    def add(self, name: str, read: Callable[[], Any]) -> None:
-        """Add what a function returns to a section, unless that is None; nothing remains of what cannot be saved."""
+    def add(self, name: str, read: Callable[[], Any]) -> Any:
+        """Add what a function returns to a section, unless that is None, and return it.
+
+        Nothing remains of what cannot be saved.
+        """
         tree, before = read(), (dict(self.tensors), dict(self._entries))
         try:
             if tree is not None:
@@ -124,6 +127,7 @@ class Encoder:
         except Exception:
             self.tensors, self._entries = before
             raise
+        return tree
 
     def section(self) -> Section:
         """Return the section of what was added."""

@@ -205,6 +205,8 @@ class FailureHandler:
         if entry is None or must_raise:
             self.report(incident, entry is None)
             return error if must_raise else None
+        if where == "state_dict" and not entry.enabled and entry.failures.total > 1:
+            return None  # it was reported; the state of a hook that is switched off is read at every checkpoint
         if original is not None and original is not error:
             add_note(original, f"hook {hook!r} then failed in {where}: {error_text(error)}")
         # In a method that is not an event a hook fails for another reason than at its events.
@@ -227,7 +229,8 @@ class FailureHandler:
             if self.apply_policy(entry, entry.name, "state_dict", error) is not None:
                 raise
             return None
-        entry.failures.in_a_row.pop("state_dict", None)
+        if state is not None:  # an update hook has a second state, which may be the one that fails
+            entry.failures.in_a_row.pop("state_dict", None)
         return state
 
     def reset_strikes(self, event: Event, hook: BoundHook) -> None:

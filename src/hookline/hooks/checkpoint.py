@@ -144,8 +144,8 @@ class CheckpointHook(MetricHook):
         self.kept: list[RankedCheckpoint] = []
         self._requested: Request | None = None
         self._writing: Request | None = None  # the one that got its name last, until it is durable
-        # The steps of checkpoints that this process wrote since the run began or went back to an earlier checkpoint:
-        # retention need not read their bytes to verify them, and a failure need not save their steps.
+        # The steps of checkpoints that this process wrote since the run began: retention need not read their bytes to
+        # verify them, and a failure need not save their steps.
         self._written: dict[str, int] = {}
         self._directory: Path | None = None
 
@@ -356,8 +356,6 @@ class CheckpointHook(MetricHook):
             self.kept.append(RankedCheckpoint(name, request.step, request.score))
         self.kept = [one for one in self.kept if one.name and (directory / one.name).is_dir()]
         self._requested, self._writing, self._directory = None, None, directory
-        # The run goes back to the loaded step: what it does from there on differs from what was written before.
-        self._written.clear()
 
 
 ModelCheckpoint = CheckpointHook

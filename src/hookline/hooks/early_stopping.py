@@ -243,9 +243,6 @@ class EarlyStopping(MetricHook):
             self.best, self.best_step, self.waited = state["best"], state["best_step"], state["waited"]
             self._best_weights, self._validated_weights = state["best_weights"], state.get("validated_weights")
             self._waiting = state.get("waiting")
-            trainer = self._trainer()
-            if trainer is not None and trainer.running:  # else `on_train_start` follows
-                self._complete_weights(trainer.model)
 
     def _complete_weights(self, model: torch.nn.Module) -> None:
         """Add what loaded weights were saved without: the model has it now, and a later step may change it."""

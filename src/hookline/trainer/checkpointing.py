@@ -257,7 +257,7 @@ class Checkpointer:
                 self._report_saved(path, save.args)
 
     def finish_unless_failed(self) -> None:
-        """Do the same before a checkpoint is written or loaded at once; a failure is reported at the boundary."""
+        """Do the same before a checkpoint is written at once; a failure is reported at the boundary."""
         if self._pending is not None and self._pending.written.exception() is None:
             self.finish()
 
@@ -277,8 +277,7 @@ class Checkpointer:
 
     def load(self, path: str | Path) -> Path:
         """Restore the trainer from a checkpoint: its directory, a run's, or one that holds checkpoints."""
-        self.finish_unless_failed()  # it may be the one that is meant
-        trainer, self._saved = self._trainer, None
+        trainer = self._trainer
         found, problems = find_checkpoint(Path(path))
         for problem in problems:
             trainer.note("checkpoint_damaged", problem=problem, instead=str(found))

@@ -115,6 +115,12 @@ def find_device(device: Any) -> torch.device:
     if device is None:
         return _device.default_device()
     try:
-        return _device.with_index(torch.device(device))
+        found = _device.with_index(torch.device(device))
     except (RuntimeError, TypeError) as error:
         raise TrainingError(f"{device!r} is not a device: {error}") from error
+    try:
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError) as error:  # torch asserts that it was compiled for the device
+        reason = str(error).partition("\n")[0]
+        raise TrainingError(f"{device!r} cannot be used here: {reason}; use another device, such as 'cpu'") from error
+    return found

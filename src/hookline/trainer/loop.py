@@ -294,7 +294,8 @@ class Loop:
     def end_epoch(self) -> None:
         """Validate if due, fire on_epoch_end, then save; the position in that checkpoint is the next epoch's start.
 
-        Schedulers step after the validation: a run that resumes after a failed one repeats the end of the epoch.
+        Schedulers step after the validation: a run that resumes after a failed one repeats the end of the epoch. After
+        a hook that fails in on_epoch_end the epoch is over: schedulers have stepped, and other hooks were called.
         """
         trainer, is_due = self.trainer, self.validate_epochs and (self.progress.epoch + 1) % self.validate_epochs == 0
         metrics = trainer.validate() if is_due else None
@@ -305,9 +306,11 @@ class Loop:
         self.record_non_finite_losses()
         for name, mean in self.stats.means().items():
             trainer.log(name, mean)
-        if handler := self.slots.on_epoch_end:
-            handler(self.args)
-        self.progress.end_epoch()
+        try:
+            if handler := self.slots.on_epoch_end:
+                handler(self.args)
+        finally:
+            self.progress.end_epoch()
         self.flush()
         trainer.checkpointer.save_requested()
 
@@ -388,7 +391,11 @@ class Loop:
             return float(count_samples(batch))
         if trainer.count_tokens is not count_tokens:
             return float(trainer.count_tokens(batch))
-        return float(count_loss_terms(batch, trainer.loss_fn, trainer.model))
+        return float(count_loss_terms(batch, trainer.loss_fn, trainer.model, self._warn_once))
+
+    def _warn_once(self, problem: str) -> None:
+        if self.status.first_time(problem):
+            logger.warning("loss_weight=%r: %s", self.options.loss_weight, problem)
 
     # ---- one optimizer step ----------------------------------------------------------------------------------------
 

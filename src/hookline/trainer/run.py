@@ -77,6 +77,7 @@ def run_context(trainer: Trainer, resume: str | Path | None, fork: bool = False)
                     if signals.caught is None or not trainer.loop.reading:
                         raise
                     _leave_loader(trainer, failed)
+                trainer.checkpointer.finish()  # so that checkpoint hooks know what is saved
                 _save_last_step(trainer)
                 trainer.checkpointer.save_requested()
                 trainer.checkpointer.finish()
@@ -100,6 +101,7 @@ def run_context(trainer: Trainer, resume: str | Path | None, fork: bool = False)
             try:
                 _end(trainer, outcome, reason)
             finally:
+                trainer.hooks.rng_guard.end()
                 watch.remove()
                 stop_recording_incidents()
                 trainer.run_status.end()
@@ -203,7 +205,7 @@ def _resume(trainer: Trainer, path: Path) -> None:
         trainer.note("begun_again", run=str(path))
         trainer.record.resume_at(0, 0)
         return
-    found = trainer.load_checkpoint(path)
+    found = trainer.checkpointer.load(path)
     if trainer.checkpoint_dir is not None:  # later checkpoints are not states that the resumed run will reach
         for moved in set_aside_later(trainer.checkpoint_dir, trainer.progress.steps_done):
             logger.warning("moved a checkpoint of a later step away: %s", moved)
@@ -296,7 +298,6 @@ def _end(trainer: Trainer, outcome: str, reason: str | None) -> None:
     loop.write_unrecorded()
     trainer.change_audit.finish()
     trainer.record.close(outcome, reason, _hook_list(trainer), hooks.costs(), _counters(trainer))
-    hooks.rng_guard.end()
     if trainer.options.console:
         print_line(closing_line(trainer, outcome, reason))
     if failure is not None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
+from inspect import signature
 from typing import Any, TypeGuard
 
 import torch
@@ -11,6 +13,8 @@ import torch
 from hookline.errors import TrainingError, add_note
 
 StepFunction = Callable[[torch.nn.Module, Any], Any]
+
+IGNORE_INDEX = -100  # torch's default
 
 LOSS_SOURCES = (
     "the loss is, in order: what step_fn returns, what loss_fn returns, the output's 'loss' (out['loss'] or out.loss), "
@@ -88,7 +92,7 @@ def count_tokens(batch: Any) -> int:
     return tokens.numel() if _is_integer(tokens) else 0
 
 
-def count_loss_terms(batch: Any, loss_fn: Any = None, model: Any = None) -> int:
+def count_loss_terms(batch: Any, loss_fn: Any, model: Any, warn: Callable[[str], None]) -> int:
     """Return how many positions of a batch a mean loss is the mean of, as far as the batch shows it.
 
     These are the labels that are not ignored: the 'labels' of a dict, or an integer second item of a tuple. Without
@@ -101,6 +105,7 @@ def count_loss_terms(batch: Any, loss_fn: Any = None, model: Any = None) -> int:
         batch: The batch.
         loss_fn: The loss function; its `ignore_index` counts if it has one, else -100.
         model: The model.
+        warn: Called with a sentence if labels are counted that the loss seems to ignore.
     """
     if isinstance(batch, Mapping):
         inputs, labels = batch.get("input_ids"), batch.get("labels")
@@ -109,10 +114,13 @@ def count_loss_terms(batch: Any, loss_fn: Any = None, model: Any = None) -> int:
         if isinstance(batch, (tuple, list)):
             inputs, labels = (*batch, None, None)[:2]
     if _is_integer(labels):
-        ignore_index = getattr(loss_fn, "ignore_index", None)
-        if ignore_index is None:
-            ignore_index = getattr(loss_fn, "keywords", {}).get("ignore_index", -100)  # of a functools.partial
+        ignore_index = _ignore_index(loss_fn)
         counted = labels != ignore_index
+        if (negative := labels[counted & (labels < 0)]).numel():
+            warn(
+                f"labels that are {int(negative[0])} count as tokens, and only {ignore_index} is ignored; if the loss "
+                "ignores them, too, give loss_fn=functools.partial(…, ignore_index=…) or count_tokens="
+            )
         if isinstance(batch, Mapping) and _is_integer(inputs) and inputs.shape == labels.shape and labels.dim() > 1:
             encodes_first = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
             if not encodes_first and torch.equal(labels[counted], inputs[counted]):
@@ -122,6 +130,16 @@ def count_loss_terms(batch: Any, loss_fn: Any = None, model: Any = None) -> int:
     if isinstance(mask, torch.Tensor):
         return int(mask.sum())
     return inputs.numel() if _is_integer(inputs) else 0
+
+
+def _ignore_index(loss_fn: Any) -> int:
+    """Return the `ignore_index` of a loss: its attribute, the only one among the modules in it, or its parameter."""
+    parts = loss_fn.modules() if isinstance(loss_fn, torch.nn.Module) else [loss_fn]
+    found = [getattr(one, "ignore_index", None) for one in parts]
+    with suppress(TypeError, ValueError, KeyError):  # not a function, without a signature, without the parameter
+        found.append(signature(loss_fn).parameters["ignore_index"].default)  # of a functools.partial, too
+    given = {index for index in found if isinstance(index, int)} - {IGNORE_INDEX}
+    return given.pop() if len(given) == 1 else IGNORE_INDEX
 
 
 def _is_integer(value: Any) -> TypeGuard[torch.Tensor]:

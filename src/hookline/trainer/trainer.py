@@ -128,7 +128,7 @@ class Trainer:
         resume: str | Path | None = None,
         fork: bool = False,
     ) -> dict[str, Any]:
-        """Train; arguments replace what the trainer was made with.
+        """Train; arguments replace what the trainer was made with, unless the run fails before its first step.
 
         Args:
             train_loaders: A loader, a list or a dict of them; `loader_schedule` says how several are mixed.
@@ -143,28 +143,44 @@ class Trainer:
         """
         self._check_not_running()  # before anything of the run in progress is changed
         self.options.make({"max_epochs": max_epochs, "max_steps": max_steps})  # rejects what the constructor rejects
-        if train_loaders is not None:
-            self._set_train_loaders(train_loaders)
-        if val_loaders is not None:
-            self.val_loaders = named_loaders(val_loaders, "val")
-        if max_epochs is not None:
-            self.options.max_epochs = max_epochs
-        if max_steps is not None:
-            self.options.max_steps = max_steps
-        epochs, progress = self.options.epochs, self.progress
-        by_epochs = epochs is not None and progress.epoch + progress.epoch_over >= epochs
-        by_steps = self.options.max_steps is not None and progress.steps_done >= self.options.max_steps
-        if resume is None and progress.step > 0 and (by_epochs or by_steps):
-            done = f"{progress.epoch + progress.epoch_over} epochs, {progress.steps_done} steps"
-            logger.warning("nothing is left to train (%s are done); raise max_epochs or max_steps to continue", done)
+        with self._restore_if_refused():
+            if train_loaders is not None:
+                self._set_train_loaders(train_loaders)
+            if val_loaders is not None:
+                self.val_loaders = named_loaders(val_loaders, "val")
+            if max_epochs is not None:
+                self.options.max_epochs = max_epochs
+            if max_steps is not None:
+                self.options.max_steps = max_steps
+            epochs, progress = self.options.epochs, self.progress
+            by_epochs = epochs is not None and progress.epoch + progress.epoch_over >= epochs
+            by_steps = self.options.max_steps is not None and progress.steps_done >= self.options.max_steps
+            if resume is None and progress.step > 0 and (by_epochs or by_steps):
+                done = f"{progress.epoch + progress.epoch_over} epochs, {progress.steps_done} steps"
+                words = "nothing is left to train (%s are done); raise max_epochs or max_steps to continue"
+                logger.warning(words, done)
+                return self.refresh_state()
+
+            def run() -> None:
+                for _ in self.stepper(resume, fork):
+                    pass
+
+            keep_stop_iteration(run)
             return self.refresh_state()
 
-        def run() -> None:
-            for _ in self.stepper(resume, fork):
-                pass
-
-        keep_stop_iteration(run)
-        return self.refresh_state()
+    @contextmanager
+    def _restore_if_refused(self) -> Iterator[None]:
+        """Restore the loaders and the length of runs if the block fails before a step: they were meant for that run."""
+        step, options, train_loaders, val_loaders = self.step, self.options, self.train_loaders, self.val_loaders
+        length = options.max_epochs, options.max_steps
+        try:
+            yield
+        except BaseException:
+            if self.step == step:
+                self.train_loaders, self.val_loaders = train_loaders, val_loaders
+                self.progress.set_loaders(list(train_loaders))
+                options.max_epochs, options.max_steps = length
+            raise
 
     def stepper(self, resume: str | Path | None = None, fork: bool = False) -> Iterator[torch.Tensor]:
         """Return the run as an iterator: each `next` runs one micro-batch of the loop of `train`, and is its loss."""
@@ -595,7 +611,13 @@ class Trainer:
 
         Raises:
             CheckpointError: If there is none, or it does not fit; also for None, the `run_dir` of a run without one.
+            TrainingError: Inside a run: its data and its record would not go back with the weights.
         """
+        if self.running:
+            raise TrainingError(
+                "load_checkpoint() cannot be called inside an event or while the trainer runs: call it between two "
+                "runs, or stop (trainer.request_stop) and continue with fit(resume=…)"
+            )
         if path is None:
             raise CheckpointError("the path is None: a run with record=False, or that has not begun, has no directory")
         return self.checkpointer.load(path)

@@ -17,20 +17,25 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from hookline._console import logger
+from hookline.checkpoints.format import encode
 from hookline.core.failures import raise_if_quit
-from hookline.errors import CheckpointError
+from hookline.errors import CheckpointError, error_text
 from hookline.trainer.data.sampler import ResumableSampler
 from hookline.trainer.rng import restore_rng, rng_state
 
 Loaders = Mapping[str, Iterable[Any]]
 
-_reported: WeakValueDictionary[int, Any] = WeakValueDictionary()  # parts whose state_dict raised, by id
+_reported: WeakValueDictionary[int, Any] = WeakValueDictionary()  # parts whose state cannot be saved, by id
 _PARTS = ("sampler", "batch_sampler", "batch_sampler.sampler", "dataset")
 
 
 def has_state(part: Any) -> bool:
-    """Return whether an object has `state_dict` and `load_state_dict`."""
-    return callable(getattr(part, "state_dict", None)) and callable(getattr(part, "load_state_dict", None))
+    """Return whether an object has `state_dict` and `load_state_dict`; one that cannot be read counts, as it raises."""
+    try:
+        return callable(getattr(part, "state_dict", None)) and callable(getattr(part, "load_state_dict", None))
+    except Exception as error:
+        raise_if_quit(error, f"state_dict of {type(part).__name__}")
+        return True
 
 
 # ---- stateful parts of loaders ---------------------------------------------------------------------------------------
@@ -56,15 +61,18 @@ def _part_state(part: Any) -> Any:
 
 
 def _states(parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state of every part whose state can be read.
+    """Return the state of every part whose state can be read and saved.
 
     A class may have a `state_dict` that works only with some of its options, such as the loaders that Accelerate
-    prepares. A part whose state_dict raises is treated as one without, and reported once.
+    prepares. A part whose state_dict raises, or returns what a checkpoint cannot hold, is treated as one without, and
+    reported once.
     """
     found = {}
     for name, part in parts.items():
         try:
-            found[name] = _part_state(part)
+            state = _part_state(part)
+            encode(state)
+            found[name] = state
         except Exception as error:
             raise_if_quit(error, f"state_dict of {type(part).__name__}")
             if _reported.get(id(part)) is part:
@@ -72,9 +80,9 @@ def _states(parts: Mapping[str, Any]) -> dict[str, Any]:
             with suppress(TypeError):  # a class with slots; it is reported again
                 _reported[id(part)] = part
             logger.warning(
-                "%r (%s): state_dict() raised %r, so its state is not saved; a run that resumes inside an epoch reads "
-                "the loader again from the start of the epoch, up to where it was",
-                name, type(part).__name__, error,
+                "%r (%s): its state_dict cannot be saved (%s); a run that resumes inside an epoch reads the loader "
+                "again from the start of the epoch, up to where it was",
+                name, type(part).__name__, error_text(error),
             )  # fmt: skip
     return found
 
