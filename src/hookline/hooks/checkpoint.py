@@ -260,8 +260,8 @@ class CheckpointHook(MetricHook):
         steps = {one.step for one in (*self.kept, self._requested, self._writing) if one is not None}
         steps.update(self._written.values())
         is_saved = trainer.step in steps if self.save_last else bool(steps)
-        is_wanted = is_scheduled and not is_saved and bool(self.save_top_k or self.save_last)
-        if is_wanted and trainer.step and trainer.checkpoint_dir is not None:
+        is_wanted = self.save_last or (is_scheduled and self.save_top_k)
+        if is_wanted and not is_saved and trainer.step and trainer.checkpoint_dir is not None:
             self._requested = Request(trainer.step, trainer.epoch)
             trainer.save(self._make_name)
 

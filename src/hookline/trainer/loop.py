@@ -175,7 +175,7 @@ def micro_batches(loop: Loop, epoch: list[Iterable[Any]]) -> Generator[Tensor, N
             if detached.is_cpu:  # reading it waits for nothing, and sharing the hooks' read would cost more than item()
                 number = detached.item()
                 if not isfinite(number):
-                    loop.request_flush()
+                    loop.note_bad_loss()
             unrecorded.append((step, progress.epoch, "train/loss", number, now))
         if args.step_metrics or not plain:
             loop.log_step_metrics()
@@ -235,7 +235,8 @@ class Loop:
         self.next_boundary = 0  # the next step after which `boundary` runs; 0: after this step
         self.over = False  # a stop was requested, or the last step is done
         self.reading = False  # whether the next batch is being read: an error is then the loader's
-        self._uncounted = 0  # steps in which nothing had a weight
+        self._had_bad_loss = False  # whether a loss that was read was not finite
+        self._had_weight = not self.weighted  # whether something had a weight in some step
 
     # ---- epochs ----------------------------------------------------------------------------------------------------
 
@@ -245,16 +246,17 @@ class Loop:
         epoch = progress.epoch + progress.epoch_over
         batches = self.batches = epoch_batches(loaders, self.accumulate > 1, progress.enter_loader, epoch)
         if progress.position is not None:
+            self.reading = True
             iterator = batches.resume(progress.position, progress.batch_idx + 1)
         else:
             progress.begin_epoch()
             self.stats = self.stats.next_epoch(progress.step)
             if handler := self.slots.on_epoch_start:
                 handler(self.args)
+            self.reading = True  # a DataLoader may ask workers that live longer than an epoch
             iterator = batches.start()
             progress.position = batches.start_position  # states are read when a checkpoint needs them
         self.hooks.replan()
-        self.reading = True
         # Cut off where the end is certain: asking for one more batch would move the random streams of some loaders.
         return iterator if batches.length is None else islice(iterator, batches.length - batches.offset)
 
@@ -288,7 +290,8 @@ class Loop:
                 f"the training loader promised {batches.length} batches and gave {read}, which leaves "
                 f"{self.in_window} micro-batches of a window of {self.accumulate} without their step"
             )
-        if self._uncounted and self._uncounted == self.progress.steps_done and self.status.stop_reason is None:
+        is_untrained = not self._had_weight and self.status.skipped_steps == self.progress.steps_done
+        if is_untrained and self.status.stop_reason is None:
             raise TrainingError(f"the run has trained nothing: {self._why_uncounted()}")
 
     def end_epoch(self) -> None:
@@ -414,7 +417,7 @@ class Loop:
             if not (total := sum(part.weight for part in window)):
                 self.skip_uncounted()
                 return
-            scale = 1.0 / total
+            self._had_weight, scale = True, 1.0 / total
         elif len(window) != self.accumulate:
             scale = self.accumulate / len(window)
         else:
@@ -425,11 +428,15 @@ class Loop:
         """Skip a step in which nothing has a weight, for instance because all its labels are ignored.
 
         If this is the run's first step, the batches may not be understood: there is a warning, and the run fails if it
-        ends like that.
+        ends like that. A step that is called manually fails, because nothing tells when such steps end.
+
+        Raises:
+            TrainingError: If this is the first step, called manually.
         """
         if not self.progress.steps_done:
+            if self.batches is None:
+                raise TrainingError(f"the step would train nothing: {self._why_uncounted()}")
             logger.warning("step %d is skipped: %s", self.progress.step, self._why_uncounted())
-        self._uncounted += 1
         self.args.window = self.args.window[-1:]  # several without a weight have no mean
         self.trainer.skip_step(f"no {self.options.loss_weight.removesuffix('s')} counts")
 
@@ -529,7 +536,7 @@ class Loop:
             number = loss.item() if loss.is_cpu else loss
             self.unrecorded.append((progress.step, progress.epoch, "train/loss", number, time()))
             if isinstance(number, float) and not isfinite(number):
-                self.request_flush()
+                self.note_bad_loss()
         for key, value in self.args.step_means().items():
             self.trainer.log(f"train/{key}", value)
             self.stats.set_latest(self.progress.step, f"train/{key}", value)
@@ -540,9 +547,10 @@ class Loop:
         """Run `boundary` after the current step. A signal handler calls this, so it only assigns."""
         self.next_boundary = 0
 
-    def request_flush(self) -> None:
-        """Write the record after the current step, which announces a loss that is not finite."""
-        self._flush_at = self.next_boundary = 0
+    def note_bad_loss(self) -> None:
+        """Write the record after the current step if its loss is the first that is not finite: that announces it."""
+        if not self._had_bad_loss:
+            self._had_bad_loss, self._flush_at, self.next_boundary = True, 0, 0
 
     def boundary(self) -> None:
         """Do what is due after this step: write the record, validate, save, end the run."""

@@ -247,11 +247,16 @@ def _fail(trainer: Trainer, error: BaseException, described: str) -> None:
 
 
 def _save_last_step(trainer: Trainer) -> None:
-    """Let checkpoint hooks save the last step of a run that has no checkpoint; one that is requested is enough."""
+    """Let checkpoint hooks save the last step, if they have to or if the run has no checkpoint.
+
+    What a signal requests is enough for all, and what is requested otherwise for those that need not save the end.
+    """
     saves = trainer.checkpointer
     for entry in trainer.hooks.entries():
-        save = getattr(entry.hook, "save_last_step", None)
-        if entry.enabled and entry.built_in and save is not None and not (saves.requests or saves.needs_save):
+        save, save_last = (getattr(entry.hook, name, None) for name in ("save_last_step", "save_last"))
+        if save is None or not entry.enabled or not entry.built_in or saves.needs_save:
+            continue
+        if save_last or not saves.requests:
             save(trainer)
 
 
@@ -404,8 +409,10 @@ def closing_line(trainer: Trainer, outcome: str, reason: str | None) -> str:
             words.append(_counted(count[key], noun))
     saved = trainer.checkpointer.last_step
     if saved is not None and saved < count["step"]:
-        can_save = outcome != "failed" and any(hasattr(entry.hook, "save_last") for entry in trainer.hooks.entries())
-        remedy = "; save_last: true saves the end, too" if can_save else ""
+        hooks = [entry.hook for entry in trainer.hooks.entries() if entry.enabled]
+        could_save = any(not getattr(hook, "save_last", True) for hook in hooks)
+        in_order = outcome in ("completed", "stopped", "non_finite")
+        remedy = "; save_last: true saves the end, too" if could_save and in_order else ""
         unsaved = _counted(count["step"] - saved, "step")
         words.append(f"{unsaved} after the last checkpoint (step {saved}{remedy})")
     disabled = [hook.name for hook in trainer.hooks.list_hooks() if not hook.enabled and hook.failures]
