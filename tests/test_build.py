@@ -1,5 +1,6 @@
 """Building trainers from configs."""
 
+import inspect
 import json
 import random
 import sys
@@ -252,7 +253,7 @@ def test_training_from_the_command_line_makes_everything_once() -> None:
     names = ("console_log", "json_log", "checkpoint", "clip_norm")
     hooks = [HOOKS.find(name) for name in names]
     once = {
-        **{cls.__init__.__code__: cls.__name__ for cls in (HookManager, Trainer, Record, *hooks)},
+        **{inspect.unwrap(cls.__init__).__code__: cls.__name__ for cls in (HookManager, Trainer, Record, *hooks)},
         **{reader.__code__: reader.__name__ for reader in (load_config, as_run_config, read_hook_specs, tiny_data)},
     }
     calls: Counter[str] = Counter()

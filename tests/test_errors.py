@@ -9,12 +9,16 @@ import pytest
 import torch
 
 from hookline import (
+    ClipNorm,
+    EarlyStopping,
     GenericTrainer,
     HooklineError,
     HookRegistry,
     HookRunner,
     HooksConfig,
     Identity,
+    LearningRateMonitor,
+    ModelCheckpoint,
     SimpleTrainer,
     StopTraining,
     TrainerConfig,
@@ -181,6 +185,22 @@ def test_nothing_is_suggested_for_a_word_without_a_counterpart(word: str) -> Non
     assert refused.value.problem.startswith("unknown option; docs/training.md lists all ")
 
 
+@pytest.mark.parametrize(
+    ("make", "ours"),
+    [
+        (lambda: ModelCheckpoint(every_n_train_steps=5), "save_every_n_steps"),
+        (lambda: ModelCheckpoint(dirpath="here"), "get_trainer(output_dir=…)"),
+        (lambda: EarlyStopping(check_finite=True), "on_non_finite"),
+        (lambda: LearningRateMonitor(logging_interval="step"), "frequency"),
+        (lambda: ClipNorm(max_nrom=1.0), "max_norm"),
+    ],
+)
+def test_keywords_of_built_in_hooks_are_suggested(make: Callable[[], object], ours: str) -> None:
+    """Also where a hook is made in code, which raises a TypeError as any wrong keyword does."""
+    with pytest.raises(TypeError, match=re.escape(f"; did you mean '{ours}'?")):
+        make()
+
+
 def test_everything_that_is_suggested_exists() -> None:
     """Each of our names in the table is the name of an option, a parameter, a hook, an event or a component."""
     names = {
@@ -192,6 +212,7 @@ def test_everything_that_is_suggested_exists() -> None:
         *_UNITS,
         *OPTIONS,
         "fit(resume=…)",
+        "get_trainer(output_dir=…)",
         "loss",
     }
     names |= {option.name for option in fields(TrainerOptions)} | {"train_loaders", "optimizers", "schedulers"}

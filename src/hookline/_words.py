@@ -11,6 +11,7 @@ _MEANINGS: dict[str, str] = {
     "": "max_time limit_val_batches limit_test_batches num_nodes sync_batchnorm inference_mode tokenizer predict_end "
     "predict_batch_end sanity_check_start sanity_check_end configure_optimizers train_dataloader",
     "fit(resume=…)": "resume_from_checkpoint ckpt_path",
+    "output_dir get_trainer(output_dir=…)": "dirpath",
     "accumulate": "accumulate_grad_batches gradient_accumulation_steps grad_accum grad_accumulation",
     "max_epochs": "epochs num_epochs num_train_epochs n_epochs",
     "max_steps": "iterations iters max_iters max_iterations num_iterations num_steps total_steps train_steps",
@@ -24,7 +25,7 @@ _MEANINGS: dict[str, str] = {
     "validate_every": "val_check_interval check_val_every_n_epoch eval_steps eval_strategy eval_every",
     "sanity_batches": "num_sanity_val_steps",
     "precision": "fp16 bf16 amp use_amp mixed_precision",
-    "output_dir": "default_root_dir dirpath logging_dir log_dir save_dir root_dir",
+    "output_dir": "default_root_dir logging_dir log_dir save_dir root_dir",
     "console": "enable_progress_bar progress_bar disable_tqdm",
     "compile": "torch_compile",
     "debug": "detect_anomaly",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import wraps
+from inspect import signature
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hookline.core.catalog import Events
 from hookline.core.schedule import Schedule
+from hookline.errors import nearest
 
 if TYPE_CHECKING:
     import torch
@@ -35,6 +38,11 @@ class Hook(Events):
     intervenes: bool | None = None
     """Whether the hook changes training on purpose. None: yes if it has `on_update` or sets `intervene`."""
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if {"built_in", "__init__"} <= vars(cls).keys():
+            cls.__init__ = _with_suggestions(cls.__init__)  # type: ignore[method-assign]
+
     def __init__(self, name: str | None = None) -> None:
         if name is not None:
             self.name = name
@@ -44,6 +52,19 @@ class Hook(Events):
 
     def close(self) -> None:
         """Called once, when the hook is removed or the run ends."""
+
+
+def _with_suggestions(init: Callable[..., None]) -> Callable[..., None]:
+    """Return a constructor whose TypeError about an unknown keyword suggests the one that is meant."""
+    known = list(signature(init).parameters)[1:]
+
+    @wraps(init)
+    def checked(self: Any, *args: Any, **keywords: Any) -> None:
+        for keyword in [one for one in keywords if one not in known]:
+            raise TypeError(f"{type(self).__name__} has no parameter {keyword!r}; {nearest(keyword, known)}")
+        init(self, *args, **keywords)
+
+    return checked
 
 
 class TrainingHook(Hook):
