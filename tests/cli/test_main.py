@@ -282,6 +282,21 @@ def test_defaults_are_written_as_in_a_config_or_as_python_writes_them(
     assert "clip_norm" in out and "table={('a', 1): 2.0}" in out and "limit=inf" in out and 'mark="…"' in out
 
 
+def test_a_docstring_that_is_not_a_text_does_not_hide_others(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A class may define it as a property for its instances; the schema can be made as well."""
+
+    class Unusual:
+        __doc__ = property(lambda self: "of an instance")  # type: ignore[assignment]
+
+        def on_step_end(self) -> None: ...
+
+    monkeypatch.setitem(HOOKS._added, "unusual", Unusual)
+    assert main(["hooks"]) == 0
+    out = capsys.readouterr().out
+    assert "(it has no docstring)" in out and "clip_norm" in out
+    assert main(["hooks", "unusual"]) == 0 and main(["schema"]) == 0
+
+
 def test_an_empty_config_is_not_the_default_one(capsys: Captured) -> None:
     """An unset variable of a shell script must not train the default job."""
     assert main(["explain", ""]) == 2

@@ -75,7 +75,8 @@ def print_hook(console: Console, name: str) -> None:
 
 def docstring(factory: Any) -> str:
     """Return the docstring of a hook's class or function, not that of its base class."""
-    return inspect.cleandoc(factory.__doc__ or "(it has no docstring)")
+    text = factory.__doc__  # a class may have a property of that name
+    return inspect.cleandoc(text if isinstance(text, str) and text else "(it has no docstring)")
 
 
 def _kind_and_origin(factory: Any, name: str) -> str:
