@@ -341,7 +341,8 @@ def make_parts(
     schedulers = checked_list(scheduler, "scheduler", "a scheduler")
     for name in FUNCTIONS:
         check_function(parts.get(name), name)
-    return Components(prepared, listed, manager, engine, options, schedulers, **{"config": options, **parts})
+    config = options if parts.get("config") is None else parts["config"]
+    return Components(prepared, listed, manager, engine, options, schedulers, **(parts | {"config": config}))
 
 
 def attach(trainer: Trainer, manager: HookManager) -> None:

@@ -352,6 +352,7 @@ def test_a_finished_run_has_a_checkpoint(parameters: dict[str, Any], tmp_path: P
         ({"save_last": True}, [3, 6, 8], ""),
         ({"save_last": True, "save_top_k": 0, "keep_previous": False}, [8], ""),
         ({"save_every_n_epochs": 1, "save_last": True}, [3, 4, 6, 8], ""),
+        ({"save_every_n_steps": None, "save_last": True}, [8], ""),
     ],
     ids=str,
 )
@@ -366,6 +367,30 @@ def test_the_end_of_a_run(parameters: dict[str, Any], steps: list[int], words: s
     again.add_hook(CheckpointHook(every=3, save_last=True))
     again.fit(resume=trainer.run_dir)
     assert saved(again)[-1] == "step-00000008", "a run that trains no further step saves none twice"
+
+
+def test_every_hook_may_save_the_end() -> None:
+    """Each has its own link to it."""
+    trainer = make_trainer(max_epochs=2)
+    for name, every in (("a", 5), ("b", 3)):
+        parameters = {"save_every_n_steps": every, "save_every_n_epochs": None, "save_last": True}
+        trainer.add_hook(CheckpointHook(filename=f"{name}_{{step}}", **parameters), name=name)
+    trainer.train()
+    assert {"a_step=8", "b_step=8"} <= set(saved(trainer))
+
+
+def test_a_run_that_is_interrupted_is_not_told_of_save_last(capfd: Any) -> None:
+    """That would not have saved its end, and is on already."""
+    trainer = make_trainer(max_epochs=2, console=True)
+    trainer.add_hook(CheckpointHook(save_every_n_steps=3, save_every_n_epochs=None, save_last=True))
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    trainer.on("train_batch_start", at=5)(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    assert capfd.readouterr().out.splitlines()[-1].endswith("1 step after the last checkpoint (step 3)")
 
 
 def test_a_run_that_fails_says_what_is_not_saved(capfd: Any) -> None:

@@ -292,6 +292,14 @@ def test_nothing_counts_in_the_first_step(caplog: pytest.LogCaptureFixture) -> N
     assert warning.startswith("step 1 is skipped: loss_weight='tokens': nothing was counted")
 
 
+def test_nothing_counts_in_a_manual_step() -> None:
+    """It is an error at once, because nothing tells when manual steps end."""
+    batches = make_batches(4)
+    trainer = make_trainer(batches, loss_weight="tokens", count_tokens=lambda batch: 0)
+    with pytest.raises(TrainingError, match="would train nothing: loss_weight='tokens': nothing was counted"):
+        trainer.training_step(batches[0])
+
+
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.parametrize(("accumulate", "ignored", "skipped"), [(1, {2}, 1), (2, {2}, 0), (2, {2, 3, 4}, 1)])
 def test_batches_whose_labels_are_all_ignored(accumulate: int, ignored: set[int], skipped: int, precision: str) -> None:

@@ -57,6 +57,24 @@ def test_it_is_announced_at_its_step(options: dict[str, Any], caplog: pytest.Log
     assert seen[bad] == [] and seen[bad + 1][0].startswith(f"step {bad}: ")
 
 
+def test_later_bad_losses_do_not_write_the_record() -> None:
+    """Only the first is announced; a run that has diverged writes its record as often as any."""
+    writes: list[int] = []
+
+    class Counts:
+        def write_metrics(self, rows: Any) -> None:
+            writes.append(len(rows))
+
+        def write_layers(self, rows: Any) -> None: ...
+        def write_events(self, rows: Any) -> None: ...
+
+    trainer = make_trainer(bad=None, batches=40)
+    trainer.on("train_start", name="sink")(lambda: trainer.record.add_sink(Counts()) and None)
+    trainer.step_fn = lambda model, batch: model(batch[0]).sum() * math.nan
+    trainer.train()
+    assert sum(writes) >= 40 and len(writes) < 20
+
+
 class Elsewhere(torch.Tensor):
     """A loss that says that it is on a device whose values take time to arrive."""
 

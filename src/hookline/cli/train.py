@@ -13,6 +13,7 @@ from hookline import cli
 from hookline._console import drop_unwritten_output, print_line
 from hookline.checkpoints.store import list_checkpoints
 from hookline.cli.config_args import overrides_among, read_config
+from hookline.errors import CheckpointError, error_text
 
 if TYPE_CHECKING:
     from hookline.trainer.trainer import Trainer
@@ -61,7 +62,10 @@ def train_and_report(
 
         status = cli.print_error(error, options.debug, cli.FAILED, hide=redact_values)
     if status in (cli.INTERRUPTED, cli.TERMINATED):
-        print_how_to_continue(trainer, options)
+        try:
+            print_how_to_continue(trainer, options)
+        except (OSError, CheckpointError) as error:  # the current directory is gone, for instance
+            print_line(f"hookline: the run cannot be continued: {error_text(error)}", sys.stderr)
     # Scripts read the last line: lines on stderr are flushed when they are printed, so none comes after it in a file.
     print_line(str(trainer.run_dir) if trainer.run_dir is not None else "no record was written")
     if (failure := drop_unwritten_output()) is not None:  # which changes nothing about the run

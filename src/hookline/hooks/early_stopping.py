@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from copy import deepcopy
 from typing import Any, Literal
 from weakref import ref
@@ -248,13 +248,14 @@ class EarlyStopping(MetricHook):
         """Add what loaded weights were saved without: the model has it now, and a later step may change it."""
         validated = self._validated_weights
         for weights in filter(None, (self._best_weights, validated and validated[1])):
-            weights.update({name: value for name, value in _copy_to_host(model).items() if name not in weights})
+            weights.update(_copy_to_host(model, weights))
 
 
-def _copy_to_host(model: torch.nn.Module) -> dict[str, Any]:
+def _copy_to_host(model: torch.nn.Module, without: Container[str] = ()) -> dict[str, Any]:
     return {
         name: value.detach().to("cpu", copy=True) if isinstance(value, torch.Tensor) else deepcopy(value)
         for name, value in plain_state_dict(model).items()
+        if name not in without
     }
 
 

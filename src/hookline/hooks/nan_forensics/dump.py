@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -91,18 +92,21 @@ def write_crash(
         except CheckpointError as error:
             left_out[section] = str(error)
     in_eval_mode = [name for name, module in plain_modules(model).items() if not module.training]
-    write_checkpoint(folder, STATE, encoded, {"step": step, "modules_in_eval_mode": in_eval_mode})
-    named = plain_parameters(model)
-    rows = zip(named.items(), statistics_of([param.detach() for param in named.values()]), strict=True)
-    parameters = {name: {"shape": list(param.shape), "dtype": param.dtype, **row} for (name, param), row in rows}
-    write_json_atomic(folder / REPORT, {
-        "reason": reason, "time": utc_now(), "run_id": trainer.run_id, "step": step, "epoch": trainer.epoch,
-        "batch_idx": recorded.batch_idx, "dataloader_name": recorded.dataloader_name,
-        "autopsy": diagnosis.as_dict(), "left_out": left_out, "parameters": parameters,
-        "torch": torch.__version__, "python": platform.python_version(), "device": str(trainer.device),
-        "config": redact(trainer.describe()),
-    })  # fmt: skip
-    return rename_to_free_name(folder, root / name)
+    try:
+        write_checkpoint(folder, STATE, encoded, {"step": step, "modules_in_eval_mode": in_eval_mode})
+        named = plain_parameters(model)
+        rows = zip(named.items(), statistics_of([param.detach() for param in named.values()]), strict=True)
+        parameters = {name: {"shape": list(param.shape), "dtype": param.dtype, **row} for (name, param), row in rows}
+        write_json_atomic(folder / REPORT, {
+            "reason": reason, "time": utc_now(), "run_id": trainer.run_id, "step": step, "epoch": trainer.epoch,
+            "batch_idx": recorded.batch_idx, "dataloader_name": recorded.dataloader_name,
+            "autopsy": diagnosis.as_dict(), "left_out": left_out, "parameters": parameters,
+            "torch": torch.__version__, "python": platform.python_version(), "device": str(trainer.device),
+            "config": redact(trainer.describe()),
+        })  # fmt: skip
+        return rename_to_free_name(folder, root / name)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)  # after the rename there is nothing to remove
 
 
 def _with_plain_dicts(batch: Any) -> Any:
