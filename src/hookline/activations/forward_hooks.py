@@ -12,7 +12,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -383,12 +382,7 @@ class ForwardDispatcher:
             for hooked, name in self.selected_by(self.registry.entry(hook.hook)).items():
                 hooked.fired.setdefault(hook.hook, 0)
                 observe = bind(hooked, name, self) if bind is not None else None
-                here = hook
-                if not hook.recovering:
-                    hooked.failing.discard(hook.hook)
-                elif hook.hook not in hooked.failing:  # Its success here does not mean that it recovers elsewhere.
-                    here = replace(hook, recovering=False)
-                calls.setdefault(hooked, []).append((here, name, observe))
+                calls.setdefault(hooked, []).append((hook, name, observe))
         failures = self.registry.failures
 
         def on_forward(
@@ -412,9 +406,7 @@ class ForwardDispatcher:
                 try:
                     if observe is None:
                         output = self._call(hook, hooked, name, module, values, measured, timed)
-                    elif invoke(ON_FORWARD, hook, failures, self.run, values, call=observe, timed=timed) is FAILED:
-                        hooked.failing.add(hook.hook)
-                    else:
+                    elif invoke(ON_FORWARD, hook, failures, self.run, values, call=observe, timed=timed) is not FAILED:
                         hooked.fired[hook.hook] += 1
                 except Exception as error:
                     raised = first_raised(raised, error)
@@ -453,7 +445,6 @@ class ForwardDispatcher:
                 message = f"wrote into its copy of the activations of {name!r}; the model's tensors are unchanged"
                 failures.report_revert(hook.hook, ON_FORWARD.name, step_of(args), message)
         if returned is FAILED:
-            hooked.failing.add(hook.hook)
             return output
         hooked.fired[hook.hook] += 1
         if returned is not None and not intervenes:

@@ -138,7 +138,6 @@ class HookedModule:
         self.calls = 0
         self.needs: defaultdict[str, int] = defaultdict(int)  # How many hooks need what.
         self.fired: dict[str, int] = {}  # How often each hook was called here and returned without an error.
-        self.failing: set[str] = set()  # Hooks that failed here since their strikes were last reset.
         self.module_ref = weakref.ref(module)
         self.timer: ModuleTimer | None = None
         self.torch_hook = ForwardTorchHook(self, slots, owner)
