@@ -43,7 +43,7 @@ def data_parallel(module: nn.Module) -> nn.Module:
     """Wrap for data parallelism over no devices, as on a machine that has none."""
     wrapper = nn.DataParallel(module)
     wrapper.device_ids = []
-    return wrapper
+    return wrapper.cpu()  # one device would have taken the module
 
 
 def part_compiled() -> nn.Module:
