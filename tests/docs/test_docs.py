@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import hookline
 from hookline import load_config
@@ -149,6 +150,8 @@ def load_hooks(block: Block, config: Any) -> list[str]:
 @pytest.mark.parametrize("page", PYTHON_PAGES, ids=lambda page: page.name)
 def test_python_blocks_run(page: Path) -> None:
     """Every Python block of a page runs after those above it, and prints what its comments promise."""
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()  # a reader's process has compiled nothing before
     namespace: dict[str, Any] = {"__name__": "page"}
     for block in blocks_of(page):
         if block.language == "python":
