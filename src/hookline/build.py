@@ -14,9 +14,11 @@ from hookline.config.hooks import is_from_file, read_hook_specs, register_specs
 from hookline.core.plugins import TRAINERS as TRAINER_NAMES
 from hookline.core.registry import HookRegistry
 from hookline.errors import ConfigError, HooklineError, TrainingError, with_article
+from hookline.ranks import find_ranks
 from hookline.trainer.data.loaders import Loaders, epoch_length, make_train_loaders
-from hookline.trainer.engine import Engine, find_device
+from hookline.trainer.engine import find_device
 from hookline.trainer.options import TrainerKeywords, TrainerOptions, show_keywords
+from hookline.trainer.parallel import make_engine, shard, start_processes
 from hookline.trainer.rng import seed_everything
 from hookline.trainer.step_fn import StepFunction
 from hookline.trainer.trainer import Components, Trainer
@@ -211,7 +213,7 @@ def trainer_from_config(
     policy = ImportPolicy(allow, from_file or is_from_file(config))
     specs = read_hook_specs(settings.hooks, allow=policy.allow, from_file=policy.from_file)
     factories = find_factories(settings, policy)
-    options = settings.trainer
+    options = start_processes(settings.trainer)
     if options.seed is not None:
         seed_everything(options.seed)
     data = factories["data"].make()
@@ -222,6 +224,8 @@ def trainer_from_config(
         )
     vocab = getattr(data, "vocab", None)
     model = factories["model"].make(**({} if vocab is None else {"vocab_size": len(vocab)}))
+    if options.parallel == "fsdp2" and find_ranks().world_size > 1:
+        model = shard(model, find_device(device), options)  # replaces the parameters that the optimizer will own
     optimizer = factories["optimizer"].make(model.parameters())
     manager = HookManager(enable_intervention=options.enable_intervention)
     register_specs(manager, specs)
@@ -335,7 +339,7 @@ def make_parts(
     parts = {name: keywords.pop(name) for name in PARTS if name in keywords}
     # A copy, because the trainer may change its options.
     options = TrainerOptions.make({**(vars(options) if options else {}), **keywords}, also=KEYWORDS)
-    engine = Engine(find_device(device), options.precision)
+    engine = make_engine(model, find_device(device), options)
     prepared = engine.prepare(model)
     listed = checked_list(optimizers, "optimizers", "an optimizer", at_least=1)
     schedulers = checked_list(scheduler, "scheduler", "a scheduler")

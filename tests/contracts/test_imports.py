@@ -38,6 +38,7 @@ SHARED = {
     "_names",
     "_tensors",
     "_words",
+    "ranks",
 }  # any part may import
 
 # The parts of hookline from the lowest to the highest. A part imports from lower layers only, never from its own.
@@ -74,6 +75,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "_host_copy": {"_device"},
     "_names": set(),
     "_tensors": set(),
+    "ranks": {"errors"},
     "core": SHARED,
     "stats": SHARED | {"core"},
     "activations": SHARED | {"core", "stats"},

@@ -131,7 +131,7 @@ class FailureHandler:
         if first:
             logger.warning(
                 "hook %r, %s, step %d: %s", incident.hook, incident.event, incident.step, incident.message,
-                exc_info=incident.error,
+                exc_info=incident.error, of_rank=True,
             )  # fmt: skip
 
     def report_revert(self, hook: str, event: str, step: int, message: str) -> None:

@@ -31,6 +31,7 @@ from hookline.core.entry import (
     name_by_class,
     numbered,
     own_name,
+    parse_ranks,
     read_hook,
 )
 from hookline.core.failures import FailureHandler, check_policy, raise_if_quit
@@ -40,6 +41,7 @@ from hookline.core.plugins import load_reference
 from hookline.core.rng_guard import RngGuard
 from hookline.core.schedule import Clock, Schedule
 from hookline.errors import HooklineError, RegistrationError, error_text, nearest
+from hookline.ranks import OneProcess
 
 UPDATE_BY_HAND = "hookline.gradients.by_hand:update_by_hand"
 """Runs the update hooks over gradients that are passed by hand; it belongs to the folder above that has the chain."""
@@ -137,12 +139,20 @@ class HookRegistry(Events):
         self.slots, self.scheduler = self.dispatch_table.slots, self.dispatch_table.scheduler
         self.device_timer = DeviceTimer()
         self.dispatch_table.add_wrapper(self.device_timer.wrap)
+        self.ranks = OneProcess()
+        """The processes of the run that fires the events."""
         self.update_chain: Any = None
         """Runs the update hooks: a trainer's chain, or one that is made when the first gradients are passed by hand."""
         self._manual_clock = ManualClock()
         self._manual_dispatch: dict[tuple[Any, ...], Dispatch | None] = {}
         if config is not None:
             self.load(config, allow=allow, from_file=from_file)
+
+    def set_ranks(self, ranks: OneProcess) -> None:
+        """Call hooks as one of several processes: each hook has the ranks on which it is called."""
+        with self._lock:
+            self.ranks, self.failures.rank = ranks, ranks.rank
+            self._changed()
 
     @property
     def hooks(self) -> HookObjects:
@@ -174,7 +184,7 @@ class HookRegistry(Events):
         before: str | Iterable[str] = (),
         after: str | Iterable[str] = (),
         on_error: str | None = None,
-        ranks: int | Iterable[int] | None = None,
+        ranks: str | int | Iterable[int] | None = None,
         origin: str = "code",
         last: bool = False,
         **parameters: Any,
@@ -194,7 +204,8 @@ class HookRegistry(Events):
             before: Hooks that it must run before.
             after: Hooks that it must run after.
             on_error: Its failure policy: 'warn', 'disable' or 'raise'.
-            ranks: The ranks on which it is called; all if None.
+            ranks: The ranks on which it is called: 'all', 'zero', 'local-zero' (the first of each machine), a rank
+                or a list of them; else the hook's own `ranks`.
             origin: Where it comes from, for listings.
             last: Whether it stays behind every hook that is registered later.
             **parameters: Passed to the constructor if a class, a name or a path is given.
@@ -236,10 +247,17 @@ class HookRegistry(Events):
             last=last or bool(own.get("runs_last", False)),
             before=names(before, "before"),
             after=names(after, "after"),
-            ranks=None if ranks is None else frozenset((ranks,) if isinstance(ranks, int) else ranks),
+            ranks=parse_ranks(getattr(made, "ranks", None) if ranks is None else ranks),
             origin="built-in" if built_in and origin == "code" else origin,
             parameters={} if event else hook_parameters(made, parameters),
         )
+        if "update" in entry.kinds and entry.ranks is not None:
+            raise RegistrationError(f"{entry.name!r} changes gradients, which must be the same on all ranks")
+        if getattr(made, "collective", False) and entry.ranks is not None:
+            raise RegistrationError(
+                f"{entry.name!r} is collective, so it must be called on all ranks; leave out its `ranks`, or use "
+                "`trainer.ranks.rank` inside of it"
+            )
         return self._add(entry)
 
     register_hook = add_hook = register
@@ -538,8 +556,14 @@ class HookRegistry(Events):
         """Return the listeners of an event in order, given the scheduled hooks that are due; None means all are."""
         with self._lock:
             ordered = (self._entries[position.name] for position in self._positions(event.kind))
-            sampled, rank = self.scheduler.decision.sampled, self.failures.rank
-            return [entry.bind(event, sampled) for entry in ordered if entry.is_called(event, due, rank)]
+            sampled, called = self.scheduler.decision.sampled, (one for one in ordered if one.is_called(event, due))
+            # An argument may be a collective, which needs all ranks: those on which a hook is not called, too.
+            shares_arguments = self.ranks.world_size > 1 and event.kind == "lifecycle"
+            return [
+                entry.bind(event, sampled) if entry.is_on(self.ranks) else entry.bind_arguments(event, sampled)
+                for entry in called
+                if shares_arguments or entry.is_on(self.ranks)
+            ]
 
     def _positions(self, kind: str) -> list[Position]:
         """Return the order of all hooks of a kind, whether enabled or not: disabling one never moves another."""

@@ -15,6 +15,7 @@ import torch
 
 if TYPE_CHECKING:
     from hookline.core.registry import HookRegistry
+    from hookline.ranks import OneProcess
 
 
 class MicroBatch(NamedTuple):
@@ -50,6 +51,10 @@ class RunControl(Protocol):
     @property
     def params(self) -> Mapping[str, torch.nn.Parameter]:
         """The trained parameters by name: those that the optimizers own."""
+
+    @property
+    def ranks(self) -> OneProcess:
+        """The processes of the run: `rank`, `world_size`, `local_rank` and a `group` for collectives."""
 
     @property
     def hooks(self) -> HookRegistry:

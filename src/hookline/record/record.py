@@ -25,14 +25,14 @@ from hookline.record.layers import LayerRow, LayerStep, SeriesHeader
 from hookline.record.metrics import RESERVED, Entry, MetricBatch, snapshot
 from hookline.record.provenance import UNKNOWN_GIT_STATE, config_hash, new_run_id, utc_now
 from hookline.record.redaction import SecretValues, find_secrets, redact, redact_name, redact_text
-from hookline.record.sinks import AddedSinks, FileStorage, MemoryStorage, Sink, SinkHandle
+from hookline.record.sinks import AddedSinks, FileStorage, MemoryStorage, RankStorage, Sink, SinkHandle
 
 OUTCOMES = ("completed", "stopped", "non_finite", "interrupted", "failed")
 
 # What Hookline writes into a run's directory: files, then directories.
 CONTENTS = (
     "run.json", "config.yaml", "metrics.jsonl", "layers.jsonl", "events.jsonl", "log.jsonl", ".lock",
-    "checkpoints", "abandoned", "exception", "crashes", "captures", "traces",
+    "checkpoints", "abandoned", "exception", "crashes", "captures", "traces", "ranks",
 )  # fmt: skip
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_=-][A-Za-z0-9._=-]*")
@@ -53,7 +53,7 @@ class Record:
     """
 
     def __init__(
-        self, storage: FileStorage | MemoryStorage, config: Mapping[str, Any] | None, seed: int | None, run_id: str
+        self, storage: FileStorage | RankStorage | MemoryStorage, config: Mapping[str, Any] | None, seed: int | None, run_id: str
     ) -> None:
         self.run_id = run_id
         self.path = storage.path  # the run's directory; None in memory
@@ -111,6 +111,22 @@ class Record:
         """
         return cls(MemoryStorage(keep), config, seed, new_run_id())
 
+    @classmethod
+    def of_rank(
+        cls, rank: int, run_id: str, path: str | None, *, config: Mapping[str, Any], seed: int | None
+    ) -> Record:
+        """Make the record of a rank other than 0: it writes only what happened to that rank alone.
+
+        Args:
+            rank: The rank.
+            run_id: The run's id.
+            path: The run's directory; None for a record in memory.
+            config: The run's resolved config.
+            seed: The run's seed.
+        """
+        storage = MemoryStorage() if path is None else RankStorage(Path(path), rank)
+        return cls(storage, config, seed, run_id)
+
     # ---- what the record is ------------------------------------------------------------------------------------------
 
     @property
@@ -144,15 +160,26 @@ class Record:
         return self._rows("events")
 
     def _rows(self, kind: str) -> list[Any]:
-        if isinstance(self._storage, FileStorage):
+        if not isinstance(self._storage, MemoryStorage):
             readers = "read_metrics, read_layers or hookline.record.read_jsonl"
             raise AttributeError(f"this record is in the files of {self.path}; read it with {readers}")
         return self._storage.rows[kind]
 
     # ---- what is recorded --------------------------------------------------------------------------------------------
 
-    def start(self, hooks: list[dict[str, Any]], *, lineage: Mapping[str, Any] | None = None) -> None:
+    def start(
+        self,
+        hooks: list[dict[str, Any]],
+        *,
+        lineage: Mapping[str, Any] | None = None,
+        hosts: Sequence[str] | None = None,
+    ) -> None:
         """Write run.json and config.yaml; a run that continues keeps its start and gets one more attempt.
+
+        Args:
+            hooks: The description of every hook.
+            lineage: The run and checkpoint that a new run starts from.
+            hosts: The machine of each rank, if there are several.
 
         Raises:
             RecordError: If the disk refuses; the run must not begin.
@@ -168,7 +195,7 @@ class Record:
             "seed": self._seed,
             "hooks": redact(hooks),
             "lineage": None if lineage is None else redact(lineage),
-            "attempts": [{"started": now, "pid": os.getpid(), "host": platform.node()}],
+            "attempts": [{"started": now, "pid": os.getpid(), "host": platform.node(), **_ranks(hosts)}],
             "outcome": None,
         }
         self._storage.start(self.run, self._config)
@@ -318,6 +345,14 @@ class Record:
         name, text = type(sink).__name__, f"{type(error).__name__}: {error}"
         logger.warning("the sink %s failed and was removed, training continues: %s", name, redact_text(text))
         self.event("sink_failed", step, sink=name, error=text)
+
+
+def _ranks(hosts: Sequence[str] | None) -> dict[str, Any]:
+    """Return how many ranks there are, and which of them run on which machine; nothing for one process."""
+    if hosts is None:
+        return {}
+    by_host = {host: [rank for rank, one in enumerate(hosts) if one == host] for host in dict.fromkeys(hosts)}
+    return {"world_size": len(hosts), "ranks": by_host}
 
 
 def _clean(names: Sequence[str]) -> tuple[str, ...]:

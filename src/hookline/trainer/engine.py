@@ -16,15 +16,15 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Engine:
-    """Run on one device in one process.
+    """Run on one device in one process; base of the engines that share a model between processes.
 
     Args:
         device: Where the model and the batches go.
         precision: 'fp32', 'bf16' or 'fp16'; the last one uses a GradScaler.
     """
 
-    rank = 0
-    world_size = 1
+    averages = False
+    """Whether the backward pass reduces gradients to their mean over the ranks."""
 
     def __init__(self, device: torch.device, precision: str = "fp32") -> None:
         self.device = device
@@ -38,6 +38,13 @@ class Engine:
         """Move the model to the device unless it is there."""
         tensors = (*model.parameters(), *model.buffers())
         return model if all(tensor.device == self.device for tensor in tensors) else model.to(self.device)
+
+    def eval_model(self, model: Any) -> Any:
+        """Return the model as it is called in eval mode, where ranks may have different numbers of batches."""
+        return model
+
+    def sync_gradients(self, model: Any, is_last: bool) -> None:
+        """Prepare for a micro-batch: gradients are reduced over the ranks after the last one of a step only."""
 
     def place(self, batch: Any) -> Any:
         """Move the tensors of a nested batch to the device; those that are there are not touched."""

@@ -54,7 +54,7 @@ def run_context(trainer: Trainer, resume: str | Path | None, fork: bool = False)
     watch = trainer.record.add_sink(LossWatch(trainer))
     outcome, reason = "completed", None
     saves = trainer.checkpoint_dir is not None and not trainer.options.fast_dev_run
-    with SignalHandler(trainer.stop_on_signal, trainer.options.console, saves) as signals, redacted_log():
+    with SignalHandler(trainer.stop_on_signal, trainer.prints, saves) as signals, redacted_log():
         try:
             with ExitStack() as during_training:
                 _open_hooks(trainer)
@@ -194,7 +194,7 @@ def _prepare(trainer: Trainer, resume: str | Path | None) -> None:
     for entry in trainer.hooks.entries():
         if entry.enabled and entry.built_in and (check := getattr(entry.hook, "check_monitor", None)):
             check(trainer, measured)
-    if options.console:
+    if trainer.prints:
         print_line(opening_line(trainer))
 
 
@@ -303,7 +303,7 @@ def _end(trainer: Trainer, outcome: str, reason: str | None) -> None:
     loop.write_unrecorded()
     trainer.change_audit.finish()
     trainer.record.close(outcome, reason, _hook_list(trainer), hooks.costs(), _counters(trainer))
-    if trainer.options.console:
+    if trainer.prints:
         print_line(closing_line(trainer, outcome, reason))
     if failure is not None:
         raise failure

@@ -21,6 +21,7 @@ from hookline.core.run_control import MicroBatch
 from hookline.errors import CheckpointError, HooklineError, TrainingError
 from hookline.gradients.chain import UpdateChain
 from hookline.gradients.view import Gradients
+from hookline.ranks import OneProcess, find_ranks, host
 from hookline.record.record import Record
 from hookline.trainer.checkpointing import Checkpointer, SaveName
 from hookline.trainer.data.loaders import Loaders, epoch_length, first_batches, make_train_loaders, named_loaders
@@ -81,6 +82,8 @@ class Trainer:
 
     def __init__(self, parts: Components) -> None:
         self.options, self.engine, self.hooks = parts.options, parts.engine, parts.hooks
+        self.ranks: OneProcess = find_ranks()
+        logger.rank = self.ranks.rank
         self.model = parts.model
         self.optimizers, self.schedulers = parts.optimizers, parts.schedulers
         self.train_loaders = make_train_loaders(parts.train_loaders, self.options)
@@ -103,7 +106,7 @@ class Trainer:
         self.chain = UpdateChain(self.hooks, lambda: self.params, self.model)
         self.change_audit = ChangeAudit(self, lambda: self.lr_changes, lambda: self._reruns)
         self.hooks.dispatch_table.add_wrapper(self.change_audit.wrap)
-        self.hooks.failures.rank = self.engine.rank
+        self.hooks.set_ranks(self.ranks)
         self.hooks.failures.current_step = lambda: self.progress.step
         self.hooks.failures.debug = self.hooks.failures.debug or self.options.debug
         # The model as the run calls it.
@@ -299,22 +302,37 @@ class Trainer:
             hooks: The hooks as the record describes them.
             lineage: The run and checkpoint that a new run starts from.
         """
-        options, config, before = self.options, self.describe(), vars(self).get("record")
-        if not options.record:
-            self.record = Record.in_memory(config=config, seed=options.seed)
-        elif run_dir is not None:
-            self.record = Record.on_disk(run_dir.parent, config=config, seed=options.seed, run_id=run_dir.name)
-        else:
-            self.record = Record.on_disk(options.output_dir, config=config, seed=options.seed)
+        before = vars(self).get("record")
+        self.record = self._open_record(run_dir)
         if before is not None:
             self.record.share_sinks(before)  # those that were added before the run
-        self.record.start(hooks=hooks, lineage=lineage)
+        hosts = self.ranks.gather(host()) if self.ranks.world_size > 1 else None
+        self.record.start(hooks=hooks, lineage=lineage, hosts=hosts)
         # The last run may have stopped inside an epoch; this one continues there.
         self.progress.begin_run(self.progress.position if self._loop is None else self._loop.position())
         self.run_status.begin()
         self.event_args.begin_run()
         self.checkpointer.begin_run()
         self._loop = Loop(self)
+
+    def _open_record(self, run_dir: Path | None) -> Record:
+        """Open the run's record: rank 0 writes its files, the others what happens to them alone."""
+        options, config = self.options, self.describe()
+        opened: list[Record] = []
+
+        def open_first() -> list[str | None]:
+            if not options.record:
+                opened.append(Record.in_memory(config=config, seed=options.seed))
+            elif run_dir is not None:
+                opened.append(Record.on_disk(run_dir.parent, config=config, seed=options.seed, run_id=run_dir.name))
+            else:
+                opened.append(Record.on_disk(options.output_dir, config=config, seed=options.seed))
+            return [opened[0].run_id, None if opened[0].path is None else str(opened[0].path)]
+
+        run_id, path = self.ranks.first(open_first)
+        if not opened:
+            opened.append(Record.of_rank(self.ranks.rank, run_id, path, config=config, seed=options.seed))
+        return opened[0]
 
     def describe(self) -> Mapping[str, Any]:
         """Return the run's configuration as the record stores it."""
@@ -439,6 +457,11 @@ class Trainer:
     def checkpoint_dir(self) -> Path | None:
         """The directory that holds the run's checkpoints; None if the record is in memory."""
         return self.record.checkpoint_dir if "record" in vars(self) else None
+
+    @property
+    def prints(self) -> bool:
+        """Whether this process prints what the run does."""
+        return self.options.console and self.ranks.rank == 0
 
     device: torch.device = _attribute("engine.device", "The device the model is trained on.")
     hook_manager: HookManager = _attribute("hooks", "The registry of the hooks; equal to `hooks`.")
