@@ -61,17 +61,17 @@ class OneProcess:
         """Add up integers over the ranks. Waits for all ranks."""
         return list(numbers)
 
-    def agree(self, numbers: Sequence[int]) -> list[int]:
+    def agree(self, numbers: Sequence[int]) -> list[int] | None:
         """Add up integers over the ranks without waiting for them.
 
         Returns:
-            The sums; with several ranks those of the previous call, zeros at the first one.
+            The sums; with several ranks those of the previous call, None if there is none.
         """
         return list(numbers)
 
-    def settle(self, numbers: Sequence[int]) -> list[int]:
-        """Do the same and wait; what is left of the previous call is added to the sums."""
-        return list(numbers)
+    def settle(self) -> list[int] | None:
+        """Wait for the sums of the last call of `agree`, and return them; None if they were returned already."""
+        return None
 
     def exchange(self, maxima: Tensor, sums: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         """Take maxima, then sums, over the ranks: two collectives, which wait.
@@ -86,7 +86,7 @@ class OneProcess:
         return maxima, sums(maxima)
 
     def failed(self, what: Mapping[str, Any]) -> None:
-        """Report to the other ranks why this one ends. From then on it acts alone: every call is that of one process."""
+        """Report to the other ranks why this one ends. From then on it acts alone, as one process does."""
 
     def __repr__(self) -> str:
         return f"rank {self.rank} of {self.world_size}"
@@ -149,21 +149,23 @@ class ProcessRanks(OneProcess):
         totals: list[int] = self._sum(torch.tensor(numbers, dtype=torch.int64)).tolist()
         return totals
 
-    def agree(self, numbers: Sequence[int]) -> list[int]:
+    def agree(self, numbers: Sequence[int]) -> list[int] | None:
         """Return the sums of what was sent at the previous call, and send the numbers."""
         if self._alone:
             return list(numbers)
-        before = self._received(len(numbers))
+        before = self.settle()
         sent = torch.tensor(numbers)
         self._sent = sent, self._distributed.all_reduce(sent, group=self.group, async_op=True)
         return before
 
-    def settle(self, numbers: Sequence[int]) -> list[int]:
-        """Return the sums of the previous call and of this one together."""
-        if self._alone:
-            return list(numbers)
-        before = self._received(len(numbers))
-        return [one + other for one, other in zip(before, self.total(numbers), strict=True)]
+    def settle(self) -> list[int] | None:
+        """Wait for the sums of the last call of `agree`."""
+        if self._sent is None or self._alone:
+            return None
+        (numbers, request), self._sent = self._sent, None
+        request.wait()
+        received: list[int] = numbers.tolist()
+        return received
 
     def exchange(self, maxima: Tensor, sums: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         """Take maxima, then sums, over the ranks."""
@@ -181,14 +183,6 @@ class ProcessRanks(OneProcess):
         if not self._alone:
             self._distributed.all_reduce(numbers, group=self.group)
         return numbers
-
-    def _received(self, count: int) -> list[int]:
-        if self._sent is None:
-            return [0] * count
-        (numbers, request), self._sent = self._sent, None
-        request.wait()
-        received: list[int] = numbers.tolist()
-        return received
 
     def _broadcast(self, value: Any) -> Any:
         own = _as_bytes(value) if self.rank == 0 else torch.zeros(0, dtype=torch.uint8)
@@ -275,7 +269,11 @@ def compare(ranks: OneProcess, sections: Mapping[str, Any]) -> None:
 def _difference(name: str, values: Sequence[Any]) -> str:
     """Say how the ranks differ, at the first place where two of them do."""
     path, here = name, list(values)
-    while all(isinstance(one, dict) for one in here):
+    while True:
+        if all(isinstance(one, list) for one in here) and len(set(map(len, here))) == 1:
+            here = [dict(enumerate(one)) for one in here]
+        if not all(isinstance(one, dict) for one in here):
+            break
         keys = dict.fromkeys(key for one in here for key in one)
         key = next(key for key in keys if len({json.dumps(one.get(key), default=str) for one in here}) > 1)
         path, here = f"{path}.{key}", [one.get(key) for one in here]

@@ -51,7 +51,7 @@ OPTIONS_OF_HOOKS: dict[str, Any] = {
             {"enum": ["all", "zero", "local-zero"]}, {"type": "integer"},
             {"type": "array", "items": {"type": "integer"}}, NULL,
         ]
-    },  # fmt: skip
+    },
 }
 
 

@@ -176,8 +176,11 @@ class RunControl(Protocol):
     def count_tokens(self, batch: Any, /) -> int:
         """Return the number of tokens in a batch."""
 
-    def log(self, name: str, value: Any, step: int | None = None) -> None:
-        """Record a number or a one-element tensor, at the current step unless given, without waiting for the device."""
+    def log(self, name: str, value: Any, step: int | None = None, reduce: str | None = "mean") -> None:
+        """Record a number or a one-element tensor, at the current step unless given, without waiting for the device.
+
+        `reduce` says how the values of several ranks become one: 'mean', 'sum', 'max', 'min', or None for rank 0's own.
+        """
 
     def log_layers(
         self, series: str, names: Sequence[str], columns: Sequence[str], values: torch.Tensor, step: int | None = None

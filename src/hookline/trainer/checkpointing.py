@@ -179,6 +179,7 @@ class Checkpointer:
             what = "validation" if other else "step"
             raise CheckpointError(f"half a {what} cannot be saved; trainer.save() waits for the end of the {what}")
         self.finish_unless_failed()
+        trainer.agreement.settle()  # what all ranks have counted is saved
         trainer.loop.flush()
         trainer.record.sync()  # a resumed run repeats what came after its checkpoint, and nothing before
         directory = trainer.checkpoint_dir
@@ -359,7 +360,7 @@ def _stop(trainer: Trainer) -> dict[str, Any]:
     """Return the stop that was requested, if any, for a run that is killed before it ends."""
     if trainer.run_status.lasting_stop is None or not trainer.running:
         return {}
-    reason, by = trainer.run_status.lasting_stop
+    reason, by, _ = trainer.run_status.lasting_stop
     attempt, terms = len(trainer.record.run["attempts"]), _stop_terms(trainer, by)
     return {"stop": {"run_id": trainer.run_id, "attempt": attempt, "reason": reason, "by": by, "under": terms}}
 

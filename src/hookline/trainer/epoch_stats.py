@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from hookline.ranks import OneProcess, add_up
+
 Number = torch.Tensor | float
 
 
@@ -27,6 +29,7 @@ class EpochStats:
         self._counts: dict[str, int] = {}
         self._latest: dict[str, tuple[int, Number]] = {}  # with the step
         self._began = -1  # the last step before the epoch
+        self._shared: dict[str, float] | None = None  # the means over all ranks, until something is added
 
     def next_epoch(self, step: int) -> EpochStats:
         """Return the statistics of an epoch that starts after a step: new means, and the latest values so far."""
@@ -44,6 +47,8 @@ class EpochStats:
 
     def fold(self) -> None:
         """Add the recent losses and metrics to the sums, on their device."""
+        if self.recent or self._recent:
+            self._shared = None
         for name, values in self._recent.items():
             self._sums[name] = _add(self._sums.get(name, 0.0), values)
             self._counts[name] = self._counts.get(name, 0) + len(values)
@@ -75,13 +80,30 @@ class EpochStats:
         self._fold_losses(wait=True)
         return float(self._sum) / self._count if self._count else math.nan
 
+    def share(self, ranks: OneProcess) -> None:
+        """Replace the means and latest values by those of all ranks, until something is added; all ranks must do so."""
+        if ranks.world_size == 1:
+            return
+        self._fold_losses(wait=True)
+        self.fold()
+        losses = {"loss": [float(self._sum), float(self._count)]}
+        sums = {f"sum {name}": [float(total), float(self._counts[name])] for name, total in self._sums.items()}
+        latest = {f"latest {name}": [float(value), 1.0] for name, (_, value) in self._latest.items()}
+        totals = add_up(ranks, {**losses, **sums, **latest}, width=2)
+        means = {name: total / count if count else math.nan for name, (total, count) in totals.items()}
+        summed = {name.removeprefix("sum "): mean for name, mean in means.items() if name.startswith("sum ")}
+        self._shared = {_epoch_name(name): mean for name, mean in summed.items()} | {"train/epoch_loss": means["loss"]}
+        for name, (step, _) in self._latest.items():
+            self._latest[name] = step, means[f"latest {name}"]
+
     def means(self) -> dict[str, float]:
         """Return the means by recorded name (`train/epoch_acc`, `train/books/epoch_loss`); waits for the device."""
+        if self._shared is not None and not self.recent and not self._recent:
+            return dict(self._shared)
         self.fold()
         means = {}
         for name, total in self._sums.items():
-            place, slash, last = name.rpartition("/")
-            means[f"{place}{slash}epoch_{last}"] = float(total) / self._counts[name]
+            means[_epoch_name(name)] = float(total) / self._counts[name]
         return {**means, "train/epoch_loss": self.mean_loss()}
 
     def latest(self, since: int | None = None) -> dict[str, float]:
@@ -115,6 +137,11 @@ class EpochStats:
         self._sums = {name: total for name, (_, total) in metrics.get("sums", {}).items()}
         self._latest = {name: (step, value) for name, (step, value) in metrics.get("newest", {}).items()}
         self._began = metrics.get("began", -1)
+
+
+def _epoch_name(name: str) -> str:
+    place, slash, last = name.rpartition("/")
+    return f"{place}{slash}epoch_{last}"
 
 
 def detached_copy(value: Any) -> Any:

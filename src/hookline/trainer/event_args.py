@@ -17,7 +17,7 @@ import torch
 from hookline.core.base import StepContext
 from hookline.core.run_control import MicroBatch
 from hookline.errors import TrainingError
-from hookline.gradients.local_storage import total_norm
+from hookline.gradients.local_storage import is_sharded, total_norm
 from hookline.trainer.config_view import view_of
 from hookline.trainer.step_fn import is_numpy_number
 
@@ -399,6 +399,28 @@ class EventArgs:
     def enter_validation_batch(self, batch: Any, index: int, loader_index: int, loader: str) -> None:
         """Set the validation batch that runs next."""
         self.batch, self._source = batch, ValidationBatch(index, loader_index, loader)
+
+
+class RankEventArgs(EventArgs):
+    """The arguments on one of several ranks: what a due hook names is computed on all ranks, also by collectives."""
+
+    _tokens: tuple[int, int] = -1, 0  # micro-batches, and the tokens of all ranks by then
+
+    @property
+    def tokens_seen(self) -> int:  # type: ignore[override]
+        """Tokens of all ranks; waits for them, once per micro-batch."""
+        progress = self.progress
+        if self._tokens[0] != progress.batches:
+            self._tokens = progress.batches, self.trainer.ranks.total([progress.tokens_seen])[0]
+        return self._tokens[1]
+
+    @property
+    def ctx(self) -> StepContext:
+        """The step as a `StepContext`; the norm of sharded gradients is computed now, with all ranks."""
+        context = super().ctx
+        if any(map(is_sharded, self.grads.params.values())):
+            self.norm_of_step().compute()
+        return context
 
 
 class LazyStepContext(StepContext):

@@ -200,7 +200,8 @@ class Loop:
         self.trainer, self.options = trainer, options
         self.hooks, self.slots, self.table = trainer.hooks, trainer.hooks.slots, trainer.hooks.dispatch_table
         self.progress, self.args, self.status = trainer.progress, trainer.event_args, trainer.run_status
-        self.engine, self.record = trainer.engine, trainer.record
+        self.engine, self.record, self.agreement = trainer.engine, trainer.record, trainer.agreement
+        self.record.reduce_as({"train/lr": None, "train/grad_norm": None})  # the same on all ranks
         self.stats = EpochStats()
         self.accumulate = options.accumulate
         self.weighted = options.loss_weight != "batches"
@@ -307,19 +308,21 @@ class Loop:
         if metrics is not None:
             trainer.step_plateau_schedulers(metrics)
         self.record_non_finite_losses()
+        self.stats.share(trainer.ranks)
         for name, mean in self.stats.means().items():
-            trainer.log(name, mean)
+            trainer.log(name, mean, reduce=None)
         try:
             if handler := self.slots.on_epoch_end:
                 handler(self.args)
         finally:
             self.progress.end_epoch()
-        self.flush()
+        self.agreement.settle()
+        self.flush(wait=self.agreement.after_every_step)  # ranks exchange what they have recorded
         trainer.checkpointer.save_requested()
 
     def record_non_finite_losses(self) -> None:
         """Record how many losses were NaN or infinite since the last call; waits for the device."""
-        if count := self.stats.take_non_finite():
+        if count := self.trainer.ranks.total([self.stats.take_non_finite()])[0]:
             self.status.count("non_finite_losses", count)
             self.record.event("non_finite_losses", self.progress.step, epoch=self.progress.epoch, count=count)
 
@@ -561,12 +564,13 @@ class Loop:
             self.flush()
         if self.validate_steps and step % self.validate_steps == 0:
             trainer.step_plateau_schedulers(trainer.validate())
+        self.agreement.after_step(step)
         if not self.is_last_of_epoch:  # else the end of the epoch saves, as the start of the next one
             trainer.checkpointer.save_requested()
         marks = [self._flush_at, self.options.max_steps or self._flush_at]
         if self.validate_steps:
             marks.append(step - step % self.validate_steps + self.validate_steps)
-        if trainer.saving:  # poll after every step until the checkpoint is durable
+        if trainer.saving or self.agreement.after_every_step:  # poll until the checkpoint is durable
             marks.append(step + 1)
         self.next_boundary = min(marks)
         self.over = self.finished()  # last: a signal that arrives in between has set next_boundary back
@@ -575,10 +579,10 @@ class Loop:
             self.reading = True
             self.batches.stop(self.progress.batch_idx + 1)
 
-    def flush(self) -> None:
-        """Write what was recorded, without waiting for a device."""
+    def flush(self, wait: bool = False) -> None:
+        """Write what was recorded, without waiting for a device unless asked to."""
         self.write_unrecorded()
-        self.record.flush()
+        self.record.flush(wait=wait)
         self.stats.fold()
         self._costs.check()
         self._flush_at, self.flush_by = self.progress.step + FLUSH_STEPS, time() + FLUSH_SECONDS

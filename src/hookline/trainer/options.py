@@ -96,7 +96,7 @@ class TrainerOptions:
     )
     shard_modules: str | Sequence[str] | None = option(None, "patterns of the modules that fsdp2 shards one by one")
     replicas: int = option(1, "copies of the sharded model, with fsdp2 (HSDP)")
-    sync_each_batch: bool = option(False, "reduce gradients after every micro-batch, which takes less memory with fsdp2")
+    sync_each_batch: bool = option(False, "reduce gradients after every micro-batch; takes less memory with fsdp2")
     rank_timeout: float = option(600.0, "seconds after which a process that makes no progress ends the run")
     output_dir: str = option("runs", "the directory that holds the run's directory")
     record: bool = option(True, "write the run's record to disk; false keeps it in memory")
@@ -112,7 +112,8 @@ class TrainerOptions:
             elif kind is bool:
                 _checks.boolean(getattr(self, name), f"trainer.{name}")
         for name in ("accumulate", "replicas", "sanity_batches", "fast_dev_run", "overfit_batches"):
-            _checks.integer(getattr(self, name), f"trainer.{name}", at_least=1 if name in ("accumulate", "replicas") else 0)
+            least = 1 if name in ("accumulate", "replicas") else 0
+            _checks.integer(getattr(self, name), f"trainer.{name}", at_least=least)
         _checks.number(self.rank_timeout, "trainer.rank_timeout", above=0)
         if self.shard_modules is not None:
             _checks.names(self.shard_modules, "trainer.shard_modules")

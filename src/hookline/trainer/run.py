@@ -6,6 +6,7 @@ import atexit
 from bdb import BdbQuit
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict
 from functools import cache, partial
 from pathlib import Path
 from traceback import walk_tb
@@ -14,12 +15,14 @@ from weakref import WeakSet
 
 import torch
 
-from hookline import _device
+from hookline import __version__, _device
 from hookline._console import logger, print_line
 from hookline.checkpoints.store import set_aside_later
 from hookline.core.entry import Entry
 from hookline.core.failures import Incident, hook_notes
 from hookline.errors import ConfigError, TrainingError, add_note, error_text, nearest
+from hookline.ranks import compare
+from hookline.record.provenance import git_state
 from hookline.record.redaction import redact_text, redacted_log
 from hookline.record.strict_json import field_values
 from hookline.trainer.checkpointing import has_no_checkpoint_yet, lineage_of, load_weights, pending_stop, run_directory
@@ -68,6 +71,7 @@ def run_context(trainer: Trainer, resume: str | Path | None, fork: bool = False)
                 _prepare(trainer, resume)
                 if handler := trainer.hooks.slots.on_train_start:
                     handler(trainer.event_args)
+                trainer.agreement.settle()
                 try:
                     yield signals
                 except Exception as failed:
@@ -77,6 +81,8 @@ def run_context(trainer: Trainer, resume: str | Path | None, fork: bool = False)
                     if signals.caught is None or not trainer.loop.reading:
                         raise
                     _leave_loader(trainer, failed)
+                trainer.agreement.settle()
+                signals.adopt(trainer.run_status.signal)
                 trainer.checkpointer.finish()  # so that checkpoint hooks know what is saved
                 _save_last_step(trainer)
                 trainer.checkpointer.save_requested()
@@ -86,7 +92,7 @@ def run_context(trainer: Trainer, resume: str | Path | None, fork: bool = False)
                 outcome, reason = "interrupted", signals.caught.name
                 trainer.note("stop_requested", reason=reason, by=SIGNAL)
             elif trainer.stop_reason is not None:
-                outcome, reason = "stopped", f"stopped by {trainer.stopped_by or 'request_stop'}: {trainer.stop_reason}"
+                outcome, reason = "stopped", _why_stopped(trainer)
         except BaseException as raised:
             error = ending_error(raised)
             outcome, reason = outcome_of(error), _describe_error(error)
@@ -106,6 +112,12 @@ def run_context(trainer: Trainer, resume: str | Path | None, fork: bool = False)
                 stop_recording_incidents()
                 trainer.run_status.end()
     signals.exit()
+
+
+def _why_stopped(trainer: Trainer) -> str:
+    """Say who has stopped the run and why; the rank, if it was another than 0."""
+    reason, by, rank = trainer.run_status.stops[0]
+    return f"stopped by {by or 'request_stop'}{f' on rank {rank}' if rank else ''}: {reason}"
 
 
 def ending_error(raised: BaseException) -> BaseException:
@@ -149,13 +161,30 @@ def unfinished_steppers() -> WeakSet[Generator[Any, Any, Any]]:
 
 
 def _begin(trainer: Trainer, resume: str | Path | None, fork: bool) -> None:
-    """Seed and open the record."""
+    """Compare the ranks, seed and open the record."""
     options = trainer.options
+    if trainer.ranks.world_size > 1:
+        compare(trainer.ranks, _compared(trainer))
     if options.seed is not None:
         seed_everything(options.seed)
     run_dir = None if resume is None or fork else run_directory(Path(resume))
     lineage = lineage_of(Path(resume)) if resume is not None and run_dir is None else None
     trainer.begin_run(run_dir, _hook_list(trainer), lineage)
+
+
+def _compared(trainer: Trainer) -> dict[str, Any]:
+    """Return what must be the same on all ranks, for comparison."""
+    hooks = {
+        entry.name: {"place": place, "enabled": entry.enabled, "schedule": str(entry.schedule), "policy": entry.policy}
+        for place, entry in enumerate(trainer.hooks.entries())
+    }
+    return {
+        "the options": asdict(trainer.options),
+        "the config": trainer.describe(),
+        "the hooks": hooks,
+        "the parameters": {name: list(param.shape) for name, param in trainer.params.items()},
+        "the versions": {"hookline": __version__, "torch": torch.__version__, "git": git_state(Path.cwd())},
+    }
 
 
 def _open_hooks(trainer: Trainer) -> None:
@@ -354,7 +383,7 @@ def _counters(trainer: Trainer) -> dict[str, Any]:
         "step": progress.steps_done,
         "epoch": progress.epoch,
         "batches": progress.batches,
-        "tokens_seen": progress.tokens_seen,
+        "tokens_seen": progress.tokens,
         **({"loader_batches": trainer.loader_batches} if len(trainer.train_loaders) > 1 else {}),
         "seconds": round(progress.seconds, 3),
         "skipped_steps": status.skipped_steps,

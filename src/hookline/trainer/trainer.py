@@ -18,15 +18,18 @@ from hookline._names import unwrap_module
 from hookline.core.change_audit import ChangeAudit
 from hookline.core.registry import Handle
 from hookline.core.run_control import MicroBatch
-from hookline.errors import CheckpointError, HooklineError, TrainingError
+from hookline.errors import CheckpointError, HooklineError, TrainingError, nearest
 from hookline.gradients.chain import UpdateChain
 from hookline.gradients.view import Gradients
 from hookline.ranks import OneProcess, find_ranks, host
+from hookline.record.metrics import REDUCTIONS
 from hookline.record.record import Record
+from hookline.record.shared import SharedRecord
+from hookline.trainer.agreement import Agreement
 from hookline.trainer.checkpointing import Checkpointer, SaveName
 from hookline.trainer.data.loaders import Loaders, epoch_length, first_batches, make_train_loaders, named_loaders
 from hookline.trainer.engine import Engine
-from hookline.trainer.event_args import EventArgs
+from hookline.trainer.event_args import EventArgs, RankEventArgs
 from hookline.trainer.loop import Loop, steps_of_run
 from hookline.trainer.options import TrainerOptions
 from hookline.trainer.parameters import trained_parameters
@@ -102,7 +105,9 @@ class Trainer:
         self.progress, self.run_status = Progress(), RunStatus()
         self._reruns = 0
         self.progress.set_loaders(list(self.train_loaders))
-        self.event_args = EventArgs(self, self.progress, Gradients(self.params))
+        make_args = EventArgs if self.ranks.world_size == 1 else RankEventArgs
+        self.event_args = make_args(self, self.progress, Gradients(self.params))
+        self.progress.rank = self.ranks.rank
         self.chain = UpdateChain(self.hooks, lambda: self.params, self.model)
         self.change_audit = ChangeAudit(self, lambda: self.lr_changes, lambda: self._reruns)
         self.hooks.dispatch_table.add_wrapper(self.change_audit.wrap)
@@ -114,6 +119,7 @@ class Trainer:
         self.validation_metrics = check_metrics(parts.metrics)
         self.compute = self._make_step()  # batch -> what step_fn, loss_fn or the model returns
         self.checkpointer = Checkpointer(self)
+        self.agreement = Agreement(self)
         self._loop: Loop | None = None
 
     # ---- running ---------------------------------------------------------------------------------------------------
@@ -313,6 +319,7 @@ class Trainer:
         self.run_status.begin()
         self.event_args.begin_run()
         self.checkpointer.begin_run()
+        self.agreement.begin_run()
         self._loop = Loop(self)
 
     def _open_record(self, run_dir: Path | None) -> Record:
@@ -332,7 +339,7 @@ class Trainer:
         run_id, path = self.ranks.first(open_first)
         if not opened:
             opened.append(Record.of_rank(self.ranks.rank, run_id, path, config=config, seed=options.seed))
-        return opened[0]
+        return opened[0] if self.ranks.world_size == 1 else SharedRecord.of(opened[0], self.ranks)
 
     def describe(self) -> Mapping[str, Any]:
         """Return the run's configuration as the record stores it."""
@@ -559,11 +566,20 @@ class Trainer:
         """Return the newest value of each training metric, of steps after `since` or else of this epoch."""
         return self.loop.stats.latest(since)
 
-    def log(self, name: str, value: Any, step: int | None = None) -> None:
-        """Record a number or a one-element tensor, at the current step unless given; never waits for the device."""
+    def log(self, name: str, value: Any, step: int | None = None, reduce: str | None = "mean") -> None:
+        """Record a number or a one-element tensor; never waits for the device or for other ranks.
+
+        Args:
+            name: The metric.
+            value: Its value.
+            step: The step it belongs to, if it is not the current one.
+            reduce: How the values of several ranks become one: 'mean', 'sum', 'max', 'min', or None for rank 0's own.
+        """
+        if reduce is not None and reduce not in REDUCTIONS:
+            raise HooklineError(f"log({name!r}): reduce={reduce!r}; {nearest(str(reduce), REDUCTIONS)}, or None")
         if isinstance(value, torch.Tensor) and value.numel() != 1:
             raise HooklineError(f"log({name!r}): expected one number, got a tensor of shape {tuple(value.shape)}")
-        self.record.log(self.progress.step if step is None else step, self.progress.epoch, name, value)
+        self.record.log(self.progress.step if step is None else step, self.progress.epoch, name, value, reduce)
 
     def log_layers(
         self, series: str, names: Sequence[str], columns: Sequence[str], values: torch.Tensor, step: int | None = None
@@ -595,12 +611,17 @@ class Trainer:
         """End the run in order once the current step is complete; the first reason counts."""
         by = by or self.hooks.calling_hook()
         self.note("stop_requested", reason=reason, by=by)
-        self.run_status.stops.append(Stop(reason, by))
+        self.agreement.request_stop(Stop(reason, by, self.ranks.rank))
         self.request_boundary()
 
     def stop_on_signal(self, name: str) -> None:
-        """Save and end the run. A signal handler calls this, so it only assigns."""
-        self.run_status.stops.append(Stop(name, SIGNAL))
+        """Save and end the run, once all ranks know of it. A signal handler calls this, so it only assigns."""
+        self.agreement.request_end(name)
+        self.request_boundary()
+
+    def end_on_signal(self, name: str, rank: int = 0) -> None:
+        """Save and end the run now, because of a signal that a rank received."""
+        self.run_status.stops.append(Stop(name, SIGNAL, rank))
         if self.checkpoint_dir is not None:
             self.checkpointer.request_unless_saved()
         self.request_boundary()
@@ -620,7 +641,7 @@ class Trainer:
             name: Its name; by default that of its step. A function is called for the name when the checkpoint is
                 written. A name that is requested twice is written once.
         """
-        self.checkpointer.request(name)
+        self.agreement.request_save(name)
         self.request_boundary()
         if self.status != "training" and self.running:
             self.checkpointer.save_requested()

@@ -1,0 +1,159 @@
+"""Make what one rank requests a decision of all: stops, saves and signals, carried out at the same step everywhere.
+
+After each step every rank sends a few integers and reads the sums of those sent after the step before. Nothing waits:
+a request is carried out one step later than in one process. Hooks that decide by agreed numbers alone
+(`same_on_all_ranks`) need no agreement, and their requests are carried out at once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hookline.errors import RankError
+from hookline.ranks import all_equal, fingerprint
+from hookline.trainer.run_state import Stop
+
+if TYPE_CHECKING:
+    from hookline.trainer.checkpointing import SaveName
+    from hookline.trainer.trainer import Trainer
+
+EXCHANGE_EVERY = 50  # steps
+
+
+class Agreement:
+    """The requests of this rank, and what the ranks have agreed on."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer, self._ranks = trainer, trainer.ranks
+        self.after_every_step = trainer.ranks.agrees_later
+        """Whether `after_step` must be called after every step, not only when something was requested."""
+        self._stops: list[Stop] = []  # requested since numbers were last sent
+        self._saves: list[SaveName] = []
+        self._signal: str | None = None
+        self._signal_sent = False
+        self._sent: dict[str, Any] = {}  # what the numbers that were sent last are about
+        self._hooks_mark = 0
+        self._hooks_changed = True
+        trainer.hooks.on_change(self._note_change)
+
+    def begin_run(self) -> None:
+        """Forget what was requested in the last run."""
+        self._stops, self._saves, self._sent = [], [], {}
+        self._signal, self._signal_sent = None, False
+
+    def _note_change(self) -> None:
+        self._hooks_changed = True
+
+    # ---- requests ----------------------------------------------------------------------------------------------------
+
+    def request_stop(self, stop: Stop) -> None:
+        """Stop the run, once all ranks know of it."""
+        if self._is_agreed(stop.by):
+            self._trainer.run_status.stops.append(stop)
+        else:
+            self._stops.append(stop)
+
+    def request_save(self, name: SaveName) -> None:
+        """Write a checkpoint, once all ranks know of it."""
+        if self._is_agreed(self._trainer.hooks.calling_hook()):
+            self._trainer.checkpointer.request(name)
+        else:
+            self._saves.append(name)
+
+    def request_end(self, signal: str) -> None:
+        """Save and end the run. A signal handler calls this, so it only assigns."""
+        if self._ranks.agrees_later:
+            self._signal = signal
+        else:
+            self._trainer.end_on_signal(signal)
+
+    def _is_agreed(self, hook: str | None) -> bool:
+        """Return whether all ranks make a request of this hook at the same time, or there is only one."""
+        if not self._ranks.agrees_later:
+            return True
+        hooks = self._trainer.hooks
+        return hook is not None and hook in hooks and bool(getattr(hooks.get(hook), "same_on_all_ranks", False))
+
+    # ---- agreement ---------------------------------------------------------------------------------------------------
+
+    def after_step(self, step: int) -> None:
+        """Send what was requested since the last step, and carry out what was agreed on."""
+        if self._ranks.agrees_later:
+            before, rows = self._sent, 0
+            if step % EXCHANGE_EVERY == 0:
+                self._trainer.loop.write_unrecorded()
+                rows = self._trainer.record.prepare()
+            if (sums := self._ranks.agree(self._numbers(rows))) is not None:
+                self._carry_out(sums, before)
+
+    def settle(self) -> None:
+        """Wait until all ranks know of all requests, and carry them out: at the start, between epochs, at the end."""
+        if self._ranks.agrees_later:
+            if (left := self._ranks.settle()) is not None:
+                self._carry_out(left, self._sent)
+            sums = self._ranks.total(self._numbers())
+            self._carry_out(sums, self._sent)
+
+    def _numbers(self, rows: int = 0) -> list[int]:
+        """Return the integers to send, and note what they are about.
+
+        Args:
+            rows: A fingerprint of the names that are to be exchanged; 0 if there is no exchange.
+        """
+        if self._hooks_changed:
+            self._hooks_changed = False
+            self._hooks_mark = fingerprint(self._hook_list())
+        progress, hooks = self._trainer.progress, self._hooks_mark
+        signals = [] if self._signal is None or self._signal_sent else [self._signal]
+        self._signal_sent = self._signal_sent or bool(signals)
+        self._sent = {"stops": self._stops, "saves": self._saves, "signals": signals}
+        self._stops, self._saves = [], []
+        requests = sum(map(len, self._sent.values()))
+        clock = round(progress.own_seconds * 1000) if self._ranks.rank == 0 else 0
+        return [requests, clock, progress.tokens_seen, hooks, hooks * hooks, rows, rows * rows]
+
+    def _carry_out(self, sums: list[int], sent: dict[str, Any]) -> None:
+        requests, clock, tokens, hooks, hooks_squared, rows, rows_squared = sums
+        world_size = self._ranks.world_size
+        self._trainer.progress.set_agreed(clock / 1000, tokens)
+        if not all_equal(hooks, hooks_squared, world_size):
+            self._raise_hooks_differ()
+        if rows:
+            self._trainer.record.exchange(all_equal(rows, rows_squared, world_size))
+        if requests:
+            self._carry_out_requests(sent)
+
+    def _carry_out_requests(self, sent: dict[str, Any]) -> None:
+        """Learn who has requested what, and do it on all ranks alike."""
+        trainer = self._trainer
+        names = [name() if callable(name) else name for name in sent.get("saves", [])]
+        own = {"stops": sent.get("stops", []), "saves": names, "signals": sent.get("signals", [])}
+        for rank, requested in enumerate(self._ranks.gather(own)):
+            for reason, by, _ in requested["stops"]:
+                if rank:
+                    trainer.note("stop_requested", reason=reason, by=by, rank=rank)
+                trainer.run_status.stops.append(Stop(reason, by, rank))
+            for name in requested["saves"]:
+                trainer.checkpointer.request(name)
+            for signal in requested["signals"]:
+                trainer.end_on_signal(signal, rank)
+
+    # ---- hooks -------------------------------------------------------------------------------------------------------
+
+    def _hook_list(self) -> list[str]:
+        """Return the hooks and their switches; one that failures have switched off is off on this rank alone."""
+        return [
+            f"{entry.name}: {'on' if entry.enabled or entry.failures.total else 'off'}"
+            for entry in self._trainer.hooks.entries()
+        ]
+
+    def _raise_hooks_differ(self) -> None:
+        """Raise RankError with the hooks that not all ranks have."""
+        lists = self._ranks.gather(self._hook_list())
+        everywhere = set(lists[0]).intersection(*lists[1:])
+        odd = dict.fromkeys(hook for one in lists for hook in one if hook not in everywhere)
+        said = [f"{hook} on rank {', '.join(str(r) for r, one in enumerate(lists) if hook in one)}" for hook in odd]
+        raise RankError(
+            f"the hooks of the ranks differ: {'; '.join(said) or 'their order'}; add, remove and switch hooks on all "
+            "ranks, and use ranks= for one that is to run on some"
+        )
