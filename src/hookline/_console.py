@@ -62,7 +62,9 @@ class RunLogger(logging.LoggerAdapter[logging.Logger]):
     rank = 0
     """This process's rank. What all ranks would log alike is logged by rank 0 only."""
 
-    def log(self, level: int, msg: object, *args: Any, of_rank: bool = False, **kwargs: Any) -> None:
+    def log(  # type: ignore[override]
+        self, level: int, msg: object, *args: Any, of_rank: bool = False, **kwargs: Any
+    ) -> None:
         """Log a line, or lose it; on other ranks than 0 only what concerns the rank itself (`of_rank`)."""
         if self.rank:
             if not of_rank:

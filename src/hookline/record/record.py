@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -36,6 +36,27 @@ CONTENTS = (
 )  # fmt: skip
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_=-][A-Za-z0-9._=-]*")
+
+
+class SharedPart(Protocol):
+    """Numbers that a hook hands in for the exchange, such as the statistics rows of a step.
+
+    Maxima are taken first: what is to be added up may depend on them, as the bins of a histogram do.
+    """
+
+    key: str
+    """What it is: parts of the ranks with the same key belong together."""
+    sizes: tuple[int, int]
+    """How many maxima and how many sums it has."""
+
+    def maxima(self) -> torch.Tensor:
+        """Return the numbers whose maximum over the ranks is taken, float64 on the host."""
+
+    def sums(self, maxima: torch.Tensor) -> torch.Tensor:
+        """Return the numbers to add up, float64 on the host, given the maxima over all ranks."""
+
+    def finish(self, maxima: torch.Tensor, sums: torch.Tensor) -> None:
+        """Use what the ranks have together; called on every rank."""
 
 
 class Record:
@@ -205,6 +226,18 @@ class Record:
 
     def reduce_as(self, reductions: Mapping[str, str | None]) -> None:
         """Say how the numbers of several ranks become one, by metric; in one process there is nothing to do."""
+
+    def share(self, part: SharedPart) -> None:
+        """Hand in numbers that the ranks have together; one process has them at once."""
+        maxima = part.maxima()
+        part.finish(maxima, part.sums(maxima))
+
+    def prepare(self) -> int:
+        """Take what was logged for the next exchange between ranks; in one process there is none."""
+        return 0
+
+    def exchange(self, names_agree: bool) -> None:
+        """Bring together what ranks have logged; in one process there is nothing to do."""
 
     def log(self, step: int, epoch: int, name: str, value: Any, reduce: str | None = "mean") -> None:
         """Record a number or a one-element tensor; `reduce` is for several ranks.

@@ -8,38 +8,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from hookline.ranks import OneProcess, all_equal, fingerprint
 from hookline.record.metrics import REDUCTIONS, Entry, MetricBatch, metric_rows
-from hookline.record.record import Record
+from hookline.record.record import Record, SharedPart
 from hookline.record.sinks import FileStorage, MemoryStorage, RankStorage
 
 _NONE = float("-inf")  # the maximum of nothing
-
-
-class SharedPart(Protocol):
-    """Numbers that a hook hands in for the exchange, such as the statistics rows of a step.
-
-    Maxima are taken first: what is to be added up may depend on them, as the bins of a histogram do.
-    """
-
-    key: str
-    """What it is: parts of the ranks with the same key belong together."""
-    sizes: tuple[int, int]
-    """How many maxima and how many sums it has."""
-
-    def maxima(self) -> Tensor:
-        """Return the numbers whose maximum over the ranks is taken, float64 on the host."""
-
-    def sums(self, maxima: Tensor) -> Tensor:
-        """Return the numbers to add up, float64 on the host, given the maxima over all ranks."""
-
-    def finish(self, maxima: Tensor, sums: Tensor) -> None:
-        """Use what the ranks have together; called on every rank."""
 
 
 class _Metric(NamedTuple):
@@ -105,7 +84,7 @@ class SharedRecord(Record):
         """Exchange and write everything if `wait`, which all ranks must do at the same point; else do nothing."""
         if wait:
             mark = self.prepare()
-            self.exchange(all_equal(*self._ranks.total([mark, mark * mark]), self._ranks.world_size))
+            self.exchange(all_equal(self._ranks.total([mark, mark * mark]), self._ranks.world_size))
             super().flush(wait=True)
 
     def prepare(self) -> int:

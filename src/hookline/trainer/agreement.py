@@ -116,10 +116,10 @@ class Agreement:
         requests, clock, tokens, hooks, hooks_squared, rows, rows_squared = sums
         world_size = self._ranks.world_size
         self._trainer.progress.set_agreed(clock / 1000, tokens)
-        if not all_equal(hooks, hooks_squared, world_size):
+        if not all_equal((hooks, hooks_squared), world_size):
             self._raise_hooks_differ()
         if rows:
-            self._trainer.record.exchange(all_equal(rows, rows_squared, world_size))
+            self._trainer.record.exchange(all_equal((rows, rows_squared), world_size))
         if requests:
             self._carry_out_requests(sent)
 

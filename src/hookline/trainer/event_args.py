@@ -407,7 +407,7 @@ class RankEventArgs(EventArgs):
     _tokens: tuple[int, int] = -1, 0  # micro-batches, and the tokens of all ranks by then
 
     @property
-    def tokens_seen(self) -> int:  # type: ignore[override]
+    def tokens_seen(self) -> int:
         """Tokens of all ranks; waits for them, once per micro-batch."""
         progress = self.progress
         if self._tokens[0] != progress.batches:

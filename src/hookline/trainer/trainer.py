@@ -327,7 +327,7 @@ class Trainer:
         options, config = self.options, self.describe()
         opened: list[Record] = []
 
-        def open_first() -> list[str | None]:
+        def open_first() -> list[Any]:
             if not options.record:
                 opened.append(Record.in_memory(config=config, seed=options.seed))
             elif run_dir is not None:
