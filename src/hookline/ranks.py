@@ -39,7 +39,7 @@ class OneProcess:
     group: Any = None
     """The process group for collectives of hooks; None in one process."""
     agrees_later = False
-    """Whether `agree` returns the sums of the previous call."""
+    """Whether there are other ranks, so that what one requests has to be agreed on."""
 
     def first(self, make: Callable[[], Result]) -> Result:
         """Let rank 0 call a function, and return its result on every rank; it must be a JSON value.
@@ -61,17 +61,9 @@ class OneProcess:
         """Add up integers over the ranks. Waits for all ranks."""
         return list(numbers)
 
-    def agree(self, numbers: Sequence[int]) -> list[int] | None:
-        """Add up integers over the ranks without waiting for them.
-
-        Returns:
-            The sums; with several ranks those of the previous call, None if there is none.
-        """
-        return list(numbers)
-
-    def settle(self) -> list[int] | None:
-        """Wait for the sums of the last call of `agree`, and return them; None if they were returned already."""
-        return None
+    def send(self, numbers: Sequence[int]) -> Callable[[], list[int]]:
+        """Begin to add up integers over the ranks; return a function that waits for the sums and returns them."""
+        return lambda: list(numbers)
 
     def exchange(self, maxima: Tensor, sums: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         """Take maxima, then sums, over the ranks: two collectives, which wait.
@@ -109,7 +101,6 @@ class ProcessRanks(OneProcess):
         self.local_rank = int(os.environ.get("LOCAL_RANK", rank))
         self._distributed = distributed
         self.group = distributed.new_group(backend="gloo")
-        self._sent: tuple[Tensor, Any] | None = None  # what `agree` sent last, and the request that adds it up
         self._alone = False
 
     def first(self, make: Callable[[], Result]) -> Result:
@@ -149,23 +140,20 @@ class ProcessRanks(OneProcess):
         totals: list[int] = self._sum(torch.tensor(numbers, dtype=torch.int64)).tolist()
         return totals
 
-    def agree(self, numbers: Sequence[int]) -> list[int] | None:
-        """Return the sums of what was sent at the previous call, and send the numbers."""
+    def send(self, numbers: Sequence[int]) -> Callable[[], list[int]]:
+        """Begin to add up integers over the ranks."""
         if self._alone:
-            return list(numbers)
-        before = self.settle()
-        sent = torch.tensor(numbers)
-        self._sent = sent, self._distributed.all_reduce(sent, group=self.group, async_op=True)
-        return before
+            return lambda: list(numbers)
+        sums = torch.tensor(numbers)
+        request = self._distributed.all_reduce(sums, group=self.group, async_op=True)
 
-    def settle(self) -> list[int] | None:
-        """Wait for the sums of the last call of `agree`."""
-        if self._sent is None or self._alone:
-            return None
-        (numbers, request), self._sent = self._sent, None
-        request.wait()
-        received: list[int] = numbers.tolist()
-        return received
+        def receive() -> list[int]:
+            if not self._alone:
+                request.wait()
+            received: list[int] = sums.tolist()
+            return received
+
+        return receive
 
     def exchange(self, maxima: Tensor, sums: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         """Take maxima, then sums, over the ranks."""

@@ -16,7 +16,8 @@ def do_everything(rank: int) -> dict[str, Any]:
     found = {"who": [ranks.rank, ranks.world_size, ranks.local_rank], "first": ranks.first(lambda: f"by {rank}")}
     found["gathered"] = ranks.gather({"rank": rank, "text": "é" * rank})
     found["decided"] = [ranks.decide(rank == 1), ranks.decide(False)]
-    found["agreed"] = [ranks.agree([rank, 1]), ranks.agree([10, 10]), ranks.settle(), ranks.settle()]
+    sent = [ranks.send([rank, 1]), ranks.send([10, 10])]
+    found["agreed"] = [receive() for receive in sent]
     maxima, sums = ranks.exchange(
         torch.tensor([float(rank), -1.0], dtype=torch.float64), lambda highest: highest * (rank + 1)
     )
@@ -32,7 +33,7 @@ def test_ranks_decide_agree_and_add_up_together() -> None:
             "first": "by 0",
             "gathered": [{"rank": 0, "text": ""}, {"rank": 1, "text": "é"}],
             "decided": [True, False],
-            "agreed": [None, [1, 2], [20, 20], None],  # one call late; `settle` catches up
+            "agreed": [[1, 2], [20, 20]],
             "exchanged": [[1.0, -1.0], [3.0, -3.0]],
             "added": {"all": [2.0, 4.0], "mine": [7.0, 1.0]},
         }
@@ -76,8 +77,7 @@ def test_one_process_needs_no_process_group() -> None:
     assert type(ranks) is OneProcess
     assert ranks.first(lambda: 3) == 3
     assert ranks.gather("x") == ["x"]
-    assert ranks.agree([1, 2]) == ranks.total([1, 2]) == [1, 2]
-    assert ranks.settle() is None
+    assert ranks.send([1, 2])() == ranks.total([1, 2]) == [1, 2]
     assert ranks.decide(True) and not ranks.decide(False)
     assert add_up(ranks, {"loss": [2.0, 1.0]}, width=2) == {"loss": [2.0, 1.0]}
     with pytest.raises(ValueError, match="no disk"):

@@ -7,6 +7,7 @@ a request is carried out one step later than in one process. Hooks that decide b
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hookline.errors import RankError
@@ -32,13 +33,14 @@ class Agreement:
         self._signal: str | None = None
         self._signal_sent = False
         self._sent: dict[str, Any] = {}  # what the numbers that were sent last are about
+        self._receive: Callable[[], list[int]] | None = None  # waits for their sums
         self._hooks_mark = 0
         self._hooks_changed = True
         trainer.hooks.on_change(self._note_change)
 
     def begin_run(self) -> None:
         """Forget what was requested in the last run."""
-        self._stops, self._saves, self._sent = [], [], {}
+        self._stops, self._saves, self._sent, self._receive = [], [], {}, None
         self._signal, self._signal_sent = None, False
 
     def _note_change(self) -> None:
@@ -83,14 +85,16 @@ class Agreement:
             if step % EXCHANGE_EVERY == 0:
                 self._trainer.loop.write_unrecorded()
                 rows = self._trainer.record.prepare()
-            if (sums := self._ranks.agree(self._numbers(rows))) is not None:
-                self._carry_out(sums, before)
+            receive, self._receive = self._receive, self._ranks.send(self._numbers(rows))
+            if receive is not None:
+                self._carry_out(receive(), before)
 
     def settle(self) -> None:
         """Wait until all ranks know of all requests, and carry them out: at the start, between epochs, at the end."""
         if self._ranks.agrees_later:
-            if (left := self._ranks.settle()) is not None:
-                self._carry_out(left, self._sent)
+            receive, self._receive = self._receive, None
+            if receive is not None:
+                self._carry_out(receive(), self._sent)
             sums = self._ranks.total(self._numbers())
             self._carry_out(sums, self._sent)
 
