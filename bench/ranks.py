@@ -6,6 +6,7 @@ a step ends when the collective of its backward pass does, so the other rank's d
 
 import os
 import tempfile
+import traceback
 from collections.abc import Callable
 from statistics import median
 from typing import Any
@@ -110,6 +111,7 @@ GOALS = {"Hookline": "5 % + 20 µs, below Accelerate", "Hookline, all monitors e
 
 def run_rank(rank: int, store: str, rounds: int, only: list[str]) -> dict[str, list[float]]:
     """Make the steps of one rank."""
+    os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")  # else Accelerate sets more threads than there are cores
     torch.set_num_threads(1)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
     if hasattr(os, "sched_setaffinity"):
@@ -135,8 +137,10 @@ def measure(rounds: int, only: list[str]) -> Table:
         if child == 0:
             try:
                 run_rank(1, store, rounds, only)
-            finally:
                 os._exit(0)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
         seconds = run_rank(0, store, rounds, only)
         os.waitpid(child, 0)
     base = seconds["plain DDP"]
