@@ -210,13 +210,11 @@ class HookRegistry(Events):
             name = name or DerivedName(getattr(hook, "__name__", "function"))
         elif isinstance(name, DerivedName):  # A config has made the hook of this type.
             name, type_name = None, str(name)
-        schedule = Schedule.parse(every, at, start, stop, name or type_name)
         options = {} if every is None else {"every": every}
-        made, listeners = read_hook(hook, event, parameters, options)
+        made, listeners = read_hook(hook, event, parameters, options)  # Its constructor may take `every`.
+        schedule = Schedule.parse(options.get("every"), at, start, stop, name or type_name)
         own_schedule: Schedule = getattr(made, "schedule", None) or Schedule()
-        if options.get("every") is not every:  # Its constructor took it.
-            schedule = replace(schedule, every=options.get("every"))
-        elif every is None and not schedule.at and (schedule.start or schedule.stop):  # They limit its own period.
+        if every is None and not schedule.at and (schedule.start or schedule.stop):  # They limit its own period.
             schedule = replace(schedule, every=own_schedule.every)
         name = name or own_name(made) or derived_name(made, type_name)
         own = vars(type(made))  # Not inherited: a user's subclass of a built-in hook is not built in.

@@ -135,9 +135,7 @@ class TrainerOptions:
         """`validate_every` as a value."""
         if self.validate_every is None:
             return None
-        period = Quantity.parse(self.validate_every, "trainer.validate_every")
-        if period.unit not in ("steps", "epochs"):
-            raise ConfigError("trainer.validate_every", f"{self.validate_every!r}: count in steps or epochs")
+        period = Quantity.parse(self.validate_every, "trainer.validate_every", ("steps", "epochs"))
         if not period.amount:  # hooks that wait for a validation must be able to tell that there is none
             raise ConfigError("trainer.validate_every", f"{self.validate_every!r} is never due; write null for never")
         return period
