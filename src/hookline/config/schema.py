@@ -12,13 +12,13 @@ from pydantic.dataclasses import dataclass
 from pydantic_core import ErrorDetails
 
 from hookline.errors import ConfigError, got, nearest
-from hookline.trainer.options import TrainerOptions
+from hookline.trainer.options import OPTIONS_PAGE, TrainerOptions
 
 Path = tuple[str, ...]
 Entries = list[str | dict[str, Any]]
 """Hooks in order: each a registered name, or a mapping with `name` and its parameters."""
 
-OPTIONS_PAGE, HOOKS_PAGE = "docs/training.md", "docs/config.md"
+HOOKS_PAGE = "docs/config.md"
 _PATHS_SHOWN = 5
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 _MISSING = ("missing", "missing_argument", "missing_keyword_only_argument")

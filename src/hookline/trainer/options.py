@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, TypedDict, TypeVar, get_args, get_origin, get_type_hints
 
@@ -13,6 +13,8 @@ from hookline.core.schedule import Quantity
 from hookline.errors import ConfigError, nearest
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+OPTIONS_PAGE = "docs/training.md"
+"""Lists the options, and what else constructors take."""
 
 
 def option(default: Any, about: str) -> Any:
@@ -151,12 +153,12 @@ class TrainerOptions:
         return self.max_epochs if self.max_epochs is not None else None if self.max_steps is not None else 1
 
     @classmethod
-    def make(cls, values: dict[str, Any], also: Iterable[str] = ()) -> TrainerOptions:
-        """Make options from keywords; an unknown one is rejected with the nearest, of these or of `also`."""
+    def make(cls, values: dict[str, Any]) -> TrainerOptions:
+        """Make options from keywords; an unknown one is rejected with the nearest."""
         known = [item.name for item in fields(cls)]
         for key in values:
             if key not in known:
-                remedy = nearest(key, [*known, *also], "docs/training.md")
+                remedy = nearest(key, known, OPTIONS_PAGE)
                 raise ConfigError(f"trainer.{key}", f"unknown option; {remedy}")
         return cls(**values)
 
