@@ -155,7 +155,7 @@ def _entry_path(tree: dict[str, Any], parts: list[str]) -> list[str]:
             # Of several hooks with one chosen name, which a registry refuses, the first is meant.
             places.setdefault(str(instance), (kind, str(index)))
     if name not in places:
-        close = nearest(name, places or HooksConfig.model_fields, HOOKS_PAGE)
+        close = nearest(name, places) if places else nearest(name, HooksConfig.model_fields, HOOKS_PAGE)
         raise ConfigError(f"hooks.{name}", f"no hook of this config has that name; {close}")
     if len(parts) == 2:
         raise ConfigError(f"hooks.{name}", f"name one of its parameters: hooks.{name}.PARAMETER=value")
