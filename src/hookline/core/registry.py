@@ -264,7 +264,7 @@ class HookRegistry(Events):
             if before is None or before.hook is not entry.hook:
                 entry.set_up(self)  # User code, so not under the lock.
             with self._lock:
-                if self._entries.get(entry.name) is not before:  # Registered by setup() itself, or by another thread.
+                if self._entries.get(entry.name) is not before:  # Changed by setup() itself, or by another thread.
                     self._close(entry)
                     raise _name_taken(entry.name)
                 if before is not None:
@@ -290,7 +290,7 @@ class HookRegistry(Events):
         """Give a hook the name it gets, and return the entry that it replaces; None if it is another hook.
 
         Raises:
-            RegistrationError: If its name was chosen for it, and another hook has it.
+            RegistrationError: If its name was chosen for it, and another hook has it or is being registered with it.
         """
         earlier = [one for one in self._entries.values() if entry.replaces(one)]
         if earlier:
@@ -301,6 +301,9 @@ class HookRegistry(Events):
             entry.name = numbered(entry.name, self._entries.keys() | self._reserved)
         elif entry.name in self._entries:
             raise _name_taken(entry.name)
+        elif entry.name in self._reserved:
+            problem = f"a hook named {entry.name!r} is being registered: its setup() has not returned"
+            raise RegistrationError(f"{problem}; give this one another name (name=…)")
         return None
 
     def on(
