@@ -506,6 +506,39 @@ def test_a_validation_whose_batches_never_come_is_not_saved(validate_every: str)
     assert resumed.lr == whole.lr
 
 
+class FailsAtAnEpoch(DataLoader[Any]):
+    """A loader whose second epoch comes with SIGTERM and an error, as from lasting workers that the signal ended."""
+
+    failing, epochs = False, 0
+
+    def __iter__(self) -> Any:
+        self.epochs += 1
+        if self.failing and self.epochs == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+            raise RuntimeError("DataLoader worker exited unexpectedly")
+        return super().__iter__()
+
+
+def test_workers_that_die_while_an_epoch_starts() -> None:
+    """The run ends as any that a signal ends, and resumes exactly."""
+
+    def make(failing: bool) -> Trainer:
+        torch.manual_seed(0)
+        model, loader = torch.nn.Linear(3, 1), FailsAtAnEpoch(Deadly(None), batch_size=16)
+        loader.failing = failing
+        options: dict[str, Any] = {"loss_fn": torch.nn.functional.mse_loss, "max_epochs": 3, "console": False}
+        return get_trainer("simple", model, loader, torch.optim.SGD(model.parameters(), 0.1), "cpu", **options)
+
+    whole, failed, resumed = make(False), make(True), make(False)
+    whole.train()
+    with pytest.raises(SystemExit) as ended:
+        failed.train()
+    assert ended.value.code == 143 and failed.record.run["outcome"] == "interrupted"
+    assert failed.step == 3
+    resumed.fit(resume=failed.run_dir)
+    assert torch.equal(resumed.model.weight, whole.model.weight)  # type: ignore[arg-type]
+
+
 class UnprintableError(Exception):
     """An exception whose text cannot be made."""
 
