@@ -3,11 +3,11 @@
 Run them with `python -m bench`. One module per question:
 
     overhead     microseconds per training step above a bare loop
-    dispatch     nanoseconds per event
+    dispatch     microseconds per event
     importtime   milliseconds that `import hookline` adds to `import torch`
     statistics   statistics of every output and every gradient, at every step
     gradients    the gradient monitor
-    chain        links that change gradients
+    chain        hooks that change gradients
     capture      capturing every module's output
     compiled     a monitor inside a compiled model
     checkpoint   saving, in the foreground and in the background

@@ -42,10 +42,10 @@ def main() -> None:
 
 
 def run(name: str, options: argparse.Namespace) -> None:
-    """Measure, print and, unless in a hurry, save."""
+    """Measure, print and save; a quick run, or a table without rows because a device is missing, is not saved."""
     table = import_module(f"bench.{name}").measure(QUICK_ROUNDS if options.quick else options.rounds, options.only)
     print(f"\n{table.title}\n\n{table.text()}", flush=True)
-    if not options.quick:
+    if table.rows and not options.quick:
         print(f"\nsaved to {save(table, name)}", flush=True)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from bench.interleave import Contender, Direct, close_all, interleave, on_one_core, standard_error_of_median
 from bench.table import Table
+from bench.turns import wanted
 from hookline import HookManager
 from hookline.activations.capture import Capture
 from hookline.activations.capture_session import forget_sessions
@@ -219,11 +220,15 @@ def cells(key: str, seconds: dict[str, list[float]]) -> tuple[str, ...]:
 
 
 def measure(rounds: int, only: list[str]) -> Table:
-    """Run every contender side by side and tabulate them; those with a compiler after the others."""
+    """Run every contender side by side and tabulate them; those with a compiler after the others.
+
+    `only` keeps the rows whose name contains one of its words, and the plain forward passes they are compared with.
+    """
     torch.set_num_threads(1)
     rounds, lines, missing = max(rounds // 4, 50), [], {}
     for makers in (without_compiler, with_compiler, with_compiled_code):
-        contenders, absent = build(makers())
+        selected = {key: one for key, one in makers().items() if key.endswith(": plain") or wanted(key, only)}
+        contenders, absent = build(selected)
         try:
             with on_one_core():
                 seconds = interleave(contenders, rounds)

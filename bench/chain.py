@@ -17,6 +17,7 @@ from bench.interleave import standard_error_of_median
 from bench.table import Table
 from bench.turns import in_turn, wanted
 from hookline.core.registry import HookRegistry
+from hookline.core.schedule import Reading
 from hookline.gradients.chain import UpdateChain
 from hookline.record.record import Record
 
@@ -34,6 +35,7 @@ NOTES = [
     "Ratio: median over the rounds of (time / that of two reads and one write) in the same round.",
     "Host alone: until the last call returned; the device may still be busy.",
     "Device alone: one step whose launches were all queued before the device began. Its ratio is that of the medians.",
+    "Identity: the default hook alone, which a trainer calls only at the one step in 17 whose hooks are timed.",
     "By hand: the same five things in a loop over the parameters, with torch operations and without waits.",
     "On CUDA a turn is some steps between two synchronisations.",
 ]
@@ -82,15 +84,22 @@ class Run:
 
     def __init__(self, model: torch.nn.Module, hooks: list[dict[str, Any]]) -> None:
         params = dict(model.named_parameters())
-        self.step, self.model, self.trainer = 0, model, self
+        self.model, self.trainer, self.clock = model, self, Reading(epochs=1)
         self.registry = HookRegistry({"update": hooks})
         self.chain = UpdateChain(self.registry, lambda: params, model)
         self.record = Record.in_memory()
 
+    @property
+    def step(self) -> int:
+        """The number of this step, which is also that of its only batch."""
+        return self.clock.steps
+
     def update(self) -> None:
-        """Do what the training loop does with the chain at each step."""
+        """Do what the training loop does with the chain at each step; one in 17 is timed by the registry."""
+        self.clock.steps += 1
+        self.clock.batches += 1
+        self.registry.begin_batch(self.clock)
         if on_update := self.registry.slots.on_update:
-            self.step += 1
             on_update(self)
 
     def log(self, name: str, value: Any) -> None:

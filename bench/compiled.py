@@ -87,7 +87,7 @@ class Monitored(Compiled):
         manager = self.watched.manager
         manager.dispatcher.run.step = self.steps_made + 1
         super().step(watcher)
-        manager.get("monitor").on_step_end(None, self.steps_made)
+        manager.get("monitor").on_step_end(self.steps_made)
 
     def counted(self) -> int:
         """Return at how many modules the monitor fired in every step."""

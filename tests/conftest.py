@@ -30,8 +30,10 @@ OUTCOMES = ("passed", "failed", "skipped")
 WITHOUT_SOAK = "not soak"  # as pyproject.toml has it: soak tests show nothing that others don't
 PICKING = ("keyword", "deselect", "ignore", "ignore_glob", "lf", "stepwise")  # options that leave tests out
 
-hypothesis.settings.register_profile("same", derandomize=True)
-hypothesis.settings.register_profile("new", derandomize=False)
+# A busy machine generates examples slowly, which says nothing about the code.
+NO_CLOCK = [hypothesis.HealthCheck.too_slow]
+hypothesis.settings.register_profile("same", derandomize=True, suppress_health_check=NO_CLOCK)
+hypothesis.settings.register_profile("new", derandomize=False, suppress_health_check=NO_CLOCK)
 hypothesis.settings.load_profile("same")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell has it for what runs in the background

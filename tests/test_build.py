@@ -273,7 +273,7 @@ def test_training_from_the_command_line_makes_everything_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "right"), [("train_loaders", "takes training loaders as `dataloader`"), ("optimizers", "'optimizer'")]
+    ("name", "right"), [("train_loaders", "'dataloader'"), ("optimizers", "'optimizer'")]
 )
 def test_a_keyword_of_the_other_trainer_is_explained(name: str, right: str) -> None:
     """`SimpleTrainer` has other names for two arguments of `GenericTrainer`."""

@@ -3,7 +3,7 @@
 import inspect
 import re
 from collections.abc import Callable
-from dataclasses import fields
+from typing import Any
 
 import pytest
 import torch
@@ -23,16 +23,15 @@ from hookline import (
     StopTraining,
     TrainerConfig,
     errors,
+    get_trainer,
     load_config,
 )
 from hookline._words import _MEANINGS
-from hookline.build import KEYWORDS
 from hookline.core.catalog import SPELLINGS
 from hookline.core.entry import OPTIONS
 from hookline.core.plugins import HOOKS, LOSSES, SCHEDULERS
 from hookline.core.schedule import _UNITS
 from hookline.errors import ConfigError, MetricMissing, nearest
-from hookline.trainer.options import TrainerOptions
 
 
 def test_every_error_has_one_base_and_stopping_is_not_an_error() -> None:
@@ -153,35 +152,65 @@ def test_words_of_other_libraries_are_understood(choices: list[str], word: str, 
     assert nearest(word, choices, 100).startswith(f"did you mean {ours!r}? ")
 
 
+LINEAR = torch.nn.Linear(1, 1)
+BATCHES = [torch.ones(1, 1)]
+OPTIMIZER = torch.optim.SGD(LINEAR.parameters(), lr=0.1)
+SIMPLE: dict[str, Any] = {"model": LINEAR, "dataloader": BATCHES, "optimizer": OPTIMIZER, "device": "cpu"}
+GENERIC: dict[str, Any] = {"config": {}, "model": LINEAR, "optimizers": OPTIMIZER, "device": "cpu"}
+CONSTRUCTORS: dict[str, Callable[..., Any]] = {
+    "SimpleTrainer": lambda **given: SimpleTrainer(**{**SIMPLE, **given}),
+    "GenericTrainer": lambda **given: GenericTrainer(**{**GENERIC, **given}),
+    "get_trainer simple": lambda **given: get_trainer("simple", **{**SIMPLE, **given}),
+    "get_trainer generic": lambda **given: get_trainer("generic", **{**SIMPLE, **given}),
+}
+
+
 @pytest.mark.parametrize(
     ("word", "ours"),
     [
         ("accumulate_grad_batches", "accumulate"), ("gradient_accumulation_steps", "accumulate"),
         ("val_loader", "val_loaders"), ("val_dataloaders", "val_loaders"), ("eval_dataset", "val_loaders"),
+        ("train_loader", ("dataloader", "train_loaders", "dataloader", "dataloader")),
         ("gradient_clip_val", "max_grad_norm"), ("iterations", "max_steps"), ("num_train_epochs", "max_epochs"),
-        ("callbacks", "hooks"), ("criterion", "loss_fn"), ("lr_scheduler", "scheduler"), ("Max_Steps", "max_steps"),
-        ("check_val_every_n_epoch", "validate_every"), ("step_fun", "step_fn"), ("logger", "hooks"),
-        ("handlers", "hooks"), ("enable_checkpointing", "hooks"), ("log_every_n_steps", "hooks"),
-        ("learning_rate", "optimizer"), ("resume_from_checkpoint", "fit(resume=…)"),
+        ("callbacks", ("hooks", None, "hooks", None)), ("logger", ("hooks", None, "hooks", None)),
+        ("criterion", "loss_fn"), ("lr_scheduler", "scheduler"), ("Max_Steps", "max_steps"),
+        ("check_val_every_n_epoch", "validate_every"), ("step_fun", "step_fn"),
+        ("learning_rate", ("optimizer", "optimizers", "optimizer", "optimizer")),
+        ("resume_from_checkpoint", "fit(resume=…)"),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("generic", [False, True])
-def test_keywords_of_trainers_are_suggested(word: str, ours: str, generic: bool) -> None:
-    """Options and what else the constructors take."""
-    model = torch.nn.Linear(1, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(ConfigError, match=re.escape(f"trainer.{word}: unknown option; did you mean '{ours}'")):
-        if generic:
-            GenericTrainer({}, model, optimizer, **{word: 1})
-        else:
-            SimpleTrainer(model, [], optimizer, **{word: 1})
+def test_keywords_of_trainers_are_suggested(word: str, ours: str | tuple[str | None, ...]) -> None:
+    """Options and what else the constructors take; these differ in a few names."""
+    for index, constructor in enumerate(CONSTRUCTORS.values()):
+        expected = ours if isinstance(ours, str) else ours[index]
+        question = f"did you mean '{expected}'?" if expected else "docs/"
+        with pytest.raises(ConfigError, match=re.escape(f"trainer.{word}: unknown option; {question}")):
+            constructor(**{word: 1})
+
+
+@pytest.mark.parametrize("name", CONSTRUCTORS)
+def test_a_suggested_keyword_is_one_that_the_constructor_takes(name: str) -> None:
+    """Of every word that is understood, and of the keywords of the other constructors."""
+    constructor = CONSTRUCTORS[name]
+    words = {word for theirs in _MEANINGS.values() for word in theirs.split()}
+    for word in sorted(words | {"train_loaders", "dataloader", "val_dataloader", "optimizers", "optimizer", "hooks"}):
+        try:
+            constructor(**{word: None})
+        except ConfigError as refused:
+            for suggested in re.findall(r"did you mean '(\w+)'|or '(\w+)'", str(refused)):
+                try:
+                    constructor(**{"".join(suggested): None})
+                except HooklineError as other:  # its value may be wrong
+                    assert "unknown option" not in str(other), f"{word}: {other}"
+        except HooklineError:
+            pass
 
 
 @pytest.mark.parametrize("word", ["max_time", "limit_val_batches", "enable_model_summary", "barebones"])
 def test_nothing_is_suggested_for_a_word_without_a_counterpart(word: str) -> None:
     """A name that only looks like it would mislead."""
     with pytest.raises(ConfigError) as refused:
-        TrainerOptions.make({word: 1}, KEYWORDS)
+        CONSTRUCTORS["SimpleTrainer"](**{word: 1})
     assert refused.value.problem.startswith("unknown option; docs/training.md lists all ")
 
 
@@ -208,14 +237,14 @@ def test_everything_that_is_suggested_exists() -> None:
         *HOOKS.names(),
         *SCHEDULERS.names(),
         *LOSSES.names(),
-        *KEYWORDS,
+        *inspect.signature(SimpleTrainer).parameters,
+        *inspect.signature(GenericTrainer).parameters,
         *_UNITS,
         *OPTIONS,
         "fit(resume=…)",
         "get_trainer(output_dir=…)",
         "loss",
     }
-    names |= {option.name for option in fields(TrainerOptions)} | {"train_loaders", "optimizers", "schedulers"}
     for hook in HOOKS.names():
         names |= set(inspect.signature(HOOKS.find(hook)).parameters)
     assert {ours for words in _MEANINGS for ours in words.split()} <= names

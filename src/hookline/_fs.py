@@ -112,6 +112,13 @@ def rename_to_free_name(temporary: Path, path: Path) -> Path:
         free = path.with_name(f"{path.name}-{count}")
 
 
+def relative_to_here(path: Path) -> Path:
+    """Return a path relative to the current directory, unless it is elsewhere or that directory was removed."""
+    with contextlib.suppress(OSError, ValueError):
+        return path.relative_to(Path.cwd())
+    return path
+
+
 def explain(path: Path, error: OSError, verb: str = "write") -> str:
     """Return the text of an error about a file that cannot be written or read: what, why and the remedy."""
     remedy = "free space, fix its permissions or choose another directory"

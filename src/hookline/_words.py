@@ -16,10 +16,11 @@ _MEANINGS: dict[str, str] = {
     "max_epochs": "epochs num_epochs num_train_epochs n_epochs",
     "max_steps": "iterations iters max_iters max_iterations num_iterations num_steps total_steps train_steps",
     "steps": "iteration iterations iter iters update updates",
-    "val_loaders val_dataloader": "val_loader val_dataloaders val_data validation_loader validation_data eval_dataset "
-    "eval_dataloader eval_loader valid_loader test_loader testloader valloader",
-    "train_loaders dataloader": "train_loader train_dataloader train_dataloaders train_dataset train_data trainloader "
-    "data_loader loader per_device_train_batch_size batch_size dataloader_num_workers data_collator",
+    "val_loaders val_dataloader": "val_loader val_dataloader val_dataloaders val_data validation_loader "
+    "validation_data eval_dataset eval_dataloader eval_loader valid_loader test_loader testloader valloader",
+    "train_loaders dataloader": "train_loader train_loaders dataloader train_dataloader train_dataloaders "
+    "train_dataset train_data trainloader data_loader loader per_device_train_batch_size batch_size "
+    "dataloader_num_workers data_collator",
     "max_grad_norm clip_norm": "gradient_clip_val max_grad_norm clip_grad_norm grad_clip gradient_clipping",
     "clip_value": "clip_grad_value clip_grad_value_ gradient_clip_value",
     "validate_every": "val_check_interval check_val_every_n_epoch eval_steps eval_strategy eval_every",
@@ -31,7 +32,7 @@ _MEANINGS: dict[str, str] = {
     "debug": "detect_anomaly",
     "hooks": "callbacks callback plugins handlers logger loggers enable_checkpointing save_strategy report_to profiler",
     "scheduler schedulers": "lr_scheduler lr_schedulers lr_scheduler_type warmup_steps warmup_ratio",
-    "optimizer optimizers": "optim opt learning_rate weight_decay",
+    "optimizer optimizers": "optim optimizer opt learning_rate weight_decay",
     "loss_fn loss": "criterion loss_function compute_loss",
     "metrics": "compute_metrics",
     "step_fn": "training_step train_step",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Unpack
@@ -13,11 +14,11 @@ from hookline.config.factory import COMPONENTS, Factory, ImportPolicy, find_fact
 from hookline.config.hooks import is_from_file, read_hook_specs, register_specs
 from hookline.core.plugins import TRAINERS as TRAINER_NAMES
 from hookline.core.registry import HookRegistry
-from hookline.errors import ConfigError, HooklineError, TrainingError, with_article
+from hookline.errors import ConfigError, HooklineError, TrainingError, nearest, with_article
 from hookline.ranks import find_ranks
 from hookline.trainer.data.loaders import Loaders, epoch_length, make_train_loaders
 from hookline.trainer.engine import find_device
-from hookline.trainer.options import TrainerKeywords, TrainerOptions, show_keywords
+from hookline.trainer.options import OPTIONS_PAGE, TrainerKeywords, TrainerOptions, show_keywords
 from hookline.trainer.parallel import make_engine, shard, start_processes
 from hookline.trainer.rng import seed_everything
 from hookline.trainer.step_fn import StepFunction
@@ -79,8 +80,8 @@ class SimpleTrainer(Trainer):
         allow: Iterable[str] = (),
         **more: Unpack[TrainingKeywords],
     ) -> None:
-        if "train_loaders" in more:
-            raise ConfigError("trainer.train_loaders", "SimpleTrainer takes training loaders as `dataloader`")
+        # `get_trainer` takes a config for any kind of trainer; here it is only what hooks get as `trainer.config`.
+        check_keywords(SimpleTrainer, [key for key in more if key != "config"])
         manager = make_manager(hooks, allow, intervene=more.get("enable_intervention", False))
         loaders = val_dataloader if val_loaders is None else val_loaders
         parts = make_parts(model, optimizer, device, manager, train_loaders=dataloader, val_loaders=loaders, **more)
@@ -122,6 +123,7 @@ class GenericTrainer(Trainer):
     ) -> None:
         from hookline.config.schema import as_trainer_config
 
+        check_keywords(GenericTrainer, more)
         settings = as_trainer_config(config)
         if schedulers is not None:
             more["scheduler"] = schedulers
@@ -135,11 +137,23 @@ class GenericTrainer(Trainer):
         attach(self, manager)
 
 
+@show_keywords(TrainingKeywords)
 def generic_trainer(
-    model: Any, dataloader: Any, optimizer: Any, device: Any, *, config: Any = None, **more: Any
+    model: Any,
+    dataloader: Any,
+    optimizer: Any,
+    device: Any,
+    *,
+    schedulers: Any = None,
+    config: Any = None,
+    allow: Iterable[str] = (),
+    val_loaders: Loaders = None,
+    **more: Any,
 ) -> Trainer:
     """Make a `GenericTrainer` with the argument order of `SimpleTrainer`, for `get_trainer("generic", …)`."""
+    check_keywords(generic_trainer, more)
     trainer_config = {} if config is None else config
+    more |= {"schedulers": schedulers, "allow": allow, "val_loaders": val_loaders}
     return GenericTrainer(trainer_config, model, optimizer, device=device, train_loaders=dataloader, **more)
 
 
@@ -303,9 +317,6 @@ def make_manager(
 PARTS = [item.name for item in fields(Components) if item.default is None]
 """What a trainer can do without."""
 FUNCTIONS = ("step_fn", "loss_fn", "optimizer_step", "count_tokens")
-KEYWORDS = {"dataloader", "val_dataloader", "optimizer", "device", "hooks", "allow", "scheduler", *PARTS}
-KEYWORDS -= {"config", "resolved"}
-"""What constructors take beside the options."""
 
 
 def make_parts(
@@ -338,7 +349,7 @@ def make_parts(
         raise TrainingError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
     parts = {name: keywords.pop(name) for name in PARTS if name in keywords}
     # A copy, because the trainer may change its options.
-    options = TrainerOptions.make({**(vars(options) if options else {}), **keywords}, also=KEYWORDS)
+    options = TrainerOptions.make({**(vars(options) if options else {}), **keywords})
     engine = make_engine(model, find_device(device), options)
     prepared = engine.prepare(model)
     listed = checked_list(optimizers, "optimizers", "an optimizer", at_least=1)
@@ -347,6 +358,14 @@ def make_parts(
         check_function(parts.get(name), name)
     config = options if parts.get("config") is None else parts["config"]
     return Components(prepared, listed, manager, engine, options, schedulers, **(parts | {"config": config}))
+
+
+def check_keywords(function: Callable[..., Any], given: Iterable[str]) -> None:
+    """Reject keywords that a constructor does not take; the error suggests one that it does."""
+    accepted = inspect.signature(function).parameters
+    for key in given:
+        if key not in accepted:
+            raise ConfigError(f"trainer.{key}", f"unknown option; {nearest(key, accepted, OPTIONS_PAGE)}")
 
 
 def attach(trainer: Trainer, manager: HookManager) -> None:

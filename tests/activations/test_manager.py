@@ -449,3 +449,10 @@ def test_a_trainer_keeps_its_schedules_although_the_manager_was_used_by_hand() -
     events.clear()
     trainer.fit(max_steps=20)
     assert sorted(set(forward.steps)) == events == [5, 10, 15, 20]
+
+
+@pytest.mark.parametrize("config", [None, {}])
+def test_a_misspelt_option_of_a_manager_is_refused(config: Any) -> None:
+    """With a config and without one, where it was ignored."""
+    with pytest.raises(TypeError, match="max_states"):
+        HookManager(config, max_states=3)

@@ -151,6 +151,33 @@ def test_a_failed_run_says_where_its_record_is(
     assert (Path(record) / "run.json").exists()
 
 
+def test_a_run_whose_working_directory_was_removed(
+    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends as it would have, and says why it cannot be continued; hooks that print paths do not fail."""
+    config, gone = Path("small.yaml").resolve(), tmp_path / "gone"
+    hooks = "hooks.lifecycle=[console_log, {name: checkpoint, every: 1}, interrupt]"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+
+    class Interrupt(TrainingHook):
+        """Removes the working directory in the first step, and is interrupted in the second."""
+
+        def on_step_end(self, step: int) -> None:
+            if step == 1:
+                gone.rmdir()
+            else:
+                raise KeyboardInterrupt
+
+    monkeypatch.setitem(HOOKS._added, "interrupt", Interrupt)
+    assert main(["train", str(config), f"trainer.output_dir={tmp_path / 'kept'}", hooks]) == 130
+    out, error = capsys.readouterr()
+    assert error == "hookline: the run cannot be continued: FileNotFoundError: [Errno 2] No such file or directory\n"
+    run = Path(out.splitlines()[-1])
+    assert json.loads((run / "run.json").read_text())["outcome"] == "interrupted"
+    assert "hook failure" not in out and f"saved {run / 'checkpoints' / 'step-00000001'}" in out
+
+
 def test_ctrl_c_without_a_record(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C in a trial run, or in a command that does not train, is said once."""
 

@@ -286,22 +286,36 @@ def test_a_hook_whose_setup_fails_is_not_in() -> None:
     assert len(registry) == 1
 
 
-def test_setup_may_register_other_hooks_but_not_steal_the_name() -> None:
-    """Numbers stay unique, and a hook that takes its maker's name does not vanish."""
-    registry = HookRegistry()
+class Maker(TrainingHook):
+    """Registers another hook in its `setup`, under a name that may be its own."""
 
-    class Maker(TrainingHook):
-        def setup(self) -> None:
+    def __init__(self, helper: str, catches: bool = False) -> None:
+        self.helper, self.catches = helper, catches
+
+    def setup(self, registry: HookRegistry) -> None:
+        try:
             registry.register(Idle(self.helper))
+        except RegistrationError:
+            if not self.catches:
+                raise
 
-        helper = "helper"
 
-    registry.register(Maker("maker"))
+def test_setup_may_register_other_hooks() -> None:
+    """Numbers stay unique."""
+    registry = HookRegistry()
+    registry.register(Maker("helper"))
     assert {entry.name: entry.number for entry in registry.entries()} == {"maker": 1, "helper": 2}
-    Maker.helper = "thief"
-    with pytest.raises(RegistrationError, match="'thief' is registered already"):
-        registry.register(Maker("thief"))
-    assert type(registry.get("thief")) is Idle
+
+
+@pytest.mark.parametrize("name", ["chosen", None])
+def test_setup_cannot_give_the_name_of_its_hook_to_another(name: str | None) -> None:
+    """The other hook is refused, also where the name is derived; the one that is being set up keeps its name."""
+    registry, taken = HookRegistry(), name or "maker"
+    with pytest.raises(RegistrationError, match=rf"'{taken}' is being registered: .* give this one another name"):
+        registry.register(Maker(taken), name)
+    assert len(registry) == 0
+    registry.register(Maker(taken, catches=True), name)
+    assert [type(registry.get(one)) for one in registry] == [Maker]
 
 
 def test_an_attribute_named_enabled_is_not_read() -> None:

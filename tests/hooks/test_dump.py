@@ -1,8 +1,11 @@
 """A crash folder holds what is needed to run its batch again, and says what it lacks."""
 
+import errno
 import json
+import os
 from collections import UserDict
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -140,3 +143,44 @@ def test_mappings_of_any_class_are_written_as_dicts() -> None:
     replay_crash(folder, make_trainer(seen=batches))
     assert batches[0] == ({"a": {"b": [{"c": torch.ones(1)}]}}, "x")
     assert type(batches[0][0]["a"]) is dict
+
+
+class FailingOs:
+    """The module `os` with a function that fails once for a file of a crash folder: the n-th time it is called."""
+
+    def __init__(self, name: str, fail_at: int) -> None:
+        self.name, self.fail_at, self.calls = name, fail_at, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return self.call if name == self.name else getattr(os, name)
+
+    def call(self, target: Any, *more: Any) -> Any:
+        """Call the function, or fail as a full disk does."""
+        path = Path(f"/proc/self/fd/{target}").readlink() if isinstance(target, int) else Path(target)
+        self.calls += "crashes" in path.parts
+        if "crashes" in path.parts and self.calls == self.fail_at:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return getattr(os, self.name)(target, *more)
+
+
+@pytest.mark.parametrize("call", ["open", "write", "fsync", "rename"])
+def test_a_disk_that_fails_leaves_no_part_of_a_folder(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever call fails, the folder is whole or absent; its absence is a failure of the hook, and the run ends."""
+    calls, absent = 0, []
+    for fail_at in count():
+        failing = FailingOs(call, fail_at)
+        with monkeypatch.context() as patch:
+            patch.setattr("hookline._fs.os", failing)
+            trainer, _ = crash(torch.ones(4, 3))
+        calls = calls or failing.calls
+        assert trainer.run_dir is not None and trainer.stopped_by == "nan_forensics"
+        found = list((trainer.run_dir / "crashes").iterdir())
+        if not found:
+            absent.append(fail_at)
+            assert trainer.hooks.entry("nan_forensics").failures.total == 1
+        else:
+            assert [path.name for path in found] == ["step-00000001"]
+            assert replay_crash(found[0], make_trainer(seed=5)).same
+        if fail_at == calls:
+            break
+    assert absent[0] == 1

@@ -1,5 +1,8 @@
 """One word says how often a hook works, `every`; the other words that some hooks know are aliases of it."""
 
+import ast
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,9 @@ from hookline import (
     JSONLogHook,
     LearningRateMonitor,
     NotifyHook,
+    Schedule,
     Trainer,
+    TrainerConfig,
     get_trainer,
 )
 from hookline.core.plugins import HOOKS
@@ -89,22 +94,68 @@ def test_a_period_that_a_hook_cannot_keep_is_refused(name: str, every: Any, mess
         HookRegistry().register(name, every=every)
 
 
+NOT_AT_STEPS = "; check_every_n_steps: is for metrics of training, such as train/loss; val/loss comes with a validation"
+NOT_AT_EPOCHS = "; every: '2 epochs': {} or at steps"
+
+
 @pytest.mark.parametrize(
-    ("hook", "remedy"),
+    ("make", "parameters", "every", "reason"),
     [
-        (CheckpointHook(), '; write CheckpointHook(every="100 steps")'),
-        (EarlyStopping(), '; write EarlyStopping(every="100 steps")'),
-        (LearningRateMonitor(frequency="epoch"), '; write LearningRateMonitor(every="100 steps")'),
-        (NotifyHook("https://example.org/x"), ""),
-        (HOOKS.find("sample_text")(), ""),
+        (CheckpointHook, {}, 100, None),
+        (CheckpointHook, {"monitor": "val/loss", "save_top_k": 2}, "2 epochs", None),
+        (EarlyStopping, {"monitor": "train/loss"}, 100, None),
+        (EarlyStopping, {}, "1 epoch", None),
+        (EarlyStopping, {}, 100, NOT_AT_STEPS),
+        (EarlyStopping, {}, "2 epochs", NOT_AT_EPOCHS.format("checks are made at the end of each epoch")),
+        (LearningRateMonitor, {"frequency": "epoch"}, 100, None),
+        (LearningRateMonitor, {"frequency": "epoch"}, "2 epochs",
+         NOT_AT_EPOCHS.format("rates are recorded at the start of each epoch")),
+        (NotifyHook, {"webhook_url": "https://example.org/x"}, 100, ""),
+        (HOOKS.find("sample_text"), {}, 100, ""),
+    ],
+)  # fmt: skip
+def test_a_period_without_effect_is_refused(make: Any, parameters: Any, every: Any, reason: str | None) -> None:
+    """A built-in object has the events that it was made for; the error proposes a constructor only if it works."""
+    hook = make(**parameters)
+    with pytest.raises(RegistrationError) as refused:
+        HookRegistry().register(hook, every=every)
+    message = str(refused.value)
+    where = f"{type(hook).__name__} is called at no event inside steps"
+    if reason is not None:
+        assert message.endswith(f" has no effect: this {where}{reason}")
+        return
+    proposed = re.search(rf"{where}; pass every='(.*)' to {type(hook).__name__} instead$", message)
+    assert proposed, message
+    others = {name: value for name, value in parameters.items() if name not in make.every_aliases}
+    HookRegistry().register(make(**others, every=proposed[1]))
+
+
+@pytest.mark.parametrize("every", ["often", "3 stps", "2 tokens of b", "2 steps of b"])
+@pytest.mark.parametrize(
+    ("give", "valid"),
+    [
+        (lambda every: Schedule.parse(every=every), "steps|batches|epochs|tokens|seconds|minutes|hours"),
+        (lambda every: HookRegistry().register("early_stopping", monitor="train/loss", every=every), "steps"),
+        (lambda every: EarlyStopping(warmup=every), "steps|epochs"),
+        (lambda every: HookRegistry().register("throughput", every=every), "steps"),
+        (lambda every: LearningRateMonitor(every=every), "steps"),
+        (lambda every: TrainerConfig(validate_every=every), "steps|epochs"),
     ],
 )
-def test_a_period_without_effect_is_refused(hook: Any, remedy: str) -> None:
-    """A built-in object works at the events that it was made for; a schedule counts for those inside steps."""
-    with pytest.raises(RegistrationError) as refused:
-        HookRegistry().register(hook, every=100)
-    where = f"this {type(hook).__name__} is called at no event inside steps"
-    assert str(refused.value) == f"every 100 steps has no effect: {where}{remedy}"
+def test_what_an_error_about_a_period_proposes_is_accepted(
+    give: Callable[[Any], object], valid: str, every: str
+) -> None:
+    """The examples of periods, and the units, are those that this parameter takes."""
+    with pytest.raises(HooklineError) as refused:
+        give(every)
+    remedy = str(refused.value).rpartition("; ")[2]
+    if "write" in remedy:
+        proposed = [ast.literal_eval(one) for one in re.findall(r"'[^']*'|\d+", remedy)]
+    else:
+        proposed = [f"5 {unit}" for unit in re.findall(valid, remedy)]
+    assert proposed, str(refused.value)
+    for one in proposed:
+        give(one)
 
 
 @pytest.mark.parametrize(

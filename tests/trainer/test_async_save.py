@@ -15,7 +15,7 @@ from weakref import WeakSet
 import numpy as np
 import pytest
 import torch
-from forking import skip_after_cuda
+from fresh_process import start, status_of
 from torch.utils.data import DataLoader, TensorDataset
 
 from hookline import Trainer, TrainingHook, UpdateHook, _fs, get_trainer
@@ -421,16 +421,20 @@ def test_a_second_signal_leaves_a_whole_checkpoint(monkeypatch: pytest.MonkeyPat
     assert [path.name for path in list_checkpoints(trainer.checkpoint_dir)] == ["step-00000002"]  # type: ignore[arg-type]
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_loaders_may_fork_while_a_save_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An epoch's workers are made while a save of the last epoch is being written."""
-    skip_after_cuda()
-    trainer, gate = make_trainer(), Gate(monkeypatch)
-    data = TensorDataset(torch.randn(16, 3), torch.randn(16, 1))
-    story = ask_at(trainer, 3)
-    trainer.on("step_end", at=6)(lambda: gate.open())
-    trainer.fit(DataLoader(data, batch_size=4, num_workers=2), max_epochs=2)
+def train_with_loaders_that_fork() -> None:
+    """Train two epochs with workers; a save of the first one is written until the second has made two steps."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        trainer, gate = make_trainer(), Gate(monkeypatch)
+        data = TensorDataset(torch.randn(16, 3), torch.randn(16, 1))
+        story = ask_at(trainer, 3)
+        trainer.on("step_end", at=6)(lambda: gate.open())
+        trainer.fit(DataLoader(data, batch_size=4, num_workers=2), max_epochs=2)
     assert story.told[5:8] == ["step 6", "saved 3", "step 7"]
+
+
+def test_loaders_may_fork_while_a_save_is_written() -> None:
+    """An epoch's workers are made while a save of the last epoch is being written."""
+    assert status_of(start(train_with_loaders_that_fork)) == 0
 
 
 def test_a_run_that_is_dropped_finishes_its_save(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from forking import fork
+from fresh_process import start, status_of
 from read_batches import make_reader
 from stopped_runs import SaveAndStop, bits_of, curve_of, run_in_parts
 from torch import nn
@@ -391,15 +391,14 @@ def stopping_trainer(root: Path, why: str, kill: bool = False, patience: int = 1
     return trainer
 
 
+def train_until_killed(root: Path, why: str, **options: Any) -> None:
+    """Train until the process is killed while the run stops."""
+    stopping_trainer(root, why, kill=True, **options).train()
+
+
 def killed_while_stopping(root: Path, why: str, **options: Any) -> Path:
     """Return the directory of such a run."""
-    child = fork()
-    if child == 0:
-        try:
-            stopping_trainer(root, why, kill=True, **options).train()
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert status_of(start(train_until_killed, root, why, **options)) == -signal.SIGKILL
     (run,) = root.iterdir()
     return run
 

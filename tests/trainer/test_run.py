@@ -718,3 +718,18 @@ def test_a_hook_that_has_nothing_to_close_still_fires() -> None:
     trainer.train()
     trainer.validate(BATCHES)
     assert len(phases) == 6
+
+
+def test_a_run_can_start_where_the_working_directory_was_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its record is elsewhere, and is printed as a whole path."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    make_trainer(record=False).train()  # torch itself reads the directory, once
+    gone.rmdir()
+    trainer = make_trainer(output_dir=str(tmp_path), console=True)
+    trainer.train()
+    assert run_json(trainer)["outcome"] == "completed"
+    assert f" → {trainer.run_dir}\n" in capsys.readouterr().out

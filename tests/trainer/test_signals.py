@@ -3,16 +3,20 @@
 import json
 import os
 import signal
+import sys
 import threading
 import time
-import traceback
 from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import Pipe, active_children, current_process
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from forking import fork
+from fresh_process import start, status_of
 from torch.utils.data import DataLoader, Dataset, TensorDataset, get_worker_info
 
 from hookline import Trainer, TrainingHook, get_trainer
@@ -275,51 +279,50 @@ def test_a_failing_save_does_not_end_silently() -> None:
         trainer.train()
 
 
-def start(seconds_a_step: float) -> int:
-    """A process that trains until it is stopped, and has begun; forked, because importing torch takes seconds."""
-    begun, tell = os.pipe()
-    child = fork()
-    if child:
-        os.read(begun, 1)
-        return child
-    status: Any = 1
+def train_until_stopped(seconds_a_step: float, begun: Connection) -> None:
+    """Train, and say when training has begun."""
+    trainer = make_trainer(max_epochs=1_000_000)
+    trainer.on("train_start", name="ready")(lambda: begun.send(True))
+    trainer.on("step_end", name="slow")(lambda: time.sleep(seconds_a_step))
     try:
-        trainer = make_trainer(max_epochs=1_000_000)
-        trainer.on("train_start", name="ready")(lambda: os.write(tell, b"x"))
-        trainer.on("step_end", name="slow")(lambda: time.sleep(seconds_a_step))
         trainer.train()
-    except SystemExit as left:
-        status = left.code
     except KeyboardInterrupt:
-        status = 130
+        sys.exit(130)
+
+
+@contextmanager
+def training(seconds_a_step: float) -> Iterator[ForkServerProcess]:
+    """Yield a process that trains until it is stopped, and has begun."""
+    receiver, sender = Pipe(duplex=False)
+    with receiver, sender:
+        child = start(train_until_stopped, seconds_a_step, sender)
+        sender.close()  # the process has its own, so that receiving fails if the process ends early
+        assert receiver.recv()
+    try:
+        yield child
     finally:
-        os._exit(status)
-
-
-def status_of(child: int) -> int:
-    """How a process ended."""
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        child.kill()  # has no effect unless an assertion failed
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_from_outside(number: signal.Signals, status: int) -> None:
     """It comes at any time; the status is the usual one, and one checkpoint is there."""
-    child = start(0.01)
-    time.sleep(0.1)
-    os.kill(child, number)
-    assert status_of(child) == status
+    with training(0.01) as child:
+        time.sleep(0.1)
+        os.kill(child.pid, number)  # type: ignore[arg-type]
+        assert status_of(child) == status
     assert len(list(Path("runs").glob("*/checkpoints/step-*"))) == 1
 
 
 def test_a_second_sigterm_leaves_at_once() -> None:
     """While the step still sleeps; nothing is saved."""
-    child = start(60)
-    time.sleep(0.3)
-    os.kill(child, signal.SIGTERM)
-    time.sleep(0.3)
-    assert os.waitpid(child, os.WNOHANG) == (0, 0)
-    os.kill(child, signal.SIGTERM)
-    assert status_of(child) == 143
+    with training(60) as child:
+        time.sleep(0.3)
+        child.terminate()
+        time.sleep(0.3)
+        assert child.is_alive()
+        child.terminate()
+        assert status_of(child) == 143
     assert list(Path("runs").glob("*/checkpoints/*")) == []
 
 
@@ -336,9 +339,8 @@ def test_workers_that_get_ctrl_c_too() -> None:
 
     @trainer.on("train_batch_end", at="2 batches")
     def ctrl_c() -> None:
-        children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
-        for pid in [*map(int, children), os.getpid()]:
-            os.kill(pid, signal.SIGINT)
+        for process in [*active_children(), current_process()]:
+            os.kill(process.pid, signal.SIGINT)  # type: ignore[arg-type]
 
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
@@ -376,7 +378,7 @@ def train_with_workers(how: str = "", deadly: int | None = None, resume: Path | 
         nonlocal batches
         batches += 1
         if how and batches == 3:
-            workers = [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+            workers = [worker.pid for worker in active_children() if worker.pid]
             # From another process: torch's workers end without an error if their parent asks them to.
             if (killer := os.fork()) == 0:
                 if how == "group":
@@ -399,20 +401,15 @@ def train_with_workers(how: str = "", deadly: int | None = None, resume: Path | 
     return trainer
 
 
+def train_in_own_group(**how: Any) -> None:
+    """Train in a process group of its own."""
+    os.setsid()
+    train_with_workers(**how)
+
+
 def end_of_group(**how: Any) -> int:
-    """Train in a process group of its own, and return the exit status of its first process."""
-    child = fork()
-    if child:
-        return status_of(child)
-    try:
-        os.setsid()
-        train_with_workers(**how)
-    except SystemExit as left:
-        os._exit(int(left.code or 0))
-    except BaseException:
-        traceback.print_exc()
-        os._exit(1)
-    os._exit(0)
+    """Return the exit status of the first process of such a group."""
+    return status_of(start(train_in_own_group, **how))
 
 
 def check_resumed(**options: Any) -> None:
@@ -506,6 +503,39 @@ def test_a_validation_whose_batches_never_come_is_not_saved(validate_every: str)
     assert resumed.lr == whole.lr
 
 
+class FailsAtAnEpoch(DataLoader[Any]):
+    """A loader whose second epoch comes with SIGTERM and an error, as from lasting workers that the signal ended."""
+
+    failing, epochs = False, 0
+
+    def __iter__(self) -> Any:
+        self.epochs += 1
+        if self.failing and self.epochs == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+            raise RuntimeError("DataLoader worker exited unexpectedly")
+        return super().__iter__()
+
+
+def test_workers_that_die_while_an_epoch_starts() -> None:
+    """The run ends as any that a signal ends, and resumes exactly."""
+
+    def make(failing: bool) -> Trainer:
+        torch.manual_seed(0)
+        model, loader = torch.nn.Linear(3, 1), FailsAtAnEpoch(Deadly(None), batch_size=16)
+        loader.failing = failing
+        options: dict[str, Any] = {"loss_fn": torch.nn.functional.mse_loss, "max_epochs": 3, "console": False}
+        return get_trainer("simple", model, loader, torch.optim.SGD(model.parameters(), 0.1), "cpu", **options)
+
+    whole, failed, resumed = make(False), make(True), make(False)
+    whole.train()
+    with pytest.raises(SystemExit) as ended:
+        failed.train()
+    assert ended.value.code == 143 and failed.record.run["outcome"] == "interrupted"
+    assert failed.step == 3
+    resumed.fit(resume=failed.run_dir)
+    assert torch.equal(resumed.model.weight, whole.model.weight)  # type: ignore[arg-type]
+
+
 class UnprintableError(Exception):
     """An exception whose text cannot be made."""
 
@@ -569,7 +599,7 @@ def test_a_forked_process_dies_as_it_should(number: signal.Signals) -> None:
             except BaseException:
                 os._exit(77)
             os._exit(0)
-        ends.append(status_of(child))
+        ends.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
     trainer = make_trainer()
     trainer.on("step_end", at=2)(fork)

@@ -1,6 +1,7 @@
 """With trainable_only, checkpoints leave out frozen parameters, and restore everything or say what differs."""
 
 import copy
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hookline import EarlyStopping, Trainer, TrainingHook, get_trainer, replay_crash
 from hookline.checkpoints import read_checkpoint
@@ -143,6 +145,33 @@ def test_the_best_weights_are_saved_without_the_base(unfreeze_at: int | None) ->
     for trainer in (first, second):
         state = trainer.model.state_dict()
         assert [name for name in best if not torch.equal(state[name], best[name])] == []
+
+
+class Copies(TorchDispatchMode):
+    """Counts how often each parameter of a model is copied."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._names = {param.data_ptr(): name for name, param in model.named_parameters()}
+        self.copied: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.ops.aten._to_copy.default, torch.ops.aten.clone.default):
+            self.copied[self._names.get(args[0].data_ptr(), "another tensor")] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("trainable_only", [True, False])
+def test_a_resumed_run_copies_only_what_the_best_weights_lack(trainable_only: bool) -> None:
+    """That is what the checkpoint left out; a copy of the whole model would need its memory twice."""
+    first = with_best_weights(max_epochs=1, trainable_only=trainable_only)
+    first.train()
+    second = with_best_weights(max_epochs=2, trainable_only=trainable_only)
+    copies, copied = Copies(second.model), []
+    second.on("epoch_start", name="count")(lambda: copied.append({*copies.copied} - {"another tensor"}))
+    with copies:
+        second.fit(resume=first.run_dir)
+    assert copied == [{*BASE} if trainable_only else set()]
 
 
 def test_a_crash_folder_is_without_the_base() -> None:

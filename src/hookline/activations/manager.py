@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Unpack
 
@@ -40,7 +40,8 @@ class HookManager(HookRegistry):
         cleanup_interval: int = 1000,
         max_age_seconds: float | None = None,
         enable_intervention: bool = False,
-        **loading: Any,
+        allow: Iterable[str] = (),
+        from_file: bool = False,
     ) -> None:
         """Make a registry, and load hooks from a config if one is given.
 
@@ -51,7 +52,8 @@ class HookManager(HookRegistry):
             cleanup_interval: After how many module calls states that are too old are dropped.
             max_age_seconds: How long states are kept; None for no limit.
             enable_intervention: Whether hooks with `intervene = True` are accepted.
-            **loading: Options of `load`.
+            allow: Prefixes under which a config from a file may name dotted paths.
+            from_file: Whether the config comes from a file.
 
         Raises:
             ConfigError: If a parameter has an invalid value.
@@ -68,7 +70,7 @@ class HookManager(HookRegistry):
         self._attached_blocks = 0  # Several threads may be in one.
         self.on_change(self._await_next_batch)
         if config is not None:
-            self.load(config, **loading)
+            self.load(config, allow=allow, from_file=from_file)
 
     def _check_forward_hook(self, entry: Entry) -> None:
         """Accept all; the dispatcher checks them."""

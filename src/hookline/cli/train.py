@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from hookline import cli
 from hookline._console import drop_unwritten_output, print_line
+from hookline._fs import relative_to_here
 from hookline.checkpoints.store import list_checkpoints
 from hookline.cli.config_args import overrides_among, read_config
 from hookline.errors import CheckpointError, error_text
@@ -83,8 +84,7 @@ def print_how_to_continue(trainer: Trainer, options: argparse.Namespace) -> None
     start = f"from {saved[0].name}" if saved else "from the first step, as there is no checkpoint"
     # Modules that were imported and paths in the config may be relative to the current directory.
     here = Path.cwd()
-    run = trainer.run_dir.relative_to(here) if trainer.run_dir.is_relative_to(here) else trainer.run_dir
-    command = command_like(options, "resume", str(run))
+    command = command_like(options, "resume", str(relative_to_here(trainer.run_dir)))
     print_line(f"hookline: to continue {start}:\n  cd {shlex.quote(str(here))} && {command}", sys.stderr)
 
 

@@ -140,7 +140,8 @@ class Factory:
         is_open = any(one.kind is one.VAR_KEYWORD for one in known.values())
         for key in self.parameters:
             if key not in named and not is_open:
-                see = f"`hookline hooks {self.name}`" if self.name in HOOKS else ""
+                is_listed = self.name in HOOKS and HOOKS.origin(self.name) != "registered"
+                see = f"`hookline hooks {self.name}`" if is_listed else ""
                 problem = f"{label} has no parameter {key!r}; {nearest(key, [*named, *self.options], see)}"
                 raise ConfigError(above and above + key, problem)
         for key in named:

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from hookline._checks import names
-from hookline.config.schema import HOOKS_PAGE, OPTIONS_PAGE, HooksConfig, RunConfig
+from hookline.config.schema import HOOKS_PAGE, HooksConfig, RunConfig
 from hookline.config.values import MAX_DEPTH, plain_copy, read_yaml
 from hookline.core.entry import numbered
 from hookline.errors import ConfigError, nearest, shown
-from hookline.trainer.options import TrainerOptions
+from hookline.trainer.options import OPTIONS_PAGE, TrainerOptions
 
 FORMATS = (".yaml", ".yml", ".toml", ".json")
 MAX_BYTES = 250_000
@@ -155,7 +155,7 @@ def _entry_path(tree: dict[str, Any], parts: list[str]) -> list[str]:
             # Of several hooks with one chosen name, which a registry refuses, the first is meant.
             places.setdefault(str(instance), (kind, str(index)))
     if name not in places:
-        close = nearest(name, places or HooksConfig.model_fields, HOOKS_PAGE)
+        close = nearest(name, places) if places else nearest(name, HooksConfig.model_fields, HOOKS_PAGE)
         raise ConfigError(f"hooks.{name}", f"no hook of this config has that name; {close}")
     if len(parts) == 2:
         raise ConfigError(f"hooks.{name}", f"name one of its parameters: hooks.{name}.PARAMETER=value")

@@ -12,13 +12,13 @@ from pydantic.dataclasses import dataclass
 from pydantic_core import ErrorDetails
 
 from hookline.errors import ConfigError, got, nearest
-from hookline.trainer.options import TrainerOptions
+from hookline.trainer.options import OPTIONS_PAGE, TrainerOptions
 
 Path = tuple[str, ...]
 Entries = list[str | dict[str, Any]]
 """Hooks in order: each a registered name, or a mapping with `name` and its parameters."""
 
-OPTIONS_PAGE, HOOKS_PAGE = "docs/training.md", "docs/config.md"
+HOOKS_PAGE = "docs/config.md"
 _PATHS_SHOWN = 5
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 _MISSING = ("missing", "missing_argument", "missing_keyword_only_argument")
@@ -108,7 +108,8 @@ def _problem(path: Path, details: list[ErrorDetails], top: type) -> str:
         for place in [(*above, inner) for inner in here] + ([above[:-1]] if above else []):
             if key in _keys(place, top):
                 return f"unknown key; did you mean '{'.'.join((*place, key))}'?"
-        return f"unknown key; {nearest(key, here, HOOKS_PAGE if above[-1:] == ('hooks',) else OPTIONS_PAGE)}"
+        page = HOOKS_PAGE if here == _keys(("hooks",), top) else OPTIONS_PAGE
+        return f"unknown key; {nearest(key, here, page)}"
     expected: dict[str, None] = {}
     for detail in details:
         # pydantic's message is 'Input should be a valid integer, unable to parse …'; 'a valid integer' is enough.
@@ -287,7 +288,7 @@ def as_trainer_config(config: Any) -> TrainerConfig:
     if any(key in hooks for key in config):
         return TrainerConfig(hooks=HooksConfig(**config))
     key = next(iter(config))
-    raise ConfigError(key, f"unknown key; {nearest(key, [*options, *hooks], OPTIONS_PAGE)}")
+    raise ConfigError(key, f"unknown key; {nearest(key, [*options, *hooks])}")
 
 
 def _option_values(options: TrainerOptions) -> dict[str, Any]:

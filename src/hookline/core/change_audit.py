@@ -178,9 +178,10 @@ class RunSnapshot:
 
     def changes(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield what has changed since, with old and new values where these are small."""
-        now, elements = self._read(), self._elements()
+        now = self._read()
         if not self._full and now == self._before:
             return
+        elements = self._elements()
         for what, before in self._before.items():
             same_elements = map(torch.equal, self._elements_before.get(what, ()), elements.get(what, ()))
             if now[what] == before and all(same_elements):
@@ -196,8 +197,8 @@ class RunSnapshot:
 
     def _read(self) -> dict[str, Any]:
         run, optimizers = self._run, self._run.optimizers
-        groups = [group for one in optimizers for group in one.param_groups]
-        found: dict[str, Any] = {"learning rate": [_comparable(group["lr"]) for group in groups]}
+        rates = [_comparable(group["lr"]) for one in optimizers for group in one.param_groups]
+        found: dict[str, Any] = {"learning rate": rates}
         for what, tensors in self._passed.items():
             found[what] = [tensor_version(one) for one in tensors]
         if self._sampled or self._full:
@@ -216,7 +217,8 @@ class RunSnapshot:
             "optimizer state": [_comparable(state) for state in states],
             "optimizer options": [
                 {key: _comparable(value) for key, value in group.items() if key not in ("params", "lr")}
-                for group in groups
+                for one in optimizers
+                for group in one.param_groups
             ],
             "train or eval mode": [module.training for module in modules],
             "requires_grad of parameters": [param.requires_grad for param in params],

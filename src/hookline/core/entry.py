@@ -257,10 +257,20 @@ def check_schedule(hook: Any, listeners: Iterable[str], schedule: Schedule) -> N
     """
     if schedule == Schedule() or any(CATALOG[event].inner for event in listeners):
         return
-    made = type(hook).__name__
     takes_every = schedule.every is not None and "every" in inspect.signature(type(hook)).parameters
-    remedy = f'; write {made}(every="{schedule.every}")' if takes_every else ""
-    raise RegistrationError(f"{schedule} has no effect: this {made} is called at no event inside steps{remedy}")
+    remedy = f"; {_with_period(hook, str(schedule.every))}" if takes_every else ""
+    where = f"this {type(hook).__name__} is called at no event inside steps"
+    raise RegistrationError(f"{schedule} has no effect: {where}{remedy}")
+
+
+def _with_period(hook: Any, every: str) -> str:
+    """Say how to make a built-in hook with a period, or why it cannot have this one."""
+    others = hook_parameters(hook, {})
+    try:
+        type(hook)(**{name: others[name] for name in others if name not in hook.every_aliases}, every=every)
+    except ConfigError as refused:
+        return str(refused)
+    return f"pass every={every!r} to {type(hook).__name__} instead"
 
 
 def _is_called_otherwise(hook: Any) -> bool:

@@ -62,7 +62,10 @@ class PluginTable:
 
     def unknown(self, name: str) -> str:
         """Say that a config cannot use a name, and which it can."""
-        see = "`hookline hooks`" if self.noun == "hook" else "docs/config.md"
+        if self.noun == "hook":  # A command knows only what it imports.
+            see = "`hookline hooks --import MODULE`" if self._added else "`hookline hooks`"
+        else:
+            see = "" if self._added or self.plugins else "docs/config.md"
         return f"there is no {self.noun} named {name!r}; {nearest(name, self.names(), see)}"
 
     def name_of(self, factory: Any) -> str | None:

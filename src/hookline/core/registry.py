@@ -221,13 +221,11 @@ class HookRegistry(Events):
             name = name or DerivedName(getattr(hook, "__name__", "function"))
         elif isinstance(name, DerivedName):  # A config has made the hook of this type.
             name, type_name = None, str(name)
-        schedule = Schedule.parse(every, at, start, stop, name or type_name)
         options = {} if every is None else {"every": every}
-        made, listeners = read_hook(hook, event, parameters, options)
+        made, listeners = read_hook(hook, event, parameters, options)  # Its constructor may take `every`.
+        schedule = Schedule.parse(options.get("every"), at, start, stop, name or type_name)
         own_schedule: Schedule = getattr(made, "schedule", None) or Schedule()
-        if options.get("every") is not every:  # Its constructor took it.
-            schedule = replace(schedule, every=options.get("every"))
-        elif every is None and not schedule.at and (schedule.start or schedule.stop):  # They limit its own period.
+        if every is None and not schedule.at and (schedule.start or schedule.stop):  # They limit its own period.
             schedule = replace(schedule, every=own_schedule.every)
         name = name or own_name(made) or derived_name(made, type_name)
         own = vars(type(made))  # Not inherited: a user's subclass of a built-in hook is not built in.
@@ -284,7 +282,7 @@ class HookRegistry(Events):
             if before is None or before.hook is not entry.hook:
                 entry.set_up(self)  # User code, so not under the lock.
             with self._lock:
-                if self._entries.get(entry.name) is not before:  # Registered by setup() itself, or by another thread.
+                if self._entries.get(entry.name) is not before:  # Changed by setup() itself, or by another thread.
                     self._close(entry)
                     raise _name_taken(entry.name)
                 if before is not None:
@@ -310,7 +308,7 @@ class HookRegistry(Events):
         """Give a hook the name it gets, and return the entry that it replaces; None if it is another hook.
 
         Raises:
-            RegistrationError: If its name was chosen for it, and another hook has it.
+            RegistrationError: If its name was chosen for it, and another hook has it or is being registered with it.
         """
         earlier = [one for one in self._entries.values() if entry.replaces(one)]
         if earlier:
@@ -321,6 +319,9 @@ class HookRegistry(Events):
             entry.name = numbered(entry.name, self._entries.keys() | self._reserved)
         elif entry.name in self._entries:
             raise _name_taken(entry.name)
+        elif entry.name in self._reserved:
+            problem = f"a hook named {entry.name!r} is being registered: its setup() has not returned"
+            raise RegistrationError(f"{problem}; give this one another name (name=…)")
         return None
 
     def on(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -23,7 +23,10 @@ _UNIT_NAMES = ("steps", "batches", "epochs", "tokens", "seconds", "minutes", "ho
 _FACTORS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9, "T": 10**12}
 FAR = 2**31
 """More micro-batches than a run has."""
-_EXAMPLES = "10, '10 batches', '10 batches of b', '2 epochs', '30 s' or '1M tokens'"
+_EXAMPLES = {
+    "10": "steps", "'10 batches'": "batches", "'10 batches of b'": "batches", "'1 epoch'": "epochs",
+    "'30 s'": "seconds", "'1M tokens'": "tokens",
+}  # fmt: skip
 _QUANTITY = re.compile(r"\s*(\d[\d_]*(?:\.\d+)?)([kKMGBT]?)\s*([A-Za-z]*)(?:\s+of\s+(\S.*?))?\s*")
 
 
@@ -91,22 +94,32 @@ class Quantity:
         return self.unit in ("steps", "batches", "epochs")
 
     @classmethod
-    def parse(cls, value: Any, path: str = "every") -> Quantity:
+    def parse(cls, value: Any, path: str = "every", units: Collection[str] = ()) -> Quantity:
         """Read an integer (steps) or text.
 
+        Args:
+            value: What was given.
+            path: Where it is written, for messages.
+            units: The units that are valid here, which are not those of one loader; all if empty.
+
         Raises:
-            ConfigError: If it is negative, a fraction of what is whole, or has an unknown unit.
+            ConfigError: If it is negative, a fraction of what is whole, or has a unit that is not valid.
         """
         if isinstance(value, Quantity):
             return value
         written = isinstance(value, (int, str)) and not isinstance(value, bool)
         match = _QUANTITY.fullmatch(str(value)) if written else None
         if not match:
-            raise ConfigError(path, f"{value!r} is not a schedule; write {_EXAMPLES}")
+            *most, last = [example for example, unit in _EXAMPLES.items() if not units or unit in units]
+            remedy = f"write {', '.join(most)} or {last}" if most else f"write {last}"
+            raise ConfigError(path, f"{value!r} is not a schedule; {remedy}")
         number, factor, word, loader = match.groups()
         unit = _UNITS.get(word.lower() or "steps")
         if unit is None:
-            raise ConfigError(path, f"{word!r} is not a unit; {nearest(word, _UNIT_NAMES)}")
+            valid = [name for name in _UNIT_NAMES if not units or _UNITS[name][0] in units]
+            raise ConfigError(path, f"{word!r} is not a unit; {nearest(word, valid)}")
+        if units and (loader or unit[0] not in units):
+            raise ConfigError(path, f"{value!r}: count in {' or '.join(units)}")
         amount = float(number.replace("_", "")) * _FACTORS[factor] * unit[1]
         if unit[0] != "seconds" and amount != int(amount):
             raise ConfigError(path, f"{value!r}: {unit[0]} are whole numbers")

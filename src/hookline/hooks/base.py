@@ -73,11 +73,8 @@ def period(hook: TrainingHook, every: int | str | None, units: Collection[str] =
     for name in hook.every_aliases:
         if getattr(hook, name) != parameters[name].default:
             raise ConfigError("every", f"give every or {name}, not both: they say the same")
-    found = Schedule.parse(every=every).every
-    assert found is not None
-    if units and found.unit not in units:
-        raise ConfigError("every", f"{every!r}: count in {' or '.join(units)}")
-    return found
+    Quantity.parse(every, units=units)
+    return Schedule.parse(every=every).every
 
 
 def counts_for_run(trainer: RunControl) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, TextIO, cast
 
 from hookline import _checks
 from hookline._console import RunOutput, can_rewrite_lines, is_terminal, logger, print_line
+from hookline._fs import relative_to_here
 from hookline.core.base import TrainingHook
 from hookline.core.costs import share_of_run
 from hookline.core.entry import HookKeywords
@@ -101,8 +102,7 @@ class ConsoleLogHook(TrainingHook):
 
     def on_checkpoint_save(self, checkpoint_path: str) -> None:
         """Print the checkpoint's path, relative to the working directory if it is inside."""
-        path, here = Path(checkpoint_path), Path.cwd()
-        self._print(f"saved {path.relative_to(here) if path.is_relative_to(here) else checkpoint_path}")
+        self._print(f"saved {relative_to_here(Path(checkpoint_path))}")
 
     def on_train_end(self, trainer: RunControl) -> None:
         """Print the table of costs."""

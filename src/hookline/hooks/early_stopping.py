@@ -90,9 +90,7 @@ class EarlyStopping(MetricHook):
                 raise ConfigError("every", f"{every!r}: checks are made at the end of each epoch or at steps")
             self.check_on_train_epoch_end = True
         self.min_epochs = _checks.integer(min_epochs, "min_epochs", at_least=0)
-        self.warmup, self._warmup = warmup, Quantity.parse(warmup, "warmup")
-        if self._warmup.unit not in ("steps", "epochs"):
-            raise ConfigError("warmup", f"{warmup!r}: count in steps or epochs")
+        self.warmup, self._warmup = warmup, Quantity.parse(warmup, "warmup", ("steps", "epochs"))
         self.target = _checks.optional(_checks.number, target, "target")
         self.divergence_threshold = _checks.optional(_checks.number, divergence_threshold, "divergence_threshold")
         self.on_non_finite = _checks.one_of(on_non_finite, ("stop", "count", "ignore"), "on_non_finite")

@@ -193,7 +193,7 @@ class FileStorage:
         if not isinstance(earlier.get("attempts", []), list):
             earlier = {}
         run["started"] = earlier.get("started", run["started"])
-        run["git"] = git_state(Path.cwd())
+        run["git"] = git_state(Path())
         run["environment"] = environment()
         run["lineage"] = earlier.get("lineage") if run["lineage"] is None else run["lineage"]
         run["attempts"] = [*earlier.get("attempts", []), *run["attempts"]]

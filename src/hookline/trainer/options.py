@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, TypedDict, TypeVar, get_args, get_origin, get_type_hints
 
@@ -13,6 +13,8 @@ from hookline.core.schedule import Quantity
 from hookline.errors import ConfigError, nearest
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+OPTIONS_PAGE = "docs/training.md"
+"""Lists the options, and what else constructors take."""
 
 
 def option(default: Any, about: str) -> Any:
@@ -154,9 +156,7 @@ class TrainerOptions:
         """`validate_every` as a value."""
         if self.validate_every is None:
             return None
-        period = Quantity.parse(self.validate_every, "trainer.validate_every")
-        if period.unit not in ("steps", "epochs"):
-            raise ConfigError("trainer.validate_every", f"{self.validate_every!r}: count in steps or epochs")
+        period = Quantity.parse(self.validate_every, "trainer.validate_every", ("steps", "epochs"))
         if not period.amount:  # hooks that wait for a validation must be able to tell that there is none
             raise ConfigError("trainer.validate_every", f"{self.validate_every!r} is never due; write null for never")
         return period
@@ -172,12 +172,12 @@ class TrainerOptions:
         return self.max_epochs if self.max_epochs is not None else None if self.max_steps is not None else 1
 
     @classmethod
-    def make(cls, values: dict[str, Any], also: Iterable[str] = ()) -> TrainerOptions:
-        """Make options from keywords; an unknown one is rejected with the nearest, of these or of `also`."""
+    def make(cls, values: dict[str, Any]) -> TrainerOptions:
+        """Make options from keywords; an unknown one is rejected with the nearest."""
         known = [item.name for item in fields(cls)]
         for key in values:
             if key not in known:
-                remedy = nearest(key, [*known, *also], "docs/training.md")
+                remedy = nearest(key, known, OPTIONS_PAGE)
                 raise ConfigError(f"trainer.{key}", f"unknown option; {remedy}")
         return cls(**values)
 

@@ -17,6 +17,7 @@ import torch
 
 from hookline import __version__, _device
 from hookline._console import logger, print_line
+from hookline._fs import relative_to_here
 from hookline.checkpoints.store import set_aside_later
 from hookline.core.entry import Entry
 from hookline.core.failures import Incident, hook_notes
@@ -410,9 +411,7 @@ def opening_line(trainer: Trainer) -> str:
     of = f" of {_counted(length, 'batch')}" if length is not None and epochs else ""
     assumed = " (give max_epochs or max_steps for more)" if options.max_epochs is None and not steps else ""
     length_of_run = " or ".join(filter(None, [steps, epochs + of]))
-    path, here, where = trainer.record.path, Path.cwd(), ""
-    if path is not None:
-        where = f" → {path.relative_to(here) if path.is_relative_to(here) else path}"
+    where = "" if trainer.record.path is None else f" → {relative_to_here(trainer.record.path)}"
     done, resumed = trainer.progress.steps_done, ""
     if trainer.event_args.resumed:
         resumed = f", resumed at step {done}"

@@ -78,7 +78,6 @@ def write_crash(
     model, step = trainer.model, trainer.step
     name = f"step-{step:08d}"
     folder = temporary_name(root / name)
-    folder.mkdir(parents=True)
     sections = {"batch": _with_plain_dicts(recorded.batch), "random_state": recorded.random_state}
     if with_state:
         unsaved = trainer.unsaved_parameters()
@@ -93,6 +92,7 @@ def write_crash(
             left_out[section] = str(error)
     in_eval_mode = [name for name, module in plain_modules(model).items() if not module.training]
     try:
+        folder.mkdir(parents=True)
         write_checkpoint(folder, STATE, encoded, {"step": step, "modules_in_eval_mode": in_eval_mode})
         named = plain_parameters(model)
         rows = zip(named.items(), statistics_of([param.detach() for param in named.values()]), strict=True)
