@@ -105,7 +105,7 @@ def check_options(accelerator: Any, device: Any, options: Mapping[str, Any]) -> 
             f"{options['precision']!r}, but the Accelerator has mixed_precision={accelerator.mixed_precision!r}; the "
             "Accelerator decides, so leave `precision` out",
         )
-    if device is not None and find_device(device) != _device.with_index(accelerator.device):
+    if device is not None and find_device(device) != device_of(accelerator):
         raise TrainingError(
             f"device: {str(device)!r}, but the Accelerator uses {str(accelerator.device)!r}; it decides, so leave "
             "`device` out, or make it with cpu=True"
@@ -113,6 +113,12 @@ def check_options(accelerator: Any, device: Any, options: Mapping[str, Any]) -> 
     for name in ("parallel", "shard_modules", "replicas"):
         if options.get(name) not in (None, "auto", 1):
             raise ConfigError(f"trainer.{name}", "the Accelerator decides how processes share the model; leave it out")
+
+
+def device_of(accelerator: Any) -> torch.device:
+    """Return the device of an Accelerator, with an index if it has any; Accelerate numbers the CPU, too."""
+    device: torch.device = accelerator.device
+    return torch.device("cpu") if device.type == "cpu" else _device.with_index(device)
 
 
 def check_launcher(options: TrainerOptions) -> None:
@@ -159,7 +165,7 @@ class PreparedEngine(Engine):
     """Train a prepared model with the device, the precision and the GradScaler of its Accelerator."""
 
     def __init__(self, accelerator: Any) -> None:
-        super().__init__(_device.with_index(accelerator.device), PRECISIONS[accelerator.mixed_precision])
+        super().__init__(device_of(accelerator), PRECISIONS[accelerator.mixed_precision])
         self.accelerator = accelerator
         self.scaler = accelerator.scaler
 
