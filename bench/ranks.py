@@ -111,7 +111,7 @@ GOALS = {"Hookline": "5 % + 20 µs, below Accelerate", "Hookline, all monitors e
 
 def run_rank(rank: int, store: str, rounds: int, only: list[str]) -> dict[str, list[float]]:
     """Make the steps of one rank."""
-    os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")  # else Accelerate sets more threads than there are cores
+    os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")  # else Accelerate sets more threads than cores
     torch.set_num_threads(1)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
     if hasattr(os, "sched_setaffinity"):

@@ -199,6 +199,18 @@ def find_ranks() -> OneProcess:
     return _found[id(world)][1]
 
 
+def own_rank() -> OneProcess:
+    """Return which rank this process is, for hooks in a user's own loop; it does everything else alone.
+
+    No process group is made, so that not all ranks need to call this.
+    """
+    ranks, distributed = OneProcess(), torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        ranks.rank, ranks.world_size = distributed.get_rank(), distributed.get_world_size()
+        ranks.local_rank = int(os.environ.get("LOCAL_RANK", ranks.rank))
+    return ranks
+
+
 def fingerprint(parts: Iterable[Any]) -> int:
     """Return a small number that differs between ranks if some text of theirs does."""
     digest = hashlib.sha256("\0".join(map(str, parts)).encode("utf-8", "backslashreplace")).digest()

@@ -12,6 +12,7 @@ from hookline.core.plugins import HOOKS
 from hookline.trainer.options import TrainerOptions
 
 NAMES = """
+    AccelerateTrainer
     ActivationStats BaseTrainer CheckpointHook ClipNorm ConsoleLogHook DebugHook EMAHook EarlyStopping ForwardHook
     GenericTrainer GradientMonitor HookManager HookRegistry HookRunner HooklineError HooksConfig Identity JSONLogHook
     LayerSeries LearningRateMonitor LossSpike ModelCheckpoint NanForensics NotifyHook Profiler ResumableSampler

@@ -121,7 +121,8 @@ def _fork(rank: int, job: dict[str, Any]) -> int:
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(job["world_size"]))
+        count = str(job["world_size"])
+        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=count, LOCAL_WORLD_SIZE=count)
         answer = {"value": None, "error": ""}
         try:
             answer["value"] = _call(rank, job)

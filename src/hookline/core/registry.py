@@ -41,7 +41,7 @@ from hookline.core.plugins import load_reference
 from hookline.core.rng_guard import RngGuard
 from hookline.core.schedule import Clock, Schedule
 from hookline.errors import HooklineError, RegistrationError, error_text, nearest
-from hookline.ranks import OneProcess
+from hookline.ranks import OneProcess, own_rank
 
 UPDATE_BY_HAND = "hookline.gradients.by_hand:update_by_hand"
 """Runs the update hooks over gradients that are passed by hand; it belongs to the folder above that has the chain."""
@@ -139,8 +139,9 @@ class HookRegistry(Events):
         self.slots, self.scheduler = self.dispatch_table.slots, self.dispatch_table.scheduler
         self.device_timer = DeviceTimer()
         self.dispatch_table.add_wrapper(self.device_timer.wrap)
-        self.ranks = OneProcess()
-        """The processes of the run that fires the events."""
+        self.ranks = own_rank()
+        """The processes of the run that fires the events: a trainer's, or those of a user's own loop."""
+        self.failures.rank = self.ranks.rank
         self.update_chain: Any = None
         """Runs the update hooks: a trainer's chain, or one that is made when the first gradients are passed by hand."""
         self._manual_clock = ManualClock()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, TypedDict, TypeVar, get_args, get_origin, get_type_hints
@@ -122,6 +123,11 @@ class TrainerOptions:
         for name in ("shard_modules", "replicas"):
             if getattr(self, name) not in (None, 1) and self.parallel != "fsdp2":
                 raise ConfigError(f"trainer.{name}", f"only for parallel='fsdp2', not {self.parallel!r}")
+        for name in ("output_dir", "init_from"):
+            path = str(getattr(self, name))
+            if re.match(r"\w\w+:/", path):
+                why = f"{path!r} is not on a file system: give a path of a directory, and copy runs elsewhere"
+                raise ConfigError(f"trainer.{name}", why)
         for name in ("max_epochs", "max_steps"):
             if getattr(self, name) is not None:
                 _checks.integer(getattr(self, name), f"trainer.{name}", at_least=0)

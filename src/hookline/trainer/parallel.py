@@ -77,7 +77,8 @@ def kind_of_parallel(model: torch.nn.Module) -> str:
                 "the model is wrapped in FullyShardedDataParallel (FSDP1), which is not supported; use "
                 "torch.distributed.fsdp.fully_shard, or parallel='fsdp2' in a config"
             )
-    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+    compiled = getattr(model, "_orig_mod", model)  # what torch.compile wraps, after Accelerate for instance
+    if isinstance(compiled, torch.nn.parallel.DistributedDataParallel):
         return "ddp"
     if any(hasattr(module, "set_requires_gradient_sync") for module in model.modules()):
         return "fsdp2"

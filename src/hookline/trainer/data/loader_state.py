@@ -26,7 +26,7 @@ from hookline.trainer.rng import restore_rng, rng_state
 Loaders = Mapping[str, Iterable[Any]]
 
 _reported: WeakValueDictionary[int, Any] = WeakValueDictionary()  # parts whose state cannot be saved, by id
-_PARTS = ("sampler", "batch_sampler", "batch_sampler.sampler", "dataset")
+_PARTS = ("sampler", "batch_sampler", "batch_sampler.sampler", "dataset", "passes")
 
 
 def has_state(part: Any) -> bool:
@@ -220,6 +220,7 @@ def resume_warnings(loaders: Loaders, is_cut: bool) -> list[str]:
     """
     warnings = []
     for name, loader in loaders.items():
+        loader = getattr(loader, "base_dataloader", loader)  # of a loader that Accelerate prepared
         dataset = loader.dataset if isinstance(loader, DataLoader) else None
         workers = loader.num_workers if isinstance(loader, DataLoader) else 0
         if has_state(loader):
