@@ -23,6 +23,7 @@ from torch import Tensor
 from hookline.errors import RankError, error_text
 
 Result = TypeVar("Result")
+Number = TypeVar("Number", int, float)
 
 FINGERPRINT_BITS = 24  # its square, summed over 16,384 ranks, fits into an int64
 
@@ -57,8 +58,8 @@ class OneProcess:
         """Return whether any rank passes True. Waits for all ranks."""
         return self.total([flag])[0] > 0
 
-    def total(self, numbers: Sequence[int]) -> list[int]:
-        """Add up integers over the ranks. Waits for all ranks."""
+    def total(self, numbers: Sequence[Number]) -> list[Number]:
+        """Add up numbers over the ranks, all of them integers or all of them floats. Waits for all ranks."""
         return list(numbers)
 
     def agree(self, numbers: Sequence[int]) -> list[int]:
@@ -144,9 +145,10 @@ class ProcessRanks(OneProcess):
         self._distributed.all_gather(parts, padded, group=self.group)
         return [json.loads(bytes(part[: int(size)].tolist())) for part, size in zip(parts, sizes, strict=True)]
 
-    def total(self, numbers: Sequence[int]) -> list[int]:
-        """Add up integers over the ranks."""
-        totals: list[int] = self._sum(torch.tensor(numbers, dtype=torch.int64)).tolist()
+    def total(self, numbers: Sequence[Number]) -> list[Number]:
+        """Add up numbers over the ranks."""
+        dtype = torch.float64 if isinstance(numbers[0], float) else torch.int64
+        totals: list[Number] = self._sum(torch.tensor(numbers, dtype=dtype)).tolist()
         return totals
 
     def agree(self, numbers: Sequence[int]) -> list[int]:

@@ -27,6 +27,7 @@ from hookline.errors import TrainingError
 from hookline.gradients.local_storage import multiply_
 from hookline.trainer.data.epoch_batches import MixedBatches, SequentialBatches, epoch_batches
 from hookline.trainer.data.loaders import TrainLoaders, why_empty
+from hookline.trainer.engine import zero_gradients
 from hookline.trainer.epoch_stats import EpochStats, detached_copy
 from hookline.trainer.event_args import weighted_mean
 from hookline.trainer.parameters import group_sizes, unowned_parameters
@@ -48,7 +49,10 @@ def steps_of_run(trainer: Trainer, run: AbstractContextManager[SignalHandler]) -
         while not loop.finished() and (epochs is None or progress.epoch + progress.epoch_over < epochs):
             epoch = [loop.begin_epoch(trainer.train_loaders)]
             signals.hold_worker_errors()
-            all_read = yield from micro_batches(loop, epoch)
+            try:
+                all_read = yield from micro_batches(loop, epoch)
+            finally:
+                loop.leave_window()
             loop.check_batches(all_read)
             if all_read or loop.is_last_of_epoch:
                 loop.end_epoch()
@@ -82,8 +86,8 @@ def micro_batches(loop: Loop, epoch: list[Iterable[Any]]) -> Generator[Tensor, N
             progress.step += 1
         progress.batch_idx += 1
         args.used_lr = None
-        if loop.weighted:
-            loop.weight = loop.weigh(batch)
+        if not plain:
+            loop.begin_micro_batch(batch)
         if loop.moves:
             batch = loop.engine.place(batch)
         args.batch = batch
@@ -204,6 +208,9 @@ class Loop:
         self.stats = EpochStats()
         self.accumulate = options.accumulate
         self.weighted = options.loss_weight != "batches"
+        self.ranks = trainer.ranks
+        # Gradients are reduced over the ranks once a step, unless that takes too much memory.
+        self._reduces_once = self.engine.averages and self.accumulate > 1 and not options.sync_each_batch
         # Most runs neither accumulate nor scale: for them a step is backward() and optimizer.step(), called directly.
         self.plain = self.accumulate == 1 and not self.weighted and self.engine.scaler is None
         self.moves = self.engine.moves
@@ -224,6 +231,9 @@ class Loop:
         self._group_sizes = group_sizes(trainer.optimizers)
         self.batches: SequentialBatches | MixedBatches | None = None  # of the current epoch; None for manual steps
         self.weight = 1.0  # of the current micro-batch; changes only if micro-batches are weighted
+        self._has_weight = True  # whether something in the current step has a weight, on any rank
+        self._share = 1.0  # what this rank's loss of the current step counts in the mean over the ranks
+        self._zeroing: Any = None  # the handle of the forward hook that keeps a loss without weight out of gradients
         self.in_window = 0  # micro-batches of the current step; not counted if a step is one micro-batch
         self.stepped: torch.optim.Optimizer | None = None  # the last that stepped in this step; None once it is over
         self._settled_at = 0  # the last step of which `after_optimizers` ran
@@ -379,13 +389,36 @@ class Loop:
             share = loss * weight
         elif self.accumulate > 1:
             share = loss / self.accumulate
-        if weight:  # the mean loss of nothing is NaN, and has no part in the mean of the window
+        # The mean loss of nothing is NaN, and has no part in the mean of the window. With several ranks its backward
+        # pass has a part in reducing the gradients, to which it then adds zeros.
+        if weight or self.ranks.world_size > 1:
             self.engine.backward(share)
+            self._stop_zeroing()
         progress = self.progress
         args.window.append(
             MicroBatch(loss.detach(), weight, progress.batch_idx, progress.dataloader_name, args.step_metrics)
         )
         self.in_window += 1
+
+    def begin_micro_batch(self, batch: Any) -> None:
+        """Weigh a micro-batch, and prepare the model for what its backward pass does to gradients of other ranks."""
+        if self.weighted:
+            self.weight = self.weigh(batch)
+            if not self.weight and self.ranks.world_size > 1:
+                self._zeroing = self.trainer.called_model.register_forward_hook(zero_gradients)
+        if self._reduces_once:
+            is_last = self.in_window + 1 == self.accumulate or not self.has_more_batches()
+            self.engine.sync_gradients(self.trainer.model, is_last)
+
+    def leave_window(self) -> None:
+        """Leave the model as it was, also if the run fails inside a window."""
+        self._stop_zeroing()
+        self.engine.sync_gradients(self.trainer.model, True)
+
+    def _stop_zeroing(self) -> None:
+        if self._zeroing is not None:
+            self._zeroing.remove()
+            self._zeroing = None
 
     def weigh(self, batch: Any) -> float:
         """Return the weight of a micro-batch in its window. Its tensors are still where the loader put them."""
@@ -406,7 +439,8 @@ class Loop:
         """Unscale the gradients; of a weighted or short window, make them the mean over what was in it.
 
         If scaled gradients overflowed, the whole step is skipped: the norms of the update chain span all optimizers,
-        and transforms with a state should not see gradients that no optimizer uses.
+        and transforms with a state should not see gradients that no optimizer uses. All ranks find the same overflow:
+        replicas have the same gradients, and torch looks for infinities in all shards of a DTensor.
         """
         window = self.args.window
         self.find_new_parameters()
@@ -414,10 +448,16 @@ class Loop:
             self.args.overflowed_at = self.progress.step
             self.trainer.skip_step(OVERFLOW_REASON)
         if self.weighted:
-            if not (total := sum(part.weight for part in window)):
+            own, world_size = sum(part.weight for part in window), self.ranks.world_size
+            total = self.ranks.total([own])[0]  # this waits for the slowest rank, as reducing the gradients did
+            self._has_weight = total > 0
+            if not own:
+                self.args.window = window[-1:]  # several without a weight have no mean
+            if not total:
                 self.skip_uncounted()
                 return
-            self._had_weight, scale = True, 1.0 / total
+            # The engine took the mean over the ranks of what they added up.
+            self._had_weight, scale, self._share = True, world_size / total, own * world_size / total
         elif len(window) != self.accumulate:
             scale = self.accumulate / len(window)
         else:
@@ -437,7 +477,6 @@ class Loop:
             if self.batches is None:
                 raise TrainingError(f"the step would train nothing: {self._why_uncounted()}")
             logger.warning("step %d is skipped: %s", self.progress.step, self._why_uncounted())
-        self.args.window = self.args.window[-1:]  # several without a weight have no mean
         self.trainer.skip_step(f"no {self.options.loss_weight.removesuffix('s')} counts")
 
     def _why_uncounted(self) -> str:
@@ -530,16 +569,22 @@ class Loop:
     def log_step_metrics(self) -> None:
         """Record the loss of a window, and what step_fn returned beside the loss."""
         if not self.plain:
-            if not any(part.weight for part in self.args.window):  # the mean of nothing may be NaN
+            if not self._has_weight:  # the mean of nothing may be NaN
                 return
-            progress, loss = self.progress, self.args.window_tensor()
-            number = loss.item() if loss.is_cpu else loss
+            progress, loss = self.progress, self._shared(self.args.window_tensor())
+            number = loss.item() if isinstance(loss, Tensor) and loss.is_cpu else loss
             self.unrecorded.append((progress.step, progress.epoch, "train/loss", number, time()))
             if isinstance(number, float) and not isfinite(number):
                 self.note_bad_loss()
         for key, value in self.args.step_means().items():
-            self.trainer.log(f"train/{key}", value)
+            self.trainer.log(f"train/{key}", self._shared(value))
             self.stats.set_latest(self.progress.step, f"train/{key}", value)
+
+    def _shared(self, value: Any) -> Any:
+        """Return what this rank adds to a mean over the ranks that weights each by what was in its window."""
+        if self._share == 1.0:
+            return value
+        return value * self._share if self._share else 0.0  # the mean of nothing may be NaN
 
     # ---- boundaries ------------------------------------------------------------------------------------------------
 
