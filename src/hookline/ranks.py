@@ -209,14 +209,22 @@ def find_ranks() -> OneProcess:
 
     With several ranks the first call makes a process group, so all ranks must call this at the same point.
     """
-    distributed = torch.distributed
-    if not distributed.is_available() or not distributed.is_initialized() or distributed.get_world_size() == 1:
+    rank, world_size = rank_and_world_size()
+    if world_size == 1:
         return OneProcess()
-    world = distributed.group.WORLD
+    world = torch.distributed.group.WORLD
     if id(world) not in _found:
         _found.clear()
-        _found[id(world)] = world, ProcessRanks(distributed.get_rank(), distributed.get_world_size())
+        _found[id(world)] = world, ProcessRanks(rank, world_size)
     return _found[id(world)][1]
+
+
+def rank_and_world_size() -> tuple[int, int]:
+    """Return this process's rank and the number of ranks, 0 and 1 without a process group; a rank may ask alone."""
+    distributed = torch.distributed
+    if not distributed.is_available() or not distributed.is_initialized():
+        return 0, 1
+    return distributed.get_rank(), distributed.get_world_size()
 
 
 def fingerprint(parts: Iterable[Any]) -> int:

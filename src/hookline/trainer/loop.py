@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from itertools import islice
+from itertools import chain, islice
 from math import isfinite
 from time import time
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,9 @@ from hookline.core.run_control import MicroBatch
 from hookline.errors import TrainingError
 from hookline.gradients.local_storage import multiply_
 from hookline.trainer.data.epoch_batches import MixedBatches, SequentialBatches, epoch_batches
+from hookline.trainer.data.loader_state import set_epochs
 from hookline.trainer.data.loaders import TrainLoaders, why_empty
+from hookline.trainer.data.rank_checks import check_first_batch, check_lengths
 from hookline.trainer.engine import zero_gradients
 from hookline.trainer.epoch_stats import EpochStats, detached_copy
 from hookline.trainer.event_args import weighted_mean
@@ -243,6 +245,7 @@ class Loop:
         self._flush_at, self.flush_by = self.progress.step + FLUSH_STEPS, time() + FLUSH_SECONDS
         self._costs = CostMonitor(trainer, trainer.options.warn_above)
         self.next_boundary = 0  # the next step after which `boundary` runs; 0: after this step
+        self._compared = False  # whether the first batches of the ranks have been compared
         self.over = False  # a stop was requested, or the last step is done
         self.reading = False  # whether the next batch is being read: an error is then the loader's
         self._had_bad_loss = False  # whether a loss that was read was not finite
@@ -253,8 +256,11 @@ class Loop:
     def begin_epoch(self, loaders: TrainLoaders) -> Iterable[Any]:
         """Return the epoch's batches; fires on_epoch_start unless the epoch is resumed in its middle."""
         progress = self.progress
-        epoch = progress.epoch + progress.epoch_over
-        batches = self.batches = epoch_batches(loaders, self.accumulate > 1, progress.enter_loader, epoch)
+        epoch, world_size = progress.epoch + progress.epoch_over, self.ranks.world_size
+        if world_size > 1:
+            check_lengths(self.ranks, loaders, self.options)
+            set_epochs(loaders, epoch)
+        batches = self.batches = epoch_batches(loaders, self.accumulate > 1, progress.enter_loader, epoch, world_size)
         if progress.position is not None:
             self.reading = True
             iterator = batches.resume(progress.position, progress.batch_idx + 1)
@@ -267,6 +273,11 @@ class Loop:
             iterator = batches.start()
             progress.position = batches.start_position  # states are read when a checkpoint needs them
         self.hooks.replan()
+        if self.engine.averages and not self._compared:
+            self._compared = True
+            for first in islice(iterator, 1):
+                check_first_batch(self.ranks, first)
+                iterator = chain([first], iterator)
         # Cut off where the end is certain: asking for one more batch would move the random streams of some loaders.
         return iterator if batches.length is None else islice(iterator, batches.length - batches.offset)
 
@@ -299,6 +310,12 @@ class Loop:
             raise TrainingError(
                 f"the training loader promised {batches.length} batches and gave {read}, which leaves "
                 f"{self.in_window} micro-batches of a window of {self.accumulate} without their step"
+            )
+        if all_read and self.ranks.world_size > 1 and isinstance(batches, SequentialBatches) and read != batches.expected:
+            raise TrainingError(
+                f"rank {self.ranks.rank} has read all {read} batches of an epoch, which has "
+                f"{'no known end' if batches.expected is None else batches.expected}: the ranks need equally many; set "
+                "limit_train_batches to a number that every rank has"
             )
         is_untrained = not self._had_weight and self.status.skipped_steps == self.progress.steps_done
         if is_untrained and self.status.stop_reason is None:
