@@ -23,6 +23,7 @@ from torch import Tensor
 from hookline.errors import RankError, error_text
 
 Result = TypeVar("Result")
+Number = TypeVar("Number", int, float)
 
 FINGERPRINT_BITS = 24  # its square, summed over 16,384 ranks, fits into an int64
 
@@ -57,8 +58,8 @@ class OneProcess:
         """Return whether any rank passes True. Waits for all ranks."""
         return self.total([flag])[0] > 0
 
-    def total(self, numbers: Sequence[int]) -> list[int]:
-        """Add up integers over the ranks. Waits for all ranks."""
+    def total(self, numbers: Sequence[Number]) -> list[Number]:
+        """Add up numbers over the ranks, all of them integers or all of them floats. Waits for all ranks."""
         return list(numbers)
 
     def send(self, numbers: Sequence[int]) -> Callable[[], list[int]]:
@@ -135,9 +136,10 @@ class ProcessRanks(OneProcess):
         self._distributed.all_gather(parts, padded, group=self.group)
         return [json.loads(bytes(part[: int(size)].tolist())) for part, size in zip(parts, sizes, strict=True)]
 
-    def total(self, numbers: Sequence[int]) -> list[int]:
-        """Add up integers over the ranks."""
-        totals: list[int] = self._sum(torch.tensor(numbers, dtype=torch.int64)).tolist()
+    def total(self, numbers: Sequence[Number]) -> list[Number]:
+        """Add up numbers over the ranks."""
+        dtype = torch.float64 if isinstance(numbers[0], float) else torch.int64
+        totals: list[Number] = self._sum(torch.tensor(numbers, dtype=dtype)).tolist()
         return totals
 
     def send(self, numbers: Sequence[int]) -> Callable[[], list[int]]:
@@ -189,14 +191,22 @@ def find_ranks() -> OneProcess:
 
     With several ranks the first call makes a process group, so all ranks must call this at the same point.
     """
-    distributed = torch.distributed
-    if not distributed.is_available() or not distributed.is_initialized() or distributed.get_world_size() == 1:
+    rank, world_size = rank_and_world_size()
+    if world_size == 1:
         return OneProcess()
-    world = distributed.group.WORLD
+    world = torch.distributed.group.WORLD
     if id(world) not in _found:
         _found.clear()
-        _found[id(world)] = world, ProcessRanks(distributed.get_rank(), distributed.get_world_size())
+        _found[id(world)] = world, ProcessRanks(rank, world_size)
     return _found[id(world)][1]
+
+
+def rank_and_world_size() -> tuple[int, int]:
+    """Return this process's rank and the number of ranks, 0 and 1 without a process group; a rank may ask alone."""
+    distributed = torch.distributed
+    if not distributed.is_available() or not distributed.is_initialized():
+        return 0, 1
+    return distributed.get_rank(), distributed.get_world_size()
 
 
 def own_rank() -> OneProcess:
@@ -204,10 +214,9 @@ def own_rank() -> OneProcess:
 
     No process group is made, so that not all ranks need to call this.
     """
-    ranks, distributed = OneProcess(), torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
-        ranks.rank, ranks.world_size = distributed.get_rank(), distributed.get_world_size()
-        ranks.local_rank = int(os.environ.get("LOCAL_RANK", ranks.rank))
+    ranks = OneProcess()
+    ranks.rank, ranks.world_size = rank_and_world_size()
+    ranks.local_rank = int(os.environ.get("LOCAL_RANK", ranks.rank))
     return ranks
 
 

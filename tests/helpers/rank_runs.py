@@ -43,8 +43,8 @@ def wrap(model: nn.Module, kind: str) -> nn.Module:
 
 def make_trainer(kind: str, rank: int, world_size: int, folder: str | Path | None, **options: Any) -> Trainer:
     """Make a trainer of one rank; `folder` None keeps the record in memory."""
-    model = wrap(make_model(), kind if world_size > 1 else "none")
     options = {"loss_fn": nn.MSELoss(), "seed": 3, "console": False, **options}
+    model = wrap(options.pop("model", None) or make_model(), kind if world_size > 1 else "none")
     batches = options.pop("batches", None) or make_batches(rank, world_size)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     where = {"record": False} if folder is None else {"output_dir": str(folder)}

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hookline import _device
-from hookline._tensors import map_tensors
+from hookline._tensors import iter_tensors, map_tensors
 from hookline.errors import TrainingError
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -24,7 +24,10 @@ class Engine:
     """
 
     averages = False
-    """Whether the backward pass reduces gradients to their mean over the ranks."""
+    """Whether the ranks train on different batches, and the backward pass takes the mean of their gradients."""
+
+    forward_is_collective = False
+    """Whether a forward pass waits for the other ranks, so that all of them need equally many."""
 
     def __init__(self, device: torch.device, precision: str = "fp32") -> None:
         self.device = device
@@ -100,6 +103,13 @@ class Engine:
         if self.scaler is not None and self._unscaled is not None:
             self.scaler.update()
             self._unscaled = None
+
+
+def zero_gradients(module: torch.nn.Module, inputs: Any, output: Any) -> None:
+    """Make what a loss adds to the gradients of a module zero, NaN included: a forward hook for one call of it."""
+    for tensor in iter_tensors(output):
+        if tensor.requires_grad:
+            tensor.register_hook(torch.zeros_like)
 
 
 class _AllOptimizers:

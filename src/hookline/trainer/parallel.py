@@ -51,9 +51,20 @@ class DataParallelEngine(Engine):
 
 
 class ShardedEngine(Engine):
-    """Train a model that the ranks hold in shards: FSDP2's `fully_shard`."""
+    """Train a model that the ranks hold in shards: FSDP2's `fully_shard`, or tensor parallelism.
 
-    averages = True
+    Args:
+        device: Where the shards and the batches are.
+        precision: As for `Engine`.
+        averages: Whether the ranks train on different batches; with tensor parallelism alone they share each batch.
+    """
+
+    forward_is_collective = True
+
+    def __init__(self, device: torch.device, precision: str = "fp32", averages: bool = True) -> None:
+        super().__init__(device, precision)
+        self.averages = averages
+        self._syncs = True
 
     def prepare(self, model: torch.nn.Module) -> torch.nn.Module:
         """Return the model; it was sharded on its device, before its optimizer was made."""
@@ -61,8 +72,12 @@ class ShardedEngine(Engine):
 
     def sync_gradients(self, model: Any, is_last: bool) -> None:
         """Let FSDP reduce gradients after the last micro-batch only."""
-        if callable(switch := getattr(model, "set_requires_gradient_sync", None)):
-            switch(is_last)
+        if is_last == self._syncs:
+            return
+        self._syncs = is_last
+        for module in model.modules():  # the outermost need not be sharded
+            if hasattr(module, "set_requires_gradient_sync"):
+                module.set_requires_gradient_sync(is_last, recurse=False)
 
 
 def kind_of_parallel(model: torch.nn.Module) -> str:
@@ -116,7 +131,7 @@ def make_engine(model: torch.nn.Module, device: torch.device, options: TrainerOp
         }[asked]
         raise ConfigError("trainer.parallel", f"{ranks.world_size} processes, and {what}")
     if found in ("fsdp2", "tensor"):
-        return ShardedEngine(device, options.precision)
+        return ShardedEngine(device, options.precision, averages=found == "fsdp2")
     if found == "ddp" or (asked == "ddp" and ranks.world_size > 1):
         _check_devices(ranks, device)
         return DataParallelEngine(device, options.precision)

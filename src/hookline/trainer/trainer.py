@@ -116,6 +116,10 @@ class Trainer:
         self.hooks.failures.debug = self.hooks.failures.debug or self.options.debug
         # The model as the run calls it.
         self.called_model: Any = torch.compile(self.model) if self.options.compile else self.model
+        # The same in eval mode: without a wrapper that would wait for other ranks.
+        self.called_eval_model, inner = self.called_model, self.engine.eval_model(self.model)
+        if inner is not self.model:
+            self.called_eval_model = torch.compile(inner) if self.options.compile else inner
         self.validation_metrics = check_metrics(parts.metrics)
         self.compute = self._make_step()  # batch -> what step_fn, loss_fn or the model returns
         self.checkpointer = Checkpointer(self)
@@ -230,13 +234,13 @@ class Trainer:
 
     def predict(self, loaders: Loaders) -> list[Any]:
         """Return the model's outputs for every batch, in eval mode; of a tuple batch the first item is the input."""
-        outputs = []
+        outputs, model = [], self.engine.eval_model(self.model)
         with eval_batches(self, "inference"), self.hooks.attached(), self.engine.autocast():
             for loader in named_loaders(loaders, "predict").values():
                 for batch in loader:
                     placed = self.engine.place(batch)
                     first = placed[0] if isinstance(placed, (tuple, list)) else placed
-                    outputs.append(self.model(**first) if isinstance(first, Mapping) else self.model(first))
+                    outputs.append(model(**first) if isinstance(first, Mapping) else model(first))
         return outputs
 
     @contextmanager
@@ -247,7 +251,7 @@ class Trainer:
         ...     model(batch)
         """
         with eval_batches(self, "inference"), self.hooks.silenced(), self.engine.autocast():
-            yield self.model
+            yield self.engine.eval_model(self.model)
 
     def random_state(self) -> dict[str, Any]:
         """Return the state of every random stream that training draws from."""
@@ -373,9 +377,14 @@ class Trainer:
         self.chain.reselect_parameters()
         self.note("parameters_changed", added=sorted(set(found) - before), gone=sorted(before - set(found)))
 
-    def _make_step(self) -> Callable[[Any], Any]:
-        """Return the forward pass of one batch, in the run's precision."""
-        plain = make_step(self.called_model, self._step_fn, self._loss_fn)
+    def eval_compute(self) -> Callable[[Any], Any]:
+        """Return the function from a batch to its loss in eval mode."""
+        same = self.called_eval_model is self.called_model
+        return self.compute if same else self._make_step(self.called_eval_model)
+
+    def _make_step(self, model: Any = None) -> Callable[[Any], Any]:
+        """Return the forward pass of one batch, in the run's precision; of the model as the run calls it by default."""
+        plain = make_step(self.called_model if model is None else model, self._step_fn, self._loss_fn)
         if self.options.precision == "fp32":
             return plain
 
