@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, ClassVar, Unpack
 
 from hookline._checks import names
@@ -151,7 +151,7 @@ class HookRegistry(Events):
     def set_ranks(self, ranks: OneProcess) -> None:
         """Call hooks as one of several processes: each hook has the ranks on which it is called."""
         with self._lock:
-            self.ranks, self.failures.rank = ranks, ranks.rank
+            self.ranks, self.failures.rank = ranks, ranks.rank if ranks.world_size > 1 else None
             self._changed()
 
     @property
@@ -574,21 +574,30 @@ class HookRegistry(Events):
 
     def calling_hook(self) -> str | None:
         """Return the hook that the current call came from, found on the stack: the record says who changed the run."""
+        found = self.hook_on_stack(sys._getframe(1))
+        return None if found is None else found[0]
+
+    def hook_on_stack(self, frame: FrameType | None) -> tuple[str, str] | None:
+        """Return the innermost hook on a stack and its method that is called, given the stack's innermost frame."""
         # Walking the stack takes microseconds, but a run's control is rarely used; marking every call of every hook
         # instead would cost each of them.
         owners = {id(entry.hook): entry.name for entry in self.entries()}
         codes = {getattr(entry.hook, "__code__", None): entry.name for entry in self.entries()}
-        frame = sys._getframe(1)
+        found: tuple[str, str] | None = None
         while frame is not None:
             code = frame.f_code
             name = codes.get(code)
             # Reading `f_locals` makes a copy that keeps a frame's variables alive until its function returns.
             if name is None and ("self" in code.co_varnames or "self" in code.co_freevars):
                 name = owners.get(id(frame.f_locals.get("self")))
+            if found is not None and found[0] != name:
+                break  # the frames of dispatch begin here
             if name is not None:
-                return name
-            frame = frame.f_back  # type: ignore[assignment]
-        return None
+                found = name, code.co_name
+            frame = frame.f_back
+        if found is not None and (entry := self._entries.get(found[0])) and len(entry.listeners) == 1:
+            return entry.name, next(iter(entry.listeners))  # a function has any name
+        return found
 
     def begin_batch(self, clock: Clock) -> None:
         """Begin another micro-batch; costs a decrement unless a schedule must be evaluated or time is sampled."""
@@ -675,12 +684,12 @@ class HookRegistry(Events):
         """Return the host time of every hook inside steps, scaled up from its samples."""
         return {entry.name: entry.inner_cost.ns / 1e9 * self.scheduler.scale(entry.name) for entry in self.entries()}
 
-    def costs(self) -> list[dict[str, Any]]:
+    def costs(self, *, wait: bool = True) -> list[dict[str, Any]]:
         """Return the time by hook and by argument, most expensive first; inner events are scaled up from samples.
 
-        The time on an accelerator is included, for which this waits.
+        The time on an accelerator is included; this waits for it unless `wait` is False.
         """
-        self.device_timer.collect(wait=True)
+        self.device_timer.collect(wait=wait)
         return cost_table(self.entries(), self.dispatch_table.argument_costs, self.scheduler.scale)
 
 
