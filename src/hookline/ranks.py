@@ -17,6 +17,7 @@ import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
@@ -43,7 +44,7 @@ class OneProcess:
     world_size = 1
     local_rank = 0
     group: Any = None
-    """The process group for collectives of hooks; None in one process."""
+    """The process group for collectives of hooks that declare them, which nothing else uses; None in one process."""
     agrees_later = False
     """Whether `agree` returns the sums of the previous call."""
 
@@ -139,7 +140,7 @@ class ProcessRanks(OneProcess):
         self.rank, self.world_size = rank, world_size
         self.local_rank = int(os.environ.get("LOCAL_RANK", rank))
         self._distributed = distributed
-        self.group = distributed.new_group(backend="gloo")
+        self._group = distributed.new_group(backend="gloo")
         self._sent: tuple[Tensor, Any] | None = None  # what `agree` sent last, and the request that adds it up
         self._alone = False
         self._store: Any = None  # through which the watches of the runs of this process report failures
@@ -173,11 +174,11 @@ class ProcessRanks(OneProcess):
         self.check()
         own = _as_bytes(value)
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
-        self._distributed.all_gather(sizes, torch.tensor([len(own)]), group=self.group)
+        self._distributed.all_gather(sizes, torch.tensor([len(own)]), group=self._group)
         longest = max(int(size) for size in sizes)
         parts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.world_size)]
         padded = torch.nn.functional.pad(own, (0, longest - len(own)))
-        self._distributed.all_gather(parts, padded, group=self.group)
+        self._distributed.all_gather(parts, padded, group=self._group)
         return [json.loads(bytes(part[: int(size)].tolist())) for part, size in zip(parts, sizes, strict=True)]
 
     def total(self, numbers: Sequence[int]) -> list[int]:
@@ -191,7 +192,7 @@ class ProcessRanks(OneProcess):
             return list(numbers)
         before = self._received(len(numbers))
         sent = torch.tensor(numbers)
-        self._sent = sent, self._distributed.all_reduce(sent, group=self.group, async_op=True)
+        self._sent = sent, self._distributed.all_reduce(sent, group=self._group, async_op=True)
         return before
 
     def settle(self, numbers: Sequence[int]) -> list[int]:
@@ -206,9 +207,14 @@ class ProcessRanks(OneProcess):
         if not self._alone and len(maxima):
             self.check()
             maxima = maxima.clone()
-            self._distributed.all_reduce(maxima, self._distributed.ReduceOp.MAX, group=self.group)
+            self._distributed.all_reduce(maxima, self._distributed.ReduceOp.MAX, group=self._group)
         own = sums(maxima)
         return maxima, self._sum(own.clone()) if len(own) else own
+
+    @cached_property
+    def group(self) -> Any:  # type: ignore[override]
+        """The process group for collectives of hooks; all ranks make it at its first use."""
+        return self._distributed.new_group(backend="gloo")
 
     @contextmanager
     def watch(self, run: WatchedRun, timeout: float) -> Iterator[None]:
@@ -283,7 +289,7 @@ class ProcessRanks(OneProcess):
     def _sum(self, numbers: Tensor) -> Tensor:
         if not self._alone:
             self.check()
-            self._distributed.all_reduce(numbers, group=self.group)
+            self._distributed.all_reduce(numbers, group=self._group)
         return numbers
 
     def _received(self, count: int) -> list[int]:
@@ -298,9 +304,9 @@ class ProcessRanks(OneProcess):
     def _broadcast(self, value: Any) -> Any:
         own = _as_bytes(value) if self.rank == 0 else torch.zeros(0, dtype=torch.uint8)
         size = torch.tensor([len(own)])
-        self._distributed.broadcast(size, 0, group=self.group)
+        self._distributed.broadcast(size, 0, group=self._group)
         sent = own if self.rank == 0 else torch.zeros(int(size), dtype=torch.uint8)
-        self._distributed.broadcast(sent, 0, group=self.group)
+        self._distributed.broadcast(sent, 0, group=self._group)
         return json.loads(bytes(sent.tolist()))
 
 

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Unpack
 from hookline._checks import names
 from hookline._console import logger
 from hookline.core.catalog import CATALOG, SPELLINGS, Event, Events, find_event
+from hookline.core.collectives import CollectiveGuard
 from hookline.core.costs import DeviceTimer, cost_table
 from hookline.core.dispatch import MAX_TABLES, BoundHook, Dispatch, DispatchTable, event_source, needed_arguments
 from hookline.core.entry import (
@@ -141,6 +142,8 @@ class HookRegistry(Events):
         self.dispatch_table.add_wrapper(self.device_timer.wrap)
         self.ranks = OneProcess()
         """The processes of the run that fires the events."""
+        self.collectives = CollectiveGuard(self)
+        self.dispatch_table.add_wrapper(self.collectives.wrap)
         self.update_chain: Any = None
         """Runs the update hooks: a trainer's chain, or one that is made when the first gradients are passed by hand."""
         self._manual_clock = ManualClock()
@@ -234,6 +237,9 @@ class HookRegistry(Events):
         built_in = bool(own.get("built_in", False))
         if built_in:
             check_schedule(made, listeners, schedule)
+        is_collective = bool(getattr(made, "collective", False))
+        if is_collective and on_error not in (None, "raise"):
+            raise RegistrationError(f"{str(name)!r} is collective, so its failure ends the run; leave out its `on_error`")
         entry = Entry(
             name=str(name),
             named=not isinstance(name, DerivedName),
@@ -241,7 +247,8 @@ class HookRegistry(Events):
             number=0,
             listeners=listeners,
             built_in=built_in,
-            policy=check_policy(on_error or str(getattr(made, "on_error", "warn"))),
+            # The other ranks wait in its collectives, whatever has happened to it on this one.
+            policy="raise" if is_collective else check_policy(on_error or str(getattr(made, "on_error", "warn"))),
             schedule=schedule if schedule != Schedule() else own_schedule,
             enabled=enabled,
             last=last or bool(own.get("runs_last", False)),
@@ -253,7 +260,7 @@ class HookRegistry(Events):
         )
         if "update" in entry.kinds and entry.ranks is not None:
             raise RegistrationError(f"{entry.name!r} changes gradients, which must be the same on all ranks")
-        if getattr(made, "collective", False) and entry.ranks is not None:
+        if is_collective and entry.ranks is not None:
             raise RegistrationError(
                 f"{entry.name!r} is collective, so it must be called on all ranks; leave out its `ranks`, or use "
                 "`trainer.ranks.rank` inside of it"

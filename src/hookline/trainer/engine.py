@@ -25,6 +25,8 @@ class Engine:
 
     averages = False
     """Whether the backward pass reduces gradients to their mean over the ranks."""
+    shards = False
+    """Whether each rank holds a part of the model, so that all of them take part in a forward pass."""
 
     def __init__(self, device: torch.device, precision: str = "fp32") -> None:
         self.device = device

@@ -424,6 +424,8 @@ class LazyStepContext(StepContext):
         self._args = args
         self._loss = args.window if len(args.window) > 1 else args.live_loss
         self._norm = args.norm_of_step()
+        if args.trainer.engine.shards:
+            self._norm.compute()  # a collective, which a hook may not call: it need not be called on all ranks
         return self
 
     def complete(self) -> None:

@@ -54,6 +54,7 @@ class ShardedEngine(Engine):
     """Train a model that the ranks hold in shards: FSDP2's `fully_shard`."""
 
     averages = True
+    shards = True
 
     def prepare(self, model: torch.nn.Module) -> torch.nn.Module:
         """Return the model; it was sharded on its device, before its optimizer was made."""

@@ -173,6 +173,8 @@ def _begin(trainer: Trainer, resume: str | Path | None, fork: bool) -> None:
 def _open_hooks(trainer: Trainer) -> None:
     """Set up the hooks that the last run closed, and protect the random streams from all of them."""
     trainer.hooks.reopen()
+    if any(getattr(entry.hook, "collective", False) for entry in trainer.hooks.entries()):
+        trainer.ranks.group  # noqa: B018 - made here, where all ranks are
     devices = _device.device_indices([*trainer.model.parameters(), *trainer.model.buffers()])
     trainer.hooks.rng_guard.begin(trainer.options.seed or 0, lambda: trainer.progress.step, devices)
 
