@@ -14,31 +14,38 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from hookline.errors import RankError, error_text
+from hookline.rank_watch import RankWatch, WatchedRun
 
 Result = TypeVar("Result")
 Number = TypeVar("Number", int, float)
 
+CONNECT_SECONDS = 60.0
+# What the backends say if the process at the other end is gone.
+LOST_CONNECTION = ("connection closed by peer", "connection reset by peer", "broken pipe", "connection refused", "gloo", "nccl")
 FINGERPRINT_BITS = 24  # its square, summed over 16,384 ranks, fits into an int64
 
 
 class OneProcess:
     """A run in one process; also the base of `ProcessRanks`, which several processes share.
 
-    Every method but `first` and `failed` must be called by all ranks in the same order.
+    Every method but `check`, `failed` and `explain` must be called by all ranks in the same order.
     """
 
     rank = 0
     world_size = 1
     local_rank = 0
     group: Any = None
-    """The process group for collectives of hooks; None in one process."""
+    """The process group for collectives of hooks that declare them, which nothing else uses; None in one process."""
     agrees_later = False
     """Whether there are other ranks, so that what one requests has to be agreed on."""
 
@@ -78,8 +85,33 @@ class OneProcess:
         """
         return maxima, sums(maxima)
 
-    def failed(self, what: Mapping[str, Any]) -> None:
-        """Report to the other ranks why this one ends. From then on it acts alone, as one process does."""
+    @contextmanager
+    def watch(self, run: WatchedRun, timeout: float) -> Iterator[None]:
+        """Watch the other ranks during a run, from a side thread, and report to them what is raised in the block.
+
+        Args:
+            run: What the watch needs from the run.
+            timeout: Seconds without a batch after which a rank counts as hanging.
+        """
+        yield
+
+    def check(self) -> None:
+        """Raise RankError if another rank has failed, which the watch has found out."""
+
+    def failed(self, step: int, error: str) -> None:
+        """Report to the other ranks why this one ends. From then on it acts alone: every call is that of one process.
+
+        Args:
+            step: The step at which it failed.
+            error: What happened, with the hook and the event if it was in one.
+        """
+
+    def explain(self, error: BaseException) -> BaseException:
+        """Return why a run fails: another rank's failure, if `error` only says that the connection to it was lost."""
+        return error
+
+    def meet(self) -> None:
+        """Wait until all ranks are at the end of the run; the watch ends."""
 
     def __repr__(self) -> str:
         return f"rank {self.rank} of {self.world_size}"
@@ -101,13 +133,17 @@ class ProcessRanks(OneProcess):
         self.rank, self.world_size = rank, world_size
         self.local_rank = int(os.environ.get("LOCAL_RANK", rank))
         self._distributed = distributed
-        self.group = distributed.new_group(backend="gloo")
+        self._group = distributed.new_group(backend="gloo")
         self._alone = False
+        self._store: Any = None  # through which the watches of the runs of this process report failures
+        self._watch: RankWatch | None = None
+        self._runs = 0
 
     def first(self, make: Callable[[], Result]) -> Result:
         """Let rank 0 call a function, and return its result on every rank."""
         if self._alone:
             return make()
+        self.check()
         answer: Any = None
         failure: BaseException | None = None
         if self.rank == 0:
@@ -127,13 +163,14 @@ class ProcessRanks(OneProcess):
         """Return the JSON values that the ranks pass, by rank."""
         if self._alone:
             return [value]
+        self.check()
         own = _as_bytes(value)
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
-        self._distributed.all_gather(sizes, torch.tensor([len(own)]), group=self.group)
+        self._distributed.all_gather(sizes, torch.tensor([len(own)]), group=self._group)
         longest = max(int(size) for size in sizes)
         parts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.world_size)]
         padded = torch.nn.functional.pad(own, (0, longest - len(own)))
-        self._distributed.all_gather(parts, padded, group=self.group)
+        self._distributed.all_gather(parts, padded, group=self._group)
         return [json.loads(bytes(part[: int(size)].tolist())) for part, size in zip(parts, sizes, strict=True)]
 
     def total(self, numbers: Sequence[Number]) -> list[Number]:
@@ -147,10 +184,11 @@ class ProcessRanks(OneProcess):
         if self._alone:
             return lambda: list(numbers)
         sums = torch.tensor(numbers)
-        request = self._distributed.all_reduce(sums, group=self.group, async_op=True)
+        request = self._distributed.all_reduce(sums, group=self._group, async_op=True)
 
         def receive() -> list[int]:
             if not self._alone:
+                self.check()
                 request.wait()
             received: list[int] = sums.tolist()
             return received
@@ -160,26 +198,99 @@ class ProcessRanks(OneProcess):
     def exchange(self, maxima: Tensor, sums: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         """Take maxima, then sums, over the ranks."""
         if not self._alone and len(maxima):
+            self.check()
             maxima = maxima.clone()
-            self._distributed.all_reduce(maxima, self._distributed.ReduceOp.MAX, group=self.group)
+            self._distributed.all_reduce(maxima, self._distributed.ReduceOp.MAX, group=self._group)
         own = sums(maxima)
         return maxima, self._sum(own.clone()) if len(own) else own
 
-    def failed(self, what: Mapping[str, Any]) -> None:
-        """Act alone from now on."""
+    @cached_property
+    def group(self) -> Any:  # type: ignore[override]
+        """The process group for collectives of hooks; all ranks make it at its first use."""
+        return self._distributed.new_group(backend="gloo")
+
+    @contextmanager
+    def watch(self, run: WatchedRun, timeout: float) -> Iterator[None]:
+        """Watch the other ranks during a run."""
+        if self._alone:
+            raise RankError(
+                "a rank failed in an earlier run of these processes, so they are no longer in step: start them again"
+            )
+        if self._store is None:
+            self._store = self._connect()
+        self._runs += 1
+        store = self._distributed.PrefixStore(f"run {self._runs}", self._store)
+        watch = self._watch = RankWatch(self.rank, self.world_size, store, run, timeout)
+        try:
+            yield
+        except BaseException as error:
+            self.failed(run.position()[0], error_text(error))
+            raise
+        finally:
+            watch.stop()
+            self._watch = None
+
+    def _connect(self) -> Any:
+        """Return a store that rank 0 hosts, beside torch's own: that one belongs to the process group."""
+        hosts = self.gather(host())
+        address = os.environ.get("MASTER_ADDR") or ("127.0.0.1" if len(set(hosts)) == 1 else hosts[0])
+        found: list[Any] = []
+
+        def open_store(port: int) -> None:
+            waits = timedelta(seconds=CONNECT_SECONDS)
+            found.append(self._distributed.TCPStore(address, port, None, self.rank == 0, waits, False))
+
+        def serve() -> int:
+            open_store(0)
+            return int(found[0].port)
+
+        port, problem = self.first(serve), None
+        try:
+            if not found:
+                open_store(port)
+        except Exception as error:
+            problem = f"rank {self.rank} cannot reach rank 0 at {address}, port {port}: {error_text(error)}"
+        if problems := [one for one in self.gather(problem) if one]:
+            raise RankError(problems[0])
+        return found[0]
+
+    def check(self) -> None:
+        """Raise RankError if another rank has failed."""
+        if self._watch is not None:
+            self._watch.check()
+
+    def failed(self, step: int, error: str) -> None:
+        """Report why this rank ends, and act alone from now on."""
         self._alone = True
+        if self._watch is not None:
+            self._watch.report(step, error)
+
+    def explain(self, error: BaseException) -> BaseException:
+        """Return why a run fails: another rank's failure, if `error` only says that the connection to it was lost."""
+        text = str(error).lower()
+        if self._watch is None or not isinstance(error, RuntimeError) or not any(one in text for one in LOST_CONNECTION):
+            return error
+        return self._watch.blamed() or error
+
+    def meet(self) -> None:
+        """Wait until all ranks are at the end of the run; the watch ends."""
+        if not self._alone:
+            self.total([0])
+            if self._watch is not None:
+                self._watch.stop()
 
     def _sum(self, numbers: Tensor) -> Tensor:
         if not self._alone:
-            self._distributed.all_reduce(numbers, group=self.group)
+            self.check()
+            self._distributed.all_reduce(numbers, group=self._group)
         return numbers
 
     def _broadcast(self, value: Any) -> Any:
         own = _as_bytes(value) if self.rank == 0 else torch.zeros(0, dtype=torch.uint8)
         size = torch.tensor([len(own)])
-        self._distributed.broadcast(size, 0, group=self.group)
+        self._distributed.broadcast(size, 0, group=self._group)
         sent = own if self.rank == 0 else torch.zeros(int(size), dtype=torch.uint8)
-        self._distributed.broadcast(sent, 0, group=self.group)
+        self._distributed.broadcast(sent, 0, group=self._group)
         return json.loads(bytes(sent.tolist()))
 
 

@@ -38,6 +38,7 @@ SHARED = {
     "_names",
     "_tensors",
     "_words",
+    "rank_watch",
     "ranks",
 }  # any part may import
 
@@ -75,7 +76,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "_host_copy": {"_device"},
     "_names": set(),
     "_tensors": set(),
-    "ranks": {"errors"},
+    "rank_watch": {"_console", "_fs", "errors"},
+    "ranks": {"_console", "_fs", "errors", "rank_watch"},
     "core": SHARED,
     "stats": SHARED | {"core"},
     "activations": SHARED | {"core", "stats"},

@@ -12,12 +12,13 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, ClassVar, Unpack
 
 from hookline._checks import names
 from hookline._console import logger
 from hookline.core.catalog import CATALOG, SPELLINGS, Event, Events, find_event
+from hookline.core.collectives import CollectiveGuard
 from hookline.core.costs import DeviceTimer, cost_table
 from hookline.core.dispatch import MAX_TABLES, BoundHook, Dispatch, DispatchTable, event_source, needed_arguments
 from hookline.core.entry import (
@@ -142,6 +143,8 @@ class HookRegistry(Events):
         self.ranks = own_rank()
         """The processes of the run that fires the events: a trainer's, or those of a user's own loop."""
         self.failures.rank = self.ranks.rank
+        self.collectives = CollectiveGuard(self)
+        self.dispatch_table.add_wrapper(self.collectives.wrap)
         self.update_chain: Any = None
         """Runs the update hooks: a trainer's chain, or one that is made when the first gradients are passed by hand."""
         self._manual_clock = ManualClock()
@@ -152,7 +155,7 @@ class HookRegistry(Events):
     def set_ranks(self, ranks: OneProcess) -> None:
         """Call hooks as one of several processes: each hook has the ranks on which it is called."""
         with self._lock:
-            self.ranks, self.failures.rank = ranks, ranks.rank
+            self.ranks, self.failures.rank = ranks, ranks.rank if ranks.world_size > 1 else None
             self._changed()
 
     @property
@@ -233,6 +236,9 @@ class HookRegistry(Events):
         built_in = bool(own.get("built_in", False))
         if built_in:
             check_schedule(made, listeners, schedule)
+        is_collective = bool(getattr(made, "collective", False))
+        if is_collective and on_error not in (None, "raise"):
+            raise RegistrationError(f"{str(name)!r} is collective, so its failure ends the run; leave out its `on_error`")
         entry = Entry(
             name=str(name),
             named=not isinstance(name, DerivedName),
@@ -240,7 +246,8 @@ class HookRegistry(Events):
             number=0,
             listeners=listeners,
             built_in=built_in,
-            policy=check_policy(on_error or str(getattr(made, "on_error", "warn"))),
+            # The other ranks wait in its collectives, whatever has happened to it on this one.
+            policy="raise" if is_collective else check_policy(on_error or str(getattr(made, "on_error", "warn"))),
             schedule=schedule if schedule != Schedule() else own_schedule,
             enabled=enabled,
             last=last or bool(own.get("runs_last", False)),
@@ -252,7 +259,7 @@ class HookRegistry(Events):
         )
         if "update" in entry.kinds and entry.ranks is not None:
             raise RegistrationError(f"{entry.name!r} changes gradients, which must be the same on all ranks")
-        if getattr(made, "collective", False) and entry.ranks is not None:
+        if is_collective and entry.ranks is not None:
             raise RegistrationError(
                 f"{entry.name!r} is collective, so it must be called on all ranks; leave out its `ranks`, or use "
                 "`trainer.ranks.rank` inside of it"
@@ -576,21 +583,30 @@ class HookRegistry(Events):
 
     def calling_hook(self) -> str | None:
         """Return the hook that the current call came from, found on the stack: the record says who changed the run."""
+        found = self.hook_on_stack(sys._getframe(1))
+        return None if found is None else found[0]
+
+    def hook_on_stack(self, frame: FrameType | None) -> tuple[str, str] | None:
+        """Return the innermost hook on a stack and its method that is called, given the stack's innermost frame."""
         # Walking the stack takes microseconds, but a run's control is rarely used; marking every call of every hook
         # instead would cost each of them.
         owners = {id(entry.hook): entry.name for entry in self.entries()}
         codes = {getattr(entry.hook, "__code__", None): entry.name for entry in self.entries()}
-        frame = sys._getframe(1)
+        found: tuple[str, str] | None = None
         while frame is not None:
             code = frame.f_code
             name = codes.get(code)
             # Reading `f_locals` makes a copy that keeps a frame's variables alive until its function returns.
             if name is None and ("self" in code.co_varnames or "self" in code.co_freevars):
                 name = owners.get(id(frame.f_locals.get("self")))
+            if found is not None and found[0] != name:
+                break  # the frames of dispatch begin here
             if name is not None:
-                return name
-            frame = frame.f_back  # type: ignore[assignment]
-        return None
+                found = name, code.co_name
+            frame = frame.f_back
+        if found is not None and (entry := self._entries.get(found[0])) and len(entry.listeners) == 1:
+            return entry.name, next(iter(entry.listeners))  # a function has any name
+        return found
 
     def begin_batch(self, clock: Clock) -> None:
         """Begin another micro-batch; costs a decrement unless a schedule must be evaluated or time is sampled."""
@@ -677,12 +693,12 @@ class HookRegistry(Events):
         """Return the host time of every hook inside steps, scaled up from its samples."""
         return {entry.name: entry.inner_cost.ns / 1e9 * self.scheduler.scale(entry.name) for entry in self.entries()}
 
-    def costs(self) -> list[dict[str, Any]]:
+    def costs(self, *, wait: bool = True) -> list[dict[str, Any]]:
         """Return the time by hook and by argument, most expensive first; inner events are scaled up from samples.
 
-        The time on an accelerator is included, for which this waits.
+        The time on an accelerator is included; this waits for it unless `wait` is False.
         """
-        self.device_timer.collect(wait=True)
+        self.device_timer.collect(wait=wait)
         return cost_table(self.entries(), self.dispatch_table.argument_costs, self.scheduler.scale)
 
 

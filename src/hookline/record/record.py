@@ -343,6 +343,8 @@ class Record:
         hooks: list[dict[str, Any]],
         costs: list[dict[str, Any]],
         counters: dict[str, Any],
+        *,
+        wait: bool = True,
     ) -> None:
         """Write what is left, then run.json with the outcome; a second call does nothing.
 
@@ -352,6 +354,7 @@ class Record:
             hooks: The description of every hook.
             costs: The time that each hook took.
             counters: The numbers of steps, failures and so on.
+            wait: Whether to wait for a device; False leaves out what is not on the host yet.
 
         Raises:
             RecordError: If the outcome is not one of these; never for a failing disk or device.
@@ -367,7 +370,7 @@ class Record:
             except RecordError as error:
                 self._storage.report_loss(error)
         try:
-            self.flush(wait=True)
+            self.flush(wait=wait)
         finally:  # Ctrl-C in a sink leaves a whole record, too
             end = {"outcome": outcome, "reason": redact(reason), "closed": utc_now()}
             self.run.update(end, hooks=redact(hooks), costs=redact(costs), counters=redact(counters), lost=self.lost)

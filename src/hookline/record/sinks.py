@@ -9,6 +9,7 @@ import threading
 from bdb import BdbQuit
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from time import sleep
 from typing import Any, Protocol
 
 from hookline._console import logger, warn
@@ -296,9 +297,30 @@ class RankStorage:
             self._events.sync()
 
     def close(self, run: dict[str, Any]) -> None:
-        """Close the file, if there is one."""
+        """Close the file, if there is one; after a failure, close the run's record if rank 0 cannot do that any more."""
         if self._events is not None:
             self._events.close()
+        if run["outcome"] == "failed":
+            sleep(min(self._rank, 10) * 0.05)  # so that the lowest rank that lives comes first
+            try:
+                self._close_for_rank_0(run)
+            except (RecordError, OSError):
+                return  # rank 0 is alive and holds the lock, or its directory is on another machine
+
+    def _close_for_rank_0(self, run: dict[str, Any]) -> None:
+        """Write the outcome into run.json if rank 0 has neither done that nor holds the lock."""
+        if read_json(self.path / "run.json").get("outcome") is not None:
+            return
+        lock = RunLock(self.path)
+        try:
+            described = read_json(self.path / "run.json")
+            if described.get("outcome") is None:
+                end = {name: run[name] for name in ("outcome", "reason", "closed")}
+                described.update(end, **{name: run[name] for name in ("hooks", "costs", "counters", "lost")})
+                described["attempts"][-1].update(end)
+                write_json_atomic(self.path / "run.json", described)
+        finally:
+            lock.release()
 
 
 def _as_yaml(config: Any) -> str:

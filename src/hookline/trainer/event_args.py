@@ -17,7 +17,7 @@ import torch
 from hookline.core.base import StepContext
 from hookline.core.run_control import MicroBatch
 from hookline.errors import TrainingError
-from hookline.gradients.local_storage import is_sharded, total_norm
+from hookline.gradients.local_storage import total_norm
 from hookline.trainer.config_view import view_of
 from hookline.trainer.step_fn import is_numpy_number
 
@@ -414,14 +414,6 @@ class RankEventArgs(EventArgs):
             self._tokens = progress.batches, self.trainer.ranks.total([progress.tokens_seen])[0]
         return self._tokens[1]
 
-    @property
-    def ctx(self) -> StepContext:
-        """The step as a `StepContext`; the norm of sharded gradients is computed now, with all ranks."""
-        context = super().ctx
-        if any(map(is_sharded, self.grads.params.values())):
-            self.norm_of_step().compute()
-        return context
-
 
 class LazyStepContext(StepContext):
     """The `StepContext` of a run: loss and grad_norm are computed when they are first read.
@@ -446,6 +438,8 @@ class LazyStepContext(StepContext):
         self._args = args
         self._loss = args.window if len(args.window) > 1 else args.live_loss
         self._norm = args.norm_of_step()
+        if args.trainer.engine.forward_is_collective:
+            self._norm.compute()  # a collective, which a hook may not call: it need not be called on all ranks
         return self
 
     def complete(self) -> None:

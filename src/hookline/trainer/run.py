@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from functools import cache, partial
 from pathlib import Path
+from signal import Signals
 from traceback import walk_tb
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
@@ -21,7 +22,8 @@ from hookline._fs import relative_to_here
 from hookline.checkpoints.store import set_aside_later
 from hookline.core.entry import Entry
 from hookline.core.failures import Incident, hook_notes
-from hookline.errors import ConfigError, TrainingError, add_note, error_text, nearest
+from hookline.errors import ConfigError, RankError, TrainingError, add_note, error_text, nearest
+from hookline.rank_watch import WatchedRun
 from hookline.ranks import compare
 from hookline.record.provenance import git_state
 from hookline.record.redaction import redact_text, redacted_log
@@ -52,7 +54,16 @@ def run_context(trainer: Trainer, resume: str | Path | None, fork: bool = False)
         resume: A run or a checkpoint to resume from.
         fork: Whether to continue as a new run.
     """
-    _begin(trainer, resume, fork)
+    with trainer.ranks.watch(_watched(trainer), trainer.options.rank_timeout):
+        _begin(trainer, resume, fork)
+        with _begun_run(trainer, resume) as signals:
+            yield signals
+    signals.exit()
+
+
+@contextmanager
+def _begun_run(trainer: Trainer, resume: str | Path | None) -> Iterator[SignalHandler]:
+    """Run the block between on_train_start and on_train_end; the record is open."""
     # From here on everything is recorded.
     stop_recording_incidents = trainer.hooks.failures.subscribe(partial(_record_incident, trainer))
     watch = trainer.record.add_sink(LossWatch(trainer))
@@ -95,10 +106,12 @@ def run_context(trainer: Trainer, resume: str | Path | None, fork: bool = False)
             elif trainer.stop_reason is not None:
                 outcome, reason = "stopped", _why_stopped(trainer)
         except BaseException as raised:
-            error = ending_error(raised)
-            outcome, reason = outcome_of(error), _describe_error(error)
+            error = trainer.ranks.explain(ending_error(raised))
+            outcome, reason = outcome_of(error), _reason(trainer, error)
             _fail(trainer, error, reason)
             if signals.caught is None or not _is_of_loader(error):
+                if isinstance(error, RankError) and error is not raised:
+                    raise error from raised
                 if isinstance(raised, BdbQuit):
                     raise error from None
                 raise
@@ -112,7 +125,6 @@ def run_context(trainer: Trainer, resume: str | Path | None, fork: bool = False)
                 watch.remove()
                 stop_recording_incidents()
                 trainer.run_status.end()
-    signals.exit()
 
 
 def _why_stopped(trainer: Trainer) -> str:
@@ -191,6 +203,8 @@ def _compared(trainer: Trainer) -> dict[str, Any]:
 def _open_hooks(trainer: Trainer) -> None:
     """Set up the hooks that the last run closed, and protect the random streams from all of them."""
     trainer.hooks.reopen()
+    if any(getattr(entry.hook, "collective", False) for entry in trainer.hooks.entries()):
+        trainer.ranks.group  # noqa: B018 - made here, where all ranks are
     devices = _device.device_indices([*trainer.model.parameters(), *trainer.model.buffers()])
     trainer.hooks.rng_guard.begin(trainer.options.seed or 0, lambda: trainer.progress.step, devices)
 
@@ -262,6 +276,7 @@ def _check_loader_schedule(trainer: Trainer, entry: Entry) -> None:
 
 def _fail(trainer: Trainer, error: BaseException, described: str) -> None:
     """Fire on_exception, and finish a checkpoint that is being written."""
+    trainer.ranks.failed(trainer.progress.step, described)
     trainer.run_status.close(failed=True)
     trainer.event_args.exception = error
     trainer.record.event("exception", trainer.progress.step, error=described)
@@ -316,8 +331,12 @@ def _end(trainer: Trainer, outcome: str, reason: str | None) -> None:
     with suppress(Exception):  # the device may be gone; the failure itself is recorded
         loop.record_non_finite_losses()
     failure = _first_failure(partial(handler, args) if (handler := hooks.slots.on_train_end) else None, hooks.close)
+    if failure is not None:
+        trainer.ranks.failed(trainer.progress.step, _describe_error(failure))
+    failure = failure or _first_failure(trainer.ranks.meet)
     if failure is not None and outcome in ("completed", "stopped"):
-        outcome, reason = outcome_of(failure), _describe_error(failure)
+        failure = trainer.ranks.explain(failure)
+        outcome, reason = outcome_of(failure), _reason(trainer, failure)
         trainer.run_status.close(failed=True)
         trainer.record.event("exception", trainer.progress.step, error=reason)
     elif isinstance(failure, Exception):  # it does not replace the exception or the signal that ends the run
@@ -367,6 +386,44 @@ def outcome_of(error: BaseException) -> str:
 def _describe_error(error: BaseException) -> str:
     """Return what went wrong and, if it was one, in which hook."""
     return "; ".join([error_text(error), *hook_notes(error)])
+
+
+def _reason(trainer: Trainer, error: BaseException) -> str:
+    """Return why a run ends for its record: what went wrong, and with several ranks on which one."""
+    alone, described = trainer.ranks.world_size == 1, _describe_error(error)
+    return described if alone or isinstance(error, RankError) else f"rank {trainer.ranks.rank}: {described}"
+
+
+# ---- the end of a process that is blocked ----------------------------------------------------------------------------
+
+
+def _watched(trainer: Trainer) -> WatchedRun:
+    """Return what the other ranks' watch needs from a run."""
+    progress, args, hooks = trainer.progress, trainer.event_args, trainer.hooks
+
+    def position() -> list[int]:
+        return [progress.step, progress.batches, max(args.batch_idx, 0)]  # the last one moves in a validation, too
+
+    def fire_on_exception(error: RankError) -> None:
+        trainer.ranks.failed(progress.step, error_text(error))
+        if args.exception is None and trainer.running:
+            args.exception = error
+            if handler := hooks.slots.on_exception:
+                handler(args)
+
+    def close_record(error: RankError) -> None:
+        reason = error_text(error)
+        if "record" in vars(trainer) and trainer.running:
+            trainer.loop.write_unrecorded()
+            trainer.record.close("failed", reason, _hook_list(trainer), hooks.costs(wait=False), _counters(trainer), wait=False)
+        if trainer.prints:
+            print_line(closing_line(trainer, "failed", reason))
+
+    def exit_code() -> int:
+        signals = [stop.reason for stop in trainer.run_status.stops if stop.by == SIGNAL]
+        return 128 + Signals[signals[0]] if signals else 1
+
+    return WatchedRun(position, hooks.hook_on_stack, trainer.request_boundary, (fire_on_exception, close_record), exit_code)
 
 
 # ---- what is recorded and printed ------------------------------------------------------------------------------------

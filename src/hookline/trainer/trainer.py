@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from operator import attrgetter
@@ -229,7 +229,7 @@ class Trainer:
         chosen = named_loaders(loaders, "val") or self.val_loaders
         if not chosen:
             raise TrainingError("there is nothing to validate on: give val_loaders")
-        with self.hooks.attached():
+        with self.hooks.attached(), self.hooks.collectives.allow("validate()"):
             return validate(self, chosen, self.options.validation_limit)
 
     def predict(self, loaders: Loaders) -> list[Any]:
@@ -250,7 +250,8 @@ class Trainer:
         >>> with trainer.inference() as model:
         ...     model(batch)
         """
-        with eval_batches(self, "inference"), self.hooks.silenced(), self.engine.autocast():
+        alone = nullcontext() if not self.engine.forward_is_collective else self.hooks.collectives.allow("inference() of a sharded model")
+        with alone, eval_batches(self, "inference"), self.hooks.silenced(), self.engine.autocast():
             yield self.engine.eval_model(self.model)
 
     def random_state(self) -> dict[str, Any]:
@@ -653,11 +654,13 @@ class Trainer:
         self.agreement.request_save(name)
         self.request_boundary()
         if self.status != "training" and self.running:
-            self.checkpointer.save_requested()
+            with self.hooks.collectives.allow("save()"):
+                self.checkpointer.save_requested()
 
     def save_checkpoint(self, name: str | None = None) -> Path:
         """Write a checkpoint now, between two steps or after a failure; fires on_checkpoint_save once it is durable."""
-        return self.checkpointer.save_now(name)
+        with self.hooks.collectives.allow("save_checkpoint()"):
+            return self.checkpointer.save_now(name)
 
     def load_checkpoint(self, path: str | Path | None) -> Path:
         """Restore the trainer from a checkpoint, or the newest one of a run, and fire on_checkpoint_load.

@@ -1,0 +1,122 @@
+"""A run on several processes ends on all of them when one fails, and its record says which one and where."""
+
+import contextlib
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rank_processes import RankResult, run_on_ranks
+from rank_runs import make_trainer, whole_weights
+
+from hookline import TrainingHook, rank_watch
+
+
+class Trouble(TrainingHook):
+    """Does something bad at the end of step 3, on one rank."""
+
+    def __init__(self, rank: int, kind: str) -> None:
+        self.rank, self.kind = rank, kind
+
+    def on_step_end(self, trainer: Any, step: int) -> None:
+        if step != 3 or trainer.ranks.rank != self.rank:
+            return
+        if self.kind == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif self.kind == "hang":
+            time.sleep(60)
+        else:
+            raise ValueError("boom")
+
+
+def train(rank: int, folder: str, bad_rank: int, kind: str, stays_alive: bool) -> None:
+    rank_watch.BEAT_SECONDS = 0.1
+    if stays_alive or kind == "hang":
+        rank_watch.GRACE_SECONDS = 0.5  # else the main thread loses the connection and ends the run itself
+    trainer = make_trainer("ddp", rank, 2, folder, rank_timeout=3.0 if kind == "hang" else 60.0)
+    other = trainer.ranks.gather(os.getpid())[1 - rank]
+    if kind == "step_fn":
+        compute = trainer.compute
+
+        def fail(batch: Any) -> Any:
+            if trainer.step == 3 and rank == bad_rank:
+                raise ValueError("boom")
+            return compute(batch)
+
+        trainer.compute = fail
+    else:
+        trainer.add_hook(Trouble(bad_rank, kind), "trouble", on_error="raise")
+    if stays_alive and rank == bad_rank:
+        with contextlib.suppress(ValueError):
+            trainer.train()
+        with contextlib.suppress(ProcessLookupError):
+            while True:  # until the other process has ended
+                os.kill(other, 0)
+                time.sleep(0.02)
+        raise SystemExit(7)
+    trainer.train()
+
+
+def run_of(folder: Path) -> dict[str, Any]:
+    run: dict[str, Any] = json.loads(next(folder.glob("*/run.json")).read_text())
+    return run
+
+
+def fails(tmp_path: Path, *how: Any) -> tuple[dict[str, Any], list[RankResult]]:
+    results = run_on_ranks(train, 2, str(tmp_path), *how, check=False, timeout=20)
+    run = run_of(tmp_path)
+    said = "\n".join(f"{one.exit_code} after {one.seconds:.1f} s: {one.error}\n{one.output}" for one in results)
+    assert run["outcome"] == run["attempts"][-1]["outcome"] == "failed", said
+    assert all(one.exit_code not in (0, None) and one.seconds < 15 for one in results), said
+    return run, results
+
+
+@pytest.mark.parametrize(
+    ("kind", "bad_rank", "stays_alive"),
+    [("hook", 0, False), ("hook", 0, True), ("hook", 1, False), ("hook", 1, True), ("step_fn", 1, False)],
+)
+def test_an_exception_on_one_rank_ends_all(kind: str, bad_rank: int, stays_alive: bool, tmp_path: Path) -> None:
+    run, results = fails(tmp_path, bad_rank, kind, stays_alive)
+    assert f"rank {bad_rank}" in run["reason"]
+    assert "ValueError: boom" in run["reason"]
+    if kind == "hook":
+        assert "hook 'trouble' in on_step_end, step 3" in run["reason"]
+    other = results[1 - bad_rank]
+    assert f"rank {bad_rank} failed at step 3" in other.error + other.output
+    assert results[bad_rank].exit_code == (7 if stays_alive else 1)
+
+
+@pytest.mark.parametrize("bad_rank", [0, 1])
+def test_a_killed_process_ends_the_others_and_one_of_them_closes_the_record(bad_rank: int, tmp_path: Path) -> None:
+    run, results = fails(tmp_path, bad_rank, "kill", False)
+    assert f"rank {bad_rank} failed" in run["reason"]
+    assert "is gone" in run["reason"]
+    assert results[bad_rank].exit_code == -signal.SIGKILL
+    assert "RankError" in results[1 - bad_rank].error  # raised in the main thread, which had lost the connection
+
+
+@pytest.mark.parametrize("bad_rank", [0, 1])
+def test_a_hang_names_the_rank_and_the_hook_it_is_in(bad_rank: int, tmp_path: Path) -> None:
+    run, _ = fails(tmp_path, bad_rank, "hang", False)
+    assert f"rank {bad_rank} failed at step 3: no batch for 3 s (rank_timeout)" in run["reason"]
+    assert "hook 'trouble', on_step_end" in run["reason"]
+
+
+def warn_once(rank: int, folder: str, fails: bool) -> list[float]:
+    trainer = make_trainer("ddp", rank, 2, folder)
+    trainer.add_hook(Trouble(1 if fails else 5, "raise"), "trouble", on_error="warn")
+    trainer.train()
+    return whole_weights(trainer)
+
+
+def test_a_hook_that_fails_under_warn_leaves_an_event_of_its_rank_and_the_same_weights(tmp_path: Path) -> None:
+    failed, plain = (run_on_ranks(warn_once, 2, str(tmp_path / name), name == "a") for name in ("a", "b"))
+    assert [one.value for one in failed] == [one.value for one in plain]
+    assert run_of(tmp_path / "a")["outcome"] == "completed"
+    lines = next((tmp_path / "a").glob("*/ranks/1/events.jsonl")).read_text().splitlines()
+    events = [json.loads(line) for line in lines]
+    assert [(one["kind"], one["rank"], one["hook"], one["step"]) for one in events] == [("hook_failed", 1, "trouble", 3)]
+    assert not list((tmp_path / "b").glob("*/ranks"))
