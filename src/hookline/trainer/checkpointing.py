@@ -691,7 +691,8 @@ def load_weights(model: torch.nn.Module, path: str | Path) -> None:
     """Load the weights of a checkpoint and nothing else."""
     saved = SavedCheckpoint(find_checkpoint(Path(path))[0])
     if "model" not in saved.names:
-        raise CheckpointError(f"{saved.path} has no weights: it has the sections {', '.join(saved.names)}, and no model")
+        has = ", ".join(saved.names)
+        raise CheckpointError(f"{saved.path} has no weights: it has the sections {has}, and no model")
     names = [name for name in ("model", "frozen") if name in saved.names]
     _load_model(model, {name: saved.section(name, like=_like_weights(model)) for name in names})
 
