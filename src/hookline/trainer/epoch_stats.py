@@ -144,6 +144,22 @@ def _epoch_name(name: str) -> str:
     return f"{place}{slash}epoch_{last}"
 
 
+def add_losses(states: Sequence[Mapping[str, Any]], is_counted: bool) -> dict[str, Any]:
+    """Add up what `state_dict` returned on several ranks; the latest values are the first one's.
+
+    Args:
+        states: The states by rank.
+        is_counted: Whether the sums are wanted; else they are zero, and only their names are there.
+    """
+    added = [state.get("beside", {}).get("sums", {}) for state in states]
+    names = dict.fromkeys(name for sums in added for name in sums)
+    sums = {name: [sum(one.get(name, (0, 0.0))[index] for one in added) for index in (0, 1)] for name in names}
+    totals = {key: sum(state[key] for state in states) for key in ("count", "sum", "bad")}
+    if not is_counted:
+        sums, totals = {name: [0, 0.0] for name in sums}, {"count": 0, "sum": 0.0, "bad": 0}
+    return {**totals, "beside": {**states[0].get("beside", {}), "sums": sums}}
+
+
 def detached_copy(value: Any) -> Any:
     """Return a number without its graph that nothing else can write to: Python's own, or a copy on the device."""
     if not isinstance(value, torch.Tensor):

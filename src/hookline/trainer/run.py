@@ -181,7 +181,9 @@ def _begin(trainer: Trainer, resume: str | Path | None, fork: bool) -> None:
     if options.seed is not None:
         seed_everything(options.seed)
     run_dir = None if resume is None or fork else run_directory(Path(resume))
-    lineage = lineage_of(Path(resume)) if resume is not None and run_dir is None else None
+    lineage = None
+    if resume is not None and run_dir is None:
+        lineage = trainer.ranks.first(partial(lineage_of, Path(resume)))
     trainer.begin_run(run_dir, _hook_list(trainer), lineage)
 
 
@@ -244,19 +246,20 @@ def _prepare(trainer: Trainer, resume: str | Path | None) -> None:
 
 def _resume(trainer: Trainer, path: Path) -> None:
     """Load the checkpoint that a path means; a run that was killed before its first checkpoint starts again."""
-    if has_no_checkpoint_yet(path):
+    if trainer.ranks.first(partial(has_no_checkpoint_yet, path)):
         logger.warning("%s has no checkpoint yet: the run starts again at its first step", path)
         trainer.note("begun_again", run=str(path))
         trainer.record.resume_at(0, 0)
         return
     found = trainer.checkpointer.load(path)
     if trainer.checkpoint_dir is not None:  # later checkpoints are not states that the resumed run will reach
-        for moved in set_aside_later(trainer.checkpoint_dir, trainer.progress.steps_done):
+        set_aside = partial(set_aside_later, trainer.checkpoint_dir, trainer.progress.steps_done)
+        for moved in trainer.ranks.first(set_aside):
             logger.warning("moved a checkpoint of a later step away: %s", moved)
             trainer.note("checkpoint_abandoned", path=moved)
         if found.absolute().parent == trainer.checkpoint_dir.absolute():  # else it is another run's
             trainer.checkpointer.mark_saved()
-    if (stop := pending_stop(trainer)) is not None:
+    if (stop := trainer.ranks.first(partial(pending_stop, trainer))) is not None:
         reason, by = stop
         words = "the run was killed while it stopped (%s: %s), so it ends here; resume it again to train on"
         logger.warning(words, by or "request_stop", reason)
