@@ -400,6 +400,18 @@ def test_fsdp_that_accelerate_does_not_do_on_a_cpu_is_one_clear_error() -> None:
         assert "was asked for FSDP, but uses MULTI_CPU: every process would have the whole model" in result.value
 
 
+def make_one_that_is_alone(rank: int) -> str:
+    with pytest.raises(HooklineError) as caught:
+        get_trainer("accelerate", *parts(), accelerator=Accelerator(), **OPTIONS)
+    return str(caught.value)
+
+
+def test_an_accelerator_that_knows_of_one_process_only_is_one_clear_error() -> None:
+    """What Accelerate does without GPUs unless it is told to use the CPU: every process would train alone."""
+    for result in run_on_ranks(make_one_that_is_alone, 2):
+        assert "2 processes were started, but the Accelerator knows of one" in result.value
+
+
 class Stream(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         yield from (Numbered()[index] for index in range(SAMPLES))

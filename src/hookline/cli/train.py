@@ -62,6 +62,8 @@ def train_and_report(
         from hookline.record.redaction import redact_values
 
         status = cli.print_error(error, options.debug, cli.FAILED, hide=redact_values)
+    if trainer.ranks.rank:  # rank 0 prints for all
+        return status
     if status in (cli.INTERRUPTED, cli.TERMINATED):
         try:
             print_how_to_continue(trainer, options)

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from hookline import _device
 from hookline.errors import ConfigError, TrainingError
+from hookline.ranks import own_rank
 from hookline.trainer.data.loader_state import has_state
 from hookline.trainer.data.loaders import Loaders
 from hookline.trainer.engine import Engine, find_device
@@ -51,9 +52,8 @@ def find_accelerator(accelerator: Any, device: Any, options: Mapping[str, Any]) 
     refuse_unsupported(next((kind for name, kind in _OF_LAUNCHER.items() if _is_on(name)), ""))
     if accelerator is None:
         wanted = {ours: theirs for theirs, ours in PRECISIONS.items()}.get(options.get("precision", ""))
-        on_cpu = device is not None and find_device(device).type == "cpu"
         try:
-            accelerator = Accelerator(mixed_precision=wanted, cpu=on_cpu)
+            accelerator = Accelerator(mixed_precision=wanted, cpu=find_device(device).type == "cpu")
         except (ImportError, ValueError) as error:  # another one was made with other settings, for instance
             raise TrainingError(f"no Accelerator can be made: {error}") from error
     if not isinstance(accelerator, Accelerator):
@@ -68,6 +68,12 @@ def check_accelerator(accelerator: Any) -> None:
     refuse_unsupported(accelerator.distributed_type)
     steps, several = accelerator.gradient_accumulation_steps, accelerator.num_processes > 1
     config = getattr(accelerator, "parallelism_config", None)
+    started = max(int(os.environ.get("WORLD_SIZE", "1")), own_rank().world_size)
+    if started > 1 and not several:
+        raise TrainingError(
+            f"{started} processes were started, but the Accelerator knows of one, so that each would train its own "
+            "copy: without GPUs make it with cpu=True, or leave `accelerator` out"
+        )
     if steps != 1:
         raise TrainingError(
             f"the Accelerator has gradient_accumulation_steps={steps}, but the trainer accumulates itself: make the "
