@@ -116,7 +116,7 @@ class UpdateChain:
         if _passes_through(item.bound):
             return
         try:
-            args.trainer.log(f"update/{item.bound.hook}/norm_{when}", item.cached_grads.norm())
+            args.trainer.log(f"update/{item.bound.hook}/norm_{when}", item.cached_grads.norm(), reduce=None)
         except Exception as error:
             if self.registry.failures.handle(ON_UPDATE, reporter.bound, error, args) is not None:
                 raise

@@ -13,12 +13,13 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from hookline._console import logger
 from hookline._fs import explain, refuse_link
+from hookline.core.run_control import SharedPart
 from hookline.errors import RecordError, nearest
 from hookline.record import strict_json
 from hookline.record.layers import LayerRow, LayerStep, SeriesHeader
@@ -36,27 +37,6 @@ CONTENTS = (
 )  # fmt: skip
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_=-][A-Za-z0-9._=-]*")
-
-
-class SharedPart(Protocol):
-    """Numbers that a hook hands in for the exchange, such as the statistics rows of a step.
-
-    Maxima are taken first: what is to be added up may depend on them, as the bins of a histogram do.
-    """
-
-    key: str
-    """What it is: parts of the ranks with the same key belong together."""
-    sizes: tuple[int, int]
-    """How many maxima and how many sums it has."""
-
-    def maxima(self) -> torch.Tensor:
-        """Return the numbers whose maximum over the ranks is taken, float64 on the host."""
-
-    def sums(self, maxima: torch.Tensor) -> torch.Tensor:
-        """Return the numbers to add up, float64 on the host, given the maxima over all ranks."""
-
-    def finish(self, maxima: torch.Tensor, sums: torch.Tensor) -> None:
-        """Use what the ranks have together; called on every rank."""
 
 
 class Record:
@@ -230,7 +210,8 @@ class Record:
     def share(self, part: SharedPart) -> None:
         """Hand in numbers that the ranks have together; one process has them at once."""
         maxima = part.maxima()
-        part.finish(maxima, part.sums(maxima))
+        for name, value in part.finish(part.sizes, maxima, part.sums(maxima)).items():
+            self.log(part.step, part.epoch, name, value)
 
     def prepare(self) -> int:
         """Take what was logged for the next exchange between ranks; in one process there is none."""
@@ -289,7 +270,7 @@ class Record:
         """Record that the run continues from this step; what an earlier attempt wrote about later ones is discarded."""
         self.flush(wait=True)
         self._storage.resume_at(step)
-        self.log(step, epoch, "resumed", True)
+        self.log(step, epoch, "resumed", True, reduce=None)
         self.flush()
 
     # ---- where it goes -----------------------------------------------------------------------------------------------
@@ -322,6 +303,11 @@ class Record:
             if count := len(self._entries):
                 self._pending.append(MetricBatch(self._entries[:count]))
                 del self._entries[:count]
+        self._write_pending(wait)
+
+    def _write_pending(self, wait: bool) -> None:
+        """Write what has arrived on the host, or everything if `wait`, and pass it to the sinks."""
+        with self._flushing:
             while self._pending and (wait or self._pending[0].is_ready()):
                 batch = self._pending[0]
                 rows = batch.rows()

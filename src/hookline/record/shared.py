@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from time import time
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from hookline.core.run_control import SharedPart, Sizes
 from hookline.ranks import OneProcess, all_equal, fingerprint
 from hookline.record.metrics import REDUCTIONS, Entry, MetricBatch, metric_rows
-from hookline.record.record import Record, SharedPart
+from hookline.record.record import Record
 from hookline.record.sinks import FileStorage, MemoryStorage, RankStorage
 
 _NONE = float("-inf")  # the maximum of nothing
@@ -74,7 +76,15 @@ class SharedRecord(Record):
         """Record a number; `reduce` says how the ranks' numbers become one: None takes that of rank 0."""
         if reduce != "mean" or name in self._reductions:
             self._reductions[name] = reduce
-        super().log(step, epoch, name, value)
+        if reduce is not None or self._ranks.rank == 0:
+            super().log(step, epoch, name, value)
+
+    def log_layers(
+        self, series: str, step: int, names: Sequence[str], columns: Sequence[str], values: torch.Tensor
+    ) -> None:
+        """Record one step of a series that all ranks have alike: rank 0 does."""
+        if self._ranks.rank == 0:
+            super().log_layers(series, step, names, columns, values)
 
     def share(self, part: SharedPart) -> None:
         """Hand in numbers for the next exchange."""
@@ -85,7 +95,7 @@ class SharedRecord(Record):
         if wait:
             mark = self.prepare()
             self.exchange(all_equal(self._ranks.total([mark, mark * mark]), self._ranks.world_size))
-            super().flush(wait=True)
+            self._write_pending(wait=True)
 
     def prepare(self) -> int:
         """Take what was logged so far for the next exchange, and return a fingerprint of what it is, never 0."""
@@ -93,10 +103,13 @@ class SharedRecord(Record):
         if self._prepared is not None:
             entries, parts = self._prepared[0].entries, [*self._prepared[1], *parts]
         count = len(self._entries)
-        self._prepared, self._parts = (MetricBatch([*entries, *self._entries[:count]]), parts), []
+        logged = self._entries[:count]
         del self._entries[:count]
-        metrics = (str(one.key) for one in self._described(self._prepared[0].entries))
-        return fingerprint([*metrics, *(f"{part.key} {part.sizes}" for part in parts)]) or 1
+        if self._ranks.rank:  # rank 0's own are written
+            logged = [entry for entry in logged if self._reductions.get(entry[2], "mean") is not None]
+        self._prepared, self._parts = (MetricBatch([*entries, *logged]), parts), []
+        shared = (str(one.key) for one in self._described(self._prepared[0].entries) if one.reduce in REDUCTIONS)
+        return fingerprint([*shared, *(f"{part.key} {part.sizes}" for part in parts)]) or 1
 
     def exchange(self, names_agree: bool) -> None:
         """Bring what was prepared together; rank 0 writes it.
@@ -107,76 +120,120 @@ class SharedRecord(Record):
         if self._prepared is None:  # a flush has exchanged it already, on all ranks
             return
         (batch, parts), self._prepared = self._prepared, None
-        entries = batch.read()
+        batch.read()
         if batch.lost:
             self._storage.report_loss(batch.lost[0], len(batch.lost))
-        own = {one.key: (one, entry[3]) for one, entry in zip(self._described(entries), entries, strict=True)}
-        listed = [(part.key, part.sizes) for part in parts]
-        metrics = [one for one, _ in own.values()]
+        logged = self._described(batch.entries)
+        own = {
+            one.key: entry[3]
+            for one, entry in zip(logged, batch.entries, strict=True)
+            if not isinstance(entry[3], Tensor)  # lost with its device
+        }
+        metrics = [one for one in logged if one.reduce in REDUCTIONS]
+        sizes = {part.key: part.sizes for part in parts}
         if not names_agree:
-            metrics, listed = self._union(metrics, listed)
-        shared = [one for one in metrics if one.reduce in REDUCTIONS]
+            metrics, sizes = self._union(metrics, sizes)
         by_key = {part.key: part for part in parts}
-        peaked = [one for one in shared if one.reduce in ("max", "min")]
-        added = [one for one in shared if one.reduce in ("mean", "sum")]
+        shared = [_PartOfAll(by_key[key], names) for key, names in sizes.items()]
+        peaked = [one for one in metrics if one.reduce in ("max", "min")]
+        added = [one for one in metrics if one.reduce in ("mean", "sum")]
 
         def value(one: _Metric, absent: float) -> float:
-            return float(own[one.key][1]) if one.key in own else absent
+            return float(own.get(one.key, absent))
 
         highest = [-value(one, -_NONE) if one.reduce == "min" else value(one, _NONE) for one in peaked]
-        of_parts = [
-            by_key[key].maxima() if key in by_key else torch.full((size,), _NONE, dtype=torch.float64)
-            for key, (size, _) in listed
-        ]
+        own_maxima = [torch.tensor(highest, dtype=torch.float64), *(part.maxima() for part in shared)]
+        lengths = [len(some) for some in own_maxima]
 
         def sums(maxima: Tensor) -> Tensor:
-            numbers = [[value(one, 0.0), float(one.key in own)] for one in added]
-            found, begin = [torch.tensor(numbers, dtype=torch.float64).reshape(-1)], len(peaked)
-            for key, (size, count) in listed:
-                part = by_key.get(key)
-                none = torch.zeros(count, dtype=torch.float64)
-                found.append(none if part is None else part.sums(maxima[begin : begin + size]))
-                begin += size
-            return torch.cat(found)
+            numbers = torch.tensor([[value(one, 0.0), one.key in own] for one in added], dtype=torch.float64)
+            of_parts = zip(shared, maxima.split(lengths)[1:], strict=True)
+            return torch.cat([numbers.reshape(-1), *(part.sums(some) for part, some in of_parts)])
 
-        maxima, totals = self._ranks.exchange(torch.cat([torch.tensor(highest, dtype=torch.float64), *of_parts]), sums)
-        peaks = zip(peaked, maxima[: len(peaked)].tolist(), strict=True)
-        results = {one.key: -peak if one.reduce == "min" else peak for one, peak in peaks}
-        for one, (total, count) in zip(added, totals[: 2 * len(added)].reshape(-1, 2).tolist(), strict=True):
-            results[one.key] = total if one.reduce == "sum" else total / count
-        begin, start = len(peaked), 2 * len(added)
-        for key, (size, count) in listed:
-            if key in by_key:
-                by_key[key].finish(maxima[begin : begin + size], totals[start : start + count])
-            begin, start = begin + size, start + count
+        all_maxima, all_sums = self._ranks.exchange(torch.cat(own_maxima), sums)
+        peaks, *maxima = all_maxima.split(lengths)
+        numbers, *totals = all_sums.split([2 * len(added), *(part.count for part in shared)])
+        results = {
+            one.key: -peak if one.reduce == "min" else peak for one, peak in zip(peaked, peaks.tolist(), strict=True)
+        }
+        for one, (total, count) in zip(added, numbers.reshape(-1, 2).tolist(), strict=True):
+            results[one.key] = total if one.reduce == "sum" or not count else total / count
+        for one in metrics:
+            is_integer = type(own.get(one.key)) is int and one.reduce != "mean"
+            own[one.key] = round(results[one.key]) if is_integer else results[one.key]
+        everything = {one.key: one for one in (*logged, *metrics) if one.key in own}.values()
+        merged: list[Entry] = [(one.step, one.epoch, one.name, own[one.key], one.time) for one in everything]
+        for part, some, others in zip(shared, maxima, totals, strict=True):
+            merged += part.finish(some, others)
         if self._ranks.rank == 0:
-            merged: list[Entry] = []
-            for one in metrics:
-                if one.reduce in REDUCTIONS:
-                    merged.append((one.step, one.epoch, one.name, results[one.key], one.time))
-                elif one.key in own:
-                    merged.append((one.step, one.epoch, one.name, own[one.key][1], one.time))
             self._write("metrics", metric_rows(merged))
-            super().flush()  # layers, and what sinks wait for
+            self._write_pending(wait=True)  # layers, and what sinks wait for
 
     def _described(self, entries: Sequence[Entry]) -> list[_Metric]:
         numbers: Counter[tuple[int, str]] = Counter()
         described = []
-        for step, epoch, name, _, time in entries:
+        for step, epoch, name, _, logged_at in entries:
             numbers[step, name] += 1
             reduce = self._reductions.get(name, "mean") or "first"
-            described.append(_Metric(step, epoch, name, numbers[step, name], reduce, time))
+            described.append(_Metric(step, epoch, name, numbers[step, name], reduce, logged_at))
         return described
 
-    def _union(
-        self, metrics: list[_Metric], parts: list[tuple[str, tuple[int, int]]]
-    ) -> tuple[list[_Metric], list[tuple[str, tuple[int, int]]]]:
-        """Return what any rank has, in the order of the lowest rank that has it."""
+    def _union(self, metrics: list[_Metric], sizes: dict[str, Sizes]) -> tuple[list[_Metric], dict[str, Sizes]]:
+        """Return the metrics that any rank has, and the parts that all have, with their names.
+
+        They are in the order of the lowest rank that has them.
+        """
         all_metrics: dict[tuple[int, str, int], _Metric] = {}
-        all_parts: dict[str, tuple[int, int]] = {}
-        for listed, others in self._ranks.gather([metrics, parts]):
+        all_sizes: dict[str, dict[str, tuple[int, int]]] = {}
+        found: Counter[str] = Counter()
+        gathered = self._ranks.gather([metrics, sizes])
+        for listed, parts in gathered:
             for one in (_Metric(*fields) for fields in listed):
                 all_metrics.setdefault(one.key, one)
-            for key, (size, count) in others:
-                all_parts.setdefault(key, (size, count))
-        return list(all_metrics.values()), list(all_parts.items())
+            found.update(list(parts))
+            for key, names in parts.items():
+                known = all_sizes.setdefault(key, {})
+                for name, (highest, added) in names.items():
+                    known.setdefault(name, (highest, added))
+        everywhere = {key: names for key, names in all_sizes.items() if found[key] == len(gathered)}
+        return list(all_metrics.values()), everywhere
+
+
+class _PartOfAll:
+    """A part in an exchange, whose names are those of all ranks.
+
+    Args:
+        part: What this rank has handed in.
+        sizes: The names that any rank has.
+    """
+
+    def __init__(self, part: SharedPart, sizes: Sizes) -> None:
+        self._part, self._sizes = part, sizes
+        self._is_whole = list(part.sizes.items()) == list(sizes.items())
+        self.count = sum(count for _, count in sizes.values())
+
+    def maxima(self) -> Tensor:
+        return self._spread(self._part.maxima(), 0, _NONE)
+
+    def sums(self, maxima: Tensor) -> Tensor:
+        if not self._is_whole:
+            by_name = self._split(maxima, self._sizes, 0)
+            maxima = torch.cat([by_name[name] for name in self._part.sizes] or [maxima[:0]])
+        return self._spread(self._part.sums(maxima), 1, 0.0)
+
+    def finish(self, maxima: Tensor, sums: Tensor) -> list[Entry]:
+        part, now = self._part, time()
+        found = part.finish(self._sizes, maxima, sums)
+        return [(part.step, part.epoch, name, value, now) for name, value in found.items()]
+
+    def _spread(self, values: Tensor, which: int, absent: float) -> Tensor:
+        """Return numbers of this rank's names in the order of all names, `absent` for those that it does not have."""
+        if self._is_whole:
+            return values
+        own = self._split(values, self._part.sizes, which)
+        none = torch.tensor([absent], dtype=torch.float64)
+        return torch.cat([own.get(name, none.expand(size[which])) for name, size in self._sizes.items()] or [none[:0]])
+
+    @staticmethod
+    def _split(values: Tensor, sizes: Sizes, which: int) -> dict[str, Tensor]:
+        return dict(zip(sizes, values.split([size[which] for size in sizes.values()]), strict=True))

@@ -17,11 +17,11 @@ from hookline._console import logger
 from hookline._names import unwrap_module
 from hookline.core.change_audit import ChangeAudit
 from hookline.core.registry import Handle
-from hookline.core.run_control import MicroBatch
+from hookline.core.run_control import MicroBatch, SharedPart
 from hookline.errors import CheckpointError, HooklineError, TrainingError, nearest
 from hookline.gradients.chain import UpdateChain
 from hookline.gradients.view import Gradients
-from hookline.ranks import OneProcess, find_ranks, host
+from hookline.ranks import OneProcess, add_up, find_ranks, host
 from hookline.record.metrics import REDUCTIONS
 from hookline.record.record import Record
 from hookline.record.shared import SharedRecord
@@ -32,6 +32,7 @@ from hookline.trainer.engine import Engine
 from hookline.trainer.event_args import EventArgs, RankEventArgs
 from hookline.trainer.loop import Loop, steps_of_run
 from hookline.trainer.options import TrainerOptions
+from hookline.trainer.parallel import kind_of_parallel
 from hookline.trainer.parameters import trained_parameters
 from hookline.trainer.rng import preserve_rng, restore_rng, rng_state
 from hookline.trainer.run import keep_stop_iteration, run_context, unfinished_steppers
@@ -475,6 +476,13 @@ class Trainer:
         """The directory that holds the run's checkpoints; None if the record is in memory."""
         return self.record.checkpoint_dir if "record" in vars(self) else None
 
+    rank_tokens: int = _attribute("progress.tokens_seen", "The tokens in the batches of this rank so far.")
+
+    @cached_property
+    def data_ranks(self) -> int:
+        """How many ranks train on batches of their own; with tensor parallelism alone all have the same one."""
+        return 1 if kind_of_parallel(self.model) == "tensor" else self.ranks.world_size
+
     @property
     def prints(self) -> bool:
         """Whether this process prints what the run does."""
@@ -604,6 +612,17 @@ class Trainer:
             step: The step they belong to, if it is not the current one.
         """
         self.record.log_layers(series, self.progress.step if step is None else step, names, columns, values)
+
+    def share(self, part: SharedPart) -> None:
+        """Hand in numbers of this rank that are recorded together with those of the other ranks."""
+        self.record.share(part)
+
+    def means_of_ranks(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Return the means of numbers over the ranks, by name; waits for all of them."""
+        if self.ranks.world_size == 1:
+            return dict(metrics)
+        sums = add_up(self.ranks, {name: [value, 1.0] for name, value in metrics.items()}, width=2)
+        return {name: total / count for name, (total, count) in sums.items()}
 
     def note(self, kind: str, step: int | None = None, **fields: Any) -> None:
         """Write a decision into events.jsonl, if a run is in progress; at the current step unless given."""
