@@ -233,8 +233,9 @@ def fingerprint(parts: Iterable[Any]) -> int:
     return int.from_bytes(digest[: FINGERPRINT_BITS // 8], "big")
 
 
-def all_equal(total: int, total_of_squares: int, world_size: int) -> bool:
+def all_equal(totals: Sequence[int], world_size: int) -> bool:
     """Return whether all ranks have added the same number, given the sums of the numbers and of their squares."""
+    total, total_of_squares = totals
     return total_of_squares * world_size == total * total
 
 
@@ -255,7 +256,7 @@ def add_up(
     names = list(named)
     if names_agree is None:
         mark = fingerprint(names)
-        names_agree = all_equal(*ranks.total([mark, mark * mark]), ranks.world_size)
+        names_agree = all_equal(ranks.total([mark, mark * mark]), ranks.world_size)
     if not names_agree:
         names = list(dict.fromkeys(name for of_rank in ranks.gather(names) for name in of_rank))
     none = [0.0] * width

@@ -92,7 +92,8 @@ def kind_of_parallel(model: torch.nn.Module) -> str:
                 "the model is wrapped in FullyShardedDataParallel (FSDP1), which is not supported; use "
                 "torch.distributed.fsdp.fully_shard, or parallel='fsdp2' in a config"
             )
-    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+    compiled = getattr(model, "_orig_mod", model)  # what torch.compile wraps, after Accelerate for instance
+    if isinstance(compiled, torch.nn.parallel.DistributedDataParallel):
         return "ddp"
     if any(hasattr(module, "set_requires_gradient_sync") for module in model.modules()):
         return "fsdp2"
@@ -183,6 +184,8 @@ def shard(model: torch.nn.Module, device: torch.device, options: TrainerOptions)
     else:
         mesh = init_device_mesh(device.type, (ranks.world_size,))
     model.to(device)
+    for tensor in (*model.parameters(), *model.buffers()):  # each rank would keep a shard of its own first weights
+        torch.distributed.broadcast(tensor.detach(), 0)
     named = plain_modules(model)
     chosen = select(options.shard_modules, named, "trainer.shard_modules") if options.shard_modules else []
     for name in sorted(chosen, key=lambda name: -name.count(".")):  # inner modules first

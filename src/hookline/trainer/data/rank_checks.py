@@ -24,7 +24,7 @@ def check_lengths(ranks: OneProcess, loaders: TrainLoaders, options: TrainerOpti
     """
     lengths = {name: smallest(known_length(loader), loaders.limit) for name, loader in loaders.items()}
     mark, unknown = fingerprint(lengths.items()), [name for name, length in lengths.items() if length is None]
-    if not all_equal(*ranks.total([mark, mark * mark]), ranks.world_size):
+    if not all_equal(ranks.total([mark, mark * mark]), ranks.world_size):
         try:
             compare(ranks, {"the number of training batches": lengths})
         except RankError as error:
@@ -48,7 +48,7 @@ def check_first_batch(ranks: OneProcess, batch: Any) -> None:
             *(frozen.fingerprint(tensor) for tensor in iter_tensors(batch) if problem_with(tensor) is None),
         ]
     )
-    if all_equal(*ranks.total([mark, mark * mark]), ranks.world_size):
+    if all_equal(ranks.total([mark, mark * mark]), ranks.world_size):
         raise TrainingError(
             f"the first batch is the same on all {ranks.world_size} ranks, which would train on the same data: {_SHARE}"
         )
