@@ -39,6 +39,8 @@ class Hook(Events):
     """The ranks on which it is called: 'all' (None), 'zero', 'local-zero' (the first of each machine), or numbers."""
     collective: bool = False
     """Whether it uses collectives: it then runs on all ranks or on none, and its failure ends the run."""
+    same_on_all_ranks: bool = False
+    """Whether what it requests and draws is the same on all ranks, because it depends on agreed numbers alone."""
     intervenes: bool | None = None
     """Whether the hook changes training on purpose. None: yes if it has `on_update` or sets `intervene`."""
 

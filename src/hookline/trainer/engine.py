@@ -109,7 +109,7 @@ def zero_gradients(module: torch.nn.Module, inputs: Any, output: Any) -> None:
     """Make what a loss adds to the gradients of a module zero, NaN included: a forward hook for one call of it."""
     for tensor in iter_tensors(output):
         if tensor.requires_grad:
-            tensor.register_hook(torch.zeros_like)
+            tensor.register_hook(torch.zeros_like)  # type: ignore[no-untyped-call]
 
 
 class _AllOptimizers:

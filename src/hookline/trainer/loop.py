@@ -312,7 +312,8 @@ class Loop:
                 f"the training loader promised {batches.length} batches and gave {read}, which leaves "
                 f"{self.in_window} micro-batches of a window of {self.accumulate} without their step"
             )
-        if all_read and self.ranks.world_size > 1 and isinstance(batches, SequentialBatches) and read != batches.expected:
+        several = self.ranks.world_size > 1
+        if several and all_read and isinstance(batches, SequentialBatches) and read != batches.expected:
             raise TrainingError(
                 f"rank {self.ranks.rank} has read all {read} batches of an epoch, which has "
                 f"{'no known end' if batches.expected is None else batches.expected}: the ranks need equally many; set "

@@ -32,7 +32,7 @@ from hookline.trainer.checkpointing import has_no_checkpoint_yet, lineage_of, lo
 from hookline.trainer.data.loader_state import resume_warnings
 from hookline.trainer.data.loaders import epoch_length
 from hookline.trainer.non_finite import LossWatch, non_finite_parameters
-from hookline.trainer.rng import seed_everything
+from hookline.trainer.rng import seed_rank
 from hookline.trainer.run_state import SIGNAL
 from hookline.trainer.signals import SignalHandler
 from hookline.trainer.validation import sanity_check
@@ -178,8 +178,8 @@ def _begin(trainer: Trainer, resume: str | Path | None, fork: bool) -> None:
     options = trainer.options
     if trainer.ranks.world_size > 1:
         compare(trainer.ranks, _compared(trainer))
-    if options.seed is not None:
-        seed_everything(options.seed)
+    # Ranks that share each batch draw alike.
+    seed_rank(options.seed, trainer.ranks.rank if trainer.engine.averages else 0)
     run_dir = None if resume is None or fork else run_directory(Path(resume))
     lineage = None
     if resume is not None and run_dir is None:
@@ -208,7 +208,7 @@ def _open_hooks(trainer: Trainer) -> None:
     if any(getattr(entry.hook, "collective", False) for entry in trainer.hooks.entries()):
         trainer.ranks.group  # noqa: B018 - made here, where all ranks are
     devices = _device.device_indices([*trainer.model.parameters(), *trainer.model.buffers()])
-    trainer.hooks.rng_guard.begin(trainer.options.seed or 0, lambda: trainer.progress.step, devices)
+    trainer.hooks.rng_guard.begin(trainer.options.seed or 0, lambda: trainer.progress.step, devices, trainer.ranks.rank)
 
 
 def _prepare(trainer: Trainer, resume: str | Path | None) -> None:

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from hookline.trainer.trainer import Trainer
 
 _TAKEN_NAMES = ("loss", "perplexity")
-_NO_OUTPUT, _NO_BATCH = object(), object()
-_ALWAYS = repeat(True)
+_NO_OUTPUT = object()
 SANITY_EVENTS = ("on_validation_start", "on_validation_batch_start", "on_validation_batch_end")
 
 
@@ -125,9 +124,10 @@ def _measure(
     with user.read_outputs(trainer.called_eval_model):
         for loader_index, (name, loader) in enumerate(loaders.items()):
             # Not one batch more than the limit is read: an iterator would lose it.
-            batches = iter(islice(loader, limit))
-            in_step = _in_step(ranks, name, batches) if trainer.engine.forward_is_collective else zip(batches, _ALWAYS)
-            for index, (batch, counts) in enumerate(in_step):
+            batches: Iterator[tuple[Any, bool]] = zip(islice(loader, limit), repeat(True), strict=False)
+            if trainer.engine.forward_is_collective:
+                batches = _in_step(ranks, name, batches)
+            for index, (batch, counts) in enumerate(batches):
                 placed = trainer.engine.place(batch)
                 if not counts:
                     with trainer.hooks.silenced():
@@ -154,7 +154,7 @@ def _measure(
         return merge_metrics(averages.metrics(language_model=tokens > 0), user.compute(ranks))
 
 
-def _in_step(ranks: OneProcess, loader: str, batches: Iterator[Any]) -> Iterator[tuple[Any, bool]]:
+def _in_step(ranks: OneProcess, loader: str, batches: Iterator[tuple[Any, bool]]) -> Iterator[tuple[Any, bool]]:
     """Yield batches, and whether they count, equally often on all ranks: a sharded model's forward pass needs all.
 
     A rank that has no more batches gets its last one again, which does not count.
@@ -164,18 +164,17 @@ def _in_step(ranks: OneProcess, loader: str, batches: Iterator[Any]) -> Iterator
     """
     last: Any = None
     for index in count():
-        batch = next(batches, _NO_BATCH)
-        have_more = ranks.total([batch is not _NO_BATCH])[0]  # also where len() is known: it may be wrong
+        last, counts = next(batches, (last, False))
+        have_more = ranks.total([counts])[0]  # also where len() is known: it may be wrong
         if not have_more:
             return
         if not index and have_more < ranks.world_size:
-            without = [rank for rank, has_one in enumerate(ranks.gather(batch is not _NO_BATCH)) if not has_one]
+            without = [rank for rank, has_one in enumerate(ranks.gather(counts)) if not has_one]
             raise TrainingError(
                 f"the validation loader {loader!r} gave no batch on rank {', '.join(map(str, without))}, and a sharded "
                 "model needs one from each rank: validate on more samples, or with smaller batches"
             )
-        last = last if batch is _NO_BATCH else batch
-        yield last, batch is not _NO_BATCH
+        yield last, counts
 
 
 class SampleAverages:

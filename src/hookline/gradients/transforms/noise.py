@@ -45,8 +45,8 @@ class Noise(Transform):
         for name, param in params.items():
             if is_sharded(param):
                 raise GradientError(
-                    f"noise: {name!r} is sharded over processes, which have no common generator; use parallel='ddp', or "
-                    "leave it out with params="
+                    f"noise: {name!r} is sharded over processes, which have no common generator; use parallel='ddp', "
+                    "or leave it out with params="
                 )
         return {"count": 0, "streams": {}}
 

@@ -72,8 +72,8 @@ class _EpochBatches:
         """Raise CheckpointError, because another number of ranks cannot continue in the middle of this epoch."""
         then, now = (ranks.get("world_size", 1) for ranks in (position, self._ranks))
         raise CheckpointError(
-            f"the run was inside an epoch with {then} process{'es' * (then > 1)}, and there {'are' if now > 1 else 'is'} "
-            f"{now} now, whose loaders give other batches: use DataLoader(…, sampler=ResumableSampler(data)) as the "
+            f"the run was inside an epoch with {then} process{'es' * (then > 1)}, and now with {now}, whose loaders "
+            f"give other batches: use DataLoader(…, sampler=ResumableSampler(data)) as the "
             f"only loader, which any number of processes can continue, or resume with {then}, or from a checkpoint "
             "between two epochs"
         )
@@ -172,7 +172,11 @@ class SequentialBatches(_EpochBatches):
     @property
     def expected(self) -> int | None:
         """The batches that the epoch has, or that len() says it has; None if that is unknown."""
-        return self._promised if self.length is None else self.length
+        if self.length is not None:
+            return self.length
+        lengths = [known_length(loader) for loader in self._loaders.values()]
+        known = [length for length in lengths if length is not None]
+        return sum(known) if len(known) == len(lengths) else None
 
     def end_states(self) -> dict[str, Any]:
         """Return the state_dicts of the loaders that have one, after the end of the epoch.

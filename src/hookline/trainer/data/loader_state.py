@@ -221,7 +221,7 @@ def shared_sampler(loader: Any) -> SharedSampler | None:
 
 
 def batches_left(loader: Any, start: int) -> int | None:
-    """Return the batches of a loader after the first `start` indices of its sampler's order; None if that is unknown."""
+    """Return the batches of a loader after the first `start` indices of its sampler's order; None if unknown."""
     sampler = shared_sampler(loader)
     if sampler is None or not start:
         return known_length(loader)
