@@ -217,6 +217,16 @@ def find_ranks() -> OneProcess:
     return _found[id(world)][1]
 
 
+def leave_ranks() -> None:
+    """Destroy the process groups, because a thread of theirs that runs when the interpreter ends may abort the process.
+
+    Call it for process groups that Hookline has initialized. After a failure it does nothing: it would wait for ranks
+    that may be gone.
+    """
+    if _found and torch.distributed.is_initialized() and not any(ranks._alone for _, ranks in _found.values()):
+        torch.distributed.destroy_process_group()
+
+
 def own_rank() -> OneProcess:
     """Return which rank this process is, for hooks in a user's own loop; it does everything else alone.
 
