@@ -320,6 +320,16 @@ def rank_and_world_size() -> tuple[int, int]:
     return distributed.get_rank(), distributed.get_world_size()
 
 
+def leave_ranks() -> None:
+    """Destroy the process groups, because a thread of theirs that runs when the interpreter ends may abort the process.
+
+    Call it for process groups that Hookline has initialized. After a failure it does nothing: it would wait for ranks
+    that may be gone.
+    """
+    if _found and torch.distributed.is_initialized() and not any(ranks._alone for _, ranks in _found.values()):
+        torch.distributed.destroy_process_group()
+
+
 def own_rank() -> OneProcess:
     """Return which rank this process is, for hooks in a user's own loop; it does everything else alone.
 
