@@ -53,7 +53,7 @@ def make(kind: str, rank: int, world_size: int, folder: str | None, **options: A
         return nn.functional.mse_loss(model(batch[0]), batch[1])
 
     where = {"record": False} if folder is None else {"output_dir": folder}
-    options = {"seed": 3, "console": False, "max_epochs": 1, "step_fn": step_fn, **where, **options}
+    options = {"seed": 3, "console": False, "max_epochs": 1, "warn_above": None, "step_fn": step_fn, **where, **options}
     trainer = SimpleTrainer(model, make_batches(rank, world_size, STEPS), optimizer, "cpu", **options)
     trainer.add_hook("ema", decay=0.5)
     trainer.add_hook("grokfast")
