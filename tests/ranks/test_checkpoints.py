@@ -14,8 +14,9 @@ from rank_processes import run_on_ranks
 from rank_runs import make_batches, make_model, wrap
 from safetensors.torch import load_file
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
-from hookline import SimpleTrainer, Trainer, TrainingHook
+from hookline import ResumableSampler, SimpleTrainer, Trainer, TrainingHook
 from hookline.checkpoints import read_checkpoint, verify_checkpoint
 from hookline.cli import main
 
@@ -227,6 +228,37 @@ def test_killed_ranks_resume_the_same_curve_in_the_middle_of_an_epoch(kind: str,
         assert after.value == before.value[began - 1 :]
     assert whole[0].value != whole[1].value  # each rank has its own numbers
     assert not list((run / "checkpoints").glob(".tmp-*"))
+
+
+def read_samples(rank: int, world_size: int, folder: str, resume: str | None, max_steps: int | None) -> list[int]:
+    data = TensorDataset(torch.arange(58.0).unsqueeze(1))
+    model = wrap(nn.Linear(1, 1), "ddp") if world_size > 1 else nn.Linear(1, 1)
+    samples: list[int] = []
+
+    def step_fn(model: nn.Module, batch: Any) -> torch.Tensor:
+        samples.extend(int(one) for one in batch[0])
+        return model(batch[0] / 58).sum()  # type: ignore[no-any-return]
+
+    loader = DataLoader(data, batch_size=3, sampler=ResumableSampler(data, seed=5))
+    options: Any = {"step_fn": step_fn, "output_dir": folder, "console": False, "max_steps": max_steps}
+    trainer = SimpleTrainer(model, loader, torch.optim.SGD(model.parameters(), lr=0.01), "cpu", **options)
+    trainer.add_hook("checkpoint", every=3)
+    trainer.fit(resume=resume, fork=resume is not None)
+    return samples
+
+
+@pytest.mark.parametrize("world_size", [1, 4])
+def test_another_number_of_ranks_reads_each_remaining_sample_once(world_size: int, tmp_path: Path) -> None:
+    before = run_on_ranks(read_samples, 2, 2, str(tmp_path), None, 3)
+    done = [sample for result in before for sample in result.value]
+    path = str(next((only_run(tmp_path) / "checkpoints").glob("step-*")))
+    folder = str(tmp_path / "other")
+    if world_size == 1:
+        rest = read_samples(0, 1, folder, path, None)
+    else:
+        rest = [sample for result in run_on_ranks(read_samples, 4, 4, folder, path, None) for sample in result.value]
+    assert len(done) == 18
+    assert sorted(done + rest) == list(range(58))
 
 
 def best_weights(rank: int, folder: str, resume: str | None, max_steps: int) -> dict[str, Any]:
