@@ -93,6 +93,7 @@ class Trainer:
         self.count_tokens = parts.count_tokens or count_tokens
         self.config = parts.config
         self.hook_data: dict[str, Any] = {}
+        self.launch: dict[str, Any] | None = None  # that the run belongs to, if a launcher starts failed runs again
         self.best_accuracy = -math.inf
         self.find_nan_by = 'trainer.add_hook("nan_forensics")'  # what to do about a NaN; a command has its own words
         self._components = parts
@@ -115,7 +116,6 @@ class Trainer:
         self.validation_metrics = check_metrics(parts.metrics)
         self.compute = self._make_step()  # batch -> what step_fn, loss_fn or the model returns
         self.checkpointer = Checkpointer(self)
-        self.launch: dict[str, Any] | None = None  # that the run belongs to, if a launcher starts failed runs again
         self._loop: Loop | None = None
 
     # ---- running ---------------------------------------------------------------------------------------------------
