@@ -1,4 +1,4 @@
-"""Checkpoints of several ranks: what they hold, that they resume exactly, and that they load with any number of ranks."""
+"""Checkpoints of several ranks: what they hold, exact resuming, and loading with any number of ranks."""
 
 import hashlib
 import json
@@ -138,9 +138,10 @@ def test_torch_reads_the_shards_that_ranks_write(saved: Any) -> None:
 
     path, state = saved["fsdp2"]
     assert {file.name for file in path.glob("model*")} >= {f"model.rank-0000{rank}.safetensors" for rank in (0, 1)}
-    sizes = [sum(one.numel() for one in load_file(path / f"model.rank-0000{rank}.safetensors").values()) for rank in (0, 1)]
+    files = [load_file(path / f"model.rank-0000{rank}.safetensors") for rank in (0, 1)]
     whole = sum(param.numel() for param in make("none", 0, 1, None).model.parameters())
-    assert sum(sizes) == whole + 2  # and batch norm's statistics of rank 1
+    # No rank has all of it; rank 1 has its own statistics of batch norm, too.
+    assert sum(one.numel() for file in files for one in file.values()) == whole + 2
     read = {name: torch.zeros_like(one) for name, one in make("none", 0, 1, None).model.named_parameters()}
     load(read, storage_reader=HuggingFaceStorageReader(str(path)), no_dist=True)
     assert {name: digest(one) for name, one in read.items()} == {name: state["model"][name] for name in read}
@@ -176,7 +177,7 @@ def test_any_number_of_ranks_loads_a_checkpoint_exactly(kind: str, world_size: i
     results = run_on_ranks(load_all, world_size, kind, world_size, paths)
     assert results[0].value == expected
     if world_size == 4:
-        assert all(result.value[index]["optimizer"] == state["optimizer"] for result in results for index, state in enumerate(expected))
+        assert all(result.value == expected for result in results)
         assert results[0].output.count("random numbers (dropout) and the order of samples are not") == 3
         assert results[1].output == ""
 
@@ -306,7 +307,8 @@ def replicas(rank: int, folder: str) -> dict[str, Any]:
 def test_of_replicated_shards_one_copy_is_saved(tmp_path: Path) -> None:
     state = run_on_ranks(replicas, 4, str(tmp_path))[0].value
     path = next((only_run(tmp_path) / "checkpoints").glob("step-*"))
-    assert sorted(file.name for file in path.glob("model*")) == [f"model.rank-0000{rank}.safetensors" for rank in (0, 1)]
+    files = sorted(file.name for file in path.glob("model*"))
+    assert files == ["model.rank-00000.safetensors", "model.rank-00001.safetensors"]
     assert digest(read_checkpoint(path)[0]["model"]) == state
 
 
