@@ -105,7 +105,6 @@ class CheckpointHook(MetricHook):
     name = "checkpoint"
     every_aliases = ("save_every_n_epochs", "save_every_n_steps", "save_every")
     on_error = "raise"
-    collective = True  # rank 0 looks at the files, and all ranks do what follows from it
 
     def __init__(
         self,

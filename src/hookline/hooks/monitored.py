@@ -13,8 +13,9 @@ from typing import Any, Literal
 
 from hookline.core.run_control import RunControl
 from hookline.core.schedule import Schedule
-from hookline.errors import MetricMissing, nearest
+from hookline.errors import ConfigError, MetricMissing, nearest
 from hookline.hooks.base import NamedHook, counts_for_run
+from hookline.ranks import add_up
 
 MODES = ("min", "max")
 
@@ -57,6 +58,7 @@ class MetricHook(NamedHook):
     _validation = Measurement("validation", -1, -1)  # the last one; -1 before the first
     _batch_metrics: tuple[int, Mapping[str, float]] = (-1, {})  # those of a step's last micro-batch, with the step
     _last_step = -1  # the last step that was evaluated
+    same_on_all_ranks = True  # it decides by numbers of all ranks, so what it requests needs no agreement
     _at_steps = _at_validations = _at_epochs = False
     _was_found = False  # whether a measurement has had the metric
     _started_at: int | None = None  # the step at which the run began, until the first evaluation
@@ -92,7 +94,10 @@ class MetricHook(NamedHook):
 
         Raises:
             MetricMissing: If `strict` says that a missing metric is an error.
+            ConfigError: If it is called on some of several ranks only.
         """
+        if trainer.hooks.ranks.world_size > 1 and trainer.hooks.entry(self.registered_name).ranks is not None:
+            raise ConfigError(f"{self.registered_name}.ranks", "it decides for all ranks; leave its `ranks` out")
         # A user's hook may add the metric to a validation, or validate on other data: then the first epoch shows it.
         others = [entry for entry in trainer.hooks.entries() if entry.enabled and not entry.built_in]
         adds = any(event.startswith("on_validation_") for entry in others for event in entry.listeners)
@@ -119,7 +124,7 @@ class MetricHook(NamedHook):
         metrics |= {key: latest[key] for key in by_loader if key in latest}
         metrics |= {"loss": loss, "train/loss": loss}
         self._last_step = step
-        self.evaluate(trainer, Measurement("step", step, epoch, metrics, optional=by_loader))
+        self.evaluate(trainer, Measurement("step", step, epoch, _of_all_ranks(trainer, metrics), optional=by_loader))
 
     def on_validation_end(self, trainer: RunControl, step: int, epoch: int, metrics: Mapping[str, Any]) -> None:
         """Evaluate a validation, or keep its metrics for the end of the epoch."""
@@ -134,7 +139,8 @@ class MetricHook(NamedHook):
         """Evaluate an epoch, or fail if the hook waits for validations and there can be none."""
         if self._at_epochs:
             loss, validated = trainer.step_loss(), self._validation.step == step
-            metrics = {**trainer.latest_metrics(), **trainer.epoch_metrics(), "loss": loss, "train/loss": loss}
+            of_step = _of_all_ranks(trainer, {"loss": loss, "train/loss": loss})
+            metrics = {**trainer.latest_metrics(), **trainer.epoch_metrics(), **of_step}
             metrics |= self._validation.metrics if validated else {}
             optional = [f"train/{name}/{kind}" for name in trainer.loader_names for kind in ("loss", "epoch_loss")]
             awaits = trainer.has_validation and not validated
@@ -232,6 +238,15 @@ class MetricHook(NamedHook):
         names = ("step", "epoch", "metrics", "validated")
         self._validation = Measurement("validation", *(values[name] for name in names))
         return True
+
+
+def _of_all_ranks(trainer: RunControl, metrics: dict[str, float]) -> dict[str, float]:
+    """Return the means over the ranks that have the metrics; all ranks must do so at the same point."""
+    ranks = trainer.hooks.ranks
+    if ranks.world_size == 1:
+        return metrics
+    sums = add_up(ranks, {key: [value, 1.0] for key, value in metrics.items()}, width=2)
+    return {key: total / count for key, (total, count) in sums.items()}
 
 
 def metric_key(monitor: str) -> str:

@@ -177,6 +177,7 @@ class Record:
         *,
         lineage: Mapping[str, Any] | None = None,
         hosts: Sequence[str] | None = None,
+        launch: Mapping[str, Any] | None = None,
     ) -> None:
         """Write run.json and config.yaml; a run that continues keeps its start and gets one more attempt.
 
@@ -184,12 +185,14 @@ class Record:
             hooks: The description of every hook.
             lineage: The run and checkpoint that a new run starts from.
             hosts: The machine of each rank, if there are several.
+            launch: The launch that the run belongs to, if a launcher would start it again.
 
         Raises:
             RecordError: If the disk refuses; the run must not begin.
         """
         self._secrets.add(find_secrets(hooks))
         now = utc_now()
+        attempt = {"started": now, "pid": os.getpid(), "host": platform.node(), **_ranks(hosts)}
         self.run = {
             "run_id": self.run_id,
             "started": now,
@@ -199,7 +202,7 @@ class Record:
             "seed": self._seed,
             "hooks": redact(hooks),
             "lineage": None if lineage is None else redact(lineage),
-            "attempts": [{"started": now, "pid": os.getpid(), "host": platform.node(), **_ranks(hosts)}],
+            "attempts": [attempt if launch is None else {**attempt, "launch": dict(launch)}],
             "outcome": None,
         }
         self._storage.start(self.run, self._config)

@@ -34,6 +34,7 @@ from hookline.trainer.loop import Loop, steps_of_run
 from hookline.trainer.options import TrainerOptions
 from hookline.trainer.parallel import kind_of_parallel
 from hookline.trainer.parameters import trained_parameters
+from hookline.trainer.relaunch import continued_run, describe_launch
 from hookline.trainer.rng import preserve_rng, restore_rng, rng_state
 from hookline.trainer.run import keep_stop_iteration, run_context, unfinished_steppers
 from hookline.trainer.run_state import SIGNAL, Progress, RunStatus, Stop
@@ -96,6 +97,7 @@ class Trainer:
         self.count_tokens = parts.count_tokens or count_tokens
         self.config = parts.config
         self.hook_data: dict[str, Any] = {}
+        self.launch: dict[str, Any] | None = None  # that the run belongs to, if a launcher starts failed runs again
         self.best_accuracy = -math.inf
         self.find_nan_by = 'trainer.add_hook("nan_forensics")'  # what to do about a NaN; a command has its own words
         self._components = parts
@@ -205,6 +207,9 @@ class Trainer:
             )
         if count := self.options.overfit_batches:
             self._set_train_loaders(first_batches(self.train_loaders, count, self.options.seed))
+        self.launch = describe_launch()
+        if (run := continued_run(self, resume)) is not None:
+            resume, fork = run, False
         steps = steps_of_run(self, run_context(self, resume, fork))
         unfinished_steppers().add(steps)
         return steps
@@ -319,7 +324,7 @@ class Trainer:
         if before is not None:
             self.record.share_sinks(before)  # those that were added before the run
         hosts = self.ranks.gather(host()) if self.ranks.world_size > 1 else None
-        self.record.start(hooks=hooks, lineage=lineage, hosts=hosts)
+        self.record.start(hooks=hooks, lineage=lineage, hosts=hosts, launch=self.launch)
         # The last run may have stopped inside an epoch; this one continues there.
         self.progress.begin_run(self.progress.position if self._loop is None else self._loop.position())
         self.run_status.begin()
