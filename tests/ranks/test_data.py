@@ -16,7 +16,10 @@ from hookline import HooklineError, ResumableSampler, SimpleTrainer, TrainingHoo
 
 
 def shares(size: int, world_size: int, **options: Any) -> list[list[int]]:
-    return [list(ResumableSampler(range(size), 3, rank=rank, world_size=world_size, **options)) for rank in range(world_size)]
+    return [
+        list(ResumableSampler(range(size), 3, rank=rank, world_size=world_size, **options))
+        for rank in range(world_size)
+    ]
 
 
 def test_ranks_get_equally_many_samples_and_each_sample_once() -> None:
@@ -31,7 +34,9 @@ def test_the_first_batches_of_all_ranks_are_the_first_of_the_order() -> None:
     assert sorted(sum((one[:4] for one in shares(24, 3)), [])) == sorted(order[:12])
 
 
-@pytest.mark.parametrize(("size", "place", "why"), [(2, {}, "2 samples cannot be shared"), (9, {"rank": 3}, "no rank 3")])
+@pytest.mark.parametrize(
+    ("size", "place", "why"), [(2, {}, "2 samples cannot be shared"), (9, {"rank": 3}, "no rank 3")]
+)
 def test_a_share_that_does_not_exist_is_refused(size: int, place: dict[str, int], why: str) -> None:
     with pytest.raises(HooklineError, match=why):
         ResumableSampler(range(size), **{"rank": 0, "world_size": 3, **place})
@@ -161,8 +166,14 @@ def fail(rank: int, case: str) -> int:
     ("case", "why"),
     [
         ("same", "after 0 steps: the first batch is the same on all 2 ranks.*ResumableSampler"),
-        ("lengths", r"after 0 steps: .*number of training batches.train: 5 on rank 0, 6 on rank 1; .*limit_train_batches"),
-        ("unknown", "after 0 steps: the number of batches of the training loader 'train' is unknown.*limit_train_batches"),
+        (
+            "lengths",
+            r"after 0 steps: .*number of training batches.train: 5 on rank 0, 6 on rank 1; .*limit_train_batches",
+        ),
+        (
+            "unknown",
+            "after 0 steps: the number of batches of the training loader 'train' is unknown.*limit_train_batches",
+        ),
         ("unknown, two epochs", "after 0 steps: the number of batches"),
     ],
 )
@@ -197,12 +208,14 @@ def test_noise_on_shards_is_refused_when_it_is_registered() -> None:
 # ---- another number of ranks -----------------------------------------------------------------------------------------
 
 
-def train_in(rank: int, world_size: int, folder: str, resume: str | None, steps: int, batch_size: int) -> dict[str, Any]:
+def train_in(
+    rank: int, world_size: int, folder: str, resume: str | None, steps: int, batch_size: int
+) -> dict[str, Any]:
     """Train some steps of an epoch of 48 samples, and return the samples that this rank has read."""
     data = [(torch.full((FEATURES,), float(index)), torch.zeros(1)) for index in range(48)]
     loader = DataLoader(data, batch_size, sampler=ResumableSampler(data, seed=4))
     trainer = make_trainer("ddp", rank, world_size, folder, batches=loader, max_epochs=1, max_steps=steps)
-    trainer.add_hook("checkpoint", save_last=True)
+    trainer.add_hook("checkpoint", save_every_n_epochs=None, save_every_n_steps=2)
     seen: list[int] = []
 
     @trainer.on("on_train_batch_start")
