@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import signal
 import time
@@ -10,9 +11,9 @@ from typing import Any
 
 import pytest
 from rank_processes import RankResult, run_on_ranks
-from rank_runs import make_trainer, whole_weights
+from rank_runs import make_batches, make_trainer, whole_weights
 
-from hookline import TrainingHook, rank_watch
+from hookline import NanForensics, TrainingHook, rank_watch
 
 
 class Trouble(TrainingHook):
@@ -120,3 +121,32 @@ def test_a_hook_that_fails_under_warn_leaves_an_event_of_its_rank_and_the_same_w
     events = [json.loads(line) for line in lines]
     assert [(one["kind"], one["rank"], one["hook"], one["step"]) for one in events] == [("hook_failed", 1, "trouble", 3)]
     assert not list((tmp_path / "b").glob("*/ranks"))
+
+
+def train_on_nan(rank: int, folder: str, kind: str) -> list[Any]:
+    batches = make_batches(rank, 2)
+    if rank == 1:
+        batches[2][0][0, 0] = float("nan")
+    trainer = make_trainer(kind, rank, 2, folder, batches=batches)
+    hook = NanForensics()
+    trainer.add_hook(hook, on_error="raise")
+    trainer.train()
+    assert all(math.isfinite(one) for one in whole_weights(trainer))
+    return [trainer.step, trainer.stop_reason, hook.crash, hook.autopsy and hook.autopsy.module]
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_a_nan_in_one_ranks_batch_is_found_there_and_noted_by_the_others(kind: str, tmp_path: Path) -> None:
+    first, second = (one.value for one in run_on_ranks(train_on_nan, 2, str(tmp_path), kind))
+    assert first == [3, second[1], None, None]
+    assert second[0] == 3
+    assert second[1].startswith("rank 1: loss nan: the batch itself is not finite in batch[0]; the first bad output is")
+    assert second[3] == "0"
+    (crash,) = tmp_path.glob("*/crashes/*")
+    assert crash.name == "step-00000003-rank-1"
+    assert str(crash) == second[2]
+    assert json.loads((crash / "crash.json").read_text())["autopsy"]["module"] == "0"
+    events = [json.loads(line) for line in (crash.parents[1] / "events.jsonl").read_text().splitlines()]
+    (noted,) = [one for one in events if one["kind"] == "non_finite"]
+    assert noted["reason"] == second[1]
+    assert noted["path"] == second[2]

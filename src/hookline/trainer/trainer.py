@@ -277,6 +277,7 @@ class Trainer:
                 yield forward
             finally:
                 self._reruns += 1
+                self.engine.free_whole_weights(model)
                 with torch.no_grad():
                     for buffer, copy in buffers:
                         buffer.copy_(copy)
