@@ -144,7 +144,8 @@ def train_sharded(rank: int, with_hooks: bool) -> list[Any]:
     model = fully_shard(make_model())  # in one piece, which FSDP leaves whole after a forward pass
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     options = {"loss_fn": torch.nn.MSELoss(), "record": False, "console": False, "validate_every": None}
-    trainer = SimpleTrainer(model, make_batches(rank, 2), optimizer, "cpu", val_loaders=make_batches(rank, 2), **options)
+    batches = make_batches(rank, 2)
+    trainer = SimpleTrainer(model, batches, optimizer, "cpu", val_loaders=batches, **options)
     hook = OnOneRank()
     if with_hooks:
         trainer.add_hook(hook, "careless")

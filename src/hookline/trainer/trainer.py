@@ -240,8 +240,9 @@ class Trainer:
         >>> with trainer.inference() as model:
         ...     model(batch)
         """
-        alone = nullcontext() if not self.engine.shards else self.hooks.collectives.allow("inference() of a sharded model")
-        with alone, eval_batches(self, "inference"), self.hooks.silenced(), self.engine.autocast():
+        allow = self.hooks.collectives.allow
+        together = allow("inference() of a sharded model") if self.engine.shards else nullcontext()
+        with together, eval_batches(self, "inference"), self.hooks.silenced(), self.engine.autocast():
             yield self.engine.eval_model(self.model)
 
     def random_state(self) -> dict[str, Any]:
