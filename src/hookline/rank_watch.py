@@ -26,6 +26,7 @@ BEAT_SECONDS = 1.0
 MOST_BEATS = 2000  # a second, of all ranks together: one thread of rank 0 answers them
 SILENT_BEATS = 3  # without one for this long, a process of this machine is looked for
 SILENT_BEATS_ELSEWHERE = 30  # a process of another machine cannot be looked for
+BLAME_SECONDS = 5.0  # in which another rank may report why the connection to a third one was lost
 GRACE_SECONDS = 3.0  # in which the main thread may end the run itself, once a failure is known
 CLOSE_SECONDS = 2.0  # for each of the last calls of a process that is ended
 FAILED, KNOWN = "failed", "known"  # keys: the first failure, and how many ranks know it
@@ -43,14 +44,12 @@ class WatchedRun:
         hook_in: Returns the hook and the event that a thread is in, given its innermost frame; None if it is in none.
         failure_known: Called once another rank's failure is known, to make the run look at it soon.
         last_calls: Called one after another with the error, if the main thread is blocked and the process is ended.
-        exit_code: Returns the exit code of a process that is ended.
     """
 
     position: Callable[[], Sequence[int]]
     hook_in: Callable[[FrameType], tuple[str, str] | None]
     failure_known: Callable[[], None]
     last_calls: Sequence[Callable[[RankError], object]]
-    exit_code: Callable[[], int]
 
 
 def as_error(failure: Mapping[str, Any]) -> RankError:
@@ -98,9 +97,9 @@ class RankWatch:
     def report(self, step: int, error: str) -> None:
         """Report that this rank ends the run; the first report of all ranks counts.
 
-        If the thread has begun to end this process, this does not return.
+        If the thread has begun to end this process, this does not return to the main thread.
         """
-        if self._ending:
+        if self._ending or threading.get_ident() != self._main:
             return
         if not self._closing.acquire(blocking=False):
             sleep(10 * CLOSE_SECONDS)  # the process ends before
@@ -112,7 +111,7 @@ class RankWatch:
     def blamed(self) -> RankError | None:
         """Return another rank's failure after the connection to some rank was lost; waits until it can be known."""
         self._suspects = True
-        deadline = monotonic() + (SILENT_BEATS + 2) * self._interval
+        deadline = monotonic() + max(BLAME_SECONDS, (SILENT_BEATS + 2) * self._interval)
         while self.failure is None and monotonic() < deadline and self._thread.is_alive():
             self._wake.set()
             sleep(0.05)
@@ -245,7 +244,7 @@ class RankWatch:
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
                 stream.flush()
-        os._exit(self._run.exit_code())
+        os._exit(1)
 
 
 def _in_hook(beat: Mapping[str, Any], verb: str = "in") -> str:

@@ -29,9 +29,9 @@ from hookline.rank_watch import RankWatch, WatchedRun
 Result = TypeVar("Result")
 Number = TypeVar("Number", int, float)
 
-CONNECT_SECONDS = 60.0
+CONNECT_SECONDS, ANSWER_SECONDS = 60.0, 20.0  # for the store through which failures are reported
 # What the backends say if the process at the other end is gone.
-LOST_CONNECTION = ("connection closed by peer", "connection reset by peer", "broken pipe", "connection refused", "gloo", "nccl")
+LOST_CONNECTION = ("connection closed", "connection reset", "connection refused", "broken pipe", "gloo", "nccl")
 FINGERPRINT_BITS = 24  # its square, summed over 16,384 ranks, fits into an int64
 
 
@@ -205,7 +205,7 @@ class ProcessRanks(OneProcess):
         return maxima, self._sum(own.clone()) if len(own) else own
 
     @cached_property
-    def group(self) -> Any:  # type: ignore[override]
+    def group(self) -> Any:
         """The process group for collectives of hooks; all ranks make it at its first use."""
         return self._distributed.new_group(backend="gloo")
 
@@ -219,7 +219,7 @@ class ProcessRanks(OneProcess):
         if self._store is None:
             self._store = self._connect()
         self._runs += 1
-        store = self._distributed.PrefixStore(f"run {self._runs}", self._store)
+        store = self._distributed.PrefixStore(f"run {self._runs}", self._store)  # type: ignore[attr-defined]
         watch = self._watch = RankWatch(self.rank, self.world_size, store, run, timeout)
         try:
             yield
@@ -252,6 +252,7 @@ class ProcessRanks(OneProcess):
             problem = f"rank {self.rank} cannot reach rank 0 at {address}, port {port}: {error_text(error)}"
         if problems := [one for one in self.gather(problem) if one]:
             raise RankError(problems[0])
+        found[0].set_timeout(timedelta(seconds=ANSWER_SECONDS))
         return found[0]
 
     def check(self) -> None:
@@ -267,8 +268,8 @@ class ProcessRanks(OneProcess):
 
     def explain(self, error: BaseException) -> BaseException:
         """Return why a run fails: another rank's failure, if `error` only says that the connection to it was lost."""
-        text = str(error).lower()
-        if self._watch is None or not isinstance(error, RuntimeError) or not any(one in text for one in LOST_CONNECTION):
+        text = str(error).lower() if isinstance(error, RuntimeError) else ""
+        if self._watch is None or not any(one in text for one in LOST_CONNECTION):
             return error
         return self._watch.blamed() or error
 

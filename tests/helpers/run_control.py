@@ -7,12 +7,14 @@ import torch
 from hookline import HookManager
 from hookline.checkpoints import write_checkpoint
 from hookline.gradients.view import Gradients
+from hookline.ranks import OneProcess
 
 
 class PlainRun:
     """A run of a tiny model that keeps in lists and dicts what hooks log, note and request."""
 
     config, run_id, loader_names, device, saving, skipped = None, "plain", (), torch.device("cpu"), None, None
+    ranks = OneProcess()
     total_steps, step, epoch, tokens_seen, validations_in_progress, lr = 6, 0, 0, 0, 0, 0.1
     status, running, stop_reason, stopped_by = "training", True, None, None
     has_validation, validates_on_schedule = True, True

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 from rank_processes import run_on_ranks
-from rank_runs import make_batches, make_trainer
+from rank_runs import make_batches, make_model, make_trainer, whole_weights
 from torch import distributed
 
-from hookline import TrainingHook, rank_watch
+from hookline import SimpleTrainer, TrainingHook, rank_watch
 from hookline.errors import RankError, RegistrationError
 
 
@@ -107,60 +107,83 @@ def test_every_kind_of_collective_is_refused_in_a_hook_that_does_not_declare_it(
         assert len(norms) == (0 if rank else 8)
 
 
+class OnOneRank(TrainingHook):
+    """Calls what all ranks take part in, on one rank."""
+
+    ranks = "zero"
+
+    def __init__(self) -> None:
+        self.refused: list[str] = []
+
+    def on_step_end(self, trainer: Any, step: int) -> None:
+        for call in (lambda: run_model(trainer), trainer.validate, trainer.save_checkpoint) if step == 2 else ():
+            try:
+                call()
+            except RankError as error:
+                self.refused.append(str(error))
+
+
+def run_model(trainer: Any) -> None:
+    with trainer.inference() as model:
+        model(make_batches(0, 2)[0][0])
+
+
+class OnAllRanks(TrainingHook):
+    """Runs the model between the backward pass and the optimizer step, and validates; it declares nothing."""
+
+    def on_gradients_ready(self, trainer: Any) -> None:
+        run_model(trainer)
+
+    def on_step_end(self, trainer: Any) -> None:
+        trainer.validate()
+
+
+def train_sharded(rank: int, with_hooks: bool) -> list[Any]:
+    from torch.distributed.fsdp import fully_shard
+
+    model = fully_shard(make_model())  # in one piece, which FSDP leaves whole after a forward pass
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    options = {"loss_fn": torch.nn.MSELoss(), "record": False, "console": False, "validate_every": None}
+    batches = make_batches(rank, 2)
+    trainer = SimpleTrainer(model, batches, optimizer, "cpu", val_loaders=batches, **options)
+    hook = OnOneRank()
+    if with_hooks:
+        trainer.add_hook(hook, "careless")
+        trainer.add_hook(OnAllRanks(), on_error="raise")
+    trainer.train()
+    return [hook.refused, whole_weights(trainer)]
+
+
+def test_what_all_ranks_take_part_in_is_refused_in_a_hook_that_some_do_not_call_and_else_harmless() -> None:
+    plain, hooked = (run_on_ranks(train_sharded, 2, with_hooks)[0].value for with_hooks in (False, True))
+    assert hooked[1] == plain[1]
+    for one, what in zip(hooked[0], ["inference() of a sharded model", "validate()", "save_checkpoint()"], strict=True):
+        assert f"hook 'careless' calls {what}, in which all ranks take part, but it is called on ranks [0] only" in one
+
+
 class Careless(TrainingHook):
     def on_step_end(self, step: int) -> None:
         if step == 2:
             distributed.all_reduce(torch.ones(1))
 
 
-class OnAllRanks(TrainingHook):
-    def on_step_end(self, trainer: Any, step: int) -> None:
-        if step == 1:
-            trainer.validate()
-            with trainer.inference() as model:
-                model(make_batches(0, 2)[0][0])
-
-
-class OnOneRank(TrainingHook):
-    """Calls something in which all ranks take part."""
-
+class InferOnRank0(TrainingHook):
     ranks = "zero"
 
-    def __init__(self, what: str) -> None:
-        self.what = what
-
-    def on_step_end(self, trainer: Any, step: int) -> None:
-        if step != 2:
-            return
-        if self.what == "inference":
-            with trainer.inference() as model:
-                model(make_batches(0, 2)[0][0])
-        else:
-            getattr(trainer, self.what)()
+    def on_step_end(self, trainer: Any) -> None:
+        run_model(trainer)
 
 
-def call_on_one_rank(rank: int, kind: str, what: str) -> str:
-    rank_watch.BEAT_SECONDS, rank_watch.GRACE_SECONDS = 0.1, 10.0
-    trainer = make_trainer(kind, rank, 2, None, val_loaders=make_batches(rank, 2, steps=2))
-    trainer.add_hook(OnAllRanks(), on_error="raise")
-    trainer.add_hook(Careless() if what == "collective" else OnOneRank(what), "careless")  # under its policy, warn
-    try:
-        trainer.train()
-    except RankError as error:
-        distributed.destroy_process_group()  # so that the other rank loses the connection
-        return str(error)
-    return "completed"
+def call_a_collective(rank: int, folder: str) -> None:
+    rank_watch.BEAT_SECONDS = 0.1
+    trainer = make_trainer("ddp", rank, 2, folder)
+    trainer.add_hook(InferOnRank0(), on_error="raise")  # each rank has the whole model
+    trainer.add_hook(Careless(), "careless")  # under its policy, warn
+    trainer.train()
 
 
-@pytest.mark.parametrize(
-    ("kind", "what", "expected"),
-    [
-        ("ddp", "collective", "hook 'careless' calls a collective in on_step_end"),
-        ("ddp", "inference", "completed"),
-        ("fsdp2", "inference", "hook 'careless' calls inference() of a sharded model, in which all ranks take part"),
-        ("fsdp2", "validate", "hook 'careless' calls validate(), in which all ranks take part"),
-        ("fsdp2", "save_checkpoint", "hook 'careless' calls save_checkpoint(), in which all ranks take part"),
-    ],
-)
-def test_what_one_rank_would_wait_for_alone_is_an_error_at_once(kind: str, what: str, expected: str) -> None:
-    assert expected in run_on_ranks(call_on_one_rank, 2, kind, what, timeout=30)[0].value
+def test_an_undeclared_collective_ends_the_run_whatever_the_policy(tmp_path: Path) -> None:
+    results = run_on_ranks(call_a_collective, 2, str(tmp_path), check=False, timeout=20)
+    assert [one.exit_code for one in results] == [1, 1]
+    run = json.loads(next(tmp_path.glob("*/run.json")).read_text())
+    assert "hook 'careless' calls a collective in on_step_end" in run["reason"]

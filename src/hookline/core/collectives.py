@@ -1,7 +1,7 @@
 """Refuse collectives in hooks that do not declare them, with `collective = True`.
 
-A collective must be called by all ranks in the same order. One in a hook that fails on one rank, or that only some ranks
-call, would be paired with a collective of training, and put its numbers into gradients without a word.
+A collective must be called by all ranks in the same order. One in a hook that fails on one rank, or that only some
+ranks call, would be paired with a collective of training, and put its numbers into gradients without a word.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 _NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")  # of the operators of torch.distributed
 
 
-class _RefuseCollectives(TorchDispatchMode):
+class _RefuseCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Raise RankError at the first collective that is called in a hook."""
 
     def __init__(self, guard: CollectiveGuard, hook: str, event: str) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._guard, self._hook, self._event = guard, hook, event
 
     def __torch_dispatch__(

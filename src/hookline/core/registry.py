@@ -238,7 +238,7 @@ class HookRegistry(Events):
             check_schedule(made, listeners, schedule)
         is_collective = bool(getattr(made, "collective", False))
         if is_collective and on_error not in (None, "raise"):
-            raise RegistrationError(f"{str(name)!r} is collective, so its failure ends the run; leave out its `on_error`")
+            raise RegistrationError(f"{str(name)!r} is collective: its failure ends the run; leave out its `on_error`")
         entry = Entry(
             name=str(name),
             named=not isinstance(name, DerivedName),

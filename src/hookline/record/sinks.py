@@ -298,7 +298,7 @@ class RankStorage:
             self._events.sync()
 
     def close(self, run: dict[str, Any]) -> None:
-        """Close the file, if there is one; after a failure, close the run's record if rank 0 cannot do that any more."""
+        """Close the file, if there is one; after a failure, close the run's record if rank 0 no longer can."""
         if self._events is not None:
             self._events.close()
         if run["outcome"] == "failed":

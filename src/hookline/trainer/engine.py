@@ -46,6 +46,12 @@ class Engine:
         """Return the model as it is called in eval mode, where ranks may have different numbers of batches."""
         return model
 
+    def free_whole_weights(self, model: torch.nn.Module) -> None:
+        """Free what a forward pass without a backward pass leaves behind: whole weights, which the next one would use.
+
+        Does nothing unless the model is sharded.
+        """
+
     def sync_gradients(self, model: Any, is_last: bool) -> None:
         """Prepare for a micro-batch: gradients are reduced over the ranks after the last one of a step only."""
 

@@ -622,6 +622,7 @@ class Loop:
         """Do what is due after this step: write the record, validate, save, end the run."""
         trainer, step = self.trainer, self.progress.step
         self.args.release_gradients()  # on_step_end released them unless the hook that asked for them has gone
+        trainer.ranks.check()
         trainer.checkpointer.poll()
         if step >= self._flush_at or time() >= self.flush_by:
             self.flush()

@@ -71,6 +71,12 @@ class ShardedEngine(Engine):
         """Return the model; it was sharded on its device, before its optimizer was made."""
         return model
 
+    def free_whole_weights(self, model: torch.nn.Module) -> None:
+        """Reshard every module: FSDP leaves the outermost one whole after a forward pass, for the backward pass."""
+        for module in model.modules():
+            if callable(reshard := getattr(module, "reshard", None)):
+                reshard()
+
     def sync_gradients(self, model: Any, is_last: bool) -> None:
         """Let FSDP reduce gradients after the last micro-batch only."""
         if is_last == self._syncs:

@@ -9,7 +9,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from functools import cache, partial
 from pathlib import Path
-from signal import Signals
 from traceback import walk_tb
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
@@ -418,15 +417,13 @@ def _watched(trainer: Trainer) -> WatchedRun:
         reason = error_text(error)
         if "record" in vars(trainer) and trainer.running:
             trainer.loop.write_unrecorded()
-            trainer.record.close("failed", reason, _hook_list(trainer), hooks.costs(wait=False), _counters(trainer), wait=False)
+            costs, counters = hooks.costs(wait=False), _counters(trainer)
+            trainer.record.close("failed", reason, _hook_list(trainer), costs, counters, wait=False)
         if trainer.prints:
             print_line(closing_line(trainer, "failed", reason))
 
-    def exit_code() -> int:
-        signals = [stop.reason for stop in trainer.run_status.stops if stop.by == SIGNAL]
-        return 128 + Signals[signals[0]] if signals else 1
-
-    return WatchedRun(position, hooks.hook_on_stack, trainer.request_boundary, (fire_on_exception, close_record), exit_code)
+    last_calls = fire_on_exception, close_record
+    return WatchedRun(position, hooks.hook_on_stack, trainer.request_boundary, last_calls)
 
 
 # ---- what is recorded and printed ------------------------------------------------------------------------------------

@@ -256,8 +256,9 @@ class Trainer:
         >>> with trainer.inference() as model:
         ...     model(batch)
         """
-        alone = nullcontext() if not self.engine.forward_is_collective else self.hooks.collectives.allow("inference() of a sharded model")
-        with alone, eval_batches(self, "inference"), self.hooks.silenced(), self.engine.autocast():
+        allow = self.hooks.collectives.allow
+        together = allow("inference() of a sharded model") if self.engine.forward_is_collective else nullcontext()
+        with together, eval_batches(self, "inference"), self.hooks.silenced(), self.engine.autocast():
             yield self.engine.eval_model(self.model)
 
     def random_state(self) -> dict[str, Any]:
@@ -293,6 +294,7 @@ class Trainer:
                 yield forward
             finally:
                 self._reruns += 1
+                self.engine.free_whole_weights(model)
                 with torch.no_grad():
                     for buffer, copy in buffers:
                         buffer.copy_(copy)

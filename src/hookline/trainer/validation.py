@@ -57,7 +57,10 @@ def eval_batches(trainer: Trainer, phase: str) -> Iterator[None]:
         phase: What hooks see as `phase` inside the block.
     """
     with trainer.event_args.preserve_train_batch(phase), preserve_rng(), eval_mode(trainer.model):
-        yield
+        try:
+            yield
+        finally:
+            trainer.engine.free_whole_weights(trainer.model)
 
 
 def validate(trainer: Trainer, loaders: Mapping[str, Iterable[Any]], limit: int | None) -> dict[str, float]:
