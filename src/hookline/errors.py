@@ -80,6 +80,8 @@ class CheckpointError(HooklineError):
 class RankError(HooklineError):
     """The ranks of a run do not fit together, or another rank has failed: the message names the rank."""
 
+    always_raise = True
+
 
 class StopTraining(Exception):
     """Raised by a hook to end the run in order; the same as ``trainer.request_stop(reason)``."""

@@ -39,6 +39,10 @@ class Hook(Events):
     """The ranks on which it is called: 'all' (None), 'zero', 'local-zero' (the first of each machine), or numbers."""
     collective: bool = False
     """Whether it uses collectives: it then runs on all ranks or on none, and its failure ends the run."""
+    same_on_all_ranks: bool = False
+    """Whether it decides by numbers that all ranks share alone, so that what it requests needs no agreement."""
+    may_skip: bool = False
+    """Whether it may call `skip_step` on some ranks only; with several ranks, all then wait for each other each step."""
     intervenes: bool | None = None
     """Whether the hook changes training on purpose. None: yes if it has `on_update` or sets `intervene`."""
 

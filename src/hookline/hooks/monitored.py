@@ -46,6 +46,7 @@ class Measurement:
 class MetricHook(NamedHook):
     """Calls `evaluate` with every measurement of the sources that the constructor chose by `evaluate_at`."""
 
+    same_on_all_ranks = True
     monitor: str | None = None
     mode: str = "min"
     strict: bool | None = None
@@ -119,6 +120,8 @@ class MetricHook(NamedHook):
         metrics |= {key: latest[key] for key in by_loader if key in latest}
         metrics |= {"loss": loss, "train/loss": loss}
         self._last_step = step
+        # All ranks evaluate the same steps, and must come to the same decision.
+        metrics = trainer.means_of_ranks(metrics)
         self.evaluate(trainer, Measurement("step", step, epoch, metrics, optional=by_loader))
 
     def on_validation_end(self, trainer: RunControl, step: int, epoch: int, metrics: Mapping[str, Any]) -> None:

@@ -39,6 +39,7 @@ class NanForensics(NamedHook):
 
     built_in = True
     name = "nan_forensics"
+    may_skip = True
 
     def __init__(self, gradients: bool = True, state: bool = True, stop_run: bool = True, keep: int = 1) -> None:
         self.gradients, self.state = _checks.boolean(gradients, "gradients"), _checks.boolean(state, "state")
