@@ -173,7 +173,7 @@ class Agreement:
                 "on its class, so that all ranks decide together"
             )
         if not (self.skips_together or self.skips_late):
-            raise RankError(f"hook {by!r} skips a step on rank {rank} too early: from the second step after it is added")
+            raise RankError(f"hook {by!r} was just added on rank {rank}, and can skip from the second step after that")
         self._skip = self._trainer.progress.step, reason
 
     def decide_skip(self) -> None:
@@ -188,7 +188,7 @@ class Agreement:
             args.skip_step(f"{reason} (rank {rank})")
 
     def _find_skips(self) -> tuple[bool, bool]:
-        """Return whether a hook may skip steps on some ranks only before the update chain, and whether one may later."""
+        """Return whether hooks may skip a step on some ranks only, before the update chain and after it."""
         hooks = [
             set(entry.listeners)
             for entry in self._trainer.hooks.entries()

@@ -130,10 +130,9 @@ class StepTimes:
 class SharedTimes:
     """The times of this rank as the record's exchange takes them (`SharedPart`)."""
 
-    sizes: Sizes = {"times": (3, 8)}
-
     def __init__(self, times: StepTimes, step: int, epoch: int, forward_waits: bool) -> None:
         self.key, self.step, self.epoch = f"times {step}", step, epoch
+        self.sizes: Sizes = {"times": (3, 8)}
         self._times, self._forward_waits = times, forward_waits
         seconds = torch.tensor([times.data, times.other, times.forward, times.backward], dtype=torch.float64)
         self._data, self._other, self._forward, self._backward = (seconds / times.steps).tolist()

@@ -119,7 +119,8 @@ class Trainer:
         self.called_model: Any = torch.compile(self.model) if self.options.compile else self.model
         self.validation_metrics = check_metrics(parts.metrics)
         self.agreement = Agreement(self)
-        self.compute = self.agreement.times.measure(self._make_step())  # batch -> what step_fn, loss_fn or the model returns
+        # batch -> what step_fn, loss_fn or the model returns
+        self.compute = self.agreement.times.measure(self._make_step())
         self.checkpointer = Checkpointer(self)
         self._loop: Loop | None = None
 
