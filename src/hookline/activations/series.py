@@ -319,7 +319,7 @@ class SharedFlags:
     ) -> None:
         self.key, self.step, self.epoch = f"{key} {step}", step, epoch
         # With the number of units, because an output may have another one on another rank.
-        self.sizes = {f"{units} {name}": (units, 0) for sizes, _ in parts for name, units in sizes}
+        self.sizes: Sizes = {f"{units} {name}": (units, 0) for sizes, _ in parts for name, units in sizes}
         self._parts, self._use = parts, use
 
     def maxima(self) -> Tensor:
@@ -332,7 +332,7 @@ class SharedFlags:
 
     def finish(self, sizes: Sizes, maxima: Tensor, sums: Tensor) -> Mapping[str, float]:
         """Use the flags of all ranks."""
-        flags = maxima.split([units for units, _ in sizes.values()])
+        flags = torch.split(maxima, [units for units, _ in sizes.values()])
         names = (name.partition(" ")[2] for name in sizes)
         return self._use(self.step, {name: alive == 0 for name, alive in zip(names, flags, strict=True)})
 

@@ -41,6 +41,8 @@ class Hook(Events):
     """Whether it uses collectives: it then runs on all ranks or on none, and its failure ends the run."""
     same_on_all_ranks: bool = False
     """Whether what it requests and draws is the same on all ranks, because it depends on agreed numbers alone."""
+    may_skip: bool = False
+    """Whether it may call `skip_step` on some ranks only; several ranks then wait for each other's decision each step."""
     intervenes: bool | None = None
     """Whether the hook changes training on purpose. None: yes if it has `on_update` or sets `intervene`."""
 

@@ -15,7 +15,6 @@ from hookline.core.run_control import RunControl
 from hookline.core.schedule import Schedule
 from hookline.errors import ConfigError, MetricMissing, nearest
 from hookline.hooks.base import NamedHook, counts_for_run
-from hookline.ranks import add_up
 
 MODES = ("min", "max")
 
@@ -47,6 +46,7 @@ class Measurement:
 class MetricHook(NamedHook):
     """Calls `evaluate` with every measurement of the sources that the constructor chose by `evaluate_at`."""
 
+    same_on_all_ranks = True
     monitor: str | None = None
     mode: str = "min"
     strict: bool | None = None
@@ -124,7 +124,9 @@ class MetricHook(NamedHook):
         metrics |= {key: latest[key] for key in by_loader if key in latest}
         metrics |= {"loss": loss, "train/loss": loss}
         self._last_step = step
-        self.evaluate(trainer, Measurement("step", step, epoch, _of_all_ranks(trainer, metrics), optional=by_loader))
+        # All ranks evaluate the same steps, and must come to the same decision.
+        metrics = trainer.means_of_ranks(metrics)
+        self.evaluate(trainer, Measurement("step", step, epoch, metrics, optional=by_loader))
 
     def on_validation_end(self, trainer: RunControl, step: int, epoch: int, metrics: Mapping[str, Any]) -> None:
         """Evaluate a validation, or keep its metrics for the end of the epoch."""
@@ -139,7 +141,7 @@ class MetricHook(NamedHook):
         """Evaluate an epoch, or fail if the hook waits for validations and there can be none."""
         if self._at_epochs:
             loss, validated = trainer.step_loss(), self._validation.step == step
-            of_step = _of_all_ranks(trainer, {"loss": loss, "train/loss": loss})
+            of_step = trainer.means_of_ranks({"loss": loss, "train/loss": loss})
             metrics = {**trainer.latest_metrics(), **trainer.epoch_metrics(), **of_step}
             metrics |= self._validation.metrics if validated else {}
             optional = [f"train/{name}/{kind}" for name in trainer.loader_names for kind in ("loss", "epoch_loss")]
@@ -238,15 +240,6 @@ class MetricHook(NamedHook):
         names = ("step", "epoch", "metrics", "validated")
         self._validation = Measurement("validation", *(values[name] for name in names))
         return True
-
-
-def _of_all_ranks(trainer: RunControl, metrics: dict[str, float]) -> dict[str, float]:
-    """Return the means over the ranks that have the metrics; all ranks must do so at the same point."""
-    ranks = trainer.hooks.ranks
-    if ranks.world_size == 1:
-        return metrics
-    sums = add_up(ranks, {key: [value, 1.0] for key, value in metrics.items()}, width=2)
-    return {key: total / count for key, (total, count) in sums.items()}
 
 
 def metric_key(monitor: str) -> str:

@@ -147,12 +147,12 @@ class SharedRecord(Record):
 
         def sums(maxima: Tensor) -> Tensor:
             numbers = torch.tensor([[value(one, 0.0), one.key in own] for one in added], dtype=torch.float64)
-            of_parts = zip(shared, maxima.split(lengths)[1:], strict=True)
+            of_parts = zip(shared, torch.split(maxima, lengths)[1:], strict=True)
             return torch.cat([numbers.reshape(-1), *(part.sums(some) for part, some in of_parts)])
 
         all_maxima, all_sums = self._ranks.exchange(torch.cat(own_maxima), sums)
-        peaks, *maxima = all_maxima.split(lengths)
-        numbers, *totals = all_sums.split([2 * len(added), *(part.count for part in shared)])
+        peaks, *maxima = torch.split(all_maxima, lengths)
+        numbers, *totals = torch.split(all_sums, [2 * len(added), *(part.count for part in shared)])
         results = {
             one.key: -peak if one.reduce == "min" else peak for one, peak in zip(peaked, peaks.tolist(), strict=True)
         }
@@ -195,7 +195,7 @@ class SharedRecord(Record):
                 known = all_sizes.setdefault(key, {})
                 for name, (highest, added) in names.items():
                     known.setdefault(name, (highest, added))
-        everywhere = {key: names for key, names in all_sizes.items() if found[key] == len(gathered)}
+        everywhere: dict[str, Sizes] = {key: names for key, names in all_sizes.items() if found[key] == len(gathered)}
         return list(all_metrics.values()), everywhere
 
 
@@ -236,4 +236,4 @@ class _PartOfAll:
 
     @staticmethod
     def _split(values: Tensor, sizes: Sizes, which: int) -> dict[str, Tensor]:
-        return dict(zip(sizes, values.split([size[which] for size in sizes.values()]), strict=True))
+        return dict(zip(sizes, torch.split(values, [size[which] for size in sizes.values()]), strict=True))

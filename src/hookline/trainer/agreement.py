@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING, Any
 from hookline.errors import RankError
 from hookline.ranks import all_equal, fingerprint
 from hookline.trainer.run_state import Stop
+from hookline.trainer.stragglers import StepTimes
 
 if TYPE_CHECKING:
     from hookline.trainer.checkpointing import SaveName
     from hookline.trainer.trainer import Trainer
 
 EXCHANGE_EVERY = 50  # steps
+LATE_EVENTS = {"on_update", "on_gradient_clip", "on_before_optimizer_step"}
+"""Events after the gradients are ready at which a hook may still skip the step."""
 
 
 class Agreement:
@@ -26,6 +29,7 @@ class Agreement:
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer, self._ranks = trainer, trainer.ranks
+        self.times = StepTimes(trainer)
         self.after_every_step = trainer.ranks.agrees_later
         """Whether `after_step` must be called after every step, not only when something was requested."""
         self._stops: list[Stop] = []  # requested since numbers were last sent
@@ -34,8 +38,14 @@ class Agreement:
         self._signal_sent = False
         self._sent: dict[str, Any] = {}  # what the numbers that were sent last are about
         self._receive: Callable[[], list[int]] | None = None  # waits for their sums
+        self.skips_together = False
+        """Whether all ranks must decide together if a step is skipped: a hook may ask for it on some of them."""
+        self.skips_late = False
+        """The same after the update chain and before each optimizer, because of hooks there."""
+        self._skip: tuple[int, str] = -1, ""  # the step that a hook has asked to skip on this rank, and why
         self._hooks_mark = 0
         self._hooks_changed = True
+        self._skips = False, False
         trainer.hooks.on_change(self._note_change)
 
     def begin_run(self) -> None:
@@ -83,6 +93,7 @@ class Agreement:
         if self._ranks.agrees_later:
             before, rows = self._sent, 0
             if step % EXCHANGE_EVERY == 0:
+                self.times.share()
                 self._trainer.loop.write_unrecorded()
                 rows = self._trainer.record.prepare()
             receive, self._receive = self._receive, self._ranks.send(self._numbers(rows))
@@ -107,12 +118,15 @@ class Agreement:
         if self._hooks_changed:
             self._hooks_changed = False
             self._hooks_mark = fingerprint(self._hook_list())
+            self._skips = self._find_skips()
         progress, hooks = self._trainer.progress, self._hooks_mark
         signals = [] if self._signal is None or self._signal_sent else [self._signal]
         self._signal_sent = self._signal_sent or bool(signals)
         self._sent = {"stops": self._stops, "saves": self._saves, "signals": signals}
+        skips = self._skips
         self._stops, self._saves = [], []
         requests = sum(map(len, self._sent.values()))
+        self._sent["skips"] = skips
         clock = round(progress.own_seconds * 1000) if self._ranks.rank == 0 else 0
         return [requests, clock, progress.tokens_seen, hooks, hooks * hooks, rows, rows * rows]
 
@@ -122,6 +136,8 @@ class Agreement:
         self._trainer.progress.set_agreed(clock / 1000, tokens)
         if not all_equal((hooks, hooks_squared), world_size):
             self._raise_hooks_differ()
+        # From here on all ranks know that they have the same hooks.
+        self.skips_together, self.skips_late = sent.get("skips", (False, False))
         if rows:
             self._trainer.record.exchange(all_equal((rows, rows_squared), world_size))
         if requests:
@@ -141,6 +157,48 @@ class Agreement:
                 trainer.checkpointer.request(name)
             for signal in requested["signals"]:
                 trainer.end_on_signal(signal, rank)
+
+    # ---- skipped steps -----------------------------------------------------------------------------------------------
+
+    def request_skip(self, reason: str) -> None:
+        """Skip the step: at once if all ranks do so, else once they have decided together.
+
+        Raises:
+            RankError: If the calling hook would skip the step on this rank alone.
+        """
+        by = self._trainer.hooks.calling_hook() if self._ranks.agrees_later else None
+        if by is None or self._is_agreed(by):  # the loop itself decides by what all ranks know
+            self._trainer.event_args.skip_step(reason)
+            return
+        rank = self._ranks.rank
+        if not getattr(self._trainer.hooks.get(by), "may_skip", False):
+            raise RankError(
+                f"hook {by!r} skips a step on rank {rank}, which the other ranks do not know of: set may_skip = True "
+                "on its class, so that all ranks decide together"
+            )
+        if not (self.skips_together or self.skips_late):
+            raise RankError(f"hook {by!r} was just added on rank {rank}, and can skip from the second step after that")
+        self._skip = self._trainer.progress.step, reason
+
+    def decide_skip(self) -> None:
+        """Skip the step on all ranks if a hook has asked for it on one; waits for all ranks."""
+        args, step = self._trainer.event_args, self._trainer.progress.step
+        if args.skip_requested_at == step:  # on all ranks
+            return
+        reason = self._skip[1] if self._skip[0] == step else None
+        if self._ranks.decide(reason is not None):
+            reasons = self._ranks.gather(reason)
+            rank, reason = next((rank, one) for rank, one in enumerate(reasons) if one is not None)
+            args.skip_step(f"{reason} (rank {rank})")
+
+    def _find_skips(self) -> tuple[bool, bool]:
+        """Return whether hooks may skip a step on some ranks only, before the update chain and after it."""
+        hooks = [
+            set(entry.listeners)
+            for entry in self._trainer.hooks.entries()
+            if getattr(entry.hook, "may_skip", False) and (entry.enabled or entry.failures.total)
+        ]
+        return any(events - LATE_EVENTS for events in hooks), any(events & LATE_EVENTS for events in hooks)
 
     # ---- hooks -------------------------------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ class EpochStats:
         self._latest: dict[str, tuple[int, Number]] = {}  # with the step
         self._began = -1  # the last step before the epoch
         self._shared: dict[str, float] | None = None  # the means over all ranks, until something is added
+        self._shared_loss = -1, math.nan  # the last step whose loss was shared, and its loss
 
     def next_epoch(self, step: int) -> EpochStats:
         """Return the statistics of an epoch that starts after a step: new means, and the latest values so far."""
@@ -80,21 +81,34 @@ class EpochStats:
         self._fold_losses(wait=True)
         return float(self._sum) / self._count if self._count else math.nan
 
-    def share(self, ranks: OneProcess) -> None:
-        """Replace the means and latest values by those of all ranks, until something is added; all ranks must do so."""
-        if ranks.world_size == 1:
-            return
+    def share(self, ranks: OneProcess, step: int, loss: float) -> None:
+        """Replace the means and latest values by those of all ranks, until something is added; all ranks must do so.
+
+        Args:
+            ranks: The ranks.
+            step: The current step.
+            loss: Its loss on this rank.
+        """
         self._fold_losses(wait=True)
         self.fold()
-        losses = {"loss": [float(self._sum), float(self._count)]}
-        sums = {f"sum {name}": [float(total), float(self._counts[name])] for name, total in self._sums.items()}
-        latest = {f"latest {name}": [float(value), 1.0] for name, (_, value) in self._latest.items()}
-        totals = add_up(ranks, {**losses, **sums, **latest}, width=2)
-        means = {name: total / count if count else math.nan for name, (total, count) in totals.items()}
+        losses = {"loss": [float(self._sum), float(self._count), 0.0], "step loss": [loss, 1.0, 0.0]}
+        sums = {f"sum {name}": [float(total), float(self._counts[name]), 0.0] for name, total in self._sums.items()}
+        latest = {f"latest {name}": [float(value), 1.0, float(at)] for name, (at, value) in self._latest.items()}
+        totals = add_up(ranks, {**losses, **sums, **latest}, width=3)
+        means = {name: total / count if count else math.nan for name, (total, count, _) in totals.items()}
         summed = {name.removeprefix("sum "): mean for name, mean in means.items() if name.startswith("sum ")}
         self._shared = {_epoch_name(name): mean for name, mean in summed.items()} | {"train/epoch_loss": means["loss"]}
-        for name, (step, _) in self._latest.items():
-            self._latest[name] = step, means[f"latest {name}"]
+        self._shared_loss = step, means["step loss"]
+        # Ranks may have measured a metric at different steps; they agree on the mean.
+        self._latest = {
+            name.removeprefix("latest "): (round(steps / count), total / count)
+            for name, (total, count, steps) in totals.items()
+            if name.startswith("latest ")
+        }
+
+    def shared_loss(self, step: int) -> float | None:
+        """Return the loss of a step over all ranks, if it was shared."""
+        return self._shared_loss[1] if self._shared_loss[0] == step else None
 
     def means(self) -> dict[str, float]:
         """Return the means by recorded name (`train/epoch_acc`, `train/books/epoch_loss`); waits for the device."""

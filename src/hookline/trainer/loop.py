@@ -77,6 +77,7 @@ def micro_batches(loop: Loop, epoch: list[Iterable[Any]]) -> Generator[Tensor, N
     trainer, progress, args, slots, table = loop.trainer, loop.progress, loop.args, loop.slots, loop.table
     scheduler = loop.hooks.scheduler
     optimizers, plain, steps_directly, more_to_do = trainer.optimizers, loop.plain, loop.steps_directly, loop.more_to_do
+    agreement = loop.agreement
     recent, unrecorded, unowned, several = loop.stats.recent, loop.unrecorded, loop.unowned, len(optimizers) > 1
 
     # No variable may hold the batches: if the run fails, the traceback would keep them, and the workers of a DataLoader
@@ -134,6 +135,8 @@ def micro_batches(loop: Loop, epoch: list[Iterable[Any]]) -> Generator[Tensor, N
             loop.complete_gradients()
         if handler := slots.on_gradients_ready:
             handler(args)
+        if agreement.skips_together:
+            agreement.decide_skip()
         if handler := slots.on_update:
             loop.update(handler)
         if table.norm_readers and slots.on_step_end:
@@ -224,7 +227,7 @@ class Loop:
         self.validate_epochs = int(period.amount) if period and period.unit == "epochs" else 0
         self.by_loader = len(trainer.train_loaders) > 1  # losses are recorded for each loader
         self.more_to_do = not self.plain or self.schedules or len(trainer.optimizers) > 1 or self.by_loader
-        self.steps_directly = self.plain and trainer.optimizer_step is None
+        self.steps_directly = self.plain and trainer.optimizer_step is None and trainer.ranks.world_size == 1
         # torch's own optimizers neither clear nor replace gradients in step(), and clear them in zero_grad().
         self._plain_zero_grad = trainer.optimizer_step is None and all(
             type(one).__module__.startswith("torch.optim.") and "zero_grad" not in vars(one)
@@ -280,7 +283,8 @@ class Loop:
                 check_first_batch(self.ranks, first)
                 iterator = chain([first], iterator)
         # Cut off where the end is certain: asking for one more batch would move the random streams of some loaders.
-        return iterator if batches.length is None else islice(iterator, batches.length - batches.offset)
+        given = iterator if batches.length is None else islice(iterator, batches.length - batches.offset)
+        return self.agreement.times.read(given) if self.agreement.after_every_step else given
 
     @property
     def is_last_of_epoch(self) -> bool:
@@ -330,13 +334,13 @@ class Loop:
         a hook that fails in on_epoch_end the epoch is over: schedulers have stepped, and other hooks were called.
         """
         trainer, is_due = self.trainer, self.validate_epochs and (self.progress.epoch + 1) % self.validate_epochs == 0
+        self.share_stats()
         metrics = trainer.validate() if is_due else None
         if self.options.scheduler_interval == "epoch":
             trainer.step_schedulers()
         if metrics is not None:
             trainer.step_plateau_schedulers(metrics)
         self.record_non_finite_losses()
-        self.stats.share(trainer.ranks)
         for name, mean in self.stats.means().items():
             trainer.log(name, mean, reduce=None)
         try:
@@ -347,6 +351,14 @@ class Loop:
         self.agreement.settle()
         self.flush(wait=self.agreement.after_every_step)  # ranks exchange what they have recorded
         trainer.checkpointer.save_requested()
+
+    def share_stats(self) -> None:
+        """Make means, latest values and the step's loss those of all ranks, where hooks decide by them.
+
+        That is before a validation and at the end of an epoch: all ranks are there.
+        """
+        if self.trainer.ranks.world_size > 1:
+            self.stats.share(self.trainer.ranks, self.progress.step, self.args.window_loss)
 
     def record_non_finite_losses(self) -> None:
         """Record how many losses were NaN or infinite since the last call; waits for the device."""
@@ -546,6 +558,10 @@ class Loop:
     def step_or_skip(self, optimizer: torch.optim.Optimizer) -> bool:
         """Step, by the user's function if there is one, unless the step is skipped; return whether it stepped."""
         args, progress = self.args, self.progress
+        if self.agreement.after_every_step:
+            self.agreement.times.end_backward()
+            if self.agreement.skips_late:
+                self.agreement.decide_skip()
         if args.skip_requested_at != progress.step:
             self.engine.step(optimizer, self.trainer.optimizer_step)
             return True
@@ -621,6 +637,7 @@ class Loop:
     def boundary(self) -> None:
         """Do what is due after this step: write the record, validate, save, end the run."""
         trainer, step = self.trainer, self.progress.step
+        self.agreement.times.end_step()
         self.args.release_gradients()  # on_step_end released them unless the hook that asked for them has gone
         trainer.ranks.check()
         trainer.checkpointer.poll()
@@ -646,6 +663,8 @@ class Loop:
     def flush(self, wait: bool = False) -> None:
         """Write what was recorded, without waiting for a device unless asked to."""
         self.write_unrecorded()
+        if wait:
+            self.agreement.times.share()
         self.record.flush(wait=wait)
         self.stats.fold()
         self._costs.check()

@@ -124,9 +124,10 @@ class Trainer:
         if inner is not self.model:
             self.called_eval_model = torch.compile(inner) if self.options.compile else inner
         self.validation_metrics = check_metrics(parts.metrics)
-        self.compute = self._make_step()  # batch -> what step_fn, loss_fn or the model returns
-        self.checkpointer = Checkpointer(self)
         self.agreement = Agreement(self)
+        # batch -> what step_fn, loss_fn or the model returns
+        self.compute = self.agreement.times.measure(self._make_step())
+        self.checkpointer = Checkpointer(self)
         self._loop: Loop | None = None
 
     # ---- running ---------------------------------------------------------------------------------------------------
@@ -235,6 +236,8 @@ class Trainer:
         chosen = named_loaders(loaders, "val") or self.val_loaders
         if not chosen:
             raise TrainingError("there is nothing to validate on: give val_loaders")
+        if self.running:
+            self.loop.share_stats()
         with self.hooks.attached(), self.hooks.collectives.allow("validate()"):
             return validate(self, chosen, self.options.validation_limit)
 
@@ -428,7 +431,7 @@ class Trainer:
         self._step_changed("step_fn_changed", old, function)
 
     def _step_changed(self, kind: str, old: Any, new: Any) -> None:
-        self.compute = self._make_step()
+        self.compute = self.agreement.times.measure(self._make_step())
         if self._loop is not None:
             self._loop.step_changed()
         self.note(kind, by=self.hooks.calling_hook(), old=_name_of(old), new=_name_of(new))
@@ -581,7 +584,8 @@ class Trainer:
 
     def step_loss(self) -> float:
         """Return the loss of the last step as it is recorded, the mean over its window; waits for the device."""
-        return self.event_args.window_loss
+        shared = self.loop.stats.shared_loss(self.step) if self.ranks.world_size > 1 else None
+        return self.event_args.window_loss if shared is None else shared
 
     def epoch_metrics(self) -> dict[str, float]:
         """Return the means of the current epoch so far, by recorded name; waits for the device."""
@@ -663,8 +667,12 @@ class Trainer:
         self.request_boundary()
 
     def skip_step(self, reason: str) -> None:
-        """Skip the optimizer step of the current window; for guards in the update chain."""
-        self.event_args.skip_step(reason)
+        """Skip the optimizer step of the current window; for guards in the update chain.
+
+        Raises:
+            RankError: With several ranks, if the hook declares neither `may_skip` nor `same_on_all_ranks`.
+        """
+        self.agreement.request_skip(reason)
 
     def unsaved_parameters(self) -> Mapping[str, Mapping[str, Any]]:
         """Return shape, dtype and sum of bits of the frozen parameters that checkpoints leave out; often none."""
