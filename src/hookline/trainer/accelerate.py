@@ -6,6 +6,7 @@ schedulers, checkpoints and the record are the trainer's.
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -16,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from hookline import _device
 from hookline.errors import ConfigError, TrainingError
-from hookline.ranks import own_rank
+from hookline.ranks import leave_ranks, own_rank
 from hookline.trainer.data.loader_state import has_state
 from hookline.trainer.data.loaders import Loaders
 from hookline.trainer.engine import Engine, find_device
@@ -56,6 +57,7 @@ def find_accelerator(accelerator: Any, device: Any, options: Mapping[str, Any]) 
             accelerator = Accelerator(mixed_precision=wanted, cpu=find_device(device).type == "cpu")
         except (ImportError, ValueError) as error:  # another one was made with other settings, for instance
             raise TrainingError(f"no Accelerator can be made: {error}") from error
+        atexit.register(leave_ranks)
     if not isinstance(accelerator, Accelerator):
         raise TrainingError(f"accelerator: expected an accelerate.Accelerator, got {type(accelerator).__name__}")
     check_accelerator(accelerator)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from contextlib import ExitStack
 from typing import Any
@@ -12,7 +13,7 @@ from hookline import _device
 from hookline._names import plain_modules, unwrap_module
 from hookline.core.patterns import select
 from hookline.errors import ConfigError, TrainingError
-from hookline.ranks import OneProcess, find_ranks
+from hookline.ranks import OneProcess, find_ranks, leave_ranks
 from hookline.trainer.engine import Engine
 from hookline.trainer.options import TrainerOptions
 
@@ -146,6 +147,7 @@ def start_processes(options: TrainerOptions) -> TrainerOptions:
         if _device.default_device().type != "cpu":
             _device.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         torch.distributed.init_process_group()  # the backend of each device: gloo for tensors on the host
+        atexit.register(leave_ranks)
     if find_ranks().world_size > 1 and options.parallel == "auto":
         options = TrainerOptions.make({**vars(options), "parallel": "ddp"})
     return options
