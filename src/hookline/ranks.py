@@ -422,16 +422,6 @@ def _listed(ranks: Sequence[int], most: int = 8) -> str:
     return ", ".join(map(str, ranks[:most])) + more
 
 
-def leave_ranks() -> None:
-    """Destroy the process groups, because a thread of theirs that runs when the interpreter ends may abort the process.
-
-    Call it for process groups that Hookline has initialized. After a failure it does nothing: it would wait for ranks
-    that may be gone.
-    """
-    if _found and torch.distributed.is_initialized() and not any(ranks._alone for _, ranks in _found.values()):
-        torch.distributed.destroy_process_group()
-
-
 def host() -> str:
     """Return the name of the machine that this process runs on."""
     return platform.node()

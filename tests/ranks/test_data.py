@@ -12,7 +12,7 @@ from rank_runs import FEATURES, make_batches, make_model, make_trainer, whole_we
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
 
-from hookline import HooklineError, ResumableSampler, SimpleTrainer, TrainingHook, trainer_from_config
+from hookline import HooklineError, ResumableSampler, TrainingHook, trainer_from_config
 
 
 def shares(size: int, world_size: int, **options: Any) -> list[list[int]]:

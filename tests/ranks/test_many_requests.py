@@ -38,6 +38,16 @@ def make_run(ranks: ThreadRanks) -> Any:
     return run
 
 
+def request(agreement: Agreement, kind: str, rank: int) -> None:
+    """Request something on one rank."""
+    if kind == "stop":
+        agreement.request_stop(Stop(f"of {rank}", None, rank))
+    elif kind == "save":
+        agreement.request_save(f"save-{rank}")
+    else:
+        agreement.request_end("SIGTERM")
+
+
 def do_schedules(ranks: ThreadRanks) -> list[Any]:
     """Run many short runs; in each, a few ranks request something at random steps and places."""
     ends = []
@@ -48,15 +58,10 @@ def do_schedules(ranks: ThreadRanks) -> list[Any]:
             for _ in range(choose.randrange(4))
         ]
         run, step, carried_out = make_run(ranks), 0, []
-        ask = {
-            "stop": lambda: run.agreement.request_stop(Stop(f"of {ranks.rank}", None, ranks.rank)),
-            "save": lambda: run.agreement.request_save(f"save-{ranks.rank}"),
-            "signal": lambda: run.agreement.request_end("SIGTERM"),
-        }
         while step < STEPS and not run.run_status.stops:
             for rank, at, kind in requests:
                 if (rank, at) == (ranks.rank, step):
-                    ask[kind]()
+                    request(run.agreement, kind, ranks.rank)
             if choose.random() < 0.2:
                 run.agreement.settle()
             step += 1

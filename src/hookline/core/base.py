@@ -42,7 +42,7 @@ class Hook(Events):
     same_on_all_ranks: bool = False
     """Whether what it requests and draws is the same on all ranks, because it depends on agreed numbers alone."""
     may_skip: bool = False
-    """Whether it may call `skip_step` on some ranks only; several ranks then wait for each other's decision each step."""
+    """Whether it may call `skip_step` on some ranks only; the ranks then decide together at every step, and wait."""
     intervenes: bool | None = None
     """Whether the hook changes training on purpose. None: yes if it has `on_update` or sets `intervene`."""
 

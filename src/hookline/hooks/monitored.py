@@ -46,7 +46,7 @@ class Measurement:
 class MetricHook(NamedHook):
     """Calls `evaluate` with every measurement of the sources that the constructor chose by `evaluate_at`."""
 
-    same_on_all_ranks = True
+    same_on_all_ranks = True  # it decides by numbers of all ranks
     monitor: str | None = None
     mode: str = "min"
     strict: bool | None = None
@@ -58,7 +58,6 @@ class MetricHook(NamedHook):
     _validation = Measurement("validation", -1, -1)  # the last one; -1 before the first
     _batch_metrics: tuple[int, Mapping[str, float]] = (-1, {})  # those of a step's last micro-batch, with the step
     _last_step = -1  # the last step that was evaluated
-    same_on_all_ranks = True  # it decides by numbers of all ranks, so what it requests needs no agreement
     _at_steps = _at_validations = _at_epochs = False
     _was_found = False  # whether a measurement has had the metric
     _started_at: int | None = None  # the step at which the run began, until the first evaluation
