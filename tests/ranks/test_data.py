@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,13 @@ def shares(size: int, world_size: int, **options: Any) -> list[list[int]]:
 def test_ranks_get_equally_many_samples_and_each_sample_once() -> None:
     found = shares(23, 3)
     assert [len(one) for one in found] == [7, 7, 7]
-    assert len(set(sum(found, []))) == 21  # the remainder is left out of this epoch
-    assert sorted(sum(shares(23, 3, even=False), [])) == list(range(23))
+    assert len(set(chain(*found))) == 21  # the remainder is left out of this epoch
+    assert sorted(chain(*shares(23, 3, even=False))) == list(range(23))
 
 
 def test_the_first_batches_of_all_ranks_are_the_first_of_the_order() -> None:
     (order,) = shares(24, 1)
-    assert sorted(sum((one[:4] for one in shares(24, 3)), [])) == sorted(order[:12])
+    assert sorted(chain(*(one[:4] for one in shares(24, 3)))) == sorted(order[:12])
 
 
 @pytest.mark.parametrize(
