@@ -146,7 +146,7 @@ def differ(rank: int, what: str) -> str:
     ("what", "said"),
     [
         ("options", "the ranks differ in the options.max_epochs: 1 on rank 0, 2 on rank 1"),
-        ("hooks", 'log_every_n_steps: 10 on rank 0, 11 on rank 1'),
+        ("hooks", "log_every_n_steps: 10 on rank 0, 11 on rank 1"),
     ],
 )
 def test_ranks_that_differ_end_before_the_first_step_with_the_difference(what: str, said: str) -> None:
