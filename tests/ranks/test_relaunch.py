@@ -3,11 +3,15 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from rank_processes import run_on_ranks
 from rank_runs import make_trainer
+
+from hookline import read_metrics
 
 
 def launched(rank: int, folder: str, restarts: int, kill_at: int | None, launch: str) -> dict[str, list[int]]:
@@ -46,3 +50,42 @@ def test_another_launch_starts_another_run(tmp_path: Path) -> None:
     run_on_ranks(launched, 2, str(tmp_path), 0, None, "job-1")
     run_on_ranks(launched, 2, str(tmp_path), 1, None, "job-2")
     assert len(list(tmp_path.iterdir())) == 4
+
+
+SCRIPT = """
+import os, signal, sys
+import torch
+from torch import distributed, nn
+from hookline import get_trainer
+
+distributed.init_process_group("gloo")
+rank = distributed.get_rank()
+torch.manual_seed(0)
+model = nn.parallel.DistributedDataParallel(nn.Linear(3, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+batches = [(torch.full((2, 3), float(rank + step)), torch.ones(2, 1)) for step in range(8)]
+trainer = get_trainer("simple", model, batches, optimizer, "cpu", loss_fn=nn.MSELoss(), output_dir=sys.argv[1])
+trainer.add_hook("checkpoint", every=2)
+
+@trainer.on("step_end")
+def fail_once(step):
+    if step == 5 and rank == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+trainer.train()
+"""
+
+
+@pytest.mark.soak
+def test_torchrun_starts_a_run_again_that_lost_a_rank(tmp_path: Path) -> None:
+    script, folder = tmp_path / "train.py", tmp_path / "runs"
+    script.write_text(SCRIPT)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=2", "--standalone"]
+    command = [*launcher, str(script), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (run,) = folder.iterdir()
+    described = json.loads((run / "run.json").read_text())
+    assert described["outcome"] == "completed"
+    assert len(described["attempts"]) >= 2
+    assert [row["step"] for row in read_metrics(run) if "train/loss" in row] == list(range(1, 9))
