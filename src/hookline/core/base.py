@@ -42,7 +42,7 @@ class Hook(Events):
     same_on_all_ranks: bool = False
     """Whether it decides by numbers that all ranks share alone, so that what it requests needs no agreement."""
     may_skip: bool = False
-    """Whether it may call `skip_step` on some ranks only; several ranks then wait for each other's decision each step."""
+    """Whether it may call `skip_step` on some ranks only; several ranks then decide about each step together."""
     intervenes: bool | None = None
     """Whether the hook changes training on purpose. None: yes if it has `on_update` or sets `intervene`."""
 
