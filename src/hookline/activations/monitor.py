@@ -326,7 +326,7 @@ class Monitor(BuiltInForwardHook):
 
     def _local_sources(self) -> list[Source]:
         """Return the sources that are not shared with other ranks; time and memory are rank 0's own."""
-        return [source for source in self._sources if isinstance(source, CallCosts) or not self._is_shared]
+        return [source for source in self._sources if source is self._costs] if self._is_shared else self._sources
 
     @property
     def _is_shared(self) -> bool:
