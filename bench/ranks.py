@@ -8,6 +8,7 @@ import os
 import tempfile
 import traceback
 from collections.abc import Callable
+from importlib.util import find_spec
 from statistics import median
 from typing import Any
 
@@ -18,14 +19,15 @@ from bench.interleave import Contender, Direct, close_all, interleave, standard_
 from bench.overhead import scratch_directory
 from bench.table import Table
 
-TITLE = "Step of two ranks (DDP over gloo, CPU)"
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+TITLE = f"Step of two ranks (DDP over gloo, {'one GPU' if DEVICE == 'cuda' else 'CPU'})"
 COLUMNS = ("contender", "step µs", "above plain DDP µs", "± s.e.", "above, %", "goal")
 NOTES = [
     "Model: MLP 64-256-256-10, batch 64 a rank, SGD. Above plain DDP: median of the paired differences in each round.",
     "Accelerate: its loop as its documentation has it, on the same model.",
     "Monitors: activation_stats, gradient_monitor, throughput and lr_monitor, each every 10 steps; the 10th step"
     " is timed like any other, so the median does not show it and the mean does.",
-    "Each rank has one core of a machine with two.",
+    "Each rank has one core.",
 ]
 STEPS_WITHOUT_END = 1_000_000_000
 MONITORS = ("activation_stats", "gradient_monitor", "throughput", "lr_monitor")
@@ -37,7 +39,8 @@ class Endless:
     def __init__(self, rank: int) -> None:
         generator = torch.Generator().manual_seed(rank)
         self._batches = [
-            (torch.randn(64, 64, generator=generator), torch.randint(10, (64,), generator=generator)) for _ in range(8)
+            (torch.randn(64, 64, generator=generator).to(DEVICE), torch.randint(10, (64,), generator=generator).to(DEVICE))
+            for _ in range(8)
         ]
 
     def __iter__(self) -> Any:
@@ -48,7 +51,8 @@ class Endless:
 def make_model() -> nn.Module:
     """Make the model with the same weights on both ranks."""
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
+    return model.to(DEVICE)
 
 
 def plain(rank: int) -> Contender:
@@ -70,7 +74,7 @@ def accelerate(rank: int) -> Contender:
     """Make Accelerate's loop."""
     from accelerate import Accelerator
 
-    accelerator = Accelerator(cpu=True)
+    accelerator = Accelerator(cpu=DEVICE == "cpu")
     model = make_model()
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1e-4))
     batches = iter(Endless(rank))
@@ -91,7 +95,7 @@ def hookline(rank: int, monitors: bool = False) -> Contender:
     model = nn.parallel.DistributedDataParallel(make_model())
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     trainer = SimpleTrainer(
-        model, Endless(rank), optimizer, "cpu", loss_fn=nn.functional.cross_entropy,
+        model, Endless(rank), optimizer, DEVICE, loss_fn=nn.functional.cross_entropy,
         max_steps=STEPS_WITHOUT_END, console=False, seed=0,
     )  # fmt: skip
     for name in MONITORS if monitors else ():
@@ -119,7 +123,7 @@ def run_rank(rank: int, store: str, rounds: int, only: list[str]) -> dict[str, l
         os.sched_setaffinity(0, {cores[rank % len(cores)]})
     distributed.init_process_group("gloo", f"file://{store}", rank=rank, world_size=2)
     wanted = [name for name in CONTENDERS if not only or any(word in name.lower() for word in [*only, "plain"])]
-    contenders = {name: CONTENDERS[name](rank) for name in wanted}
+    contenders = {name: CONTENDERS[name](rank) for name in wanted if name != "Accelerate" or find_spec("accelerate")}
     try:
         return interleave(contenders, rounds)
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,15 @@ from torch import nn
 
 from hookline import SimpleTrainer, Trainer
 
+DEVICE = os.environ.get("HOOKLINE_RANKS_ON", "cpu")  # "cuda": all ranks on one GPU, over gloo
 SAMPLES, FEATURES = 32, 6
 
 
 def make_model() -> nn.Module:
     """Return a small model with the same weights in every process."""
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 1))
+    model = nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 1))
+    return model.to(DEVICE)
 
 
 def make_batches(rank: int = 0, world_size: int = 1, steps: int = 8) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -48,7 +51,7 @@ def make_trainer(kind: str, rank: int, world_size: int, folder: str | Path | Non
     batches = options.pop("batches", None) or make_batches(rank, world_size)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     where = {"record": False} if folder is None else {"output_dir": str(folder)}
-    return SimpleTrainer(model, batches, optimizer, "cpu", **where, **options)
+    return SimpleTrainer(model, batches, optimizer, DEVICE, **where, **options)
 
 
 def whole_weights(trainer: Trainer) -> list[float]:
