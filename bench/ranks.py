@@ -37,9 +37,9 @@ class Endless:
     """Batches without end, a few different ones."""
 
     def __init__(self, rank: int) -> None:
-        generator = torch.Generator().manual_seed(rank)
+        made = torch.Generator().manual_seed(rank)
         self._batches = [
-            (torch.randn(64, 64, generator=generator).to(DEVICE), torch.randint(10, (64,), generator=generator).to(DEVICE))
+            (torch.randn(64, 64, generator=made).to(DEVICE), torch.randint(10, (64,), generator=made).to(DEVICE))
             for _ in range(8)
         ]
 
