@@ -58,8 +58,10 @@ import torch
 from torch import distributed, nn
 from hookline import get_trainer
 
-distributed.init_process_group("gloo")
-rank = distributed.get_rank()
+rank, restart = int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"]
+# With torchrun's own store, restarted processes now and then wait for each other forever.
+store = f"file://{os.path.dirname(__file__)}/store-{restart}"
+distributed.init_process_group("gloo", store, rank=rank, world_size=int(os.environ["WORLD_SIZE"]))
 torch.manual_seed(0)
 model = nn.parallel.DistributedDataParallel(nn.Linear(3, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -69,7 +71,7 @@ trainer.add_hook("checkpoint", every=2)
 
 @trainer.on("step_end")
 def fail_once(step):
-    if step == 5 and rank == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    if step == 5 and rank == 1 and restart == "0":
         os.kill(os.getpid(), signal.SIGKILL)
 
 trainer.train()
@@ -82,7 +84,7 @@ def test_torchrun_starts_a_run_again_that_lost_a_rank(tmp_path: Path) -> None:
     script.write_text(SCRIPT)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=2", "--standalone"]
     command = [*launcher, str(script), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     (run,) = folder.iterdir()
     described = json.loads((run / "run.json").read_text())

@@ -92,7 +92,8 @@ class CheckpointHook(MetricHook):
         filename: A template, which may name metrics: ``epoch_{epoch}_loss_{val/loss:.2f}``.
         auto_insert_metric_name: Write ``name=`` before each value of `filename`.
         save_on_exception: Save when the run fails: between two steps as always; in the middle of a step into
-            ``exception/``, to resume after the batch that failed. The step counts if an optimizer has stepped.
+            ``exception/``, to resume after the batch that failed. The step counts if an optimizer has stepped. A run on
+            several ranks is not saved: they may be at different steps.
         keep_previous: Never delete the checkpoint before the newest either: it is needed if the disk damages the
             newest. Without it, `save_top_k=1` leaves one on disk.
         every: How often to save, instead of the three parameters with these words: 500 steps, "2 epochs", "30 min".

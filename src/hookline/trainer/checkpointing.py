@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,22 +16,21 @@ import torch
 
 from hookline._console import logger
 from hookline._fs import explain, refuse_link
-from hookline._names import load_plain_state_dict, plain_parameters, plain_state_dict
+from hookline._names import load_plain_state_dict, plain_state_dict
 from hookline._tensors import map_tensors
 from hookline.checkpoints.format import Encoder, Section, encode_section
 from hookline.checkpoints.frozen import Fingerprints, fill_in_frozen, frozen_parameters
 from hookline.checkpoints.saves import Alike, OneSave, Save, SharedSave, on_all, without_alike
-from hookline.checkpoints.shards import Like, is_sharded
+from hookline.checkpoints.shards import is_sharded
 from hookline.checkpoints.snapshot import HostMemory
 from hookline.checkpoints.store import SavedCheckpoint, list_checkpoints, newest_good, read_manifest
 from hookline.core.failures import hook_notes, raise_if_quit
 from hookline.errors import CheckpointError, add_note, error_text
-from hookline.ranks import fingerprint
 from hookline.record.provenance import config_hash
 from hookline.record.reader import read_jsonl
 from hookline.trainer.data.loader_state import restore_loader_states, restore_source_states, source_states
-from hookline.trainer.epoch_stats import add_losses
-from hookline.trainer.rng import restore_rng, rng_state, seed_everything
+from hookline.trainer.rank_sections import alike_tensors, like_weights, read_sections
+from hookline.trainer.rng import restore_rng, rng_state
 
 if TYPE_CHECKING:
     from hookline.core.registry import HookRegistry
@@ -67,7 +65,6 @@ class PendingSave:
     state: SavedState
 
 
-_OF_PARAMETER = re.compile(r"(\d+)\.state\.(\d+)\.")  # names of an optimizer's saved tensors
 SavedState = tuple[int, int, bool]  # steps and micro-batches that are done, and whether the epoch is over
 
 
@@ -174,7 +171,7 @@ class Checkpointer:
         """
         trainer, ranks = self._trainer, self._trainer.ranks
         directory, meta = self._prepare()
-        alike: Alike = {**dict.fromkeys(ALIKE), "model": _alike_tensors(trainer.model)}
+        alike: Alike = {**dict.fromkeys(ALIKE), "model": alike_tensors(trainer.model)}
 
         def collect() -> dict[str, Section]:
             sections = {key: encode_section(key, tree, with_shards=True) for key, tree in self._collect().items()}
@@ -447,7 +444,7 @@ def pending_stop(trainer: Trainer) -> tuple[str, str | None] | None:
 
 def _restore(trainer: Trainer, saved: SavedCheckpoint) -> None:
     """Restore weights, optimizers, counters, random streams and hooks."""
-    sections = _with_present_names(trainer, _read(trainer, saved))
+    sections = _with_present_names(trainer, read_sections(trainer, saved))
     for what, present in (("optimizers", trainer.optimizers), ("schedulers", trainer.schedulers)):
         then, now = len(sections[what]), len(present)
         if then != now:
@@ -511,101 +508,6 @@ def _restore_hooks(trainer: Trainer, sections: dict[str, Any]) -> None:
     trainer.hooks.replan(restored=trainer.progress)
 
 
-# ---- checkpoints of several ranks ------------------------------------------------------------------------------------
-
-
-def _alike_tensors(model: torch.nn.Module) -> list[str]:
-    """Return the parameters that all ranks have alike: those of DDP. What is not reduced (buffers) may differ."""
-    if not isinstance(model, torch.nn.parallel.DistributedDataParallel):
-        return []
-    return list(plain_parameters(model, remove_duplicate=False))
-
-
-def _find_whole(path: Path) -> tuple[str, list[str]]:
-    """Return the checkpoint that a path means, after every byte was verified, and what is wrong with newer ones."""
-    found, problems = find_checkpoint(path)
-    return str(SavedCheckpoint(found).path), problems
-
-
-def _read(trainer: Trainer, saved: SavedCheckpoint) -> dict[str, Any]:
-    """Return the sections as this rank had them.
-
-    If there were more or fewer ranks, they are rank 0's, and what belongs to single ranks is shared out again.
-    """
-    ranks = trainer.ranks
-    is_same = saved.world_size == ranks.world_size
-    forms: dict[str, Like] = {
-        "model": _like_weights(trainer.model),
-        "optimizers": _like_optimizers(trainer.optimizers),
-        **dict.fromkeys(("hooks", "update_state"), _like_named(trainer.model, saved)),
-    }
-    rank = ranks.rank if is_same else 0
-    sections = {name: saved.section(name, rank, forms.get(name)) for name in saved.names}
-    return sections if is_same else _share_out(trainer, saved, sections)
-
-
-def _share_out(trainer: Trainer, saved: SavedCheckpoint, sections: dict[str, Any]) -> dict[str, Any]:
-    """Return rank 0's sections as this rank uses them, given that the checkpoint was saved by more or fewer ranks.
-
-    A rank that was there continues its random streams, another one starts streams of its own. The losses of the epoch
-    are added up on rank 0, because every mean is taken over all ranks.
-    """
-    ranks, count = trainer.ranks, saved.world_size
-    why = (
-        f"the checkpoint was saved by {_processes(count)}, and this run has {_processes(ranks.world_size)}: weights, "
-        "optimizers and hooks are the same, random numbers (dropout) and the order of samples are not"
-    )
-    logger.warning("%s", why)
-    trainer.note("resume_not_exact", why=why)
-    is_new = ranks.rank >= count
-    own = {name: saved.section(name, ranks.rank) for name in ("rng", "streams")} if not is_new else {}
-    if is_new:
-        seed_everything(fingerprint([trainer.options.seed, saved.meta.get("step"), ranks.world_size, ranks.rank]))
-        own = {"rng": rng_state(), "streams": {**sections["streams"], "hooks": {}}}
-    losses = [saved.section("losses", rank) for rank in range(count)]
-    return {**sections, **own, "losses": add_losses(losses, is_counted=ranks.rank == 0)}
-
-
-def _processes(count: int) -> str:
-    return "one process" if count == 1 else f"{count} processes"
-
-
-def _like_weights(model: torch.nn.Module) -> Like:
-    """Return a function that finds the tensor of a model's state by its saved name."""
-    present = plain_state_dict(model)
-    return lambda name, shape, sharded: present.get(name)
-
-
-def _like_optimizers(optimizers: Sequence[torch.optim.Optimizer]) -> Like:
-    """Return a function that finds the parameter that a saved tensor of an optimizer belongs to."""
-    params = [[param for group in one.param_groups for param in group["params"]] for one in optimizers]
-
-    def find(name: str, shape: torch.Size, sharded: bool) -> torch.Tensor | None:
-        match = _OF_PARAMETER.match(name)
-        if match is None or int(match[1]) >= len(params) or int(match[2]) >= len(params[int(match[1])]):
-            return None
-        found: torch.Tensor = params[int(match[1])][int(match[2])]
-        return found
-
-    return find
-
-
-def _like_named(model: torch.nn.Module, saved: SavedCheckpoint) -> Like:
-    """Return a function that finds the parameter that a hook's saved tensor belongs to: its name ends with its name.
-
-    What was saved whole beside a sharded parameter, or in shards beside a whole one, is not of its form, and is whole.
-    """
-    present, then = plain_state_dict(model), saved.tensors("model")
-
-    def find(name: str, shape: torch.Size, sharded: bool) -> torch.Tensor | None:
-        parts = name.split(".")
-        names = (".".join(parts[index:]) for index in range(len(parts)))
-        own = next((one for one in names if one in present), None)
-        return None if own is None or (own in then and then.is_sharded(own) != sharded) else present[own]
-
-    return find
-
-
 # ---- finding checkpoints ---------------------------------------------------------------------------------------------
 
 
@@ -622,6 +524,12 @@ def find_checkpoint(path: Path) -> tuple[Path, list[str]]:
         damaged = f" ({len(problems)} damaged)" if problems else ""
         raise CheckpointError(f"no whole checkpoint in {directory}{damaged}")
     return found, problems
+
+
+def _find_whole(path: Path) -> tuple[str, list[str]]:
+    """Return the checkpoint that a path means, after every byte was verified, and what is wrong with newer ones."""
+    found, problems = find_checkpoint(path)
+    return str(SavedCheckpoint(found).path), problems
 
 
 def has_no_checkpoint_yet(path: Path) -> bool:
@@ -695,7 +603,7 @@ def load_weights(model: torch.nn.Module, path: str | Path) -> None:
         has = ", ".join(saved.names)
         raise CheckpointError(f"{saved.path} has no weights: it has the sections {has}, and no model")
     names = [name for name in ("model", "frozen") if name in saved.names]
-    _load_model(model, {name: saved.section(name, like=_like_weights(model)) for name in names})
+    _load_model(model, {name: saved.section(name, like=like_weights(model)) for name in names})
 
 
 def _load_model(model: torch.nn.Module, sections: Mapping[str, Any]) -> None:
