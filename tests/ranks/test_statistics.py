@@ -169,8 +169,7 @@ def speed(rank: int, folder: str) -> int:
 def test_throughput_is_that_of_all_ranks(tmp_path: Path) -> None:
     assert [one.value for one in run_on_ranks(speed, 2, str(tmp_path))] == [96, 192]
     (row,) = [row for row in read_metrics(next(tmp_path.iterdir())) if "throughput/samples_per_s" in row]
-    # Each rank divides by its own seconds, which are about the same, so only ratios are exact.
     samples, tokens = row["throughput/samples_per_s"], row["throughput/tokens_per_s"]
     assert tokens == pytest.approx(6 * samples)
     assert row["throughput/tflops"] == pytest.approx(samples)
-    assert samples == pytest.approx(12 * row["throughput/steps_per_s"], rel=0.5)
+    assert 8 <= samples / row["throughput/steps_per_s"] <= 16  # 4 and 8 samples a step, by each rank's own clock
