@@ -31,7 +31,7 @@ def run(options: argparse.Namespace) -> int:
     """Train a few steps without hooks and with each one alone; return 1 if one makes undeclared changes."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise HooklineError(
-            "hookline verify compares runs in one process: start it without torchrun or accelerate launch"
+            "`hookline verify` compares runs in one process: start it without torchrun or accelerate launch"
         )
     config, from_file = read_config(
         options.words, ["trainer.console=false", "trainer.deterministic=true"], options.hook

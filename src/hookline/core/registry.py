@@ -140,15 +140,15 @@ class HookRegistry(Events):
         self.slots, self.scheduler = self.dispatch_table.slots, self.dispatch_table.scheduler
         self.device_timer = DeviceTimer()
         self.dispatch_table.add_wrapper(self.device_timer.wrap)
-        self.ranks = own_rank()
+        self.ranks = OneProcess()
         """The processes of the run that fires the events: a trainer's, or those of a user's own loop."""
-        self.failures.rank = self.ranks.rank
         self.collectives = CollectiveGuard(self)
         self.dispatch_table.add_wrapper(self.collectives.wrap)
         self.update_chain: Any = None
         """Runs the update hooks: a trainer's chain, or one that is made when the first gradients are passed by hand."""
         self._manual_clock = ManualClock()
         self._manual_dispatch: dict[tuple[Any, ...], Dispatch | None] = {}
+        self.set_ranks(own_rank())
         if config is not None:
             self.load(config, allow=allow, from_file=from_file)
 

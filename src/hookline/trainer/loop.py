@@ -277,7 +277,7 @@ class Loop:
             iterator = batches.start()
             progress.position = batches.start_position  # states are read when a checkpoint needs them
         self.hooks.replan()
-        if self.engine.averages and not self._compared:
+        if self.engine.averages and self.ranks.world_size > 1 and not self._compared:
             self._compared = True
             for first in islice(iterator, 1):
                 check_first_batch(self.ranks, first)
