@@ -98,7 +98,8 @@ class UpdateChain:
                 return True
             trainer = argument_if_any(args, "trainer", None)
             skip = getattr(trainer, "skip_step", None)
-            if skip is None or trainer.ranks.world_size > 1:
+            ranks = getattr(trainer, "ranks", None)  # which an object that is passed by hand need not have
+            if skip is None or (ranks is not None and ranks.world_size > 1):
                 raise item.half_written  # only the owner of the loop could skip the step, and not on one rank alone
             skip(f"{item.bound.hook} left half-written gradients")
             return False
@@ -117,7 +118,7 @@ class UpdateChain:
         if _passes_through(item.bound):
             return
         try:
-            args.trainer.log(f"update/{item.bound.hook}/norm_{when}", item.cached_grads.norm(), reduce=None)
+            args.trainer.log(f"update/{item.bound.hook}/norm_{when}", item.cached_grads.norm())
         except Exception as error:
             if self.registry.failures.handle(ON_UPDATE, reporter.bound, error, args) is not None:
                 raise

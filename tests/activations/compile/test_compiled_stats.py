@@ -267,6 +267,8 @@ def test_through_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
 class Recording:
     """Stands for a trainer with a record: the steps whose layers it got."""
 
+    ranks = OneProcess()
+
     def __init__(self) -> None:
         self.steps: list[int] = []
         self.ranks = OneProcess()

@@ -66,7 +66,7 @@ class Measure(UpdateHook):
         }
         if trainer is not None:
             for metric, value in self.latest.items():
-                trainer.log(f"gradients/{self._label}/{metric}", value, reduce=None)
+                trainer.log(f"gradients/{self._label}/{metric}", value)
         return grads
 
 
