@@ -237,20 +237,27 @@ def test_a_run_resumes_exactly(seedable: bool, prepared: bool, stop: int, tmp_pa
 
 
 def train_shares(rank: int, how: str) -> dict[str, Any]:
-    torch.manual_seed(rank)  # different streams: only Accelerate makes the ranks shuffle alike
     accelerator = Accelerator(
         cpu=True, dataloader_config=DataLoaderConfiguration(split_batches=how == "split", even_batches=True)
     )
     model, loader, optimizer = parts(shuffle=True)
     model[2].p = 0.0
     scheduler = schedule(optimizer)
+    torch.manual_seed(rank)  # other streams on each rank, which have to shuffle alike
     options = {**OPTIONS, "seed": None, "val_dataloader": make_loader(shuffle=False), "max_epochs": 2}
     if how == "prepared":
         model, optimizer, loader, scheduler, options["val_dataloader"] = accelerator.prepare(
             model, optimizer, loader, scheduler, options["val_dataloader"]
         )
     trainer = get_trainer(
-        "accelerate", model, loader, optimizer, accelerator=accelerator, scheduler=scheduler, sanity_batches=0, **options
+        "accelerate",
+        model,
+        loader,
+        optimizer,
+        accelerator=accelerator,
+        scheduler=scheduler,
+        sanity_batches=0,
+        **options,
     )
     found: dict[str, list[Any]] = {"train": [], "val": [], "rates": []}
 
@@ -274,9 +281,7 @@ def test_two_ranks_share_the_data_and_the_model(how: str) -> None:
     steps = 6 if how == "split" else 3
     assert len(one["train"]) == len(other["train"]) == 2 * steps
     for epoch in range(2):
-        seen = [
-            number for rank in (one, other) for batch in rank["train"][epoch * steps :][:steps] for number in batch
-        ]
+        seen = [number for rank in (one, other) for batch in rank["train"][epoch * steps :][:steps] for number in batch]
         assert sorted(set(seen)) == list(range(SAMPLES))
         assert len(seen) == 24  # two are repeated, so that both ranks have equally many
     assert one["train"][:steps] != one["train"][steps:]
@@ -357,8 +362,16 @@ def with_context_parallelism() -> Accelerator:
 @pytest.mark.parametrize(
     ("make", "options", "message"),
     [
-        (lambda: Accelerator(cpu=True, gradient_accumulation_steps=4), {}, "gradient_accumulation_steps=4.*accumulate=4"),
-        (lambda: Accelerator(cpu=True), {"precision": "bf16"}, "trainer.precision: 'bf16', but the Accelerator has .*'no'"),
+        (
+            lambda: Accelerator(cpu=True, gradient_accumulation_steps=4),
+            {},
+            "gradient_accumulation_steps=4.*accumulate=4",
+        ),
+        (
+            lambda: Accelerator(cpu=True),
+            {"precision": "bf16"},
+            "trainer.precision: 'bf16', but the Accelerator has .*'no'",
+        ),
         (lambda: Accelerator(cpu=True, mixed_precision="bf16"), {"precision": "fp32"}, "'fp32', but .*'bf16'"),
         (lambda: Accelerator(cpu=True, mixed_precision="fp16"), {}, "mixed_precision='fp16', but on 'cpu'.*fp32"),
         (lambda: Accelerator(cpu=True), {"device": "meta"}, "device: 'meta', but the Accelerator uses 'cpu'"),
@@ -369,13 +382,17 @@ def with_context_parallelism() -> Accelerator:
         (lambda: "cpu", {}, "accelerator: expected an accelerate.Accelerator, got str"),
     ],
 )
-def test_what_an_accelerator_cannot_do_here_is_one_clear_error(make: Any, options: dict[str, Any], message: str) -> None:
+def test_what_an_accelerator_cannot_do_here_is_one_clear_error(
+    make: Any, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(HooklineError, match=message):
         get_trainer("accelerate", *parts(), accelerator=make(), **{**OPTIONS, **options})
 
 
 @pytest.mark.parametrize(("name", "what"), [("DEEPSPEED", "DeepSpeed"), ("MEGATRON_LM", "Megatron-LM")])
-def test_launchers_that_ask_for_other_engines_are_refused(name: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launchers_that_ask_for_other_engines_are_refused(
+    name: str, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(f"ACCELERATE_USE_{name}", "true")
     with pytest.raises(HooklineError, match=f"configured for {what}, which is not supported"):
         get_trainer("accelerate", *parts(), **OPTIONS)
@@ -442,7 +459,9 @@ def test_a_pipeline_is_one_clear_error() -> None:
     stages = pipeline(model, (torch.zeros(2, 3),), split_spec={"3": SplitPoint.BEGINNING})
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for kind in ("simple", "accelerate"):
-        with pytest.raises(HooklineError, match="Pipe is divided into the stages of a pipeline, which is not supported"):
+        with pytest.raises(
+            HooklineError, match="Pipe is divided into the stages of a pipeline, which is not supported"
+        ):
             get_trainer(kind, stages, make_loader(), optimizer, "cpu", **OPTIONS)
 
 

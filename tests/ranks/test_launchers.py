@@ -36,7 +36,13 @@ def launch(*words: str, folder: Path, during: Callable[[subprocess.Popen[str]], 
     (folder / "small.yaml").write_text(CONFIG)
     with (folder / "output.txt").open("w") as output:
         process = subprocess.Popen(
-            words, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT, text=True, start_new_session=True
+            words,
+            cwd=folder,
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
         )
         try:
             during(process)
