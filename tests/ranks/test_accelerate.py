@@ -237,13 +237,13 @@ def test_a_run_resumes_exactly(seedable: bool, prepared: bool, stop: int, tmp_pa
 
 
 def train_shares(rank: int, how: str) -> dict[str, Any]:
-    torch.manual_seed(rank)  # different streams: only Accelerate makes the ranks shuffle alike
     accelerator = Accelerator(
         cpu=True, dataloader_config=DataLoaderConfiguration(split_batches=how == "split", even_batches=True)
     )
     model, loader, optimizer = parts(shuffle=True)
     model[2].p = 0.0
     scheduler = schedule(optimizer)
+    torch.manual_seed(rank)  # other streams on each rank, which have to shuffle alike
     options = {**OPTIONS, "seed": None, "val_dataloader": make_loader(shuffle=False), "max_epochs": 2}
     if how == "prepared":
         model, optimizer, loader, scheduler, options["val_dataloader"] = accelerator.prepare(

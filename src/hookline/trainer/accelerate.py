@@ -22,7 +22,7 @@ from hookline.trainer.data.loader_state import has_state
 from hookline.trainer.data.loaders import Loaders
 from hookline.trainer.engine import Engine, find_device
 from hookline.trainer.options import TrainerOptions
-from hookline.trainer.parallel import DataParallelEngine, ShardedEngine, kind_of_parallel
+from hookline.trainer.parallel import DataParallelEngine, ShardedEngine, kind_of_parallel, let_threads_end
 from hookline.trainer.rng import preserve_rng, seed_everything
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -201,6 +201,8 @@ class PreparedShardedEngine(PreparedEngine, ShardedEngine):
 
 def prepared_engine(accelerator: Any, model: torch.nn.Module) -> Engine:
     """Return the engine for a prepared model, by how it is shared between processes."""
+    if accelerator.num_processes > 1:
+        let_threads_end()
     kinds = {"ddp": PreparedDataParallelEngine, "fsdp2": PreparedShardedEngine, "tensor": PreparedShardedEngine}
     return kinds.get(kind_of_parallel(model), PreparedEngine)(accelerator)
 
@@ -221,8 +223,7 @@ def prepare_model(
     """
     from accelerate.optimizer import AcceleratedOptimizer
 
-    is_prepared = getattr(model, "_is_accelerate_prepared", False) or kind_of_parallel(model) != "none"
-    todo = [] if is_prepared else [model]
+    todo = [model] if kind_of_parallel(model) == "none" else []  # Accelerate itself knows what it has prepared
     todo += [one for one in optimizers if not isinstance(one, AcceleratedOptimizer)]
     if not todo:
         return model, list(optimizers)

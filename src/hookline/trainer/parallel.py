@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import atexit
 import os
+import time
 from contextlib import ExitStack
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,6 +18,8 @@ from hookline.errors import ConfigError, TrainingError
 from hookline.ranks import OneProcess, find_ranks, leave_ranks
 from hookline.trainer.engine import Engine
 from hookline.trainer.options import TrainerOptions
+
+EXIT_SECONDS = 0.1
 
 
 class DataParallelEngine(Engine):
@@ -107,6 +111,15 @@ def kind_of_parallel(model: torch.nn.Module) -> str:
     return "tensor" if any(hasattr(type(param), "to_local") for param in model.parameters()) else "none"
 
 
+@cache
+def let_threads_end() -> None:
+    """Give the threads of gloo a moment at exit to drop the tensors of the last collective.
+
+    They need the interpreter's lock for that, and one that asks for it later aborts the process.
+    """
+    atexit.register(time.sleep, EXIT_SECONDS)
+
+
 def make_engine(model: torch.nn.Module, device: torch.device, options: TrainerOptions) -> Engine:
     """Return the engine for a model: as it is wrapped, or as `parallel` asks.
 
@@ -114,6 +127,8 @@ def make_engine(model: torch.nn.Module, device: torch.device, options: TrainerOp
         ConfigError: If `parallel` and the process group or the model do not fit together.
     """
     ranks, found, asked = find_ranks(), kind_of_parallel(model), options.parallel
+    if ranks.world_size > 1:
+        let_threads_end()
     launched = int(os.environ.get("WORLD_SIZE", "1")) if ranks.world_size == 1 else ranks.world_size
     if launched > 1 and asked == "none":
         raise ConfigError(
