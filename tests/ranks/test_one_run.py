@@ -23,7 +23,7 @@ def test_two_ranks_train_as_one_process_and_write_one_record(kind: str, tmp_path
     alone = train(0, "none", 1, str(tmp_path / "one"))
     results = run_on_ranks(train, 2, kind, 2, str(tmp_path / "two"))
     for result in results:
-        assert result.value == pytest.approx(alone, rel=1e-5)
+        assert result.value == pytest.approx(alone, rel=1e-5, abs=1e-5)  # single weights are near zero
     files = [sorted(p.name for p in next((tmp_path / count).iterdir()).rglob("*")) for count in ("one", "two")]
     assert files[0] == files[1]
     run = json.loads(next((tmp_path / "two").glob("*/run.json")).read_text())
