@@ -236,6 +236,33 @@ def test_a_run_resumes_exactly(seedable: bool, prepared: bool, stop: int, tmp_pa
     assert weights(second) == weights(whole)
 
 
+def resume_shares(rank: int, folder: str) -> list[list[float]]:
+    options = {**OPTIONS, "record": True, "output_dir": folder, "max_epochs": 3}
+
+    def make() -> Trainer:
+        accelerator = Accelerator(cpu=True)
+        model, loader, optimizer = parts(noise=0.1)
+        prepared = accelerator.prepare(model, optimizer, loader)
+        return get_trainer("accelerate", prepared[0], prepared[2], prepared[1], accelerator=accelerator, **options)
+
+    whole, first, second = make(), make(), make()
+    expected, before, after = losses_of(whole), losses_of(first), losses_of(second)
+    whole.train()
+    first.add_hook(Stop(4))
+    first.train()
+    second.fit(resume=first.run_dir)
+    return [expected, before + after, weights(whole), weights(second)]
+
+
+def test_a_run_on_two_ranks_resumes_exactly(tmp_path: Path) -> None:
+    """Inside an epoch of prepared loaders that are shuffled, with dropout, and a data set that draws."""
+    for result in run_on_ranks(resume_shares, 2, str(tmp_path)):
+        expected, resumed, whole, second = result.value
+        assert len(expected) == 9
+        assert resumed == expected
+        assert second == whole
+
+
 def train_shares(rank: int, how: str) -> dict[str, Any]:
     accelerator = Accelerator(
         cpu=True, dataloader_config=DataLoaderConfiguration(split_batches=how == "split", even_batches=True)

@@ -170,7 +170,7 @@ def test_verify_under_a_launcher_is_an_error(
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert main(["verify"]) == USAGE
-    assert "hookline verify compares runs in one process: start it without torchrun" in capsys.readouterr().err
+    assert "compares runs in one process: start it without torchrun" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("key", ["output_dir", "init_from"])
