@@ -193,7 +193,7 @@ def test_the_record_shows_the_slowest_rank_and_a_warning_names_it(
     run = next(tmp_path.iterdir())
     rows = [row for row in read_metrics(run) if "ranks/slowest" in row]
     assert [row["step"] for row in rows] == [2, 4, 6, 8, 10, 12]
-    for row in rows:
+    for row in rows[1:]:  # the first batch of a run is compared before the clock starts
         found = {name: value for name, value in row.items() if name.startswith("ranks/")}
         assert found == {
             "ranks/slowest": slow,

@@ -236,9 +236,9 @@ class Trainer:
         chosen = named_loaders(loaders, "val") or self.val_loaders
         if not chosen:
             raise TrainingError("there is nothing to validate on: give val_loaders")
-        if self.running:
-            self.loop.share_stats()
         with self.hooks.attached(), self.hooks.collectives.allow("validate()"):
+            if self.running:
+                self.loop.share_stats()
             return validate(self, chosen, self.options.validation_limit)
 
     def predict(self, loaders: Loaders) -> list[Any]:
