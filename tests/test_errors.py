@@ -62,7 +62,7 @@ def test_a_config_error_leads_with_its_path() -> None:
 def test_a_strict_monitors_error_insists() -> None:
     """These carry the mark that overrides a hook's policy, and no others."""
     marked = [value for value in vars(errors).values() if getattr(value, "always_raise", False)]
-    assert marked == [errors.NothingMatches, MetricMissing, errors.LiveWrite]
+    assert marked == [errors.NothingMatches, MetricMissing, errors.LiveWrite, errors.RankError]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ __version__ = "0.1.0"
 
 _NAMES = {  # By module.
     "activations.manager": "HookManager",
-    "build": "GenericTrainer SimpleTrainer get_trainer trainer_from_config",
+    "build": "AccelerateTrainer GenericTrainer SimpleTrainer get_trainer trainer_from_config",
     "config.load": "load_config",
     "config.schema": "HooksConfig RunConfig TrainerConfig",
     "core.base": "ForwardHook StepContext TrainerHooks TrainingHook UpdateHook not_an_event",

@@ -59,8 +59,17 @@ def print_line(text: str = "", stream: Any = None, end: str = "\n") -> None:
 class RunLogger(logging.LoggerAdapter[logging.Logger]):
     """A logger whose lines are lost if a handler fails: Python's own raises if `sys.stderr` is closed."""
 
-    def log(self, level: int, msg: object, *args: Any, **kwargs: Any) -> None:
-        """Log a line, or lose it."""
+    rank = 0
+    """This process's rank. What all ranks would log alike is logged by rank 0 only."""
+
+    def log(  # type: ignore[override]
+        self, level: int, msg: object, *args: Any, of_rank: bool = False, **kwargs: Any
+    ) -> None:
+        """Log a line, or lose it; on other ranks than 0 only what concerns the rank itself (`of_rank`)."""
+        if self.rank:
+            if not of_rank:
+                return
+            msg = f"rank {self.rank}: {msg}"
         try:
             super().log(level, msg, *args, **{**kwargs, "stacklevel": kwargs.get("stacklevel", 1) + 1})
         except Exception:
@@ -72,6 +81,8 @@ logger = RunLogger(logging.getLogger("hookline"), {})
 
 def warn(message: str, stacklevel: int) -> None:
     """Issue a `RuntimeWarning`, or lose it if it cannot be printed; `stacklevel` is that of `warnings.warn`."""
+    if logger.rank:
+        return
     try:
         warnings.warn(message, RuntimeWarning, stacklevel + 1)
     except RuntimeWarning:  # a filter of the user turns warnings into errors

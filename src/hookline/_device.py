@@ -38,6 +38,11 @@ def with_index(device: torch.device) -> torch.device:
     return device
 
 
+def set_device(index: int) -> None:
+    """Make an accelerator the current one; modulo their number, so that several ranks may share one."""
+    torch.cuda.set_device(index % torch.cuda.device_count())
+
+
 def device_indices(tensors: Iterable[torch.Tensor]) -> list[int]:
     """Return the indices of the accelerators a step may use: the current one and those that hold the tensors."""
     if not is_initialized():

@@ -130,9 +130,10 @@ def explain(path: Path, error: OSError, verb: str = "write") -> str:
 # ---- processes -------------------------------------------------------------------------------------------------------
 
 
-def describe_process() -> dict[str, Any]:
-    """Identify this process for a lock file: its id, start time and host, because ids are reused."""
-    return {"pid": os.getpid(), "started": _start_time(os.getpid()), "host": platform.node()}
+def describe_process(pid: int | None = None) -> dict[str, Any]:
+    """Identify a process of this host, by default this one: its id, start time and host, because ids are reused."""
+    pid = os.getpid() if pid is None else pid
+    return {"pid": pid, "started": _start_time(pid), "host": platform.node()}
 
 
 def is_process_alive(process: Mapping[str, Any]) -> bool:

@@ -124,7 +124,8 @@ def measurable(tensor: torch.Tensor) -> torch.Tensor | None:
 
     That is the tensor itself if it is dense and floating-point. It is the whole batch under `vmap`, this rank's part of
     a DTensor, and pairs of real numbers for complex ones. Integers have no statistics, and neither do sparse, nested,
-    quantized and meta tensors and subclasses that compute for themselves; `kind_of` names them.
+    quantized and meta tensors, partial sums over ranks, and subclasses that compute for themselves; `kind_of` names
+    them.
     """
     found = tensor if is_dense(tensor) else _plain(tensor)
     if found is None or not (found is tensor or is_dense(found)):
@@ -144,6 +145,8 @@ def _plain(tensor: Any) -> torch.Tensor | None:
     try:
         tensor = tensor.detach()
         if hasattr(tensor, "to_local"):  # A DTensor; to import that class takes longer than all of Hookline.
+            if any(place.is_partial() and size > 1 for place, size in _placements(tensor)):
+                return None
             tensor = tensor.to_local()
         if type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__:  # It has memory, and changes functions.
             plain: torch.Tensor = tensor.as_subclass(torch.Tensor)
@@ -154,6 +157,11 @@ def _plain(tensor: Any) -> torch.Tensor | None:
             raise
         return None
     return made if type(made) in PLAIN_TYPES else None
+
+
+def _placements(tensor: Any) -> Iterator[tuple[Any, int]]:
+    """Return how a DTensor is placed along each dimension of its mesh, and how many ranks that has."""
+    return zip(tensor.placements, tensor.device_mesh.shape, strict=True)
 
 
 def is_unsupported(tensor: torch.Tensor, error: Exception) -> bool:

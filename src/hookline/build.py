@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
@@ -15,9 +16,21 @@ from hookline.config.hooks import is_from_file, read_hook_specs, register_specs
 from hookline.core.plugins import TRAINERS as TRAINER_NAMES
 from hookline.core.registry import HookRegistry
 from hookline.errors import ConfigError, HooklineError, TrainingError, nearest, with_article
+from hookline.ranks import find_ranks
+from hookline.trainer.accelerate import (
+    PRECISIONS,
+    check_launcher,
+    find_accelerator,
+    prepare_loaders,
+    prepare_model,
+    prepared_engine,
+    unwrap_optimizer,
+    unwrap_scheduler,
+)
 from hookline.trainer.data.loaders import Loaders, epoch_length, make_train_loaders
-from hookline.trainer.engine import Engine, find_device
+from hookline.trainer.engine import find_device
 from hookline.trainer.options import OPTIONS_PAGE, TrainerKeywords, TrainerOptions, show_keywords
+from hookline.trainer.parallel import make_engine, shard, start_processes
 from hookline.trainer.rng import seed_everything
 from hookline.trainer.step_fn import StepFunction
 from hookline.trainer.trainer import Components, Trainer
@@ -46,7 +59,11 @@ class TrainingKeywords(TrainerKeywords, total=False):
     count_tokens: Callable[[Any], int] | None
 
 
-TRAINERS = {"simple": "hookline.build:SimpleTrainer", "generic": "hookline.build:generic_trainer"}
+TRAINERS = {
+    "simple": "hookline.build:SimpleTrainer",
+    "generic": "hookline.build:generic_trainer",
+    "accelerate": "hookline.build:AccelerateTrainer",
+}
 
 
 class SimpleTrainer(Trainer):
@@ -85,6 +102,77 @@ class SimpleTrainer(Trainer):
         parts = make_parts(model, optimizer, device, manager, train_loaders=dataloader, val_loaders=loaders, **more)
         super().__init__(parts)
         attach(self, manager)
+
+
+class AccelerateTrainer(Trainer):
+    """As `SimpleTrainer`, with what a Hugging Face `Accelerator` prepares. It decides about device and precision.
+
+    What was prepared already is used as it is. Accumulation and clipping are options, as for every trainer, and
+    schedulers move once a step. Batches of DataLoaders are divided between the processes; in a validation each sample
+    counts once.
+
+    Args:
+        model: The model to train.
+        dataloader: One loader of training batches, or several by name.
+        optimizer: One optimizer, or several.
+        device: The Accelerator's device; another one is an error.
+        accelerator: An `accelerate.Accelerator`; one is made if it is left out.
+        val_dataloader: One loader of validation batches, or several by name.
+        val_loaders: The same as `val_dataloader`.
+        hooks: A list of hooks, a config of hooks, or a `HookManager`.
+        allow: Prefixes under which a config of hooks that was read from a file may name dotted paths.
+        **more: See `TrainingKeywords` and `TrainerOptions`.
+    """
+
+    @show_keywords(TrainingKeywords)
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        dataloader: Loaders = None,
+        optimizer: Any = None,
+        device: Any = None,
+        *,
+        accelerator: Any = None,
+        val_dataloader: Loaders = None,
+        val_loaders: Loaders = None,
+        hooks: Any = None,
+        allow: Iterable[str] = (),
+        **more: Unpack[TrainingKeywords],
+    ) -> None:
+        if "train_loaders" in more:
+            raise ConfigError("trainer.train_loaders", "AccelerateTrainer takes training loaders as `dataloader`")
+        self.accelerator = find_accelerator(accelerator, device, more)
+        more = {**more, "precision": PRECISIONS[self.accelerator.mixed_precision]}
+        manager = make_manager(hooks, allow, intervene=more.get("enable_intervention", False))
+        parts = make_parts(
+            model, optimizer, device, manager, accelerator=self.accelerator, train_loaders=dataloader,
+            val_loaders=val_dataloader if val_loaders is None else val_loaders, **more,
+        )  # fmt: skip
+        super().__init__(parts)
+        attach(self, manager)
+
+    def fit(
+        self,
+        train_loaders: Loaders = None,
+        val_loaders: Loaders = None,
+        max_epochs: int | None = None,
+        max_steps: int | None = None,
+        resume: str | Path | None = None,
+        fork: bool = False,
+    ) -> dict[str, Any]:
+        """Train; loaders that are not prepared are prepared first. The arguments are those of `Trainer.fit`."""
+        training = prepare_loaders(self.accelerator, train_loaders, self.options.seed)
+        validating = prepare_loaders(self.accelerator, val_loaders, self.options.seed, each_once=True)
+        return super().fit(training, validating, max_epochs, max_steps, resume, fork)
+
+    def validate(self, loaders: Loaders = None) -> dict[str, float]:
+        """Validate now, with the validation events, and return the metrics."""
+        return super().validate(prepare_loaders(self.accelerator, loaders, self.options.seed, each_once=True))
+
+    def step_schedulers(self, stepped: Sequence[torch.optim.Optimizer] | None = None) -> None:
+        """Step the schedulers of the optimizers that stepped, prepared ones or those inside of them."""
+        inside = [] if stepped is None else [unwrap_optimizer(optimizer) for optimizer in stepped]
+        super().step_schedulers(None if stepped is None else [*stepped, *inside])
 
 
 class GenericTrainer(Trainer):
@@ -165,6 +253,7 @@ class AnyTrainerKeywords(TrainingKeywords, total=False):
     val_loaders: Loaders
     hooks: Any
     config: Any
+    accelerator: Any
     allow: Iterable[str]
 
 
@@ -177,7 +266,7 @@ def get_trainer(
     device: Any = None,
     **options: Unpack[AnyTrainerKeywords],
 ) -> Trainer:
-    """Make a trainer by name: 'simple', 'generic', or one registered with `hookline.register_trainer`.
+    """Make a trainer by name: 'simple', 'generic', 'accelerate', or one registered with `hookline.register_trainer`.
 
     Args:
         kind: The trainer's name.
@@ -225,7 +314,8 @@ def trainer_from_config(
     policy = ImportPolicy(allow, from_file or is_from_file(config))
     specs = read_hook_specs(settings.hooks, allow=policy.allow, from_file=policy.from_file)
     factories = find_factories(settings, policy)
-    options = settings.trainer
+    check_launcher(settings.trainer)
+    options = start_processes(settings.trainer)
     if options.seed is not None:
         seed_everything(options.seed)
     data = factories["data"].make()
@@ -236,6 +326,8 @@ def trainer_from_config(
         )
     vocab = getattr(data, "vocab", None)
     model = factories["model"].make(**({} if vocab is None else {"vocab_size": len(vocab)}))
+    if options.parallel == "fsdp2" and find_ranks().world_size > 1:
+        model = shard(model, find_device(device), options)  # replaces the parameters that the optimizer will own
     optimizer = factories["optimizer"].make(model.parameters())
     manager = HookManager(enable_intervention=options.enable_intervention)
     register_specs(manager, specs)
@@ -324,6 +416,7 @@ def make_parts(
     *,
     scheduler: Any = None,
     options: TrainerOptions | None = None,
+    accelerator: Any = None,
     **keywords: Any,
 ) -> Components:
     """Check what a constructor was given, and return the parts of a trainer.
@@ -335,23 +428,31 @@ def make_parts(
         manager: The hooks.
         scheduler: One learning-rate scheduler, or several.
         options: The options of the run, unless they are among the keywords.
+        accelerator: The Accelerator that prepares model, optimizers and loaders, if there is one.
         **keywords: Any of `PARTS`, as `Components` has them; the others are options, which replace those above.
 
     Raises:
         TrainingError: If the model, an optimizer, a scheduler or a function is not one.
         ConfigError: If an option is wrong or unknown.
     """
-    if not isinstance(model, torch.nn.Module):
-        raise TrainingError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
+    check_model(model)
     parts = {name: keywords.pop(name) for name in PARTS if name in keywords}
     # A copy, because the trainer may change its options.
     options = TrainerOptions.make({**(vars(options) if options else {}), **keywords})
-    engine = Engine(find_device(device), options.precision)
-    prepared = engine.prepare(model)
     listed = checked_list(optimizers, "optimizers", "an optimizer", at_least=1)
     schedulers = checked_list(scheduler, "scheduler", "a scheduler")
     for name in FUNCTIONS:
         check_function(parts.get(name), name)
+    if accelerator is None:
+        engine = make_engine(model, find_device(device), options)
+        prepared = engine.prepare(model)
+    else:
+        prepared, listed = prepare_model(accelerator, model, listed)
+        engine = prepared_engine(accelerator, prepared)
+        schedulers = [unwrap_scheduler(one) for one in schedulers]
+        for name in ("train_loaders", "val_loaders"):
+            each_once = name == "val_loaders"
+            parts[name] = prepare_loaders(accelerator, parts.get(name), options.seed, each_once)
     config = options if parts.get("config") is None else parts["config"]
     return Components(prepared, listed, manager, engine, options, schedulers, **(parts | {"config": config}))
 
@@ -362,6 +463,22 @@ def check_keywords(function: Callable[..., Any], given: Iterable[str]) -> None:
     for key in given:
         if key not in accepted:
             raise ConfigError(f"trainer.{key}", f"unknown option; {nearest(key, accepted, OPTIONS_PAGE)}")
+
+
+def check_model(model: Any) -> None:
+    """Reject what is not a model, and the stages of a pipeline.
+
+    Raises:
+        TrainingError: If the model is not a module, or a part of one that several processes run in turn.
+    """
+    # Accelerate marks a model that it has split (`prepare_pippy`) by this attribute.
+    if type(model).__module__.startswith("torch.distributed.pipelining") or hasattr(model, "hf_split_points"):
+        raise TrainingError(
+            f"model: {type(model).__name__} is divided into the stages of a pipeline, which is not supported; use data "
+            "parallelism, FSDP2 or tensor parallelism"
+        )
+    if not isinstance(model, torch.nn.Module):
+        raise TrainingError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
 
 
 def attach(trainer: Trainer, manager: HookManager) -> None:

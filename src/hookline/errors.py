@@ -77,6 +77,12 @@ class CheckpointError(HooklineError):
     """A checkpoint cannot be written, or what is on disk is not what was written."""
 
 
+class RankError(HooklineError):
+    """The ranks of a run do not fit together, or another rank has failed: the message names the rank."""
+
+    always_raise = True
+
+
 class StopTraining(Exception):
     """Raised by a hook to end the run in order; the same as ``trainer.request_stop(reason)``."""
 

@@ -27,7 +27,11 @@ FLOAT = re.compile(r"-?\b\d+\.\d+(?:e[+-]?\d+)?\b|-?\b\d+e[+-]?\d+\b")
 RUN_ID = re.compile(r"\b\d{8}-\d{6}-[a-z0-9]{8}\b")
 SHA256 = re.compile(r"\b[0-9a-f]{64}\b")
 BUILT_IN_NAMES = re.compile(r"(: built-in.*); arguments: .*")  # the arguments that a built-in hook names may change
-ADDED_SINCE = {"keep_previous", "min_epochs", "trainable_only"}  # options and parameters that 0.1 did not have
+# Options and parameters that 0.1 did not have.
+ADDED_SINCE = {
+    "keep_previous", "min_epochs", "parallel", "rank_timeout", "replicas", "shard_modules", "sync_each_batch",
+    "trainable_only",
+}  # fmt: skip
 PACKED = re.compile(r'"[A-Za-z0-9+/]{16,}={0,2}"')
 
 

@@ -181,8 +181,8 @@ CASES: dict[str, Hostile] = {
     "a name without end": Hostile(hook("x" * 100_000), "there is no hook named"),
     "a model's name without end": Hostile(yaml(model="x" * 100_000), "there is no model named"),
     "half a letter": Hostile(yaml(model='"\\ud800"'), "printable"),
-    "ranks that are no ranks": Hostile(hook('{name: json_log, ranks: "0"}'), "expected a rank"),
-    "an order that is none": Hostile(hook("{name: json_log, before: [[1]]}"), "expected a hook's name"),
+    "ranks that are no ranks": Hostile(hook('{name: json_log, ranks: "0"}'), "expected 'all', 'zero'"),
+    "an order that is none": Hostile(hook("{name: json_log, before: [[1]]}"), "expected a name or a list"),
     # files
     "an output of two names": Hostile(yaml(trainer='{max_steps: 1, output_dir: "runs\\0/etc"}'), "printable"),
     "an output that clears": Hostile(yaml(trainer='{max_steps: 1, output_dir: "/proc/\\e[2J"}'), "printable"),

@@ -38,6 +38,8 @@ SHARED = {
     "_names",
     "_tensors",
     "_words",
+    "rank_watch",
+    "ranks",
 }  # any part may import
 
 # The parts of hookline from the lowest to the highest. A part imports from lower layers only, never from its own.
@@ -74,6 +76,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "_host_copy": {"_device"},
     "_names": set(),
     "_tensors": set(),
+    "rank_watch": {"_console", "_fs", "errors"},
+    "ranks": {"_console", "_fs", "errors", "rank_watch"},
     "core": SHARED,
     "stats": SHARED | {"core"},
     "activations": SHARED | {"core", "stats"},

@@ -16,6 +16,7 @@ from hookline import ForwardHook, HooklineError, HookRegistry, StopTraining, Tra
 from hookline.core import plugins
 from hookline.core.schedule import Reading
 from hookline.errors import MetricMissing, MissingArgument, RegistrationError
+from hookline.ranks import OneProcess
 
 Heard = list[Any]
 
@@ -329,11 +330,17 @@ def test_an_attribute_named_enabled_is_not_read() -> None:
     assert called == ["a"] and registry.is_enabled("a")
 
 
+def rank_of(number: int) -> OneProcess:
+    ranks = OneProcess()
+    ranks.rank = number
+    return ranks
+
+
 def test_ranks_limit_where_a_hook_runs() -> None:
     """A hook of rank 0 is listed on the others and silent there."""
     called: Heard = []
     registry = HookRegistry()
-    registry.failures.rank = 1
+    registry.set_ranks(rank_of(1))
     registry.register(says(called, "zero"), "zero", event="train_end", ranks=0)
     registry.register(says(called, "one"), "one", event="train_end", ranks=[1, 2])
     registry.on_train_end()

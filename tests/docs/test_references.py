@@ -38,7 +38,8 @@ from hookline.trainer.options import TrainerOptions
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = re.compile(rf"docs/[\w/-]+\.md|hookline (?:COMMAND|{'|'.join(COMMANDS)}|--help)\b[^`\n;:.)]*")
 NOT_LISTS = {
-    "hookline example", "hookline train", "hookline train --hook NAMENAME", "hookline replay --weights",
+    "hookline example", "hookline verify", "hookline train", "hookline train --hook NAMENAME",
+    "hookline replay --weights",
     "hookline COMMAND", "hookline COMMAND --help", "hookline hooks NAME prints one hook in full",
     "hookline events --event NAME prints one event in full",
 }  # fmt: skip

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hookline import HookRegistry
 from hookline.gradients.chain import UpdateChain
+from hookline.ranks import OneProcess
 
 Params = dict[str, torch.nn.Parameter]
 SHAPES = {"matrix": (7, 3), "kernel": (4, 3, 2, 2), "vector": (5,), "scalar": (), "frozen": (2, 2)}
@@ -20,9 +21,10 @@ class NotingTrainer:
 
     def __init__(self) -> None:
         self.logged: dict[str, Any] = {}
+        self.ranks = OneProcess()
         self.skipped: list[str] = []
 
-    def log(self, name: str, value: Any) -> None:
+    def log(self, name: str, value: Any, step: int | None = None, reduce: str | None = "mean") -> None:
         self.logged[name] = value
 
     def skip_step(self, reason: str) -> None:

@@ -80,6 +80,7 @@ def refused(hook: Any, mesh: Any, dim: int) -> str:
 def taken(function: Any, mesh: Any) -> str:
     """Return the error about the gradients that a function returns."""
     rig = Rig(sharded(make_params(), mesh))
+    function.collective = True  # what it does with DTensors needs all ranks
     rig.registry.register(function, "returns", event="update", on_error="raise")
     try:
         rig.step()

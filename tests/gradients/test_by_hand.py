@@ -89,7 +89,7 @@ def test_every_built_in_transform_gives_what_a_trainer_gives(name: str) -> None:
         torch.manual_seed(step)
         made = runner.on_update({key: param.grad for key, param in model.named_parameters()}, model=model, step=step)
         torch.manual_seed(step)
-        registry.on_update(step=step, trainer=SimpleNamespace(log=lambda name, value: None))
+        registry.on_update(step=step, trainer=SimpleNamespace(log=lambda name, value, **_: None))
         for key, param in reference.named_parameters():
             assert (made[key] is None and param.grad is None) or torch.equal(made[key], param.grad), key
 

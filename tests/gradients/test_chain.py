@@ -13,6 +13,7 @@ import torch
 from hookline import HooklineError, HookRegistry, StopTraining, TrainingHook, UpdateHook, get_trainer
 from hookline.errors import GradientError, MissingArgument
 from hookline.gradients.transforms import ClipNorm, Identity, Mask
+from hookline.ranks import OneProcess
 
 Grads = Mapping[str, torch.Tensor]
 
@@ -396,7 +397,7 @@ class Skipping:
     """Event arguments whose trainer can skip the step."""
 
     def __init__(self) -> None:
-        self.step, self.epoch, self.model, self.trainer = 1, 0, None, self
+        self.step, self.epoch, self.model, self.trainer, self.ranks = 1, 0, None, self, OneProcess()
         self.reasons: list[str] = []
         self.stops: list[str] = []
         self.norms: list[tuple[float, bool]] = []
@@ -496,7 +497,7 @@ def test_norms_are_read_again_after_a_users_hook(bench: Bench, write: Callable[[
     bench.registry.register(make_hook(lambda grads: [write(grad) for grad in grads.values()] and grads, "secretly"))
     bench.registry.register(ClipNorm(1.0))
     args = Skipping()
-    args.log = lambda name, value: None  # type: ignore[attr-defined]
+    args.log = lambda name, value, **_: None  # type: ignore[attr-defined]
     fired = bench.registry.slots.on_update
     assert fired is not None
     fired(args)

@@ -7,16 +7,19 @@ import torch
 from hookline import HookManager
 from hookline.checkpoints import write_checkpoint
 from hookline.gradients.view import Gradients
+from hookline.ranks import OneProcess
 
 
 class PlainRun:
     """A run of a tiny model that keeps in lists and dicts what hooks log, note and request."""
 
     config, run_id, loader_names, device, saving, skipped = None, "plain", (), torch.device("cpu"), None, None
+    ranks = OneProcess()
     total_steps, step, epoch, tokens_seen, validations_in_progress, lr = 6, 0, 0, 0, 0, 0.1
     status, running, stop_reason, stopped_by = "training", True, None, None
     has_validation, validates_on_schedule = True, True
     is_trial_run, uses_grad_scaler, gradients_overflowed = False, False, False
+    ranks, data_ranks, means_of_ranks = OneProcess(), 1, dict
 
     def __init__(self, run_dir=None, model=None):
         self.model, self.loss_fn = model or torch.nn.Linear(3, 1), torch.nn.MSELoss()
@@ -37,8 +40,15 @@ class PlainRun:
         self.log_layers = lambda series, names, columns, values, step: self.layers.update({(series, step): values})
         self.inference = lambda: self.rerunning(self.random_state())
 
-    def log(self, name, value, step=None):
+    def log(self, name, value, step=None, reduce="mean"):
         self.logged[name, self.step if step is None else step] = value
+
+    @property
+    def rank_tokens(self):
+        return self.tokens_seen
+
+    def share(self, part):
+        raise NotImplementedError("for several ranks")
 
     def fire(self, event, **values):
         run = {"trainer": self, "step": self.step, "tokens_seen": self.tokens_seen, "state": self.state}

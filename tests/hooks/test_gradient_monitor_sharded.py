@@ -1,4 +1,4 @@
-"""The gradient monitor on FSDP2: what every rank records is true of the whole gradients."""
+"""The gradient monitor on FSDP2: what rank 0 records is true of the whole gradients."""
 
 import os
 import subprocess
@@ -15,10 +15,11 @@ from hookline import GradientMonitor, get_trainer
 EVERYTHING = {"log_histogram": True, "percentiles": [1, 50, 90], "log_update_ratio": True}
 
 
-def trained(model: nn.Module) -> Any:
+def trained(model: nn.Module, share: slice = slice(None)) -> Any:
     """Three steps of two micro-batches, with everything measured at each and a chain that changes the gradients."""
     stream = torch.Generator().manual_seed(3)
     batches = [(torch.randn(4, 6, generator=stream), torch.tensor([0, 1, 2, 1])) for _ in range(6)]
+    batches = [(inputs[share], labels[share]) for inputs, labels in batches]
     links = ["centralize", {"name": "freeze", "params": "1.bias"}, {"name": "clip_norm", "max_norm": 0.1}]
     options = {"loss_fn": nn.functional.cross_entropy, "record": False, "console": False, "accumulate": 2}
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
@@ -46,23 +47,26 @@ def assert_same_record(whole: Any, cut: Any) -> None:
 
 
 def main(store: str, rank: int) -> None:
-    """Both processes do the same."""
+    """Each process trains on half of every batch; first the whole model on all of it."""
     from torch import distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     torch.set_num_threads(1)
+    whole = trained(make_model())
     dist.init_process_group("gloo", f"file://{store}", rank=rank, world_size=2)
     mesh, cut = init_device_mesh("cpu", (2,)), make_model()
     for layer in (*cut, cut):
         fully_shard(layer, mesh=mesh)
-    assert_same_record(trained(make_model()), trained(cut))
+    sharded = trained(cut, slice(rank, None, 2))
+    if rank == 0:
+        assert_same_record(whole, sharded)
     dist.destroy_process_group()
     print(f"all the same on rank {rank}", flush=True)
 
 
 def test_sharded_gradients_are_recorded_as_the_whole_ones(tmp_path: Path) -> None:
-    """Norms before and after the chain, moments, percentiles, bins and update ratios, on both of two processes."""
+    """Norms before and after the chain, moments, percentiles, bins and update ratios."""
     environment = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
     command = [sys.executable, __file__, str(tmp_path / "store")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)

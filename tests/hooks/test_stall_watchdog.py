@@ -170,7 +170,7 @@ def test_single_steps_are_watched_and_the_time_between_them_is_not() -> None:
 def test_it_warns_before_it_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk that the record is on may be what hangs."""
     order: list[str] = []
-    monkeypatch.setattr("hookline.hooks.base.logger.warning", lambda *message: order.append("warned"))
+    monkeypatch.setattr("hookline.hooks.base.logger.warning", lambda *message, **_: order.append("warned"))
     trainer = make_trainer(record=False)
     trainer.add_hook(StallWatchdog(seconds=0.05))
     note = trainer.note

@@ -159,30 +159,7 @@ except HooklineError as error:
 else:
     raise AssertionError("a partial tensor was measured")
 """
-TRAIN = """
-dist.all_reduce = reduce
-
-def trained(sharded):
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
-    batches = [(torch.randn(16, 5), torch.randn(16, 3)) for _ in range(3)]
-    if sharded:
-        fully_shard(model, mesh=mesh)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    options = {"loss_fn": nn.functional.mse_loss, "record": False, "console": False, "max_grad_norm": 0.1}
-    trainer = get_trainer("simple", model, batches, optimizer, "cpu", **options)
-    monitor = GradientMonitor(1, log_histogram=True, percentiles=[10, 50], log_update_ratio=True)
-    trainer.add_hook(monitor, on_error="raise")
-    trainer.train()
-    return trainer.record
-
-alone, together = trained(False), trained(True)
-assert len(together.layer_rows) == 6
-for whole, sharded in zip(alone.layer_rows, together.layer_rows, strict=True):
-    torch.testing.assert_close(sharded.values, whole.values, rtol=1e-4, atol=1e-6)
-for whole, sharded in zip(alone.metrics, together.metrics, strict=True):
-    for name in ("gradients/norm", "gradients/final_norm", "gradients/update_ratio"):
-        assert abs(whole[name] / sharded[name] - 1) < 1e-4, (name, whole[name], sharded[name])
+END = """
 dist.barrier()
 dist.destroy_process_group()
 if other:
@@ -192,9 +169,9 @@ if other:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_two_ranks(tmp_path: Path) -> None:
-    """Rows take one sum and one maximum, histograms one more sum; FSDP training is recorded as on one rank."""
+    """Rows take one sum and one maximum, histograms one more sum."""
     source = str(Path(hookline.__file__).parents[1])
-    command = [sys.executable, "-c", SETUP + MEASURE + TRAIN, str(tmp_path / "store")]
+    command = [sys.executable, "-c", SETUP + MEASURE + END, str(tmp_path / "store")]
     environment = {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr

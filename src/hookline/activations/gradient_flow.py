@@ -140,7 +140,7 @@ def gradient_flow(
 ) -> GradientFlow:
     """Judge the gradient of every parameter. Call it after backward and before `zero_grad`.
 
-    All norms are read from a device at once. Of a sharded gradient, this rank's part is judged.
+    All norms are read from a device at once. A sharded gradient is judged as a whole, so all ranks must call this.
 
     Args:
         model: The model whose parameters have gradients.
@@ -246,7 +246,7 @@ class GradientFlowHook(TrainingHook):
         healthy = len(norms) == trainable and self._limits.allow(norms.values())
         flow = None if healthy else self.latest  # a verdict for each parameter costs more than reading the norms
         for key, verdict in VERDICT_METRICS.items():
-            trainer.log(f"grad_flow/{key}", float(len(flow.of(verdict))) if flow else 0.0)
+            trainer.log(f"grad_flow/{key}", float(len(flow.of(verdict))) if flow else 0.0, reduce=None)
         troubled = flow.troubled if flow else {}
         if flow is not None and troubled and troubled != self._reported:
             logger.warning("step %d: %s", step, flow.verdict)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -23,9 +24,10 @@ from hookline.activations.series import (
     column_means,
 )
 from hookline.core.entry import HookKeywords
-from hookline.core.run_control import RunControl
+from hookline.core.run_control import RunControl, SharedPart
 from hookline.errors import ConfigError, HooklineError, nearest
 from hookline.stats.columns import STATISTICS
+from hookline.stats.distributed import is_copy as is_copy_of_shard
 from hookline.stats.histograms import Histograms
 
 COSTS = ("time", "memory")
@@ -103,6 +105,9 @@ class Monitor(BuiltInForwardHook):
         # Delivers what compiled code has accumulated, by calling `add_rows` under a lock: never call it inside ours.
         self.flush_compiled: Callable[[], None] = lambda: None
         self._trainer: RunControl | None = None
+        # Modules with a DTensor, and whether this rank's part of it is a copy of that on another rank.
+        self._output_parts: dict[str, bool] = {}
+        self._gradient_parts: dict[str, bool] = {}
         self.validating = self._before_backward = False
         self._calls = 0  # without a run, since results were last moved to the history
         self._lock = threading.RLock()
@@ -122,6 +127,8 @@ class Monitor(BuiltInForwardHook):
         if measured is None:
             self._pass_over(name, tensor)
             return
+        if measured is not tensor:
+            _note_part(self._output_parts, name, tensor)
         with self._lock:
             if self._outputs is not None:
                 # Until backward the tensor itself is kept: its graph shows whether autograd keeps it too, a view's not.
@@ -144,6 +151,8 @@ class Monitor(BuiltInForwardHook):
         if measured is None:
             self._pass_over(name, gradient)
             return
+        if measured is not gradient:
+            _note_part(self._gradient_parts, name, gradient)
         with self._lock:
             if self._gradients is not None:
                 self._gradients.add(name, measured.detach() if measured is gradient else measured, step)
@@ -203,6 +212,7 @@ class Monitor(BuiltInForwardHook):
         with self._lock:
             for source in self._sources:
                 source.end_step(step)
+            self._share(trainer)
             self._collect(wait=False)
 
     def on_validation_start(self) -> None:
@@ -219,6 +229,7 @@ class Monitor(BuiltInForwardHook):
         self.flush_compiled()
         if trainer is not None:  # else nothing is recorded, and what is left of a step can still be read
             with self._lock:
+                self._share(trainer, at_end=True)
                 for table in self._collect_all():
                     self._record(table._replace(step=table.step or trainer.step))
         self._trainer, self.validating, self._before_backward = None, False, False
@@ -308,26 +319,74 @@ class Monitor(BuiltInForwardHook):
                 self._collect(wait=False)
 
     def _collect(self, wait: bool) -> None:
-        """Record the tables of complete steps that have arrived."""
-        for source in self._sources:
+        """Record the tables of complete steps that have arrived; those of several ranks arrive with an exchange."""
+        for source in self._local_sources():
             for table in source.complete(wait):
                 self._record(table)
+
+    def _local_sources(self) -> list[Source]:
+        """Return the sources that are not shared with other ranks; time and memory are rank 0's own."""
+        return [source for source in self._sources if source is self._costs] if self._is_shared else self._sources
+
+    @property
+    def _is_shared(self) -> bool:
+        """Whether the outputs of a step are those of several ranks together."""
+        return self._trainer is not None and self._trainer.ranks.agrees_later
+
+    def _share(self, trainer: RunControl | None, at_end: bool = False) -> None:
+        """Hand in what was measured, if there are several ranks: time and memory are rank 0's own."""
+        if trainer is None or not self._is_shared:
+            return
+
+        def use(table: StepTable) -> dict[str, float]:
+            with self._lock:
+                self._log_layers(table, trainer)
+            return {f"{SERIES}/{name}": total for name, total in table.totals.items()}
+
+        key, epoch, data_ranks = self._registered_name, trainer.epoch, trainer.data_ranks
+        has_same_batch = data_ranks == 1 and trainer.ranks.rank > 0  # as rank 0: tensor parallelism
+        parts: list[SharedPart] = []
+        if self._outputs is not None:
+            is_copy = partial(_is_copy, dict(self._output_parts), has_same_batch)
+            parts += self._outputs.share(key, epoch, is_copy, 1.0, use)
+        if self._gradients is not None:
+            # The loss of a rank is the mean over its own batch: its gradients are larger than those of the global mean.
+            is_copy = partial(_is_copy, dict(self._gradient_parts), has_same_batch)
+            parts += self._gradients.share(key, epoch, is_copy, 1.0 / data_ranks, use)
+        if self._dead_units is not None:
+            parts += self._dead_units.share(key, epoch, use, trainer.step if at_end else None)
+        for part in parts:
+            trainer.share(part)
 
     def _collect_all(self) -> list[StepTable]:
         """Wait for and record all complete steps; return the tables of the current step."""
         self._collect(wait=True)
-        return [table for source in self._sources for table in source.incomplete()]
+        return [table for source in self._local_sources() for table in source.incomplete()]
 
     def _record(self, table: StepTable) -> None:
-        self._history.add(table)
         if self._trainer is None:
+            self._history.add(table)
             return
+        self._log_layers(table, self._trainer)
+        for name, total in table.totals.items():
+            self._trainer.log(f"{SERIES}/{name}", total, table.step)
+
+    def _log_layers(self, table: StepTable, trainer: RunControl) -> None:
+        self._history.add(table)
         if self._recorded_names != tuple(table.names):
             self._recorded_names = tuple(dict.fromkeys((*self._recorded_names, *table.names)))
         names, series = self._recorded_names, HISTOGRAMS if table.is_histogram else SERIES
-        self._trainer.log_layers(series, names, table.columns, table.align(names), table.step)
-        for name, total in table.totals.items():
-            self._trainer.log(f"{SERIES}/{name}", total, table.step)
+        trainer.log_layers(series, names, table.columns, table.align(names), table.step)
+
+
+def _note_part(parts: dict[str, bool], module: str, tensor: Any) -> None:
+    """Note whether this rank's part of a DTensor counts; other tensors that are measured by a stand-in do."""
+    if hasattr(tensor, "to_local"):
+        parts[module] = is_copy_of_shard(tensor)
+
+
+def _is_copy(parts: Mapping[str, bool], otherwise: bool, module: str) -> bool:
+    return parts.get(module, otherwise)
 
 
 def _first_measurable(output: Any) -> tuple[Tensor | None, Tensor | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -11,11 +11,14 @@ from torch import Tensor
 
 from hookline import _checks
 from hookline._device import cached_table
+from hookline._host_copy import HostCopy
+from hookline.core.run_control import SharedPart, Sizes
 from hookline.errors import HooklineError, nearest
 from hookline.stats.cache import summarize_cached
 from hookline.stats.collector import HostQueue, StepCollector, StepRows
 from hookline.stats.columns import INFS, NANS, STATISTICS
 from hookline.stats.histograms import Histograms, histograms_in, percentiles, summarize_with_histograms
+from hookline.stats.shared_rows import SharedRows
 
 
 class StepTable(NamedTuple):
@@ -48,6 +51,10 @@ class StepTable(NamedTuple):
         aligned = self.values.new_full((len(names), *self.values.shape[1:]), float("nan"))
         aligned[[indices[name] for name in self.names]] = self.values
         return aligned
+
+
+UseTable = Callable[[StepTable], Mapping[str, float]]
+"""Gets a table of all ranks, and returns metrics to record at its step."""
 
 
 class MonitoredState(NamedTuple):
@@ -88,6 +95,29 @@ class TensorStatistics:
         for rows in self._per_step.drain() if wait else self._per_step.ready():
             self._newest = rows
             yield from self._tables(rows)
+
+    def share(
+        self, key: str, epoch: int, is_copy: Callable[[str], bool], scale: float, use: UseTable
+    ) -> list[SharedPart]:
+        """Take out all steps so far, to be merged with those of the other ranks; nothing waits.
+
+        Args:
+            key: What the monitor is called; the same on all ranks.
+            epoch: The epoch.
+            is_copy: Returns whether this rank's output of a module is a copy of what another rank has measured.
+            scale: What values of the merged rows are multiplied by.
+            use: Called with the tables of all ranks.
+        """
+
+        def use_rows(rows: StepRows) -> Mapping[str, float]:
+            self._newest = rows
+            return {name: total for table in self._tables(rows) for name, total in use(table).items()}
+
+        has_bins, name = bool(self._points or self._histogram), f"{key} {self._prefix}outputs"
+        return [
+            SharedRows(name, epoch, sent, with_histograms=has_bins, is_copy=is_copy, scale=scale, use=use_rows)
+            for sent in self._per_step.take()
+        ]
 
     def incomplete(self) -> list[StepTable]:
         """Return what has arrived of a step that is not complete."""
@@ -184,6 +214,7 @@ class DeadUnits:
         self._steps = 0
         self._flush = HostQueue()
         self._last_window: dict[str, Tensor] = {}
+        self._has_ended_window = False
 
     def add(self, name: str, output: Tensor) -> None:
         """Take the maxima of one output of a module."""
@@ -204,15 +235,17 @@ class DeadUnits:
     def end_step(self, step: int) -> None:
         """Count the step; at the end of a window, start copying its result to the host, one copy per device."""
         self._steps += 1
-        if self._steps < self._window:
-            return
+        if self._steps >= self._window:
+            self._end_window(step)
+
+    def _end_window(self, step: int) -> None:
         by_device: dict[torch.device, dict[str, Tensor]] = {}
         for name, maxima in self._maxima.items():
             by_device.setdefault(maxima.device, {})[name] = maxima
         for tensors in by_device.values():
             sizes = [(name, len(maxima)) for name, maxima in tensors.items()]
             self._flush.send(step, sizes, torch.cat(list(tensors.values())) <= 0)
-        self._maxima, self._steps = {}, 0
+        self._maxima, self._steps, self._has_ended_window = {}, 0, True
 
     def complete(self, wait: bool) -> Iterator[StepTable]:
         """Yield the counts of complete windows, each at its last step."""
@@ -222,6 +255,27 @@ class DeadUnits:
             dead = {name: flag for (name, _), flag in zip(sizes, flags, strict=True)}
             self._last_window.update(dead)
             yield _count(arrival.step, dead)
+
+    def share(self, key: str, epoch: int, use: UseTable, last_step: int | None = None) -> list[SharedPart]:
+        """Take out the complete windows, to be merged with those of the other ranks; nothing waits.
+
+        Args:
+            key: What the monitor is called; the same on all ranks.
+            epoch: The epoch.
+            use: Called with the table of all ranks.
+            last_step: The step at which the run has ended; the first window counts then, as far as it is.
+        """
+        if last_step is not None and not self._has_ended_window and self._maxima:
+            self._end_window(last_step)
+
+        def use_flags(step: int, dead: dict[str, Tensor]) -> Mapping[str, float]:
+            self._last_window.update(dead)
+            return use(_count(step, dead))
+
+        windows: dict[int, list[tuple[Any, HostCopy]]] = {}
+        for step, sizes, flags in self._flush.take():
+            windows.setdefault(step, []).append((sizes, flags))
+        return [SharedFlags(f"{key} dead_units", step, epoch, parts, use_flags) for step, parts in windows.items()]
 
     def incomplete(self) -> list[StepTable]:
         """Return the counts of the first window so far; nothing once a window is complete."""
@@ -242,6 +296,45 @@ class DeadUnits:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a window."""
         self._maxima, self._steps = dict(state["highest"]), state["steps"]
+
+
+class SharedFlags:
+    """Which units of modules are dead on this rank, as the record's exchange takes it: dead are those that all say are.
+
+    Args:
+        key: What it is; the same on all ranks.
+        step: The last step of the window.
+        epoch: Its epoch.
+        parts: Modules with their numbers of units, and the flags of these on their way to the host.
+        use: Called with the step and the flags of all ranks, by module.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        step: int,
+        epoch: int,
+        parts: Sequence[tuple[Sequence[tuple[str, int]], HostCopy]],
+        use: Callable[[int, dict[str, Tensor]], Mapping[str, float]],
+    ) -> None:
+        self.key, self.step, self.epoch = f"{key} {step}", step, epoch
+        # With the number of units, because an output may have another one on another rank.
+        self.sizes: Sizes = {f"{units} {name}": (units, 0) for sizes, _ in parts for name, units in sizes}
+        self._parts, self._use = parts, use
+
+    def maxima(self) -> Tensor:
+        """Return which units are alive."""
+        return torch.cat([torch.zeros(0).double(), *((~flags.wait()).double() for _, flags in self._parts)])
+
+    def sums(self, maxima: Tensor) -> Tensor:
+        """Return nothing."""
+        return maxima[:0]
+
+    def finish(self, sizes: Sizes, maxima: Tensor, sums: Tensor) -> Mapping[str, float]:
+        """Use the flags of all ranks."""
+        flags = torch.split(maxima, [units for units, _ in sizes.values()])
+        names = (name.partition(" ")[2] for name in sizes)
+        return self._use(self.step, {name: alive == 0 for name, alive in zip(names, flags, strict=True)})
 
 
 def _count(step: int, dead: dict[str, Tensor]) -> StepTable:

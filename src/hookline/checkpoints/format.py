@@ -12,22 +12,17 @@ import math
 import struct
 from collections import Counter, namedtuple
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 import torch
 
 from hookline._fs import Part
+from hookline.checkpoints.shards import DTYPE_CODES, LocalPart, Shard, header, is_sharded, local_part
 from hookline.errors import CheckpointError, with_article
 
 TAG = "!"
-
-# The dtypes that safetensors files can contain, with the names used there. Other tensors are stored as bytes.
-DTYPE_CODES = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.bool: "BOOL",
-    torch.uint8: "U8", torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
-}  # fmt: skip
 
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 _RESERVED_NAME = "__metadata__"  # safetensors uses this name itself
@@ -38,10 +33,11 @@ _SCALARS = (str, int, float, bool, type(None), bytes)
 
 @dataclass(frozen=True)
 class Section:
-    """One encoded section of a checkpoint: its JSON value, and its tensors by name."""
+    """One encoded section of a checkpoint: its JSON value, its tensors by name, and which of them are shards."""
 
     value: Any
     tensors: dict[str, torch.Tensor]
+    shards: dict[str, Shard] = field(default_factory=dict)
 
 
 def encode(tree: Any) -> tuple[Any, dict[str, torch.Tensor]]:
@@ -56,12 +52,19 @@ def encode(tree: Any) -> tuple[Any, dict[str, torch.Tensor]]:
     return encoder.encode_tree(tree, ()), encoder.tensors
 
 
-def encode_section(name: str, tree: Any) -> Section:
-    """Encode a section without copying its tensors; a `Section` is returned as it is."""
+def encode_section(name: str, tree: Any, with_shards: bool = False) -> Section:
+    """Encode a section without copying its tensors; a `Section` is returned as it is.
+
+    Args:
+        name: The section's name, for messages.
+        tree: The tree of state.
+        with_shards: Whether DTensors may be in it, of which every rank saves its part.
+    """
     if isinstance(tree, Section):
         return tree
     try:
-        return Section(*encode(tree))
+        encoder = Encoder(with_shards)
+        return Section(encoder.encode_tree(tree, ()), encoder.tensors, encoder.shards)
     except CheckpointError as error:
         raise CheckpointError(f"section {name!r}: {error}") from error
 
@@ -76,12 +79,19 @@ def decode(skeleton: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
         raise CheckpointError(f"the saved state is damaged or from a newer version: {error!r}") from error
 
 
-def safetensors_parts(tensors: Mapping[str, torch.Tensor]) -> list[Part]:
-    """Return the header and the tensors' own memory, uncopied, that together are the bytes of a safetensors file."""
+def safetensors_parts(tensors: Mapping[str, torch.Tensor], shards: Mapping[str, Shard] | None = None) -> list[Part]:
+    """Return the header and the tensors' own memory, uncopied, that together are the bytes of a safetensors file.
+
+    Args:
+        tensors: The tensors by name.
+        shards: Those that are parts of larger ones.
+    """
     # The widest dtypes come first: every tensor then begins at a multiple of its own width.
     ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())
     host = {name: tensor.detach().to("cpu").contiguous() for name, tensor in ordered}
-    entries, start = {}, 0
+    entries, start = dict[str, Any](), 0
+    if metadata := header(host, shards or {}):
+        entries[_RESERVED_NAME] = metadata
     for name, tensor in host.items():
         end = start + tensor.numel() * tensor.element_size()
         entries[name] = {"dtype": DTYPE_CODES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
@@ -106,10 +116,16 @@ class Encoder:
     """Walk over a tree once; the path to the current value gives tensor names and error messages.
 
     Each tensor is stored once, under a readable name, in a dtype that safetensors has.
+
+    Args:
+        with_shards: Whether to accept DTensors. Their parts on this rank are stored, and listed in `shards`; a part
+            that another rank saves is listed there only.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, with_shards: bool = False) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
+        self.shards: dict[str, Shard] = {}
+        self._with_shards = with_shards
         self._entries: dict[Any, dict[str, Any]] = {}  # of the tensors, by their identity
         self._alive: list[torch.Tensor] = []  # an address identifies memory only while the memory is in use
         self._parents: set[int] = set()
@@ -120,18 +136,18 @@ class Encoder:
 
         Nothing remains of what cannot be saved.
         """
-        tree, before = read(), (dict(self.tensors), dict(self._entries))
+        tree, before = read(), (dict(self.tensors), dict(self.shards), dict(self._entries))
         try:
             if tree is not None:
                 self.items[name] = _Encoded(self.encode_tree(tree, (name,)))
         except Exception:
-            self.tensors, self._entries = before
+            self.tensors, self.shards, self._entries = before
             raise
         return tree
 
     def section(self) -> Section:
         """Return the section of what was added."""
-        return Section(self.encode(self.items, ()), self.tensors)
+        return Section(self.encode(self.items, ()), self.tensors, self.shards)
 
     def encode_tree(self, tree: Any, path: tuple[str, ...]) -> Any:
         """Return the JSON value of a tree."""
@@ -144,6 +160,8 @@ class Encoder:
         """Return the JSON value of a tree or a part of it."""
         if isinstance(value, Enum):
             raise _refusal(value, path, "save its .value")
+        if self._with_shards and (is_sharded(value) or isinstance(value, LocalPart)):
+            return self._encode_shard(value, path)
         if isinstance(value, torch.Tensor):
             return self._encode_tensor(value, path)
         if type(value).__module__ == "numpy":
@@ -185,11 +203,7 @@ class Encoder:
         """Store a tensor unless it is there, and return the entry that names it."""
         if problem := problem_with(tensor):
             raise CheckpointError(f"cannot save {'.'.join(path) or 'the state itself'}: {problem}")
-        # Two views of the same memory with the same layout are one tensor; empty tensors share no memory.
-        key: Any = id(tensor)
-        if tensor.numel():
-            where = (tensor.device, tensor.untyped_storage().data_ptr(), tensor.storage_offset())
-            key = (*where, tensor.shape, tensor.stride(), tensor.dtype, tensor.is_conj(), tensor.is_neg())
+        key = _identity(tensor)
         if key not in self._entries:
             self._alive.append(tensor)
             plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
@@ -199,6 +213,30 @@ class Encoder:
                 name = self._store(plain.reshape(-1).view(torch.uint8), path)
                 dtype = str(plain.dtype).removeprefix("torch.")
                 self._entries[key] = {TAG: "tensor", "v": name, "dtype": dtype, "shape": list(plain.shape)}
+        return dict(self._entries[key])
+
+    def _encode_shard(self, value: Any, path: tuple[str, ...]) -> dict[str, Any]:
+        """Store the part of a DTensor that this rank saves, and return the entry that names the DTensor."""
+        if not isinstance(value, LocalPart) and value.device_mesh.size() == 1:
+            return self._encode_tensor(value.detach().to_local(), path)
+        where = ".".join(path) or "the state itself"
+        try:
+            part = value if isinstance(value, LocalPart) else local_part(value)
+        except CheckpointError as error:
+            raise CheckpointError(f"cannot save {where}: {error}") from error
+        problem = problem_with(part.tensor)
+        if part.tensor.dtype not in DTYPE_CODES:
+            problem = f"a DTensor of {part.tensor.dtype} has no form in safetensors; save its full_tensor()"
+        if problem:
+            raise CheckpointError(f"cannot save {where}: {problem}")
+        key = _identity(part.tensor)
+        if key not in self._entries:
+            self._alive.append(part.tensor)
+            name = self._store(part.tensor.contiguous(), path)
+            self._entries[key] = {TAG: "tensor", "v": name}
+            self.shards[name] = part.shard
+            if not part.is_saved or (not part.tensor.numel() and 0 not in part.shard.shape):
+                del self.tensors[name]
         return dict(self._entries[key])
 
     def _encode_numpy(self, value: Any, path: tuple[str, ...]) -> Any:
@@ -218,10 +256,18 @@ class Encoder:
         """
         name = ".".join(path).encode("utf-8", "backslashreplace").decode("utf-8") or "tensor"
         unique, count = name, 2
-        while unique in self.tensors or unique == _RESERVED_NAME:
+        while unique in self.tensors or unique in self.shards or unique == _RESERVED_NAME:
             unique, count = f"{name}#{count}", count + 1
         self.tensors[unique] = tensor
         return unique
+
+
+def _identity(tensor: torch.Tensor) -> Any:
+    """Return what two views of the same memory with the same layout have in common; empty tensors share no memory."""
+    if not tensor.numel():
+        return id(tensor)
+    where = (tensor.device, tensor.untyped_storage().data_ptr(), tensor.storage_offset())
+    return (*where, tensor.shape, tensor.stride(), tensor.dtype, tensor.is_conj(), tensor.is_neg())
 
 
 def _encode_scalar(value: Any, path: tuple[str, ...]) -> Any:

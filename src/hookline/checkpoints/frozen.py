@@ -9,6 +9,7 @@ import torch
 
 from hookline._names import plain_parameters
 from hookline.checkpoints.format import problem_with
+from hookline.checkpoints.shards import is_sharded
 from hookline.errors import CheckpointError
 
 Fingerprints = dict[str, dict[str, Any]]
@@ -19,7 +20,10 @@ _MOST_NAMED = 3  # parameters that an error names
 
 
 def frozen_parameters(model: torch.nn.Module) -> Fingerprints:
-    """Return the fingerprints of the parameters that need no gradient now; an optimizer may own them."""
+    """Return the fingerprints of the parameters that need no gradient now; an optimizer may own them.
+
+    Parameters in shards are left out: no rank has all of their bits.
+    """
     return {
         name: fingerprint(param)
         for name, param in plain_parameters(model, remove_duplicate=False).items()
@@ -52,7 +56,8 @@ def _difference(name: str, param: torch.nn.Parameter | None, then: Mapping[str, 
     for what in ("shape", "dtype"):
         if now[what] != then[what]:
             return f"{name} has the {what} {now[what]} instead of {then[what]}"
-    return None if now == then else f"{name} has other values"
+    # The sum of a shard says nothing about the whole parameter.
+    return None if is_sharded(param) or now == then else f"{name} has other values"
 
 
 def fingerprint(tensor: torch.Tensor) -> dict[str, Any]:

@@ -49,6 +49,6 @@ class HostMemory:
         except Exception as error:
             raise CheckpointError(f"cannot copy the state to the host's memory: {error}") from error
         return {
-            name: Section(parts.value, {tensor: self._buffers[name, tensor] for tensor in parts.tensors})
+            name: Section(parts.value, {tensor: self._buffers[name, tensor] for tensor in parts.tensors}, parts.shards)
             for name, parts in encoded.items()
         }

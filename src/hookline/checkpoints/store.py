@@ -2,6 +2,9 @@
 
 A checkpoint is a directory with a safetensors file per section, ``state.json`` and ``manifest.json``, which lists the
 size and sha256 of every file. It is written under a temporary name, synced and renamed: it exists whole or not at all.
+
+Of a run on several ranks, rank 0's files are the same, except that shards of tensors are in a file per section and
+rank, ``model.rank-00001.safetensors``. What differs on another rank is there, too, and in ``state.rank-00001.json``.
 """
 
 from __future__ import annotations
@@ -10,20 +13,21 @@ import contextlib
 import hashlib
 import json
 import os
+import platform
 import re
 import secrets
 import shutil
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 
 from hookline._fs import Part, explain, is_pid_alive, make_directory, rename_to_free_name, sync_directory, write_file
-from hookline.checkpoints.format import decode, encode, encode_section, safetensors_parts
+from hookline.checkpoints.format import Section, decode, encode, encode_section, safetensors_parts
+from hookline.checkpoints.shards import Like, SavedTensors
 from hookline.errors import CheckpointError
 
 FORMAT = 1
@@ -34,8 +38,16 @@ HASHERS = 2  # threads; a checkpoint has two large files, the model and the opti
 
 _TENSORS = ".safetensors"
 _NAME = re.compile(r"[A-Za-z0-9_=-][A-Za-z0-9._=-]*")
-_TEMPORARY = re.compile(r"\.tmp-.+-(\d+)-[0-9a-z]+")
+_TEMPORARY = re.compile(r"\.tmp-.+-(\d+)-[0-9a-z]+(?:@(.*))?")  # pid and host; the names of 0.1 have no host
+_OF_RANK = re.compile(r"(.+)\.rank-(\d{5,})(\.safetensors|\.json)")
 _LARGEST_STEP = 2**63
+_LONGEST_HOST = 40  # characters; a name of a checkpoint has up to 150, and file systems accept 255
+
+AS_ON_RANK_0 = object()
+"""The value of a section whose JSON a rank does not write, because it is rank 0's."""
+
+Files = dict[str, dict[str, Any]]
+"""The size and sha256 of files, by name."""
 
 
 def write_checkpoint(directory: Path, name: str, sections: Mapping[str, Any], meta: Mapping[str, Any]) -> Path:
@@ -53,6 +65,29 @@ def write_checkpoint(directory: Path, name: str, sections: Mapping[str, Any], me
     Raises:
         CheckpointError: If a name is invalid, a value has no exact form, or the disk refuses.
     """
+    temporary = begin_checkpoint(directory, name, sections)
+    try:
+        encoded = {section: encode_section(section, tree) for section, tree in sections.items()}
+        return commit_checkpoint(temporary, name, write_part(temporary, encoded, meta), meta)
+    except CheckpointError:
+        raise
+    except Exception as error:
+        raise CheckpointError(f"cannot write checkpoint {name!r} in {directory}: {error}") from error
+    finally:
+        remove_temporary(temporary)
+
+
+def begin_checkpoint(directory: Path, name: str, sections: Iterable[str]) -> Path:
+    """Make the temporary directory of a new checkpoint, and return it; one process does this for all ranks.
+
+    Args:
+        directory: The directory of the run's checkpoints; created if it does not exist.
+        name: The checkpoint's name.
+        sections: The names of its sections.
+
+    Raises:
+        CheckpointError: If a name is invalid or the disk refuses.
+    """
     directory = Path(directory)
     for text, what in ((name, "checkpoint"), *((section, "section") for section in sections)):
         if not isinstance(text, str) or not _NAME.fullmatch(text):
@@ -60,51 +95,102 @@ def write_checkpoint(directory: Path, name: str, sections: Mapping[str, Any], me
             raise CheckpointError(f"{text!r} cannot name a {what}; {rule}")
     try:
         make_directory(directory)
-        # What killed processes left half-written is removed; files of living processes, also our own, stay.
+        # What killed processes left half-written is removed; files of living processes, also our own, stay. Of another
+        # host's processes nobody here knows whether they live.
         for entry in directory.iterdir():
             match = _TEMPORARY.fullmatch(entry.name)
-            if match and not is_pid_alive(int(match[1])) and not entry.is_symlink():
+            is_here = match is not None and match[2] in (None, _host())
+            if match and is_here and not is_pid_alive(int(match[1])) and not entry.is_symlink():
                 shutil.rmtree(entry, ignore_errors=True)
         temporary = temporary_name(directory / name)
         temporary.mkdir()
-        try:
-            _write_files(temporary, sections, meta)
-            path = rename_to_free_name(temporary, directory / name)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)  # after the rename there is nothing to remove
-        sync_directory(directory)
-    except CheckpointError:
-        raise
     except Exception as error:
         raise CheckpointError(f"cannot write checkpoint {name!r} in {directory}: {error}") from error
+    return temporary
+
+
+def commit_checkpoint(temporary: Path, name: str, files: Files, meta: Mapping[str, Any]) -> Path:
+    """Write the manifest of files that are durable, and give the checkpoint its name; returns its path."""
+    manifest = _spell({"format": FORMAT, "files": dict(sorted(files.items())), "meta": _encode_meta(meta)})
+    write_file(temporary / MANIFEST, [manifest.encode("ascii")])
+    sync_directory(temporary)
+    path = rename_to_free_name(temporary, temporary.parent / name)
+    sync_directory(path.parent)
     return path
+
+
+def remove_temporary(temporary: Path) -> None:
+    """Remove what is left of a checkpoint that was not finished; after its rename there is nothing to remove."""
+    shutil.rmtree(temporary, ignore_errors=True)
 
 
 def read_checkpoint(path: Path, map_location: str | torch.device = "cpu") -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the sections and meta of a checkpoint, after every byte was verified against its manifest.
 
+    Of a run on several ranks these are rank 0's, with all tensors whole.
+
     Raises:
         CheckpointError: If the checkpoint is damaged or cannot be loaded to the device.
     """
-    path = Path(path)
-    problems = verify_checkpoint(path)
-    if problems:
-        raise CheckpointError(f"{path} is not what was written: {'; '.join(problems)}; use another one")
-    state = _load_state(path)
-    sections = {}
-    for name, skeleton in state["sections"].items():
-        file = path / f"{name}{_TENSORS}"
+    saved = SavedCheckpoint(Path(path), map_location)
+    return {name: saved.section(name) for name in saved.names}, saved.meta
+
+
+class SavedCheckpoint:
+    """A checkpoint on disk, of which sections are read one by one.
+
+    Args:
+        path: Its directory.
+        device: Where tensors go.
+        verify: Whether to verify every byte first; False if another rank has done it.
+
+    Raises:
+        CheckpointError: If the checkpoint is damaged.
+    """
+
+    def __init__(self, path: Path, device: str | torch.device = "cpu", verify: bool = True) -> None:
+        self.path, self._device = path, str(device)
+        problems = verify_checkpoint(path) if verify else []
+        if problems:
+            raise CheckpointError(f"{path} is not what was written: {'; '.join(problems)}; use another one")
+        self._files = list(read_manifest(path)["files"])
+        self._states = {0: _load_state(path)}
+        self.meta: dict[str, Any] = decode(self._states[0]["meta"], {})
+        self.names: list[str] = list(self._states[0]["sections"])
+        self.world_size: int = self.meta.get("world_size", 1)
+
+    def tensors(self, section: str, like: Like | None = None) -> SavedTensors:
+        """Return the tensors of a section, which are read when they are asked for.
+
+        Args:
+            section: The section's name.
+            like: Tells which tensors are read as shards; without it all are read whole.
+        """
+        files = [name for name in self._files if name.endswith(_TENSORS) and _section_of(name) == section]
         try:
-            # A section may have no tensors; `verify_checkpoint` has noticed missing files.
-            tensors = load_file(file, device=str(map_location)) if file.exists() else {}
-        except Exception as error:
-            problem = f"cannot load {file} to {map_location}: {error}"
-            raise CheckpointError(f"{path}, section {name!r}: {problem}") from error
-        try:
-            sections[name] = decode(skeleton, tensors)
+            return SavedTensors([self.path / name for name in files], self._device, like)
         except CheckpointError as error:
-            raise CheckpointError(f"{path}, section {name!r}: {error}") from error
-    return sections, decode(state["meta"], {})
+            raise CheckpointError(f"{self.path}, section {section!r}: {error}") from error
+
+    def section(self, name: str, rank: int = 0, like: Like | None = None) -> Any:
+        """Return a section as it was on a rank.
+
+        Args:
+            name: The section's name.
+            rank: The rank, one of those that the checkpoint was saved with.
+            like: Tells which tensors are read as shards; without it all are read whole.
+
+        Raises:
+            CheckpointError: If it cannot be loaded.
+        """
+        if rank not in self._states:
+            self._states[rank] = _load_state(self.path, state_file(rank))
+        skeleton = self._states[rank]["sections"].get(name, self._states[0]["sections"].get(name))
+        tensors = self.tensors(name, like)
+        try:
+            return decode(skeleton, tensors)
+        except CheckpointError as error:
+            raise CheckpointError(f"{self.path}, section {name!r}: {error}") from error
 
 
 def verify_checkpoint(path: Path) -> list[str]:
@@ -167,23 +253,51 @@ def set_aside_later(directory: Path, step: int) -> list[str]:
 
 
 def temporary_name(path: Path) -> Path:
-    """Return a hidden name beside `path`; it names the process, so that leftovers of a killed one can be removed."""
-    return path.with_name(f".tmp-{path.name}-{os.getpid()}-{secrets.token_hex(4)}")
+    """Return a hidden name beside `path`; it names process and host, so that leftovers of a killed one are known."""
+    return path.with_name(f".tmp-{path.name}-{os.getpid()}-{secrets.token_hex(4)}@{_host()}")
 
 
-def _write_files(directory: Path, sections: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
-    """Write all files of a checkpoint, each durable before the manifest that lists it."""
-    plain_meta, tensors = encode(dict(meta))
-    if tensors:
-        raise CheckpointError(f"meta holds the tensor {next(iter(tensors))!r}; put tensors into a section")
-    skeletons, files = {}, dict[str, list[Part]]()
-    for name, tree in sections.items():
-        section = encode_section(name, tree)
-        skeletons[name] = section.value
-        if section.tensors:
-            files[f"{name}{_TENSORS}"] = safetensors_parts(section.tensors)
-    state = json.dumps({"sections": skeletons, "meta": plain_meta}, allow_nan=False)
-    files[STATE] = [state.encode("ascii")]
+def _host() -> str:
+    return re.sub("[^A-Za-z0-9._-]", "_", platform.node())[:_LONGEST_HOST]
+
+
+def state_file(rank: int) -> str:
+    """Return the name of a rank's JSON file."""
+    return f"state.rank-{rank:05d}.json" if rank else STATE
+
+
+def _section_of(file: str) -> str:
+    """Return the section that a safetensors file belongs to."""
+    match = _OF_RANK.fullmatch(file)
+    return match[1] if match else file.removesuffix(_TENSORS)
+
+
+def write_part(
+    directory: Path, sections: Mapping[str, Section], meta: Mapping[str, Any] | None, rank: int = 0
+) -> Files:
+    """Write the files of one rank, each durable before this returns, and return their sizes and hashes.
+
+    Args:
+        directory: The checkpoint's temporary directory.
+        sections: What the rank saves.
+        meta: The checkpoint's meta, for the file of rank 0.
+        rank: The rank.
+    """
+    files = dict[str, list[Part]]()
+    for name, section in sections.items():
+        # Whole tensors of rank 0 are in the file that a run in one process writes; a file of shards has another name,
+        # so that nothing takes it for the whole model.
+        whole = {key: tensor for key, tensor in section.tensors.items() if rank == 0 and key not in section.shards}
+        other = {key: tensor for key, tensor in section.tensors.items() if key not in whole}
+        if whole:
+            files[f"{name}{_TENSORS}"] = safetensors_parts(whole)
+        if other:
+            files[f"{name}.rank-{rank:05d}{_TENSORS}"] = safetensors_parts(other, section.shards)
+    values = {name: one.value for name, one in sections.items() if one.value is not AS_ON_RANK_0}
+    state: dict[str, Any] = {"sections": values}
+    if meta is not None:
+        state["meta"] = _encode_meta(meta)
+    files[state_file(rank)] = [json.dumps(state, allow_nan=False).encode("ascii")]
     # What should be written is hashed, not what a disk made of it. Hashing takes as long as writing, so it runs in
     # threads over the memory that is being written, the largest file first: with a core to spare it costs no time.
     sizes = {name: sum(map(len, parts)) for name, parts in files.items()}
@@ -191,10 +305,14 @@ def _write_files(directory: Path, sections: Mapping[str, Any], meta: Mapping[str
         hashes = {name: threads.submit(_sha256, files[name]) for name in sorted(sizes, key=lambda name: -sizes[name])}
         for name, parts in files.items():
             write_file(directory / name, parts)
-        written = {name: {"sha256": hashes[name].result(), "bytes": sizes[name]} for name in sorted(sizes)}
-    manifest = _spell({"format": FORMAT, "files": written, "meta": plain_meta})
-    write_file(directory / MANIFEST, [manifest.encode("ascii")])
-    sync_directory(directory)
+        return {name: {"sha256": hashes[name].result(), "bytes": sizes[name]} for name in sorted(sizes)}
+
+
+def _encode_meta(meta: Mapping[str, Any]) -> Any:
+    plain, tensors = encode(dict(meta))
+    if tensors:
+        raise CheckpointError(f"meta holds the tensor {next(iter(tensors))!r}; put tensors into a section")
+    return plain
 
 
 def _sha256(parts: Sequence[Part]) -> str:
@@ -228,14 +346,15 @@ def _age_key(path: Path) -> tuple[float, float, str]:
     return float(step), 0.0, path.name
 
 
-def _load_state(path: Path) -> dict[str, Any]:
+def _load_state(path: Path, name: str = STATE) -> dict[str, Any]:
     try:
-        state = json.loads((path / STATE).read_bytes())
+        state = json.loads((path / name).read_bytes())
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{STATE}: is not JSON ({error})") from error
-    if not isinstance(state, dict) or not isinstance(state.get("sections"), dict) or "meta" not in state:
-        raise CheckpointError(f"{STATE}: lacks sections or meta")
-    return state
+        raise CheckpointError(f"{name}: is not JSON ({error})") from error
+    is_whole = isinstance(state, dict) and isinstance(state.get("sections"), dict)
+    if not is_whole or ("meta" not in state and name == STATE):
+        raise CheckpointError(f"{name}: lacks sections or meta")
+    return dict(state)
 
 
 # ---- the manifest ----------------------------------------------------------------------------------------------------
@@ -274,8 +393,16 @@ def _contradictions(manifest: Mapping[str, Any], state: Mapping[str, Any]) -> li
     problems = [f"section {name!r}: is not a valid name" for name in state["sections"] if not _NAME.fullmatch(name)]
     if json.dumps(state["meta"]) != json.dumps(manifest["meta"]):
         problems.append(f"{MANIFEST}: its meta differs from that in {STATE}")
-    expected = {STATE, *(f"{name}{_TENSORS}" for name in state["sections"])}
-    return problems + [f"{name}: belongs to no section" for name in manifest["files"] if name not in expected]
+    files, count = manifest["files"], manifest["meta"].get("world_size", 1)
+    ranks = range(count if type(count) is int and count <= len(files) else 1)
+    states = {state_file(rank) for rank in ranks}
+    problems += [f"{name}: is missing in the manifest" for name in sorted(states - files.keys())]
+    others = [name for name in files if name not in states]
+    return problems + [
+        f"{name}: belongs to no section"
+        for name in others
+        if not name.endswith(_TENSORS) or _section_of(name) not in state["sections"]
+    ]
 
 
 def _spell(manifest: Any) -> str:
@@ -288,7 +415,8 @@ def _check_file(path: Path, name: str, entry: Mapping[str, Any]) -> str | None:
     if not _NAME.fullmatch(name) or name == MANIFEST:
         return f"{name!r}: leads out of the checkpoint"
     if not os.path.lexists(path / name):
-        return f"{name}: is missing"
+        of_rank = _OF_RANK.fullmatch(name)
+        return f"{name}: is missing" + (f", the part of rank {int(of_rank[2])}" if of_rank else "")
     found = (path / name).lstat()
     # Links are rejected unread: they may lead anywhere. So are pipes, on which reading would block.
     if not stat.S_ISREG(found.st_mode):

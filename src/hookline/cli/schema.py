@@ -46,7 +46,12 @@ OPTIONS_OF_HOOKS: dict[str, Any] = {
         "anyOf": [{"enum": list(POLICIES)}, REFERENCE, NULL],
         "description": "what a failure of the hook does",
     },
-    "ranks": {"anyOf": [{"type": "integer"}, {"type": "array", "items": {"type": "integer"}}, NULL]},
+    "ranks": {
+        "anyOf": [
+            {"enum": ["all", "zero", "local-zero"]}, {"type": "integer"},
+            {"type": "array", "items": {"type": "integer"}}, NULL,
+        ]
+    },
 }
 
 

@@ -62,6 +62,8 @@ def train_and_report(
         from hookline.record.redaction import redact_values
 
         status = cli.print_error(error, options.debug, cli.FAILED, hide=redact_values)
+    if trainer.ranks.rank:  # rank 0 prints for all
+        return status
     if status in (cli.INTERRUPTED, cli.TERMINATED):
         try:
             print_how_to_continue(trainer, options)
@@ -76,7 +78,7 @@ def train_and_report(
 
 def print_how_to_continue(trainer: Trainer, options: argparse.Namespace) -> None:
     """Print the newest checkpoint of an interrupted run, and the command that continues the run from any directory."""
-    if not (trainer.options.console and trainer.run_ended):  # otherwise the run's closing line has said so
+    if not (trainer.prints and trainer.run_ended):  # otherwise the run's closing line has said so
         print_line("hookline: interrupted", sys.stderr)
     if trainer.run_dir is None or trainer.checkpoint_dir is None:
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -16,6 +17,7 @@ from hookline.cli import FAILED, USAGE, print_error
 from hookline.cli.config_args import read_config
 from hookline.cli.formatting import open_console, paragraph, table
 from hookline.config.references import without_values
+from hookline.errors import HooklineError
 from hookline.record.redaction import redact_text, redact_values
 
 if TYPE_CHECKING:
@@ -27,6 +29,10 @@ if TYPE_CHECKING:
 
 def run(options: argparse.Namespace) -> int:
     """Train a few steps without hooks and with each one alone; return 1 if one makes undeclared changes."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise HooklineError(
+            "`hookline verify` compares runs in one process: start it without torchrun or accelerate launch"
+        )
     config, from_file = read_config(
         options.words, ["trainer.console=false", "trainer.deterministic=true"], options.hook
     )

@@ -14,11 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hookline._checks import boolean
+from hookline import _checks
 from hookline.config.factory import Factory, ImportPolicy, find_factory, parameters_of
 from hookline.core.base import UpdateHook
 from hookline.core.catalog import CATALOG
-from hookline.core.entry import OPTIONS, DerivedName
+from hookline.core.entry import OPTIONS, DerivedName, parse_ranks
 from hookline.core.failures import check_policy
 from hookline.core.plugins import HOOKS
 from hookline.core.schedule import Schedule
@@ -139,23 +139,17 @@ def _by_flag(hooks: HooksConfig) -> Iterator[HookSpec]:
 def _split(given: Mapping[str, Any], path: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Split an entry into options of the registry, which are checked here, and parameters of the hook's constructor."""
     options = {key: given[key] for key in OPTIONS if key in given}
-    boolean(options.get("enabled", True), f"{path}.enabled")
+    _checks.boolean(options.get("enabled", True), f"{path}.enabled")
     Schedule.parse(**{key: options.get(key) for key in ("every", "at", "start", "stop")}, path=path)
     if options.get("on_error") is not None:
         check_policy(options["on_error"], f"{path}.on_error")
-    _check_one_or_more(options.get("ranks"), int, "a rank", f"{path}.ranks")
+    parse_ranks(options.get("ranks"), f"{path}.ranks")
     for key in ("before", "after"):
-        _check_one_or_more(options.get(key), str, "a hook's name", f"{path}.{key}")
+        if options.get(key) is not None:
+            _checks.names(options[key], f"{path}.{key}")
     # Null counts as absent, as in `every: null` to override a default; the registry's own defaults apply.
     options = {key: value for key, value in options.items() if value is not None}
     return options, {key: value for key, value in given.items() if key not in OPTIONS}
-
-
-def _check_one_or_more(given: Any, kind: type, noun: str, path: str) -> None:
-    """Reject what is neither one of a kind nor a list of them: a hook on the rank "0" would run nowhere."""
-    listed = given if isinstance(given, (list, tuple, set, frozenset)) else [given]
-    if given is not None and not all(isinstance(one, kind) and not isinstance(one, bool) for one in listed):
-        raise ConfigError(path, f"expected {noun} or a list of them, {got(given)}")
 
 
 # ---- making and registering ----------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import wraps
 from inspect import signature
@@ -35,6 +35,14 @@ class Hook(Events):
     """Whether it is called at the events of the sanity check, the validation before the first step."""
     saves: tuple[str, ...] = ()
     """Attributes saved with the run's checkpoints and restored from them."""
+    ranks: str | int | Iterable[int] | None = None
+    """The ranks on which it is called: 'all' (None), 'zero', 'local-zero' (the first of each machine), or numbers."""
+    collective: bool = False
+    """Whether it uses collectives: it then runs on all ranks or on none, and its failure ends the run."""
+    same_on_all_ranks: bool = False
+    """Whether what it requests and draws is the same on all ranks, because it depends on agreed numbers alone."""
+    may_skip: bool = False
+    """Whether it may call `skip_step` on some ranks only; the ranks then decide together at every step, and wait."""
     intervenes: bool | None = None
     """Whether the hook changes training on purpose. None: yes if it has `on_update` or sets `intervene`."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, count
 from types import FunctionType
@@ -23,7 +23,8 @@ from hookline.core.plugins import HOOKS, load_reference
 from hookline.core.rng_guard import isolates
 from hookline.core.schedule import Schedule
 from hookline.core.signature import Listener, read_signature
-from hookline.errors import ConfigError, RegistrationError, nearest, with_article
+from hookline.errors import ConfigError, RegistrationError, got, nearest, with_article
+from hookline.ranks import OneProcess
 
 OPTIONS = ("enabled", "every", "at", "start", "stop", "before", "after", "on_error", "ranks")
 """What configs and code may say about a hook beside its parameters."""
@@ -47,7 +48,11 @@ class HookKeywords(TypedDict, total=False):
     before: str | Iterable[str]
     after: str | Iterable[str]
     on_error: Policy | None
-    ranks: int | Iterable[int] | None
+    ranks: str | int | Iterable[int] | None
+
+
+Ranks = frozenset[int] | str | None
+"""The ranks on which a hook is called: numbers, 'local-zero', or None for all."""
 
 
 @dataclass
@@ -65,7 +70,7 @@ class Entry:
     last: bool = False  # Stays behind every hook that is registered later.
     before: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
-    ranks: frozenset[int] | None = None
+    ranks: Ranks = None
     origin: str = "code"
     parameters: dict[str, Any] = field(default_factory=dict)
     named: bool = False  # The name was chosen for this instance; one that is derived from its class may get a number.
@@ -81,9 +86,15 @@ class Entry:
         kinds = {CATALOG[event].kind for event in self.listeners}
         return [kind for kind in ("lifecycle", "forward", "update") if kind in kinds] or ["lifecycle"]
 
-    def is_called(self, event: Event, due: frozenset[str] | None, rank: int) -> bool:
+    def is_on(self, ranks: OneProcess) -> bool:
+        """Return whether it is called on this rank."""
+        if isinstance(self.ranks, str):
+            return ranks.local_rank == 0
+        return self.ranks is None or ranks.rank in self.ranks
+
+    def is_called(self, event: Event, due: frozenset[str] | None) -> bool:
         """Return whether it is called at an event, given the scheduled hooks that are due; None means all are."""
-        if not self.enabled or event.name not in self.listeners or (self.ranks is not None and rank not in self.ranks):
+        if not self.enabled or event.name not in self.listeners:
             return False
         is_due = due is None or not event.inner or self.schedule.always or self.name in due
         return is_due or event.name in getattr(self.hook, "always_hears", ())
@@ -101,6 +112,11 @@ class Entry:
         cost = self.inner_cost if event.inner and sampled else self.outer_cost
         recovering = event.name in self.failures.in_a_row
         return BoundHook(self.name, self.hook, self.listeners[event.name], cost, recovering, self.built_in)
+
+    def bind_arguments(self, event: Event, sampled: bool = True) -> BoundHook:
+        """Return a listener that only has the hook's arguments computed: on other ranks the hook itself is called."""
+        bound = self.bind(event, sampled)
+        return replace(bound, listener=replace(bound.listener, call=_do_nothing))
 
     def replaces(self, other: Entry) -> bool:
         """Return whether it is the same hook registered again: the same object, or one that was defined again."""
@@ -211,6 +227,26 @@ def read_hook(
                 f"{type(made).__name__!r} is {with_article(kind.__name__)} without a method {method!r}"
             )
     return made, listeners
+
+
+def parse_ranks(given: Any, path: str = "ranks") -> Ranks:
+    """Return the ranks that code, a class or a config names.
+
+    Raises:
+        ConfigError: If it is neither 'all', 'zero', 'local-zero', a rank, nor a list of ranks.
+    """
+    if given is None or given == "all" or given == "local-zero":
+        return None if given == "all" else given
+    listed = [0] if given == "zero" else [given] if isinstance(given, int) else given
+    is_listed = isinstance(listed, Iterable) and not isinstance(listed, (str, Mapping))
+    ranks = list(listed) if is_listed else []
+    if not ranks or not all(isinstance(one, int) and not isinstance(one, bool) and one >= 0 for one in ranks):
+        raise ConfigError(path, f"expected 'all', 'zero', 'local-zero', a rank or a list of ranks, {got(given)}")
+    return frozenset(ranks)
+
+
+def _do_nothing(*arguments: Any, **keywords: Any) -> None:
+    """Stand in for a hook that is called on other ranks."""
 
 
 def check_schedule(hook: Any, listeners: Iterable[str], schedule: Schedule) -> None:

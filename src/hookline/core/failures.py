@@ -115,7 +115,7 @@ class FailureHandler:
         self._subscribers: list[Callable[[Incident], Any]] = []
         self.debug = False
         """Treat every hook's policy as 'raise'."""
-        self.rank = 0
+        self.rank: int | None = None  # of several
         self.current_step: Callable[[], int] = lambda: 0
         """Returns the run's step, for failures outside of events."""
 
@@ -131,7 +131,7 @@ class FailureHandler:
         if first:
             logger.warning(
                 "hook %r, %s, step %d: %s", incident.hook, incident.event, incident.step, incident.message,
-                exc_info=incident.error,
+                exc_info=incident.error, of_rank=True,
             )  # fmt: skip
 
     def report_revert(self, hook: str, event: str, step: int, message: str) -> None:
@@ -196,7 +196,7 @@ class FailureHandler:
         step = self.current_step() if step is None else step
         raise_if_quit(error, f"hook {hook!r}, {where}, step {step}")
         note = f"raised by hook {hook!r} in {where}, step {step}"
-        note += f", rank {self.rank}" if self.rank else ""
+        note += "" if self.rank is None else f", rank {self.rank}"
         add_note(error, note)
         incident = Incident("failed", hook, where, step, f"failed: {error_text(error)}", error)
         policy = "raise" if self.debug else "warn" if entry is None else entry.policy

@@ -12,12 +12,13 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, ClassVar, Unpack
 
 from hookline._checks import names
 from hookline._console import logger
 from hookline.core.catalog import CATALOG, SPELLINGS, Event, Events, find_event
+from hookline.core.collectives import CollectiveGuard
 from hookline.core.costs import DeviceTimer, cost_table
 from hookline.core.dispatch import MAX_TABLES, BoundHook, Dispatch, DispatchTable, event_source, needed_arguments
 from hookline.core.entry import (
@@ -31,6 +32,7 @@ from hookline.core.entry import (
     name_by_class,
     numbered,
     own_name,
+    parse_ranks,
     read_hook,
 )
 from hookline.core.failures import FailureHandler, check_policy, raise_if_quit
@@ -40,6 +42,7 @@ from hookline.core.plugins import load_reference
 from hookline.core.rng_guard import RngGuard
 from hookline.core.schedule import Clock, Schedule
 from hookline.errors import HooklineError, RegistrationError, error_text, nearest
+from hookline.ranks import OneProcess, own_rank
 
 UPDATE_BY_HAND = "hookline.gradients.by_hand:update_by_hand"
 """Runs the update hooks over gradients that are passed by hand; it belongs to the folder above that has the chain."""
@@ -137,12 +140,23 @@ class HookRegistry(Events):
         self.slots, self.scheduler = self.dispatch_table.slots, self.dispatch_table.scheduler
         self.device_timer = DeviceTimer()
         self.dispatch_table.add_wrapper(self.device_timer.wrap)
+        self.ranks = OneProcess()
+        """The processes of the run that fires the events: a trainer's, or those of a user's own loop."""
+        self.collectives = CollectiveGuard(self)
+        self.dispatch_table.add_wrapper(self.collectives.wrap)
         self.update_chain: Any = None
         """Runs the update hooks: a trainer's chain, or one that is made when the first gradients are passed by hand."""
         self._manual_clock = ManualClock()
         self._manual_dispatch: dict[tuple[Any, ...], Dispatch | None] = {}
+        self.set_ranks(own_rank())
         if config is not None:
             self.load(config, allow=allow, from_file=from_file)
+
+    def set_ranks(self, ranks: OneProcess) -> None:
+        """Call hooks as one of several processes: each hook has the ranks on which it is called."""
+        with self._lock:
+            self.ranks, self.failures.rank = ranks, ranks.rank if ranks.world_size > 1 else None
+            self._changed()
 
     @property
     def hooks(self) -> HookObjects:
@@ -174,7 +188,7 @@ class HookRegistry(Events):
         before: str | Iterable[str] = (),
         after: str | Iterable[str] = (),
         on_error: str | None = None,
-        ranks: int | Iterable[int] | None = None,
+        ranks: str | int | Iterable[int] | None = None,
         origin: str = "code",
         last: bool = False,
         **parameters: Any,
@@ -194,7 +208,8 @@ class HookRegistry(Events):
             before: Hooks that it must run before.
             after: Hooks that it must run after.
             on_error: Its failure policy: 'warn', 'disable' or 'raise'.
-            ranks: The ranks on which it is called; all if None.
+            ranks: The ranks on which it is called: 'all', 'zero', 'local-zero' (the first of each machine), a rank
+                or a list of them; else the hook's own `ranks`.
             origin: Where it comes from, for listings.
             last: Whether it stays behind every hook that is registered later.
             **parameters: Passed to the constructor if a class, a name or a path is given.
@@ -221,6 +236,9 @@ class HookRegistry(Events):
         built_in = bool(own.get("built_in", False))
         if built_in:
             check_schedule(made, listeners, schedule)
+        is_collective = bool(getattr(made, "collective", False))
+        if is_collective and on_error not in (None, "raise"):
+            raise RegistrationError(f"{str(name)!r} is collective: its failure ends the run; leave out its `on_error`")
         entry = Entry(
             name=str(name),
             named=not isinstance(name, DerivedName),
@@ -228,16 +246,24 @@ class HookRegistry(Events):
             number=0,
             listeners=listeners,
             built_in=built_in,
-            policy=check_policy(on_error or str(getattr(made, "on_error", "warn"))),
+            # The other ranks wait in its collectives, whatever has happened to it on this one.
+            policy="raise" if is_collective else check_policy(on_error or str(getattr(made, "on_error", "warn"))),
             schedule=schedule if schedule != Schedule() else own_schedule,
             enabled=enabled,
             last=last or bool(own.get("runs_last", False)),
             before=names(before, "before"),
             after=names(after, "after"),
-            ranks=None if ranks is None else frozenset((ranks,) if isinstance(ranks, int) else ranks),
+            ranks=parse_ranks(getattr(made, "ranks", None) if ranks is None else ranks),
             origin="built-in" if built_in and origin == "code" else origin,
             parameters={} if event else hook_parameters(made, parameters),
         )
+        if "update" in entry.kinds and entry.ranks is not None:
+            raise RegistrationError(f"{entry.name!r} changes gradients, which must be the same on all ranks")
+        if is_collective and entry.ranks is not None:
+            raise RegistrationError(
+                f"{entry.name!r} is collective, so it must be called on all ranks; leave out its `ranks`, or use "
+                "`trainer.ranks.rank` inside of it"
+            )
         return self._add(entry)
 
     register_hook = add_hook = register
@@ -539,8 +565,14 @@ class HookRegistry(Events):
         """Return the listeners of an event in order, given the scheduled hooks that are due; None means all are."""
         with self._lock:
             ordered = (self._entries[position.name] for position in self._positions(event.kind))
-            sampled, rank = self.scheduler.decision.sampled, self.failures.rank
-            return [entry.bind(event, sampled) for entry in ordered if entry.is_called(event, due, rank)]
+            sampled, called = self.scheduler.decision.sampled, (one for one in ordered if one.is_called(event, due))
+            # An argument may be a collective, which needs all ranks: those on which a hook is not called, too.
+            shares_arguments = self.ranks.world_size > 1 and event.kind == "lifecycle"
+            return [
+                entry.bind(event, sampled) if entry.is_on(self.ranks) else entry.bind_arguments(event, sampled)
+                for entry in called
+                if shares_arguments or entry.is_on(self.ranks)
+            ]
 
     def _positions(self, kind: str) -> list[Position]:
         """Return the order of all hooks of a kind, whether enabled or not: disabling one never moves another."""
@@ -551,21 +583,30 @@ class HookRegistry(Events):
 
     def calling_hook(self) -> str | None:
         """Return the hook that the current call came from, found on the stack: the record says who changed the run."""
+        found = self.hook_on_stack(sys._getframe(1))
+        return None if found is None else found[0]
+
+    def hook_on_stack(self, frame: FrameType | None) -> tuple[str, str] | None:
+        """Return the innermost hook on a stack and its method that is called, given the stack's innermost frame."""
         # Walking the stack takes microseconds, but a run's control is rarely used; marking every call of every hook
         # instead would cost each of them.
         owners = {id(entry.hook): entry.name for entry in self.entries()}
         codes = {getattr(entry.hook, "__code__", None): entry.name for entry in self.entries()}
-        frame = sys._getframe(1)
+        found: tuple[str, str] | None = None
         while frame is not None:
             code = frame.f_code
             name = codes.get(code)
             # Reading `f_locals` makes a copy that keeps a frame's variables alive until its function returns.
             if name is None and ("self" in code.co_varnames or "self" in code.co_freevars):
                 name = owners.get(id(frame.f_locals.get("self")))
+            if found is not None and found[0] != name:
+                break  # the frames of dispatch begin here
             if name is not None:
-                return name
-            frame = frame.f_back  # type: ignore[assignment]
-        return None
+                found = name, code.co_name
+            frame = frame.f_back
+        if found is not None and (entry := self._entries.get(found[0])) and len(entry.listeners) == 1:
+            return entry.name, next(iter(entry.listeners))  # a function has any name
+        return found
 
     def begin_batch(self, clock: Clock) -> None:
         """Begin another micro-batch; costs a decrement unless a schedule must be evaluated or time is sampled."""
@@ -652,12 +693,12 @@ class HookRegistry(Events):
         """Return the host time of every hook inside steps, scaled up from its samples."""
         return {entry.name: entry.inner_cost.ns / 1e9 * self.scheduler.scale(entry.name) for entry in self.entries()}
 
-    def costs(self) -> list[dict[str, Any]]:
+    def costs(self, *, wait: bool = True) -> list[dict[str, Any]]:
         """Return the time by hook and by argument, most expensive first; inner events are scaled up from samples.
 
-        The time on an accelerator is included, for which this waits.
+        The time on an accelerator is included; this waits for it unless `wait` is False.
         """
-        self.device_timer.collect(wait=True)
+        self.device_timer.collect(wait=wait)
         return cost_table(self.entries(), self.dispatch_table.argument_costs, self.scheduler.scale)
 
 

@@ -264,13 +264,14 @@ class TrainingStreams:
 
 
 class HookStreams:
-    """The streams of one hook that draws, seeded from the run's seed and the hook's name."""
+    """The streams of one hook that draws, seeded from the run's seed, the hook's name and, but for 0, the rank."""
 
-    def __init__(self, training: TrainingStreams, seed: int, hook: str) -> None:
+    def __init__(self, training: TrainingStreams, seed: int, hook: str, rank: int = 0) -> None:
         self._training = training
         self._states = {}
         for stream in training.streams:
-            digest = hashlib.sha256(f"{seed}/{hook}/{stream.name}".encode()).digest()
+            of_rank = f"/rank {rank}" if rank else ""
+            digest = hashlib.sha256(f"{seed}/{hook}/{stream.name}{of_rank}".encode()).digest()
             generator = stream.library.make(int.from_bytes(digest[:6], "little"))
             self._states[stream.name] = stream.library.get(generator)
 
@@ -318,20 +319,21 @@ class RngGuard:
     def __init__(self, report: Callable[[Incident, bool], None], changed: Callable[[], None]) -> None:
         self._report, self._changed = report, changed
         self._training: TrainingStreams | None = None
-        self._seed = 0
+        self._seed = self._rank = 0
         self._step: Callable[[], int] = lambda: 0
         self._suspects: set[str] = set()  # Events at which a hook drew that is not identified yet.
         self._hook_streams: dict[str, HookStreams] = {}
 
-    def begin(self, seed: int, step: Callable[[], int], device_indices: Iterable[int] = ()) -> None:
+    def begin(self, seed: int, step: Callable[[], int], device_indices: Iterable[int] = (), rank: int = 0) -> None:
         """Protect the streams of a run that begins.
 
         Args:
             seed: The run's seed, from which hooks that draw get theirs.
             step: Returns the current step, for reports.
             device_indices: The accelerators whose streams are protected, too.
+            rank: This process's rank; hooks draw other numbers on each, unless they say `same_on_all_ranks`.
         """
-        self._training, self._seed, self._step = TrainingStreams(device_indices), seed, step
+        self._training, self._seed, self._step, self._rank = TrainingStreams(device_indices), seed, step, rank
         self._changed()
 
     def end(self) -> None:
@@ -350,13 +352,13 @@ class RngGuard:
             if hook.hook in self._hook_streams:
                 hook = hook.with_call(self._hook_streams[hook.hook].used_by(hook.listener.call))
             elif one_by_one and self._protects_from(hook):
-                hook = hook.with_call(training.guard(hook.listener.call, partial(self._drew, event, [hook.hook])))
+                hook = hook.with_call(training.guard(hook.listener.call, partial(self._drew, event, [hook])))
             wrapped.append(hook)
         return wrapped
 
     def around(self, event: Event, hooks: Sequence[BoundHook], dispatch: Dispatch | None) -> Dispatch | None:
         """Return an event's callable with one check around it, if that is enough to protect from these hooks."""
-        checked = [hook.hook for hook in hooks if self._protects_from(hook)]
+        checked = [hook for hook in hooks if self._protects_from(hook)]
         if self._training is None or not checked or dispatch is None or self._must_check_each(event, hooks):
             return dispatch
         return self._training.guard(dispatch, partial(self._drew, event, checked))
@@ -368,15 +370,16 @@ class RngGuard:
     def _protects_from(self, hook: BoundHook) -> bool:
         return not hook.built_in and isolates(hook.owner) and hook.hook not in self._hook_streams
 
-    def _drew(self, event: Event, among: Sequence[str], snapshot: Snapshot) -> None:
+    def _drew(self, event: Event, among: Sequence[BoundHook], snapshot: Snapshot) -> None:
         """Restore training's streams; the hook that drew gets its own if it is identified."""
         assert self._training is not None
         moved = ", ".join(self._training.restore(snapshot))
         if len(among) > 1:
             self._suspects.add(event.name)  # The hook that drew is found when the event fires again.
         else:
-            (hook,) = among
-            self._hook_streams[hook] = HookStreams(self._training, self._seed, hook)
+            hook = among[0].hook
+            rank = 0 if getattr(among[0].owner, "same_on_all_ranks", False) else self._rank
+            self._hook_streams[hook] = HookStreams(self._training, self._seed, hook, rank)
             message = (
                 f"drew from training's random streams or seeded them ({moved}); they were restored, and from now on "
                 "the hook draws from its own streams. To seed training on purpose, set isolate_rng = False"
@@ -397,6 +400,6 @@ class RngGuard:
         self._suspects = set(saved["suspects"])
         self._hook_streams = {}
         for name, state in saved["hooks"].items():
-            self._hook_streams[name] = HookStreams(training, self._seed, name)
+            self._hook_streams[name] = HookStreams(training, self._seed, name, self._rank)
             self._hook_streams[name].load_state_dict(state)
         self._changed()

@@ -15,6 +15,7 @@ import torch
 
 if TYPE_CHECKING:
     from hookline.core.registry import HookRegistry
+    from hookline.ranks import OneProcess
 
 
 class MicroBatch(NamedTuple):
@@ -26,6 +27,43 @@ class MicroBatch(NamedTuple):
     loader: str
     metrics: dict[str, Any]
     """Numbers that `step_fn` returned beside the loss."""
+
+
+Sizes = Mapping[str, tuple[int, int]]
+"""How many maxima and how many sums there are, by name; the same for a name on all ranks."""
+
+
+class SharedPart(Protocol):
+    """Numbers of one step that a hook hands in for the exchange, such as statistics rows.
+
+    Every rank hands in a part with the same key, or what the others have is left out. Their names may differ. Maxima
+    are taken first: what is to be added up may depend on them, as the bins of a histogram do.
+    """
+
+    key: str
+    """What it is: parts of the ranks with the same key belong together."""
+    step: int
+    epoch: int
+    sizes: Sizes
+    """The names that this rank has, in the order of its numbers."""
+
+    def maxima(self) -> torch.Tensor:
+        """Return the numbers whose maximum over the ranks is taken, float64 on the host; may wait for a device."""
+
+    def sums(self, maxima: torch.Tensor) -> torch.Tensor:
+        """Return the numbers to add up, float64 on the host, given the maxima over all ranks."""
+
+    def finish(self, sizes: Sizes, maxima: torch.Tensor, sums: torch.Tensor) -> Mapping[str, float]:
+        """Use what the ranks have together; called on every rank.
+
+        Args:
+            sizes: The names that any rank has.
+            maxima: The maxima over the ranks, in their order.
+            sums: The sums over the ranks, in their order.
+
+        Returns:
+            Metrics to record at the step.
+        """
 
 
 class RunControl(Protocol):
@@ -50,6 +88,10 @@ class RunControl(Protocol):
     @property
     def params(self) -> Mapping[str, torch.nn.Parameter]:
         """The trained parameters by name: those that the optimizers own."""
+
+    @property
+    def ranks(self) -> OneProcess:
+        """The processes of the run: `rank`, `world_size`, `local_rank` and a `group` for collectives."""
 
     @property
     def hooks(self) -> HookRegistry:
@@ -171,13 +213,33 @@ class RunControl(Protocol):
     def count_tokens(self, batch: Any, /) -> int:
         """Return the number of tokens in a batch."""
 
-    def log(self, name: str, value: Any, step: int | None = None) -> None:
-        """Record a number or a one-element tensor, at the current step unless given, without waiting for the device."""
+    def means_of_ranks(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Return the means of numbers over the ranks, by name; with several ranks all must call it, and wait."""
+
+    @property
+    def rank_tokens(self) -> int:
+        """The tokens in the batches of this rank so far."""
+
+    @property
+    def data_ranks(self) -> int:
+        """How many ranks train on batches of their own and average their gradients; 1 in one process."""
+
+    def log(self, name: str, value: Any, step: int | None = None, reduce: str | None = "mean") -> None:
+        """Record a number or a one-element tensor, at the current step unless given, without waiting for the device.
+
+        `reduce` says how the values of several ranks become one: 'mean', 'sum', 'max', 'min', or None for rank 0's own.
+        """
 
     def log_layers(
         self, series: str, names: Sequence[str], columns: Sequence[str], values: torch.Tensor, step: int | None = None
     ) -> None:
         """Record numbers per layer, a row per name and a column per statistic, without waiting for the device."""
+
+    def share(self, part: SharedPart) -> None:
+        """Hand in numbers of this rank that are recorded together with those of the other ranks, at the next exchange.
+
+        Call it at the same events on all ranks, and only with several of them.
+        """
 
     def note(self, kind: str, step: int | None = None, **fields: Any) -> None:
         """Write a decision into events.jsonl, if a run is in progress."""

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler, Subset
 
 from hookline.errors import HooklineError
+from hookline.ranks import rank_and_world_size
+from hookline.trainer.data.sampler import ShareOf
 
 VALIDATION_BATCHES = 20
 # Tests are skipped, and the file that the interpreter's build wrote, because it differs between machines.
@@ -97,14 +99,15 @@ def stdlib_text(
 
     Files are read in sorted order. Whole files are held out for validation, the same ones whatever the seed, and at
     most 20 batches are taken from them, evenly spread; of a single file, the end is held out. Takes a fraction of a
-    second.
+    second. With several processes each gets its share of both, in batches of this size.
 
     Args:
         context: Characters in a window.
         batch_size: Windows in a batch.
         max_bytes: How much text to read.
         validation_fraction: The share of files to hold out.
-        seed: Orders the training windows. The loader has its own generator and never draws from the global one.
+        seed: Orders the training windows, alike in all processes. The loader has its own generator and never draws
+            from the global one.
         path: A directory to read instead of the standard library's top-level modules.
         pattern: Which files of the directory to read.
 
@@ -118,19 +121,22 @@ def stdlib_text(
     vocab = Vocabulary.of_text(train_text)
     train = Windows(torch.tensor(vocab.encode(train_text)), context)
     validation = Windows(torch.tensor(vocab.encode(validation_text)), context)
-    if len(train) < batch_size or len(validation) < 1:
+    rank, world_size = rank_and_world_size()
+    if len(train) < batch_size * world_size or len(validation) < world_size:
         raise HooklineError(
             f"too little text: {len(train)} training and {len(validation)} validation windows of "
-            f"{context} characters, but {batch_size} (one batch) and 1 are the least; "
+            f"{context} characters, but {batch_size * world_size} (one batch) and {world_size} are the least; "
             "use a smaller context or batch_size, a larger max_bytes, or more files (data.path, data.pattern)"
         )
-    shuffled = DataLoader(
-        train, batch_size, shuffle=True, drop_last=True, generator=torch.Generator().manual_seed(seed)
-    )
+    generator = torch.Generator().manual_seed(seed)
+    order: Sampler[int] = RandomSampler(train, generator=generator)
+    if world_size > 1:
+        order = ShareOf(order, rank, world_size)
+    shuffled = DataLoader(train, batch_size, sampler=order, drop_last=True, generator=generator)
     # Even spacing takes windows of every held-out file. A loader draws a seed at every pass, even without shuffling;
     # its own generator spares the global one.
     count = min(len(validation), VALIDATION_BATCHES * batch_size)
-    fixed = Subset(validation, [i * len(validation) // count for i in range(count)])
+    fixed = Subset(validation, [i * len(validation) // count for i in range(rank, count, world_size)])
     return TextData(shuffled, DataLoader(fixed, batch_size, generator=torch.Generator()), vocab)
 
 

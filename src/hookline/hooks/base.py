@@ -36,11 +36,17 @@ class NamedHook(TrainingHook):
         """Write a decision into the run's record, signed with the hook's name."""
         trainer.note(kind, by=self.registered_name, **fields)
 
-    def warn(self, problem: str, once: Hashable = None) -> None:
-        """Log a warning, signed with the hook's name; of several with the same `once`, only the first is logged."""
+    def warn(self, problem: str, once: Hashable = None, of_rank: bool = False) -> None:
+        """Log a warning, signed with the hook's name.
+
+        Args:
+            problem: What is wrong.
+            once: Of several warnings with the same value, only the first is logged.
+            of_rank: Whether it concerns this rank alone; else rank 0 logs it for all.
+        """
         if once is None or once not in self._warned_once:
             self._warned_once |= {once}
-            logger.warning("hook %r: %s", self.registered_name, problem)
+            logger.warning("hook %r: %s", self.registered_name, problem, of_rank=of_rank)
 
     def output_path(self, trainer: RunControl, parameter: str, default: str) -> Path | None:
         """Return where the hook writes: what its parameter says, or else a default name in the run's directory.

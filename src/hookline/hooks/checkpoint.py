@@ -6,8 +6,9 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from hookline import _checks
 from hookline.checkpoints.names import NameTemplate
@@ -26,6 +27,10 @@ from hookline.core.schedule import Quantity, Schedule
 from hookline.errors import CheckpointError, ConfigError, nearest
 from hookline.hooks.base import period
 from hookline.hooks.monitored import MODES, Measurement, MetricHook, is_step_metric, is_training_metric, metric_key
+from hookline.ranks import OneProcess
+
+if TYPE_CHECKING:
+    from hookline.core.registry import HookRegistry
 
 DEFAULT_NAME = "step-{step:08d}"
 
@@ -87,7 +92,8 @@ class CheckpointHook(MetricHook):
         filename: A template, which may name metrics: ``epoch_{epoch}_loss_{val/loss:.2f}``.
         auto_insert_metric_name: Write ``name=`` before each value of `filename`.
         save_on_exception: Save when the run fails: between two steps as always; in the middle of a step into
-            ``exception/``, to resume after the batch that failed. The step counts if an optimizer has stepped.
+            ``exception/``, to resume after the batch that failed. The step counts if an optimizer has stepped. A run on
+            several ranks is not saved: they may be at different steps.
         keep_previous: Never delete the checkpoint before the newest either: it is needed if the disk damages the
             newest. Without it, `save_top_k=1` leaves one on disk.
         every: How often to save, instead of the three parameters with these words: 500 steps, "2 epochs", "30 min".
@@ -148,6 +154,16 @@ class CheckpointHook(MetricHook):
         # verify them, and a failure need not save their steps.
         self._written: dict[str, int] = {}
         self._directory: Path | None = None
+        self._registry: HookRegistry | None = None
+
+    def setup(self, name: str, registry: HookRegistry | None = None) -> None:
+        """Store the registry, which knows the ranks of the run."""
+        super().setup(name)
+        self._registry = registry
+
+    @property
+    def _ranks(self) -> OneProcess:
+        return OneProcess() if self._registry is None else self._registry.ranks
 
     def _step_schedule(self) -> Schedule | None:
         if self.save_every is not None and self.save_every_n_steps is not None:
@@ -184,17 +200,25 @@ class CheckpointHook(MetricHook):
 
     def _forget_deleted(self) -> None:
         """Drop checkpoints that were deleted from the disk by a person or another hook from the ranking."""
-        wanted = self.wanted
+        gone, wanted = self._ranks.first(self._find_deleted), self.wanted
         for one in list(self.kept):
+            if one.name in gone:
+                self.kept.remove(one)
+                if one.name in wanted:  # a surplus one may have been deleted by another checkpoint hook
+                    self.warn(f"{one.name} was deleted from disk; no longer ranked")
+
+    def _find_deleted(self) -> list[str]:
+        """Return the checkpoints of the ranking that are not on disk."""
+        gone = []
+        for one in self.kept:
             try:
                 if self._directory is not None:
                     (self._directory / one.name).stat()
             except FileNotFoundError:
-                self.kept.remove(one)
-                if one.name in wanted:  # a surplus one may have been deleted by another checkpoint hook
-                    self.warn(f"{one.name} was deleted from disk; no longer ranked")
+                gone.append(one.name)
             except OSError:  # a disk that does not answer may come back
                 pass
+        return gone
 
     def _score(self, trainer: RunControl, measurement: Measurement) -> float | None:
         """Return what the checkpoint is ranked by; without a metric the newest is the best."""
@@ -220,7 +244,8 @@ class CheckpointHook(MetricHook):
             # The template may call a metric of validation eval/… as well as val/….
             metrics = {f"eval/{key[4:]}": value for key, value in metrics.items() if key.startswith("val/")} | metrics
             self._warn_missing_fields(request, metrics)
-            self._writing = replace(request, name=self._file_name.fill(request.epoch, request.step, metrics))
+            fill = partial(self._file_name.fill, request.epoch, request.step, metrics)
+            self._writing = replace(request, name=self._ranks.first(fill))
         return "" if self._writing is None else self._writing.name
 
     def _warn_missing_fields(self, request: Request, metrics: Mapping[str, float]) -> None:
@@ -271,7 +296,10 @@ class CheckpointHook(MetricHook):
         # Not at `on_exception`, where other hooks may have to restore the weights first.
         if self._failed and self.save_on_exception and trainer.step not in self._written.values():
             self._requested = self._writing = None
-            trainer.save()
+            if self._ranks.world_size > 1:  # the others may be at another step, and may not have failed
+                self.warn("save_on_exception: a run on several processes is not saved after a failure")
+            else:
+                trainer.save()
 
     # ---- retention ---------------------------------------------------------------------------------------------------
 
@@ -290,15 +318,21 @@ class CheckpointHook(MetricHook):
         hooks = [self, *(entry.hook for entry in trainer.hooks.entries())]
         wanted = {name for hook in hooks if isinstance(hook, CheckpointHook) for name in hook.wanted}
         names = [one.name for one in self.kept if one.name not in wanted | trainer.requested_checkpoints]
+        deleted = self._ranks.first(partial(self._delete, path.parent, names))
+        self.kept = [one for one in self.kept if one.name not in deleted]
+
+    def _delete(self, directory: Path, names: Sequence[str]) -> list[str]:
+        """Delete checkpoints, and return those that do not exist any more."""
         try:
-            deleted = delete_checkpoints(path.parent, names, self._written, self.keep_previous)
+            return delete_checkpoints(directory, names, self._written, self.keep_previous)
         except (OSError, CheckpointError) as error:  # the next save tries again
             self.warn(f"a checkpoint cannot be deleted: {error}")
-        else:
-            self.kept = [one for one in self.kept if one.name not in deleted]
+            return []
 
     def _update_links(self, directory: Path) -> None:
         """Point ``best`` and ``last`` to their checkpoints; a second hook's links end with its name."""
+        if self._ranks.rank != 0:
+            return
         own = self.registered_name
         suffix = "" if own == self.name else "-" + re.sub("[^A-Za-z0-9_=-]", "_", own)
         best = self._best if self.monitor is not None else None
@@ -354,7 +388,8 @@ class CheckpointHook(MetricHook):
         if request is not None:
             name = loaded if _has_name(loaded, request.name) else request.name
             self.kept.append(RankedCheckpoint(name, request.step, request.score))
-        self.kept = [one for one in self.kept if one.name and (directory / one.name).is_dir()]
+        there = self._ranks.first(lambda: [one.name for one in self.kept if (directory / one.name).is_dir()])
+        self.kept = [one for one in self.kept if one.name and one.name in there]
         self._requested, self._writing, self._directory = None, None, directory
 
 

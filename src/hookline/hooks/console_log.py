@@ -44,6 +44,7 @@ class ConsoleLogHook(TrainingHook):
 
     built_in = True
     name = "console_log"
+    ranks = "zero"
     runs_last = True  # its table at the end includes what the other hooks cost at the end
 
     every_aliases = ("log_every_n_batches",)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Mapping
-from copy import deepcopy
 from typing import Any, Literal
 from weakref import ref
 
@@ -14,6 +13,7 @@ from hookline import _checks
 from hookline._console import print_line
 from hookline._names import load_plain_state_dict, plain_state_dict
 from hookline.checkpoints.frozen import fingerprint
+from hookline.checkpoints.shards import copy_to_host, like
 from hookline.core.run_control import RunControl
 from hookline.core.schedule import Quantity, Schedule
 from hookline.errors import ConfigError
@@ -217,7 +217,9 @@ class EarlyStopping(MetricHook):
         """Restore the best weights, if requested; those of a failed run are left to be examined."""
         self.warn_if_never_evaluated(trainer)
         if self._best_weights is not None and not self._failed:
-            load_plain_state_dict(trainer.model, self._best_weights)
+            now = plain_state_dict(trainer.model)
+            best = {name: like(value, now.get(name)) for name, value in self._best_weights.items()}
+            load_plain_state_dict(trainer.model, best)
             self.note(trainer, "best_weights_restored", saved_at=self.best_step, value=self.best)
             self._print(f"restored the best weights, those of step {self.best_step}")
 
@@ -250,11 +252,7 @@ class EarlyStopping(MetricHook):
 
 
 def _copy_to_host(model: torch.nn.Module, without: Container[str] = ()) -> dict[str, Any]:
-    return {
-        name: value.detach().to("cpu", copy=True) if isinstance(value, torch.Tensor) else deepcopy(value)
-        for name, value in plain_state_dict(model).items()
-        if name not in without
-    }
+    return {name: copy_to_host(value) for name, value in plain_state_dict(model).items() if name not in without}
 
 
 def _without(unsaved: Mapping[str, Any], weights: dict[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import torch
 from hookline import _checks
 from hookline._names import fit_names, plain_buffers, plain_parameters
 from hookline.checkpoints import read_checkpoint
+from hookline.checkpoints.shards import like
 from hookline.core.run_control import RunControl
 from hookline.errors import CheckpointError, nearest
 from hookline.hooks.base import NamedHook
@@ -108,7 +109,9 @@ class EMAHook(NamedHook):
         if self._tensors is None or self._tensors[0] is not model:
             named = plain_parameters(model) | (plain_buffers(model) if self.buffers else {})
             self._tensors = model, {name: tensor for name, tensor in named.items() if tensor.is_floating_point()}
-            self.average = fit_names(self.average, self._tensors[1])
+            fitted = fit_names(self.average, self._tensors[1])
+            # A hook that was added after a checkpoint was loaded gets its average whole.
+            self.average = {name: like(one, self._tensors[1].get(name, one)) for name, one in fitted.items()}
         # Of what was averaged once, the average is kept: a parameter may be frozen for a while.
         return {
             name: tensor.data

@@ -267,7 +267,7 @@ class GradientMonitor(NamedHook):
             updates, weights = (_total([columns[name][row] for row in moved]) for name in ("update_l2", "weight_l2"))
             totals["update_ratio"] = updates / weights if weights else math.inf if updates else math.nan
         for name, value in totals.items():
-            trainer.log(f"{self._prefix}/{name}", value, step)
+            trainer.log(f"{self._prefix}/{name}", value, step, reduce=None)
 
     # ---- judging -----------------------------------------------------------------------------------------------------
 
@@ -286,7 +286,8 @@ class GradientMonitor(NamedHook):
         # A verdict on each layer takes longer than the measurement, so a healthy model does without.
         flow = None if is_healthy and not self.troubled else self.latest
         for key, verdict in VERDICT_METRICS.items():
-            trainer.log(f"{self._prefix}/layers_{key}", float(len(flow.of(verdict))) if flow else 0.0, step)
+            count = float(len(flow.of(verdict))) if flow else 0.0
+            trainer.log(f"{self._prefix}/layers_{key}", count, step, reduce=None)
         if flow is None:
             return
         new = {name: verdict for name, verdict in flow.troubled.items() if self.troubled.get(name) != verdict}

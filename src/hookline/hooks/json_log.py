@@ -34,6 +34,7 @@ class JSONLogHook(NamedHook):
 
     built_in = True
     name = "json_log"
+    ranks = "zero"
 
     every_aliases = ("log_every_n_batches",)
 

@@ -42,7 +42,8 @@ class LossSpike(NamedHook):
 
     The spread is the median distance from the median, scaled to equal the standard deviation of normally distributed
     losses; earlier spikes affect neither. Losses that are not finite are left to `nan_forensics`. Spikes are in
-    `spikes`, in the record and in a warning. Each step waits for the device to read the loss.
+    `spikes`, in the record and in a warning. Each step waits for the device to read the loss. With several ranks, each
+    compares the losses of its own batches, and a spike on one of them stops all.
 
     Args:
         factor: How many spreads make a spike.
@@ -97,7 +98,7 @@ class LossSpike(NamedHook):
                     batch_idx, dataloader_name = worst.batch_idx, worst.loader
                 spike = Spike(step, loss, middle, spreads, batch_idx, dataloader_name)
                 self.spikes.append(spike)
-                self.warn(str(spike))
+                self.warn(str(spike), of_rank=True)
                 # Every note has the current step, so the spike's is left out.
                 self.note(trainer, "loss_spike", **{k: value for k, value in asdict(spike).items() if k != "step"})
                 if self.stop_run:

@@ -72,7 +72,7 @@ class LearningRateMonitor(TrainingHook):
                 values["weight_decay"] = group.get("weight_decay")
             for quantity, value in values.items():
                 if value is not None:  # the group does not have it
-                    trainer.log(f"{quantity}{label}", value)
+                    trainer.log(f"{quantity}{label}", value, reduce=None)
 
 
 def _labelled_groups(optimizers: Sequence[Any], index: int) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from hookline.core.run_control import RunControl
 from hookline.core.schedule import Schedule
-from hookline.errors import MetricMissing, nearest
+from hookline.errors import ConfigError, MetricMissing, nearest
 from hookline.hooks.base import NamedHook, counts_for_run
 
 MODES = ("min", "max")
@@ -46,6 +46,7 @@ class Measurement:
 class MetricHook(NamedHook):
     """Calls `evaluate` with every measurement of the sources that the constructor chose by `evaluate_at`."""
 
+    same_on_all_ranks = True  # it decides by numbers of all ranks
     monitor: str | None = None
     mode: str = "min"
     strict: bool | None = None
@@ -92,7 +93,10 @@ class MetricHook(NamedHook):
 
         Raises:
             MetricMissing: If `strict` says that a missing metric is an error.
+            ConfigError: If it is called on some of several ranks only.
         """
+        if trainer.hooks.ranks.world_size > 1 and trainer.hooks.entry(self.registered_name).ranks is not None:
+            raise ConfigError(f"{self.registered_name}.ranks", "it decides for all ranks; leave its `ranks` out")
         # A user's hook may add the metric to a validation, or validate on other data: then the first epoch shows it.
         others = [entry for entry in trainer.hooks.entries() if entry.enabled and not entry.built_in]
         adds = any(event.startswith("on_validation_") for entry in others for event in entry.listeners)
@@ -119,6 +123,8 @@ class MetricHook(NamedHook):
         metrics |= {key: latest[key] for key in by_loader if key in latest}
         metrics |= {"loss": loss, "train/loss": loss}
         self._last_step = step
+        # All ranks evaluate the same steps, and must come to the same decision.
+        metrics = trainer.means_of_ranks(metrics)
         self.evaluate(trainer, Measurement("step", step, epoch, metrics, optional=by_loader))
 
     def on_validation_end(self, trainer: RunControl, step: int, epoch: int, metrics: Mapping[str, Any]) -> None:
@@ -134,7 +140,8 @@ class MetricHook(NamedHook):
         """Evaluate an epoch, or fail if the hook waits for validations and there can be none."""
         if self._at_epochs:
             loss, validated = trainer.step_loss(), self._validation.step == step
-            metrics = {**trainer.latest_metrics(), **trainer.epoch_metrics(), "loss": loss, "train/loss": loss}
+            of_step = trainer.means_of_ranks({"loss": loss, "train/loss": loss})
+            metrics = {**trainer.latest_metrics(), **trainer.epoch_metrics(), **of_step}
             metrics |= self._validation.metrics if validated else {}
             optional = [f"train/{name}/{kind}" for name in trainer.loader_names for kind in ("loss", "epoch_loss")]
             awaits = trainer.has_validation and not validated

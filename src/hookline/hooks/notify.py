@@ -55,6 +55,7 @@ class NotifyHook(NamedHook):
 
     built_in = True
     name = "notify"
+    ranks = "zero"
     saves = ("best",)
 
     def __init__(

@@ -93,7 +93,8 @@ class StallWatchdog(NamedHook):
             known = stacks.get(training_thread)
             where = "\n".join(known["stack"][-FRAMES_SHOWN:]) if known else "the training thread has ended"
             # Warn first and record then: the step may hang because of the disk that the record is on.
-            self.warn(f"no progress for {seconds:.1f} s at step {trainer.step}; the training thread is here:\n{where}")
+            problem = f"no progress for {seconds:.1f} s at step {trainer.step}; the training thread is here:\n{where}"
+            self.warn(problem, of_rank=True)
             self.note(trainer, "stall", seconds=round(seconds, 3), stacks=list(stacks.values()))
             # The stall lasts until the next sign of life, or until the run ends without one.
             while self._last_beat == beat and self._wait_one_check(trainer, stopped):

@@ -13,6 +13,11 @@ from hookline.core.run_control import RunControl
 from hookline.hooks.base import period
 
 MEGABYTE = 2**20
+REDUCTIONS = {
+    "samples_per_s": "sum", "tokens_per_s": "sum", "tflops": "sum",
+    "device_memory_mb": "max", "device_memory_peak_mb": "max",
+}  # fmt: skip
+"""How the figures of several ranks become one; others are means."""
 
 
 @dataclass(slots=True)
@@ -43,6 +48,9 @@ class ThroughputMonitor(TrainingHook):
     between epochs. The wait for data is the time from the end of a step, including its hooks, to the start of the next
     batch. Nothing waits for the device: a full queue makes the host wait as well, so the figures of a report are right,
     while those of a single step would not be. Utilisation needs the package pynvml.
+
+    With several ranks, samples, tokens and operations per second are those of all ranks together, the memory is that of
+    the rank with the most, and times, shares and ``throughput/mfu`` are means over the ranks.
 
     Registered as an object on a schedule (``add_hook(ThroughputMonitor(), every=10)``), only batches that are due are
     counted and the others are assumed to be like them: samples and the wait for data are estimates, and so are figures
@@ -84,13 +92,13 @@ class ThroughputMonitor(TrainingHook):
 
     # ---- counting ----------------------------------------------------------------------------------------------------
 
-    def on_train_batch_start(self, trainer: RunControl, batch: Any, step: int, tokens_seen: int) -> None:
+    def on_train_batch_start(self, trainer: RunControl, batch: Any, step: int) -> None:
         """End the wait for the batch, and report the steps before it if a report is due."""
         now, interval = perf_counter(), self._interval
         # If the hook was disabled, it did not see the end of the micro-batch before.
         wait = now - self._ended if self._ended and step - self._ended_in <= 1 else None
         if interval is None or step - 1 - interval.step >= self.log_every_n_steps:
-            tokens = tokens_seen - trainer.count_tokens(batch)  # `tokens_seen` includes this batch
+            tokens = trainer.rank_tokens - trainer.count_tokens(batch)  # those before this batch
             if interval is not None:
                 self._report(trainer, interval, step - 1, tokens, now)
             interval = self._interval = Interval(now, step - 1, tokens, first_wait=wait or 0.0)
@@ -106,18 +114,18 @@ class ThroughputMonitor(TrainingHook):
         if self._interval is not None:
             self._interval.batches += 1
 
-    def on_step_end(self, step: int, tokens_seen: int) -> None:
+    def on_step_end(self, step: int, trainer: RunControl) -> None:
         """Start the wait again: the time of users' hooks, which have run by now, is not a wait for data."""
-        self._ended, self._last_step, self._tokens = perf_counter(), step, tokens_seen
+        self._ended, self._last_step, self._tokens = perf_counter(), step, trainer.rank_tokens
         if self._interval is not None:
             self._interval.steps += 1
 
-    def _catch_up(self, step: int, tokens_seen: int) -> None:
+    def _catch_up(self, step: int, trainer: RunControl) -> None:
         """Count steps that were made while the hook was disabled as training."""
         if self._ended and step > self._last_step:
             self._ended = perf_counter()
             self._ended_in = self._last_step = step
-            self._tokens = tokens_seen
+            self._tokens = trainer.rank_tokens
 
     def _exclude(self) -> None:
         """Exclude the time since the last micro-batch, which was neither training nor waiting for data."""
@@ -129,9 +137,9 @@ class ThroughputMonitor(TrainingHook):
     on_validation_start = on_epoch_end = _catch_up
     on_validation_end = on_epoch_start = _exclude
 
-    def on_checkpoint_save(self, step: int, tokens_seen: int) -> None:
+    def on_checkpoint_save(self, step: int, trainer: RunControl) -> None:
         """Exclude the checkpoint."""
-        self._catch_up(step, tokens_seen)
+        self._catch_up(step, trainer)
         self._exclude()
 
     def on_train_end(self, trainer: RunControl) -> None:
@@ -175,4 +183,4 @@ class ThroughputMonitor(TrainingHook):
                 except Exception:  # no pynvml, or a driver that cannot tell, each with its error: do not ask again
                     self._has_utilization = False
         for name, value in values.items():
-            trainer.log(f"throughput/{name}", value, step)
+            trainer.log(f"throughput/{name}", value, step, reduce=REDUCTIONS.get(name, "mean"))

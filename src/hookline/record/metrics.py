@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -11,6 +12,8 @@ from hookline.errors import RecordError, with_article
 from hookline.record import strict_json
 from hookline.record.redaction import redact_name
 
+REDUCTIONS = ("mean", "sum", "max", "min")
+"""How the numbers that the ranks log under one name become one."""
 RESERVED = frozenset({"step", "epoch", "time"})
 
 Entry = tuple[int, int, str, Any, float]  # step, epoch, name, value, time
@@ -51,7 +54,7 @@ class MetricBatch:
 
     def __init__(self, entries: list[Entry]) -> None:
         self.lost: list[Exception] = []  # one per value that could not be read
-        self._entries = entries
+        self.entries = entries
         self._copies: list[tuple[list[int], HostCopy]] = []
         groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
         for index, (_, _, _, value, _) in enumerate(entries):
@@ -68,10 +71,11 @@ class MetricBatch:
         return all(copy.is_ready() for _, copy in self._copies)
 
     def rows(self) -> list[Row]:
-        """Wait for the copies and return one row per step and epoch: integers as ints, booleans as bools.
+        """Wait for the copies and return one row per step and epoch."""
+        return metric_rows(self.read())
 
-        Names are written without the secrets in them.
-        """
+    def read(self) -> list[Entry]:
+        """Wait for the copies and return the entries with plain numbers, without those that a device lost."""
         for indices, copy in self._copies:
             try:
                 values = copy.wait()
@@ -81,16 +85,19 @@ class MetricBatch:
             if values.is_floating_point() and values.element_size() < 4:  # 8-bit floats have no `tolist`
                 values = values.float()
             for index, number in zip(indices, values.tolist(), strict=True):
-                step, epoch, name, _, logged_at = self._entries[index]
-                self._entries[index] = (step, epoch, name, number, logged_at)
-        rows: dict[tuple[int, int], Row] = {}
-        for step, epoch, name, value, logged_at in self._entries:
-            if isinstance(value, torch.Tensor):  # lost with its device
-                continue
-            row = rows.get((step, epoch))
-            if row is None:
-                row = rows[step, epoch] = {"step": step, "epoch": epoch, "time": round(logged_at, 6)}
-            clean = redact_name(name)
-            row[clean if clean == name else strict_json.free_name(clean, row)] = value
-        # Sorted, because some values are logged at once and losses only with the next flush.
-        return [row for _, row in sorted(rows.items())]
+                step, epoch, name, _, logged_at = self.entries[index]
+                self.entries[index] = (step, epoch, name, number, logged_at)
+        return [entry for entry in self.entries if not isinstance(entry[3], torch.Tensor)]
+
+
+def metric_rows(entries: Iterable[Entry]) -> list[Row]:
+    """Return one row per step and epoch: integers as ints, booleans as bools, names without the secrets in them."""
+    rows: dict[tuple[int, int], Row] = {}
+    for step, epoch, name, value, logged_at in entries:
+        row = rows.get((step, epoch))
+        if row is None:
+            row = rows[step, epoch] = {"step": step, "epoch": epoch, "time": round(logged_at, 6)}
+        clean = redact_name(name)
+        row[clean if clean == name else strict_json.free_name(clean, row)] = value
+    # Sorted, because some values are logged at once and losses only with the next flush.
+    return [row for _, row in sorted(rows.items())]

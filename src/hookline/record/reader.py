@@ -108,6 +108,18 @@ def read_metrics(run_dir: Path | str | None) -> list[dict[str, Any]]:
     return list(steps.values())
 
 
+# ---- events.jsonl ----------------------------------------------------------------------------------------------------
+
+
+def read_events(run_dir: Path | str | None) -> list[dict[str, Any]]:
+    """Read a run's events in the order of their times; those that concern one rank other than 0 have its `rank`."""
+    directory = _directory(run_dir)
+    events = _whole_lines(directory / "events.jsonl")
+    for path in (directory / "ranks").glob("*/events.jsonl"):
+        events += _whole_lines(path)
+    return sorted(events, key=lambda event: event.get("time", 0.0))
+
+
 # ---- layers.jsonl ----------------------------------------------------------------------------------------------------
 
 

@@ -19,20 +19,21 @@ import torch
 
 from hookline._console import logger
 from hookline._fs import explain, refuse_link
+from hookline.core.run_control import SharedPart
 from hookline.errors import RecordError, nearest
 from hookline.record import strict_json
 from hookline.record.layers import LayerRow, LayerStep, SeriesHeader
 from hookline.record.metrics import RESERVED, Entry, MetricBatch, snapshot
 from hookline.record.provenance import UNKNOWN_GIT_STATE, config_hash, new_run_id, utc_now
 from hookline.record.redaction import SecretValues, find_secrets, redact, redact_name, redact_text
-from hookline.record.sinks import AddedSinks, FileStorage, MemoryStorage, Sink, SinkHandle
+from hookline.record.sinks import AddedSinks, FileStorage, MemoryStorage, RankStorage, Sink, SinkHandle
 
 OUTCOMES = ("completed", "stopped", "non_finite", "interrupted", "failed")
 
 # What Hookline writes into a run's directory: files, then directories.
 CONTENTS = (
     "run.json", "config.yaml", "metrics.jsonl", "layers.jsonl", "events.jsonl", "log.jsonl", ".lock",
-    "checkpoints", "abandoned", "exception", "crashes", "captures", "traces",
+    "checkpoints", "abandoned", "exception", "crashes", "captures", "traces", "ranks",
 )  # fmt: skip
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_=-][A-Za-z0-9._=-]*")
@@ -53,7 +54,11 @@ class Record:
     """
 
     def __init__(
-        self, storage: FileStorage | MemoryStorage, config: Mapping[str, Any] | None, seed: int | None, run_id: str
+        self,
+        storage: FileStorage | RankStorage | MemoryStorage,
+        config: Mapping[str, Any] | None,
+        seed: int | None,
+        run_id: str,
     ) -> None:
         self.run_id = run_id
         self.path = storage.path  # the run's directory; None in memory
@@ -111,6 +116,21 @@ class Record:
         """
         return cls(MemoryStorage(keep), config, seed, new_run_id())
 
+    @classmethod
+    def of_rank(
+        cls, rank: int, run_id: str, path: str | None, *, config: Mapping[str, Any], seed: int | None
+    ) -> Record:
+        """Make the record of a rank other than 0: it writes only what happened to that rank alone.
+
+        Args:
+            rank: The rank.
+            run_id: The run's id.
+            path: The run's directory; None for a record in memory.
+            config: The run's resolved config.
+            seed: The run's seed.
+        """
+        return cls(MemoryStorage() if path is None else RankStorage(Path(path), rank), config, seed, run_id)
+
     # ---- what the record is ------------------------------------------------------------------------------------------
 
     @property
@@ -144,21 +164,35 @@ class Record:
         return self._rows("events")
 
     def _rows(self, kind: str) -> list[Any]:
-        if isinstance(self._storage, FileStorage):
+        if not isinstance(self._storage, MemoryStorage):
             readers = "read_metrics, read_layers or hookline.record.read_jsonl"
             raise AttributeError(f"this record is in the files of {self.path}; read it with {readers}")
         return self._storage.rows[kind]
 
     # ---- what is recorded --------------------------------------------------------------------------------------------
 
-    def start(self, hooks: list[dict[str, Any]], *, lineage: Mapping[str, Any] | None = None) -> None:
+    def start(
+        self,
+        hooks: list[dict[str, Any]],
+        *,
+        lineage: Mapping[str, Any] | None = None,
+        hosts: Sequence[str] | None = None,
+        launch: Mapping[str, Any] | None = None,
+    ) -> None:
         """Write run.json and config.yaml; a run that continues keeps its start and gets one more attempt.
+
+        Args:
+            hooks: The description of every hook.
+            lineage: The run and checkpoint that a new run starts from.
+            hosts: The machine of each rank, if there are several.
+            launch: The launch that the run belongs to, if a launcher would start it again.
 
         Raises:
             RecordError: If the disk refuses; the run must not begin.
         """
         self._secrets.add(find_secrets(hooks))
         now = utc_now()
+        attempt = {"started": now, "pid": os.getpid(), "host": platform.node(), **_ranks(hosts)}
         self.run = {
             "run_id": self.run_id,
             "started": now,
@@ -168,13 +202,29 @@ class Record:
             "seed": self._seed,
             "hooks": redact(hooks),
             "lineage": None if lineage is None else redact(lineage),
-            "attempts": [{"started": now, "pid": os.getpid(), "host": platform.node()}],
+            "attempts": [attempt if launch is None else {**attempt, "launch": dict(launch)}],
             "outcome": None,
         }
         self._storage.start(self.run, self._config)
 
-    def log(self, step: int, epoch: int, name: str, value: Any) -> None:
-        """Record a number or a one-element tensor.
+    def reduce_as(self, reductions: Mapping[str, str | None]) -> None:
+        """Say how the numbers of several ranks become one, by metric; in one process there is nothing to do."""
+
+    def share(self, part: SharedPart) -> None:
+        """Hand in numbers that the ranks have together; one process has them at once."""
+        maxima = part.maxima()
+        for name, value in part.finish(part.sizes, maxima, part.sums(maxima)).items():
+            self.log(part.step, part.epoch, name, value)
+
+    def prepare(self) -> int:
+        """Take what was logged for the next exchange between ranks; in one process there is none."""
+        return 0
+
+    def exchange(self, names_agree: bool) -> None:
+        """Bring together what ranks have logged; in one process there is nothing to do."""
+
+    def log(self, step: int, epoch: int, name: str, value: Any, reduce: str | None = "mean") -> None:
+        """Record a number or a one-element tensor; `reduce` is for several ranks.
 
         A number costs 0.2 µs, a tensor one small copy on its device; neither waits for a device.
         """
@@ -223,7 +273,7 @@ class Record:
         """Record that the run continues from this step; what an earlier attempt wrote about later ones is discarded."""
         self.flush(wait=True)
         self._storage.resume_at(step)
-        self.log(step, epoch, "resumed", True)
+        self.log(step, epoch, "resumed", True, reduce=None)
         self.flush()
 
     # ---- where it goes -----------------------------------------------------------------------------------------------
@@ -256,6 +306,11 @@ class Record:
             if count := len(self._entries):
                 self._pending.append(MetricBatch(self._entries[:count]))
                 del self._entries[:count]
+        self._write_pending(wait)
+
+    def _write_pending(self, wait: bool) -> None:
+        """Write what has arrived on the host, or everything if `wait`, and pass it to the sinks."""
+        with self._flushing:
             while self._pending and (wait or self._pending[0].is_ready()):
                 batch = self._pending[0]
                 rows = batch.rows()
@@ -277,6 +332,8 @@ class Record:
         hooks: list[dict[str, Any]],
         costs: list[dict[str, Any]],
         counters: dict[str, Any],
+        *,
+        wait: bool = True,
     ) -> None:
         """Write what is left, then run.json with the outcome; a second call does nothing.
 
@@ -286,6 +343,7 @@ class Record:
             hooks: The description of every hook.
             costs: The time that each hook took.
             counters: The numbers of steps, failures and so on.
+            wait: Whether to wait for a device; False leaves out what is not on the host yet.
 
         Raises:
             RecordError: If the outcome is not one of these; never for a failing disk or device.
@@ -301,7 +359,7 @@ class Record:
             except RecordError as error:
                 self._storage.report_loss(error)
         try:
-            self.flush(wait=True)
+            self.flush(wait=wait)
         finally:  # Ctrl-C in a sink leaves a whole record, too
             end = {"outcome": outcome, "reason": redact(reason), "closed": utc_now()}
             self.run.update(end, hooks=redact(hooks), costs=redact(costs), counters=redact(counters), lost=self.lost)
@@ -318,6 +376,14 @@ class Record:
         name, text = type(sink).__name__, f"{type(error).__name__}: {error}"
         logger.warning("the sink %s failed and was removed, training continues: %s", name, redact_text(text))
         self.event("sink_failed", step, sink=name, error=text)
+
+
+def _ranks(hosts: Sequence[str] | None) -> dict[str, Any]:
+    """Return how many ranks there are, and which of them run on which machine; nothing for one process."""
+    if hosts is None:
+        return {}
+    by_host = {host: [rank for rank, one in enumerate(hosts) if one == host] for host in dict.fromkeys(hosts)}
+    return {"world_size": len(hosts), "ranks": by_host}
 
 
 def _clean(names: Sequence[str]) -> tuple[str, ...]:

@@ -9,9 +9,11 @@ import threading
 from bdb import BdbQuit
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from time import sleep
 from typing import Any, Protocol
 
-from hookline._console import warn
+from hookline._console import logger, warn
+from hookline._fs import make_directory
 from hookline.core.failures import raise_if_quit
 from hookline.errors import RecordError, shown
 from hookline.record import strict_json
@@ -242,6 +244,84 @@ class FileStorage:
             write(*arguments)
         except RecordError as error:
             self.report_loss(error)
+
+
+ALIKE = frozenset({
+    "begun_again", "best_checkpoint", "best_weights_restored", "checkpoint_abandoned", "checkpoint_damaged",
+    "checkpoint_failed", "checkpoint_loaded", "checkpoint_saved", "gradient_flow", "hook_state", "hooks_changed",
+    "hooks_without_state", "loss_fn_changed", "lr_changed", "parameters_changed", "resume_not_exact",
+    "step_fn_changed", "step_skipped", "stop_requested",
+})  # fmt: skip
+"""Events that happen on all ranks alike; rank 0 records them."""
+
+
+class RankStorage:
+    """The record of a rank other than 0: ``ranks/<rank>/events.jsonl``, made when something happens to that rank alone.
+
+    Its metrics and layers are added to those of the other ranks before rank 0 writes them.
+    """
+
+    def __init__(self, path: Path, rank: int) -> None:
+        self.path = path
+        self.lost = 0
+        self._rank = rank
+        self._events: JsonLines | None = None
+
+    def write(self, kind: str, rows: Sequence[Any]) -> None:
+        """Append events that concern this rank alone."""
+        own = [row for row in rows if row["kind"] not in ALIKE] if kind == "events" else []
+        for row in own:
+            try:
+                if self._events is None:
+                    directory = self.path / "ranks" / str(self._rank)
+                    make_directory(directory)
+                    self._events = JsonLines(directory / "events.jsonl")
+                self._events.write({**row, "rank": self._rank})
+            except (RecordError, OSError) as error:
+                self.report_loss(error)
+
+    def start(self, run: dict[str, Any], config: Any) -> None:
+        """Do nothing: rank 0 describes the run."""
+
+    def resume_at(self, step: int) -> None:
+        """Do nothing: layers are rank 0's."""
+
+    def report_loss(self, error: Exception, count: int = 1) -> None:
+        """Count lines that could not be written, and warn of the first."""
+        self.lost += count
+        if self.lost == count:
+            logger.warning("its record is losing data, training continues: %s", error, of_rank=True)
+
+    def sync(self) -> None:
+        """Wait until the disk has the events that were written."""
+        if self._events is not None:
+            self._events.sync()
+
+    def close(self, run: dict[str, Any]) -> None:
+        """Close the file, if there is one; after a failure, close the run's record if rank 0 no longer can."""
+        if self._events is not None:
+            self._events.close()
+        if run["outcome"] == "failed":
+            sleep(min(self._rank, 10) * 0.05)  # so that the lowest rank that lives comes first
+            try:
+                self._close_for_rank_0(run)
+            except (RecordError, OSError):
+                return  # rank 0 is alive and holds the lock, or its directory is on another machine
+
+    def _close_for_rank_0(self, run: dict[str, Any]) -> None:
+        """Write the outcome into run.json if rank 0 has neither done that nor holds the lock."""
+        if read_json(self.path / "run.json").get("outcome") is not None:
+            return
+        lock = RunLock(self.path)
+        try:
+            described = read_json(self.path / "run.json")
+            if described.get("outcome") is None:
+                end = {name: run[name] for name in ("outcome", "reason", "closed")}
+                described.update(end, **{name: run[name] for name in ("hooks", "costs", "counters", "lost")})
+                described["attempts"][-1].update(end)
+                write_json_atomic(self.path / "run.json", described)
+        finally:
+            lock.release()
 
 
 def _as_yaml(config: Any) -> str:

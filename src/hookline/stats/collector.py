@@ -32,6 +32,28 @@ class StepRows(NamedTuple):
     rows: Tensor
 
 
+class SentRows(NamedTuple):
+    """The rows of one step that were sent to the host and may still be on their way; the keys are known."""
+
+    step: int
+    parts: list[tuple[Sequence[Any], HostCopy, int]]
+    """The keys of some rows, the copy that they are in, and where they begin in it."""
+
+    @property
+    def keys(self) -> list[Any]:
+        """Each key once, in the order in which they first appear."""
+        return list(dict.fromkeys(key for keys, _, _ in self.parts for key in keys))
+
+    def read(self) -> StepRows:
+        """Wait for the rows, and return one for each key; those that stand for nothing are left out."""
+        arrived = (
+            StepRows(self.step, [(self.step, keys)], copy.wait()[begin : begin + len(keys)])
+            for keys, copy, begin in self.parts
+        )
+        found = list(_split_by_step(arrived))
+        return _merge_step(found) if found else StepRows(self.step, [], torch.zeros(0))
+
+
 class HostQueue:
     """A queue of rows that are copied to the host in the background; they arrive in the order they were sent."""
 
@@ -51,6 +73,12 @@ class HostQueue:
         while self._waiting and (wait or self._waiting[0][2].is_ready()):
             step, keys, copy = self._waiting.popleft()
             yield StepRows(step, keys, copy.wait())
+
+    def take(self) -> list[tuple[int, Sequence[Any], HostCopy]]:
+        """Take out everything that was sent, with the copies as they are; nothing waits."""
+        taken = list(self._waiting)
+        self._waiting.clear()
+        return taken
 
 
 class StepCollector:
@@ -195,6 +223,21 @@ class StepCollector:
         self.send()
         self._copy_to_host()  # added rows that wait for more
         yield from self.ready(wait=True)
+
+    def take(self) -> list[SentRows]:
+        """Take out all steps so far as complete ones, oldest first, without waiting for their rows."""
+        self.send()
+        self._copy_to_host()
+        steps: dict[int, SentRows] = {}
+        opened, self._open = self._open, []
+        for part in opened:
+            steps.setdefault(part.step, SentRows(part.step, [])).parts.append((part.keys, HostCopy(part.rows), 0))
+        for _, parts, copy in self._queue.take():
+            begin = 0
+            for step, keys in parts:
+                steps.setdefault(step, SentRows(step, [])).parts.append((keys, copy, begin))
+                begin += len(keys)
+        return list(steps.values())
 
     def incomplete(self) -> StepRows | None:
         """Return what has arrived of the current step."""

@@ -133,11 +133,10 @@ class MeshTensors:
 
     def add(self, index: int, tensor: Any, name: object) -> None:
         """Add the DTensor with this index among all tensors. Raises `HooklineError` if it is a partial sum."""
-        here = zip(tensor.placements, self._mesh.get_coordinate(), strict=True)
         if any(placement.is_partial() for placement in tensor.placements):
             raise HooklineError(f"no statistics of {name}: it is a partial sum over ranks; redistribute() it first")
         self._indices.append(index)
-        self._counts.append(all(rank == 0 for placement, rank in here if placement.is_replicate()))
+        self._counts.append(not is_copy(tensor))
 
     def rows(self, rows: Tensor) -> Tensor:
         """Return all rows, with those of these tensors merged over the ranks."""
@@ -160,6 +159,14 @@ class MeshTensors:
         for dimension in range(self._mesh.ndim):
             dist.all_reduce(values, operation, group=self._mesh.get_group(dimension))
         return values
+
+
+def is_copy(tensor: Any) -> bool:
+    """Return whether this rank's part of a DTensor is a copy of what a lower rank has, too."""
+    here = tensor.device_mesh.get_coordinate()
+    return here is not None and any(
+        rank > 0 for placement, rank in zip(tensor.placements, here, strict=True) if placement.is_replicate()
+    )
 
 
 def group_by_mesh(tensors: Sequence[Any], names: Sequence[object]) -> list[MeshTensors]:

@@ -141,23 +141,25 @@ def _per_sign(per_octave: int) -> int:
 
 
 def merge_histograms(counts: Tensor, tops: Tensor) -> tuple[Tensor, Tensor]:
-    """Merge the histograms of parts, [parts, wholes, bins] and [parts, wholes], into those of the wholes.
-
-    Windows end at whole octaves, so the bins of a lower window coincide with those of the highest and move without
-    loss; values that fall out at the small end count in the smallest bin, as they would have from the start.
-    """
+    """Merge the histograms of parts, [parts, wholes, bins] and [parts, wholes], into those of the wholes."""
     filled = counts.sum(-1) > 0
     top = torch.where(filled, tops, float("-inf")).amax(0)
     top = torch.where(filled.any(0), top, tops[0])
-    shift = torch.where(filled, (top - tops) * PER_OCTAVE, 0.0).long().clamp(max=PER_SIGN).unsqueeze(-1)
+    return move_windows(counts, tops, top).sum(0), top
+
+
+def move_windows(counts: Tensor, tops: Tensor, top: Tensor) -> Tensor:
+    """Return histograms, [..., bins], as counted in windows that end with the octave `top`, which is not below `tops`.
+
+    Windows end at whole octaves, so the bins of a lower window coincide with those of a higher one and move without
+    loss; values that fall out at the small end count in the smallest bin, as they would have from the start.
+    """
+    shift = ((top - tops) * PER_OCTAVE).nan_to_num(0.0, 0.0, 0.0).long().clamp(0, PER_SIGN).unsqueeze(-1)
     bins = torch.arange(BINS, device=counts.device)
     negative, positive = (bins > 0) & (bins < ZERO), (bins > ZERO) & (bins < INFINITE)
     target = torch.where(negative, (bins + shift).clamp(max=PER_SIGN), bins)
     target = torch.where(positive, (bins - shift).clamp(min=ZERO + 1), target)
-    merged = torch.zeros_like(counts[0])
-    for part, moved in zip(counts, target, strict=True):
-        merged.scatter_add_(-1, moved, part)
-    return merged, top
+    return torch.zeros_like(counts).scatter_add_(-1, target, counts)
 
 
 # ---- rows that carry a histogram behind their statistics, so that both are copied and merged together ----------------

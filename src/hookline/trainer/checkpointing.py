@@ -18,15 +18,18 @@ from hookline._console import logger
 from hookline._fs import explain, refuse_link
 from hookline._names import load_plain_state_dict, plain_state_dict
 from hookline._tensors import map_tensors
-from hookline.checkpoints.format import Encoder, Section
+from hookline.checkpoints.format import Encoder, Section, encode_section
 from hookline.checkpoints.frozen import Fingerprints, fill_in_frozen, frozen_parameters
+from hookline.checkpoints.saves import Alike, OneSave, Save, SharedSave, on_all, without_alike
+from hookline.checkpoints.shards import is_sharded
 from hookline.checkpoints.snapshot import HostMemory
-from hookline.checkpoints.store import list_checkpoints, newest_good, read_checkpoint, read_manifest, write_checkpoint
+from hookline.checkpoints.store import SavedCheckpoint, list_checkpoints, newest_good, read_manifest
 from hookline.core.failures import hook_notes, raise_if_quit
 from hookline.errors import CheckpointError, add_note, error_text
 from hookline.record.provenance import config_hash
 from hookline.record.reader import read_jsonl
 from hookline.trainer.data.loader_state import restore_loader_states, restore_source_states, source_states
+from hookline.trainer.rank_sections import alike_tensors, like_weights, read_sections
 from hookline.trainer.rng import restore_rng, rng_state
 
 if TYPE_CHECKING:
@@ -35,6 +38,9 @@ if TYPE_CHECKING:
     from hookline.trainer.trainer import Trainer
 
 SaveName = str | Callable[[], str] | None
+
+ALIKE = ("optimizers", "schedulers", "scaler", "progress", "counts", "hook_names", "frozen")
+"""Sections that all ranks have alike, shards of tensors aside; rank 0 saves them."""
 
 
 class SavedArgs:
@@ -54,7 +60,8 @@ class PendingSave:
 
     name: str
     args: SavedArgs
-    written: Future[Path]
+    save: Save
+    written: Future[Any]
     state: SavedState
 
 
@@ -66,7 +73,8 @@ class Checkpointer:
 
     With `async_save` a checkpoint is copied to the host at a boundary, a thread writes the copy, and a later boundary
     fires on_checkpoint_save. Everything in here runs on the training thread; the other thread gets a copy that nothing
-    else touches, and writes it as any checkpoint is written.
+    else touches, and writes it as any checkpoint is written. Several ranks do all of it at the same steps; what they
+    have to agree on is agreed on here, and never by the other thread.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -136,12 +144,12 @@ class Checkpointer:
             self.finish()  # one at a time: the copy of the pending save would be overwritten
             with self._on_save_error(trainer.progress.steps_done):
                 if trainer.options.async_save and trainer.status == "training":
-                    directory, meta = self._prepare()
-                    copied = self._memory.snapshot(self._collect())
+                    save = self._begin(name, self._memory.snapshot)
                     threads = ThreadPoolExecutor(1, thread_name_prefix="hookline-save")
-                    written = threads.submit(write_checkpoint, directory, name, copied, meta)
-                    self._pending = PendingSave(name, SavedArgs(trainer.event_args), written, self._state)
+                    written = threads.submit(save.write)
+                    self._pending = PendingSave(name, SavedArgs(trainer.event_args), save, written, self._state)
                     threads.shutdown(wait=False)  # the thread ends with its work: between saves there is none to fork
+                    trainer.request_boundary()  # from the next step on, `poll` is called after each, on all ranks
                 else:  # a run that is closing has nothing else to do
                     trainer.save_checkpoint(name)
                     self.mark_saved()
@@ -149,10 +157,30 @@ class Checkpointer:
 
     def save_now(self, name: str | None) -> Path:
         """Write a checkpoint and fire on_checkpoint_save once it is durable."""
-        directory, meta = self._prepare()
-        path = write_checkpoint(directory, name or self._step_name(), self._collect(), meta)
+        save = self._begin(name or self._step_name())
+        path = save.finish(save.write)
         self._report_saved(path, self._trainer.event_args)
         return path
+
+    def _begin(self, name: str, copy: Callable[[dict[str, Section]], dict[str, Section]] = dict) -> Save:
+        """Begin a checkpoint of this state, on all ranks.
+
+        Args:
+            name: Its name.
+            copy: Copies sections, if training is to continue while they are written.
+        """
+        trainer, ranks = self._trainer, self._trainer.ranks
+        directory, meta = self._prepare()
+        alike: Alike = {**dict.fromkeys(ALIKE), "model": alike_tensors(trainer.model)}
+
+        def collect() -> dict[str, Section]:
+            sections = {key: encode_section(key, tree, with_shards=True) for key, tree in self._collect().items()}
+            return copy(without_alike(sections, alike) if ranks.rank else sections)
+
+        sections = on_all(ranks, collect)
+        if ranks.world_size == 1:
+            return OneSave(directory, name, sections, meta)
+        return SharedSave(ranks, directory, name, sections, {**meta, "world_size": ranks.world_size}, alike)
 
     def mark_saved(self) -> None:
         """Note that a checkpoint holds the present state, as it is at a boundary.
@@ -178,7 +206,10 @@ class Checkpointer:
         if (in_step or other) and trainer.status == "training":
             what = "validation" if other else "step"
             raise CheckpointError(f"half a {what} cannot be saved; trainer.save() waits for the end of the {what}")
+        if trainer.status == "error" and trainer.ranks.world_size > 1:
+            raise CheckpointError("a run on several ranks that has failed cannot be saved: they may be at other steps")
         self.finish_unless_failed()
+        trainer.agreement.settle()  # what all ranks have counted is saved
         trainer.loop.flush()
         trainer.record.sync()  # a resumed run repeats what came after its checkpoint, and nothing before
         directory = trainer.checkpoint_dir
@@ -243,8 +274,17 @@ class Checkpointer:
     # ---- the save in the background --------------------------------------------------------------------------------
 
     def poll(self) -> None:
-        """Report the background save if it is done."""
-        if self._pending is not None and self._pending.written.done():
+        """Report the background save if it is done, on all ranks; called after every step while there is one.
+
+        Asking the other ranks means waiting for them, so they are asked 1, 2, 4, 8 … steps after the save began.
+        """
+        if self._pending is None:
+            return
+        ranks, done = self._trainer.ranks, self._pending.written.done()
+        if ranks.world_size > 1:
+            passed = self._trainer.progress.step - self._pending.args.step
+            done = passed.bit_count() == 1 and not ranks.decide(not done)
+        if done:
             self.finish()
 
     def finish(self) -> None:
@@ -253,17 +293,28 @@ class Checkpointer:
             wait([self._pending.written])  # an interruption in here leaves it pending
             save, self._pending = self._pending, None
             with self._on_save_error(save.args.step):
-                path, self._saved = save.written.result(), save.state
+                path = save.save.finish(save.written.result)
+                self._saved = save.state
                 self._report_saved(path, save.args)
 
     def finish_unless_failed(self) -> None:
         """Do the same before a checkpoint is written at once; a failure is reported at the boundary."""
-        if self._pending is not None and self._pending.written.exception() is None:
-            self.finish()
+        if self._pending is not None:
+            failed = self._pending.written.exception() is not None
+            if not self._trainer.ranks.decide(failed):
+                self.finish()
 
     def finish_after(self, error: BaseException) -> None:
-        """Finish the background save of a run that failed; another failure becomes a note of the first error."""
+        """Finish the background save of a run that failed; another failure becomes a note of the first error.
+
+        With several ranks it is given up: the others may not have failed, and would not answer.
+        """
         try:
+            if self._pending is not None and self._trainer.ranks.world_size > 1:
+                save, self._pending = self._pending, None
+                wait([save.written])
+                save.save.abandon()
+                raise CheckpointError(f"step {save.args.step} has no checkpoint: a rank failed while it was written")
             self.finish()
         except Exception as another:
             logger.warning("while the run was ending: %s", error_text(another))
@@ -278,13 +329,13 @@ class Checkpointer:
     def load(self, path: str | Path) -> Path:
         """Restore the trainer from a checkpoint: its directory, a run's, or one that holds checkpoints."""
         trainer = self._trainer
-        found, problems = find_checkpoint(Path(path))
+        name, problems = trainer.ranks.first(partial(_find_whole, Path(path)))
+        found = Path(name)
         for problem in problems:
             trainer.note("checkpoint_damaged", problem=problem, instead=str(found))
-        sections, _ = read_checkpoint(found)
         self.find_frozen()
         try:
-            _restore(trainer, sections)
+            _restore(trainer, SavedCheckpoint(found, verify=False))
         except (KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{found} lacks something that a run needs to resume: {error!r}") from error
         trainer.event_args.set_checkpoint(str(found), resumed=True)
@@ -348,7 +399,7 @@ def _encode_states(hooks: HookRegistry, states: Mapping[str, Callable[[], Any]])
         hooks: The hooks.
         states: Functions that return the states, by the hooks' names.
     """
-    encoder = Encoder()
+    encoder = Encoder(with_shards=True)
     for name, read in states.items():
         if name in hooks:
             hooks.failures.state_of(hooks.entry(name), partial(encoder.add, name, read))
@@ -359,7 +410,7 @@ def _stop(trainer: Trainer) -> dict[str, Any]:
     """Return the stop that was requested, if any, for a run that is killed before it ends."""
     if trainer.run_status.lasting_stop is None or not trainer.running:
         return {}
-    reason, by = trainer.run_status.lasting_stop
+    reason, by, _ = trainer.run_status.lasting_stop
     attempt, terms = len(trainer.record.run["attempts"]), _stop_terms(trainer, by)
     return {"stop": {"run_id": trainer.run_id, "attempt": attempt, "reason": reason, "by": by, "under": terms}}
 
@@ -391,13 +442,13 @@ def pending_stop(trainer: Trainer) -> tuple[str, str | None] | None:
     return None if was_carried_out else (stop["reason"], stop["by"])
 
 
-def _restore(trainer: Trainer, sections: dict[str, Any]) -> None:
+def _restore(trainer: Trainer, saved: SavedCheckpoint) -> None:
     """Restore weights, optimizers, counters, random streams and hooks."""
-    sections = _with_present_names(trainer, sections)
+    sections = _with_present_names(trainer, read_sections(trainer, saved))
     for what, present in (("optimizers", trainer.optimizers), ("schedulers", trainer.schedulers)):
-        saved, now = len(sections[what]), len(present)
-        if saved != now:
-            raise CheckpointError(f"the checkpoint has {saved} {what}, this run has {now}: they must match")
+        then, now = len(sections[what]), len(present)
+        if then != now:
+            raise CheckpointError(f"the checkpoint has {then} {what}, this run has {now}: they must match")
     _load_model(trainer.model, sections)
     for optimizer, state in zip(trainer.optimizers, sections["optimizers"], strict=True):
         optimizer.load_state_dict(state)
@@ -409,8 +460,10 @@ def _restore(trainer: Trainer, sections: dict[str, Any]) -> None:
     trainer.loop.restore(sections["losses"])
     trainer.event_args.forget_step()
     trainer.run_status.load_state_dict(sections["counts"])
-    # Update hooks meet gradients on the device, so their state goes there, too.
-    trainer.chain.restore(map_tensors(lambda tensor: tensor.to(trainer.device), sections["update_state"]))
+    # Update hooks meet gradients on the device, so their state goes there, too; shards are there.
+    trainer.chain.restore(
+        map_tensors(lambda one: one if is_sharded(one) else one.to(trainer.device), sections["update_state"])
+    )
     _restore_hooks(trainer, sections)
     trainer.hooks.rng_guard.load_state_dict(sections["streams"])
     restore_source_states(trainer.train_loaders, sections["loaders"]["train"])
@@ -471,6 +524,12 @@ def find_checkpoint(path: Path) -> tuple[Path, list[str]]:
         damaged = f" ({len(problems)} damaged)" if problems else ""
         raise CheckpointError(f"no whole checkpoint in {directory}{damaged}")
     return found, problems
+
+
+def _find_whole(path: Path) -> tuple[str, list[str]]:
+    """Return the checkpoint that a path means, after every byte was verified, and what is wrong with newer ones."""
+    found, problems = find_checkpoint(path)
+    return str(SavedCheckpoint(found).path), problems
 
 
 def has_no_checkpoint_yet(path: Path) -> bool:
@@ -539,13 +598,15 @@ def run_directory(path: Path) -> Path | None:
 
 def load_weights(model: torch.nn.Module, path: str | Path) -> None:
     """Load the weights of a checkpoint and nothing else."""
-    found = find_checkpoint(Path(path))[0]
-    sections, _ = read_checkpoint(found)
-    if "model" not in sections:
-        raise CheckpointError(f"{found} has no weights: it has the sections {', '.join(sections)}, and no model")
-    _load_model(model, sections)
+    saved = SavedCheckpoint(find_checkpoint(Path(path))[0])
+    if "model" not in saved.names:
+        has = ", ".join(saved.names)
+        raise CheckpointError(f"{saved.path} has no weights: it has the sections {has}, and no model")
+    names = [name for name in ("model", "frozen") if name in saved.names]
+    _load_model(model, {name: saved.section(name, like=like_weights(model)) for name in names})
 
 
 def _load_model(model: torch.nn.Module, sections: Mapping[str, Any]) -> None:
     """Load the weights; the frozen ones that a checkpoint was saved without have to be in the model."""
-    load_plain_state_dict(model, fill_in_frozen(model, sections["model"], sections.get("frozen", {})))
+    weights = fill_in_frozen(model, sections["model"], sections.get("frozen", {}))
+    load_plain_state_dict(model, weights)

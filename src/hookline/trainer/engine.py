@@ -9,22 +9,25 @@ from typing import Any
 import torch
 
 from hookline import _device
-from hookline._tensors import map_tensors
+from hookline._tensors import iter_tensors, map_tensors
 from hookline.errors import TrainingError
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Engine:
-    """Run on one device in one process.
+    """Run on one device in one process; base of the engines that share a model between processes.
 
     Args:
         device: Where the model and the batches go.
         precision: 'fp32', 'bf16' or 'fp16'; the last one uses a GradScaler.
     """
 
-    rank = 0
-    world_size = 1
+    averages = False
+    """Whether the ranks train on different batches, and the backward pass takes the mean of their gradients."""
+
+    forward_is_collective = False
+    """Whether a forward pass waits for the other ranks, so that all of them need equally many."""
 
     def __init__(self, device: torch.device, precision: str = "fp32") -> None:
         self.device = device
@@ -38,6 +41,19 @@ class Engine:
         """Move the model to the device unless it is there."""
         tensors = (*model.parameters(), *model.buffers())
         return model if all(tensor.device == self.device for tensor in tensors) else model.to(self.device)
+
+    def eval_model(self, model: Any) -> Any:
+        """Return the model as it is called in eval mode, where ranks may have different numbers of batches."""
+        return model
+
+    def free_whole_weights(self, model: torch.nn.Module) -> None:
+        """Free what a forward pass without a backward pass leaves behind: whole weights, which the next one would use.
+
+        Does nothing unless the model is sharded.
+        """
+
+    def sync_gradients(self, model: Any, is_last: bool) -> None:
+        """Prepare for a micro-batch: gradients are reduced over the ranks after the last one of a step only."""
 
     def place(self, batch: Any) -> Any:
         """Move the tensors of a nested batch to the device; those that are there are not touched."""
@@ -93,6 +109,13 @@ class Engine:
         if self.scaler is not None and self._unscaled is not None:
             self.scaler.update()
             self._unscaled = None
+
+
+def zero_gradients(module: torch.nn.Module, inputs: Any, output: Any) -> None:
+    """Make what a loss adds to the gradients of a module zero, NaN included: a forward hook for one call of it."""
+    for tensor in iter_tensors(output):
+        if tensor.requires_grad:
+            tensor.register_hook(torch.zeros_like)  # type: ignore[no-untyped-call]
 
 
 class _AllOptimizers:

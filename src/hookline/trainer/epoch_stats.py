@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from hookline.ranks import OneProcess, add_up
+
 Number = torch.Tensor | float
 
 
@@ -27,6 +29,8 @@ class EpochStats:
         self._counts: dict[str, int] = {}
         self._latest: dict[str, tuple[int, Number]] = {}  # with the step
         self._began = -1  # the last step before the epoch
+        self._shared: dict[str, float] | None = None  # the means over all ranks, until something is added
+        self._shared_loss = -1, math.nan  # the last step whose loss was shared, and its loss
 
     def next_epoch(self, step: int) -> EpochStats:
         """Return the statistics of an epoch that starts after a step: new means, and the latest values so far."""
@@ -44,6 +48,8 @@ class EpochStats:
 
     def fold(self) -> None:
         """Add the recent losses and metrics to the sums, on their device."""
+        if self.recent or self._recent:
+            self._shared = None
         for name, values in self._recent.items():
             self._sums[name] = _add(self._sums.get(name, 0.0), values)
             self._counts[name] = self._counts.get(name, 0) + len(values)
@@ -75,13 +81,43 @@ class EpochStats:
         self._fold_losses(wait=True)
         return float(self._sum) / self._count if self._count else math.nan
 
+    def share(self, ranks: OneProcess, step: int, loss: float) -> None:
+        """Replace the means and latest values by those of all ranks, until something is added; all ranks must do so.
+
+        Args:
+            ranks: The ranks.
+            step: The current step.
+            loss: Its loss on this rank.
+        """
+        self._fold_losses(wait=True)
+        self.fold()
+        losses = {"loss": [float(self._sum), float(self._count), 0.0], "step loss": [loss, 1.0, 0.0]}
+        sums = {f"sum {name}": [float(total), float(self._counts[name]), 0.0] for name, total in self._sums.items()}
+        latest = {f"latest {name}": [float(value), 1.0, float(at)] for name, (at, value) in self._latest.items()}
+        totals = add_up(ranks, {**losses, **sums, **latest}, width=3)
+        means = {name: total / count if count else math.nan for name, (total, count, _) in totals.items()}
+        summed = {name.removeprefix("sum "): mean for name, mean in means.items() if name.startswith("sum ")}
+        self._shared = {_epoch_name(name): mean for name, mean in summed.items()} | {"train/epoch_loss": means["loss"]}
+        self._shared_loss = step, means["step loss"]
+        # Ranks may have measured a metric at different steps; they agree on the mean.
+        self._latest = {
+            name.removeprefix("latest "): (round(steps / count), total / count)
+            for name, (total, count, steps) in totals.items()
+            if name.startswith("latest ")
+        }
+
+    def shared_loss(self, step: int) -> float | None:
+        """Return the loss of a step over all ranks, if it was shared."""
+        return self._shared_loss[1] if self._shared_loss[0] == step else None
+
     def means(self) -> dict[str, float]:
         """Return the means by recorded name (`train/epoch_acc`, `train/books/epoch_loss`); waits for the device."""
+        if self._shared is not None and not self.recent and not self._recent:
+            return dict(self._shared)
         self.fold()
         means = {}
         for name, total in self._sums.items():
-            place, slash, last = name.rpartition("/")
-            means[f"{place}{slash}epoch_{last}"] = float(total) / self._counts[name]
+            means[_epoch_name(name)] = float(total) / self._counts[name]
         return {**means, "train/epoch_loss": self.mean_loss()}
 
     def latest(self, since: int | None = None) -> dict[str, float]:
@@ -115,6 +151,27 @@ class EpochStats:
         self._sums = {name: total for name, (_, total) in metrics.get("sums", {}).items()}
         self._latest = {name: (step, value) for name, (step, value) in metrics.get("newest", {}).items()}
         self._began = metrics.get("began", -1)
+
+
+def _epoch_name(name: str) -> str:
+    place, slash, last = name.rpartition("/")
+    return f"{place}{slash}epoch_{last}"
+
+
+def add_losses(states: Sequence[Mapping[str, Any]], is_counted: bool) -> dict[str, Any]:
+    """Add up what `state_dict` returned on several ranks; the latest values are the first one's.
+
+    Args:
+        states: The states by rank.
+        is_counted: Whether the sums are wanted; else they are zero, and only their names are there.
+    """
+    added = [state.get("beside", {}).get("sums", {}) for state in states]
+    names = dict.fromkeys(name for sums in added for name in sums)
+    sums = {name: [sum(one.get(name, (0, 0.0))[index] for one in added) for index in (0, 1)] for name in names}
+    totals = {key: sum(state[key] for state in states) for key in ("count", "sum", "bad")}
+    if not is_counted:
+        sums, totals = {name: [0, 0.0] for name in sums}, {"count": 0, "sum": 0.0, "bad": 0}
+    return {**totals, "beside": {**states[0].get("beside", {}), "sums": sums}}
 
 
 def detached_copy(value: Any) -> Any:

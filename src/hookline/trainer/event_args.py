@@ -401,6 +401,20 @@ class EventArgs:
         self.batch, self._source = batch, ValidationBatch(index, loader_index, loader)
 
 
+class RankEventArgs(EventArgs):
+    """The arguments on one of several ranks: what a due hook names is computed on all ranks, also by collectives."""
+
+    _tokens: tuple[int, int] = -1, 0  # micro-batches, and the tokens of all ranks by then
+
+    @property
+    def tokens_seen(self) -> int:
+        """Tokens of all ranks; waits for them, once per micro-batch."""
+        progress = self.progress
+        if self._tokens[0] != progress.batches:
+            self._tokens = progress.batches, self.trainer.ranks.total([progress.tokens_seen])[0]
+        return self._tokens[1]
+
+
 class LazyStepContext(StepContext):
     """The `StepContext` of a run: loss and grad_norm are computed when they are first read.
 
@@ -424,6 +438,8 @@ class LazyStepContext(StepContext):
         self._args = args
         self._loss = args.window if len(args.window) > 1 else args.live_loss
         self._norm = args.norm_of_step()
+        if args.trainer.engine.forward_is_collective:
+            self._norm.compute()  # a collective, which a hook may not call: it need not be called on all ranks
         return self
 
     def complete(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from itertools import islice
+from itertools import chain, islice
 from math import isfinite
 from time import time
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,10 @@ from hookline.core.run_control import MicroBatch
 from hookline.errors import TrainingError
 from hookline.gradients.local_storage import multiply_
 from hookline.trainer.data.epoch_batches import MixedBatches, SequentialBatches, epoch_batches
+from hookline.trainer.data.loader_state import set_epochs
 from hookline.trainer.data.loaders import TrainLoaders, why_empty
+from hookline.trainer.data.rank_checks import check_first_batch, check_lengths
+from hookline.trainer.engine import zero_gradients
 from hookline.trainer.epoch_stats import EpochStats, detached_copy
 from hookline.trainer.event_args import weighted_mean
 from hookline.trainer.parameters import group_sizes, unowned_parameters
@@ -48,7 +51,10 @@ def steps_of_run(trainer: Trainer, run: AbstractContextManager[SignalHandler]) -
         while not loop.finished() and (epochs is None or progress.epoch + progress.epoch_over < epochs):
             epoch = [loop.begin_epoch(trainer.train_loaders)]
             signals.hold_worker_errors()
-            all_read = yield from micro_batches(loop, epoch)
+            try:
+                all_read = yield from micro_batches(loop, epoch)
+            finally:
+                loop.leave_window()
             loop.check_batches(all_read)
             if all_read or loop.is_last_of_epoch:
                 loop.end_epoch()
@@ -71,6 +77,7 @@ def micro_batches(loop: Loop, epoch: list[Iterable[Any]]) -> Generator[Tensor, N
     trainer, progress, args, slots, table = loop.trainer, loop.progress, loop.args, loop.slots, loop.table
     scheduler = loop.hooks.scheduler
     optimizers, plain, steps_directly, more_to_do = trainer.optimizers, loop.plain, loop.steps_directly, loop.more_to_do
+    agreement = loop.agreement
     recent, unrecorded, unowned, several = loop.stats.recent, loop.unrecorded, loop.unowned, len(optimizers) > 1
 
     # No variable may hold the batches: if the run fails, the traceback would keep them, and the workers of a DataLoader
@@ -82,8 +89,8 @@ def micro_batches(loop: Loop, epoch: list[Iterable[Any]]) -> Generator[Tensor, N
             progress.step += 1
         progress.batch_idx += 1
         args.used_lr = None
-        if loop.weighted:
-            loop.weight = loop.weigh(batch)
+        if not plain:
+            loop.begin_micro_batch(batch)
         if loop.moves:
             batch = loop.engine.place(batch)
         args.batch = batch
@@ -128,6 +135,8 @@ def micro_batches(loop: Loop, epoch: list[Iterable[Any]]) -> Generator[Tensor, N
             loop.complete_gradients()
         if handler := slots.on_gradients_ready:
             handler(args)
+        if agreement.skips_together:
+            agreement.decide_skip()
         if handler := slots.on_update:
             loop.update(handler)
         if table.norm_readers and slots.on_step_end:
@@ -200,10 +209,14 @@ class Loop:
         self.trainer, self.options = trainer, options
         self.hooks, self.slots, self.table = trainer.hooks, trainer.hooks.slots, trainer.hooks.dispatch_table
         self.progress, self.args, self.status = trainer.progress, trainer.event_args, trainer.run_status
-        self.engine, self.record = trainer.engine, trainer.record
+        self.engine, self.record, self.agreement = trainer.engine, trainer.record, trainer.agreement
+        self.record.reduce_as({"train/lr": None, "train/grad_norm": None})  # the same on all ranks
         self.stats = EpochStats()
         self.accumulate = options.accumulate
         self.weighted = options.loss_weight != "batches"
+        self.ranks = trainer.ranks
+        # Gradients are reduced over the ranks once a step, unless that takes too much memory.
+        self._reduces_once = self.engine.averages and self.accumulate > 1 and not options.sync_each_batch
         # Most runs neither accumulate nor scale: for them a step is backward() and optimizer.step(), called directly.
         self.plain = self.accumulate == 1 and not self.weighted and self.engine.scaler is None
         self.moves = self.engine.moves
@@ -214,7 +227,7 @@ class Loop:
         self.validate_epochs = int(period.amount) if period and period.unit == "epochs" else 0
         self.by_loader = len(trainer.train_loaders) > 1  # losses are recorded for each loader
         self.more_to_do = not self.plain or self.schedules or len(trainer.optimizers) > 1 or self.by_loader
-        self.steps_directly = self.plain and trainer.optimizer_step is None
+        self.steps_directly = self.plain and trainer.optimizer_step is None and trainer.ranks.world_size == 1
         # torch's own optimizers neither clear nor replace gradients in step(), and clear them in zero_grad().
         self._plain_zero_grad = trainer.optimizer_step is None and all(
             type(one).__module__.startswith("torch.optim.") and "zero_grad" not in vars(one)
@@ -224,6 +237,9 @@ class Loop:
         self._group_sizes = group_sizes(trainer.optimizers)
         self.batches: SequentialBatches | MixedBatches | None = None  # of the current epoch; None for manual steps
         self.weight = 1.0  # of the current micro-batch; changes only if micro-batches are weighted
+        self._has_weight = True  # whether something in the current step has a weight, on any rank
+        self._share = 1.0  # what this rank's loss of the current step counts in the mean over the ranks
+        self._zeroing: Any = None  # the handle of the forward hook that keeps a loss without weight out of gradients
         self.in_window = 0  # micro-batches of the current step; not counted if a step is one micro-batch
         self.stepped: torch.optim.Optimizer | None = None  # the last that stepped in this step; None once it is over
         self._settled_at = 0  # the last step of which `after_optimizers` ran
@@ -233,6 +249,7 @@ class Loop:
         self._flush_at, self.flush_by = self.progress.step + FLUSH_STEPS, time() + FLUSH_SECONDS
         self._costs = CostMonitor(trainer, trainer.options.warn_above)
         self.next_boundary = 0  # the next step after which `boundary` runs; 0: after this step
+        self._compared = False  # whether the first batches of the ranks have been compared
         self.over = False  # a stop was requested, or the last step is done
         self.reading = False  # whether the next batch is being read: an error is then the loader's
         self._had_bad_loss = False  # whether a loss that was read was not finite
@@ -243,8 +260,11 @@ class Loop:
     def begin_epoch(self, loaders: TrainLoaders) -> Iterable[Any]:
         """Return the epoch's batches; fires on_epoch_start unless the epoch is resumed in its middle."""
         progress = self.progress
-        epoch = progress.epoch + progress.epoch_over
-        batches = self.batches = epoch_batches(loaders, self.accumulate > 1, progress.enter_loader, epoch)
+        epoch, world_size = progress.epoch + progress.epoch_over, self.ranks.world_size
+        if world_size > 1:
+            check_lengths(self.ranks, loaders, self.options)
+            set_epochs(loaders, epoch)
+        batches = self.batches = epoch_batches(loaders, self.accumulate > 1, progress.enter_loader, epoch, world_size)
         if progress.position is not None:
             self.reading = True
             iterator = batches.resume(progress.position, progress.batch_idx + 1)
@@ -257,8 +277,14 @@ class Loop:
             iterator = batches.start()
             progress.position = batches.start_position  # states are read when a checkpoint needs them
         self.hooks.replan()
+        if self.engine.averages and self.ranks.world_size > 1 and not self._compared:
+            self._compared = True
+            for first in islice(iterator, 1):
+                check_first_batch(self.ranks, first)
+                iterator = chain([first], iterator)
         # Cut off where the end is certain: asking for one more batch would move the random streams of some loaders.
-        return iterator if batches.length is None else islice(iterator, batches.length - batches.offset)
+        given = iterator if batches.length is None else islice(iterator, batches.length - batches.offset)
+        return self.agreement.times.read(given) if self.agreement.after_every_step else given
 
     @property
     def is_last_of_epoch(self) -> bool:
@@ -290,6 +316,13 @@ class Loop:
                 f"the training loader promised {batches.length} batches and gave {read}, which leaves "
                 f"{self.in_window} micro-batches of a window of {self.accumulate} without their step"
             )
+        several = self.ranks.world_size > 1
+        if several and all_read and isinstance(batches, SequentialBatches) and read != batches.expected:
+            raise TrainingError(
+                f"rank {self.ranks.rank} has read all {read} batches of an epoch, which has "
+                f"{'no known end' if batches.expected is None else batches.expected}: the ranks need equally many; set "
+                "limit_train_batches to a number that every rank has"
+            )
         is_untrained = not self._had_weight and self.status.skipped_steps == self.progress.steps_done
         if is_untrained and self.status.stop_reason is None:
             raise TrainingError(f"the run has trained nothing: {self._why_uncounted()}")
@@ -301,6 +334,7 @@ class Loop:
         a hook that fails in on_epoch_end the epoch is over: schedulers have stepped, and other hooks were called.
         """
         trainer, is_due = self.trainer, self.validate_epochs and (self.progress.epoch + 1) % self.validate_epochs == 0
+        self.share_stats()
         metrics = trainer.validate() if is_due else None
         if self.options.scheduler_interval == "epoch":
             trainer.step_schedulers()
@@ -308,18 +342,27 @@ class Loop:
             trainer.step_plateau_schedulers(metrics)
         self.record_non_finite_losses()
         for name, mean in self.stats.means().items():
-            trainer.log(name, mean)
+            trainer.log(name, mean, reduce=None)
         try:
             if handler := self.slots.on_epoch_end:
                 handler(self.args)
         finally:
             self.progress.end_epoch()
-        self.flush()
+        self.agreement.settle()
+        self.flush(wait=self.agreement.after_every_step)  # ranks exchange what they have recorded
         trainer.checkpointer.save_requested()
+
+    def share_stats(self) -> None:
+        """Make means, latest values and the step's loss those of all ranks, where hooks decide by them.
+
+        That is before a validation and at the end of an epoch: all ranks are there.
+        """
+        if self.trainer.ranks.world_size > 1:
+            self.stats.share(self.trainer.ranks, self.progress.step, self.args.window_loss)
 
     def record_non_finite_losses(self) -> None:
         """Record how many losses were NaN or infinite since the last call; waits for the device."""
-        if count := self.stats.take_non_finite():
+        if count := self.trainer.ranks.total([self.stats.take_non_finite()])[0]:
             self.status.count("non_finite_losses", count)
             self.record.event("non_finite_losses", self.progress.step, epoch=self.progress.epoch, count=count)
 
@@ -379,13 +422,36 @@ class Loop:
             share = loss * weight
         elif self.accumulate > 1:
             share = loss / self.accumulate
-        if weight:  # the mean loss of nothing is NaN, and has no part in the mean of the window
+        # The mean loss of nothing is NaN, and has no part in the mean of the window. With several ranks its backward
+        # pass has a part in reducing the gradients, to which it then adds zeros.
+        if weight or self.ranks.world_size > 1:
             self.engine.backward(share)
+            self._stop_zeroing()
         progress = self.progress
         args.window.append(
             MicroBatch(loss.detach(), weight, progress.batch_idx, progress.dataloader_name, args.step_metrics)
         )
         self.in_window += 1
+
+    def begin_micro_batch(self, batch: Any) -> None:
+        """Weigh a micro-batch, and prepare the model for what its backward pass does to gradients of other ranks."""
+        if self.weighted:
+            self.weight = self.weigh(batch)
+            if not self.weight and self.ranks.world_size > 1:
+                self._zeroing = self.trainer.called_model.register_forward_hook(zero_gradients)
+        if self._reduces_once:
+            is_last = self.in_window + 1 == self.accumulate or not self.has_more_batches()
+            self.engine.sync_gradients(self.trainer.model, is_last)
+
+    def leave_window(self) -> None:
+        """Leave the model as it was, also if the run fails inside a window."""
+        self._stop_zeroing()
+        self.engine.sync_gradients(self.trainer.model, True)
+
+    def _stop_zeroing(self) -> None:
+        if self._zeroing is not None:
+            self._zeroing.remove()
+            self._zeroing = None
 
     def weigh(self, batch: Any) -> float:
         """Return the weight of a micro-batch in its window. Its tensors are still where the loader put them."""
@@ -406,7 +472,8 @@ class Loop:
         """Unscale the gradients; of a weighted or short window, make them the mean over what was in it.
 
         If scaled gradients overflowed, the whole step is skipped: the norms of the update chain span all optimizers,
-        and transforms with a state should not see gradients that no optimizer uses.
+        and transforms with a state should not see gradients that no optimizer uses. All ranks find the same overflow:
+        replicas have the same gradients, and torch looks for infinities in all shards of a DTensor.
         """
         window = self.args.window
         self.find_new_parameters()
@@ -414,10 +481,16 @@ class Loop:
             self.args.overflowed_at = self.progress.step
             self.trainer.skip_step(OVERFLOW_REASON)
         if self.weighted:
-            if not (total := sum(part.weight for part in window)):
+            own, world_size = sum(part.weight for part in window), self.ranks.world_size
+            total = self.ranks.total([own])[0]  # this waits for the slowest rank, as reducing the gradients did
+            self._has_weight = total > 0
+            if not own:
+                self.args.window = window[-1:]  # several without a weight have no mean
+            if not total:
                 self.skip_uncounted()
                 return
-            self._had_weight, scale = True, 1.0 / total
+            # The engine took the mean over the ranks of what they added up.
+            self._had_weight, scale, self._share = True, world_size / total, own * world_size / total
         elif len(window) != self.accumulate:
             scale = self.accumulate / len(window)
         else:
@@ -437,7 +510,6 @@ class Loop:
             if self.batches is None:
                 raise TrainingError(f"the step would train nothing: {self._why_uncounted()}")
             logger.warning("step %d is skipped: %s", self.progress.step, self._why_uncounted())
-        self.args.window = self.args.window[-1:]  # several without a weight have no mean
         self.trainer.skip_step(f"no {self.options.loss_weight.removesuffix('s')} counts")
 
     def _why_uncounted(self) -> str:
@@ -486,6 +558,10 @@ class Loop:
     def step_or_skip(self, optimizer: torch.optim.Optimizer) -> bool:
         """Step, by the user's function if there is one, unless the step is skipped; return whether it stepped."""
         args, progress = self.args, self.progress
+        if self.agreement.after_every_step:
+            self.agreement.times.end_backward()
+            if self.agreement.skips_late:
+                self.agreement.decide_skip()
         if args.skip_requested_at != progress.step:
             self.engine.step(optimizer, self.trainer.optimizer_step)
             return True
@@ -530,16 +606,22 @@ class Loop:
     def log_step_metrics(self) -> None:
         """Record the loss of a window, and what step_fn returned beside the loss."""
         if not self.plain:
-            if not any(part.weight for part in self.args.window):  # the mean of nothing may be NaN
+            if not self._has_weight:  # the mean of nothing may be NaN
                 return
-            progress, loss = self.progress, self.args.window_tensor()
-            number = loss.item() if loss.is_cpu else loss
+            progress, loss = self.progress, self._shared(self.args.window_tensor())
+            number = loss.item() if isinstance(loss, Tensor) and loss.is_cpu else loss
             self.unrecorded.append((progress.step, progress.epoch, "train/loss", number, time()))
             if isinstance(number, float) and not isfinite(number):
                 self.note_bad_loss()
         for key, value in self.args.step_means().items():
-            self.trainer.log(f"train/{key}", value)
+            self.trainer.log(f"train/{key}", self._shared(value))
             self.stats.set_latest(self.progress.step, f"train/{key}", value)
+
+    def _shared(self, value: Any) -> Any:
+        """Return what this rank adds to a mean over the ranks that weights each by what was in its window."""
+        if self._share == 1.0:
+            return value
+        return value * self._share if self._share else 0.0  # the mean of nothing may be NaN
 
     # ---- boundaries ------------------------------------------------------------------------------------------------
 
@@ -555,18 +637,21 @@ class Loop:
     def boundary(self) -> None:
         """Do what is due after this step: write the record, validate, save, end the run."""
         trainer, step = self.trainer, self.progress.step
+        self.agreement.times.end_step()
         self.args.release_gradients()  # on_step_end released them unless the hook that asked for them has gone
+        trainer.ranks.check()
         trainer.checkpointer.poll()
         if step >= self._flush_at or time() >= self.flush_by:
             self.flush()
         if self.validate_steps and step % self.validate_steps == 0:
             trainer.step_plateau_schedulers(trainer.validate())
+        self.agreement.after_step(step)
         if not self.is_last_of_epoch:  # else the end of the epoch saves, as the start of the next one
             trainer.checkpointer.save_requested()
         marks = [self._flush_at, self.options.max_steps or self._flush_at]
         if self.validate_steps:
             marks.append(step - step % self.validate_steps + self.validate_steps)
-        if trainer.saving:  # poll after every step until the checkpoint is durable
+        if trainer.saving or self.agreement.after_every_step:  # poll until the checkpoint is durable
             marks.append(step + 1)
         self.next_boundary = min(marks)
         self.over = self.finished()  # last: a signal that arrives in between has set next_boundary back
@@ -575,10 +660,12 @@ class Loop:
             self.reading = True
             self.batches.stop(self.progress.batch_idx + 1)
 
-    def flush(self) -> None:
-        """Write what was recorded, without waiting for a device."""
+    def flush(self, wait: bool = False) -> None:
+        """Write what was recorded, without waiting for a device unless asked to."""
         self.write_unrecorded()
-        self.record.flush()
+        if wait:
+            self.agreement.times.share()
+        self.record.flush(wait=wait)
         self.stats.fold()
         self._costs.check()
         self._flush_at, self.flush_by = self.progress.step + FLUSH_STEPS, time() + FLUSH_SECONDS

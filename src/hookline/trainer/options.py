@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, TypedDict, TypeVar, get_args, get_origin, get_type_hints
 
@@ -50,6 +51,11 @@ class TrainerKeywords(TypedDict, total=False):
     on_save_error: Literal["stop", "warn"]
     async_save: bool
     trainable_only: bool
+    parallel: Literal["auto", "none", "ddp", "fsdp2"]
+    shard_modules: str | Sequence[str] | None
+    replicas: int
+    sync_each_batch: bool
+    rank_timeout: float
     output_dir: str
     record: bool
     console: bool
@@ -88,6 +94,13 @@ class TrainerOptions:
     on_save_error: Literal["stop", "warn"] = option("stop", "when a save fails: end the run, or warn")
     async_save: bool = option(False, "continue training while a checkpoint is written")
     trainable_only: bool = option(False, "save checkpoints without the frozen parameters, which the model comes with")
+    parallel: Literal["auto", "none", "ddp", "fsdp2"] = option(
+        "auto", "how several processes share the model; auto: as it is wrapped already, else DDP for a config"
+    )
+    shard_modules: str | Sequence[str] | None = option(None, "patterns of the modules that fsdp2 shards one by one")
+    replicas: int = option(1, "copies of the sharded model, with fsdp2 (HSDP)")
+    sync_each_batch: bool = option(False, "reduce gradients after every micro-batch; takes less memory with fsdp2")
+    rank_timeout: float = option(600.0, "seconds after which a process that makes no progress ends the run")
     output_dir: str = option("runs", "the directory that holds the run's directory")
     record: bool = option(True, "write the run's record to disk; false keeps it in memory")
     console: bool = option(True, "print one line when the run starts and one when it ends")
@@ -101,8 +114,20 @@ class TrainerOptions:
                 _checks.one_of(getattr(self, name), get_args(kind), f"trainer.{name}")
             elif kind is bool:
                 _checks.boolean(getattr(self, name), f"trainer.{name}")
-        for name in ("accumulate", "sanity_batches", "fast_dev_run", "overfit_batches"):
-            _checks.integer(getattr(self, name), f"trainer.{name}", at_least=1 if name == "accumulate" else 0)
+        for name in ("accumulate", "replicas", "sanity_batches", "fast_dev_run", "overfit_batches"):
+            least = 1 if name in ("accumulate", "replicas") else 0
+            _checks.integer(getattr(self, name), f"trainer.{name}", at_least=least)
+        _checks.number(self.rank_timeout, "trainer.rank_timeout", above=0)
+        if self.shard_modules is not None:
+            _checks.names(self.shard_modules, "trainer.shard_modules")
+        for name in ("shard_modules", "replicas"):
+            if getattr(self, name) not in (None, 1) and self.parallel != "fsdp2":
+                raise ConfigError(f"trainer.{name}", f"only for parallel='fsdp2', not {self.parallel!r}")
+        for name in ("output_dir", "init_from"):
+            path = str(getattr(self, name))
+            if re.match(r"\w\w+:/", path):
+                why = f"{path!r} is not on a file system: give a path of a directory, and copy runs elsewhere"
+                raise ConfigError(f"trainer.{name}", why)
         for name in ("max_epochs", "max_steps"):
             if getattr(self, name) is not None:
                 _checks.integer(getattr(self, name), f"trainer.{name}", at_least=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 import sys
 from collections.abc import Iterator
@@ -40,6 +41,20 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed % 2**32)
+
+
+def seed_rank(seed: int | None, rank: int) -> None:
+    """Seed the streams of a run that begins: rank 0 with the seed, other ranks with one that is derived from it.
+
+    Ranks that train on different batches must not drop out the same units. Without a seed rank 0 is not seeded, and
+    others are from what torch was seeded with, which is the same in every process unless it was set.
+    """
+    if rank == 0:
+        if seed is not None:
+            seed_everything(seed)
+        return
+    digest = hashlib.sha256(f"{torch.initial_seed() if seed is None else seed}/rank {rank}".encode()).digest()
+    seed_everything(int.from_bytes(digest[:6], "little"))
 
 
 @contextmanager

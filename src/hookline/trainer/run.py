@@ -6,6 +6,7 @@ import atexit
 from bdb import BdbQuit
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict
 from functools import cache, partial
 from pathlib import Path
 from traceback import walk_tb
@@ -14,20 +15,23 @@ from weakref import WeakSet
 
 import torch
 
-from hookline import _device
+from hookline import __version__, _device
 from hookline._console import logger, print_line
 from hookline._fs import relative_to_here
 from hookline.checkpoints.store import set_aside_later
 from hookline.core.entry import Entry
 from hookline.core.failures import Incident, hook_notes
-from hookline.errors import ConfigError, TrainingError, add_note, error_text, nearest
+from hookline.errors import ConfigError, RankError, TrainingError, add_note, error_text, nearest
+from hookline.rank_watch import WatchedRun
+from hookline.ranks import compare
+from hookline.record.provenance import git_state
 from hookline.record.redaction import redact_text, redacted_log
 from hookline.record.strict_json import field_values
 from hookline.trainer.checkpointing import has_no_checkpoint_yet, lineage_of, load_weights, pending_stop, run_directory
 from hookline.trainer.data.loader_state import resume_warnings
 from hookline.trainer.data.loaders import epoch_length
 from hookline.trainer.non_finite import LossWatch, non_finite_parameters
-from hookline.trainer.rng import seed_everything
+from hookline.trainer.rng import seed_rank
 from hookline.trainer.run_state import SIGNAL
 from hookline.trainer.signals import SignalHandler
 from hookline.trainer.validation import sanity_check
@@ -49,13 +53,22 @@ def run_context(trainer: Trainer, resume: str | Path | None, fork: bool = False)
         resume: A run or a checkpoint to resume from.
         fork: Whether to continue as a new run.
     """
-    _begin(trainer, resume, fork)
+    with trainer.ranks.watch(_watched(trainer), trainer.options.rank_timeout):
+        _begin(trainer, resume, fork)
+        with _begun_run(trainer, resume) as signals:
+            yield signals
+    signals.exit()
+
+
+@contextmanager
+def _begun_run(trainer: Trainer, resume: str | Path | None) -> Iterator[SignalHandler]:
+    """Run the block between on_train_start and on_train_end; the record is open."""
     # From here on everything is recorded.
     stop_recording_incidents = trainer.hooks.failures.subscribe(partial(_record_incident, trainer))
     watch = trainer.record.add_sink(LossWatch(trainer))
     outcome, reason = "completed", None
     saves = trainer.checkpoint_dir is not None and not trainer.options.fast_dev_run
-    with SignalHandler(trainer.stop_on_signal, trainer.options.console, saves) as signals, redacted_log():
+    with SignalHandler(trainer.stop_on_signal, trainer.prints, saves) as signals, redacted_log():
         try:
             with ExitStack() as during_training:
                 _open_hooks(trainer)
@@ -69,6 +82,7 @@ def run_context(trainer: Trainer, resume: str | Path | None, fork: bool = False)
                 _prepare(trainer, resume)
                 if handler := trainer.hooks.slots.on_train_start:
                     handler(trainer.event_args)
+                trainer.agreement.settle()
                 try:
                     yield signals
                 except Exception as failed:
@@ -78,6 +92,8 @@ def run_context(trainer: Trainer, resume: str | Path | None, fork: bool = False)
                     if signals.caught is None or not trainer.loop.reading:
                         raise
                     _leave_loader(trainer, failed)
+                trainer.agreement.settle()
+                signals.adopt(trainer.run_status.signal)
                 trainer.checkpointer.finish()  # so that checkpoint hooks know what is saved
                 _save_last_step(trainer)
                 trainer.checkpointer.save_requested()
@@ -87,12 +103,14 @@ def run_context(trainer: Trainer, resume: str | Path | None, fork: bool = False)
                 outcome, reason = "interrupted", signals.caught.name
                 trainer.note("stop_requested", reason=reason, by=SIGNAL)
             elif trainer.stop_reason is not None:
-                outcome, reason = "stopped", f"stopped by {trainer.stopped_by or 'request_stop'}: {trainer.stop_reason}"
+                outcome, reason = "stopped", _why_stopped(trainer)
         except BaseException as raised:
-            error = ending_error(raised)
-            outcome, reason = outcome_of(error), _describe_error(error)
+            error = trainer.ranks.explain(ending_error(raised))
+            outcome, reason = outcome_of(error), _reason(trainer, error)
             _fail(trainer, error, reason)
             if signals.caught is None or not _is_of_loader(error):
+                if isinstance(error, RankError) and error is not raised:
+                    raise error from raised
                 if isinstance(raised, BdbQuit):
                     raise error from None
                 raise
@@ -106,7 +124,12 @@ def run_context(trainer: Trainer, resume: str | Path | None, fork: bool = False)
                 watch.remove()
                 stop_recording_incidents()
                 trainer.run_status.end()
-    signals.exit()
+
+
+def _why_stopped(trainer: Trainer) -> str:
+    """Say who has stopped the run and why; the rank, if it was another than 0."""
+    reason, by, rank = trainer.run_status.stops[0]
+    return f"stopped by {by or 'request_stop'}{f' on rank {rank}' if rank else ''}: {reason}"
 
 
 def ending_error(raised: BaseException) -> BaseException:
@@ -150,20 +173,41 @@ def unfinished_steppers() -> WeakSet[Generator[Any, Any, Any]]:
 
 
 def _begin(trainer: Trainer, resume: str | Path | None, fork: bool) -> None:
-    """Seed and open the record."""
+    """Compare the ranks, seed and open the record."""
     options = trainer.options
-    if options.seed is not None:
-        seed_everything(options.seed)
+    if trainer.ranks.world_size > 1:
+        compare(trainer.ranks, _compared(trainer))
+    # Ranks that share each batch draw alike.
+    seed_rank(options.seed, trainer.ranks.rank if trainer.engine.averages else 0)
     run_dir = None if resume is None or fork else run_directory(Path(resume))
-    lineage = lineage_of(Path(resume)) if resume is not None and run_dir is None else None
+    lineage = None
+    if resume is not None and run_dir is None:
+        lineage = trainer.ranks.first(partial(lineage_of, Path(resume)))
     trainer.begin_run(run_dir, _hook_list(trainer), lineage)
+
+
+def _compared(trainer: Trainer) -> dict[str, Any]:
+    """Return what must be the same on all ranks, for comparison."""
+    hooks = {
+        entry.name: {"place": place, "enabled": entry.enabled, "schedule": str(entry.schedule), "policy": entry.policy}
+        for place, entry in enumerate(trainer.hooks.entries())
+    }
+    return {
+        "the options": asdict(trainer.options),
+        "the config": trainer.describe(),
+        "the hooks": hooks,
+        "the parameters": {name: list(param.shape) for name, param in trainer.params.items()},
+        "the versions": {"hookline": __version__, "torch": torch.__version__, "git": git_state(Path.cwd())},
+    }
 
 
 def _open_hooks(trainer: Trainer) -> None:
     """Set up the hooks that the last run closed, and protect the random streams from all of them."""
     trainer.hooks.reopen()
+    if any(getattr(entry.hook, "collective", False) for entry in trainer.hooks.entries()):
+        trainer.ranks.group  # noqa: B018 - made here, where all ranks are
     devices = _device.device_indices([*trainer.model.parameters(), *trainer.model.buffers()])
-    trainer.hooks.rng_guard.begin(trainer.options.seed or 0, lambda: trainer.progress.step, devices)
+    trainer.hooks.rng_guard.begin(trainer.options.seed or 0, lambda: trainer.progress.step, devices, trainer.ranks.rank)
 
 
 def _prepare(trainer: Trainer, resume: str | Path | None) -> None:
@@ -195,25 +239,26 @@ def _prepare(trainer: Trainer, resume: str | Path | None) -> None:
     for entry in trainer.hooks.entries():
         if entry.enabled and entry.built_in and (check := getattr(entry.hook, "check_monitor", None)):
             check(trainer, measured)
-    if options.console:
+    if trainer.prints:
         print_line(opening_line(trainer))
 
 
 def _resume(trainer: Trainer, path: Path) -> None:
     """Load the checkpoint that a path means; a run that was killed before its first checkpoint starts again."""
-    if has_no_checkpoint_yet(path):
+    if trainer.ranks.first(partial(has_no_checkpoint_yet, path)):
         logger.warning("%s has no checkpoint yet: the run starts again at its first step", path)
         trainer.note("begun_again", run=str(path))
         trainer.record.resume_at(0, 0)
         return
     found = trainer.checkpointer.load(path)
     if trainer.checkpoint_dir is not None:  # later checkpoints are not states that the resumed run will reach
-        for moved in set_aside_later(trainer.checkpoint_dir, trainer.progress.steps_done):
+        set_aside = partial(set_aside_later, trainer.checkpoint_dir, trainer.progress.steps_done)
+        for moved in trainer.ranks.first(set_aside):
             logger.warning("moved a checkpoint of a later step away: %s", moved)
             trainer.note("checkpoint_abandoned", path=moved)
         if found.absolute().parent == trainer.checkpoint_dir.absolute():  # else it is another run's
             trainer.checkpointer.mark_saved()
-    if (stop := pending_stop(trainer)) is not None:
+    if (stop := trainer.ranks.first(partial(pending_stop, trainer))) is not None:
         reason, by = stop
         words = "the run was killed while it stopped (%s: %s), so it ends here; resume it again to train on"
         logger.warning(words, by or "request_stop", reason)
@@ -233,6 +278,7 @@ def _check_loader_schedule(trainer: Trainer, entry: Entry) -> None:
 
 def _fail(trainer: Trainer, error: BaseException, described: str) -> None:
     """Fire on_exception, and finish a checkpoint that is being written."""
+    trainer.ranks.failed(trainer.progress.step, described)
     trainer.run_status.close(failed=True)
     trainer.event_args.exception = error
     trainer.record.event("exception", trainer.progress.step, error=described)
@@ -287,8 +333,12 @@ def _end(trainer: Trainer, outcome: str, reason: str | None) -> None:
     with suppress(Exception):  # the device may be gone; the failure itself is recorded
         loop.record_non_finite_losses()
     failure = _first_failure(partial(handler, args) if (handler := hooks.slots.on_train_end) else None, hooks.close)
+    if failure is not None:
+        trainer.ranks.failed(trainer.progress.step, _describe_error(failure))
+    failure = failure or _first_failure(trainer.ranks.meet)
     if failure is not None and outcome in ("completed", "stopped"):
-        outcome, reason = outcome_of(failure), _describe_error(failure)
+        failure = trainer.ranks.explain(failure)
+        outcome, reason = outcome_of(failure), _reason(trainer, failure)
         trainer.run_status.close(failed=True)
         trainer.record.event("exception", trainer.progress.step, error=reason)
     elif isinstance(failure, Exception):  # it does not replace the exception or the signal that ends the run
@@ -304,7 +354,7 @@ def _end(trainer: Trainer, outcome: str, reason: str | None) -> None:
     loop.write_unrecorded()
     trainer.change_audit.finish()
     trainer.record.close(outcome, reason, _hook_list(trainer), hooks.costs(), _counters(trainer))
-    if trainer.options.console:
+    if trainer.prints:
         print_line(closing_line(trainer, outcome, reason))
     if failure is not None:
         raise failure
@@ -340,6 +390,42 @@ def _describe_error(error: BaseException) -> str:
     return "; ".join([error_text(error), *hook_notes(error)])
 
 
+def _reason(trainer: Trainer, error: BaseException) -> str:
+    """Return why a run ends for its record: what went wrong, and with several ranks on which one."""
+    alone, described = trainer.ranks.world_size == 1, _describe_error(error)
+    return described if alone or isinstance(error, RankError) else f"rank {trainer.ranks.rank}: {described}"
+
+
+# ---- the end of a process that is blocked ----------------------------------------------------------------------------
+
+
+def _watched(trainer: Trainer) -> WatchedRun:
+    """Return what the other ranks' watch needs from a run."""
+    progress, args, hooks = trainer.progress, trainer.event_args, trainer.hooks
+
+    def position() -> list[int]:
+        return [progress.step, progress.batches, max(args.batch_idx, 0)]  # the last one moves in a validation, too
+
+    def fire_on_exception(error: RankError) -> None:
+        trainer.ranks.failed(progress.step, error_text(error))
+        if args.exception is None and trainer.running:
+            args.exception = error
+            if handler := hooks.slots.on_exception:
+                handler(args)
+
+    def close_record(error: RankError) -> None:
+        reason = error_text(error)
+        if "record" in vars(trainer) and trainer.running:
+            trainer.loop.write_unrecorded()
+            costs, counters = hooks.costs(wait=False), _counters(trainer)
+            trainer.record.close("failed", reason, _hook_list(trainer), costs, counters, wait=False)
+        if trainer.prints:
+            print_line(closing_line(trainer, "failed", reason))
+
+    last_calls = fire_on_exception, close_record
+    return WatchedRun(position, hooks.hook_on_stack, trainer.request_boundary, last_calls)
+
+
 # ---- what is recorded and printed ------------------------------------------------------------------------------------
 
 
@@ -355,7 +441,7 @@ def _counters(trainer: Trainer) -> dict[str, Any]:
         "step": progress.steps_done,
         "epoch": progress.epoch,
         "batches": progress.batches,
-        "tokens_seen": progress.tokens_seen,
+        "tokens_seen": progress.tokens,
         **({"loader_batches": trainer.loader_batches} if len(trainer.train_loaders) > 1 else {}),
         "seconds": round(progress.seconds, 3),
         "skipped_steps": status.skipped_steps,

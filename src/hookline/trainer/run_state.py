@@ -30,20 +30,27 @@ class Progress:
         self.epoch_over = False  # on_epoch_end has fired and the next epoch has not begun
         self.batch_idx = -1  # micro-batches of this epoch, from 0
         self.batches_before = 0  # micro-batches of earlier epochs
-        self.tokens_seen = 0
+        self.tokens_seen = 0  # by this rank
+        self.rank = 0
         self.loader_batches: dict[str, int] = {}  # micro-batches of each training loader, if there are several
         self.dataloader_idx, self.dataloader_name = 0, "train"
         self.position: dict[str, Any] | None = None  # where the loaders were, inside an epoch that has begun
         self._loader_names: list[str] = []
         self._seconds_before = 0.0  # of earlier attempts
         self._started = monotonic()
+        self._agreed_seconds: float | None = None  # with several ranks
+        self._agreed_tokens = 0
 
     # ---- the clock that schedules read -----------------------------------------------------------------------------
 
     # Other names of the same counters; made of attrgetter, reading one costs no Python call.
     steps = property(attrgetter("step"))
-    tokens = property(attrgetter("tokens_seen"))
     loader = property(attrgetter("dataloader_name"))
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all ranks, as far as they have agreed."""
+        return self._agreed_tokens if self._agreed_seconds is not None else self.tokens_seen
 
     @property
     def batches(self) -> int:
@@ -57,7 +64,12 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        """The duration of the run, earlier attempts included."""
+        """The duration of the run, earlier attempts included; that of rank 0, as it was when ranks last agreed."""
+        return self.own_seconds if self._agreed_seconds is None else self._agreed_seconds
+
+    @property
+    def own_seconds(self) -> float:
+        """The duration of the run by this process's clock."""
         return self._seconds_before + monotonic() - self._started
 
     @property
@@ -73,8 +85,12 @@ class Progress:
 
     def begin_run(self, position: dict[str, Any] | None) -> None:
         """Start the clock of another run, at a position in the data; a step that was not completed does not count."""
-        self._started = monotonic()
+        self._started, self._agreed_seconds = monotonic(), None
         self.position, self.step = position, self.steps_done
+
+    def set_agreed(self, seconds: float, tokens: int) -> None:
+        """Set the clock and the tokens that all ranks have agreed on; schedules read these."""
+        self._agreed_seconds, self._agreed_tokens = seconds, tokens
 
     def begin_epoch(self) -> None:
         """Start an epoch: the next one, if one has ended."""
@@ -95,13 +111,17 @@ class Progress:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counters; after a failure in the middle of a step, without that step."""
-        return {**{name: getattr(self, name) for name in self.SAVED}, "step": self.steps_done, "seconds": self.seconds}
+        counters = {name: getattr(self, name) for name in self.SAVED}
+        return {**counters, "step": self.steps_done, "tokens_seen": self.tokens, "seconds": self.seconds}
 
     def load_state_dict(self, state: Mapping[str, Any], position: dict[str, Any] | None) -> None:
         """Restore the counters and the position in the data."""
         for name in self.SAVED:
             setattr(self, name, state[name])
         self._seconds_before, self.position = state["seconds"], position
+        self._agreed_tokens = state["tokens_seen"]
+        if self.rank:  # rank 0 counts what all ranks had counted
+            self.tokens_seen = 0
 
 
 class Stop(NamedTuple):
@@ -109,6 +129,7 @@ class Stop(NamedTuple):
 
     reason: str
     by: str | None
+    rank: int = 0
 
 
 class RunStatus:
@@ -156,6 +177,11 @@ class RunStatus:
     def stopped_by(self) -> str | None:
         """The hook that asked for it, or `SIGNAL`."""
         return self.stops[0].by if self.stops else None
+
+    @property
+    def signal(self) -> str | None:
+        """The name of the signal that ends the run on all ranks, if one does."""
+        return next((stop.reason for stop in self.stops if stop.by == SIGNAL), None)
 
     @property
     def lasting_stop(self) -> Stop | None:

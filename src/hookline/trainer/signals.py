@@ -99,6 +99,11 @@ class SignalHandler:
     def _keep_worker_error(self, error: Exception) -> None:
         self.worker_error = error
 
+    def adopt(self, name: str | None) -> None:
+        """End as if this process had caught the signal that another rank has caught; None does nothing."""
+        if name is not None and self.caught is None:
+            self.caught = signal.Signals[name]
+
     def exit(self) -> None:
         """Do what the caught signal, if any, asked for; call this after the run was closed."""
         if self.caught == signal.SIGTERM:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from operator import attrgetter
@@ -17,18 +17,24 @@ from hookline._console import logger
 from hookline._names import unwrap_module
 from hookline.core.change_audit import ChangeAudit
 from hookline.core.registry import Handle
-from hookline.core.run_control import MicroBatch
-from hookline.errors import CheckpointError, HooklineError, TrainingError
+from hookline.core.run_control import MicroBatch, SharedPart
+from hookline.errors import CheckpointError, HooklineError, TrainingError, nearest
 from hookline.gradients.chain import UpdateChain
 from hookline.gradients.view import Gradients
+from hookline.ranks import OneProcess, add_up, find_ranks, host
+from hookline.record.metrics import REDUCTIONS
 from hookline.record.record import Record
+from hookline.record.shared import SharedRecord
+from hookline.trainer.agreement import Agreement
 from hookline.trainer.checkpointing import Checkpointer, SaveName
 from hookline.trainer.data.loaders import Loaders, epoch_length, first_batches, make_train_loaders, named_loaders
 from hookline.trainer.engine import Engine
-from hookline.trainer.event_args import EventArgs
+from hookline.trainer.event_args import EventArgs, RankEventArgs
 from hookline.trainer.loop import Loop, steps_of_run
 from hookline.trainer.options import TrainerOptions
+from hookline.trainer.parallel import kind_of_parallel
 from hookline.trainer.parameters import trained_parameters
+from hookline.trainer.relaunch import continued_run, describe_launch
 from hookline.trainer.rng import preserve_rng, restore_rng, rng_state
 from hookline.trainer.run import keep_stop_iteration, run_context, unfinished_steppers
 from hookline.trainer.run_state import SIGNAL, Progress, RunStatus, Stop
@@ -81,6 +87,8 @@ class Trainer:
 
     def __init__(self, parts: Components) -> None:
         self.options, self.engine, self.hooks = parts.options, parts.engine, parts.hooks
+        self.ranks: OneProcess = find_ranks()
+        logger.rank = self.ranks.rank
         self.model = parts.model
         self.optimizers, self.schedulers = parts.optimizers, parts.schedulers
         self.train_loaders = make_train_loaders(parts.train_loaders, self.options)
@@ -89,6 +97,7 @@ class Trainer:
         self.count_tokens = parts.count_tokens or count_tokens
         self.config = parts.config
         self.hook_data: dict[str, Any] = {}
+        self.launch: dict[str, Any] | None = None  # that the run belongs to, if a launcher starts failed runs again
         self.best_accuracy = -math.inf
         self.find_nan_by = 'trainer.add_hook("nan_forensics")'  # what to do about a NaN; a command has its own words
         self._components = parts
@@ -99,17 +108,25 @@ class Trainer:
         self.progress, self.run_status = Progress(), RunStatus()
         self._reruns = 0
         self.progress.set_loaders(list(self.train_loaders))
-        self.event_args = EventArgs(self, self.progress, Gradients(self.params))
+        make_args = EventArgs if self.ranks.world_size == 1 else RankEventArgs
+        self.event_args = make_args(self, self.progress, Gradients(self.params))
+        self.progress.rank = self.ranks.rank
         self.chain = UpdateChain(self.hooks, lambda: self.params, self.model)
         self.change_audit = ChangeAudit(self, lambda: self.lr_changes, lambda: self._reruns)
         self.hooks.dispatch_table.add_wrapper(self.change_audit.wrap)
-        self.hooks.failures.rank = self.engine.rank
+        self.hooks.set_ranks(self.ranks)
         self.hooks.failures.current_step = lambda: self.progress.step
         self.hooks.failures.debug = self.hooks.failures.debug or self.options.debug
         # The model as the run calls it.
         self.called_model: Any = torch.compile(self.model) if self.options.compile else self.model
+        # The same in eval mode: without a wrapper that would wait for other ranks.
+        self.called_eval_model, inner = self.called_model, self.engine.eval_model(self.model)
+        if inner is not self.model:
+            self.called_eval_model = torch.compile(inner) if self.options.compile else inner
         self.validation_metrics = check_metrics(parts.metrics)
-        self.compute = self._make_step()  # batch -> what step_fn, loss_fn or the model returns
+        self.agreement = Agreement(self)
+        # batch -> what step_fn, loss_fn or the model returns
+        self.compute = self.agreement.times.measure(self._make_step())
         self.checkpointer = Checkpointer(self)
         self._loop: Loop | None = None
 
@@ -191,6 +208,9 @@ class Trainer:
             )
         if count := self.options.overfit_batches:
             self._set_train_loaders(first_batches(self.train_loaders, count, self.options.seed))
+        self.launch = describe_launch()
+        if (run := continued_run(self, resume)) is not None:
+            resume, fork = run, False
         steps = steps_of_run(self, run_context(self, resume, fork))
         unfinished_steppers().add(steps)
         return steps
@@ -216,18 +236,20 @@ class Trainer:
         chosen = named_loaders(loaders, "val") or self.val_loaders
         if not chosen:
             raise TrainingError("there is nothing to validate on: give val_loaders")
-        with self.hooks.attached():
+        with self.hooks.attached(), self.hooks.collectives.allow("validate()"):
+            if self.running:
+                self.loop.share_stats()
             return validate(self, chosen, self.options.validation_limit)
 
     def predict(self, loaders: Loaders) -> list[Any]:
         """Return the model's outputs for every batch, in eval mode; of a tuple batch the first item is the input."""
-        outputs = []
+        outputs, model = [], self.engine.eval_model(self.model)
         with eval_batches(self, "inference"), self.hooks.attached(), self.engine.autocast():
             for loader in named_loaders(loaders, "predict").values():
                 for batch in loader:
                     placed = self.engine.place(batch)
                     first = placed[0] if isinstance(placed, (tuple, list)) else placed
-                    outputs.append(self.model(**first) if isinstance(first, Mapping) else self.model(first))
+                    outputs.append(model(**first) if isinstance(first, Mapping) else model(first))
         return outputs
 
     @contextmanager
@@ -237,8 +259,10 @@ class Trainer:
         >>> with trainer.inference() as model:
         ...     model(batch)
         """
-        with eval_batches(self, "inference"), self.hooks.silenced(), self.engine.autocast():
-            yield self.model
+        allow = self.hooks.collectives.allow
+        together = allow("inference() of a sharded model") if self.engine.forward_is_collective else nullcontext()
+        with together, eval_batches(self, "inference"), self.hooks.silenced(), self.engine.autocast():
+            yield self.engine.eval_model(self.model)
 
     def random_state(self) -> dict[str, Any]:
         """Return the state of every random stream that training draws from."""
@@ -273,6 +297,7 @@ class Trainer:
                 yield forward
             finally:
                 self._reruns += 1
+                self.engine.free_whole_weights(model)
                 with torch.no_grad():
                     for buffer, copy in buffers:
                         buffer.copy_(copy)
@@ -299,22 +324,38 @@ class Trainer:
             hooks: The hooks as the record describes them.
             lineage: The run and checkpoint that a new run starts from.
         """
-        options, config, before = self.options, self.describe(), vars(self).get("record")
-        if not options.record:
-            self.record = Record.in_memory(config=config, seed=options.seed)
-        elif run_dir is not None:
-            self.record = Record.on_disk(run_dir.parent, config=config, seed=options.seed, run_id=run_dir.name)
-        else:
-            self.record = Record.on_disk(options.output_dir, config=config, seed=options.seed)
+        before = vars(self).get("record")
+        self.record = self._open_record(run_dir)
         if before is not None:
             self.record.share_sinks(before)  # those that were added before the run
-        self.record.start(hooks=hooks, lineage=lineage)
+        hosts = self.ranks.gather(host()) if self.ranks.world_size > 1 else None
+        self.record.start(hooks=hooks, lineage=lineage, hosts=hosts, launch=self.launch)
         # The last run may have stopped inside an epoch; this one continues there.
         self.progress.begin_run(self.progress.position if self._loop is None else self._loop.position())
         self.run_status.begin()
         self.event_args.begin_run()
         self.checkpointer.begin_run()
+        self.agreement.begin_run()
         self._loop = Loop(self)
+
+    def _open_record(self, run_dir: Path | None) -> Record:
+        """Open the run's record: rank 0 writes its files, the others what happens to them alone."""
+        options, config = self.options, self.describe()
+        opened: list[Record] = []
+
+        def open_first() -> list[Any]:
+            if not options.record:
+                opened.append(Record.in_memory(config=config, seed=options.seed))
+            elif run_dir is not None:
+                opened.append(Record.on_disk(run_dir.parent, config=config, seed=options.seed, run_id=run_dir.name))
+            else:
+                opened.append(Record.on_disk(options.output_dir, config=config, seed=options.seed))
+            return [opened[0].run_id, None if opened[0].path is None else str(opened[0].path)]
+
+        run_id, path = self.ranks.first(open_first)
+        if not opened:
+            opened.append(Record.of_rank(self.ranks.rank, run_id, path, config=config, seed=options.seed))
+        return opened[0] if self.ranks.world_size == 1 else SharedRecord.of(opened[0], self.ranks)
 
     def describe(self) -> Mapping[str, Any]:
         """Return the run's configuration as the record stores it."""
@@ -348,9 +389,14 @@ class Trainer:
         self.chain.reselect_parameters()
         self.note("parameters_changed", added=sorted(set(found) - before), gone=sorted(before - set(found)))
 
-    def _make_step(self) -> Callable[[Any], Any]:
-        """Return the forward pass of one batch, in the run's precision."""
-        plain = make_step(self.called_model, self._step_fn, self._loss_fn)
+    def eval_compute(self) -> Callable[[Any], Any]:
+        """Return the function from a batch to its loss in eval mode."""
+        same = self.called_eval_model is self.called_model
+        return self.compute if same else self._make_step(self.called_eval_model)
+
+    def _make_step(self, model: Any = None) -> Callable[[Any], Any]:
+        """Return the forward pass of one batch, in the run's precision; of the model as the run calls it by default."""
+        plain = make_step(self.called_model if model is None else model, self._step_fn, self._loss_fn)
         if self.options.precision == "fp32":
             return plain
 
@@ -385,7 +431,7 @@ class Trainer:
         self._step_changed("step_fn_changed", old, function)
 
     def _step_changed(self, kind: str, old: Any, new: Any) -> None:
-        self.compute = self._make_step()
+        self.compute = self.agreement.times.measure(self._make_step())
         if self._loop is not None:
             self._loop.step_changed()
         self.note(kind, by=self.hooks.calling_hook(), old=_name_of(old), new=_name_of(new))
@@ -439,6 +485,18 @@ class Trainer:
     def checkpoint_dir(self) -> Path | None:
         """The directory that holds the run's checkpoints; None if the record is in memory."""
         return self.record.checkpoint_dir if "record" in vars(self) else None
+
+    rank_tokens: int = _attribute("progress.tokens_seen", "The tokens in the batches of this rank so far.")
+
+    @cached_property
+    def data_ranks(self) -> int:
+        """How many ranks train on batches of their own; with tensor parallelism alone all have the same one."""
+        return 1 if kind_of_parallel(self.model) == "tensor" else self.ranks.world_size
+
+    @property
+    def prints(self) -> bool:
+        """Whether this process prints what the run does."""
+        return self.options.console and self.ranks.rank == 0
 
     device: torch.device = _attribute("engine.device", "The device the model is trained on.")
     hook_manager: HookManager = _attribute("hooks", "The registry of the hooks; equal to `hooks`.")
@@ -526,7 +584,8 @@ class Trainer:
 
     def step_loss(self) -> float:
         """Return the loss of the last step as it is recorded, the mean over its window; waits for the device."""
-        return self.event_args.window_loss
+        shared = self.loop.stats.shared_loss(self.step) if self.ranks.world_size > 1 else None
+        return self.event_args.window_loss if shared is None else shared
 
     def epoch_metrics(self) -> dict[str, float]:
         """Return the means of the current epoch so far, by recorded name; waits for the device."""
@@ -536,11 +595,20 @@ class Trainer:
         """Return the newest value of each training metric, of steps after `since` or else of this epoch."""
         return self.loop.stats.latest(since)
 
-    def log(self, name: str, value: Any, step: int | None = None) -> None:
-        """Record a number or a one-element tensor, at the current step unless given; never waits for the device."""
+    def log(self, name: str, value: Any, step: int | None = None, reduce: str | None = "mean") -> None:
+        """Record a number or a one-element tensor; never waits for the device or for other ranks.
+
+        Args:
+            name: The metric.
+            value: Its value.
+            step: The step it belongs to, if it is not the current one.
+            reduce: How the values of several ranks become one: 'mean', 'sum', 'max', 'min', or None for rank 0's own.
+        """
+        if reduce is not None and reduce not in REDUCTIONS:
+            raise HooklineError(f"log({name!r}): reduce={reduce!r}; {nearest(str(reduce), REDUCTIONS)}, or None")
         if isinstance(value, torch.Tensor) and value.numel() != 1:
             raise HooklineError(f"log({name!r}): expected one number, got a tensor of shape {tuple(value.shape)}")
-        self.record.log(self.progress.step if step is None else step, self.progress.epoch, name, value)
+        self.record.log(self.progress.step if step is None else step, self.progress.epoch, name, value, reduce)
 
     def log_layers(
         self, series: str, names: Sequence[str], columns: Sequence[str], values: torch.Tensor, step: int | None = None
@@ -555,6 +623,17 @@ class Trainer:
             step: The step they belong to, if it is not the current one.
         """
         self.record.log_layers(series, self.progress.step if step is None else step, names, columns, values)
+
+    def share(self, part: SharedPart) -> None:
+        """Hand in numbers of this rank that are recorded together with those of the other ranks."""
+        self.record.share(part)
+
+    def means_of_ranks(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Return the means of numbers over the ranks, by name; waits for all of them."""
+        if self.ranks.world_size == 1:
+            return dict(metrics)
+        sums = add_up(self.ranks, {name: [value, 1.0] for name, value in metrics.items()}, width=2)
+        return {name: total / count for name, (total, count) in sums.items()}
 
     def note(self, kind: str, step: int | None = None, **fields: Any) -> None:
         """Write a decision into events.jsonl, if a run is in progress; at the current step unless given."""
@@ -572,19 +651,28 @@ class Trainer:
         """End the run in order once the current step is complete; the first reason counts."""
         by = by or self.hooks.calling_hook()
         self.note("stop_requested", reason=reason, by=by)
-        self.run_status.stops.append(Stop(reason, by))
+        self.agreement.request_stop(Stop(reason, by, self.ranks.rank))
         self.request_boundary()
 
     def stop_on_signal(self, name: str) -> None:
-        """Save and end the run. A signal handler calls this, so it only assigns."""
-        self.run_status.stops.append(Stop(name, SIGNAL))
+        """Save and end the run, once all ranks know of it. A signal handler calls this, so it only assigns."""
+        self.agreement.request_end(name)
+        self.request_boundary()
+
+    def end_on_signal(self, name: str, rank: int = 0) -> None:
+        """Save and end the run now, because of a signal that a rank received."""
+        self.run_status.stops.append(Stop(name, SIGNAL, rank))
         if self.checkpoint_dir is not None:
             self.checkpointer.request_unless_saved()
         self.request_boundary()
 
     def skip_step(self, reason: str) -> None:
-        """Skip the optimizer step of the current window; for guards in the update chain."""
-        self.event_args.skip_step(reason)
+        """Skip the optimizer step of the current window; for guards in the update chain.
+
+        Raises:
+            RankError: With several ranks, if the hook declares neither `may_skip` nor `same_on_all_ranks`.
+        """
+        self.agreement.request_skip(reason)
 
     def unsaved_parameters(self) -> Mapping[str, Mapping[str, Any]]:
         """Return shape, dtype and sum of bits of the frozen parameters that checkpoints leave out; often none."""
@@ -597,14 +685,16 @@ class Trainer:
             name: Its name; by default that of its step. A function is called for the name when the checkpoint is
                 written. A name that is requested twice is written once.
         """
-        self.checkpointer.request(name)
+        self.agreement.request_save(name)
         self.request_boundary()
         if self.status != "training" and self.running:
-            self.checkpointer.save_requested()
+            with self.hooks.collectives.allow("save()"):
+                self.checkpointer.save_requested()
 
     def save_checkpoint(self, name: str | None = None) -> Path:
         """Write a checkpoint now, between two steps or after a failure; fires on_checkpoint_save once it is durable."""
-        return self.checkpointer.save_now(name)
+        with self.hooks.collectives.allow("save_checkpoint()"):
+            return self.checkpointer.save_now(name)
 
     def load_checkpoint(self, path: str | Path | None) -> Path:
         """Restore the trainer from a checkpoint, or the newest one of a run, and fire on_checkpoint_load.

@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
-from itertools import islice
+from itertools import count, islice, repeat
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +19,7 @@ from hookline._tensors import count_samples
 from hookline.core.catalog import find_event
 from hookline.core.dispatch import EventSlots
 from hookline.errors import TrainingError, add_note, with_article
+from hookline.ranks import OneProcess, add_up
 from hookline.trainer.data.loader_state import preserve_parts
 from hookline.trainer.data.loaders import raise_no_batches, why_empty
 from hookline.trainer.data.sampler import ResumableSampler
@@ -56,7 +57,10 @@ def eval_batches(trainer: Trainer, phase: str) -> Iterator[None]:
         phase: What hooks see as `phase` inside the block.
     """
     with trainer.event_args.preserve_train_batch(phase), preserve_rng(), eval_mode(trainer.model):
-        yield
+        try:
+            yield
+        finally:
+            trainer.engine.free_whole_weights(trainer.model)
 
 
 def validate(trainer: Trainer, loaders: Mapping[str, Iterable[Any]], limit: int | None) -> dict[str, float]:
@@ -117,17 +121,25 @@ def _measure(
     trainer: Trainer, loaders: Mapping[str, Iterable[Any]], limit: int | None, slots: EventSlots
 ) -> dict[str, Any]:
     """Run the loaders through the model, and return the metrics over all batches, those of the user included."""
-    args, averages, tokens = trainer.event_args, SampleAverages(), 0
+    args, averages, tokens, ranks = trainer.event_args, SampleAverages(), 0, trainer.ranks
     user = UserMetrics(trainer.validation_metrics, loaders, trainer.device, nested=len(args.validating) > 1)
-    with user.read_outputs(trainer.called_model):
+    compute = trainer.eval_compute()
+    with user.read_outputs(trainer.called_eval_model):
         for loader_index, (name, loader) in enumerate(loaders.items()):
             # Not one batch more than the limit is read: an iterator would lose it.
-            for index, batch in enumerate(islice(loader, limit)):
+            batches: Iterator[tuple[Any, bool]] = zip(islice(loader, limit), repeat(True), strict=False)
+            if trainer.engine.forward_is_collective:
+                batches = _in_step(ranks, name, batches)
+            for index, (batch, counts) in enumerate(batches):
                 placed = trainer.engine.place(batch)
+                if not counts:
+                    with trainer.hooks.silenced():
+                        compute(placed)
+                    continue
                 args.enter_validation_batch(placed, index, loader_index, name)
                 if handler := slots.on_validation_batch_start:
                     handler(args)
-                result = trainer.compute(placed)
+                result = compute(placed)
                 loss, metrics = loss_and_metrics(result)
                 args.live_loss = loss
                 args.step_metrics = {**metrics, **user.measure_batch(name, placed, result)}
@@ -136,16 +148,43 @@ def _measure(
                 results = {"loss": loss.detach(), **args.step_metrics, **args.added_metrics()}
                 averages.add(name, count_samples(placed), results)
                 tokens += trainer.count_tokens(placed)
+        tokens = averages.add_up(ranks, tokens)
         empty = {name: loader for name, loader in loaders.items() if name not in averages.samples}
         if len(empty) == len(loaders):
             raise TrainingError(f"the validation loaders gave no batches{why_empty(empty)}")
         for name, loader in empty.items():  # if the others hid it, val/loss would mean something else
             raise_no_batches("validation", name, loader)
-        return merge_metrics(averages.metrics(language_model=tokens > 0), user.compute())
+        return merge_metrics(averages.metrics(language_model=tokens > 0), user.compute(ranks))
+
+
+def _in_step(ranks: OneProcess, loader: str, batches: Iterator[tuple[Any, bool]]) -> Iterator[tuple[Any, bool]]:
+    """Yield batches, and whether they count, equally often on all ranks: a sharded model's forward pass needs all.
+
+    A rank that has no more batches gets its last one again, which does not count.
+
+    Raises:
+        TrainingError: On all ranks, if one of them has no batch at all while others have some.
+    """
+    last: Any = None
+    for index in count():
+        last, counts = next(batches, (last, False))
+        have_more = ranks.total([counts])[0]  # also where len() is known: it may be wrong
+        if not have_more:
+            return
+        if not index and have_more < ranks.world_size:
+            without = [rank for rank, has_one in enumerate(ranks.gather(counts)) if not has_one]
+            raise TrainingError(
+                f"the validation loader {loader!r} gave no batch on rank {', '.join(map(str, without))}, and a sharded "
+                "model needs one from each rank: validate on more samples, or with smaller batches"
+            )
+        yield last, counts
 
 
 class SampleAverages:
-    """Means weighted by samples, summed on the device and read once. A batch without a key has no part in its mean."""
+    """Means weighted by samples, summed on the device and read once. A batch without a key has no part in its mean.
+
+    A key that only some ranks have is averaged over their samples.
+    """
 
     def __init__(self) -> None:
         self._sums: dict[str, dict[str, torch.Tensor | float]] = {}  # by loader and key
@@ -160,6 +199,29 @@ class SampleAverages:
             wide = value.detach().double() if isinstance(value, torch.Tensor) else float(as_python_number(value))
             sums[key] = sums.get(key, 0.0) + wide * samples
             counts[key] = counts.get(key, 0) + samples
+
+    def add_up(self, ranks: OneProcess, tokens: int) -> int:
+        """Add the sums of all ranks, so that each sample counts once; waits for the device and for all ranks.
+
+        Args:
+            ranks: The ranks.
+            tokens: The tokens of this rank.
+
+        Returns:
+            The tokens of all ranks.
+        """
+        named: dict[str, list[float]] = {"": [tokens, 0]}
+        for loader, sums in self._sums.items():
+            for key, total in sums.items():
+                named[f"{loader}\n{key}"] = [float(total), self.samples[loader][key]]
+        added = add_up(ranks, named, width=2)
+        tokens = int(added.pop("")[0])
+        self._sums, self.samples = {}, {}
+        for name, (total, samples) in added.items():
+            loader, _, key = name.partition("\n")
+            self._sums.setdefault(loader, {})[key] = total
+            self.samples.setdefault(loader, {})[key] = int(samples)
+        return tokens
 
     def metrics(self, language_model: bool) -> dict[str, float]:
         """Return `val/<key>`, and with several loaders `val/<loader>/<key>`; waits for the device."""
@@ -223,7 +285,6 @@ class UserMetrics:
         each = list(loaders) if len(loaders) > 1 else []
         why = "each validation loader, because there are several"
         self._copies = {loader: _copies(self._objects, why) for loader in each}
-        self._measured: set[str] = set()  # loaders
         self._output: Any = _NO_OUTPUT
 
     def read_outputs(self, model: Any) -> AbstractContextManager[Any]:
@@ -250,7 +311,6 @@ class UserMetrics:
         if not self._functions and not self._objects:
             return {}
         output, self._output = self._find_output(result), _NO_OUTPUT
-        self._measured.add(loader)
         found: dict[str, Any] = {}
         for name, function in self._functions.items():
             with _note_in_errors(f"in the metric {name!r}, on the validation loader {loader!r}"):
@@ -262,12 +322,20 @@ class UserMetrics:
                     one.update(*arguments)
         return found
 
-    def compute(self) -> dict[str, float]:
-        """Compute the objects: `val/<name>`, and with several loaders `val/<loader>/<name>`."""
+    def compute(self, ranks: OneProcess) -> dict[str, float]:
+        """Compute the objects: `val/<name>`, and with several loaders `val/<loader>/<name>`.
+
+        Only an object knows how its values of several ranks become one; torchmetrics' do that themselves. What those
+        that do not return is averaged over the ranks, so that all ranks decide by the same numbers.
+        """
+        if not self._objects:
+            return {}
         found: dict[str, float] = {}
-        for loader in [one for one in self._copies if one in self._measured]:
-            found.update(_compute(f"val/{loader}/", self._copies[loader]))
-        return merge_metrics(found, _compute("val/", self._objects))
+        for loader, copies in self._copies.items():
+            found.update(_compute(f"val/{loader}/", copies))
+        found = merge_metrics(found, _compute("val/", self._objects))
+        added = add_up(ranks, {name: [value, 1.0] for name, value in found.items()}, width=2)
+        return {name: total / count for name, (total, count) in added.items()}
 
     def _find_output(self, result: Any) -> Any:
         """Return what step_fn returned as 'output', else the model's output."""

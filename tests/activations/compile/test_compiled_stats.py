@@ -16,6 +16,7 @@ from hookline import ForwardHook, HookManager, get_trainer
 from hookline.activations.compile.compiled_stats import CompiledStats
 from hookline.activations.monitor import Monitor
 from hookline.core.schedule import Reading
+from hookline.ranks import OneProcess
 from hookline.stats import STATISTICS
 
 pytestmark = COMPILING
@@ -266,10 +267,13 @@ def test_through_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
 class Recording:
     """Stands for a trainer with a record: the steps whose layers it got."""
 
+    ranks = OneProcess()
+
     def __init__(self) -> None:
         self.steps: list[int] = []
+        self.ranks = OneProcess()
 
-    def log(self, *_: Any) -> None: ...
+    def log(self, *_: Any, reduce: str | None = "mean") -> None: ...
 
     def log_layers(self, series: str, names: Any, columns: Any, values: Tensor, step: int) -> None:
         self.steps.append(step)

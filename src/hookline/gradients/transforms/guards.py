@@ -27,6 +27,7 @@ class Guard(Transform):
     """A transform that reads the gradients' norm and may skip the step."""
 
     inplace = False
+    same_on_all_ranks = True  # gradients are reduced over the ranks, and norms are of all shards
 
     def __init__(self, give_up_after: int | None, params: Any) -> None:
         super().__init__(params)

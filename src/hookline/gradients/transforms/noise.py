@@ -13,6 +13,7 @@ from hookline.errors import GradientError
 from hookline.gradients.local_storage import is_sharded
 from hookline.gradients.transforms.base import Transform, dense_tensors
 from hookline.gradients.view import Gradients
+from hookline.ranks import find_ranks
 
 
 class Noise(Transform):
@@ -36,13 +37,20 @@ class Noise(Transform):
         self._salt = zlib.crc32(name.encode())
 
     def init(self, params: Any) -> dict[str, Any]:
-        """Make the count of updates and the generators' states."""
+        """Make the count of updates and the generators' states.
+
+        Raises:
+            GradientError: If a parameter is sharded.
+        """
+        for name, param in params.items():
+            if is_sharded(param):
+                raise GradientError(
+                    f"noise: {name!r} is sharded over processes, which have no common generator; use parallel='ddp', "
+                    "or leave it out with params="
+                )
         return {"count": 0, "streams": {}}
 
     def on_update(self, grads: Gradients, state: dict[str, Any]) -> None:
-        for name, tensor in grads.items():
-            if is_sharded(tensor):
-                raise GradientError(f"noise: {name!r} is sharded over processes, which have no common generator")
         deviation = (self.eta / (1 + state["count"]) ** self.gamma) ** 0.5
         state["count"] += 1
         generators: dict[torch.device, torch.Generator] = {}
@@ -59,10 +67,6 @@ class Noise(Transform):
         generator = torch.Generator(device)
         if saved is not None:
             return generator.set_state(saved.cpu())
-        seed = self.seed
-        if seed is None:
-            seeds = [torch.initial_seed()]
-            if torch.distributed.is_available() and torch.distributed.is_initialized():
-                torch.distributed.broadcast_object_list(seeds)  # otherwise the ranks' models would drift apart
-            seed = seeds[0]
+        # The seed of rank 0, or the ranks' models would drift apart.
+        seed = find_ranks().first(torch.initial_seed) if self.seed is None else self.seed
         return generator.manual_seed((seed * 0x9E3779B1 + self._salt) % 2**63)

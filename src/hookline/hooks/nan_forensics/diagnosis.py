@@ -82,7 +82,9 @@ class Diagnosis:
         return {"summary": str(self), **asdict(self)}
 
 
-def diagnose(trainer: RunControl, batch: Any, random_state: dict[str, Any], by: str) -> Diagnosis:
+def diagnose(
+    trainer: RunControl, batch: Any, random_state: dict[str, Any], by: str, *, backward: bool = True
+) -> Diagnosis:
     """Run a batch again on the current weights; the run continues as if nothing had happened.
 
     Args:
@@ -90,6 +92,7 @@ def diagnose(trainer: RunControl, batch: Any, random_state: dict[str, Any], by: 
         batch: The micro-batch.
         random_state: What `trainer.random_state()` returned before its forward pass.
         by: The name that errors of the temporary hooks mention.
+        backward: Whether to run the backward pass again if the loss is finite.
 
     Returns:
         What went wrong, if anything did.
@@ -105,7 +108,7 @@ def diagnose(trainer: RunControl, batch: Any, random_state: dict[str, Any], by: 
             for name, hook in {by: nan, f"{by} (inf)": inf, f"{by} (backward)": trace}.items():
                 manager.register(hook, name, on_error="raise")
             loss = forward(copied)
-            bad = nonfinite_gradients(model, loss) if math.isfinite(loss.item()) else ()
+            bad = nonfinite_gradients(model, loss) if backward and math.isfinite(loss.item()) else ()
         finally:
             manager.dispatcher.detach()
         # Anomaly detection raises at the first NaN, so it gets a forward pass without the hooks.

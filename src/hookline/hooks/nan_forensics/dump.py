@@ -27,6 +27,7 @@ from hookline.checkpoints.frozen import fill_in_frozen
 from hookline.checkpoints.store import temporary_name
 from hookline.core.run_control import RunControl
 from hookline.errors import CheckpointError, HooklineError, got
+from hookline.gradients.local_storage import is_sharded, local_tensor
 from hookline.hooks.nan_forensics.diagnosis import Diagnosis, diagnose
 from hookline.record import read_json, redact, strict_json
 from hookline.record.json_lines import write_json_atomic
@@ -76,15 +77,18 @@ def write_crash(
         The folder.
     """
     model, step = trainer.model, trainer.step
-    name = f"step-{step:08d}"
+    name = f"step-{step:08d}" + (f"-rank-{trainer.ranks.rank}" if trainer.ranks.world_size > 1 else "")
     folder = temporary_name(root / name)
     sections = {"batch": _with_plain_dicts(recorded.batch), "random_state": recorded.random_state}
-    if with_state:
+    encoded, left_out = {}, {}
+    named = plain_parameters(model)
+    if with_state and any(map(is_sharded, named.values())):
+        left_out["model"] = "the model is sharded, and only this rank writes; take the weights from a checkpoint"
+    elif with_state:
         unsaved = trainer.unsaved_parameters()
         sections["model"] = {name: value for name, value in plain_state_dict(model).items() if name not in unsaved}
         sections |= {"frozen": dict(unsaved)} if unsaved else {}
     # Each section is encoded separately, so that one that cannot be written does not cost the others.
-    encoded, left_out = {}, {}
     for section, tree in sections.items():
         try:
             encoded[section] = Section(*encode(tree))
@@ -94,8 +98,8 @@ def write_crash(
     try:
         folder.mkdir(parents=True)
         write_checkpoint(folder, STATE, encoded, {"step": step, "modules_in_eval_mode": in_eval_mode})
-        named = plain_parameters(model)
-        rows = zip(named.items(), statistics_of([param.detach() for param in named.values()]), strict=True)
+        # Of a sharded parameter its local part: statistics of the whole would need the other ranks.
+        rows = zip(named.items(), statistics_of([local_tensor(one.detach()) for one in named.values()]), strict=True)
         parameters = {name: {"shape": list(param.shape), "dtype": param.dtype, **row} for (name, param), row in rows}
         write_json_atomic(folder / REPORT, {
             "reason": reason, "time": utc_now(), "run_id": trainer.run_id, "step": step, "epoch": trainer.epoch,

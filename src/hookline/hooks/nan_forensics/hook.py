@@ -13,9 +13,11 @@ from hookline import _checks
 from hookline._console import logger
 from hookline.activations.gradient_flow import gradient_norms
 from hookline.core.run_control import RunControl
+from hookline.errors import RankError, error_text
+from hookline.gradients.local_storage import is_sharded
 from hookline.gradients.view import Gradients
 from hookline.hooks.base import NamedHook
-from hookline.hooks.nan_forensics.diagnosis import Diagnosis, diagnose
+from hookline.hooks.nan_forensics.diagnosis import Diagnosis, diagnose, name_batch_tensors, nonfinite_names
 from hookline.hooks.nan_forensics.dump import RecordedBatch, write_crash
 
 
@@ -26,7 +28,9 @@ class NanForensics(NamedHook):
     folder's path and `autopsy` what was found. The folder is in the run's directory (`crashes/step-…`), and `hookline
     replay` runs it again. A `fast_dev_run` writes no folder and only reports.
 
-    Each optimizer step waits once for the device; on a schedule (``every=10``) that is rarer, and the report later.
+    Each optimizer step waits once for the device, and for the other ranks if there are several; on a schedule
+    (``every=10``) that is rarer, and the report later. The rank whose batch it was writes the folder, the others note
+    whose it was. Of a sharded model (FSDP2) the forward pass is run again, by all ranks, and not the backward pass.
     Each micro-batch stays in memory, on its device, until its step is over: with accumulation, all of a window.
 
     Args:
@@ -39,6 +43,7 @@ class NanForensics(NamedHook):
 
     built_in = True
     name = "nan_forensics"
+    same_on_all_ranks = True
 
     def __init__(self, gradients: bool = True, state: bool = True, stop_run: bool = True, keep: int = 1) -> None:
         self.gradients, self.state = _checks.boolean(gradients, "gradients"), _checks.boolean(state, "state")
@@ -78,32 +83,87 @@ class NanForensics(NamedHook):
         total = sum(one.loss.double() for one in recorded if one.loss is not None)
         if checked:
             total = total + checked.norm()
-        if not math.isfinite(float(total)):
-            bad = next((one for one in recorded if one.loss is not None and not math.isfinite(one.loss.item())), None)
-            if bad is not None and bad.loss is not None:
-                self._investigate(trainer, [bad], f"loss {bad.loss.item()}")
-            # If every loss is finite, any micro-batch may be to blame; a norm that merely overflowed is fine.
-            elif checked and not all(map(math.isfinite, gradient_norms(checked.tensors()))):
-                self._investigate(trainer, recorded, "non-finite gradients")
+        # All ranks take part, because only the one whose batch it is can find the origin.
+        if not trainer.ranks.decide(not math.isfinite(float(total))):
+            return
+        losses = [0.0 if one.loss is None else one.loss.item() for one in recorded]
+        bad = next(([place, f"loss {loss}"] for place, loss in enumerate(losses) if not math.isfinite(loss)), None)
+        by_rank = trainer.ranks.gather(bad)
+        # If every loss is finite, any micro-batch may be to blame; a norm that merely overflowed is fine.
+        if any(by_rank) or (checked and not all(map(math.isfinite, gradient_norms(checked.tensors())))):
+            self._investigate(trainer, recorded, by_rank, grads)
 
-    def _investigate(self, trainer: RunControl, suspects: list[RecordedBatch], reason: str) -> None:
-        """Find the first micro-batch that goes wrong when run again; if none does, take the last.
+    def _investigate(
+        self, trainer: RunControl, recorded: list[RecordedBatch], by_rank: list[Any], grads: Gradients
+    ) -> None:
+        """Find the origin on the ranks whose batch it came from, and let the others note whose it was.
 
         Even if that fails, the step is skipped and the run ends, if that is configured.
+
+        Args:
+            trainer: The run.
+            recorded: The micro-batches of the step.
+            by_rank: The place of the first micro-batch whose loss is not finite, and that loss, of each rank; None for
+                a rank on which all are finite. Without any, gradients are not finite.
+            grads: The gradients.
         """
+        ranks, is_shared, failure = trainer.ranks, any(map(is_sharded, trainer.params.values())), None
+        own, suspect = by_rank[ranks.rank], recorded[-1]
         self._found, self.autopsy = self._found + 1, None
         try:
-            for suspect in suspects:
-                self.autopsy = diagnose(trainer, suspect.batch, suspect.random_state, by=self.registered_name)
-                if not self.autopsy.finite:
-                    break
-            assert self.autopsy is not None
-            self._report(trainer, suspect, reason, self.autopsy)
-        finally:
-            if self.stop_run:
-                trainer.skip_step(reason)
-                found = self.autopsy or "the examination failed"
-                trainer.request_stop(f"{reason}: {found}", by=self.registered_name)
+            if is_shared:
+                suspect = self._examine_together(trainer, recorded, by_rank, grads)
+            elif own or not any(by_rank):
+                suspect = self._examine(trainer, [recorded[own[0]]] if own else recorded)
+        except Exception as error:
+            if is_shared and ranks.world_size > 1:  # the others wait inside the forward pass
+                raise RankError(f"the batch of a bad step cannot be run again: {error_text(error)}") from error
+            failure = error  # raised at the end: the others wait in the next line
+        is_bad = bool(own) or (not is_shared and self.autopsy is not None and not self.autopsy.finite)
+        found_on = [rank for rank, is_its in enumerate(ranks.gather(is_bad)) if is_its] or [0]
+        reason = own[1] if own else "non-finite gradients"
+        try:
+            if ranks.rank in found_on and self.autopsy is not None:
+                self._report(trainer, suspect, reason, self.autopsy)
+        except Exception as error:
+            failure = failure or error
+        own_crash = str(self.crash or "") if ranks.rank in found_on else ""
+        said = ranks.gather([f"{reason}: {self.autopsy or 'the examination failed'}", own_crash])
+        summary, crash = said[found_on[0]]
+        if ranks.world_size > 1:
+            summary = f"rank {found_on[0]}: {summary}"
+            if ranks.rank not in found_on:
+                logger.warning("step %d: %s%s", trainer.step, summary, f"; the crash is in {crash}" if crash else "")
+                self.note(trainer, "non_finite", reason=summary, path=crash or None)
+        if self.stop_run:
+            trainer.skip_step(reason)
+            trainer.request_stop(summary, by=self.registered_name)
+        if failure is not None:
+            raise failure
+
+    def _examine(self, trainer: RunControl, suspects: list[RecordedBatch]) -> RecordedBatch:
+        """Return the first micro-batch that goes wrong when run again; if none does, the last."""
+        for suspect in suspects:
+            self.autopsy = diagnose(trainer, suspect.batch, suspect.random_state, self.registered_name)
+            if not self.autopsy.finite:
+                break
+        return suspect
+
+    def _examine_together(
+        self, trainer: RunControl, recorded: list[RecordedBatch], by_rank: list[Any], grads: Gradients
+    ) -> RecordedBatch:
+        """Do the same for a sharded model: the ranks run as many forward passes as each other, and no backward pass."""
+        own, suspect = by_rank[trainer.ranks.rank], recorded[-1]
+        for place in sorted({one[0] for one in by_rank if one}):
+            one = recorded[min(place, len(recorded) - 1)]
+            found = diagnose(trainer, one.batch, one.random_state, self.registered_name, backward=False)
+            if own and place == own[0]:
+                suspect, self.autopsy = one, found
+        if not any(by_rank):
+            loss, batch = float("nan" if suspect.loss is None else suspect.loss), name_batch_tensors(suspect.batch)
+            bad = nonfinite_names(dict(grads.items()))
+            self.autopsy = Diagnosis(loss=loss, batch=nonfinite_names(batch), gradients=bad)
+        return suspect
 
     def _report(
         self, trainer: RunControl, recorded: RecordedBatch, reason: str, diagnosis: Diagnosis, write: bool = True

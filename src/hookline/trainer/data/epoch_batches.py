@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, islice
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from hookline.errors import CheckpointError
 from hookline.trainer.data.loader_state import (
+    batches_left,
     has_state,
     iterate_from,
+    known_length,
     loader_states,
     preserve_parts,
     raise_shorter_loader,
     restore_loader_states,
     restore_start,
+    shared_sampler,
     start_state,
 )
-from hookline.trainer.data.loaders import TrainLoaders, known_length, raise_no_batches, smallest, trusted_length
+from hookline.trainer.data.loaders import TrainLoaders, raise_no_batches, smallest, trusted_length
 from hookline.trainer.rng import preserve_rng, restore_rng, rng_state
 
 OnLoader = Callable[[int, str], None]  # index and name of the loader that the next batch comes from
@@ -27,7 +30,7 @@ _NOTHING, _UNREAD = object(), object()
 
 
 def epoch_batches(
-    loaders: TrainLoaders, has_windows: bool, on_loader: OnLoader, epoch: int
+    loaders: TrainLoaders, has_windows: bool, on_loader: OnLoader, epoch: int, world_size: int = 1
 ) -> SequentialBatches | MixedBatches:
     """Return the batches of one epoch, to be started or resumed.
 
@@ -36,10 +39,11 @@ def epoch_batches(
         has_windows: Whether the loop calls `has_more`: a step may have several batches.
         on_loader: Called with index and name of the loader that batches come from; with several, before each batch.
         epoch: The epoch's number, from 0.
+        world_size: The number of ranks, each of which reads other batches.
     """
     if len(loaders) > 1 and not loaders.schedule.sequential:
-        return MixedBatches(loaders, on_loader, epoch)
-    return SequentialBatches(loaders, has_windows, on_loader, epoch)
+        return MixedBatches(loaders, on_loader, epoch, world_size)
+    return SequentialBatches(loaders, has_windows, on_loader, epoch, world_size)
 
 
 class _EpochBatches:
@@ -47,7 +51,9 @@ class _EpochBatches:
 
     length: int | None  # the batches of the epoch, if that is certain
 
-    def __init__(self, loaders: TrainLoaders, on_loader: OnLoader) -> None:
+    def __init__(self, loaders: TrainLoaders, on_loader: OnLoader, world_size: int) -> None:
+        # Of one process a position says nothing about ranks.
+        self._ranks = {"world_size": world_size} if world_size > 1 else {}
         self.last = False  # whether the batch given last is known to be the epoch's last
         self.offset = 0  # the batches before the position that the epoch was resumed at
         self._loaders, self._limit = loaders, loaders.limit
@@ -61,6 +67,16 @@ class _EpochBatches:
                 f"the run was inside an epoch with loader_schedule={before!r}, which is {kind!r} now: resume with the "
                 "same schedule, or from a checkpoint between two epochs"
             )
+
+    def _refuse_ranks(self, position: Mapping[str, Any]) -> NoReturn:
+        """Raise CheckpointError, because another number of ranks cannot continue in the middle of this epoch."""
+        then, now = (ranks.get("world_size", 1) for ranks in (position, self._ranks))
+        raise CheckpointError(
+            f"the run was inside an epoch with {then} process{'es' * (then > 1)}, and now with {now}, whose loaders "
+            f"give other batches: use DataLoader(…, sampler=ResumableSampler(data)) as the "
+            f"only loader, which any number of processes can continue, or resume with {then}, or from a checkpoint "
+            "between two epochs"
+        )
 
     def _check_limit(self, count: int) -> None:
         """Raise CheckpointError if the saved position lies after the epoch's present end."""
@@ -79,8 +95,10 @@ class SequentialBatches(_EpochBatches):
     plain loop. Where a length cannot be trusted, the end of an epoch is known when it is reached.
     """
 
-    def __init__(self, loaders: TrainLoaders, has_windows: bool, on_loader: OnLoader, epoch: int) -> None:
-        super().__init__(loaders, on_loader)
+    def __init__(
+        self, loaders: TrainLoaders, has_windows: bool, on_loader: OnLoader, epoch: int, world_size: int
+    ) -> None:
+        super().__init__(loaders, on_loader, world_size)
         self._trusted = all(trusted_length(loader) is not None for loader in loaders.values())
         lengths = [None if has_state(loader) else known_length(loader) for loader in loaders.values()]
         known = [length for length in lengths if length is not None]
@@ -110,14 +128,23 @@ class SequentialBatches(_EpochBatches):
             raise CheckpointError(f"the run was inside the loader {name!r}; now there are {', '.join(self._names)}")
         self._enter(self._names.index(name))
         self.offset, self._idle_states = count, states
-        self._position = {"loader": name, "before": before, "beginning": position["beginning"]}
+        start, loader = position.get("start", 0), self._loader[name]
+        before_by_ranks = position.get("world_size", 1)
+        if (sampler := shared_sampler(loader)) is not None:
+            size = position.get("batch_size", loader.batch_size)  # type: ignore[attr-defined]
+            if (before_by_ranks, size) != (sampler.world_size, loader.batch_size):  # type: ignore[attr-defined]
+                # The rest of the order is read as batches that have nothing to do with those before.
+                start, before = start + (count - before) * size * before_by_ranks, count
+        elif before_by_ranks != self._ranks.get("world_size", 1):
+            self._refuse_ranks(position)
+        self._position = self._describe(name, before, position["beginning"], start)
         if self._trusted:
-            rest = [known_length(self._loaders[other]) or 0 for other in self._names[self._index :]]
-            self.length = smallest(before + sum(rest), self._limit)
+            others = [known_length(self._loaders[other]) or 0 for other in self._names[self._index + 1 :]]
+            self.length = smallest(before + (batches_left(loader, start) or 0) + sum(others), self._limit)
         with preserve_rng():
             restore_start(self._loader, position["beginning"])
             restore_loader_states(self._loaders, states)
-            batches = self._read(iterate_from(name, self._loader[name], 0 if name in states else count - before))
+            batches = self._read(iterate_from(name, loader, 0 if name in states else count - before, start))
             self._check_limit(count)
             if "ahead" in position:  # version 0.1 had read the next batch when it saved
                 restore_rng(position["ahead"])
@@ -141,6 +168,15 @@ class SequentialBatches(_EpochBatches):
                 )
         entered = {name: self._loaders[name] for name in self._names[: self._index + 1]}
         return {**self._position, "states": {**self._idle_states, **loader_states(entered)}}
+
+    @property
+    def expected(self) -> int | None:
+        """The batches that the epoch has, or that len() says it has; None if that is unknown."""
+        if self.length is not None:
+            return self.length
+        lengths = [known_length(loader) for loader in self._loaders.values()]
+        known = [length for length in lengths if length is not None]
+        return sum(known) if len(known) == len(lengths) else None
 
     def end_states(self) -> dict[str, Any]:
         """Return the state_dicts of the loaders that have one, after the end of the epoch.
@@ -179,8 +215,22 @@ class SequentialBatches(_EpochBatches):
     def _start_loader(self, index: int, before: int) -> Iterator[Any]:
         """Start a loader and note the states that decide its order first."""
         name = self._enter(index)
-        self._position = {"loader": name, "before": before, "beginning": start_state(self._loader)}
+        self._position = self._describe(name, before, start_state(self._loader))
         return iter(self._loader[name])
+
+    def _describe(self, name: str, before: int, beginning: dict[str, Any], start: int = 0) -> dict[str, Any]:
+        """Return the position of a pass over a loader that begins.
+
+        Args:
+            name: The loader.
+            before: The batches of the epoch before the pass.
+            beginning: The state it is started with.
+            start: The indices of its sampler's order before the pass, if it continues one of other batches.
+        """
+        found = {"loader": name, "before": before, "beginning": beginning, **self._ranks}
+        if shared_sampler(loader := self._loader[name]) is not None:
+            found |= {"batch_size": loader.batch_size}  # type: ignore[attr-defined]
+        return found | ({"start": start} if start else {})
 
     def _read(self, batches: Iterator[Any]) -> Iterator[Any]:
         if len(self._names) > 1:
@@ -329,8 +379,8 @@ class MixedBatches(_EpochBatches):
     next batch: of the loader whose turn it is, which then gives it, or, if only others can tell, of these.
     """
 
-    def __init__(self, loaders: TrainLoaders, on_loader: OnLoader, epoch: int) -> None:
-        super().__init__(loaders, on_loader)
+    def __init__(self, loaders: TrainLoaders, on_loader: OnLoader, epoch: int, world_size: int) -> None:
+        super().__init__(loaders, on_loader, world_size)
         self.length = loaders.limit  # otherwise the schedule says where the epoch ends
         self._schedule = loaders.schedule
         self._order = self._schedule.order(self._names, epoch)
@@ -345,6 +395,8 @@ class MixedBatches(_EpochBatches):
     def resume(self, position: Mapping[str, Any], count: int) -> Iterator[Any]:
         """Continue after `count` batches, at a saved position; random streams keep their states."""
         self._check_schedule(position, self._schedule.kind)
+        if position.get("world_size", 1) != self._ranks.get("world_size", 1):
+            self._refuse_ranks(position)
         if list(position["loaders"]) != self._names:
             raise CheckpointError(
                 f"the run was mixing the loaders {', '.join(position['loaders'])}; now there are "
@@ -362,6 +414,7 @@ class MixedBatches(_EpochBatches):
     def position(self) -> dict[str, Any]:
         """The loader that comes next, and the position of every loader."""
         return {
+            **self._ranks,
             "schedule": self._schedule.kind,
             "turn": self._following,
             "turns": self._order.state(),

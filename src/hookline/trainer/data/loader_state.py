@@ -20,13 +20,21 @@ from hookline._console import logger
 from hookline.checkpoints.format import encode
 from hookline.core.failures import raise_if_quit
 from hookline.errors import CheckpointError, error_text
-from hookline.trainer.data.sampler import ResumableSampler
+from hookline.trainer.data.sampler import SharedSampler
 from hookline.trainer.rng import restore_rng, rng_state
 
 Loaders = Mapping[str, Iterable[Any]]
 
 _reported: WeakValueDictionary[int, Any] = WeakValueDictionary()  # parts whose state cannot be saved, by id
-_PARTS = ("sampler", "batch_sampler", "batch_sampler.sampler", "dataset")
+_PARTS = ("sampler", "batch_sampler", "batch_sampler.sampler", "dataset", "passes")
+
+
+def known_length(loader: Iterable[Any]) -> int | None:
+    """Return what len() says, None if it raises: some datasets have the method without a length."""
+    try:
+        return len(loader)  # type: ignore[arg-type]
+    except (TypeError, NotImplementedError):
+        return None
 
 
 def has_state(part: Any) -> bool:
@@ -156,13 +164,14 @@ def restore_loader_states(loaders: Loaders, states: Mapping[str, Any]) -> None:
                 raise CheckpointError(f"loader {name!r} does not take its saved state: {error!r}") from error
 
 
-def iterate_from(name: str, loader: Iterable[Any], count: int) -> Iterator[Any]:
+def iterate_from(name: str, loader: Iterable[Any], count: int, start: int = 0) -> Iterator[Any]:
     """Iterate over a loader's batches after the first `count`.
 
     Args:
         name: The loader's name, for messages.
         loader: The loader.
         count: How many batches to skip. A `ResumableSampler` starts there; else they are read and dropped.
+        start: How many indices of its sampler's order, those of all ranks, come before these batches.
 
     Returns:
         An iterator over the other batches.
@@ -170,10 +179,13 @@ def iterate_from(name: str, loader: Iterable[Any], count: int) -> Iterator[Any]:
     Raises:
         CheckpointError: If the loader has fewer batches.
     """
-    if count and _can_start_inside(loader):
+    sampler = shared_sampler(loader)
+    if sampler is not None:
+        sampler.start_at(start)
+    if count and sampler is not None and _can_start_inside(loader):
         if len(loader) < count:  # type: ignore[arg-type]
             raise_shorter_loader(name, loader, count, len(loader))  # type: ignore[arg-type]
-        loader.sampler.start_at(count * loader.batch_size)  # type: ignore[attr-defined]
+        sampler.start_at(start + count * loader.batch_size * sampler.world_size)  # type: ignore[attr-defined]
         return iter(loader)
     batches = iter(loader)
     for read in range(count):
@@ -200,15 +212,40 @@ def raise_shorter_loader(name: str, loader: Iterable[Any], count: int, length: i
     )
 
 
+def shared_sampler(loader: Any) -> SharedSampler | None:
+    """Return the sampler of a DataLoader that can start at any place of an order that ranks share, if it is one."""
+    if not isinstance(loader, DataLoader) or not isinstance(loader.sampler, SharedSampler):
+        return None
+    plain = loader.batch_size is not None and type(loader.batch_sampler) is BatchSampler
+    return loader.sampler if plain else None
+
+
+def batches_left(loader: Any, start: int) -> int | None:
+    """Return the batches of a loader after the first `start` indices of its sampler's order; None if unknown."""
+    sampler = shared_sampler(loader)
+    if sampler is None or not start:
+        return known_length(loader)
+    sampler.start_at(start)
+    left = known_length(loader)
+    sampler.start_at(0)
+    return left
+
+
 def _can_start_inside(loader: Any) -> bool:
-    """Return whether the skipped batches need not be read.
+    """Return whether the skipped batches of a loader with a `SharedSampler` need not be read.
 
     Without workers a dataset draws from the run's streams, which are restored; with workers, from the workers' streams.
     """
-    if not isinstance(loader, DataLoader) or not isinstance(loader.sampler, ResumableSampler):
-        return False
-    plain = loader.batch_size is not None and type(loader.batch_sampler) is BatchSampler
-    return plain and not (loader.num_workers and loader.sampler.dataset_draws)
+    return not (loader.num_workers and loader.sampler.dataset_draws)
+
+
+def set_epochs(loaders: Loaders, epoch: int) -> None:
+    """Call `set_epoch` of the loaders' samplers, such as a DistributedSampler, which would repeat their order else."""
+    for loader in loaders.values():
+        for path in ("sampler", "batch_sampler", "batch_sampler.sampler"):
+            with suppress(AttributeError):
+                if callable(set_epoch := attrgetter(f"{path}.set_epoch")(loader)):
+                    set_epoch(epoch)
 
 
 def resume_warnings(loaders: Loaders, is_cut: bool) -> list[str]:
@@ -220,6 +257,7 @@ def resume_warnings(loaders: Loaders, is_cut: bool) -> list[str]:
     """
     warnings = []
     for name, loader in loaders.items():
+        loader = getattr(loader, "base_dataloader", loader)  # of a loader that Accelerate prepared
         dataset = loader.dataset if isinstance(loader, DataLoader) else None
         workers = loader.num_workers if isinstance(loader, DataLoader) else 0
         if has_state(loader):

@@ -18,9 +18,9 @@ from torch.utils.data import (
 )
 
 from hookline.errors import ConfigError, TrainingError, with_article
-from hookline.trainer.data.loader_state import has_state
+from hookline.trainer.data.loader_state import has_state, known_length
 from hookline.trainer.data.mixing import LoaderSchedule
-from hookline.trainer.data.sampler import ResumableSampler
+from hookline.trainer.data.sampler import ResumableSampler, ShareOf
 from hookline.trainer.options import TrainerOptions
 from hookline.trainer.rng import preserve_rng, seed_everything
 
@@ -34,6 +34,7 @@ _COUNTING_SAMPLERS = (
     WeightedRandomSampler,
     DistributedSampler,
     ResumableSampler,
+    ShareOf,
 )
 
 
@@ -163,14 +164,6 @@ def epoch_length(loaders: TrainLoaders) -> int | None:
 def smallest(*limits: int | None) -> int | None:
     """Return the smallest of some limits, each of which may be None."""
     return min((limit for limit in limits if limit is not None), default=None)
-
-
-def known_length(loader: Iterable[Any]) -> int | None:
-    """Return what len() says, None if it raises: some datasets have the method without a length."""
-    try:
-        return len(loader)  # type: ignore[arg-type]
-    except (TypeError, NotImplementedError):
-        return None
 
 
 def trusted_length(loader: Iterable[Any]) -> int | None:

@@ -1,14 +1,16 @@
-"""A shuffling sampler whose order is computed rather than drawn: an epoch can be entered anywhere at no cost."""
+"""Samplers that share an order between ranks; `ResumableSampler` computes its own, so that any place of it is free."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sized
+from itertools import islice
 from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import Sampler
 
 from hookline.errors import TrainingError
+from hookline.ranks import rank_and_world_size
 
 _ROUNDS = 6
 _CHUNK = 4096  # indices computed at a time
@@ -17,42 +19,119 @@ _MASK = 2**63 - 1  # torch has no unsigned 64-bit arithmetic; products wrap arou
 Numbers = TypeVar("Numbers", int, torch.Tensor)
 
 
-class ResumableSampler(Sampler[int]):
+class SharedSampler(Sampler[int]):
+    """Give each rank its share of one order of the indices: of every `world_size` indices that follow each other one.
+
+    So the first batches of all ranks together are the first indices of the order, whatever the number of ranks, and
+    another number of ranks can continue after them.
+
+    Args:
+        size: How many indices there are.
+        rank: Which share is this process's; by default the process's rank in torch.distributed, if it is initialized.
+        world_size: How many shares there are; by default as many as processes.
+        even: Whether all ranks get equally many indices. What remains, fewer than `world_size`, is then left out.
+
+    Raises:
+        TrainingError: If there is no such share, or nothing in it.
+    """
+
+    def __init__(self, size: int, rank: int | None = None, world_size: int | None = None, even: bool = True) -> None:
+        own_rank, processes = rank_and_world_size()
+        self.rank, self.world_size = own_rank if rank is None else rank, processes if world_size is None else world_size
+        self.even = even
+        self._size, self._start = size, 0
+        kind = type(self).__name__
+        if not 0 <= self.rank < self.world_size:
+            raise TrainingError(f"{kind}: there is no rank {self.rank} of {self.world_size}; the first one is 0")
+        if size == 0:
+            raise TrainingError(f"{kind}: the dataset is empty, there is nothing to sample from")
+        if len(self) == 0:
+            raise TrainingError(f"{kind}: {size} samples cannot be shared by {self.world_size} processes; use fewer")
+
+    def __len__(self) -> int:
+        """Return how many indices the next iteration has on this rank."""
+        return len(self._places())
+
+    def start_at(self, place: int) -> None:
+        """Start the next iteration after the first `place` indices of the order, those of all ranks counted."""
+        self._start = place
+
+    def _places(self) -> range:
+        """Return this rank's places in the order."""
+        rest = self._size - self._start
+        end = self._size - (rest % self.world_size if self.even else 0)
+        return range(self._start + self.rank, end, self.world_size)
+
+    def _take_places(self) -> range:
+        """Return this rank's places of the iteration that starts, and forget where it starts."""
+        places, self._start = self._places(), 0
+        return places
+
+
+class ShareOf(SharedSampler):
+    """Give each rank its share of the order of another sampler, which must have the same order on all ranks.
+
+    Args:
+        sampler: The other sampler.
+        rank: As for `SharedSampler`.
+        world_size: As for `SharedSampler`.
+    """
+
+    dataset_draws = False
+
+    def __init__(self, sampler: Any, rank: int | None = None, world_size: int | None = None) -> None:
+        self.sampler = sampler
+        super().__init__(len(sampler), rank, world_size)
+
+    def __iter__(self) -> Iterator[int]:
+        places = self._take_places()
+        return islice(self.sampler, places.start, places.stop, places.step)
+
+
+class ResumableSampler(SharedSampler):
     """Shuffle `data` differently in every epoch; each index is a function of seed, epoch and position alone.
 
     It draws from no random stream and stores no permutation. A resumed run starts in the middle of an epoch without
     reading what was trained on before. Worker processes have separate random streams, which move with what they read.
 
+    With several processes each gets its share of the order, and all of them equally many indices; what remains, fewer
+    than processes, is left out of this epoch. For a validation say ``even=False``: nothing is left out then.
+
     Args:
         data: The dataset, or anything with a length.
-        seed: Decides the order, together with the epoch.
+        seed: Decides the order, together with the epoch; the same on all ranks.
         shuffle: Whether to shuffle at all.
         dataset_draws: Set this if the dataset draws random numbers and the loader has workers; the batches before the
             resumed position are then read again.
+        rank: Which share is this process's; by default the process's rank in torch.distributed, if it is initialized.
+        world_size: How many shares there are; by default as many as processes.
+        even: Whether all ranks get equally many indices, as training needs.
+
+    Raises:
+        TrainingError: If the dataset is empty, or there is no such rank or nothing in its share.
 
     >>> loader = DataLoader(data, batch_size=32, sampler=ResumableSampler(data, seed=1))
     """
 
-    def __init__(self, data: Sized, seed: int = 0, *, shuffle: bool = True, dataset_draws: bool = False) -> None:
-        if len(data) == 0:
-            raise TrainingError("ResumableSampler: the dataset is empty, there is nothing to sample from")
+    def __init__(
+        self,
+        data: Sized,
+        seed: int = 0,
+        *,
+        shuffle: bool = True,
+        dataset_draws: bool = False,
+        rank: int | None = None,
+        world_size: int | None = None,
+        even: bool = True,
+    ) -> None:
+        super().__init__(len(data), rank, world_size, even)
         self.seed, self.shuffle, self.dataset_draws = seed, shuffle, dataset_draws
         self.epoch = 0  # the epoch of the next iteration
-        self._size = len(data)
-        self._start = 0
-
-    def __len__(self) -> int:
-        return self._size
 
     def __iter__(self) -> Iterator[int]:
         """Return the indices of the next epoch, from the position that `start_at` set."""
-        epoch, start = self.epoch, self._start
-        self.epoch, self._start = epoch + 1, 0
-        return self._indices(epoch, start)
-
-    def start_at(self, place: int) -> None:
-        """Start the next iteration after `place` indices."""
-        self._start = place
+        epoch, self.epoch = self.epoch, self.epoch + 1
+        return self._indices(epoch, self._take_places())
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of the next epoch, with seed and size for a check."""
@@ -65,9 +144,10 @@ class ResumableSampler(Sampler[int]):
                 raise TrainingError(f"ResumableSampler: the {name} was {state[name]} and is {now}; it must be the same")
         self.epoch = state["epoch"]
 
-    def _indices(self, epoch: int, start: int) -> Iterator[int]:
-        for first in range(start, self._size, _CHUNK):
-            places = torch.arange(first, min(first + _CHUNK, self._size))
+    def _indices(self, epoch: int, all_places: range) -> Iterator[int]:
+        for first in range(0, len(all_places), _CHUNK):
+            chunk = all_places[first : first + _CHUNK]
+            places = torch.arange(chunk.start, chunk.stop, chunk.step)
             yield from (shuffled(places, self._size, self.seed, epoch) if self.shuffle else places).tolist()
 
 

@@ -1,0 +1,232 @@
+"""Tensors that the ranks of a run hold in shards: the part that a rank saves, and reading any part of them again.
+
+The shards of a tensor lie under one name in several safetensors files. The header of each file says where its parts
+begin, as torch's `HuggingFaceStorageWriter` writes it, so `HuggingFaceStorageReader` reads the files, too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from hookline.errors import CheckpointError
+
+# The keys of torch's own writer.
+SHARDING, OFFSETS, VERSION = "DCP_SHARDING_INFO", "saved_offsets", {"DCP_VERSION": "1.0", "format": "pt"}
+SHAPE = "shape"  # of the whole tensor; only shards have it, and torch's reader ignores it
+
+# The dtypes that safetensors files can contain, with the names used there. Other tensors are stored as bytes.
+DTYPE_CODES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.bool: "BOOL",
+    torch.uint8: "U8", torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
+}  # fmt: skip
+_DTYPES = {code: dtype for dtype, code in DTYPE_CODES.items()}
+
+Region = tuple[tuple[int, ...], tuple[int, ...]]
+"""A block of a tensor: where it begins, and its shape."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Where a shard begins in its whole tensor, and the shape of that."""
+
+    offsets: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class LocalPart:
+    """The part of a DTensor that this rank holds, as a plain tensor; a checkpoint saves it as it saves the DTensor."""
+
+    tensor: torch.Tensor
+    shard: Shard
+    is_saved: bool
+    """Whether this rank saves it: of the copies that several ranks hold, the first one is saved."""
+
+
+def is_sharded(tensor: Any) -> bool:
+    """Return whether an object is a DTensor, without importing that class, which is slow."""
+    return hasattr(type(tensor), "to_local")
+
+
+def local_part(tensor: Any) -> LocalPart:
+    """Return what this rank holds of a DTensor. Raises `CheckpointError` for a partial sum."""
+    if any(placement.is_partial() for placement in tensor.placements):
+        raise CheckpointError("it is a partial sum over ranks; redistribute() it first")
+    coordinate, shape = tensor.device_mesh.get_coordinate(), tuple(tensor.shape)
+    local = tensor.detach().to_local()
+    if coordinate is None:  # this rank is not part of the mesh
+        return LocalPart(local, Shard((0,) * len(shape), shape), is_saved=False)
+    offsets, sizes = _region(tensor)
+    if tuple(local.shape) != sizes:
+        raise CheckpointError(f"its placements {tensor.placements} are not understood; redistribute() it first")
+    copies = zip(tensor.placements, coordinate, strict=True)
+    is_first = all(index == 0 for placement, index in copies if placement.is_replicate())
+    return LocalPart(local, Shard(offsets, shape), is_saved=is_first)
+
+
+def copy_to_host(value: Any) -> Any:
+    """Return a copy of an entry of a state_dict on the host; of a DTensor, of this rank's part."""
+    if is_sharded(value):
+        part = local_part(value)
+        return replace(part, tensor=part.tensor.to("cpu", copy=True))
+    return value.detach().to("cpu", copy=True) if isinstance(value, torch.Tensor) else deepcopy(value)
+
+
+def like(value: Any, target: Any) -> Any:
+    """Return a loaded or copied tensor in the form that a tensor of the model has now: whole, or this rank's shard.
+
+    Args:
+        value: A whole tensor, a DTensor or a `LocalPart`.
+        target: The tensor of the model. A value of another shape is returned as it is.
+    """
+    if not is_sharded(target) or is_sharded(value):
+        return value
+    if isinstance(value, LocalPart):
+        return _from_local(value.tensor, target)
+    if not isinstance(value, torch.Tensor) or value.shape != target.shape:
+        return value
+    return _from_local(value[_slices(*_region(target))].clone(), target)
+
+
+def _from_local(local: torch.Tensor, target: Any) -> torch.Tensor:
+    from torch.distributed.tensor import DTensor
+
+    device = target.to_local().device
+    made: torch.Tensor = DTensor.from_local(
+        local.to(device), target.device_mesh, target.placements,
+        run_check=False, shape=target.shape, stride=target.stride(),
+    )  # fmt: skip
+    return made
+
+
+def _region(tensor: Any) -> Region:
+    """Return which block of a DTensor this rank holds; torch's planner of checkpoints knows every kind of placement."""
+    from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+
+    planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    planner.set_up_planner({"": tensor.detach()}, is_coordinator=False)
+    items = planner.create_local_plan().items
+    if not items:
+        return (0,) * tensor.dim(), (0,) * tensor.dim()
+    data = items[0].tensor_data
+    if data is None or len(items) > 1:
+        raise CheckpointError(f"its placements {tensor.placements} are not understood; redistribute() it first")
+    return tuple(data.chunk.offsets), tuple(data.chunk.sizes)
+
+
+def _slices(offsets: Sequence[int], sizes: Sequence[int]) -> tuple[slice, ...]:
+    return tuple(slice(start, start + size) for start, size in zip(offsets, sizes, strict=True))
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+
+
+def header(tensors: Mapping[str, torch.Tensor], shards: Mapping[str, Shard]) -> dict[str, str]:
+    """Return the metadata of a safetensors file that holds shards; a file without any has none."""
+    if not shards:
+        return {}
+    places: dict[str, dict[str, list[int]]] = {name: {OFFSETS: [0] * one.dim()} for name, one in tensors.items()}
+    places |= {name: {OFFSETS: list(one.offsets), SHAPE: list(one.shape)} for name, one in shards.items()}
+    return {SHARDING: json.dumps({name: places[name] for name in tensors}), **VERSION}
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A tensor in one file: a whole one, or a shard."""
+
+    file: Path
+    opened: Any
+    region: Region
+
+
+Like = Callable[[str, torch.Size, bool], torch.Tensor | None]
+"""Returns the tensor whose present form a saved one takes, given its name, shape and whether it was saved in shards."""
+
+
+class SavedTensors(Mapping[str, torch.Tensor]):
+    """The tensors of a section, of one or several files; each is read when it is asked for.
+
+    Args:
+        files: The safetensors files.
+        device: Where whole tensors go.
+        like: Tells which tensors are read as shards; without it all are read whole.
+    """
+
+    def __init__(self, files: Sequence[Path], device: str, like: Like | None = None) -> None:
+        self._device, self._like = device, like
+        self._pieces: dict[str, list[_Piece]] = {}
+        self._shapes: dict[str, torch.Size] = {}
+        self._sharded: set[str] = set()
+        for file in files:
+            try:
+                self._open(file)
+            except Exception as error:
+                raise CheckpointError(f"cannot load {file} to {device}: {error}") from error
+
+    def _open(self, file: Path) -> None:
+        opened: Any = safe_open(file, framework="pt", device=self._device)
+        places = json.loads((opened.metadata() or {}).get(SHARDING, "{}"))
+        for name in opened.keys():  # noqa: SIM118 - it is not a dict
+            size, place = tuple(opened.get_slice(name).get_shape()), places.get(name, {})
+            offsets = tuple(place.get(OFFSETS, (0,) * len(size)))
+            self._pieces.setdefault(name, []).append(_Piece(file, opened, (offsets, size)))
+            self._shapes[name] = torch.Size(place.get(SHAPE, size))
+            if SHAPE in place:
+                self._sharded.add(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._pieces)
+
+    def __len__(self) -> int:
+        return len(self._pieces)
+
+    def is_sharded(self, name: str) -> bool:
+        """Return whether a tensor was saved in shards."""
+        return name in self._sharded
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        shape = self._shapes[name]
+        target = None if self._like is None else self._like(name, shape, name in self._sharded)
+        if target is None or not is_sharded(target) or target.shape != shape:
+            return self._read(name, ((0,) * len(shape), tuple(shape)))
+        return _from_local(self._read(name, _region(target)), target)
+
+    def _read(self, name: str, region: Region) -> torch.Tensor:
+        """Read a block of a tensor from the pieces that overlap it."""
+        pieces, (offsets, sizes) = self._pieces[name], region
+        try:
+            if pieces[0].region == region:
+                whole: torch.Tensor = pieces[0].opened.get_tensor(name)
+                return whole
+            dtype = _DTYPES[pieces[0].opened.get_slice(name).get_dtype()]
+            block, found = torch.empty(sizes, dtype=dtype, device=self._device), 0
+            for piece in pieces if block.numel() else ():
+                start = [max(both) for both in zip(offsets, piece.region[0], strict=True)]
+                ends = [min(both) for both in zip(_ends(*region), _ends(*piece.region), strict=True)]
+                overlap = [max(0, end - first) for first, end in zip(start, ends, strict=True)]
+                if prod(overlap):
+                    part = piece.opened.get_slice(name)[_slices(_relative(start, piece.region[0]), overlap)]
+                    block[_slices(_relative(start, offsets), overlap)] = part
+                    found += part.numel()
+        except Exception as error:
+            raise CheckpointError(f"cannot load {name!r} of {pieces[0].file} to {self._device}: {error}") from error
+        if found != block.numel():
+            raise CheckpointError(f"{name!r}: {block.numel() - found} of its elements are in no shard")
+        return block
+
+
+def _ends(offsets: Sequence[int], sizes: Sequence[int]) -> list[int]:
+    return [start + size for start, size in zip(offsets, sizes, strict=True)]
+
+
+def _relative(places: Sequence[int], to: Sequence[int]) -> list[int]:
+    return [place - start for place, start in zip(places, to, strict=True)]

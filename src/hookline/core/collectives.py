@@ -1,0 +1,96 @@
+"""Refuse collectives in hooks that do not declare them, with `collective = True`.
+
+A collective must be called by all ranks in the same order. One in a hook that fails on one rank, or that only some
+ranks call, would be paired with a collective of training, and put its numbers into gradients without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hookline.core.catalog import Event
+from hookline.errors import RankError
+
+if TYPE_CHECKING:
+    from hookline.core.dispatch import BoundHook
+    from hookline.core.registry import HookRegistry
+
+_NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")  # of the operators of torch.distributed
+
+
+class _RefuseCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Raise RankError at the first collective that is called in a hook."""
+
+    def __init__(self, guard: CollectiveGuard, hook: str, event: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._guard, self._hook, self._event = guard, hook, event
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if getattr(func, "namespace", "") in _NAMESPACES and not self._guard.allowed:
+            raise RankError(
+                f"hook {self._hook!r} calls a collective in {self._event} ({func}) and does not declare it: set "
+                "collective = True on the hook, use the process group trainer.ranks.group, and call it on all ranks. "
+                "Numbers for the record need none: trainer.log adds them up"
+            )
+        if any(hasattr(kind, "to_local") for kind in types):
+            return NotImplemented  # DTensor then calls the collectives that the operation needs, which come back here
+        return func(*args, **kwargs or {})
+
+
+class CollectiveGuard:
+    """A wrapper of a registry's dispatch, for runs on several ranks; it costs a call of a hook 2 to 4 µs."""
+
+    def __init__(self, registry: HookRegistry) -> None:
+        self._registry = registry
+        self.allowed = 0
+
+    def wrap(self, event: Event, hooks: Sequence[BoundHook], timed: bool) -> list[BoundHook]:
+        """Return the listeners of an event as they are called."""
+        if self._registry.ranks.world_size == 1:
+            return list(hooks)
+        return [
+            hook
+            if hook.built_in or getattr(hook.owner, "collective", False)
+            else hook.with_call(self._guarded(hook.listener.call, hook.hook, event.name))
+            for hook in hooks
+        ]
+
+    def _guarded(self, call: Callable[..., Any], hook: str, event: str) -> Callable[..., Any]:
+        mode = _RefuseCollectives(self, hook, event)
+
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            with mode:
+                return call(*args, **kwargs)
+
+        return guarded
+
+    @contextmanager
+    def allow(self, method: str) -> Iterator[None]:
+        """Run a method of the run in which all ranks take part, also if a hook calls it that declares no collectives.
+
+        Args:
+            method: How errors name the method.
+
+        Raises:
+            RankError: If the hook that calls it is not called on all ranks, which would wait for the others.
+        """
+        ranks = self._registry.ranks
+        if ranks.world_size > 1 and (name := self._registry.calling_hook()) is not None:
+            on = self._registry.entry(name).ranks
+            if on is not None and not (isinstance(on, frozenset) and on.issuperset(range(ranks.world_size))):
+                where = "the first rank of each machine" if isinstance(on, str) else f"ranks {sorted(on)}"
+                raise RankError(
+                    f"hook {name!r} calls {method}, in which all ranks take part, but it is called on {where} only: "
+                    "leave out its `ranks`, and use `trainer.ranks.rank` inside of it"
+                )
+        self.allowed += 1
+        try:
+            yield
+        finally:
+            self.allowed -= 1

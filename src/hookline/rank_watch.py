@@ -1,0 +1,263 @@
+"""Watch the other processes of a run, from a side thread: a failure of one ends all of them, and all know whose it was.
+
+The main thread of a rank that waits for a failed one is blocked in a collective, where it handles neither exceptions
+nor signals. So every rank has a thread beside it and a connection to a store that rank 0 hosts. The thread writes a
+heartbeat, looks for a failure that a rank has reported, and watches one other rank, the one before it; what each rank
+costs does not depend on how many there are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from time import monotonic, sleep
+from types import FrameType
+from typing import Any
+
+from hookline._console import logger
+from hookline._fs import describe_process, is_process_alive
+from hookline.errors import RankError
+
+BEAT_SECONDS = 1.0
+MOST_BEATS = 2000  # a second, of all ranks together: one thread of rank 0 answers them
+SILENT_BEATS = 3  # without one for this long, a process of this machine is looked for
+SILENT_BEATS_ELSEWHERE = 30  # a process of another machine cannot be looked for
+BLAME_SECONDS = 5.0  # in which another rank may report why the connection to a third one was lost
+GRACE_SECONDS = 3.0  # in which the main thread may end the run itself, once a failure is known
+CLOSE_SECONDS = 2.0  # for each of the last calls of a process that is ended
+FAILED, KNOWN = "failed", "known"  # keys: the first failure, and how many ranks know it
+# Modules in which a thread waits for other ranks.
+_COLLECTIVES = ("torch.distributed", "torch.nn.parallel.distributed", "hookline.ranks")
+
+
+@dataclass(frozen=True)
+class WatchedRun:
+    """What the watch needs from a run; everything is called in the watch's thread.
+
+    Args:
+        position: Returns how far the run is, as numbers that grow with every training and validation batch; the first
+            one is the step.
+        hook_in: Returns the hook and the event that a thread is in, given its innermost frame; None if it is in none.
+        failure_known: Called once another rank's failure is known, to make the run look at it soon.
+        last_calls: Called one after another with the error, if the main thread is blocked and the process is ended.
+    """
+
+    position: Callable[[], Sequence[int]]
+    hook_in: Callable[[FrameType], tuple[str, str] | None]
+    failure_known: Callable[[], None]
+    last_calls: Sequence[Callable[[RankError], object]]
+
+
+def as_error(failure: Mapping[str, Any]) -> RankError:
+    """Return a reported failure as the error with which the other ranks end."""
+    return RankError(f"rank {failure['rank']} failed at step {failure['step']}: {failure['error']}")
+
+
+class RankWatch:
+    """The thread of one rank during one run.
+
+    Args:
+        rank: This process's rank.
+        world_size: The number of ranks.
+        store: A store that all ranks share, with keys of this run alone.
+        run: The run.
+        timeout: Seconds without a batch after which a rank counts as hanging.
+    """
+
+    def __init__(self, rank: int, world_size: int, store: Any, run: WatchedRun, timeout: float) -> None:
+        self.failure: dict[str, Any] | None = None
+        """The first failure of the run that is known on this rank; its own one as well."""
+        self._rank, self._world_size, self._store, self._run, self._timeout = rank, world_size, store, run, timeout
+        self._interval = max(BEAT_SECONDS, world_size / MOST_BEATS)
+        self._main = threading.get_ident()
+        self._wake, self._over = threading.Event(), False
+        self._suspects = False  # whether the main thread has lost the connection to a rank
+        self._ending = False  # whether the main thread ends the run
+        self._closing = threading.Lock()  # held by the thread that ends the run
+        self._beats = 0
+        self._heard, self._heard_at = -1, monotonic()  # the newest heartbeat of the rank that is watched
+        self._seen_position: Any = None
+        self._moved_at = monotonic()
+        store.set(f"process/{rank}", json.dumps(describe_process()))
+        self._beat()
+        self._thread = threading.Thread(target=self._watch, name="hookline-ranks", daemon=True)
+        self._thread.start()
+
+    # ---- called by the main thread -----------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise RankError if another rank has failed."""
+        if self.failure is not None and self.failure["rank"] != self._rank:
+            raise as_error(self.failure)
+
+    def report(self, step: int, error: str) -> None:
+        """Report that this rank ends the run; the first report of all ranks counts.
+
+        If the thread has begun to end this process, this does not return to the main thread.
+        """
+        if self._ending or threading.get_ident() != self._main:
+            return
+        if not self._closing.acquire(blocking=False):
+            sleep(10 * CLOSE_SECONDS)  # the process ends before
+        self._ending = True
+        self._closing.release()
+        if self.failure is None:
+            self._report({"rank": self._rank, "step": step, "error": error})
+
+    def blamed(self) -> RankError | None:
+        """Return another rank's failure after the connection to some rank was lost; waits until it can be known."""
+        self._suspects = True
+        deadline = monotonic() + max(BLAME_SECONDS, (SILENT_BEATS + 2) * self._interval)
+        while self.failure is None and monotonic() < deadline and self._thread.is_alive():
+            self._wake.set()
+            sleep(0.05)
+        if self.failure is None or self.failure["rank"] == self._rank:
+            return None
+        return as_error(self.failure)
+
+    def stop(self) -> None:
+        """End the thread: the run is over for this rank. Rank 0 waits until all ranks know of a failure."""
+        self._over = True
+        self._wake.set()
+        self._thread.join()
+        deadline = monotonic() + 2 * self._interval
+        while self._rank == 0 and self.failure is not None and monotonic() < deadline:
+            if self._store.add(KNOWN, 0) >= self._world_size - 1:
+                return
+            sleep(0.02)
+
+    # ---- in the thread -----------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """Beat and look at the others until the run is over or a failure is known, then see that the run ends."""
+        while not self._over and self.failure is None:
+            self._wake.wait(self._interval)
+            self._wake.clear()
+            if self._over:
+                return
+            try:
+                self._beat()
+                self._look_for_failure()
+            except Exception as error:  # torch has no common class for a lost connection
+                if self._rank == 0:
+                    logger.warning("the ranks are no longer watched: %s", error)
+                    return
+                self._know({"rank": 0, "step": self._run.position()[0], "error": "its process is gone"})
+        if self.failure is not None and self.failure["rank"] != self._rank:
+            self._run.failure_known()
+        self._see_that_it_ends()
+
+    def _beat(self) -> None:
+        self._beats += 1
+        self._store.set(f"beat/{self._rank}", json.dumps({"beat": self._beats, **self._where()}))
+
+    def _where(self) -> dict[str, Any]:
+        """Say where the main thread is, for the report of a hang."""
+        frame = sys._current_frames().get(self._main)
+        found = None if frame is None else self._run.hook_in(frame)
+        place = "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+        return {"position": list(self._run.position()), "hook": found, "place": place, "waits": _waits(frame)}
+
+    def _look_for_failure(self) -> None:
+        """Find out whether a rank has reported a failure, or the rank that is watched is gone or hangs."""
+        if self._store.check([FAILED]):
+            self._know(json.loads(self._store.get(FAILED)))
+            return
+        watched = (self._rank - 1) % self._world_size
+        if not self._store.check([f"beat/{watched}", f"process/{watched}"]):
+            return
+        beat, now = json.loads(self._store.get(f"beat/{watched}")), monotonic()
+        if beat["beat"] != self._heard:
+            self._heard, self._heard_at = beat["beat"], now
+        if beat["position"] != self._seen_position:
+            self._seen_position, self._moved_at = beat["position"], now
+        process, silent = json.loads(self._store.get(f"process/{watched}")), (now - self._heard_at) / self._interval
+        is_here = process["host"] == describe_process()["host"]
+        if not is_here and silent > SILENT_BEATS_ELSEWHERE:
+            error = f"its process or its machine ({process['host']}) is gone"
+        elif is_here and (silent > SILENT_BEATS or self._suspects) and not is_process_alive(process):
+            error = f"its process ({process['pid']}) is gone{_in_hook(beat, 'last seen in')}"
+        elif now - self._moved_at > self._timeout:
+            self._report(self._hanging())
+            return
+        else:
+            return
+        # The heartbeat is older than the fault; ranks are at most a step apart.
+        self._report({"rank": watched, "step": self._run.position()[0], "error": error})
+
+    def _hanging(self) -> dict[str, Any]:
+        """Return the failure of the rank that the others wait for.
+
+        That is the one that is in a hook and does not itself wait, else the one that is furthest behind.
+        """
+        beats = {rank: self._store.get(f"beat/{rank}") for rank in range(self._world_size)}
+        found = {rank: json.loads(text) for rank, text in beats.items()}
+        order = sorted(found, key=lambda rank: (found[rank]["waits"], not found[rank]["hook"], found[rank]["position"]))
+        first = found[order[0]]
+        error = f"no batch for {self._timeout:g} s (rank_timeout){_in_hook(first)}; it is at {first['place']}"
+        return {"rank": order[0], "step": first["position"][0], "error": error}
+
+    def _report(self, failure: dict[str, Any]) -> None:
+        """Write a failure for all ranks, and know the one that was written first."""
+        try:
+            self._know(json.loads(self._store.compare_set(FAILED, "", json.dumps(failure))))
+        except Exception:  # rank 0 is gone, so the others know that
+            self._know(failure)
+
+    def _know(self, failure: dict[str, Any]) -> None:
+        self.failure = failure
+        if failure["rank"] != self._rank:
+            try:
+                self._store.add(KNOWN, 1)
+            except Exception:  # rank 0 is gone
+                return
+
+    def _see_that_it_ends(self) -> None:
+        """End the process if the main thread does not end the run, or waits for other ranks while it does."""
+        place, since = None, monotonic()
+        while not self._over:
+            is_ending, frame = self._ending, sys._current_frames().get(self._main)
+            here = None if frame is None else (id(frame), frame.f_lasti)
+            if is_ending and (here != place or not _waits(frame)):
+                place, since = here, monotonic()
+            late = monotonic() - since > GRACE_SECONDS
+            if late and self._closing.acquire(blocking=False):
+                if self._ending == is_ending:
+                    self._end_process()
+                self._closing.release()
+            self._wake.wait(0.05)
+            self._wake.clear()
+
+    def _end_process(self) -> None:
+        """Close the record and end the process: the main thread may be blocked for ever."""
+        assert self.failure is not None
+        error = as_error(self.failure)
+        logger.warning("ended, because %s", error, of_rank=True)
+        for call in self._run.last_calls:
+            thread = threading.Thread(target=call, args=(error,), daemon=True)
+            thread.start()
+            thread.join(CLOSE_SECONDS)
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+        os._exit(1)
+
+
+def _in_hook(beat: Mapping[str, Any], verb: str = "in") -> str:
+    return f", {verb} hook {beat['hook'][0]!r}, {beat['hook'][1]}" if beat["hook"] else ""
+
+
+def _waits(frame: FrameType | None) -> bool:
+    """Return whether a thread waits for other ranks: it is in a collective, or in a backward pass, which has some."""
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module.startswith(_COLLECTIVES) or frame.f_code.co_name == "_engine_run_backward":
+            return True
+        if not module.startswith("torch."):
+            return False
+        frame = frame.f_back
+    return False

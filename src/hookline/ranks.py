@@ -1,0 +1,431 @@
+"""The processes of a run: which one this is, and what all of them do together.
+
+A run on several processes needs four things from the others: rank 0 does something for all, a flag of one becomes a
+decision of all, requests are agreed on without waiting, and numbers are added up for the record. `OneProcess` does each
+of these alone, so that no other code asks how many processes there are.
+
+Everything goes through host tensors and one gloo group that nothing else uses: training's own collectives, on whatever
+backend, are not waited for and not mixed up with these.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import cached_property
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from hookline.errors import RankError, error_text
+from hookline.rank_watch import RankWatch, WatchedRun
+
+Result = TypeVar("Result")
+Number = TypeVar("Number", int, float)
+
+CONNECT_SECONDS, ANSWER_SECONDS = 60.0, 20.0  # for the store through which failures are reported
+# What the backends say if the process at the other end is gone.
+LOST_CONNECTION = ("connection closed", "connection reset", "connection refused", "broken pipe", "gloo", "nccl")
+FINGERPRINT_BITS = 24  # its square, summed over 16,384 ranks, fits into an int64
+
+
+class OneProcess:
+    """A run in one process; also the base of `ProcessRanks`, which several processes share.
+
+    Every method but `check`, `failed` and `explain` must be called by all ranks in the same order.
+    """
+
+    rank = 0
+    world_size = 1
+    local_rank = 0
+    group: Any = None
+    """The process group for collectives of hooks that declare them, which nothing else uses; None in one process."""
+    agrees_later = False
+    """Whether there are other ranks, so that what one requests has to be agreed on."""
+
+    def first(self, make: Callable[[], Result]) -> Result:
+        """Let rank 0 call a function, and return its result on every rank; it must be a JSON value.
+
+        Raises:
+            RankError: On the other ranks, if the function raises; on rank 0 the exception itself is raised.
+        """
+        return make()
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the JSON values that the ranks pass, by rank. For rare use: what it returns grows with the ranks."""
+        return [value]
+
+    def decide(self, flag: bool) -> bool:
+        """Return whether any rank passes True. Waits for all ranks."""
+        return self.total([flag])[0] > 0
+
+    def total(self, numbers: Sequence[Number]) -> list[Number]:
+        """Add up numbers over the ranks, all of them integers or all of them floats. Waits for all ranks."""
+        return list(numbers)
+
+    def send(self, numbers: Sequence[int]) -> Callable[[], list[int]]:
+        """Begin to add up integers over the ranks; return a function that waits for the sums and returns them."""
+        return lambda: list(numbers)
+
+    def exchange(self, maxima: Tensor, sums: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        """Take maxima, then sums, over the ranks: two collectives, which wait.
+
+        Args:
+            maxima: Numbers on the host, float64.
+            sums: Returns the numbers to add up, float64 on the host, given the maxima over all ranks.
+
+        Returns:
+            The maxima and the sums over all ranks.
+        """
+        return maxima, sums(maxima)
+
+    @contextmanager
+    def watch(self, run: WatchedRun, timeout: float) -> Iterator[None]:
+        """Watch the other ranks during a run, from a side thread, and report to them what is raised in the block.
+
+        Args:
+            run: What the watch needs from the run.
+            timeout: Seconds without a batch after which a rank counts as hanging.
+        """
+        yield
+
+    def check(self) -> None:
+        """Raise RankError if another rank has failed, which the watch has found out."""
+
+    def failed(self, step: int, error: str) -> None:
+        """Report to the other ranks why this one ends. From then on it acts alone: every call is that of one process.
+
+        Args:
+            step: The step at which it failed.
+            error: What happened, with the hook and the event if it was in one.
+        """
+
+    def explain(self, error: BaseException) -> BaseException:
+        """Return why a run fails: another rank's failure, if `error` only says that the connection to it was lost."""
+        return error
+
+    def meet(self) -> None:
+        """Wait until all ranks are at the end of the run; the watch ends."""
+
+    def __repr__(self) -> str:
+        return f"rank {self.rank} of {self.world_size}"
+
+
+class ProcessRanks(OneProcess):
+    """The ranks of the default process group. Every rank makes one at the same time.
+
+    Args:
+        rank: This process's rank.
+        world_size: The number of ranks.
+    """
+
+    agrees_later = True
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        from torch import distributed
+
+        self.rank, self.world_size = rank, world_size
+        self.local_rank = int(os.environ.get("LOCAL_RANK", rank))
+        self._distributed = distributed
+        self._group = distributed.new_group(backend="gloo")
+        self._alone = False
+        self._store: Any = None  # through which the watches of the runs of this process report failures
+        self._watch: RankWatch | None = None
+        self._runs = 0
+
+    def first(self, make: Callable[[], Result]) -> Result:
+        """Let rank 0 call a function, and return its result on every rank."""
+        if self._alone:
+            return make()
+        self.check()
+        answer: Any = None
+        failure: BaseException | None = None
+        if self.rank == 0:
+            try:
+                answer = {"result": make()}
+            except BaseException as error:
+                failure, answer = error, {"error": error_text(error)}
+        answer = self._broadcast(answer)
+        if failure is not None:
+            raise failure
+        if "error" in answer:
+            raise RankError(f"rank 0: {answer['error']}")
+        result: Result = answer["result"]
+        return result
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the JSON values that the ranks pass, by rank."""
+        if self._alone:
+            return [value]
+        self.check()
+        own = _as_bytes(value)
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
+        self._distributed.all_gather(sizes, torch.tensor([len(own)]), group=self._group)
+        longest = max(int(size) for size in sizes)
+        parts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.world_size)]
+        padded = torch.nn.functional.pad(own, (0, longest - len(own)))
+        self._distributed.all_gather(parts, padded, group=self._group)
+        return [json.loads(bytes(part[: int(size)].tolist())) for part, size in zip(parts, sizes, strict=True)]
+
+    def total(self, numbers: Sequence[Number]) -> list[Number]:
+        """Add up numbers over the ranks."""
+        dtype = torch.float64 if isinstance(numbers[0], float) else torch.int64
+        totals: list[Number] = self._sum(torch.tensor(numbers, dtype=dtype)).tolist()
+        return totals
+
+    def send(self, numbers: Sequence[int]) -> Callable[[], list[int]]:
+        """Begin to add up integers over the ranks."""
+        if self._alone:
+            return lambda: list(numbers)
+        sums = torch.tensor(numbers)
+        request = self._distributed.all_reduce(sums, group=self._group, async_op=True)
+
+        def receive() -> list[int]:
+            if not self._alone:
+                self.check()
+                request.wait()
+            received: list[int] = sums.tolist()
+            return received
+
+        return receive
+
+    def exchange(self, maxima: Tensor, sums: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        """Take maxima, then sums, over the ranks."""
+        if not self._alone and len(maxima):
+            self.check()
+            maxima = maxima.clone()
+            self._distributed.all_reduce(maxima, self._distributed.ReduceOp.MAX, group=self._group)
+        own = sums(maxima)
+        return maxima, self._sum(own.clone()) if len(own) else own
+
+    @cached_property
+    def group(self) -> Any:
+        """The process group for collectives of hooks; all ranks make it at its first use."""
+        return self._distributed.new_group(backend="gloo")
+
+    @contextmanager
+    def watch(self, run: WatchedRun, timeout: float) -> Iterator[None]:
+        """Watch the other ranks during a run."""
+        if self._alone:
+            raise RankError(
+                "a rank failed in an earlier run of these processes, so they are no longer in step: start them again"
+            )
+        if self._store is None:
+            self._store = self._connect()
+        self._runs += 1
+        store = self._distributed.PrefixStore(f"run {self._runs}", self._store)  # type: ignore[attr-defined]
+        watch = self._watch = RankWatch(self.rank, self.world_size, store, run, timeout)
+        try:
+            yield
+        except BaseException as error:
+            self.failed(run.position()[0], error_text(error))
+            raise
+        finally:
+            watch.stop()
+            self._watch = None
+
+    def _connect(self) -> Any:
+        """Return a store that rank 0 hosts, beside torch's own: that one belongs to the process group."""
+        hosts = self.gather(host())
+        address = os.environ.get("MASTER_ADDR") or ("127.0.0.1" if len(set(hosts)) == 1 else hosts[0])
+        found: list[Any] = []
+
+        def open_store(port: int) -> None:
+            waits = timedelta(seconds=CONNECT_SECONDS)
+            found.append(self._distributed.TCPStore(address, port, None, self.rank == 0, waits, False))
+
+        def serve() -> int:
+            open_store(0)
+            return int(found[0].port)
+
+        port, problem = self.first(serve), None
+        try:
+            if not found:
+                open_store(port)
+        except Exception as error:
+            problem = f"rank {self.rank} cannot reach rank 0 at {address}, port {port}: {error_text(error)}"
+        if problems := [one for one in self.gather(problem) if one]:
+            raise RankError(problems[0])
+        found[0].set_timeout(timedelta(seconds=ANSWER_SECONDS))
+        return found[0]
+
+    def check(self) -> None:
+        """Raise RankError if another rank has failed."""
+        if self._watch is not None:
+            self._watch.check()
+
+    def failed(self, step: int, error: str) -> None:
+        """Report why this rank ends, and act alone from now on."""
+        self._alone = True
+        if self._watch is not None:
+            self._watch.report(step, error)
+
+    def explain(self, error: BaseException) -> BaseException:
+        """Return why a run fails: another rank's failure, if `error` only says that the connection to it was lost."""
+        text = str(error).lower() if isinstance(error, RuntimeError) else ""
+        if self._watch is None or not any(one in text for one in LOST_CONNECTION):
+            return error
+        return self._watch.blamed() or error
+
+    def meet(self) -> None:
+        """Wait until all ranks are at the end of the run; the watch ends."""
+        if not self._alone:
+            self.total([0])
+            if self._watch is not None:
+                self._watch.stop()
+
+    def _sum(self, numbers: Tensor) -> Tensor:
+        if not self._alone:
+            self.check()
+            self._distributed.all_reduce(numbers, group=self._group)
+        return numbers
+
+    def _broadcast(self, value: Any) -> Any:
+        own = _as_bytes(value) if self.rank == 0 else torch.zeros(0, dtype=torch.uint8)
+        size = torch.tensor([len(own)])
+        self._distributed.broadcast(size, 0, group=self._group)
+        sent = own if self.rank == 0 else torch.zeros(int(size), dtype=torch.uint8)
+        self._distributed.broadcast(sent, 0, group=self._group)
+        return json.loads(bytes(sent.tolist()))
+
+
+_found: dict[int, tuple[Any, ProcessRanks]] = {}  # of the default process group, which a process may make again
+
+
+def find_ranks() -> OneProcess:
+    """Return the ranks of the default process group, or of this process alone if there is none.
+
+    With several ranks the first call makes a process group, so all ranks must call this at the same point.
+    """
+    rank, world_size = rank_and_world_size()
+    if world_size == 1:
+        return OneProcess()
+    world = torch.distributed.group.WORLD
+    if id(world) not in _found:
+        _found.clear()
+        _found[id(world)] = world, ProcessRanks(rank, world_size)
+    return _found[id(world)][1]
+
+
+def rank_and_world_size() -> tuple[int, int]:
+    """Return this process's rank and the number of ranks, 0 and 1 without a process group; a rank may ask alone."""
+    distributed = torch.distributed
+    if not distributed.is_available() or not distributed.is_initialized():
+        return 0, 1
+    return distributed.get_rank(), distributed.get_world_size()
+
+
+def leave_ranks() -> None:
+    """Destroy the process groups, because a thread of theirs that runs when the interpreter ends may abort the process.
+
+    Call it for process groups that Hookline has initialized. After a failure it does nothing: it would wait for ranks
+    that may be gone.
+    """
+    if _found and torch.distributed.is_initialized() and not any(ranks._alone for _, ranks in _found.values()):
+        torch.distributed.destroy_process_group()
+
+
+def own_rank() -> OneProcess:
+    """Return which rank this process is, for hooks in a user's own loop; it does everything else alone.
+
+    No process group is made, so that not all ranks need to call this.
+    """
+    ranks = OneProcess()
+    ranks.rank, ranks.world_size = rank_and_world_size()
+    ranks.local_rank = int(os.environ.get("LOCAL_RANK", ranks.rank))
+    return ranks
+
+
+def fingerprint(parts: Iterable[Any]) -> int:
+    """Return a small number that differs between ranks if some text of theirs does."""
+    digest = hashlib.sha256("\0".join(map(str, parts)).encode("utf-8", "backslashreplace")).digest()
+    return int.from_bytes(digest[: FINGERPRINT_BITS // 8], "big")
+
+
+def all_equal(totals: Sequence[int], world_size: int) -> bool:
+    """Return whether all ranks have added the same number, given the sums of the numbers and of their squares."""
+    total, total_of_squares = totals
+    return total_of_squares * world_size == total * total
+
+
+def add_up(
+    ranks: OneProcess, named: Mapping[str, Sequence[float]], width: int, names_agree: bool | None = None
+) -> dict[str, list[float]]:
+    """Add up numbers by name over the ranks; a name that only some ranks have arrives as well. Waits for all ranks.
+
+    Args:
+        ranks: The ranks.
+        named: The numbers of each name.
+        width: How many numbers each name has.
+        names_agree: Whether all ranks have the same names in the same order, if that is known already.
+
+    Returns:
+        The sums by name; the names of rank 0 first.
+    """
+    names = list(named)
+    if names_agree is None:
+        mark = fingerprint(names)
+        names_agree = all_equal(ranks.total([mark, mark * mark]), ranks.world_size)
+    if not names_agree:
+        names = list(dict.fromkeys(name for of_rank in ranks.gather(names) for name in of_rank))
+    none = [0.0] * width
+    own = torch.tensor([named.get(name, none) for name in names], dtype=torch.float64).reshape(-1)
+    _, sums = ranks.exchange(own[:0], lambda _: own)
+    return dict(zip(names, sums.reshape(len(names), width).tolist(), strict=True))
+
+
+def compare(ranks: OneProcess, sections: Mapping[str, Any]) -> None:
+    """Check that something is the same on all ranks.
+
+    Args:
+        ranks: The ranks.
+        sections: What is compared, by what it is called: JSON values.
+
+    Raises:
+        RankError: On every rank, with the first difference of each section, by rank.
+    """
+    texts = {name: json.dumps(value, sort_keys=True, default=str) for name, value in sections.items()}
+    marks = ranks.gather([fingerprint([text]) for text in texts.values()])
+    differing = [name for index, name in enumerate(texts) if len({one[index] for one in marks}) > 1]
+    if differing:
+        found = ranks.gather({name: sections[name] for name in differing})
+        raise RankError("; ".join(_difference(name, [one[name] for one in found]) for name in differing))
+
+
+def _difference(name: str, values: Sequence[Any]) -> str:
+    """Say how the ranks differ, at the first place where two of them do."""
+    path, here = name, list(values)
+    while True:
+        if all(isinstance(one, list) for one in here) and len(set(map(len, here))) == 1:
+            here = [dict(enumerate(one)) for one in here]
+        if not all(isinstance(one, dict) for one in here):
+            break
+        keys = dict.fromkeys(key for one in here for key in one)
+        key = next(key for key in keys if len({json.dumps(one.get(key), default=str) for one in here}) > 1)
+        path, here = f"{path}.{key}", [one.get(key) for one in here]
+    by_value: dict[str, list[int]] = {}
+    for rank, value in enumerate(here):
+        by_value.setdefault(json.dumps(value, default=str), []).append(rank)
+    said = (f"{text} on rank{'s' if len(on) > 1 else ''} {_listed(on)}" for text, on in by_value.items())
+    return f"the ranks differ in {path}: {', '.join(said)}"
+
+
+def _listed(ranks: Sequence[int], most: int = 8) -> str:
+    """Write rank numbers, the first ones if they are many."""
+    more = f" and {len(ranks) - most} more" if len(ranks) > most else ""
+    return ", ".join(map(str, ranks[:most])) + more
+
+
+def host() -> str:
+    """Return the name of the machine that this process runs on."""
+    return platform.node()
+
+
+def _as_bytes(value: Any) -> Tensor:
+    return torch.tensor(list(json.dumps(value).encode("ascii")), dtype=torch.uint8)

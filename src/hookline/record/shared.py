@@ -1,0 +1,239 @@
+"""The record of a run on several ranks: numbers are exchanged between the ranks before rank 0 writes them.
+
+Until an exchange they stay with the rank that logged them. An exchange takes one maximum and one sum over the ranks for
+everything that was logged since the last one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from time import time
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hookline.core.run_control import SharedPart, Sizes
+from hookline.ranks import OneProcess, all_equal, fingerprint
+from hookline.record.metrics import REDUCTIONS, Entry, MetricBatch, metric_rows
+from hookline.record.record import Record
+from hookline.record.sinks import FileStorage, MemoryStorage, RankStorage
+
+_NONE = float("-inf")  # the maximum of nothing
+
+
+class _Metric(NamedTuple):
+    """One logged number, as ranks tell each other of it: everything but its value."""
+
+    step: int
+    epoch: int
+    name: str
+    number: int  # of those with this name in this step
+    reduce: str
+    time: float
+
+    @property
+    def key(self) -> tuple[int, str, int]:
+        return self.step, self.name, self.number
+
+
+class SharedRecord(Record):
+    """A record whose numbers are those of all ranks.
+
+    Args:
+        storage: Where this rank writes: the run's files for rank 0.
+        config: The run's resolved config.
+        seed: The run's seed.
+        run_id: The run's id.
+        ranks: The ranks.
+    """
+
+    def __init__(
+        self,
+        storage: FileStorage | RankStorage | MemoryStorage,
+        config: Mapping[str, Any] | None,
+        seed: int | None,
+        run_id: str,
+        ranks: OneProcess,
+    ) -> None:
+        super().__init__(storage, config, seed, run_id)
+        self._ranks = ranks
+        self._reductions: dict[str, str | None] = {}  # by the name of a metric; "mean" if it is not among them
+        self._parts: list[SharedPart] = []
+        self._prepared: tuple[MetricBatch, list[SharedPart]] | None = None
+
+    @classmethod
+    def of(cls, record: Record, ranks: OneProcess) -> SharedRecord:
+        """Make the shared record of a rank's own one, which has not started."""
+        return cls(record._storage, record._config, record._seed, record.run_id, ranks)
+
+    def reduce_as(self, reductions: Mapping[str, str | None]) -> None:
+        """Say how the ranks' numbers of some metrics become one."""
+        self._reductions.update(reductions)
+
+    def log(self, step: int, epoch: int, name: str, value: Any, reduce: str | None = "mean") -> None:
+        """Record a number; `reduce` says how the ranks' numbers become one: None takes that of rank 0."""
+        if reduce != "mean" or name in self._reductions:
+            self._reductions[name] = reduce
+        if reduce is not None or self._ranks.rank == 0:
+            super().log(step, epoch, name, value)
+
+    def log_layers(
+        self, series: str, step: int, names: Sequence[str], columns: Sequence[str], values: torch.Tensor
+    ) -> None:
+        """Record one step of a series that all ranks have alike: rank 0 does."""
+        if self._ranks.rank == 0:
+            super().log_layers(series, step, names, columns, values)
+
+    def share(self, part: SharedPart) -> None:
+        """Hand in numbers for the next exchange."""
+        self._parts.append(part)
+
+    def flush(self, *, wait: bool = False) -> None:
+        """Exchange and write everything if `wait`, which all ranks must do at the same point; else do nothing."""
+        if wait:
+            mark = self.prepare()
+            self.exchange(all_equal(self._ranks.total([mark, mark * mark]), self._ranks.world_size))
+            self._write_pending(wait=True)
+
+    def prepare(self) -> int:
+        """Take what was logged so far for the next exchange, and return a fingerprint of what it is, never 0."""
+        entries, parts = [], self._parts
+        if self._prepared is not None:
+            entries, parts = self._prepared[0].entries, [*self._prepared[1], *parts]
+        count = len(self._entries)
+        logged = self._entries[:count]
+        del self._entries[:count]
+        if self._ranks.rank:  # rank 0's own are written
+            logged = [entry for entry in logged if self._reductions.get(entry[2], "mean") is not None]
+        self._prepared, self._parts = (MetricBatch([*entries, *logged]), parts), []
+        shared = (str(one.key) for one in self._described(self._prepared[0].entries) if one.reduce in REDUCTIONS)
+        return fingerprint([*shared, *(f"{part.key} {part.sizes}" for part in parts)]) or 1
+
+    def exchange(self, names_agree: bool) -> None:
+        """Bring what was prepared together; rank 0 writes it.
+
+        Args:
+            names_agree: Whether all ranks have prepared numbers with the same names.
+        """
+        if self._prepared is None:  # a flush has exchanged it already, on all ranks
+            return
+        (batch, parts), self._prepared = self._prepared, None
+        batch.read()
+        if batch.lost:
+            self._storage.report_loss(batch.lost[0], len(batch.lost))
+        logged = self._described(batch.entries)
+        own = {
+            one.key: entry[3]
+            for one, entry in zip(logged, batch.entries, strict=True)
+            if not isinstance(entry[3], Tensor)  # lost with its device
+        }
+        metrics = [one for one in logged if one.reduce in REDUCTIONS]
+        sizes = {part.key: part.sizes for part in parts}
+        if not names_agree:
+            metrics, sizes = self._union(metrics, sizes)
+        by_key = {part.key: part for part in parts}
+        shared = [_PartOfAll(by_key[key], names) for key, names in sizes.items()]
+        peaked = [one for one in metrics if one.reduce in ("max", "min")]
+        added = [one for one in metrics if one.reduce in ("mean", "sum")]
+
+        def value(one: _Metric, absent: float) -> float:
+            return float(own.get(one.key, absent))
+
+        highest = [-value(one, -_NONE) if one.reduce == "min" else value(one, _NONE) for one in peaked]
+        own_maxima = [torch.tensor(highest, dtype=torch.float64), *(part.maxima() for part in shared)]
+        lengths = [len(some) for some in own_maxima]
+
+        def sums(maxima: Tensor) -> Tensor:
+            numbers = torch.tensor([[value(one, 0.0), one.key in own] for one in added], dtype=torch.float64)
+            of_parts = zip(shared, torch.split(maxima, lengths)[1:], strict=True)
+            return torch.cat([numbers.reshape(-1), *(part.sums(some) for part, some in of_parts)])
+
+        all_maxima, all_sums = self._ranks.exchange(torch.cat(own_maxima), sums)
+        peaks, *maxima = torch.split(all_maxima, lengths)
+        numbers, *totals = torch.split(all_sums, [2 * len(added), *(part.count for part in shared)])
+        results = {
+            one.key: -peak if one.reduce == "min" else peak for one, peak in zip(peaked, peaks.tolist(), strict=True)
+        }
+        for one, (total, count) in zip(added, numbers.reshape(-1, 2).tolist(), strict=True):
+            results[one.key] = total if one.reduce == "sum" or not count else total / count
+        for one in metrics:
+            is_integer = type(own.get(one.key)) is int and one.reduce != "mean"
+            own[one.key] = round(results[one.key]) if is_integer else results[one.key]
+        everything = {one.key: one for one in (*logged, *metrics) if one.key in own}.values()
+        merged: list[Entry] = [(one.step, one.epoch, one.name, own[one.key], one.time) for one in everything]
+        for part, some, others in zip(shared, maxima, totals, strict=True):
+            merged += part.finish(some, others)
+        if self._ranks.rank == 0:
+            self._write("metrics", metric_rows(merged))
+            self._write_pending(wait=True)  # layers, and what sinks wait for
+
+    def _described(self, entries: Sequence[Entry]) -> list[_Metric]:
+        numbers: Counter[tuple[int, str]] = Counter()
+        described = []
+        for step, epoch, name, _, logged_at in entries:
+            numbers[step, name] += 1
+            reduce = self._reductions.get(name, "mean") or "first"
+            described.append(_Metric(step, epoch, name, numbers[step, name], reduce, logged_at))
+        return described
+
+    def _union(self, metrics: list[_Metric], sizes: dict[str, Sizes]) -> tuple[list[_Metric], dict[str, Sizes]]:
+        """Return the metrics that any rank has, and the parts that all have, with their names.
+
+        They are in the order of the lowest rank that has them.
+        """
+        all_metrics: dict[tuple[int, str, int], _Metric] = {}
+        all_sizes: dict[str, dict[str, tuple[int, int]]] = {}
+        found: Counter[str] = Counter()
+        gathered = self._ranks.gather([metrics, sizes])
+        for listed, parts in gathered:
+            for one in (_Metric(*fields) for fields in listed):
+                all_metrics.setdefault(one.key, one)
+            found.update(list(parts))
+            for key, names in parts.items():
+                known = all_sizes.setdefault(key, {})
+                for name, (highest, added) in names.items():
+                    known.setdefault(name, (highest, added))
+        everywhere: dict[str, Sizes] = {key: names for key, names in all_sizes.items() if found[key] == len(gathered)}
+        return list(all_metrics.values()), everywhere
+
+
+class _PartOfAll:
+    """A part in an exchange, whose names are those of all ranks.
+
+    Args:
+        part: What this rank has handed in.
+        sizes: The names that any rank has.
+    """
+
+    def __init__(self, part: SharedPart, sizes: Sizes) -> None:
+        self._part, self._sizes = part, sizes
+        self._is_whole = list(part.sizes.items()) == list(sizes.items())
+        self.count = sum(count for _, count in sizes.values())
+
+    def maxima(self) -> Tensor:
+        return self._spread(self._part.maxima(), 0, _NONE)
+
+    def sums(self, maxima: Tensor) -> Tensor:
+        if not self._is_whole:
+            by_name = self._split(maxima, self._sizes, 0)
+            maxima = torch.cat([by_name[name] for name in self._part.sizes] or [maxima[:0]])
+        return self._spread(self._part.sums(maxima), 1, 0.0)
+
+    def finish(self, maxima: Tensor, sums: Tensor) -> list[Entry]:
+        part, now = self._part, time()
+        found = part.finish(self._sizes, maxima, sums)
+        return [(part.step, part.epoch, name, value, now) for name, value in found.items()]
+
+    def _spread(self, values: Tensor, which: int, absent: float) -> Tensor:
+        """Return numbers of this rank's names in the order of all names, `absent` for those that it does not have."""
+        if self._is_whole:
+            return values
+        own = self._split(values, self._part.sizes, which)
+        none = torch.tensor([absent], dtype=torch.float64)
+        return torch.cat([own.get(name, none.expand(size[which])) for name, size in self._sizes.items()] or [none[:0]])
+
+    @staticmethod
+    def _split(values: Tensor, sizes: Sizes, which: int) -> dict[str, Tensor]:
+        return dict(zip(sizes, torch.split(values, [size[which] for size in sizes.values()]), strict=True))

@@ -1,0 +1,221 @@
+"""Make what one rank requests a decision of all: stops, saves and signals, carried out at the same step everywhere.
+
+After each step every rank sends a few integers and reads the sums of those sent after the step before. Nothing waits:
+a request is carried out one step later than in one process. Hooks that decide by agreed numbers alone
+(`same_on_all_ranks`) need no agreement, and their requests are carried out at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from hookline.errors import RankError
+from hookline.ranks import all_equal, fingerprint
+from hookline.trainer.run_state import Stop
+from hookline.trainer.stragglers import StepTimes
+
+if TYPE_CHECKING:
+    from hookline.trainer.checkpointing import SaveName
+    from hookline.trainer.trainer import Trainer
+
+EXCHANGE_EVERY = 50  # steps
+LATE_EVENTS = {"on_update", "on_gradient_clip", "on_before_optimizer_step"}
+"""Events after the gradients are ready at which a hook may still skip the step."""
+
+
+class Agreement:
+    """The requests of this rank, and what the ranks have agreed on."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer, self._ranks = trainer, trainer.ranks
+        self.times = StepTimes(trainer)
+        self.after_every_step = trainer.ranks.agrees_later
+        """Whether `after_step` must be called after every step, not only when something was requested."""
+        self._stops: list[Stop] = []  # requested since numbers were last sent
+        self._saves: list[SaveName] = []
+        self._signal: str | None = None
+        self._signal_sent = False
+        self._sent: dict[str, Any] = {}  # what the numbers that were sent last are about
+        self._receive: Callable[[], list[int]] | None = None  # waits for their sums
+        self.skips_together = False
+        """Whether all ranks must decide together if a step is skipped: a hook may ask for it on some of them."""
+        self.skips_late = False
+        """The same after the update chain and before each optimizer, because of hooks there."""
+        self._skip: tuple[int, str] = -1, ""  # the step that a hook has asked to skip on this rank, and why
+        self._hooks_mark = 0
+        self._hooks_changed = True
+        self._skips = False, False
+        trainer.hooks.on_change(self._note_change)
+
+    def begin_run(self) -> None:
+        """Forget what was requested in the last run."""
+        self._stops, self._saves, self._sent, self._receive = [], [], {}, None
+        self._signal, self._signal_sent = None, False
+
+    def _note_change(self) -> None:
+        self._hooks_changed = True
+
+    # ---- requests ----------------------------------------------------------------------------------------------------
+
+    def request_stop(self, stop: Stop) -> None:
+        """Stop the run, once all ranks know of it."""
+        if self._is_agreed(stop.by):
+            self._trainer.run_status.stops.append(stop)
+        else:
+            self._stops.append(stop)
+
+    def request_save(self, name: SaveName) -> None:
+        """Write a checkpoint, once all ranks know of it."""
+        if self._is_agreed(self._trainer.hooks.calling_hook()):
+            self._trainer.checkpointer.request(name)
+        else:
+            self._saves.append(name)
+
+    def request_end(self, signal: str) -> None:
+        """Save and end the run. A signal handler calls this, so it only assigns."""
+        if self._ranks.agrees_later:
+            self._signal = signal
+        else:
+            self._trainer.end_on_signal(signal)
+
+    def _is_agreed(self, hook: str | None) -> bool:
+        """Return whether all ranks make a request of this hook at the same time, or there is only one."""
+        if not self._ranks.agrees_later:
+            return True
+        hooks = self._trainer.hooks
+        return hook is not None and hook in hooks and bool(getattr(hooks.get(hook), "same_on_all_ranks", False))
+
+    # ---- agreement ---------------------------------------------------------------------------------------------------
+
+    def after_step(self, step: int) -> None:
+        """Send what was requested since the last step, and carry out what was agreed on."""
+        if self._ranks.agrees_later:
+            before, rows = self._sent, 0
+            if step % EXCHANGE_EVERY == 0:
+                self.times.share()
+                self._trainer.loop.write_unrecorded()
+                rows = self._trainer.record.prepare()
+            receive, self._receive = self._receive, self._ranks.send(self._numbers(rows))
+            if receive is not None:
+                self._carry_out(receive(), before)
+
+    def settle(self) -> None:
+        """Wait until all ranks know of all requests, and carry them out: at the start, between epochs, at the end."""
+        if self._ranks.agrees_later:
+            receive, self._receive = self._receive, None
+            if receive is not None:
+                self._carry_out(receive(), self._sent)
+            sums = self._ranks.total(self._numbers())
+            self._carry_out(sums, self._sent)
+
+    def _numbers(self, rows: int = 0) -> list[int]:
+        """Return the integers to send, and note what they are about.
+
+        Args:
+            rows: A fingerprint of the names that are to be exchanged; 0 if there is no exchange.
+        """
+        if self._hooks_changed:
+            self._hooks_changed = False
+            self._hooks_mark = fingerprint(self._hook_list())
+            self._skips = self._find_skips()
+        progress, hooks = self._trainer.progress, self._hooks_mark
+        signals = [] if self._signal is None or self._signal_sent else [self._signal]
+        self._signal_sent = self._signal_sent or bool(signals)
+        self._sent = {"stops": self._stops, "saves": self._saves, "signals": signals}
+        skips = self._skips
+        self._stops, self._saves = [], []
+        requests = sum(map(len, self._sent.values()))
+        self._sent["skips"] = skips
+        clock = round(progress.own_seconds * 1000) if self._ranks.rank == 0 else 0
+        return [requests, clock, progress.tokens_seen, hooks, hooks * hooks, rows, rows * rows]
+
+    def _carry_out(self, sums: list[int], sent: dict[str, Any]) -> None:
+        requests, clock, tokens, hooks, hooks_squared, rows, rows_squared = sums
+        world_size = self._ranks.world_size
+        self._trainer.progress.set_agreed(clock / 1000, tokens)
+        if not all_equal((hooks, hooks_squared), world_size):
+            self._raise_hooks_differ()
+        # From here on all ranks know that they have the same hooks.
+        self.skips_together, self.skips_late = sent.get("skips", (False, False))
+        if rows:
+            self._trainer.record.exchange(all_equal((rows, rows_squared), world_size))
+        if requests:
+            self._carry_out_requests(sent)
+
+    def _carry_out_requests(self, sent: dict[str, Any]) -> None:
+        """Learn who has requested what, and do it on all ranks alike."""
+        trainer = self._trainer
+        names = [name() if callable(name) else name for name in sent.get("saves", [])]
+        own = {"stops": sent.get("stops", []), "saves": names, "signals": sent.get("signals", [])}
+        for rank, requested in enumerate(self._ranks.gather(own)):
+            for reason, by, _ in requested["stops"]:
+                if rank:
+                    trainer.note("stop_requested", reason=reason, by=by, rank=rank)
+                trainer.run_status.stops.append(Stop(reason, by, rank))
+            for name in requested["saves"]:
+                trainer.checkpointer.request(name)
+            for signal in requested["signals"]:
+                trainer.end_on_signal(signal, rank)
+
+    # ---- skipped steps -----------------------------------------------------------------------------------------------
+
+    def request_skip(self, reason: str) -> None:
+        """Skip the step: at once if all ranks do so, else once they have decided together.
+
+        Raises:
+            RankError: If the calling hook would skip the step on this rank alone.
+        """
+        by = self._trainer.hooks.calling_hook() if self._ranks.agrees_later else None
+        if by is None or self._is_agreed(by):  # the loop itself decides by what all ranks know
+            self._trainer.event_args.skip_step(reason)
+            return
+        rank = self._ranks.rank
+        if not getattr(self._trainer.hooks.get(by), "may_skip", False):
+            raise RankError(
+                f"hook {by!r} skips a step on rank {rank}, which the other ranks do not know of: set may_skip = True "
+                "on its class, so that all ranks decide together"
+            )
+        if not (self.skips_together or self.skips_late):
+            raise RankError(f"hook {by!r} was just added on rank {rank}, and can skip from the second step after that")
+        self._skip = self._trainer.progress.step, reason
+
+    def decide_skip(self) -> None:
+        """Skip the step on all ranks if a hook has asked for it on one; waits for all ranks."""
+        args, step = self._trainer.event_args, self._trainer.progress.step
+        if args.skip_requested_at == step:  # on all ranks
+            return
+        reason = self._skip[1] if self._skip[0] == step else None
+        if self._ranks.decide(reason is not None):
+            reasons = self._ranks.gather(reason)
+            rank, reason = next((rank, one) for rank, one in enumerate(reasons) if one is not None)
+            args.skip_step(f"{reason} (rank {rank})")
+
+    def _find_skips(self) -> tuple[bool, bool]:
+        """Return whether hooks may skip a step on some ranks only, before the update chain and after it."""
+        hooks = [
+            set(entry.listeners)
+            for entry in self._trainer.hooks.entries()
+            if getattr(entry.hook, "may_skip", False) and (entry.enabled or entry.failures.total)
+        ]
+        return any(events - LATE_EVENTS for events in hooks), any(events & LATE_EVENTS for events in hooks)
+
+    # ---- hooks -------------------------------------------------------------------------------------------------------
+
+    def _hook_list(self) -> list[str]:
+        """Return the hooks and their switches; one that failures have switched off is off on this rank alone."""
+        return [
+            f"{entry.name}: {'on' if entry.enabled or entry.failures.total else 'off'}"
+            for entry in self._trainer.hooks.entries()
+        ]
+
+    def _raise_hooks_differ(self) -> None:
+        """Raise RankError with the hooks that not all ranks have."""
+        lists = self._ranks.gather(self._hook_list())
+        everywhere = set(lists[0]).intersection(*lists[1:])
+        odd = dict.fromkeys(hook for one in lists for hook in one if hook not in everywhere)
+        said = [f"{hook} on rank {', '.join(str(r) for r, one in enumerate(lists) if hook in one)}" for hook in odd]
+        raise RankError(
+            f"the hooks of the ranks differ: {'; '.join(said) or 'their order'}; add, remove and switch hooks on all "
+            "ranks, and use ranks= for one that is to run on some"
+        )

@@ -1,0 +1,217 @@
+"""Train one model on several processes: DistributedDataParallel and FSDP2, as the user wrapped it or as options ask."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+from contextlib import ExitStack
+from functools import cache
+from typing import Any
+
+import torch
+
+from hookline import _device
+from hookline._names import plain_modules, unwrap_module
+from hookline.core.patterns import select
+from hookline.errors import ConfigError, TrainingError
+from hookline.ranks import OneProcess, find_ranks, leave_ranks
+from hookline.trainer.engine import Engine
+from hookline.trainer.options import TrainerOptions
+
+EXIT_SECONDS = 0.1
+
+
+class DataParallelEngine(Engine):
+    """Train a model that every rank holds whole: `DistributedDataParallel`."""
+
+    averages = True
+
+    def __init__(self, device: torch.device, precision: str = "fp32") -> None:
+        super().__init__(device, precision)
+        self._without_sync = ExitStack()
+        self._syncs = True
+
+    def prepare(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Move the model to the device, and wrap it unless it is wrapped."""
+        if kind_of_parallel(model) == "ddp":
+            return model
+        model = super().prepare(model)
+        index = None if self.device.type == "cpu" else [self.device.index]
+        return torch.nn.parallel.DistributedDataParallel(model, device_ids=index)
+
+    def eval_model(self, model: Any) -> Any:
+        """Return the module inside: the wrapper would broadcast buffers at each call."""
+        return getattr(model, "module", model)
+
+    def sync_gradients(self, model: Any, is_last: bool) -> None:
+        """Enter DDP's `no_sync` for micro-batches after which gradients are not reduced."""
+        if is_last == self._syncs:
+            return
+        self._syncs = is_last
+        if is_last:
+            self._without_sync.close()
+        else:
+            self._without_sync.enter_context(model.no_sync())
+
+
+class ShardedEngine(Engine):
+    """Train a model that the ranks hold in shards: FSDP2's `fully_shard`, or tensor parallelism.
+
+    Args:
+        device: Where the shards and the batches are.
+        precision: As for `Engine`.
+        averages: Whether the ranks train on different batches; with tensor parallelism alone they share each batch.
+    """
+
+    forward_is_collective = True
+
+    def __init__(self, device: torch.device, precision: str = "fp32", averages: bool = True) -> None:
+        super().__init__(device, precision)
+        self.averages = averages
+        self._syncs = True
+
+    def prepare(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Return the model; it was sharded on its device, before its optimizer was made."""
+        return model
+
+    def free_whole_weights(self, model: torch.nn.Module) -> None:
+        """Reshard every module: FSDP leaves the outermost one whole after a forward pass, for the backward pass."""
+        for module in model.modules():
+            if callable(reshard := getattr(module, "reshard", None)):
+                reshard()
+
+    def sync_gradients(self, model: Any, is_last: bool) -> None:
+        """Let FSDP reduce gradients after the last micro-batch only."""
+        if is_last == self._syncs:
+            return
+        self._syncs = is_last
+        for module in model.modules():  # the outermost need not be sharded
+            if hasattr(module, "set_requires_gradient_sync"):
+                module.set_requires_gradient_sync(is_last, recurse=False)
+
+
+def kind_of_parallel(model: torch.nn.Module) -> str:
+    """Return how a model is shared between processes: 'ddp', 'fsdp2', 'tensor' or 'none'.
+
+    Raises:
+        TrainingError: If it is wrapped in the first version of FSDP.
+    """
+    for module in model.modules():
+        if type(module).__name__ == "FullyShardedDataParallel":
+            raise TrainingError(
+                "the model is wrapped in FullyShardedDataParallel (FSDP1), which is not supported; use "
+                "torch.distributed.fsdp.fully_shard, or parallel='fsdp2' in a config"
+            )
+    compiled = getattr(model, "_orig_mod", model)  # what torch.compile wraps, after Accelerate for instance
+    if isinstance(compiled, torch.nn.parallel.DistributedDataParallel):
+        return "ddp"
+    if any(hasattr(module, "set_requires_gradient_sync") for module in model.modules()):
+        return "fsdp2"
+    return "tensor" if any(hasattr(type(param), "to_local") for param in model.parameters()) else "none"
+
+
+@cache
+def let_threads_end() -> None:
+    """Give the threads of gloo a moment at exit to drop the tensors of the last collective.
+
+    They need the interpreter's lock for that, and one that asks for it later aborts the process.
+    """
+    atexit.register(time.sleep, EXIT_SECONDS)
+
+
+def make_engine(model: torch.nn.Module, device: torch.device, options: TrainerOptions) -> Engine:
+    """Return the engine for a model: as it is wrapped, or as `parallel` asks.
+
+    Raises:
+        ConfigError: If `parallel` and the process group or the model do not fit together.
+    """
+    ranks, found, asked = find_ranks(), kind_of_parallel(model), options.parallel
+    if ranks.world_size > 1:
+        let_threads_end()
+    launched = int(os.environ.get("WORLD_SIZE", "1")) if ranks.world_size == 1 else ranks.world_size
+    if launched > 1 and asked == "none":
+        raise ConfigError(
+            "trainer.parallel",
+            f"none, but {launched} processes were started, which would train {launched} whole copies; use 'ddp' or "
+            "'fsdp2', or start one process",
+        )
+    if launched > 1 and ranks.world_size == 1:
+        raise ConfigError(
+            "trainer.parallel",
+            f"{launched} processes were started, but torch.distributed is not initialized in this one: call "
+            "torch.distributed.init_process_group() and wrap the model first, or train from a config",
+        )
+    if asked in ("ddp", "fsdp2") and found not in ("none", asked):
+        raise ConfigError("trainer.parallel", f"{asked!r}, but the model is wrapped for {found!r} already")
+    if ranks.world_size > 1 and found == "none" and asked != "ddp":
+        what = {
+            "auto": "the model is neither wrapped nor sharded, so each process would train its own copy: give "
+            "DistributedDataParallel(model) or fully_shard(model), or parallel='ddp'",
+            "fsdp2": "a model must be sharded before its optimizer is made: call fully_shard(model) first, or train "
+            "from a config",
+        }[asked]
+        raise ConfigError("trainer.parallel", f"{ranks.world_size} processes, and {what}")
+    if found in ("fsdp2", "tensor"):
+        return ShardedEngine(device, options.precision, averages=found == "fsdp2")
+    if found == "ddp" or (asked == "ddp" and ranks.world_size > 1):
+        _check_devices(ranks, device)
+        return DataParallelEngine(device, options.precision)
+    return Engine(device, options.precision)
+
+
+def _check_devices(ranks: OneProcess, device: torch.device) -> None:
+    """Raise if two ranks use one GPU under NCCL, which would hang."""
+    if device.type == "cpu" or ranks.world_size == 1 or torch.distributed.get_backend() != "nccl":
+        return
+    used = ranks.gather([os.uname().nodename, str(device)])
+    for rank, one in enumerate(used):
+        if one in used[:rank]:
+            raise TrainingError(
+                f"ranks {used.index(one)} and {rank} both use {one[1]} of {one[0]}, which NCCL cannot do: "
+                "start as many processes as there are GPUs, or use the backend gloo"
+            )
+
+
+def start_processes(options: TrainerOptions) -> TrainerOptions:
+    """Initialize torch.distributed if a launcher started several processes, and return the options with `auto` decided.
+
+    A config says nothing about the model's wrapping, so `auto` means DDP.
+    """
+    count = int(os.environ.get("WORLD_SIZE", "1"))
+    if count > 1 and options.parallel != "none" and not torch.distributed.is_initialized():
+        if _device.default_device().type != "cpu":
+            _device.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        torch.distributed.init_process_group()  # the backend of each device: gloo for tensors on the host
+        atexit.register(leave_ranks)
+    if find_ranks().world_size > 1 and options.parallel == "auto":
+        options = TrainerOptions.make({**vars(options), "parallel": "ddp"})
+    return options
+
+
+def shard(model: torch.nn.Module, device: torch.device, options: TrainerOptions) -> torch.nn.Module:
+    """Shard a model over all ranks with FSDP2, each module that `shard_modules` selects by itself.
+
+    Raises:
+        ConfigError: If a pattern selects nothing, or the ranks cannot be divided into `replicas`.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    ranks = find_ranks()
+    if ranks.world_size % options.replicas:
+        raise ConfigError("trainer.replicas", f"{ranks.world_size} processes cannot be {options.replicas} equal groups")
+    if options.replicas > 1:
+        sizes = options.replicas, ranks.world_size // options.replicas
+        mesh = init_device_mesh(device.type, sizes, mesh_dim_names=("replicate", "shard"))
+    else:
+        mesh = init_device_mesh(device.type, (ranks.world_size,))
+    model.to(device)
+    for tensor in (*model.parameters(), *model.buffers()):  # each rank would keep a shard of its own first weights
+        torch.distributed.broadcast(tensor.detach(), 0)
+    named = plain_modules(model)
+    chosen = select(options.shard_modules, named, "trainer.shard_modules") if options.shard_modules else []
+    for name in sorted(chosen, key=lambda name: -name.count(".")):  # inner modules first
+        fully_shard(named[name], mesh=mesh)
+    fully_shard(unwrap_module(model), mesh=mesh)
+    return model

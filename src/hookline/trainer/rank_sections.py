@@ -1,0 +1,109 @@
+"""Know what ranks have alike, and read a checkpoint as one of any number of ranks needs it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hookline._console import logger
+from hookline._names import plain_parameters, plain_state_dict
+from hookline.checkpoints.shards import Like
+from hookline.checkpoints.store import SavedCheckpoint
+from hookline.ranks import fingerprint
+from hookline.trainer.epoch_stats import add_losses
+from hookline.trainer.rng import rng_state, seed_everything
+
+if TYPE_CHECKING:
+    from hookline.trainer.trainer import Trainer
+
+_OF_PARAMETER = re.compile(r"(\d+)\.state\.(\d+)\.")  # names of an optimizer's saved tensors
+
+
+def alike_tensors(model: torch.nn.Module) -> list[str]:
+    """Return the parameters that all ranks have alike: those of DDP. What is not reduced (buffers) may differ."""
+    if not isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        return []
+    return list(plain_parameters(model, remove_duplicate=False))
+
+
+def read_sections(trainer: Trainer, saved: SavedCheckpoint) -> dict[str, Any]:
+    """Return the sections as this rank had them.
+
+    If there were more or fewer ranks, they are rank 0's, and what belongs to single ranks is shared out again.
+    """
+    ranks = trainer.ranks
+    is_same = saved.world_size == ranks.world_size
+    forms: dict[str, Like] = {
+        "model": like_weights(trainer.model),
+        "optimizers": _like_optimizers(trainer.optimizers),
+        **dict.fromkeys(("hooks", "update_state"), _like_named(trainer.model, saved)),
+    }
+    rank = ranks.rank if is_same else 0
+    sections = {name: saved.section(name, rank, forms.get(name)) for name in saved.names}
+    return sections if is_same else _share_out(trainer, saved, sections)
+
+
+def _share_out(trainer: Trainer, saved: SavedCheckpoint, sections: dict[str, Any]) -> dict[str, Any]:
+    """Return rank 0's sections as this rank uses them, given that the checkpoint was saved by more or fewer ranks.
+
+    A rank that was there continues its random streams, another one starts streams of its own. The losses of the epoch
+    are added up on rank 0, because every mean is taken over all ranks.
+    """
+    ranks, count = trainer.ranks, saved.world_size
+    why = (
+        f"the checkpoint was saved by {_processes(count)}, and this run has {_processes(ranks.world_size)}: weights, "
+        "optimizers and hooks are the same, random numbers (dropout) and the order of samples are not"
+    )
+    logger.warning("%s", why)
+    trainer.note("resume_not_exact", why=why)
+    drawing = ranks.rank if trainer.engine.averages else 0  # ranks that share each batch draw alike
+    if drawing < count:
+        own = {name: saved.section(name, drawing) for name in ("rng", "streams")}
+    else:
+        seed_everything(fingerprint([trainer.options.seed, saved.meta.get("step"), ranks.world_size, drawing]))
+        own = {"rng": rng_state(), "streams": {**sections["streams"], "hooks": {}}}
+    losses = [saved.section("losses", rank) for rank in range(count)]
+    return {**sections, **own, "losses": add_losses(losses, is_counted=ranks.rank == 0)}
+
+
+def _processes(count: int) -> str:
+    return "one process" if count == 1 else f"{count} processes"
+
+
+def like_weights(model: torch.nn.Module) -> Like:
+    """Return a function that finds the tensor of a model's state by its saved name."""
+    present = plain_state_dict(model)
+    return lambda name, shape, sharded: present.get(name)
+
+
+def _like_optimizers(optimizers: Sequence[torch.optim.Optimizer]) -> Like:
+    """Return a function that finds the parameter that a saved tensor of an optimizer belongs to."""
+    params = [[param for group in one.param_groups for param in group["params"]] for one in optimizers]
+
+    def find(name: str, shape: torch.Size, sharded: bool) -> torch.Tensor | None:
+        match = _OF_PARAMETER.match(name)
+        if match is None or int(match[1]) >= len(params) or int(match[2]) >= len(params[int(match[1])]):
+            return None
+        found: torch.Tensor = params[int(match[1])][int(match[2])]
+        return found
+
+    return find
+
+
+def _like_named(model: torch.nn.Module, saved: SavedCheckpoint) -> Like:
+    """Return a function that finds the parameter that a hook's saved tensor belongs to: its name ends with its name.
+
+    What was saved whole beside a sharded parameter, or in shards beside a whole one, is not of its form, and is whole.
+    """
+    present, then = plain_state_dict(model), saved.tensors("model")
+
+    def find(name: str, shape: torch.Size, sharded: bool) -> torch.Tensor | None:
+        parts = name.split(".")
+        names = (".".join(parts[index:]) for index in range(len(parts)))
+        own = next((one for one in names if one in present), None)
+        return None if own is None or (own in then and then.is_sharded(own) != sharded) else present[own]
+
+    return find

@@ -1,0 +1,189 @@
+"""Measure where each rank spends its steps, and report a rank that is persistently slower than the others.
+
+All ranks finish a step at the same time, because they wait for each other in its collectives. So the slowest rank is
+not the one whose steps take longest, but the one that spends most time outside of what contains collectives: reading
+data, the forward pass under DDP, its hooks, and the optimizer. The backward pass of the rank that comes last is the
+shortest; how much longer that of another rank takes is time in which it waits. Under FSDP2 the same holds for the
+forward pass. Times are the host's, and nothing waits for a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from hookline._console import logger
+from hookline.core.run_control import Sizes
+from hookline.ranks import OneProcess
+
+if TYPE_CHECKING:
+    from hookline.trainer.trainer import Trainer
+
+IN_A_ROW = 5  # exchanges in which a rank must be the slowest before there is a warning
+SLOWER = 0.2  # than the mean of the others, as a share
+OF_STEP = 0.05  # the smallest difference that matters, as a share of the time of a step
+
+
+class StepTimes:
+    """The seconds of this rank since the last exchange, and what exchanges have shown so far."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._mark: float | None = None  # when what is being measured began; None between two steps
+        self._in_backward = False
+        self._in_a_row = (-1, 0)  # the rank that was slower, and in how many exchanges
+        self._has_warned = False
+        self._reset()
+
+    def _reset(self) -> None:
+        self.steps = 0
+        self.data = self.forward = self.backward = 0.0
+        self.other = 0.0  # outside of these: hooks, the optimizer, and micro-batches that reduce nothing
+
+    # ---- measuring ---------------------------------------------------------------------------------------------------
+
+    def read(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Measure how long the loader takes for each batch."""
+        return _TimedBatches(batches, self)
+
+    def measure(self, compute: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return the forward pass with a clock around it; in one process as it is."""
+        if self._trainer.ranks.world_size == 1:
+            return compute
+
+        def timed(batch: Any) -> Any:
+            if self._mark is None:  # a validation
+                return compute(batch)
+            began = perf_counter()
+            self.other += began - self._mark
+            result = compute(batch)
+            self._mark, self._in_backward = perf_counter(), True
+            self.forward += self._mark - began
+            return result
+
+        return timed
+
+    def begin_batch(self, began: float) -> None:
+        """Note that a batch was read, which began at a time."""
+        now = perf_counter()
+        if self._mark is not None:
+            self.other += began - self._mark
+        self._mark, self._in_backward = now, False
+        self.data += now - began
+
+    def end_backward(self) -> None:
+        """Note that the gradients of a step are complete."""
+        if self._mark is not None and self._in_backward:
+            now = perf_counter()
+            self.backward += now - self._mark
+            self._mark, self._in_backward = now, False
+
+    def end_step(self) -> None:
+        """Note that a step is over; what follows until the next batch is not measured."""
+        if self._mark is not None:
+            self.other += perf_counter() - self._mark
+            self._mark = None
+            self.steps += 1
+
+    # ---- exchanging --------------------------------------------------------------------------------------------------
+
+    def share(self) -> None:
+        """Hand in the times since the last exchange; all ranks have made the same steps."""
+        if self.steps:
+            trainer = self._trainer
+            model = trainer.model
+            is_ddp = isinstance(model, torch.nn.parallel.DistributedDataParallel)
+            forward_waits = not is_ddp or next(model.buffers(), None) is not None  # DDP broadcasts buffers in it
+            trainer.record.share(SharedTimes(self, trainer.progress.step, trainer.progress.epoch, forward_waits))
+            self._reset()
+
+    @property
+    def ranks(self) -> OneProcess:
+        """The ranks."""
+        return self._trainer.ranks
+
+    def judge(self, step: int, rank: int, own: float, others: float, step_seconds: float) -> None:
+        """Warn, once, of a rank that was slower than the others in several exchanges in a row.
+
+        Args:
+            step: The step of the exchange.
+            rank: The slowest rank.
+            own: Its seconds a step without collectives.
+            others: The mean of the others'.
+            step_seconds: The duration of a step.
+        """
+        is_slower = own > (1 + SLOWER) * others and own - others > OF_STEP * step_seconds
+        before, count = self._in_a_row
+        self._in_a_row = (rank, count + 1 if rank == before else 1) if is_slower else (-1, 0)
+        if self._in_a_row[1] >= IN_A_ROW and not self._has_warned:
+            self._has_warned = True
+            words = "rank %d is slower than the others: %.3g s a step outside of collectives, they take %.3g s"
+            logger.warning(words + " and wait for it; see ranks/… in metrics.jsonl", rank, own, others)
+            if self.ranks.rank == 0:
+                self._trainer.note("slow_rank", step, slow_rank=rank, seconds=own, others=others)
+
+
+class SharedTimes:
+    """The times of this rank as the record's exchange takes them (`SharedPart`)."""
+
+    def __init__(self, times: StepTimes, step: int, epoch: int, forward_waits: bool) -> None:
+        self.key, self.step, self.epoch = f"times {step}", step, epoch
+        self.sizes: Sizes = {"times": (3, 8)}
+        self._times, self._forward_waits = times, forward_waits
+        seconds = torch.tensor([times.data, times.other, times.forward, times.backward], dtype=torch.float64)
+        self._data, self._other, self._forward, self._backward = (seconds / times.steps).tolist()
+        self._own = self._data + self._other + (0.0 if forward_waits else self._forward)
+
+    def maxima(self) -> Tensor:
+        """Return the time outside of collectives, and what its smallest is asked for of: forward and backward."""
+        return torch.tensor([self._own, -self._forward, -self._backward], dtype=torch.float64)
+
+    def sums(self, maxima: Tensor) -> Tensor:
+        """Return this rank's times for the means, and once more if it is the slowest."""
+        slowest, forward, backward = maxima.tolist()
+        waiting = self._backward + backward + (self._forward + forward if self._forward_waits else 0.0)
+        working = self._other + self._forward + self._backward - waiting
+        numbers = [1.0, self._times.ranks.rank, self._data, working, waiting, self._own]
+        if self._own < slowest:
+            numbers = [0.0] * len(numbers)
+        return torch.tensor([self._own, waiting, *numbers], dtype=torch.float64)
+
+    def finish(self, sizes: Sizes, maxima: Tensor, sums: Tensor) -> Mapping[str, float]:
+        """Return the times of the slowest rank, and how long the ranks wait on average."""
+        all_own, all_waiting, count, rank, data, working, waiting, own = sums.tolist()
+        world_size = self._times.ranks.world_size
+        if count != 1:  # two were equally slow to the last bit
+            return {}
+        others = (all_own - own) / (world_size - 1)
+        self._times.judge(self.step, int(rank), own, others, data + working + waiting)
+        return {
+            "ranks/slowest": int(rank),
+            "ranks/slowest_data_seconds": data,
+            "ranks/slowest_forward_backward_seconds": working,
+            "ranks/slowest_waiting_seconds": waiting,
+            "ranks/mean_waiting_seconds": all_waiting / world_size,
+        }
+
+
+class _TimedBatches:
+    """Batches of a loader with a clock around each."""
+
+    def __init__(self, batches: Iterable[Any], times: StepTimes) -> None:
+        self._batches, self._times = iter(batches), times
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        began = perf_counter()
+        try:
+            batch = next(self._batches)
+        except BaseException:
+            self._batches = iter(())  # the traceback must not keep the workers of a DataLoader
+            raise
+        self._times.begin_batch(began)
+        return batch

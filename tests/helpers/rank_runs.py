@@ -1,0 +1,63 @@
+"""Small runs for tests on several ranks: the same data and model as in one process, a share of each batch per rank."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from hookline import SimpleTrainer, Trainer
+
+DEVICE = os.environ.get("HOOKLINE_RANKS_ON", "cpu")  # "cuda": all ranks on one GPU, over gloo
+SAMPLES, FEATURES = 32, 6
+
+
+def make_model() -> nn.Module:
+    """Return a small model with the same weights in every process."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 1))
+    return model.to(DEVICE)
+
+
+def make_batches(rank: int = 0, world_size: int = 1, steps: int = 8) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return the share of a rank of each global batch; of one process all of it."""
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(steps, SAMPLES, FEATURES, generator=generator)
+    targets = inputs.sum(-1, keepdim=True)
+    return [(one[rank::world_size], other[rank::world_size]) for one, other in zip(inputs, targets, strict=True)]
+
+
+def wrap(model: nn.Module, kind: str) -> nn.Module:
+    """Return the model as it is shared between processes: 'none', 'ddp' or 'fsdp2'."""
+    if kind == "ddp":
+        return nn.parallel.DistributedDataParallel(model)
+    if kind == "fsdp2":
+        from torch.distributed.fsdp import fully_shard
+
+        for module in model:  # type: ignore[attr-defined]
+            if isinstance(module, nn.Linear):
+                fully_shard(module)
+        fully_shard(model)
+    return model
+
+
+def make_trainer(kind: str, rank: int, world_size: int, folder: str | Path | None, **options: Any) -> Trainer:
+    """Make a trainer of one rank; `folder` None keeps the record in memory."""
+    options = {"loss_fn": nn.MSELoss(), "seed": 3, "console": False, **options}
+    model = wrap(options.pop("model", None) or make_model(), kind if world_size > 1 else "none")
+    batches = options.pop("batches", None) or make_batches(rank, world_size)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    where = {"record": False} if folder is None else {"output_dir": str(folder)}
+    return SimpleTrainer(model, batches, optimizer, DEVICE, **where, **options)
+
+
+def whole_weights(trainer: Trainer) -> list[float]:
+    """Return all weights as one list, gathered if they are sharded."""
+    found: list[float] = []
+    for param in trainer.params.values():
+        whole = param.full_tensor() if hasattr(param, "full_tensor") else param
+        found += whole.detach().flatten().tolist()
+    return found

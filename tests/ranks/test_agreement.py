@@ -1,0 +1,178 @@
+"""What one rank requests, all ranks do at the same step; the record says which hook on which rank."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rank_processes import run_on_ranks
+from rank_runs import make_batches, make_trainer
+
+from hookline import TrainingHook
+from hookline.errors import RankError
+from hookline.record import read_events
+
+
+class StopAt(TrainingHook):
+    """Stop at an event on one rank, in or after step 3."""
+
+    def __init__(self, event: str, rank: int) -> None:
+        setattr(self, event, self._act)
+        self.on_rank, self.done = rank, False
+
+    def _act(self, step: int, trainer: Any) -> None:
+        if trainer.ranks.rank == self.on_rank and not self.done and (step >= 3 or self.early):
+            self.done = True
+            trainer.request_stop("enough", by="stop_at")
+
+    early = False
+
+
+def stop(rank: int, event: str, on_rank: int, folder: str) -> list[Any]:
+    trainer = make_trainer("ddp", rank, 2, folder, max_epochs=2, val_loaders=make_batches(rank, 2, 2), validate_every=4)
+    hook = StopAt(event, on_rank)
+    hook.early = event in ("on_train_start", "on_epoch_start")
+    trainer.add_hook(hook, "stop_at")
+    trainer.train()
+    return [trainer.progress.steps_done, trainer.stopped_by, trainer.stop_reason]
+
+
+@pytest.mark.parametrize(
+    ("event", "steps"),
+    [
+        ("on_train_start", 0),
+        ("on_epoch_start", 2),
+        ("on_step_end", 4),  # one step later than in one process: nothing waits for the other ranks
+        ("on_train_batch_start", 4),
+        ("on_validation_end", 5),
+        ("on_epoch_end", 8),
+    ],
+)
+def test_a_stop_of_one_rank_stops_all_at_the_same_step(event: str, steps: int, tmp_path: Path) -> None:
+    results = run_on_ranks(stop, 2, event, 1, str(tmp_path))
+    assert [one.value for one in results] == [[steps, "stop_at", "enough"]] * 2
+    run = json.loads(next(tmp_path.glob("*/run.json")).read_text())
+    assert (run["outcome"], run["reason"]) == ("stopped", "stopped by stop_at on rank 1: enough")
+    (event_row,) = [one for one in read_events(next(tmp_path.iterdir())) if one["kind"] == "stop_requested"]
+    assert (event_row["rank"], event_row["by"], event_row["reason"]) == (1, "stop_at", "enough")
+
+
+def end_by_signal(rank: int, folder: str) -> None:
+    trainer = make_trainer("ddp", rank, 2, folder, max_epochs=20)
+    trainer.add_hook("checkpoint", every=100)
+
+    @trainer.on("step_end")
+    def send(step: int) -> None:
+        if step == 5 and rank == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    trainer.train()
+
+
+def test_a_signal_to_one_rank_saves_and_ends_all_with_143(tmp_path: Path) -> None:
+    results = run_on_ranks(end_by_signal, 2, str(tmp_path), check=False)
+    assert [one.exit_code for one in results] == [143, 143], results[0].error + results[1].error
+    run = json.loads(next(tmp_path.glob("*/run.json")).read_text())
+    assert (run["outcome"], run["counters"]["step"]) == ("interrupted", 6)
+    assert next(tmp_path.glob("*/checkpoints/step-00000006"))
+
+
+def save_on_request(rank: int, folder: str) -> list[str]:
+    trainer = make_trainer("ddp", rank, 2, folder)
+
+    @trainer.on("step_end")
+    def ask(step: int, trainer: Any) -> None:
+        if step == 3 and rank == 1:
+            trainer.save("mine")
+
+    trainer.train()
+    return sorted(path.name for path in Path(trainer.checkpoint_dir).iterdir())
+
+
+def test_a_save_that_one_rank_requests_is_written_once(tmp_path: Path) -> None:
+    results = run_on_ranks(save_on_request, 2, str(tmp_path))
+    assert [one.value for one in results] == [["mine"], ["mine"]]
+
+
+def add_on_one(rank: int, what: str) -> str:
+    trainer = make_trainer("ddp", rank, 2, None)
+
+    class Mine(TrainingHook):
+        def on_step_end(self, step: int) -> None: ...
+
+    trainer.add_hook(Mine(), "mine")
+
+    @trainer.on("step_end", name="changer")
+    def change(step: int, trainer: Any) -> None:
+        if step == 3 and rank == 1:
+            {"add": lambda: trainer.add_hook(Mine(), "other"), "disable": lambda: trainer.disable_hook("mine"),
+             "remove": lambda: trainer.remove_hook("mine")}[what]()  # fmt: skip
+
+    try:
+        trainer.train()
+    except RankError as error:
+        return str(error)
+    return "nothing"
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("add", "other: on on rank 1"),
+        ("disable", "mine: on on rank 0; mine: off on rank 1"),
+        ("remove", "mine: on on rank 0"),
+    ],
+)
+def test_a_hook_that_one_rank_alone_changes_is_named(what: str, said: str) -> None:
+    for result in run_on_ranks(add_on_one, 2, what):
+        assert result.value.startswith(f"the hooks of the ranks differ: {said};")
+
+
+def differ(rank: int, what: str) -> str:
+    options = {"options": {"max_epochs": 1 + rank}, "hooks": {}}[what]
+    trainer = make_trainer("ddp", rank, 2, None, **options)
+    if what == "hooks":
+        trainer.add_hook("throughput", every=10 + rank)
+    try:
+        trainer.train()
+    except RankError as error:
+        return str(error)
+    return "nothing"
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("options", "the ranks differ in the options.max_epochs: 1 on rank 0, 2 on rank 1"),
+        ("hooks", "log_every_n_steps: 10 on rank 0, 11 on rank 1"),
+    ],
+)
+def test_ranks_that_differ_end_before_the_first_step_with_the_difference(what: str, said: str) -> None:
+    for result in run_on_ranks(differ, 2, what):
+        assert said in result.value
+
+
+def by_clock(rank: int) -> list[int]:
+    import time
+
+    trainer = make_trainer("ddp", rank, 2, None, max_epochs=4)
+    due: list[int] = []
+
+    @trainer.on("train_batch_start")
+    def slow(step: int) -> None:
+        time.sleep(0.01 + 0.02 * rank)
+
+    @trainer.on("step_end", every="0.1 s")
+    def count(step: int) -> None:
+        due.append(step)
+
+    trainer.train()
+    return due
+
+
+def test_a_hook_on_a_clock_is_due_at_the_same_steps_on_all_ranks() -> None:
+    first, second = (one.value for one in run_on_ranks(by_clock, 2))
+    assert first == second
+    assert len(first) > 2

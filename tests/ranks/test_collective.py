@@ -1,0 +1,189 @@
+"""A hook that calls collectives declares it; one that does not is refused, and so is a rank that would wait alone."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rank_processes import run_on_ranks
+from rank_runs import make_batches, make_model, make_trainer, whole_weights
+from torch import distributed
+
+from hookline import SimpleTrainer, TrainingHook, rank_watch
+from hookline.errors import RankError, RegistrationError
+
+
+class SumOfRanks(TrainingHook):
+    collective = True
+    fails_on: int | None = None
+
+    def __init__(self) -> None:
+        self.sums: list[float] = []
+
+    def on_step_end(self, trainer: Any, step: int) -> None:
+        if step == 3 and trainer.ranks.rank == self.fails_on:
+            raise ValueError("boom")
+        own = torch.tensor([float(trainer.ranks.rank + 1)])
+        distributed.all_reduce(own, group=trainer.ranks.group)
+        self.sums.append(own.item())
+
+
+def sum_ranks(rank: int, folder: str, fails_on: int | None) -> list[float]:
+    rank_watch.BEAT_SECONDS = 0.1
+    trainer = make_trainer("ddp", rank, 2, folder)
+    hook = SumOfRanks()
+    hook.fails_on = fails_on
+    trainer.add_hook(hook, "sums")
+    trainer.train()
+    return hook.sums
+
+
+def test_a_collective_hook_adds_up_over_the_ranks_and_its_failure_ends_the_run(tmp_path: Path) -> None:
+    assert [one.value for one in run_on_ranks(sum_ranks, 2, str(tmp_path / "good"), None)] == [[3.0] * 8] * 2
+    failed = run_on_ranks(sum_ranks, 2, str(tmp_path / "bad"), 1, check=False, timeout=20)
+    assert [one.exit_code for one in failed] == [1, 1]
+    run = json.loads(next((tmp_path / "bad").glob("*/run.json")).read_text())
+    assert "raised by hook 'sums' in on_step_end, step 3, rank 1" in run["reason"]
+
+
+def test_a_collective_hook_takes_no_other_policy_and_no_choice_of_ranks() -> None:
+    trainer = make_trainer("none", 0, 1, None)
+    for options in ({"on_error": "warn"}, {"ranks": "zero"}):
+        with pytest.raises(RegistrationError, match="collective"):
+            trainer.add_hook(SumOfRanks(), **options)
+
+
+class EveryKind(TrainingHook):
+    """Tries every kind of collective without declaring any."""
+
+    def __init__(self) -> None:
+        self.refused: list[str] = []
+
+    def on_train_start(self, trainer: Any) -> None:
+        ones = torch.ones(2)
+        for call in (
+            lambda: distributed.all_reduce(ones),
+            lambda: distributed.broadcast(ones, 0),
+            lambda: distributed.barrier(),
+            lambda: distributed.all_gather_object([None, None], "x"),
+            lambda: distributed.all_gather([ones, ones], ones),
+            lambda: next(iter(trainer.params.values())).full_tensor(),
+            lambda: trainer.ranks.decide(True),
+            lambda: trainer.model(make_batches(0, 2)[0][0]),
+        ):
+            try:
+                call()
+            except RankError as error:
+                self.refused.append(str(error))
+
+
+class ReadNorm(TrainingHook):
+    """Reads a number on one rank that all ranks compute."""
+
+    ranks = "zero"
+
+    def __init__(self) -> None:
+        self.norms: list[float] = []
+
+    def on_step_end(self, ctx: Any) -> None:
+        self.norms.append(ctx.grad_norm)
+
+
+def try_every_kind(rank: int) -> list[Any]:
+    trainer = make_trainer("fsdp2", rank, 2, None)
+    hook, norms = EveryKind(), ReadNorm()
+    trainer.add_hook(hook, "careless")
+    trainer.add_hook(norms)
+    trainer.train()
+    return [hook.refused, norms.norms]
+
+
+def test_every_kind_of_collective_is_refused_in_a_hook_that_does_not_declare_it() -> None:
+    for rank, result in enumerate(run_on_ranks(try_every_kind, 2)):
+        refused, norms = result.value
+        assert len(refused) == 8
+        assert all("hook 'careless' calls a collective in on_train_start" in one for one in refused)
+        assert len(norms) == (0 if rank else 8)
+
+
+class OnOneRank(TrainingHook):
+    """Calls what all ranks take part in, on one rank."""
+
+    ranks = "zero"
+
+    def __init__(self) -> None:
+        self.refused: list[str] = []
+
+    def on_step_end(self, trainer: Any, step: int) -> None:
+        for call in (lambda: run_model(trainer), trainer.validate, trainer.save_checkpoint) if step == 2 else ():
+            try:
+                call()
+            except RankError as error:
+                self.refused.append(str(error))
+
+
+def run_model(trainer: Any) -> None:
+    with trainer.inference() as model:
+        model(make_batches(0, 2)[0][0])
+
+
+class OnAllRanks(TrainingHook):
+    """Runs the model between the backward pass and the optimizer step, and validates; it declares nothing."""
+
+    def on_gradients_ready(self, trainer: Any) -> None:
+        run_model(trainer)
+
+    def on_step_end(self, trainer: Any) -> None:
+        trainer.validate()
+
+
+def train_sharded(rank: int, with_hooks: bool) -> list[Any]:
+    from torch.distributed.fsdp import fully_shard
+
+    model = fully_shard(make_model())  # in one piece, which FSDP leaves whole after a forward pass
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    options = {"loss_fn": torch.nn.MSELoss(), "record": False, "console": False, "validate_every": None}
+    batches = make_batches(rank, 2)
+    trainer = SimpleTrainer(model, batches, optimizer, "cpu", val_loaders=batches, **options)
+    hook = OnOneRank()
+    if with_hooks:
+        trainer.add_hook(hook, "careless")
+        trainer.add_hook(OnAllRanks(), on_error="raise")
+    trainer.train()
+    return [hook.refused, whole_weights(trainer)]
+
+
+def test_what_all_ranks_take_part_in_is_refused_in_a_hook_that_some_do_not_call_and_else_harmless() -> None:
+    plain, hooked = (run_on_ranks(train_sharded, 2, with_hooks)[0].value for with_hooks in (False, True))
+    assert hooked[1] == plain[1]
+    for one, what in zip(hooked[0], ["inference() of a sharded model", "validate()", "save_checkpoint()"], strict=True):
+        assert f"hook 'careless' calls {what}, in which all ranks take part, but it is called on ranks [0] only" in one
+
+
+class Careless(TrainingHook):
+    def on_step_end(self, step: int) -> None:
+        if step == 2:
+            distributed.all_reduce(torch.ones(1))
+
+
+class InferOnRank0(TrainingHook):
+    ranks = "zero"
+
+    def on_step_end(self, trainer: Any) -> None:
+        run_model(trainer)
+
+
+def call_a_collective(rank: int, folder: str) -> None:
+    rank_watch.BEAT_SECONDS = 0.1
+    trainer = make_trainer("ddp", rank, 2, folder)
+    trainer.add_hook(InferOnRank0(), on_error="raise")  # each rank has the whole model
+    trainer.add_hook(Careless(), "careless")  # under its policy, warn
+    trainer.train()
+
+
+def test_an_undeclared_collective_ends_the_run_whatever_the_policy(tmp_path: Path) -> None:
+    results = run_on_ranks(call_a_collective, 2, str(tmp_path), check=False, timeout=20)
+    assert [one.exit_code for one in results] == [1, 1]
+    run = json.loads(next(tmp_path.glob("*/run.json")).read_text())
+    assert "hook 'careless' calls a collective in on_step_end" in run["reason"]

@@ -1,0 +1,245 @@
+"""Ranks read different batches, equally many of them, and draw different random numbers from equal first weights."""
+
+import re
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rank_processes import run_on_ranks
+from rank_runs import FEATURES, make_batches, make_model, make_trainer, whole_weights
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
+
+from hookline import HooklineError, ResumableSampler, TrainingHook, trainer_from_config
+
+
+def shares(size: int, world_size: int, **options: Any) -> list[list[int]]:
+    return [
+        list(ResumableSampler(range(size), 3, rank=rank, world_size=world_size, **options))
+        for rank in range(world_size)
+    ]
+
+
+def test_ranks_get_equally_many_samples_and_each_sample_once() -> None:
+    found = shares(23, 3)
+    assert [len(one) for one in found] == [7, 7, 7]
+    assert len(set(chain(*found))) == 21  # the remainder is left out of this epoch
+    assert sorted(chain(*shares(23, 3, even=False))) == list(range(23))
+
+
+def test_the_first_batches_of_all_ranks_are_the_first_of_the_order() -> None:
+    (order,) = shares(24, 1)
+    assert sorted(chain(*(one[:4] for one in shares(24, 3)))) == sorted(order[:12])
+
+
+@pytest.mark.parametrize(
+    ("size", "place", "why"), [(2, {}, "2 samples cannot be shared"), (9, {"rank": 3}, "no rank 3")]
+)
+def test_a_share_that_does_not_exist_is_refused(size: int, place: dict[str, int], why: str) -> None:
+    with pytest.raises(HooklineError, match=why):
+        ResumableSampler(range(size), **{"rank": 0, "world_size": 3, **place})
+
+
+class Epochs(DistributedSampler):
+    """A DistributedSampler that notes the epochs it was set to."""
+
+    def set_epoch(self, epoch: int) -> None:
+        super().set_epoch(epoch)
+        vars(self).setdefault("seen", []).append(epoch)
+
+
+class Drawing(TrainingHook):
+    """Draws at every step; given streams of its own, it draws again and again."""
+
+    def __init__(self) -> None:
+        self.drawn: list[float] = []
+
+    def on_step_end(self) -> None:
+        self.drawn.append(float(torch.rand(1)))
+
+
+class DrawingAlike(Drawing):
+    same_on_all_ranks = True
+
+
+def train_two_epochs(rank: int, kind: str) -> dict[str, Any]:
+    """Train with dropout and hooks that draw, on a DistributedSampler inside of a BatchSampler."""
+    data = [(one, one[:1]) for one in torch.randn(16, FEATURES, generator=torch.Generator().manual_seed(2))]
+    sampler = Epochs(data)
+    loader = DataLoader(data, batch_sampler=BatchSampler(sampler, 4, False))
+    torch.manual_seed(rank)  # an own loop may have drawn before the model is made
+    model, streams = nn.Sequential(*make_model(), nn.Dropout(0.5)), []  # type: ignore[var-annotated]
+    trainer = make_trainer(kind, rank, 2, None, model=model, batches=loader, max_epochs=2)
+    first = whole_weights(trainer)
+    hooks = [Drawing(), DrawingAlike()]
+    for hook in hooks:
+        trainer.add_hook(hook)
+    trainer.add_hook("noise", eta=1e-6)
+
+    @trainer.on("on_step_end")
+    def note_streams() -> None:
+        streams.append(torch.get_rng_state().sum().item())
+
+    trainer.train()
+    return {
+        "first": first, "last": whole_weights(trainer), "streams": streams, "epochs": sampler.seen,
+        "drawn": [hook.drawn[2:] for hook in hooks],
+    }  # fmt: skip
+
+
+def test_ranks_draw_differently_from_equal_first_weights() -> None:
+    first, second = (result.value for result in run_on_ranks(train_two_epochs, 2, "ddp"))
+    assert first["first"] == second["first"]
+    assert first["last"] == second["last"]  # noise draws alike, or the replicas would drift apart
+    assert first["epochs"] == second["epochs"] == [0, 1]
+    assert not set(first["streams"]) & set(second["streams"])
+    assert first["drawn"][0] != second["drawn"][0]
+    assert first["drawn"][1] == second["drawn"][1]
+
+
+def train_demo(rank: int, parallel: str) -> dict[str, Any]:
+    """Make the run of a config without a seed, and return its first weights and what it reads."""
+    torch.manual_seed(rank)
+    config = {
+        "data": {"name": "stdlib_text", "context": 16, "batch_size": 2, "max_bytes": 20_000},
+        "model": {"name": "char_gpt", "context": 16, "width": 8, "layers": 1, "heads": 2},
+        "optimizer": {"name": "sgd", "lr": 0.1},
+        "trainer": {"max_steps": 2, "parallel": parallel, "record": False, "console": False, "validate_every": 2},
+    }
+    trainer = trainer_from_config(config)
+    batches = [batch["input_ids"].tolist() for batch in list(trainer.train_loaders["train"])[:3]]
+    validated = [row for batch in trainer.val_loaders["val"] for row in batch["input_ids"].tolist()]
+    first = whole_weights(trainer)
+    trainer.train()
+    return {"first": first, "last": whole_weights(trainer), "batches": batches, "validated": validated}
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+def test_the_job_of_a_config_shares_its_data_and_first_weights(parallel: str) -> None:
+    first, second = (result.value for result in run_on_ranks(train_demo, 2, parallel))
+    assert first["first"] == second["first"] == train_demo(0, "auto")["first"]  # rank 0's, in every shard
+    assert first["last"] == second["last"] != first["first"]
+    rows = [row for rank in (first, second) for batch in rank["batches"] for row in batch]
+    assert len(rows) == len({str(row) for row in rows})
+    assert abs(len(first["validated"]) - len(second["validated"])) <= 1
+    assert not {str(row) for row in first["validated"]} & {str(row) for row in second["validated"]}
+
+
+# ---- errors before the first step ------------------------------------------------------------------------------------
+
+
+class Stream(IterableDataset):  # type: ignore[type-arg]
+    """Batches whose number is unknown; rank 1 has fewer."""
+
+    def __init__(self, batches: list[Any]) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.batches)
+
+
+def fail(rank: int, case: str) -> int:
+    """Train with data that the ranks cannot share, and return how many steps there were."""
+    own, whole = make_batches(rank, 2), make_batches()
+    unknown = Stream(own[: 6 - rank])
+    cases: dict[str, dict[str, Any]] = {
+        "same": {"batches": whole},
+        "lengths": {"batches": own[: 5 + rank]},
+        "unknown": {"batches": unknown},
+        "unknown, two epochs": {"batches": unknown, "max_steps": 9, "max_epochs": 2},
+        "ends": {"batches": unknown, "max_steps": 9},
+        "ends before the limit": {"batches": unknown, "limit_train_batches": 6},
+        "limited": {"batches": own[: 5 + rank], "limit_train_batches": 5},
+        "by steps": {"batches": unknown, "max_steps": 4},
+    }
+    trainer = make_trainer("ddp", rank, 2, None, **cases[case])
+    try:
+        trainer.train()
+    except HooklineError as error:
+        raise HooklineError(f"after {trainer.progress.steps_done} steps: {error}") from None
+    return trainer.step
+
+
+@pytest.mark.parametrize(
+    ("case", "why"),
+    [
+        ("same", "after 0 steps: the first batch is the same on all 2 ranks.*ResumableSampler"),
+        (
+            "lengths",
+            r"after 0 steps: .*number of training batches.train: 5 on rank 0, 6 on rank 1; .*limit_train_batches",
+        ),
+        (
+            "unknown",
+            "after 0 steps: the number of batches of the training loader 'train' is unknown.*limit_train_batches",
+        ),
+        ("unknown, two epochs", "after 0 steps: the number of batches"),
+    ],
+)
+def test_data_that_ranks_cannot_share_is_refused_before_the_first_step(case: str, why: str) -> None:
+    for result in run_on_ranks(fail, 2, case, check=False):
+        assert re.search(why, result.error), result.error
+
+
+@pytest.mark.parametrize(("case", "read"), [("ends", "no known end"), ("ends before the limit", "6")])
+def test_a_rank_whose_data_ends_early_is_named(case: str, read: str) -> None:
+    result = run_on_ranks(fail, 2, case, check=False, timeout=20)[1]
+    assert f"rank 1 has read all 5 batches of an epoch, which has {read}" in result.error
+
+
+def succeed(rank: int) -> list[int]:
+    return [fail(rank, "limited"), fail(rank, "by steps")]
+
+
+def test_a_limit_makes_ranks_end_together() -> None:
+    assert [result.value for result in run_on_ranks(succeed, 2)] == [[5, 4]] * 2
+
+
+def add_noise(rank: int) -> None:
+    make_trainer("fsdp2", rank, 2, None).add_hook("noise")
+
+
+def test_noise_on_shards_is_refused_when_it_is_registered() -> None:
+    for result in run_on_ranks(add_noise, 2, check=False):
+        assert "noise: '0.weight' is sharded over processes" in result.error
+
+
+# ---- another number of ranks -----------------------------------------------------------------------------------------
+
+
+def train_in(
+    rank: int, world_size: int, folder: str, resume: str | None, steps: int, batch_size: int
+) -> dict[str, Any]:
+    """Train some steps of an epoch of 48 samples, and return the samples that this rank has read."""
+    data = [(torch.full((FEATURES,), float(index)), torch.zeros(1)) for index in range(48)]
+    loader = DataLoader(data, batch_size, sampler=ResumableSampler(data, seed=4))
+    trainer = make_trainer("ddp", rank, world_size, folder, batches=loader, max_epochs=1, max_steps=steps)
+    trainer.add_hook("checkpoint", save_every_n_epochs=None, save_every_n_steps=2)
+    seen: list[int] = []
+
+    @trainer.on("on_train_batch_start")
+    def note(batch: Any) -> None:
+        seen.extend(int(value) for value in batch[0][:, 0])
+
+    trainer.fit(resume=resume)
+    return {"seen": seen, "run": str(trainer.run_dir), "epoch_over": trainer.progress.epoch_over}
+
+
+@pytest.mark.parametrize(("before", "after", "batch_size"), [(1, 2, 4), (2, 1, 4), (2, 1, 8), (2, 2, 4)])
+def test_another_number_of_ranks_reads_the_rest_of_an_epoch_once(
+    before: int, after: int, batch_size: int, tmp_path: Path
+) -> None:
+    first = run(before, str(tmp_path), None, 2, 4)
+    second = run(after, str(tmp_path), first[0]["run"], 100, batch_size)
+    assert not first[0]["epoch_over"]
+    assert second[0]["epoch_over"]
+    seen = [sample for rank in (*first, *second) for sample in rank["seen"]]
+    assert sorted(seen) == list(range(48))
+
+
+def run(world_size: int, *arguments: Any) -> list[dict[str, Any]]:
+    if world_size == 1:
+        return [train_in(0, 1, *arguments)]
+    return [result.value for result in run_on_ranks(train_in, world_size, world_size, *arguments)]

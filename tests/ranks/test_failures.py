@@ -1,0 +1,181 @@
+"""A run on several processes ends on all of them when one fails, and its record says which one and where."""
+
+import contextlib
+import json
+import math
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rank_processes import RankResult, run_on_ranks
+from rank_runs import make_batches, make_trainer, whole_weights
+
+from hookline import NanForensics, TrainingHook, rank_watch
+
+
+class Witness(TrainingHook):
+    """Writes what ends the run, as a notification would."""
+
+    def on_exception(self, trainer: Any, exception: BaseException) -> None:
+        (trainer.run_dir.parent / f"rank-{trainer.ranks.rank}.txt").write_text(str(exception))
+
+
+class Trouble(TrainingHook):
+    """Does something bad on one rank, at the end of step 3 or before the first step."""
+
+    def __init__(self, rank: int, kind: str) -> None:
+        self.rank, self.kind = rank, kind
+
+    def on_train_start(self, trainer: Any) -> None:
+        if self.kind == "early":
+            if trainer.ranks.rank == self.rank:
+                raise ValueError("boom")
+            while True:  # not in a collective
+                trainer.ranks.check()
+                time.sleep(0.01)
+
+    def on_step_end(self, trainer: Any, step: int) -> None:
+        if step != 3 or trainer.ranks.rank != self.rank:
+            return
+        if self.kind == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif self.kind == "hang":
+            time.sleep(60)
+        else:
+            raise ValueError("boom")
+
+
+def train(rank: int, world_size: int, folder: str, bad_rank: int, kind: str, stays_alive: bool) -> None:
+    rank_watch.BEAT_SECONDS = 0.1
+    if stays_alive or kind == "hang":
+        rank_watch.GRACE_SECONDS = 0.5  # else the main thread loses the connection and ends the run itself
+    trainer = make_trainer("ddp", rank, world_size, folder, rank_timeout=3.0 if kind == "hang" else 60.0)
+    trainer.add_hook(Witness(), on_error="raise")
+    other = trainer.ranks.gather(os.getpid())[1 - bad_rank]
+    if kind == "step_fn":
+        compute = trainer.compute
+
+        def fail(batch: Any) -> Any:
+            if trainer.step == 3 and rank == bad_rank:
+                raise ValueError("boom")
+            return compute(batch)
+
+        trainer.compute = fail
+    else:
+        trainer.add_hook(Trouble(bad_rank, kind), "trouble", on_error="raise")
+    if stays_alive and rank == bad_rank:
+        with contextlib.suppress(ValueError):
+            trainer.train()
+        with contextlib.suppress(ProcessLookupError):
+            while True:  # until the other process has ended
+                os.kill(other, 0)
+                time.sleep(0.02)
+        raise SystemExit(7)
+    trainer.train()
+
+
+def run_of(folder: Path) -> dict[str, Any]:
+    run: dict[str, Any] = json.loads(next(folder.glob("*/run.json")).read_text())
+    return run
+
+
+def fails(tmp_path: Path, *how: Any, world_size: int = 2) -> tuple[dict[str, Any], list[RankResult]]:
+    results = run_on_ranks(train, world_size, world_size, str(tmp_path), *how, check=False, timeout=30)
+    run = run_of(tmp_path)
+    said = "\n".join(f"{one.exit_code} after {one.seconds:.1f} s: {one.error}\n{one.output}" for one in results)
+    assert run["outcome"] == run["attempts"][-1]["outcome"] == "failed", said
+    assert all(one.exit_code not in (0, None) for one in results), said
+    ended = [one.seconds for one in results]
+    assert max(ended) - min(ended) < 10, said
+    return run, results
+
+
+@pytest.mark.parametrize(
+    ("kind", "bad_rank", "stays_alive"),
+    [
+        ("hook", 0, False), ("hook", 0, True), ("hook", 1, False), ("hook", 1, True),
+        ("step_fn", 1, False), ("early", 1, True),
+    ],
+)  # fmt: skip
+def test_an_exception_on_one_rank_ends_all(kind: str, bad_rank: int, stays_alive: bool, tmp_path: Path) -> None:
+    run, results = fails(tmp_path, bad_rank, kind, stays_alive)
+    assert f"rank {bad_rank}" in run["reason"]
+    assert "ValueError: boom" in run["reason"]
+    if kind == "hook":
+        assert "hook 'trouble' in on_step_end, step 3" in run["reason"]
+    other = results[1 - bad_rank]
+    expected = f"rank {bad_rank} failed at step {0 if kind == 'early' else 3}"
+    assert expected in other.error + other.output
+    assert expected in (tmp_path / f"rank-{1 - bad_rank}.txt").read_text()
+    assert ("RankError" in other.error) == (not stays_alive or kind == "early")  # else it was blocked in a collective
+    assert results[bad_rank].exit_code == (7 if stays_alive else 1)
+
+
+@pytest.mark.parametrize(("bad_rank", "world_size"), [(0, 2), (2, 4)])
+def test_a_killed_process_ends_the_others_and_one_of_them_closes_the_record(
+    bad_rank: int, world_size: int, tmp_path: Path
+) -> None:
+    run, results = fails(tmp_path, bad_rank, "kill", False, world_size=world_size)
+    assert f"rank {bad_rank} failed" in run["reason"]
+    assert "is gone" in run["reason"]
+    for rank, result in enumerate(results):
+        if rank == bad_rank:
+            assert result.exit_code == -signal.SIGKILL
+        else:  # raised in the main thread, which had lost a connection
+            assert f"RankError: rank {bad_rank} failed" in result.error
+
+
+@pytest.mark.parametrize("bad_rank", [0, 1])
+def test_a_hang_names_the_rank_and_the_hook_it_is_in(bad_rank: int, tmp_path: Path) -> None:
+    run, _ = fails(tmp_path, bad_rank, "hang", False)
+    assert f"rank {bad_rank} failed at step 3: no batch for 3 s (rank_timeout)" in run["reason"]
+    assert "hook 'trouble', on_step_end" in run["reason"]
+
+
+def warn_once(rank: int, folder: str, fails: bool) -> list[float]:
+    trainer = make_trainer("ddp", rank, 2, folder)
+    trainer.add_hook(Trouble(1 if fails else 5, "raise"), "trouble", on_error="warn")
+    trainer.train()
+    return whole_weights(trainer)
+
+
+def test_a_hook_that_fails_under_warn_leaves_an_event_of_its_rank_and_the_same_weights(tmp_path: Path) -> None:
+    failed, plain = (run_on_ranks(warn_once, 2, str(tmp_path / name), name == "a") for name in ("a", "b"))
+    assert [one.value for one in failed] == [one.value for one in plain]
+    assert run_of(tmp_path / "a")["outcome"] == "completed"
+    lines = next((tmp_path / "a").glob("*/ranks/1/events.jsonl")).read_text().splitlines()
+    (event,) = [json.loads(line) for line in lines]
+    assert [event[key] for key in ("kind", "rank", "hook", "step")] == ["hook_failed", 1, "trouble", 3]
+    assert not list((tmp_path / "b").glob("*/ranks"))
+
+
+def train_on_nan(rank: int, folder: str, kind: str) -> list[Any]:
+    batches = make_batches(rank, 2)
+    if rank == 1:
+        batches[2][0][0, 0] = float("nan")
+    trainer = make_trainer(kind, rank, 2, folder, batches=batches)
+    hook = NanForensics()
+    trainer.add_hook(hook, on_error="raise")
+    trainer.train()
+    assert all(math.isfinite(one) for one in whole_weights(trainer))
+    return [trainer.step, trainer.stop_reason, hook.crash, hook.autopsy and hook.autopsy.module]
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_a_nan_in_one_ranks_batch_is_found_there_and_noted_by_the_others(kind: str, tmp_path: Path) -> None:
+    first, second = (one.value for one in run_on_ranks(train_on_nan, 2, str(tmp_path), kind))
+    assert first == [3, second[1], None, None]
+    assert second[0] == 3
+    assert second[1].startswith("rank 1: loss nan: the batch itself is not finite in batch[0]; the first bad output is")
+    assert second[3] == "0"
+    (crash,) = tmp_path.glob("*/crashes/*")
+    assert crash.name == "step-00000003-rank-1"
+    assert str(crash) == second[2]
+    assert json.loads((crash / "crash.json").read_text())["autopsy"]["module"] == "0"
+    events = [json.loads(line) for line in (crash.parents[1] / "events.jsonl").read_text().splitlines()]
+    (noted,) = [one for one in events if one["kind"] == "non_finite"]
+    assert noted["reason"] == second[1]
+    assert noted["path"] == second[2]

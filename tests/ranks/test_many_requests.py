@@ -1,0 +1,80 @@
+"""Whatever ranks request, and whenever: all of them carry out the same requests at the same step."""
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+from thread_ranks import ThreadRanks, run_on_threads
+
+from hookline.trainer.agreement import Agreement
+from hookline.trainer.run_state import Progress, RunStatus, Stop
+
+RANKS, SCHEDULES, STEPS = 8, 1000, 6
+
+
+class Hooks:
+    """No hooks, and nothing that changes."""
+
+    def on_change(self, subscriber: Any) -> None: ...
+
+    def calling_hook(self) -> None:
+        return None
+
+    def entries(self) -> list[Any]:
+        return []
+
+    def __contains__(self, name: object) -> bool:
+        return False
+
+
+def make_run(ranks: ThreadRanks) -> Any:
+    """Return as much of a trainer as an agreement uses."""
+    run = SimpleNamespace(ranks=ranks, hooks=Hooks(), progress=Progress(), run_status=RunStatus(), saved=[], noted=[])
+    run.checkpointer = SimpleNamespace(request=run.saved.append)
+    run.note = lambda kind, **fields: run.noted.append(kind)
+    run.end_on_signal = lambda name, rank: run.run_status.stops.append(Stop(name, "signal", rank))
+    run.record = SimpleNamespace(prepare=lambda: 1, exchange=lambda names_agree: None)
+    run.agreement = Agreement(run)
+    return run
+
+
+def request(agreement: Agreement, kind: str, rank: int) -> None:
+    """Request something on one rank."""
+    if kind == "stop":
+        agreement.request_stop(Stop(f"of {rank}", None, rank))
+    elif kind == "save":
+        agreement.request_save(f"save-{rank}")
+    else:
+        agreement.request_end("SIGTERM")
+
+
+def do_schedules(ranks: ThreadRanks) -> list[Any]:
+    """Run many short runs; in each, a few ranks request something at random steps and places."""
+    ends = []
+    for schedule in range(SCHEDULES):
+        choose = random.Random(schedule)
+        requests = [
+            (choose.randrange(RANKS), choose.randrange(STEPS + 1), choose.choice(["stop", "save", "signal"]))
+            for _ in range(choose.randrange(4))
+        ]
+        run, step, carried_out = make_run(ranks), 0, []
+        while step < STEPS and not run.run_status.stops:
+            for rank, at, kind in requests:
+                if (rank, at) == (ranks.rank, step):
+                    request(run.agreement, kind, ranks.rank)
+            if choose.random() < 0.2:
+                run.agreement.settle()
+            step += 1
+            run.agreement.after_step(step)
+            carried_out.append((step, [tuple(one) for one in run.run_status.stops], list(run.saved)))
+        run.agreement.settle()
+        ends.append([step, carried_out, [tuple(one) for one in run.run_status.stops], run.saved])
+    return ends
+
+
+def test_a_thousand_schedules_of_requests_end_alike_on_eight_ranks() -> None:
+    first, *others = run_on_threads(do_schedules, RANKS)
+    assert all(one == first for one in others)
+    assert any(stops for _, _, stops, _ in first)
+    assert any(len(saved) > 1 for *_, saved in first)
+    assert any(stops[0][2] == 5 for _, _, stops, _ in first if stops)  # a rank other than 0 was the first

@@ -1,0 +1,106 @@
+"""Several ranks are one run: one directory, one record, one console; the same hooks, filtered by rank."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rank_processes import run_on_ranks
+from rank_runs import make_trainer, whole_weights
+
+KINDS = ["ddp", "fsdp2"]
+
+
+def train(rank: int, kind: str, world_size: int, folder: str) -> list[float]:
+    trainer = make_trainer(kind, rank, world_size, folder, console=True)
+    trainer.add_hook("console_log", every=1)
+    trainer.train()
+    return whole_weights(trainer)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_ranks_train_as_one_process_and_write_one_record(kind: str, tmp_path: Path, capfd: Any) -> None:
+    alone = train(0, "none", 1, str(tmp_path / "one"))
+    results = run_on_ranks(train, 2, kind, 2, str(tmp_path / "two"))
+    for result in results:
+        assert result.value == pytest.approx(alone, rel=1e-5, abs=1e-5)  # single weights are near zero
+    files = [sorted(p.name for p in next((tmp_path / count).iterdir()).rglob("*")) for count in ("one", "two")]
+    assert files[0] == files[1]
+    run = json.loads(next((tmp_path / "two").glob("*/run.json")).read_text())
+    assert run["attempts"][0]["world_size"] == 2
+    assert list(run["attempts"][0]["ranks"].values()) == [[0, 1]]
+    assert results[1].output == ""
+    assert results[0].output.count("completed") == 1
+
+
+def called_on(rank: int) -> dict[str, int]:
+    from hookline import TrainingHook, register_hook
+
+    calls: dict[str, int] = {}
+
+    class Count(TrainingHook):
+        def __init__(self, label: str) -> None:
+            self.label = label
+            calls[label] = 0
+
+        def on_step_end(self, step: int) -> None:
+            calls[self.label] += 1
+
+    class OnZero(Count):
+        ranks = "zero"
+
+    register_hook("count")(Count)
+    config = {"lifecycle": [{"name": "count", "label": "config", "ranks": "local-zero"}]}
+    trainer = make_trainer("ddp", rank, 2, None, hooks=config)
+    trainer.add_hook(Count("all"), "all")
+    trainer.add_hook(Count("zero"), "zero", ranks="zero")
+    trainer.add_hook(Count("one"), "one", ranks=1)
+    trainer.add_hook(Count("both"), "both", ranks=[0, 1])
+    trainer.add_hook(OnZero("class"), "class")
+    trainer.train()
+    return calls
+
+
+def test_a_hook_is_called_on_the_ranks_that_code_class_or_config_name() -> None:
+    first, second = (one.value for one in run_on_ranks(called_on, 2))
+    assert first == {"config": 8, "all": 8, "zero": 8, "one": 0, "both": 8, "class": 8}
+    assert second == {"config": 0, "all": 8, "zero": 0, "one": 8, "both": 8, "class": 0}
+
+
+def names_of(rank: int, kind: str, world_size: int, folder: str) -> dict[str, list[str]]:
+    import torch
+    from rank_runs import make_batches, make_model, wrap
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    from hookline import SimpleTrainer, read_layers
+
+    model = make_model()
+    if kind == "compile":
+        model = torch.compile(model, backend="eager")  # type: ignore[assignment]
+    elif kind == "checkpoint":
+        model[2] = checkpoint_wrapper(model[2])  # type: ignore[operator]
+    model = wrap(model, ("fsdp2" if kind == "fsdp2" else "ddp") if world_size > 1 else "none")
+    hooks = {
+        "lifecycle": [{"name": "checkpoint", "every": 8}],
+        "forward": [{"name": "activation_stats", "modules": ["0", "2"]}],
+        "update": [{"name": "clip_norm", "max_norm": 1.0}, {"name": "scale", "factor": 1.0, "params": ["2.weight"]}],
+    }
+    trainer = SimpleTrainer(
+        model, make_batches(rank, world_size), torch.optim.SGD(model.parameters(), lr=0.01), "cpu",
+        loss_fn=torch.nn.MSELoss(), hooks=hooks, output_dir=folder, console=False, seed=1,
+    )  # fmt: skip
+    trainer.train()
+    if rank:
+        return {}
+    from hookline.checkpoints.store import list_checkpoints, read_checkpoint
+
+    sections, _ = read_checkpoint(list_checkpoints(Path(trainer.checkpoint_dir))[0])
+    (series,) = [one for one in read_layers(trainer.run_dir).values() if one.names]
+    return {"layers": list(series.names), "checkpoint": list(sections["model"]), "params": list(trainer.params)}
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2", "compile", "checkpoint"])
+def test_one_config_gives_the_same_names_however_the_model_is_wrapped(kind: str, tmp_path: Path) -> None:
+    alone = names_of(0, "none", 1, str(tmp_path / "one"))
+    assert alone["layers"] == ["0", "2"]
+    assert run_on_ranks(names_of, 2, kind, 2, str(tmp_path / "two"))[0].value == alone

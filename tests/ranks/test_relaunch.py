@@ -1,0 +1,93 @@
+"""A launcher that starts failed processes again continues their run, in its directory."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rank_processes import run_on_ranks
+from rank_runs import make_trainer
+
+from hookline import read_metrics
+
+
+def launched(rank: int, folder: str, restarts: int, kill_at: int | None, launch: str) -> dict[str, list[int]]:
+    os.environ.update(TORCHELASTIC_RUN_ID=launch, TORCHELASTIC_RESTART_COUNT=str(restarts))
+    steps: dict[str, list[int]] = {}
+    for name in ("first", "second"):  # the launcher's script makes two runs
+        trainer = make_trainer("ddp", rank, 2, folder)
+        trainer.add_hook("checkpoint", every=2)
+        done = steps[name] = []
+
+        def collect(step: int, name: str = name, done: list[int] = done) -> None:
+            done.append(step)
+            if name == "second" and step == kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        trainer.on("step_end")(collect)
+        trainer.train()
+    return steps
+
+
+@pytest.mark.parametrize("launch", ["none", "job-7"])  # torchrun's default, and one that --rdzv-id gave
+def test_processes_that_are_started_again_continue_their_run(launch: str, tmp_path: Path) -> None:
+    killed = run_on_ranks(launched, 2, str(tmp_path), 0, 5, launch, check=False)
+    assert [one.exit_code for one in killed] == [-9, -9]
+    runs = sorted(tmp_path.iterdir())
+    again = run_on_ranks(launched, 2, str(tmp_path), 1, None, launch)
+    for result in again:
+        assert result.value == {"first": [], "second": [5, 6, 7, 8]}
+    assert sorted(tmp_path.iterdir()) == runs
+    described = [json.loads((run / "run.json").read_text()) for run in runs]
+    assert [len(run["attempts"]) for run in described] == [2, 2]
+    assert all(run["outcome"] == "completed" for run in described)
+
+
+def test_another_launch_starts_another_run(tmp_path: Path) -> None:
+    run_on_ranks(launched, 2, str(tmp_path), 0, None, "job-1")
+    run_on_ranks(launched, 2, str(tmp_path), 1, None, "job-2")
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+SCRIPT = """
+import os, signal, sys
+import torch
+from torch import distributed, nn
+from hookline import get_trainer
+
+rank, restart = int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"]
+# With torchrun's own store, restarted processes now and then wait for each other forever.
+store = f"file://{os.path.dirname(__file__)}/store-{restart}"
+distributed.init_process_group("gloo", store, rank=rank, world_size=int(os.environ["WORLD_SIZE"]))
+torch.manual_seed(0)
+model = nn.parallel.DistributedDataParallel(nn.Linear(3, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+batches = [(torch.full((2, 3), float(rank + step)), torch.ones(2, 1)) for step in range(8)]
+trainer = get_trainer("simple", model, batches, optimizer, "cpu", loss_fn=nn.MSELoss(), output_dir=sys.argv[1])
+trainer.add_hook("checkpoint", every=2)
+
+@trainer.on("step_end")
+def fail_once(step):
+    if step == 5 and rank == 1 and restart == "0":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+trainer.train()
+"""
+
+
+@pytest.mark.soak
+def test_torchrun_starts_a_run_again_that_lost_a_rank(tmp_path: Path) -> None:
+    script, folder = tmp_path / "train.py", tmp_path / "runs"
+    script.write_text(SCRIPT)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=2", "--standalone"]
+    command = [*launcher, str(script), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (run,) = folder.iterdir()
+    described = json.loads((run / "run.json").read_text())
+    assert described["outcome"] == "completed"
+    assert len(described["attempts"]) >= 2
+    assert [row["step"] for row in read_metrics(run) if "train/loss" in row] == list(range(1, 9))

@@ -1,0 +1,175 @@
+"""Statistics of several ranks are those of one process on the global batch."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rank_processes import run_on_ranks
+from rank_runs import make_batches, make_model, make_trainer
+from torch import nn
+
+from hookline import SimpleTrainer, Trainer, read_layers, read_metrics
+from hookline.activations.monitor import Monitor
+
+METRICS = ("mean", "std", "min", "max", "absmax", "l2", "zeros", "nans", "infs", "count", "histogram", "dead_units")
+EXACT = {"zeros", "nans", "infs", "count", "counts", "dead_units", "units"}
+Numbers = dict[tuple[str, str, str], torch.Tensor]
+
+
+def watch(rank: int, kind: str, world_size: int, folder: str) -> None:
+    torch.set_default_dtype(torch.float64)  # so that the order of additions does not show in the numbers
+    trainer = make_trainer(kind, rank, world_size, folder, max_epochs=2, max_grad_norm=0.5)
+    watch_everything(trainer)
+    trainer.train()
+
+
+def watch_everything(trainer: Trainer) -> None:
+    monitor = Monitor("*", METRICS, percentiles=[5, 50, 95], gradients=True, dead_window=3)
+    trainer.add_hook(monitor, "monitor")
+    trainer.add_hook("gradient_monitor", every=2, log_histogram=True, percentiles=[10, 90], log_update_ratio=True)
+    trainer.add_hook("gradient_flow", every=3)
+    trainer.add_hook("measure", metrics=["norm", "mean", "count"])
+    trainer.add_hook("link_norms")
+    trainer.add_hook("lr_monitor")
+
+
+def run(kind: str, world_size: int, folder: Path, function: Callable[..., Any] = watch) -> Path:
+    run_on_ranks(function, world_size, kind, world_size, str(folder))
+    (found,) = folder.iterdir()
+    return found
+
+
+def layers_of(path: Path) -> Numbers:
+    """Return the numbers of layers.jsonl by series, layer and column."""
+    return {
+        (name, layer, column): series.of(layer, column)[torch.tensor(series.steps).argsort()]
+        for name, series in read_layers(path).items()
+        for layer in series.names
+        for column in series.columns
+    }
+
+
+def metrics_of(path: Path) -> dict[tuple[int, str], Any]:
+    left_out = ("step", "epoch", "time")
+    found: dict[tuple[int, str], Any] = {}
+    for row in read_metrics(path):
+        found |= {(row["step"], name): value for name, value in row.items() if name not in left_out}
+    return {key: value for key, value in found.items() if not key[1].startswith("ranks/")}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run("none", 1, tmp_path_factory.mktemp("alone"))
+
+
+def watch_mesh(rank: int, kind: str, world_size: int, folder: str) -> None:
+    """Train with replicas of shards (HSDP), or with tensor parallelism and outputs that are DTensors."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    torch.set_default_dtype(torch.float64)
+    model: Any = make_model()
+    if kind == "hsdp":
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+        for layer in (model[0], model[2], model):
+            fully_shard(layer, mesh=mesh)
+        batches = make_batches(rank, world_size)
+    else:
+        mesh = init_device_mesh("cpu", (world_size,))
+        whole = {"output_layouts": Replicate(), "use_local_output": False}
+        plan = {
+            "0": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False),
+            "2": RowwiseParallel(input_layouts=Shard(-1), **whole),
+            "4": RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate()),
+        }
+        model = parallelize_module(model, mesh, plan)
+        batches = make_batches()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    options = {"loss_fn": torch.nn.MSELoss(), "seed": 3, "console": False, "output_dir": folder}
+    trainer = SimpleTrainer(model, batches, optimizer, "cpu", max_epochs=2, max_grad_norm=0.5, **options)
+    watch_everything(trainer)
+    trainer.train()
+
+
+@pytest.mark.parametrize(
+    ("kind", "world_size", "function"),
+    [("ddp", 2, watch), ("fsdp2", 2, watch), ("ddp", 4, watch), ("hsdp", 4, watch_mesh), ("tensor", 2, watch_mesh)],
+)
+def test_rows_histograms_and_norms_are_those_of_the_global_batch(
+    kind: str, world_size: int, function: Callable[..., Any], alone: Path, tmp_path: Path
+) -> None:
+    path = run(kind, world_size, tmp_path, function)
+    expected, found = layers_of(alone), layers_of(path)
+    without = {key for key in expected if key[2] in ("units", "dead_units")} if kind == "tensor" else set()  # DTensors
+    assert found.keys() == expected.keys() - without
+    assert len({series for series, _, _ in found}) == 4
+    for key, values in found.items():
+        tolerance = 0.0 if key[2].removeprefix("grad_") in EXACT else 1e-5
+        torch.testing.assert_close(values, expected[key], rtol=tolerance, atol=1e-9, equal_nan=True, msg=str(key))
+    expected_metrics, found_metrics = metrics_of(alone), metrics_of(path)
+    assert found_metrics.keys() == expected_metrics.keys()
+    for one, value in found_metrics.items():
+        assert value == pytest.approx(expected_metrics[one], rel=1e-5, abs=1e-12), one
+
+
+def test_repeats_are_bitwise(tmp_path: Path) -> None:
+    first, second = (run("fsdp2", 2, tmp_path / name) for name in ("first", "second"))
+    assert (first / "layers.jsonl").read_bytes() == (second / "layers.jsonl").read_bytes()
+    assert metrics_of(first) == metrics_of(second)
+
+
+class Branches(nn.Module):
+    """Run one of two layers, depending on the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.left, self.right = nn.Linear(6, 1), nn.Linear(6, 1)
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return (self.left if batch.shape[0] > 4 else self.right)(batch)
+
+
+def branch(rank: int, folder: str) -> None:
+    model = nn.parallel.DistributedDataParallel(Branches(), find_unused_parameters=True)
+    batches = [(torch.ones(6 - 2 * rank, 6), torch.zeros(6 - 2 * rank, 1)) for _ in range(3)]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    trainer = SimpleTrainer(model, batches, optimizer, "cpu", loss_fn=nn.MSELoss(), output_dir=folder, console=False)
+    trainer.add_hook(Monitor("*", ["count", "mean"]), "monitor")
+
+    @trainer.on("step_end")
+    def count(step: int, trainer: Any) -> None:
+        if rank == 1:
+            trainer.log("only_one", step, reduce="sum")
+
+    trainer.train()
+
+
+def test_modules_and_metrics_that_only_some_ranks_have_are_recorded(tmp_path: Path) -> None:
+    run_on_ranks(branch, 2, str(tmp_path))
+    (path,) = tmp_path.iterdir()
+    series = read_layers(path)["activations"]
+    assert series.of("left", "count").tolist() == [6.0] * 3
+    assert series.of("right", "count").tolist() == [4.0] * 3
+    assert [row["only_one"] for row in read_metrics(path) if "only_one" in row] == [1, 2, 3]
+
+
+def speed(rank: int, folder: str) -> int:
+    batches = [(torch.ones(4 + 4 * rank, 6), torch.zeros(4 + 4 * rank, 1)) for _ in range(4)]
+    trainer = make_trainer("ddp", rank, 2, folder, batches=batches, count_tokens=lambda batch: batch[0].numel())
+    trainer.add_hook("throughput", every=4, flops_per_sample=1e12)
+    trainer.train()
+    return trainer.rank_tokens
+
+
+def test_throughput_is_that_of_all_ranks(tmp_path: Path) -> None:
+    assert [one.value for one in run_on_ranks(speed, 2, str(tmp_path))] == [96, 192]
+    (row,) = [row for row in read_metrics(next(tmp_path.iterdir())) if "throughput/samples_per_s" in row]
+    samples, tokens = row["throughput/samples_per_s"], row["throughput/tokens_per_s"]
+    assert tokens == pytest.approx(6 * samples)
+    assert row["throughput/tflops"] == pytest.approx(samples)
+    assert 8 <= samples / row["throughput/steps_per_s"] <= 16  # 4 and 8 samples a step, by each rank's own clock
