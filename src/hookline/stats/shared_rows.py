@@ -1,4 +1,4 @@
-"""Bring the statistics of a step together over the ranks: what each has measured of its own batch becomes one row."""
+"""Bring the statistics of a step together over the ranks: what each has measured in its batch becomes one row."""
 
 from __future__ import annotations
 

@@ -207,7 +207,7 @@ def shard(model: torch.nn.Module, device: torch.device, options: TrainerOptions)
     else:
         mesh = init_device_mesh(device.type, (ranks.world_size,))
     model.to(device)
-    for tensor in (*model.parameters(), *model.buffers()):  # each rank would keep a shard of its own first weights
+    for tensor in (*model.parameters(), *model.buffers()):  # each rank would keep a shard of other first weights
         torch.distributed.broadcast(tensor.detach(), 0)
     named = plain_modules(model)
     chosen = select(options.shard_modules, named, "trainer.shard_modules") if options.shard_modules else []

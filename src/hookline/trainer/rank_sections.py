@@ -49,7 +49,7 @@ def read_sections(trainer: Trainer, saved: SavedCheckpoint) -> dict[str, Any]:
 def _share_out(trainer: Trainer, saved: SavedCheckpoint, sections: dict[str, Any]) -> dict[str, Any]:
     """Return rank 0's sections as this rank uses them, given that the checkpoint was saved by more or fewer ranks.
 
-    A rank that was there continues its random streams, another one starts streams of its own. The losses of the epoch
+    A rank that was there continues its random streams, another one starts new streams. The losses of the epoch
     are added up on rank 0, because every mean is taken over all ranks.
     """
     ranks, count = trainer.ranks, saved.world_size
