@@ -104,9 +104,9 @@ CAUSES: list[tuple[Callable[[], Any], Iterable[str]]] = [
     (lambda: trainer_from_config(run_config(hooks={"zzz": 1})), HooksConfig.model_fields),
     (lambda: GenericTrainer({"hooks": {"zzz": 1}}, torch.nn.Linear(1, 1), None), HooksConfig.model_fields),
     (lambda: load_config({}, ["hooks.zzz.a=1"]), HooksConfig.model_fields),
-    (lambda: trainer_from_config(run_config(scheduler="zzz")), SCHEDULERS.names()),
+    (lambda: trainer_from_config(run_config(scheduler="zzz")), SCHEDULERS.built_in),
     (lambda: Monitor(metrics=["zzz"]), METRICS),
-    (lambda: HookRegistry().register("zzz"), HOOKS.names()),
+    (lambda: HookRegistry().register("zzz"), HOOKS.built_in),
     (lambda: HookRegistry().register("early_stopping", zzz=1),
      [*inspect.signature(HOOKS.find("early_stopping")).parameters, *(one for one in OPTIONS if one != "every")]),
     (lambda: HookRegistry().register(print, event="zzz"), SPELLINGS),
@@ -116,6 +116,13 @@ CAUSES: list[tuple[Callable[[], Any], Iterable[str]]] = [
     (lambda: main(["zzz"]), COMMANDS),
 ]  # fmt: skip
 PROMISE = re.compile(r"(docs/\S+|`hookline [^`]+`) lists all(?: (\d+))?")
+
+
+@pytest.fixture(autouse=True)
+def only_built_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget what other tests in this process have registered: errors then refer to other commands."""
+    for plugins in (HOOKS, OPTIMIZERS, SCHEDULERS):
+        monkeypatch.setattr(plugins, "_added", {})
 
 
 def message(cause: Callable[[], Any], capsys: pytest.CaptureFixture[str]) -> str:
@@ -154,10 +161,8 @@ def test_every_reference_of_the_source_is_checked(capsys: pytest.CaptureFixture[
     assert found - NOT_LISTS == promised | {"hookline hooks --import MODULE"}
 
 
-def test_only_built_in_names_are_looked_for_on_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_built_in_names_are_looked_for_on_a_page() -> None:
     """Neither a page nor a command without the module has what a script registered."""
-    monkeypatch.setattr(HOOKS, "_added", {})
-    monkeypatch.setattr(OPTIMIZERS, "_added", {})
     register_hook("mine")(TrainingHook)
     for number in range(9):
         register_optimizer(f"mine_{number}")(torch.optim.SGD)

@@ -151,6 +151,7 @@ def _call(rank: int, job: dict[str, Any]) -> Any:
     spec.loader.exec_module(module)
     store = f"file://{job['folder']}/store"
     distributed.init_process_group("gloo", store, rank=rank, world_size=job["world_size"])
+    distributed.barrier()  # a rank that ends at once would break the others' connections
     value = getattr(module, job["function"])(rank, *job["arguments"])
     if distributed.is_initialized():
         distributed.destroy_process_group()
