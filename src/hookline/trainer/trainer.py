@@ -32,7 +32,6 @@ from hookline.trainer.engine import Engine
 from hookline.trainer.event_args import EventArgs, RankEventArgs
 from hookline.trainer.loop import Loop, steps_of_run
 from hookline.trainer.options import TrainerOptions
-from hookline.trainer.parallel import kind_of_parallel
 from hookline.trainer.parameters import trained_parameters
 from hookline.trainer.relaunch import continued_run, describe_launch
 from hookline.trainer.rng import preserve_rng, restore_rng, rng_state
@@ -488,10 +487,10 @@ class Trainer:
 
     rank_tokens: int = _attribute("progress.tokens_seen", "The tokens in the batches of this rank so far.")
 
-    @cached_property
+    @property
     def data_ranks(self) -> int:
-        """How many ranks train on batches of their own; with tensor parallelism alone all have the same one."""
-        return 1 if kind_of_parallel(self.model) == "tensor" else self.ranks.world_size
+        """How many ranks train on separate batches; with tensor parallelism alone all have the same one."""
+        return self.ranks.world_size if self.engine.averages else 1
 
     @property
     def prints(self) -> bool:
