@@ -233,7 +233,7 @@ class RankWatch:
             self._wake.clear()
 
     def _end_process(self) -> None:
-        """Close the record and end the process: the main thread may be blocked for ever."""
+        """Close the record and end the process: the main thread may never return from a collective."""
         assert self.failure is not None
         error = as_error(self.failure)
         logger.warning("ended, because %s", error, of_rank=True)

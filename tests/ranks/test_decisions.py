@@ -151,7 +151,7 @@ def test_guards_decide_by_the_gradients_of_all_ranks(kind: str) -> None:
 
 
 class Clock:
-    """A clock that moves when it is told to, so that the load of the machine does not matter."""
+    """A clock that moves only by `move`, so that the load of the machine does not matter."""
 
     now = 0.0
 
