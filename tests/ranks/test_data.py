@@ -1,6 +1,7 @@
 """Ranks read different batches, equally many of them, and draw different random numbers from equal first weights."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -13,7 +14,7 @@ from rank_runs import FEATURES, make_batches, make_model, make_trainer, whole_we
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
 
-from hookline import HooklineError, ResumableSampler, TrainingHook, trainer_from_config
+from hookline import HooklineError, ResumableSampler, Trainer, TrainingHook, trainer_from_config
 
 
 def shares(size: int, world_size: int, **options: Any) -> list[list[int]]:
@@ -100,16 +101,22 @@ def test_ranks_draw_differently_from_equal_first_weights() -> None:
     assert first["drawn"][1] == second["drawn"][1]
 
 
+def make_demo(**options: Any) -> Trainer:
+    """Make a small trainer of the demo's data and model."""
+    return trainer_from_config(
+        {
+            "data": {"name": "stdlib_text", "context": 16, "batch_size": 2, "max_bytes": 20_000},
+            "model": {"name": "char_gpt", "context": 16, "width": 8, "layers": 1, "heads": 2},
+            "optimizer": {"name": "sgd", "lr": 0.1},
+            "trainer": {"console": False, **options},
+        }
+    )
+
+
 def train_demo(rank: int, parallel: str) -> dict[str, Any]:
     """Make the run of a config without a seed, and return its first weights and what it reads."""
     torch.manual_seed(rank)
-    config = {
-        "data": {"name": "stdlib_text", "context": 16, "batch_size": 2, "max_bytes": 20_000},
-        "model": {"name": "char_gpt", "context": 16, "width": 8, "layers": 1, "heads": 2},
-        "optimizer": {"name": "sgd", "lr": 0.1},
-        "trainer": {"max_steps": 2, "parallel": parallel, "record": False, "console": False, "validate_every": 2},
-    }
-    trainer = trainer_from_config(config)
+    trainer = make_demo(parallel=parallel, record=False, max_steps=2, validate_every=2)
     batches = [batch["input_ids"].tolist() for batch in list(trainer.train_loaders["train"])[:3]]
     validated = [row for batch in trainer.val_loaders["val"] for row in batch["input_ids"].tolist()]
     first = whole_weights(trainer)
@@ -237,6 +244,31 @@ def test_another_number_of_ranks_reads_the_rest_of_an_epoch_once(
     assert second[0]["epoch_over"]
     seen = [sample for rank in (*first, *second) for sample in rank["seen"]]
     assert sorted(seen) == list(range(48))
+
+
+def resume_demo(rank: int, folder: str, resume: str | None, steps: int | None) -> dict[str, Any]:
+    """Train some steps of the demo's first epoch, and return the windows that this rank has read."""
+    trainer = make_demo(output_dir=folder, max_epochs=1, max_steps=steps)
+    trainer.add_hook("checkpoint", save_every_n_epochs=None, save_every_n_steps=2)
+    seen: list[str] = []
+
+    @trainer.on("on_train_batch_start")
+    def note(batch: Any) -> None:
+        seen.extend(map(str, batch["input_ids"].tolist()))
+
+    trainer.fit(resume=resume)
+    windows = [str(window["input_ids"].tolist()) for window in trainer.train_loaders["train"].dataset]  # type: ignore[attr-defined]
+    return {"seen": seen, "windows": windows, "run": str(trainer.run_dir)}
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
+def test_another_number_of_ranks_continues_an_epoch_of_the_demo(before: int, after: int, tmp_path: Path) -> None:
+    first = run_on_ranks(resume_demo, before, str(tmp_path), None, 2)
+    second = run_on_ranks(resume_demo, after, str(tmp_path), first[0].value["run"], None)
+    left = Counter(first[0].value["windows"])
+    left.subtract(window for rank in (*first, *second) for window in rank.value["seen"])
+    assert min(left.values()) == 0
+    assert left.total() < 4  # an epoch leaves out what does not fill a batch of every rank
 
 
 def run(world_size: int, *arguments: Any) -> list[dict[str, Any]]:

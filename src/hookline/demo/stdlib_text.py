@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler, Subset
+from torch.utils.data import DataLoader, Dataset, RandomSampler, Subset
 
 from hookline.errors import HooklineError
 from hookline.ranks import rank_and_world_size
@@ -129,9 +129,8 @@ def stdlib_text(
             "use a smaller context or batch_size, a larger max_bytes, or more files (data.path, data.pattern)"
         )
     generator = torch.Generator().manual_seed(seed)
-    order: Sampler[int] = RandomSampler(train, generator=generator)
-    if world_size > 1:
-        order = ShareOf(order, rank, world_size)
+    # With one process, too: a run that it began can continue with several.
+    order = ShareOf(RandomSampler(train, generator=generator), rank, world_size)
     shuffled = DataLoader(train, batch_size, sampler=order, drop_last=True, generator=generator)
     # Even spacing takes windows of every held-out file. A loader draws a seed at every pass, even without shuffling;
     # its own generator spares the global one.
