@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from itertools import chain, islice
+from itertools import islice
 from math import isfinite
 from time import time
 from typing import TYPE_CHECKING, Any
@@ -18,29 +18,24 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hookline._console import logger
-from hookline._tensors import count_samples
 from hookline.core.costs import CostMonitor
 from hookline.core.dispatch import Dispatch
-from hookline.core.run_control import MicroBatch
 from hookline.errors import TrainingError
-from hookline.gradients.local_storage import multiply_
 from hookline.trainer.data.epoch_batches import MixedBatches, SequentialBatches, epoch_batches
 from hookline.trainer.data.loader_state import set_epochs
 from hookline.trainer.data.loaders import TrainLoaders, why_empty
-from hookline.trainer.data.rank_checks import check_first_batch, check_lengths
-from hookline.trainer.engine import zero_gradients
+from hookline.trainer.data.rank_checks import check_all_read, check_first_batch, check_lengths
 from hookline.trainer.epoch_stats import EpochStats, detached_copy
 from hookline.trainer.event_args import weighted_mean
 from hookline.trainer.parameters import group_sizes, unowned_parameters
-from hookline.trainer.step_fn import LOSS_SOURCES, count_loss_terms, count_tokens, loss_and_metrics
+from hookline.trainer.step_fn import LOSS_SOURCES, count_tokens, loss_and_metrics
+from hookline.trainer.window import Window
 
 if TYPE_CHECKING:
     from hookline.trainer.signals import SignalHandler
     from hookline.trainer.trainer import Trainer
 
 FLUSH_STEPS, FLUSH_SECONDS = 47, 2.0  # a prime: it seldom falls on the steps at which hooks are due
-OVERFLOW_REASON = "non-finite gradients under GradScaler"
 _NONE_SKIPPED: tuple[torch.optim.Optimizer, ...] = ()
 
 
@@ -54,7 +49,7 @@ def steps_of_run(trainer: Trainer, run: AbstractContextManager[SignalHandler]) -
             try:
                 all_read = yield from micro_batches(loop, epoch)
             finally:
-                loop.leave_window()
+                loop.window.leave()
             loop.check_batches(all_read)
             if all_read or loop.is_last_of_epoch:
                 loop.end_epoch()
@@ -77,7 +72,7 @@ def micro_batches(loop: Loop, epoch: list[Iterable[Any]]) -> Generator[Tensor, N
     trainer, progress, args, slots, table = loop.trainer, loop.progress, loop.args, loop.slots, loop.table
     scheduler = loop.hooks.scheduler
     optimizers, plain, steps_directly, more_to_do = trainer.optimizers, loop.plain, loop.steps_directly, loop.more_to_do
-    agreement = loop.agreement
+    agreement, window = loop.agreement, loop.window
     recent, unrecorded, unowned, several = loop.stats.recent, loop.unrecorded, loop.unowned, len(optimizers) > 1
 
     # No variable may hold the batches: if the run fails, the traceback would keep them, and the workers of a DataLoader
@@ -85,12 +80,12 @@ def micro_batches(loop: Loop, epoch: list[Iterable[Any]]) -> Generator[Tensor, N
     for batch in epoch.pop():
         # ---- the position of the run, and the hooks that are due
         loop.reading = False
-        if plain or loop.in_window == 0:
+        if plain or window.count == 0:
             progress.step += 1
         progress.batch_idx += 1
         args.used_lr = None
         if not plain:
-            loop.begin_micro_batch(batch)
+            window.begin(batch)
         if loop.moves:
             batch = loop.engine.place(batch)
         args.batch = batch
@@ -114,12 +109,12 @@ def micro_batches(loop: Loop, epoch: list[Iterable[Any]]) -> Generator[Tensor, N
         if plain:
             loss.backward()  # type: ignore[no-untyped-call]
         else:
-            loop.backward_share(loss)
+            window.backward(loss)
         if handler := slots.on_after_backward:
             handler(args)
-        if not plain and loop.in_window < loop.accumulate and loop.has_more_batches():
+        if not plain and window.count < window.size and loop.has_more_batches():
             detached = loss.data
-            if loop.weight:
+            if window.weight:
                 recent.append(detached)
             if handler := slots.on_train_batch_end:
                 handler(args)
@@ -132,7 +127,7 @@ def micro_batches(loop: Loop, epoch: list[Iterable[Any]]) -> Generator[Tensor, N
         # ---- the gradients are complete: update chain, optimizers, schedulers; then the gradients are cleared
         step, skipped, clear_and_keep = progress.step, _NONE_SKIPPED, False
         if not plain:
-            loop.complete_gradients()
+            window.complete()
         if handler := slots.on_gradients_ready:
             handler(args)
         if agreement.skips_together:
@@ -168,7 +163,7 @@ def micro_batches(loop: Loop, epoch: list[Iterable[Any]]) -> Generator[Tensor, N
         for param in unowned:  # no optimizer clears these
             param.grad = None
         detached = loss.data  # equal to detach(), and a microsecond faster
-        if plain or loop.weight:
+        if plain or window.weight:
             recent.append(detached)
         if handler := slots.on_train_batch_end:
             handler(args)
@@ -176,7 +171,7 @@ def micro_batches(loop: Loop, epoch: list[Iterable[Any]]) -> Generator[Tensor, N
                 loop.log_added_metrics()
 
         # ---- the step is over: its metrics, and now and then a boundary
-        loop.in_window = 0
+        window.count = 0
         progress.steps_done, loop.stepped = step, None
         now = time()
         if plain:
@@ -212,13 +207,9 @@ class Loop:
         self.engine, self.record, self.agreement = trainer.engine, trainer.record, trainer.agreement
         self.record.reduce_as({"train/lr": None, "train/grad_norm": None})  # the same on all ranks
         self.stats = EpochStats()
-        self.accumulate = options.accumulate
-        self.weighted = options.loss_weight != "batches"
         self.ranks = trainer.ranks
-        # Gradients are reduced over the ranks once a step, unless that takes too much memory.
-        self._reduces_once = self.engine.averages and self.accumulate > 1 and not options.sync_each_batch
         # Most runs neither accumulate nor scale: for them a step is backward() and optimizer.step(), called directly.
-        self.plain = self.accumulate == 1 and not self.weighted and self.engine.scaler is None
+        self.plain = options.accumulate == 1 and options.loss_weight == "batches" and self.engine.scaler is None
         self.moves = self.engine.moves
         self.counts_tuples = trainer.count_tokens is not count_tokens  # the default counts no tokens in a tuple
         self.schedules = bool(trainer.schedulers) and options.scheduler_interval == "step"
@@ -236,11 +227,7 @@ class Loop:
         self.unowned = unowned_parameters(trainer.model, trainer.params)
         self._group_sizes = group_sizes(trainer.optimizers)
         self.batches: SequentialBatches | MixedBatches | None = None  # of the current epoch; None for manual steps
-        self.weight = 1.0  # of the current micro-batch; changes only if micro-batches are weighted
-        self._has_weight = True  # whether something in the current step has a weight, on any rank
-        self._share = 1.0  # what this rank's loss of the current step counts in the mean over the ranks
-        self._zeroing: Any = None  # the handle of the forward hook that keeps a loss without weight out of gradients
-        self.in_window = 0  # micro-batches of the current step; not counted if a step is one micro-batch
+        self.window = Window(self)
         self.stepped: torch.optim.Optimizer | None = None  # the last that stepped in this step; None once it is over
         self._settled_at = 0  # the last step of which `after_optimizers` ran
         self.bare_loss = False  # whether the step returns the loss as a 0-dim tensor; known after the first batch
@@ -253,7 +240,6 @@ class Loop:
         self.over = False  # a stop was requested, or the last step is done
         self.reading = False  # whether the next batch is being read: an error is then the loader's
         self._had_bad_loss = False  # whether a loss that was read was not finite
-        self._had_weight = not self.weighted  # whether something had a weight in some step
 
     # ---- epochs ----------------------------------------------------------------------------------------------------
 
@@ -264,7 +250,7 @@ class Loop:
         if world_size > 1:
             check_lengths(self.ranks, loaders, self.options)
             set_epochs(loaders, epoch)
-        batches = self.batches = epoch_batches(loaders, self.accumulate > 1, progress.enter_loader, epoch, world_size)
+        batches = self.batches = epoch_batches(loaders, self.window.size > 1, progress.enter_loader, epoch, world_size)
         if progress.position is not None:
             self.reading = True
             iterator = batches.resume(progress.position, progress.batch_idx + 1)
@@ -278,10 +264,7 @@ class Loop:
             progress.position = batches.start_position  # states are read when a checkpoint needs them
         self.hooks.replan()
         if self.engine.averages and self.ranks.world_size > 1 and not self._compared:
-            self._compared = True
-            for first in islice(iterator, 1):
-                check_first_batch(self.ranks, first)
-                iterator = chain([first], iterator)
+            self._compared, iterator = True, check_first_batch(self.ranks, iterator)
         # Cut off where the end is certain: asking for one more batch would move the random streams of some loaders.
         given = iterator if batches.length is None else islice(iterator, batches.length - batches.offset)
         return self.agreement.times.read(given) if self.agreement.after_every_step else given
@@ -311,21 +294,14 @@ class Loop:
         batches, read, self.reading = self.batches, self.progress.batch_idx + 1, False
         if batches is not None and not read:
             raise TrainingError(f"the training loader gave no batches{why_empty(self.trainer.train_loaders)}")
-        if self.in_window and batches is not None and all_read:
+        if self.window.count and batches is not None and all_read:
             raise TrainingError(
                 f"the training loader promised {batches.length} batches and gave {read}, which leaves "
-                f"{self.in_window} micro-batches of a window of {self.accumulate} without their step"
+                f"{self.window.count} micro-batches of a window of {self.window.size} without their step"
             )
-        several = self.ranks.world_size > 1
-        if several and all_read and isinstance(batches, SequentialBatches) and read != batches.expected:
-            raise TrainingError(
-                f"rank {self.ranks.rank} has read all {read} batches of an epoch, which has "
-                f"{'no known end' if batches.expected is None else batches.expected}: the ranks need equally many; set "
-                "limit_train_batches to a number that every rank has"
-            )
-        is_untrained = not self._had_weight and self.status.skipped_steps == self.progress.steps_done
-        if is_untrained and self.status.stop_reason is None:
-            raise TrainingError(f"the run has trained nothing: {self._why_uncounted()}")
+        if self.ranks.world_size > 1 and all_read and isinstance(batches, SequentialBatches):
+            check_all_read(self.ranks, read, batches.expected)
+        self.window.check_trained()
 
     def end_epoch(self) -> None:
         """Validate if due, fire on_epoch_end, then save; the position in that checkpoint is the next epoch's start.
@@ -401,7 +377,7 @@ class Loop:
         """Return the loss in the result of a step; the first one is checked."""
         loss, metrics = loss_and_metrics(result)
         found = {key: detached_copy(value) for key, value in metrics.items()}
-        for key, value in found.items() if self.weight else ():
+        for key, value in found.items() if self.window.weight else ():
             self.stats.add(f"train/{key}", value)
         self.args.step_metrics = found
         if not self.bare_loss and not loss.requires_grad:
@@ -412,112 +388,7 @@ class Loop:
         self.bare_loss = loss is result
         return loss
 
-    def backward_share(self, loss: Tensor) -> None:
-        """Run the backward pass with the micro-batch's share of its window."""
-        args, weight = self.args, self.weight
-        if self.in_window == 0:
-            args.window = []  # hooks may have kept the last one
-        share = loss
-        if self.weighted:
-            share = loss * weight
-        elif self.accumulate > 1:
-            share = loss / self.accumulate
-        # The mean loss of nothing is NaN, and has no part in the mean of the window. With several ranks its backward
-        # pass has a part in reducing the gradients, to which it then adds zeros.
-        if weight or self.ranks.world_size > 1:
-            self.engine.backward(share)
-            self._stop_zeroing()
-        progress = self.progress
-        args.window.append(
-            MicroBatch(loss.detach(), weight, progress.batch_idx, progress.dataloader_name, args.step_metrics)
-        )
-        self.in_window += 1
-
-    def begin_micro_batch(self, batch: Any) -> None:
-        """Weigh a micro-batch, and prepare the model for what its backward pass does to gradients of other ranks."""
-        if self.weighted:
-            self.weight = self.weigh(batch)
-            if not self.weight and self.ranks.world_size > 1:
-                self._zeroing = self.trainer.called_model.register_forward_hook(zero_gradients)
-        if self._reduces_once:
-            is_last = self.in_window + 1 == self.accumulate or not self.has_more_batches()
-            self.engine.sync_gradients(self.trainer.model, is_last)
-
-    def leave_window(self) -> None:
-        """Leave the model as it was, also if the run fails inside a window."""
-        self._stop_zeroing()
-        self.engine.sync_gradients(self.trainer.model, True)
-
-    def _stop_zeroing(self) -> None:
-        if self._zeroing is not None:
-            self._zeroing.remove()
-            self._zeroing = None
-
-    def weigh(self, batch: Any) -> float:
-        """Return the weight of a micro-batch in its window. Its tensors are still where the loader put them."""
-        trainer = self.trainer
-        if self.options.loss_weight == "samples":
-            return float(count_samples(batch))
-        if trainer.count_tokens is not count_tokens:
-            return float(trainer.count_tokens(batch))
-        return float(count_loss_terms(batch, trainer.loss_fn, trainer.model, self._warn_once))
-
-    def _warn_once(self, problem: str) -> None:
-        if self.status.first_time(problem):
-            logger.warning("loss_weight=%r: %s", self.options.loss_weight, problem)
-
     # ---- one optimizer step ----------------------------------------------------------------------------------------
-
-    def complete_gradients(self) -> None:
-        """Unscale the gradients; of a weighted or short window, make them the mean over what was in it.
-
-        If scaled gradients overflowed, the whole step is skipped: the norms of the update chain span all optimizers,
-        and transforms with a state should not see gradients that no optimizer uses. All ranks find the same overflow:
-        replicas have the same gradients, and torch looks for infinities in all shards of a DTensor.
-        """
-        window = self.args.window
-        self.find_new_parameters()
-        if self.engine.unscale(self.trainer.optimizers):
-            self.args.overflowed_at = self.progress.step
-            self.trainer.skip_step(OVERFLOW_REASON)
-        if self.weighted:
-            own, world_size = sum(part.weight for part in window), self.ranks.world_size
-            total = self.ranks.total([own])[0]  # this waits for the slowest rank, as reducing the gradients did
-            self._has_weight = total > 0
-            if not own:
-                self.args.window = window[-1:]  # several without a weight have no mean
-            if not total:
-                self.skip_uncounted()
-                return
-            # The engine took the mean over the ranks of what they added up.
-            self._had_weight, scale, self._share = True, world_size / total, own * world_size / total
-        elif len(window) != self.accumulate:
-            scale = self.accumulate / len(window)
-        else:
-            return
-        multiply_(self.args.grads.groups(), scale)
-
-    def skip_uncounted(self) -> None:
-        """Skip a step in which nothing has a weight, for instance because all its labels are ignored.
-
-        If this is the run's first step, the batches may not be understood: there is a warning, and the run fails if it
-        ends like that. A step that is called manually fails, because nothing tells when such steps end.
-
-        Raises:
-            TrainingError: If this is the first step, called manually.
-        """
-        if not self.progress.steps_done:
-            if self.batches is None:
-                raise TrainingError(f"the step would train nothing: {self._why_uncounted()}")
-            logger.warning("step %d is skipped: %s", self.progress.step, self._why_uncounted())
-        self.trainer.skip_step(f"no {self.options.loss_weight.removesuffix('s')} counts")
-
-    def _why_uncounted(self) -> str:
-        return (
-            f"loss_weight={self.options.loss_weight!r}: nothing was counted in its batches; tokens are labels that are "
-            "not ignored ('labels' of a dict, the second item of a tuple), else ones in 'attention_mask', else "
-            "elements of 'input_ids' or of an integer tensor; for other batches give count_tokens="
-        )
 
     def update(self, handler: Dispatch) -> None:
         """Run the update chain unless the step is skipped; if it clips, record the norm before clipping."""
@@ -606,22 +477,16 @@ class Loop:
     def log_step_metrics(self) -> None:
         """Record the loss of a window, and what step_fn returned beside the loss."""
         if not self.plain:
-            if not self._has_weight:  # the mean of nothing may be NaN
+            if not self.window.has_weight:  # the mean of nothing may be NaN
                 return
-            progress, loss = self.progress, self._shared(self.args.window_tensor())
+            progress, loss = self.progress, self.window.share_of(self.args.window_tensor())
             number = loss.item() if isinstance(loss, Tensor) and loss.is_cpu else loss
             self.unrecorded.append((progress.step, progress.epoch, "train/loss", number, time()))
             if isinstance(number, float) and not isfinite(number):
                 self.note_bad_loss()
         for key, value in self.args.step_means().items():
-            self.trainer.log(f"train/{key}", self._shared(value))
+            self.trainer.log(f"train/{key}", self.window.share_of(value))
             self.stats.set_latest(self.progress.step, f"train/{key}", value)
-
-    def _shared(self, value: Any) -> Any:
-        """Return what this rank adds to a mean over the ranks that weights each by what was in its window."""
-        if self._share == 1.0:
-            return value
-        return value * self._share if self._share else 0.0  # the mean of nothing may be NaN
 
     # ---- boundaries ------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,9 @@
-"""Check before the first step that what the ranks read fits together: as many batches, and not the same ones."""
+"""Check that what the ranks read fits together: as many batches, and not the same ones."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import chain, islice
 from typing import Any
 
 from hookline._tensors import iter_tensors, map_tensors
@@ -36,19 +38,40 @@ def check_lengths(ranks: OneProcess, loaders: TrainLoaders, options: TrainerOpti
         )
 
 
-def check_first_batch(ranks: OneProcess, batch: Any) -> None:
-    """Check that the ranks do not all read the same data.
+def check_first_batch(ranks: OneProcess, batches: Iterator[Any]) -> Iterator[Any]:
+    """Check that the ranks do not all read the same data, and return all batches.
 
     Raises:
-        TrainingError: On every rank, if all of them pass the same batch.
+        TrainingError: On every rank, if the first batches of all of them are the same.
     """
+    first = list(islice(batches, 1))  # none if there are no batches, of which the loop complains on all ranks
     mark = fingerprint(
         [
-            map_tensors(lambda tensor: None, batch),
-            *(frozen.fingerprint(tensor) for tensor in iter_tensors(batch) if problem_with(tensor) is None),
+            map_tensors(lambda tensor: None, first),
+            *(frozen.fingerprint(tensor) for tensor in iter_tensors(first) if problem_with(tensor) is None),
         ]
     )
-    if all_equal(ranks.total([mark, mark * mark]), ranks.world_size):
+    if all_equal(ranks.total([mark, mark * mark]), ranks.world_size) and first:
         raise TrainingError(
             f"the first batch is the same on all {ranks.world_size} ranks, which would train on the same data: {_SHARE}"
+        )
+    return chain(first, batches)
+
+
+def check_all_read(ranks: OneProcess, read: int, expected: int | None) -> None:
+    """Check that this rank has not come to the end of its data before the others do.
+
+    Args:
+        ranks: The ranks.
+        read: The batches of the epoch that it has read.
+        expected: The batches that the epoch has; None if that is unknown.
+
+    Raises:
+        TrainingError: On this rank, if it has fewer batches.
+    """
+    if read != expected:
+        raise TrainingError(
+            f"rank {ranks.rank} has read all {read} batches of an epoch, which has "
+            f"{'no known end' if expected is None else expected}: the ranks need equally many; set "
+            "limit_train_batches to a number that every rank has"
         )

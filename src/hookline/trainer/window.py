@@ -1,0 +1,161 @@
+"""The micro-batches of one optimizer step: their weights, their backward passes, and the mean of their gradients.
+
+The loop uses this for runs that accumulate, weigh their micro-batches or scale their loss. For all others a step is
+one backward pass, which the loop runs directly.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from hookline._console import logger
+from hookline._tensors import count_samples
+from hookline.core.run_control import MicroBatch
+from hookline.errors import TrainingError
+from hookline.gradients.local_storage import multiply_
+from hookline.trainer.engine import zero_gradients
+from hookline.trainer.step_fn import count_loss_terms, count_tokens
+
+if TYPE_CHECKING:
+    from hookline.trainer.loop import Loop
+
+OVERFLOW_REASON = "non-finite gradients under GradScaler"
+
+
+class Window:
+    """The window of the current step, and what this rank's part in it counts among all ranks."""
+
+    def __init__(self, loop: Loop) -> None:
+        options = loop.options
+        self._loop, self._trainer, self._engine, self._ranks = loop, loop.trainer, loop.engine, loop.trainer.ranks
+        self.size = options.accumulate
+        self.count = 0  # micro-batches so far; stays 0 if the loop runs the backward pass
+        self.weight = 1.0  # of the current micro-batch; changes only if micro-batches are weighted
+        self.has_weight = True  # whether something in the window has a weight, on any rank
+        self._share = 1.0  # what this rank's means count in the means over the ranks
+        self._loss_weight = options.loss_weight
+        self._weighted = options.loss_weight != "batches"
+        self._had_weight = not self._weighted  # whether something had a weight in some step
+        # Gradients are reduced over the ranks once a step, unless that takes too much memory.
+        self._reduces_once = self._engine.averages and self.size > 1 and not options.sync_each_batch
+        self._zeroing: Any = None  # the handle of the forward hook that keeps a loss without weight out of gradients
+
+    def begin(self, batch: Any) -> None:
+        """Weigh a micro-batch, and prepare the model for what its backward pass does to gradients of other ranks."""
+        if self._weighted:
+            self.weight = self._weigh(batch)
+            if not self.weight and self._ranks.world_size > 1:
+                self._zeroing = self._trainer.called_model.register_forward_hook(zero_gradients)
+        if self._reduces_once:
+            is_last = self.count + 1 == self.size or not self._loop.has_more_batches()
+            self._engine.sync_gradients(self._trainer.model, is_last)
+
+    def _weigh(self, batch: Any) -> float:
+        """Return the weight of a micro-batch. Its tensors are still where the loader put them."""
+        trainer = self._trainer
+        if self._loss_weight == "samples":
+            return float(count_samples(batch))
+        if trainer.count_tokens is not count_tokens:
+            return float(trainer.count_tokens(batch))
+        return float(count_loss_terms(batch, trainer.loss_fn, trainer.model, self._warn_once))
+
+    def _warn_once(self, problem: str) -> None:
+        if self._trainer.run_status.first_time(problem):
+            logger.warning("loss_weight=%r: %s", self._loss_weight, problem)
+
+    def backward(self, loss: Tensor) -> None:
+        """Run the backward pass of a micro-batch with its share of the window."""
+        args, progress, weight = self._trainer.event_args, self._trainer.progress, self.weight
+        if self.count == 0:
+            args.window = []  # hooks may have kept the last one
+        share = loss
+        if self._weighted:
+            share = loss * weight
+        elif self.size > 1:
+            share = loss / self.size
+        # The mean loss of nothing is NaN, and has no part in the mean of the window. With several ranks its backward
+        # pass has a part in reducing the gradients, to which it then adds zeros.
+        if weight or self._ranks.world_size > 1:
+            self._engine.backward(share)
+            self._stop_zeroing()
+        args.window.append(
+            MicroBatch(loss.detach(), weight, progress.batch_idx, progress.dataloader_name, args.step_metrics)
+        )
+        self.count += 1
+
+    def complete(self) -> None:
+        """Unscale the gradients; of a weighted or short window, make them the mean over what was in it.
+
+        If scaled gradients overflowed, the whole step is skipped: the norms of the update chain span all optimizers,
+        and transforms with a state should not see gradients that no optimizer uses. All ranks find the same overflow:
+        replicas have the same gradients, and torch looks for infinities in all shards of a DTensor.
+        """
+        args, trainer = self._trainer.event_args, self._trainer
+        self._loop.find_new_parameters()
+        if self._engine.unscale(trainer.optimizers):
+            args.overflowed_at = trainer.progress.step
+            trainer.skip_step(OVERFLOW_REASON)
+        if self._weighted:
+            own, world_size = sum(part.weight for part in args.window), self._ranks.world_size
+            total = self._ranks.total([own])[0]  # this waits for the slowest rank, as reducing the gradients did
+            self.has_weight = total > 0
+            if not own:
+                args.window = args.window[-1:]  # several without a weight have no mean
+            if not total:
+                self._skip_uncounted()
+                return
+            # The engine took the mean over the ranks of what they added up.
+            self._had_weight, scale, self._share = True, world_size / total, own * world_size / total
+        elif len(args.window) != self.size:
+            scale = self.size / len(args.window)
+        else:
+            return
+        multiply_(args.grads.groups(), scale)
+
+    def _skip_uncounted(self) -> None:
+        """Skip a step in which nothing has a weight, for instance because all its labels are ignored.
+
+        If this is the run's first step, the batches may not be understood: there is a warning, and the run fails if it
+        ends like that. A step that is called manually fails, because nothing tells when such steps end.
+
+        Raises:
+            TrainingError: If this is the first step, called manually.
+        """
+        progress = self._trainer.progress
+        if not progress.steps_done:
+            if self._loop.batches is None:
+                raise TrainingError(f"the step would train nothing: {self._why_uncounted()}")
+            logger.warning("step %d is skipped: %s", progress.step, self._why_uncounted())
+        self._trainer.skip_step(f"no {self._loss_weight.removesuffix('s')} counts")
+
+    def _why_uncounted(self) -> str:
+        return (
+            f"loss_weight={self._loss_weight!r}: nothing was counted in its batches; tokens are labels that are "
+            "not ignored ('labels' of a dict, the second item of a tuple), else ones in 'attention_mask', else "
+            "elements of 'input_ids' or of an integer tensor; for other batches give count_tokens="
+        )
+
+    def share_of(self, value: Any) -> Any:
+        """Return what this rank adds to a mean over the ranks that weights each by what was in its window."""
+        if self._share == 1.0:
+            return value
+        return value * self._share if self._share else 0.0  # the mean of nothing may be NaN
+
+    def check_trained(self) -> None:
+        """Raise TrainingError if no step of the run had anything to train on."""
+        status = self._trainer.run_status
+        is_untrained = not self._had_weight and status.skipped_steps == self._trainer.progress.steps_done
+        if is_untrained and status.stop_reason is None:
+            raise TrainingError(f"the run has trained nothing: {self._why_uncounted()}")
+
+    def leave(self) -> None:
+        """Leave the model as it was, also if the run fails inside a window."""
+        self._stop_zeroing()
+        self._engine.sync_gradients(self._trainer.model, True)
+
+    def _stop_zeroing(self) -> None:
+        if self._zeroing is not None:
+            self._zeroing.remove()
+            self._zeroing = None
