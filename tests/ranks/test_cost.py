@@ -1,12 +1,20 @@
 """What ranks send each other for the record and the agreement, counted: it does not grow with the number of ranks."""
 
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 from rank_processes import run_on_ranks
 from rank_runs import make_batches, make_trainer
+from torch import distributed
 from torch.utils._python_dispatch import TorchDispatchMode
+
+import hookline.ranks
+import hookline.trainer.loop
+from hookline.ranks import OneProcess
 
 STEPS = 100
 
@@ -57,3 +65,56 @@ def test_a_step_costs_one_small_collective_and_an_exchange_one_sum(kind: str, wo
         assert result.value["a step"] == {"allreduce_ int64": 1}
         assert sum(result.value["an exchange"].values()) <= 2  # one sum, and one maximum if there is something for it
         assert result.value["bytes"] <= 128
+
+
+class EqualRanks(OneProcess):
+    """Rank 0 of many that do the same at the same time; notes what they would send each other, in bytes."""
+
+    agrees_later = True
+
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size
+        self.sent: list[tuple[str, int]] = []
+
+    def gather(self, value: Any) -> list[Any]:
+        self.sent.append(("gather", len(json.dumps(value))))
+        return [value] * self.world_size
+
+    def total(self, numbers: Sequence[Any]) -> list[Any]:
+        self.sent.append(("awaited sum", 8 * len(numbers)))
+        return [number * self.world_size for number in numbers]
+
+    def send(self, numbers: Sequence[int]) -> Callable[[], list[int]]:
+        self.sent.append(("sum", 8 * len(numbers)))
+        return lambda: [number * self.world_size for number in numbers]
+
+    def exchange(self, maxima: torch.Tensor, sums: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+        own = sums(maxima)
+        self.sent += [("exchanged maximum", maxima.nbytes), ("exchanged sum", own.nbytes)]
+        return maxima, own * self.world_size
+
+
+def count_among(rank: int, world_size: int) -> dict[str, Any]:
+    """Train on shards of a group of any number of ranks, of which only this one exists; the numbers mean nothing."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    distributed.destroy_process_group()
+    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
+    ranks = EqualRanks(world_size)
+    hookline.ranks._found[id(distributed.group.WORLD)] = distributed.group.WORLD, ranks  # type: ignore[assignment]
+    hookline.trainer.loop.check_first_batch = lambda ranks, batches: batches  # equal ranks have equal batches
+    trainer = make_trainer("fsdp2", 0, world_size, None, batches=make_batches(0, 1, STEPS), max_steps=STEPS)
+    trainer.add_hook("activation_stats", every=10)
+    trainer.add_hook("gradient_monitor", every=10)
+    at: dict[int, int] = {}
+    trainer.on("step_end")(lambda step: at.update({step: len(ranks.sent)}))
+    trainer.train()
+    return {"start": ranks.sent[: at[1]], "steps": ranks.sent[at[1] : at[STEPS]]}
+
+
+def test_collectives_and_bytes_are_the_same_for_two_and_for_thousands_of_ranks() -> None:
+    (two,), (many,), (thousands,) = (run_on_ranks(count_among, 1, world_size) for world_size in (2, 64, 4096))
+    assert two.value == many.value == thousands.value
+    steps = two.value["steps"]
+    assert Counter(kind for kind, _ in steps) == {"sum": STEPS - 1, "exchanged maximum": 1, "exchanged sum": 1}
+    assert max(size for kind, size in steps if kind == "sum") <= 128

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hookline.ranks import OneProcess, add_up
+
+if TYPE_CHECKING:
+    from hookline.trainer.window import Window
 
 Number = torch.Tensor | float
 
@@ -81,19 +84,23 @@ class EpochStats:
         self._fold_losses(wait=True)
         return float(self._sum) / self._count if self._count else math.nan
 
-    def share(self, ranks: OneProcess, step: int, loss: float) -> None:
+    def share(self, ranks: OneProcess, step: int, loss: float, window: Window) -> None:
         """Replace the means and latest values by those of all ranks, until something is added; all ranks must do so.
 
         Args:
             ranks: The ranks.
             step: The current step.
             loss: Its loss on this rank.
+            window: Its window, which says what this rank's numbers of the step count.
         """
         self._fold_losses(wait=True)
         self.fold()
-        losses = {"loss": [float(self._sum), float(self._count), 0.0], "step loss": [loss, 1.0, 0.0]}
+        losses = {"loss": [float(self._sum), float(self._count), 0.0], "step loss": [window.share_of(loss), 1.0, 0.0]}
         sums = {f"sum {name}": [float(total), float(self._counts[name]), 0.0] for name, total in self._sums.items()}
-        latest = {f"latest {name}": [float(value), 1.0, float(at)] for name, (at, value) in self._latest.items()}
+        latest = {
+            f"latest {name}": [window.share_of(float(value)), window.share, at * window.share]
+            for name, (at, value) in self._latest.items()
+        }
         totals = add_up(ranks, {**losses, **sums, **latest}, width=3)
         means = {name: total / count if count else math.nan for name, (total, count, _) in totals.items()}
         summed = {name.removeprefix("sum "): mean for name, mean in means.items() if name.startswith("sum ")}
@@ -103,7 +110,7 @@ class EpochStats:
         self._latest = {
             name.removeprefix("latest "): (round(steps / count), total / count)
             for name, (total, count, steps) in totals.items()
-            if name.startswith("latest ")
+            if name.startswith("latest ") and count
         }
 
     def shared_loss(self, step: int) -> float | None:

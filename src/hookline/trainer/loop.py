@@ -334,7 +334,7 @@ class Loop:
         That is before a validation and at the end of an epoch: all ranks are there.
         """
         if self.trainer.ranks.world_size > 1:
-            self.stats.share(self.trainer.ranks, self.progress.step, self.args.window_loss)
+            self.stats.share(self.trainer.ranks, self.progress.step, self.args.window_loss, self.window)
 
     def record_non_finite_losses(self) -> None:
         """Record how many losses were NaN or infinite since the last call; waits for the device."""

@@ -628,11 +628,12 @@ class Trainer:
         self.record.share(part)
 
     def means_of_ranks(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Return the means of numbers over the ranks, by name; waits for all of them."""
+        """Return the means over the ranks of numbers of the current step, by name; waits for all of them."""
         if self.ranks.world_size == 1:
             return dict(metrics)
-        sums = add_up(self.ranks, {name: [value, 1.0] for name, value in metrics.items()}, width=2)
-        return {name: total / count for name, (total, count) in sums.items()}
+        window = self.loop.window
+        own = {name: [window.share_of(value), window.share] for name, value in metrics.items()}
+        return {name: total / weight for name, (total, weight) in add_up(self.ranks, own, width=2).items() if weight}
 
     def note(self, kind: str, step: int | None = None, **fields: Any) -> None:
         """Write a decision into events.jsonl, if a run is in progress; at the current step unless given."""

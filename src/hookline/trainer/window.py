@@ -34,7 +34,7 @@ class Window:
         self.count = 0  # micro-batches so far; stays 0 if the loop runs the backward pass
         self.weight = 1.0  # of the current micro-batch; changes only if micro-batches are weighted
         self.has_weight = True  # whether something in the window has a weight, on any rank
-        self._share = 1.0  # what this rank's means count in the means over the ranks
+        self.share = 1.0  # what this rank's means of the step count in the means over the ranks
         self._loss_weight = options.loss_weight
         self._weighted = options.loss_weight != "batches"
         self._had_weight = not self._weighted  # whether something had a weight in some step
@@ -107,7 +107,7 @@ class Window:
                 self._skip_uncounted()
                 return
             # The engine took the mean over the ranks of what they added up.
-            self._had_weight, scale, self._share = True, world_size / total, own * world_size / total
+            self._had_weight, scale, self.share = True, world_size / total, own * world_size / total
         elif len(args.window) != self.size:
             scale = self.size / len(args.window)
         else:
@@ -139,9 +139,9 @@ class Window:
 
     def share_of(self, value: Any) -> Any:
         """Return what this rank adds to a mean over the ranks that weights each by what was in its window."""
-        if self._share == 1.0:
+        if self.share == 1.0:
             return value
-        return value * self._share if self._share else 0.0  # the mean of nothing may be NaN
+        return value * self.share if self.share else 0.0  # the mean of nothing may be NaN
 
     def check_trained(self) -> None:
         """Raise TrainingError if no step of the run had anything to train on."""
