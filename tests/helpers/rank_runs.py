@@ -44,17 +44,27 @@ def wrap(model: nn.Module, kind: str, **options: Any) -> nn.Module:
     if kind == "ddp":
         return nn.parallel.DistributedDataParallel(model, **options)
     if kind in ("fsdp2", "hsdp"):
-        from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
         count = distributed.get_world_size()
-        sizes = {"replicate": 2, "shard": count // 2} if kind == "hsdp" else {"shard": count}
-        mesh = init_device_mesh(DEVICE, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+        mesh = make_mesh(replicate=2, shard=count // 2) if kind == "hsdp" else make_mesh(shard=count)
         for module in model:  # type: ignore[attr-defined]
             if isinstance(module, nn.Linear):
                 fully_shard(module, mesh=mesh)
         fully_shard(model, mesh=mesh)
     return model
+
+
+def make_mesh(**sizes: int) -> Any:
+    """Return a mesh of all ranks with the sizes of its dimensions, over gloo.
+
+    Some versions of torch use NCCL for a mesh of GPUs although the default process group is one of gloo, and NCCL
+    refuses two ranks on one GPU.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+
+    backends: dict[int | str, Any] = dict.fromkeys(sizes, "gloo")
+    return init_device_mesh(DEVICE, tuple(sizes.values()), mesh_dim_names=tuple(sizes), backend_override=backends)
 
 
 def make_trainer(kind: str, rank: int, world_size: int, folder: str | Path | None, **options: Any) -> Trainer:

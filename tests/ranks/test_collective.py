@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from rank_processes import run_on_ranks
-from rank_runs import DEVICE, make_batches, make_model, make_trainer, whole_weights
+from rank_runs import DEVICE, make_batches, make_mesh, make_model, make_trainer, whole_weights
 from torch import distributed
 
 from hookline import TrainingHook, rank_watch
@@ -141,7 +141,9 @@ class OnAllRanks(TrainingHook):
 def train_sharded(rank: int, with_hooks: bool) -> list[Any]:
     from torch.distributed.fsdp import fully_shard
 
-    model = fully_shard(make_model())  # in one piece, which FSDP leaves whole after a forward pass
+    model = fully_shard(
+        make_model(), mesh=make_mesh(shard=2)
+    )  # in one piece, which FSDP leaves whole after a forward pass
     trainer = make_trainer("none", rank, 2, None, model=model, val_loaders=make_batches(rank, 2), validate_every=None)
     hook = OnOneRank()
     if with_hooks:

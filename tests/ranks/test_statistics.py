@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from rank_processes import run_on_ranks
-from rank_runs import DEVICE, make_batches, make_model, make_trainer, wrap
+from rank_runs import DEVICE, make_batches, make_mesh, make_model, make_trainer, wrap
 from torch import nn
 
 from hookline import Trainer, read_layers, read_metrics
@@ -29,7 +29,6 @@ def watch(rank: int, kind: str, world_size: int, folder: str) -> None:
 
 def tensor_parallel(model: nn.Module, world_size: int) -> nn.Module:
     """Return the model with tensor parallelism, and outputs that are DTensors."""
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -39,7 +38,7 @@ def tensor_parallel(model: nn.Module, world_size: int) -> nn.Module:
         "2": RowwiseParallel(input_layouts=Shard(-1), **whole),
         "4": RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate()),
     }
-    return parallelize_module(model, init_device_mesh(DEVICE, (world_size,)), plan)
+    return parallelize_module(model, make_mesh(tensor=world_size), plan)
 
 
 def watch_everything(trainer: Trainer) -> None:
