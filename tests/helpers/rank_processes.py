@@ -25,6 +25,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+DEVICE = os.environ.get("HOOKLINE_RANKS_ON", "cpu")  # "cuda": all ranks on one GPU, over gloo
+
 
 @dataclass
 class RankResult:
@@ -143,6 +145,8 @@ def _fork(rank: int, job: dict[str, Any]) -> int:
 def _call(rank: int, job: dict[str, Any]) -> Any:
     from torch import distributed
 
+    if DEVICE == "cuda":
+        _prepare_gpu()
     spec = importlib.util.spec_from_file_location("rank_job", job["file"])
     assert spec is not None
     assert spec.loader is not None
@@ -156,6 +160,15 @@ def _call(rank: int, job: dict[str, Any]) -> Any:
     if distributed.is_initialized():
         distributed.destroy_process_group()
     return value
+
+
+def _prepare_gpu() -> None:
+    """Make runs on the GPU the same bit for bit when they are repeated; the interpreter that forks must not use it."""
+    import torch
+
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # cuBLAS reads it when a process uses it first
+    torch.use_deterministic_algorithms(True)
+    torch.cuda.set_device(0)  # a device mesh would take the GPU with the number of the rank
 
 
 if __name__ == "__main__":

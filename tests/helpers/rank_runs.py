@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from rank_processes import DEVICE
+from torch import distributed, nn
 
 from hookline import SimpleTrainer, Trainer
 
-DEVICE = os.environ.get("HOOKLINE_RANKS_ON", "cpu")  # "cuda": all ranks on one GPU, over gloo
 SAMPLES, FEATURES = 32, 6
 
 
@@ -30,18 +29,42 @@ def make_batches(rank: int = 0, world_size: int = 1, steps: int = 8) -> list[tup
     return [(one[rank::world_size], other[rank::world_size]) for one, other in zip(inputs, targets, strict=True)]
 
 
-def wrap(model: nn.Module, kind: str) -> nn.Module:
-    """Return the model as it is shared between processes: 'none', 'ddp' or 'fsdp2'."""
+def wrap(model: nn.Module, kind: str, **options: Any) -> nn.Module:
+    """Move the model to the device and share it between processes.
+
+    Args:
+        model: The model; for 'fsdp2' and 'hsdp' an iterable of modules, of which the linear ones become shards.
+        kind: 'ddp', 'fsdp2', 'hsdp' (two replicas of shards), or anything else to leave the model as it is.
+        **options: Options of DistributedDataParallel.
+
+    Returns:
+        The model or what wraps it.
+    """
+    model = model.to(DEVICE)
     if kind == "ddp":
-        return nn.parallel.DistributedDataParallel(model)
-    if kind == "fsdp2":
+        return nn.parallel.DistributedDataParallel(model, **options)
+    if kind in ("fsdp2", "hsdp"):
         from torch.distributed.fsdp import fully_shard
 
+        count = distributed.get_world_size()
+        mesh = make_mesh(replicate=2, shard=count // 2) if kind == "hsdp" else make_mesh(shard=count)
         for module in model:  # type: ignore[attr-defined]
             if isinstance(module, nn.Linear):
-                fully_shard(module)
-        fully_shard(model)
+                fully_shard(module, mesh=mesh)
+        fully_shard(model, mesh=mesh)
     return model
+
+
+def make_mesh(**sizes: int) -> Any:
+    """Return a mesh of all ranks with the sizes of its dimensions, over gloo.
+
+    Some versions of torch use NCCL for a mesh of GPUs although the default process group is one of gloo, and NCCL
+    refuses two ranks on one GPU.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+
+    backends: dict[int | str, Any] = dict.fromkeys(sizes, "gloo")
+    return init_device_mesh(DEVICE, tuple(sizes.values()), mesh_dim_names=tuple(sizes), backend_override=backends)
 
 
 def make_trainer(kind: str, rank: int, world_size: int, folder: str | Path | None, **options: Any) -> Trainer:

@@ -10,7 +10,7 @@ import torch
 from accelerate import Accelerator, DataLoaderConfiguration, FullyShardedDataParallelPlugin, ParallelismConfig
 from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.state import AcceleratorState, GradientState
-from rank_processes import run_on_ranks
+from rank_processes import DEVICE, run_on_ranks
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
@@ -18,6 +18,7 @@ from hookline import AccelerateTrainer, HookManager, HookRunner, SimpleTrainer, 
 from hookline.errors import HooklineError
 
 SAMPLES = 22
+pytestmark = pytest.mark.skipif(DEVICE == "cuda", reason="the Accelerators of these tests are on the CPU")
 
 
 @pytest.fixture(autouse=True)

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 from rank_processes import run_on_ranks
-from rank_runs import make_batches, make_model, make_trainer, whole_weights
+from rank_runs import DEVICE, make_batches, make_mesh, make_model, make_trainer, whole_weights
 from torch import distributed
 
-from hookline import SimpleTrainer, TrainingHook, rank_watch
+from hookline import TrainingHook, rank_watch
 from hookline.errors import RankError, RegistrationError
 
 
@@ -125,7 +125,7 @@ class OnOneRank(TrainingHook):
 
 def run_model(trainer: Any) -> None:
     with trainer.inference() as model:
-        model(make_batches(0, 2)[0][0])
+        model(make_batches(0, 2)[0][0].to(DEVICE))
 
 
 class OnAllRanks(TrainingHook):
@@ -141,11 +141,10 @@ class OnAllRanks(TrainingHook):
 def train_sharded(rank: int, with_hooks: bool) -> list[Any]:
     from torch.distributed.fsdp import fully_shard
 
-    model = fully_shard(make_model())  # in one piece, which FSDP leaves whole after a forward pass
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    options = {"loss_fn": torch.nn.MSELoss(), "record": False, "console": False, "validate_every": None}
-    batches = make_batches(rank, 2)
-    trainer = SimpleTrainer(model, batches, optimizer, "cpu", val_loaders=batches, **options)
+    model = fully_shard(
+        make_model(), mesh=make_mesh(shard=2)
+    )  # in one piece, which FSDP leaves whole after a forward pass
+    trainer = make_trainer("none", rank, 2, None, model=model, val_loaders=make_batches(rank, 2), validate_every=None)
     hook = OnOneRank()
     if with_hooks:
         trainer.add_hook(hook, "careless")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rank_processes import DEVICE
 
 import hookline
 from hookline.cli import USAGE, main
@@ -28,6 +29,9 @@ ACCELERATE = (  # without --multi_gpu it starts one process where there are no G
     "--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=0", "--num_cpu_threads_per_process=1",
 )  # fmt: skip
 TIMEOUT = 90.0
+needs_a_device_per_process = pytest.mark.skipif(
+    DEVICE == "cuda", reason="launched processes use NCCL for tensors on GPUs, which needs a GPU for each of them"
+)
 
 
 def launch(*words: str, folder: Path, during: Callable[[subprocess.Popen[str]], Any] = id) -> tuple[int | None, str]:
@@ -68,6 +72,7 @@ def read_run(folder: Path) -> dict[str, Any]:
     return run
 
 
+@needs_a_device_per_process
 @pytest.mark.parametrize("launcher", [TORCHRUN, ACCELERATE], ids=["torchrun", "accelerate"])
 def test_a_launched_train_is_one_run(launcher: tuple[str, ...], tmp_path: Path) -> None:
     code, output = launch(*launcher, "-m", "hookline", "train", "small.yaml", folder=tmp_path)
@@ -101,6 +106,7 @@ sys.exit(code)
 """
 
 
+@needs_a_device_per_process
 def test_sigterm_to_torchrun_ends_the_run_in_order(tmp_path: Path) -> None:
     """torchrun itself exits with 1; its workers save a checkpoint, close the record and exit with 143."""
     (tmp_path / "worker.py").write_text(WORKER)
@@ -130,6 +136,7 @@ get_trainer("accelerate", model, loader, optimizer, loss_fn=torch.nn.MSELoss(), 
 """
 
 
+@needs_a_device_per_process
 @pytest.mark.soak
 def test_a_script_with_an_accelerate_trainer(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)

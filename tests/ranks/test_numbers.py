@@ -112,12 +112,8 @@ def train(rank: int, world_size: int, kind: str, named: dict[str, dict[str, Any]
 @pytest.fixture(scope="module")
 def alone() -> dict[str, Any]:
     """Return what one process finds with each of the options."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return train(0, 1, "none", OPTIONS)
-    finally:
-        torch.set_num_threads(threads)
+    found: dict[str, Any] = run_on_ranks(train, 1, 1, "none", OPTIONS)[0].value
+    return found
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -69,7 +69,7 @@ def test_a_hook_is_called_on_the_ranks_that_code_class_or_config_name() -> None:
 
 def names_of(rank: int, kind: str, world_size: int, folder: str) -> dict[str, list[str]]:
     import torch
-    from rank_runs import make_batches, make_model, wrap
+    from rank_runs import DEVICE, make_batches, make_model, wrap
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
     from hookline import SimpleTrainer, read_layers
@@ -86,7 +86,7 @@ def names_of(rank: int, kind: str, world_size: int, folder: str) -> dict[str, li
         "update": [{"name": "clip_norm", "max_norm": 1.0}, {"name": "scale", "factor": 1.0, "params": ["2.weight"]}],
     }
     trainer = SimpleTrainer(
-        model, make_batches(rank, world_size), torch.optim.SGD(model.parameters(), lr=0.01), "cpu",
+        model, make_batches(rank, world_size), torch.optim.SGD(model.parameters(), lr=0.01), DEVICE,
         loss_fn=torch.nn.MSELoss(), hooks=hooks, output_dir=folder, console=False, seed=1,
     )  # fmt: skip
     trainer.train()

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from rank_processes import run_on_ranks
+from rank_processes import DEVICE, run_on_ranks
 from rank_runs import make_trainer
 
 from hookline import read_metrics
@@ -78,6 +78,7 @@ trainer.train()
 """
 
 
+@pytest.mark.skipif(DEVICE == "cuda", reason="the launched script trains on the CPU")
 @pytest.mark.soak
 def test_torchrun_starts_a_run_again_that_lost_a_rank(tmp_path: Path) -> None:
     script, folder = tmp_path / "train.py", tmp_path / "runs"

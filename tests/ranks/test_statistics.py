@@ -1,16 +1,15 @@
 """Statistics of several ranks are those of one process on the global batch."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from rank_processes import run_on_ranks
-from rank_runs import make_batches, make_model, make_trainer
+from rank_runs import DEVICE, make_batches, make_mesh, make_model, make_trainer, wrap
 from torch import nn
 
-from hookline import SimpleTrainer, Trainer, read_layers, read_metrics
+from hookline import Trainer, read_layers, read_metrics
 from hookline.activations.monitor import Monitor
 
 METRICS = ("mean", "std", "min", "max", "absmax", "l2", "zeros", "nans", "infs", "count", "histogram", "dead_units")
@@ -20,9 +19,26 @@ Numbers = dict[tuple[str, str, str], torch.Tensor]
 
 def watch(rank: int, kind: str, world_size: int, folder: str) -> None:
     torch.set_default_dtype(torch.float64)  # so that the order of additions does not show in the numbers
-    trainer = make_trainer(kind, rank, world_size, folder, max_epochs=2, max_grad_norm=0.5)
+    options: dict[str, Any] = {}
+    if kind == "tensor":
+        options = {"model": tensor_parallel(make_model(), world_size), "batches": make_batches()}
+    trainer = make_trainer(kind, rank, world_size, folder, max_epochs=2, max_grad_norm=0.5, **options)
     watch_everything(trainer)
     trainer.train()
+
+
+def tensor_parallel(model: nn.Module, world_size: int) -> nn.Module:
+    """Return the model with tensor parallelism, and outputs that are DTensors."""
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    whole = {"output_layouts": Replicate(), "use_local_output": False}
+    plan = {
+        "0": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False),
+        "2": RowwiseParallel(input_layouts=Shard(-1), **whole),
+        "4": RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate()),
+    }
+    return parallelize_module(model, make_mesh(tensor=world_size), plan)
 
 
 def watch_everything(trainer: Trainer) -> None:
@@ -35,8 +51,8 @@ def watch_everything(trainer: Trainer) -> None:
     trainer.add_hook("lr_monitor")
 
 
-def run(kind: str, world_size: int, folder: Path, function: Callable[..., Any] = watch) -> Path:
-    run_on_ranks(function, world_size, kind, world_size, str(folder))
+def run(kind: str, world_size: int, folder: Path) -> Path:
+    run_on_ranks(watch, world_size, kind, world_size, str(folder))
     (found,) = folder.iterdir()
     return found
 
@@ -64,51 +80,23 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run("none", 1, tmp_path_factory.mktemp("alone"))
 
 
-def watch_mesh(rank: int, kind: str, world_size: int, folder: str) -> None:
-    """Train with replicas of shards (HSDP), or with tensor parallelism and outputs that are DTensors."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-
-    torch.set_default_dtype(torch.float64)
-    model: Any = make_model()
-    if kind == "hsdp":
-        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
-        for layer in (model[0], model[2], model):
-            fully_shard(layer, mesh=mesh)
-        batches = make_batches(rank, world_size)
-    else:
-        mesh = init_device_mesh("cpu", (world_size,))
-        whole = {"output_layouts": Replicate(), "use_local_output": False}
-        plan = {
-            "0": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False),
-            "2": RowwiseParallel(input_layouts=Shard(-1), **whole),
-            "4": RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate()),
-        }
-        model = parallelize_module(model, mesh, plan)
-        batches = make_batches()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    options = {"loss_fn": torch.nn.MSELoss(), "seed": 3, "console": False, "output_dir": folder}
-    trainer = SimpleTrainer(model, batches, optimizer, "cpu", max_epochs=2, max_grad_norm=0.5, **options)
-    watch_everything(trainer)
-    trainer.train()
-
-
-@pytest.mark.parametrize(
-    ("kind", "world_size", "function"),
-    [("ddp", 2, watch), ("fsdp2", 2, watch), ("ddp", 4, watch), ("hsdp", 4, watch_mesh), ("tensor", 2, watch_mesh)],
-)
+@pytest.mark.parametrize(("kind", "world_size"), [("ddp", 2), ("fsdp2", 2), ("ddp", 4), ("hsdp", 4), ("tensor", 2)])
 def test_rows_histograms_and_norms_are_those_of_the_global_batch(
-    kind: str, world_size: int, function: Callable[..., Any], alone: Path, tmp_path: Path
+    kind: str, world_size: int, alone: Path, tmp_path: Path
 ) -> None:
-    path = run(kind, world_size, tmp_path, function)
+    path = run(kind, world_size, tmp_path)
     expected, found = layers_of(alone), layers_of(path)
     without = {key for key in expected if key[2] in ("units", "dead_units")} if kind == "tensor" else set()  # DTensors
     assert found.keys() == expected.keys() - without
     assert len({series for series, _, _ in found}) == 4
     for key, values in found.items():
-        tolerance = 0.0 if key[2].removeprefix("grad_") in EXACT else 1e-5
+        column = key[2].removeprefix("grad_")
+        tolerance = 0.0 if column in EXACT else 1e-5
+        if column == "counts" and DEVICE == "cuda":  # where a value at the edge of two bins may fall into either
+            moved = (values - expected[key]).cumsum(-1)  # over the upper edge of each bin
+            assert moved.abs().sum(-1).max() <= 1, key
+            assert not moved[..., -1].any(), key
+            continue
         torch.testing.assert_close(values, expected[key], rtol=tolerance, atol=1e-9, equal_nan=True, msg=str(key))
     expected_metrics, found_metrics = metrics_of(alone), metrics_of(path)
     assert found_metrics.keys() == expected_metrics.keys()
@@ -135,10 +123,9 @@ class Branches(nn.Module):
 
 
 def branch(rank: int, folder: str) -> None:
-    model = nn.parallel.DistributedDataParallel(Branches(), find_unused_parameters=True)
+    model = wrap(Branches(), "ddp", find_unused_parameters=True)
     batches = [(torch.ones(6 - 2 * rank, 6), torch.zeros(6 - 2 * rank, 1)) for _ in range(3)]
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    trainer = SimpleTrainer(model, batches, optimizer, "cpu", loss_fn=nn.MSELoss(), output_dir=folder, console=False)
+    trainer = make_trainer("none", rank, 2, folder, model=model, batches=batches)
     trainer.add_hook(Monitor("*", ["count", "mean"]), "monitor")
 
     @trainer.on("step_end")

@@ -77,7 +77,7 @@ def validate(rank: int, world_size: int, kind: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_sample_counts_once_in_a_validation(kind: str) -> None:
-    alone = validate(0, 1, "none")["metrics"]
+    alone = run_on_ranks(validate, 1, 1, "none")[0].value["metrics"]
     first, second = (result.value for result in run_on_ranks(validate, 2, 2, kind))
     assert first["metrics"] == second["metrics"]
     of_1 = first["metrics"].pop("val/by/of_1")  # over the 11 samples of rank 1, under its own name
