@@ -449,6 +449,10 @@ def _restore(trainer: Trainer, saved: SavedCheckpoint) -> None:
         then, now = len(sections[what]), len(present)
         if then != now:
             raise CheckpointError(f"the checkpoint has {then} {what}, this run has {now}: they must match")
+    if (position := sections["position"]) is not None:  # so that a run that cannot continue there changes nothing
+        trainer.loop.batches_of_epoch(sections["progress"]["epoch"]).check(
+            position, sections["progress"]["batch_idx"] + 1
+        )
     _load_model(trainer.model, sections)
     for optimizer, state in zip(trainer.optimizers, sections["optimizers"], strict=True):
         optimizer.load_state_dict(state)

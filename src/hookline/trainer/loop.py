@@ -246,11 +246,11 @@ class Loop:
     def begin_epoch(self, loaders: TrainLoaders) -> Iterable[Any]:
         """Return the epoch's batches; fires on_epoch_start unless the epoch is resumed in its middle."""
         progress = self.progress
-        epoch, world_size = progress.epoch + progress.epoch_over, self.ranks.world_size
-        if world_size > 1:
+        epoch = progress.epoch + progress.epoch_over
+        if self.ranks.world_size > 1:
             check_lengths(self.ranks, loaders, self.options)
             set_epochs(loaders, epoch)
-        batches = self.batches = epoch_batches(loaders, self.window.size > 1, progress.enter_loader, epoch, world_size)
+        batches = self.batches = self.batches_of_epoch(epoch)
         if progress.position is not None:
             self.reading = True
             iterator = batches.resume(progress.position, progress.batch_idx + 1)
@@ -264,10 +264,15 @@ class Loop:
             progress.position = batches.start_position  # states are read when a checkpoint needs them
         self.hooks.replan()
         if self.engine.averages and self.ranks.world_size > 1 and not self._compared:
-            self._compared, iterator = True, check_first_batch(self.ranks, iterator)
+            self._compared, iterator = True, check_first_batch(self.ranks, iterator, loaders)
         # Cut off where the end is certain: asking for one more batch would move the random streams of some loaders.
         given = iterator if batches.length is None else islice(iterator, batches.length - batches.offset)
         return self.agreement.times.read(given) if self.agreement.after_every_step else given
+
+    def batches_of_epoch(self, epoch: int) -> SequentialBatches | MixedBatches:
+        """Return the batches of an epoch, to be started or resumed."""
+        loaders, enter = self.trainer.train_loaders, self.progress.enter_loader
+        return epoch_batches(loaders, self.window.size > 1, enter, epoch, self.ranks.world_size)
 
     @property
     def is_last_of_epoch(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, islice
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -68,18 +68,18 @@ class _EpochBatches:
                 "same schedule, or from a checkpoint between two epochs"
             )
 
-    def _refuse_ranks(self, position: Mapping[str, Any]) -> NoReturn:
-        """Raise CheckpointError, because another number of ranks cannot continue in the middle of this epoch."""
+    def _check_ranks(self, position: Mapping[str, Any]) -> None:
+        """Raise CheckpointError if the position was saved by another number of ranks, which read other batches."""
         then, now = (ranks.get("world_size", 1) for ranks in (position, self._ranks))
-        raise CheckpointError(
-            f"the run was inside an epoch with {then} process{'es' * (then > 1)}, and now with {now}, whose loaders "
-            f"give other batches: use DataLoader(…, sampler=ResumableSampler(data)) as the "
-            f"only loader, which any number of processes can continue, or resume with {then}, or from a checkpoint "
-            "between two epochs"
-        )
+        if then != now:
+            raise CheckpointError(
+                f"the run was inside an epoch with {then} process{'es' * (then > 1)}, and now with {now}, whose "
+                "loaders give other batches: use DataLoader(…, sampler=ResumableSampler(data)) as the only loader, "
+                f"which any number of processes can continue, or resume with {then}, or from a checkpoint between two "
+                "epochs"
+            )
 
     def _check_limit(self, count: int) -> None:
-        """Raise CheckpointError if the saved position lies after the epoch's present end."""
         if self._limit is not None and count > self._limit:
             raise CheckpointError(
                 f"the run had read {count} batches of an epoch, and epochs are cut off after {self._limit} now "
@@ -116,16 +116,24 @@ class SequentialBatches(_EpochBatches):
         self._following: Any = _UNREAD
         self._enter(0)
 
+    def check(self, position: Mapping[str, Any], count: int) -> None:
+        """Raise CheckpointError if `resume` cannot continue there, as far as that can be known without reading."""
+        self._check_schedule(position, "sequential")
+        name = position["loader"]
+        if name not in self._names:
+            raise CheckpointError(f"the run was inside the loader {name!r}; now there are {', '.join(self._names)}")
+        if shared_sampler(self._loaders[name]) is None:
+            self._check_ranks(position)
+        self._check_limit(count)
+
     def start(self) -> Iterator[Any]:
         """Start the epoch with the first loader."""
         return self._read(self._start_loader(0, before=0))
 
     def resume(self, position: Mapping[str, Any], count: int) -> Iterator[Any]:
         """Continue after `count` batches, at a saved position; random streams keep their states."""
-        self._check_schedule(position, "sequential")
+        self.check(position, count)
         name, before, states = position["loader"], position["before"], position.get("states", {})
-        if name not in self._names:
-            raise CheckpointError(f"the run was inside the loader {name!r}; now there are {', '.join(self._names)}")
         self._enter(self._names.index(name))
         self.offset, self._idle_states = count, states
         start, loader = position.get("start", 0), self._loader[name]
@@ -135,8 +143,6 @@ class SequentialBatches(_EpochBatches):
             if (before_by_ranks, size) != (sampler.world_size, loader.batch_size):  # type: ignore[attr-defined]
                 # The rest of the order is read as batches that have nothing to do with those before.
                 start, before = start + (count - before) * size * before_by_ranks, count
-        elif before_by_ranks != self._ranks.get("world_size", 1):
-            self._refuse_ranks(position)
         self._position = self._describe(name, before, position["beginning"], start)
         if self._trusted:
             others = [known_length(self._loaders[other]) or 0 for other in self._names[self._index + 1 :]]
@@ -145,7 +151,6 @@ class SequentialBatches(_EpochBatches):
             restore_start(self._loader, position["beginning"])
             restore_loader_states(self._loaders, states)
             batches = self._read(iterate_from(name, loader, 0 if name in states else count - before, start))
-            self._check_limit(count)
             if "ahead" in position:  # version 0.1 had read the next batch when it saved
                 restore_rng(position["ahead"])
                 return chain(list(islice(batches, 1)), batches)
@@ -387,6 +392,17 @@ class MixedBatches(_EpochBatches):
         self._following = 0  # the loader that the next batch comes from
         self._members = [MixedLoader(name, loader, loaders.idle_states) for name, loader in loaders.items()]
 
+    def check(self, position: Mapping[str, Any], count: int) -> None:
+        """Raise CheckpointError if `resume` cannot continue there, as far as that can be known without reading."""
+        self._check_schedule(position, self._schedule.kind)
+        self._check_ranks(position)
+        if list(position["loaders"]) != self._names:
+            raise CheckpointError(
+                f"the run was mixing the loaders {', '.join(position['loaders'])}; now there are "
+                f"{', '.join(self._names)}: resume with the same loaders, or from a checkpoint between two epochs"
+            )
+        self._check_limit(count)
+
     def start(self) -> Iterator[Any]:
         """Start the epoch; each loader starts with its first batch."""
         self._following = self._order.next()
@@ -394,18 +410,10 @@ class MixedBatches(_EpochBatches):
 
     def resume(self, position: Mapping[str, Any], count: int) -> Iterator[Any]:
         """Continue after `count` batches, at a saved position; random streams keep their states."""
-        self._check_schedule(position, self._schedule.kind)
-        if position.get("world_size", 1) != self._ranks.get("world_size", 1):
-            self._refuse_ranks(position)
-        if list(position["loaders"]) != self._names:
-            raise CheckpointError(
-                f"the run was mixing the loaders {', '.join(position['loaders'])}; now there are "
-                f"{', '.join(self._names)}: resume with the same loaders, or from a checkpoint between two epochs"
-            )
+        self.check(position, count)
         with preserve_rng(), preserve_parts(self._loaders, self._loaders, (torch.Generator,)):
             for member in self._members:
                 member.resume(position["loaders"][member.name])
-        self._check_limit(count)
         self._order.restore(position["turns"])
         self._following, self.offset = position["turn"], count
         return self._mix()

@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from itertools import chain, islice
 from typing import Any
 
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, Subset
+
+from hookline._console import logger
 from hookline._tensors import iter_tensors, map_tensors
 from hookline.checkpoints import frozen
 from hookline.checkpoints.format import problem_with
@@ -38,8 +41,13 @@ def check_lengths(ranks: OneProcess, loaders: TrainLoaders, options: TrainerOpti
         )
 
 
-def check_first_batch(ranks: OneProcess, batches: Iterator[Any]) -> Iterator[Any]:
+def check_first_batch(ranks: OneProcess, batches: Iterator[Any], loaders: TrainLoaders) -> Iterator[Any]:
     """Check that the ranks do not all read the same data, and return all batches.
+
+    Args:
+        ranks: The ranks.
+        batches: The batches of an epoch.
+        loaders: Where they come from.
 
     Raises:
         TrainingError: On every rank, if the first batches of all of them are the same.
@@ -55,7 +63,20 @@ def check_first_batch(ranks: OneProcess, batches: Iterator[Any]) -> Iterator[Any
         raise TrainingError(
             f"the first batch is the same on all {ranks.world_size} ranks, which would train on the same data: {_SHARE}"
         )
+    _warn_of_whole_datasets(ranks, loaders)
     return chain(first, batches)
+
+
+def _warn_of_whole_datasets(ranks: OneProcess, loaders: TrainLoaders) -> None:
+    """Warn of DataLoaders that give each rank a whole dataset: in another order, so that first batches differ."""
+    for name, loader in loaders.items():
+        if not isinstance(loader, DataLoader) or isinstance(loader.dataset, Subset):
+            continue
+        if isinstance(sampler := loader.sampler, (RandomSampler, SequentialSampler)):
+            logger.warning(
+                "the loader %r gives each of %d ranks all %d samples of its dataset: %s, unless their datasets differ",
+                name, ranks.world_size, len(sampler), _SHARE,
+            )  # fmt: skip
 
 
 def check_all_read(ranks: OneProcess, read: int, expected: int | None) -> None:
