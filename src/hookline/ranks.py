@@ -32,6 +32,7 @@ Number = TypeVar("Number", int, float)
 CONNECT_SECONDS, ANSWER_SECONDS = 60.0, 20.0  # for the store through which failures are reported
 # What the backends say if the process at the other end is gone.
 LOST_CONNECTION = ("connection closed", "connection reset", "connection refused", "broken pipe", "gloo", "nccl")
+LONGEST_VALUE = 200  # characters of a value in a message
 FINGERPRINT_BITS = 24  # its square, summed over 16,384 ranks, fits into an int64
 
 
@@ -380,12 +381,13 @@ def add_up(
     return dict(zip(names, sums.reshape(len(names), width).tolist(), strict=True))
 
 
-def compare(ranks: OneProcess, sections: Mapping[str, Any]) -> None:
+def compare(ranks: OneProcess, sections: Mapping[str, Any], remedy: str = "") -> None:
     """Check that something is the same on all ranks.
 
     Args:
         ranks: The ranks.
         sections: What is compared, by what it is called: JSON values.
+        remedy: What the error says is to be done.
 
     Raises:
         RankError: On every rank, with the first difference of each section, by rank.
@@ -395,31 +397,38 @@ def compare(ranks: OneProcess, sections: Mapping[str, Any]) -> None:
     differing = [name for index, name in enumerate(texts) if len({one[index] for one in marks}) > 1]
     if differing:
         found = ranks.gather({name: sections[name] for name in differing})
-        raise RankError("; ".join(_difference(name, [one[name] for one in found]) for name in differing))
+        said = [_difference(name, [one[name] for one in found]) for name in differing]
+        raise RankError("; ".join([*said, *([remedy] if remedy else [])]))
 
 
 def _difference(name: str, values: Sequence[Any]) -> str:
     """Say how the ranks differ, at the first place where two of them do."""
-    path, here = name, list(values)
+    place: list[str] = []
+    here = list(values)
     while True:
         if all(isinstance(one, list) for one in here) and len(set(map(len, here))) == 1:
             here = [dict(enumerate(one)) for one in here]
         if not all(isinstance(one, dict) for one in here):
             break
         keys = dict.fromkeys(key for one in here for key in one)
-        key = next(key for key in keys if len({json.dumps(one.get(key), default=str) for one in here}) > 1)
-        path, here = f"{path}.{key}", [one.get(key) for one in here]
+        missing = next((key for key in keys if any(key not in one for one in here)), None)
+        if missing is not None:
+            some, others = ([rank for rank, one in enumerate(here) if (missing in one) is has] for has in (True, False))
+            path = ".".join([*place, str(missing)])
+            return f"the ranks differ in {name}: {path!r} is on {_on(some)}, not on {_on(others)}"
+        key = next(key for key in keys if len({json.dumps(one[key], default=str) for one in here}) > 1)
+        place, here = [*place, str(key)], [one[key] for one in here]
     by_value: dict[str, list[int]] = {}
     for rank, value in enumerate(here):
         by_value.setdefault(json.dumps(value, default=str), []).append(rank)
-    said = (f"{text} on rank{'s' if len(on) > 1 else ''} {_listed(on)}" for text, on in by_value.items())
-    return f"the ranks differ in {path}: {', '.join(said)}"
+    said = (f"{text[:LONGEST_VALUE]}{'…' * (len(text) > LONGEST_VALUE)} on {_on(on)}" for text, on in by_value.items())
+    return f"the ranks differ in {name}: {'.'.join(place)}{' is ' if place else ''}{', '.join(said)}"
 
 
-def _listed(ranks: Sequence[int], most: int = 8) -> str:
+def _on(ranks: Sequence[int], most: int = 8) -> str:
     """Write rank numbers, the first ones if they are many."""
     more = f" and {len(ranks) - most} more" if len(ranks) > most else ""
-    return ", ".join(map(str, ranks[:most])) + more
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:most]))}{more}"
 
 
 def host() -> str:

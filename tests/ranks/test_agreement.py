@@ -120,9 +120,9 @@ def add_on_one(rank: int, what: str) -> str:
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        ("add", "other: on on rank 1"),
-        ("disable", "mine: on on rank 0; mine: off on rank 1"),
-        ("remove", "mine: on on rank 0"),
+        ("add", "'other' is enabled on rank 1 only"),
+        ("disable", "'mine' is enabled on rank 0 only; 'mine' is disabled on rank 1 only"),
+        ("remove", "'mine' is enabled on rank 0 only"),
     ],
 )
 def test_a_hook_that_one_rank_alone_changes_is_named(what: str, said: str) -> None:
@@ -145,8 +145,8 @@ def differ(rank: int, what: str) -> str:
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        ("options", "the ranks differ in the options.max_epochs: 1 on rank 0, 2 on rank 1"),
-        ("hooks", "log_every_n_steps: 10 on rank 0, 11 on rank 1"),
+        ("options", "the ranks differ in the options: max_epochs is 1 on rank 0, 2 on rank 1"),
+        ("hooks", "log_every_n_steps is 10 on rank 0, 11 on rank 1"),
     ],
 )
 def test_ranks_that_differ_end_before_the_first_step_with_the_difference(what: str, said: str) -> None:

@@ -181,7 +181,7 @@ def fail(rank: int, case: str) -> int:
         ("same", "after 0 steps: the first batch is the same on all 2 ranks.*ResumableSampler"),
         (
             "lengths",
-            r"after 0 steps: .*number of training batches.train: 5 on rank 0, 6 on rank 1; .*limit_train_batches",
+            r"after 0 steps: .*number of training batches: train is 5 on rank 0, 6 on rank 1; .*limit_train_batches",
         ),
         (
             "unknown",

@@ -68,7 +68,7 @@ def compare_configs(rank: int) -> str:
 
 
 def test_a_difference_is_named_by_path_and_rank() -> None:
-    expected = "the ranks differ in options.trainer.max_steps: 5 on rank 0, 6 on rank 1"
+    expected = "the ranks differ in options: trainer.max_steps is 5 on rank 0, 6 on rank 1"
     assert [one.value for one in run_on_ranks(compare_configs, 2)] == [expected, expected]
 
 

@@ -205,7 +205,7 @@ class Agreement:
     def _hook_list(self) -> list[str]:
         """Return the hooks and their switches; one that failures have switched off is off on this rank alone."""
         return [
-            f"{entry.name}: {'on' if entry.enabled or entry.failures.total else 'off'}"
+            f"{entry.name!r} is {'enabled' if entry.enabled or entry.failures.total else 'disabled'}"
             for entry in self._trainer.hooks.entries()
         ]
 
@@ -214,7 +214,9 @@ class Agreement:
         lists = self._ranks.gather(self._hook_list())
         everywhere = set(lists[0]).intersection(*lists[1:])
         odd = dict.fromkeys(hook for one in lists for hook in one if hook not in everywhere)
-        said = [f"{hook} on rank {', '.join(str(r) for r, one in enumerate(lists) if hook in one)}" for hook in odd]
+        said = [
+            f"{hook} on rank {', '.join(str(r) for r, one in enumerate(lists) if hook in one)} only" for hook in odd
+        ]
         raise RankError(
             f"the hooks of the ranks differ: {'; '.join(said) or 'their order'}; add, remove and switch hooks on all "
             "ranks, and use ranks= for one that is to run on some"

@@ -31,6 +31,7 @@ from hookline.trainer.checkpointing import has_no_checkpoint_yet, lineage_of, lo
 from hookline.trainer.data.loader_state import resume_warnings
 from hookline.trainer.data.loaders import epoch_length
 from hookline.trainer.non_finite import LossWatch, non_finite_parameters
+from hookline.trainer.parallel import kind_of_parallel
 from hookline.trainer.rng import seed_rank
 from hookline.trainer.run_state import SIGNAL
 from hookline.trainer.signals import SignalHandler
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from hookline.trainer.trainer import Trainer
 
 Result = TypeVar("Result")
+
+_ALL_ALIKE = "start all ranks with the same, and give a hook that is to run on some of them ranks="
 
 
 @contextmanager
@@ -101,7 +104,8 @@ def _begun_run(trainer: Trainer, resume: str | Path | None) -> Iterator[SignalHa
             trainer.run_status.close(failed=False)
             if signals.caught is not None:
                 outcome, reason = "interrupted", signals.caught.name
-                trainer.note("stop_requested", reason=reason, by=SIGNAL)
+                rank = next((stop.rank for stop in trainer.run_status.stops if stop.by == SIGNAL), 0)
+                trainer.note("stop_requested", reason=reason, by=SIGNAL, **({"rank": rank} if rank else {}))
             elif trainer.stop_reason is not None:
                 outcome, reason = "stopped", _why_stopped(trainer)
         except BaseException as raised:
@@ -176,7 +180,7 @@ def _begin(trainer: Trainer, resume: str | Path | None, fork: bool) -> None:
     """Compare the ranks, seed and open the record."""
     options = trainer.options
     if trainer.ranks.world_size > 1:
-        compare(trainer.ranks, _compared(trainer))
+        compare(trainer.ranks, _compared(trainer), _ALL_ALIKE)
     # Ranks that share each batch draw alike.
     seed_rank(options.seed, trainer.ranks.rank if trainer.engine.averages else 0)
     run_dir = None if resume is None or fork else run_directory(Path(resume))
@@ -188,13 +192,23 @@ def _begin(trainer: Trainer, resume: str | Path | None, fork: bool) -> None:
 
 def _compared(trainer: Trainer) -> dict[str, Any]:
     """Return what must be the same on all ranks, for comparison."""
+    parameters = {hook.name: hook.parameters for hook in trainer.hooks.list_hooks()}
     hooks = {
-        entry.name: {"place": place, "enabled": entry.enabled, "schedule": str(entry.schedule), "policy": entry.policy}
+        entry.name: {
+            "enabled": entry.enabled,
+            "schedule": str(entry.schedule),
+            "policy": entry.policy,
+            "parameters": {
+                key: value for key, value in parameters[entry.name].items() if isinstance(value, (int, float, str))
+            },
+            "place": place,
+        }
         for place, entry in enumerate(trainer.hooks.entries())
     }
+    config = {key: value for key, value in trainer.describe().items() if key not in ("trainer", "hooks")}
     return {
         "the options": asdict(trainer.options),
-        "the config": trainer.describe(),
+        "the config": config,
         "the hooks": hooks,
         "the parameters": {name: list(param.shape) for name, param in trainer.params.items()},
         "the versions": {"hookline": __version__, "torch": torch.__version__, "git": git_state(Path.cwd())},
@@ -335,7 +349,7 @@ def _end(trainer: Trainer, outcome: str, reason: str | None) -> None:
     failure = _first_failure(partial(handler, args) if (handler := hooks.slots.on_train_end) else None, hooks.close)
     if failure is not None:
         trainer.ranks.failed(trainer.progress.step, _describe_error(failure))
-    failure = failure or _first_failure(trainer.ranks.meet)
+    failure = failure or _first_failure(partial(_collect_failures, trainer), trainer.ranks.meet)
     if failure is not None and outcome in ("completed", "stopped"):
         failure = trainer.ranks.explain(failure)
         outcome, reason = outcome_of(failure), _reason(trainer, failure)
@@ -358,6 +372,16 @@ def _end(trainer: Trainer, outcome: str, reason: str | None) -> None:
         print_line(closing_line(trainer, outcome, reason))
     if failure is not None:
         raise failure
+
+
+def _collect_failures(trainer: Trainer) -> None:
+    """Count the failures of hooks on other ranks, where they are no error: rank 0 writes the run's summary."""
+    own = {hook.name: hook.failures for hook in trainer.hooks.list_hooks() if hook.failures}
+    for rank, failures in enumerate(trainer.ranks.gather(own)):
+        if rank != trainer.ranks.rank:
+            for name, count in failures.items():
+                trainer.run_status.failed_on_ranks.setdefault(name, []).append(rank)
+                trainer.run_status.count("hook_failures", count)
 
 
 def _bad_weights(trainer: Trainer) -> str:
@@ -431,7 +455,12 @@ def _watched(trainer: Trainer) -> WatchedRun:
 
 def _hook_list(trainer: Trainer) -> list[dict[str, Any]]:
     """Return every hook with its status; parameters are not copied, because one may be a model or hold a lock."""
-    return [field_values(hook) for hook in trainer.hooks.list_hooks()]
+    elsewhere = trainer.run_status.failed_on_ranks
+    hooks = [field_values(hook) for hook in trainer.hooks.list_hooks()]
+    for hook in hooks:
+        if hook["name"] in elsewhere:
+            hook["failed_on_ranks"] = elsewhere[hook["name"]]
+    return hooks
 
 
 def _counters(trainer: Trainer) -> dict[str, Any]:
@@ -474,7 +503,11 @@ def opening_line(trainer: Trainer) -> str:
         resumed = f", resumed at step {done}"
         if trainer.total_steps is not None and done >= trainer.total_steps:
             assumed = " (nothing is left to train; give a larger max_steps or max_epochs to train on)"
-    return f"run {trainer.record.run_id}{resumed}: {length_of_run} on {trainer.device}{assumed}{where}"
+    on = f"{trainer.device}"
+    if trainer.ranks.world_size > 1:
+        kind = {"ddp": "DDP", "fsdp2": "FSDP2", "tensor": "tensor parallel"}[kind_of_parallel(trainer.model)]
+        on += f", {trainer.ranks.world_size} processes ({kind})"
+    return f"run {trainer.record.run_id}{resumed}: {length_of_run} on {on}{assumed}{where}"
 
 
 def closing_line(trainer: Trainer, outcome: str, reason: str | None) -> str:
@@ -503,6 +536,8 @@ def closing_line(trainer: Trainer, outcome: str, reason: str | None) -> str:
     disabled = [hook.name for hook in trainer.hooks.list_hooks() if not hook.enabled and hook.failures]
     if disabled:
         words.append(f"switched off: {', '.join(disabled)}")
+    for name, ranks in trainer.run_status.failed_on_ranks.items():
+        words.append(f"{name} failed on {_counted(len(ranks), 'other rank')} (first {ranks[0]})")
     if trainer.change_audit.summary:
         words.append(trainer.change_audit.summary)
     return ", ".join(words)

@@ -142,6 +142,7 @@ class RunStatus:
         self.running = False
         self.run_ended = False  # a run has ended and nothing has begun since
         self.stops: list[Stop] = []  # those that were requested, in their order
+        self.failed_on_ranks: dict[str, list[int]] = {}  # the hooks that have failed on other ranks; known at the end
         self.loaded_stop: Mapping[str, Any] | None = None  # the stop that the loaded checkpoint was saved with
         self.skipped_steps = self.non_finite_losses = self.failed_saves = self.lr_changes = self.hook_failures = 0
         self._reported: set[str] = set()
@@ -149,7 +150,7 @@ class RunStatus:
     def begin(self) -> None:
         """Begin a run."""
         self.running, self.run_ended, self.status = True, False, "training"
-        self.stops, self.loaded_stop = [], None
+        self.stops, self.loaded_stop, self.failed_on_ranks = [], None, {}
 
     def close(self, failed: bool) -> None:
         """Note that the last step is done, or that an exception ends the run; the closing events come next."""
