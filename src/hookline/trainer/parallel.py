@@ -190,7 +190,9 @@ def start_processes(options: TrainerOptions) -> TrainerOptions:
 
 
 def shard(model: torch.nn.Module, device: torch.device, options: TrainerOptions) -> torch.nn.Module:
-    """Shard a model over all ranks with FSDP2, each module that `shard_modules` selects by itself.
+    """Shard a model over all ranks with FSDP2: each module that `shard_modules` selects by itself, then the rest.
+
+    Of modules inside each other that are selected, the outermost is sharded.
 
     Raises:
         ConfigError: If a pattern selects nothing, or the ranks cannot be divided into `replicas`.
@@ -211,7 +213,8 @@ def shard(model: torch.nn.Module, device: torch.device, options: TrainerOptions)
         torch.distributed.broadcast(tensor.detach(), 0)
     named = plain_modules(model)
     chosen = select(options.shard_modules, named, "trainer.shard_modules") if options.shard_modules else []
-    for name in sorted(chosen, key=lambda name: -name.count(".")):  # inner modules first
-        fully_shard(named[name], mesh=mesh)
+    for name in chosen:
+        if not any(name.startswith(f"{outer}.") for outer in chosen):  # `*` matches what is inside of a block, too
+            fully_shard(named[name], mesh=mesh)
     fully_shard(unwrap_module(model), mesh=mesh)
     return model
