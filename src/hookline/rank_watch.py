@@ -159,7 +159,7 @@ class RankWatch:
         """Say where the main thread is, for the report of a hang."""
         frame = sys._current_frames().get(self._main)
         found = None if frame is None else self._run.hook_in(frame)
-        place = "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+        place = _place(frame)
         return {"position": list(self._run.position()), "hook": found, "place": place, "waits": _waits(frame)}
 
     def _look_for_failure(self) -> None:
@@ -249,6 +249,16 @@ class RankWatch:
 
 def _in_hook(beat: Mapping[str, Any], verb: str = "in") -> str:
     return f", {verb} hook {beat['hook'][0]!r}, {beat['hook'][1]}" if beat["hook"] else ""
+
+
+def _place(frame: FrameType | None) -> str:
+    """Say where a thread is in the user's code, else where it is at all."""
+    here = frame
+    while here is not None and here.f_globals.get("__name__", "").partition(".")[0] in ("torch", "hookline"):
+        here = here.f_back
+    if (here := here or frame) is None:
+        return ""
+    return f"{here.f_code.co_filename}:{here.f_lineno} in {here.f_code.co_name}"
 
 
 def _waits(frame: FrameType | None) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -87,6 +88,8 @@ def print_how_to_continue(trainer: Trainer, options: argparse.Namespace) -> None
     # Modules that were imported and paths in the config may be relative to the current directory.
     here = Path.cwd()
     command = command_like(options, "resume", str(relative_to_here(trainer.run_dir)))
+    if (count := trainer.ranks.world_size) > 1:
+        command = f"torchrun --nproc-per-node={os.environ.get('LOCAL_WORLD_SIZE', count)} -m {command}"
     print_line(f"hookline: to continue {start}:\n  cd {shlex.quote(str(here))} && {command}", sys.stderr)
 
 

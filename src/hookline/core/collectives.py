@@ -36,7 +36,8 @@ class _RefuseCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise RankError(
                 f"hook {self._hook!r} calls a collective in {self._event} ({func}) and does not declare it: set "
                 "collective = True on the hook, use the process group trainer.ranks.group, and call it on all ranks. "
-                "Numbers for the record need none: trainer.log adds them up"
+                "Numbers for the record need none: trainer.log adds them up. If it was a forward pass of the wrapped "
+                "model, use `with trainer.inference() as model` in a hook that is called on all ranks"
             )
         if any(hasattr(kind, "to_local") for kind in types):
             return NotImplemented  # DTensor then calls the collectives that the operation needs, which come back here
@@ -87,7 +88,7 @@ class CollectiveGuard:
                 where = "the first rank of each machine" if isinstance(on, str) else f"ranks {sorted(on)}"
                 raise RankError(
                     f"hook {name!r} calls {method}, in which all ranks take part, but it is called on {where} only: "
-                    "leave out its `ranks`, and use `trainer.ranks.rank` inside of it"
+                    "leave out its `ranks`, and call it on all of them without a condition; rank 0 writes for all"
                 )
         self.allowed += 1
         try:

@@ -47,7 +47,8 @@ class SampleText(TrainingHook):
             with trainer.inference() as model:
                 sample = generate(model, vocab, self.prompt, self.length, self.temperature)
             text = f"\na sample, continued from {self.prompt!r}:\n\n{sample}\n"
-        print_line(text, self._stream)
+        if trainer.ranks.rank == 0:  # the others take part in the model's forward passes
+            print_line(text, self._stream)
 
 
 def generate(

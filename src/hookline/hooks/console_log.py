@@ -81,10 +81,11 @@ class ConsoleLogHook(TrainingHook):
         # A resumed run starts at a later step, and only the steps since then took the time.
         done, total = step - self._first_step, trainer.total_steps
         rate = done / max(monotonic() - self._started, 1e-9)
+        whose = "rank 0's " if trainer.ranks.world_size > 1 else ""
         parts = {
             "epoch": f"epoch {epoch}",
             "step": f"step {step}{f'/{total}' if total else ''}",
-            "loss": f"loss {state['latest_loss']:.4f} (so far {state['avg_loss']:.4f})",
+            "loss": f"{whose}loss {state['latest_loss']:.4f} (so far {state['avg_loss']:.4f})",
             "speed": f"{rate:.1f} steps/s" if rate >= 1 else f"{1 / rate:.1f} s/step" if rate else "? steps/s",
             "left": f"{_duration((total - step) / rate)} left" if total and rate else "",
         }

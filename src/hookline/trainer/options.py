@@ -122,7 +122,8 @@ class TrainerOptions:
             _checks.names(self.shard_modules, "trainer.shard_modules")
         for name in ("shard_modules", "replicas"):
             if getattr(self, name) not in (None, 1) and self.parallel != "fsdp2":
-                raise ConfigError(f"trainer.{name}", f"only for parallel='fsdp2', not {self.parallel!r}")
+                why = f"only for parallel='fsdp2', not {self.parallel!r}; leave it out, or set it to null"
+                raise ConfigError(f"trainer.{name}", why)
         for name in ("output_dir", "init_from"):
             path = str(getattr(self, name))
             if re.match(r"\w\w+:/", path):

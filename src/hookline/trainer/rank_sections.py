@@ -55,7 +55,8 @@ def _share_out(trainer: Trainer, saved: SavedCheckpoint, sections: dict[str, Any
     ranks, count = trainer.ranks, saved.world_size
     why = (
         f"the checkpoint was saved by {_processes(count)}, and this run has {_processes(ranks.world_size)}: weights, "
-        "optimizers and hooks are the same, random numbers (dropout) and the order of samples are not"
+        "optimizers and hooks are the same, random numbers (dropout) and the order of samples are not, and with the "
+        f"same batch_size a step has {ranks.world_size / count:g} times as many samples"
     )
     logger.warning("%s", why)
     trainer.note("resume_not_exact", why=why)

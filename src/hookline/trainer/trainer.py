@@ -661,6 +661,8 @@ class Trainer:
 
     def end_on_signal(self, name: str, rank: int = 0) -> None:
         """Save and end the run now, because of a signal that a rank received."""
+        if rank != self.ranks.rank and self.prints:
+            logger.warning("rank %d has received %s: all ranks end after this step", rank, name)
         self.run_status.stops.append(Stop(name, SIGNAL, rank))
         if self.checkpoint_dir is not None:
             self.checkpointer.request_unless_saved()
