@@ -81,9 +81,10 @@ class RankWatch:
         self._beats = 0
         self._heard, self._heard_at = -1, monotonic()  # the newest heartbeat of the rank that is watched
         self._seen_position: Any = None
+        self._position: Sequence[int] | None = None  # of this rank, at its last beat
         self._moved_at = monotonic()
         store.set(f"process/{rank}", json.dumps(describe_process()))
-        self._beat()
+        self._beat(self._where())
         self._thread = threading.Thread(target=self._watch, name="hookline-ranks", daemon=True)
         self._thread.start()
 
@@ -139,8 +140,9 @@ class RankWatch:
             self._wake.clear()
             if self._over:
                 return
+            where = self._where()
             try:
-                self._beat()
+                self._beat(where)
                 self._look_for_failure()
             except Exception as error:  # torch has no common class for a lost connection
                 if self._rank == 0:
@@ -151,16 +153,18 @@ class RankWatch:
             self._run.failure_known()
         self._see_that_it_ends()
 
-    def _beat(self) -> None:
+    def _beat(self, where: Mapping[str, Any]) -> None:
         self._beats += 1
-        self._store.set(f"beat/{self._rank}", json.dumps({"beat": self._beats, **self._where()}))
+        self._store.set(f"beat/{self._rank}", json.dumps({"beat": self._beats, **where}))
 
     def _where(self) -> dict[str, Any]:
         """Say where the main thread is, for the report of a hang."""
-        frame = sys._current_frames().get(self._main)
-        found = None if frame is None else self._run.hook_in(frame)
-        place = _place(frame)
-        return {"position": list(self._run.position()), "hook": found, "place": place, "waits": _waits(frame)}
+        position, before, hook = list(self._run.position()), self._position, None
+        frame, self._position = sys._current_frames().get(self._main), position
+        # Looking for the hook keeps the variables of functions alive until they return, so only if it may hang.
+        if frame is not None and position == before:
+            hook = self._run.hook_in(frame)
+        return {"position": position, "hook": hook, "place": _place(frame), "waits": _waits(frame)}
 
     def _look_for_failure(self) -> None:
         """Find out whether a rank has reported a failure, or the rank that is watched is gone or hangs."""
@@ -209,6 +213,8 @@ class RankWatch:
             self._know(failure)
 
     def _know(self, failure: dict[str, Any]) -> None:
+        if self.failure is not None:
+            return
         self.failure = failure
         if failure["rank"] != self._rank:
             try:

@@ -172,7 +172,7 @@ class ProcessRanks(OneProcess):
         parts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.world_size)]
         padded = torch.nn.functional.pad(own, (0, longest - len(own)))
         self._distributed.all_gather(parts, padded, group=self._group)
-        return [json.loads(bytes(part[: int(size)].tolist())) for part, size in zip(parts, sizes, strict=True)]
+        return [_from_bytes(part[: int(size)]) for part, size in zip(parts, sizes, strict=True)]
 
     def total(self, numbers: Sequence[Number]) -> list[Number]:
         """Add up numbers over the ranks."""
@@ -293,10 +293,10 @@ class ProcessRanks(OneProcess):
         self._distributed.broadcast(size, 0, group=self._group)
         sent = own if self.rank == 0 else torch.zeros(int(size), dtype=torch.uint8)
         self._distributed.broadcast(sent, 0, group=self._group)
-        return json.loads(bytes(sent.tolist()))
+        return _from_bytes(sent)
 
 
-_found: dict[int, tuple[Any, ProcessRanks]] = {}  # of the default process group, which a process may make again
+_found: tuple[Any, OneProcess] | None = None  # those of a default process group, which a process may make again
 
 
 def find_ranks() -> OneProcess:
@@ -304,14 +304,14 @@ def find_ranks() -> OneProcess:
 
     With several ranks the first call makes a process group, so all ranks must call this at the same point.
     """
+    global _found
     rank, world_size = rank_and_world_size()
     if world_size == 1:
         return OneProcess()
     world = torch.distributed.group.WORLD
-    if id(world) not in _found:
-        _found.clear()
-        _found[id(world)] = world, ProcessRanks(rank, world_size)
-    return _found[id(world)][1]
+    if _found is None or _found[0] is not world:
+        _found = world, ProcessRanks(rank, world_size)
+    return _found[1]
 
 
 def rank_and_world_size() -> tuple[int, int]:
@@ -328,7 +328,8 @@ def leave_ranks() -> None:
     Call it for process groups that Hookline has initialized. After a failure it does nothing: it would wait for ranks
     that may be gone.
     """
-    if _found and torch.distributed.is_initialized() and not any(ranks._alone for _, ranks in _found.values()):
+    failed = _found is not None and isinstance(_found[1], ProcessRanks) and _found[1]._alone
+    if torch.distributed.is_initialized() and not failed:
         torch.distributed.destroy_process_group()
 
 
@@ -396,8 +397,8 @@ def compare(ranks: OneProcess, sections: Mapping[str, Any], remedy: str = "") ->
     marks = ranks.gather([fingerprint([text]) for text in texts.values()])
     differing = [name for index, name in enumerate(texts) if len({one[index] for one in marks}) > 1]
     if differing:
-        found = ranks.gather({name: sections[name] for name in differing})
-        said = [_difference(name, [one[name] for one in found]) for name in differing]
+        found = ranks.gather({name: texts[name] for name in differing})
+        said = [_difference(name, [json.loads(one[name]) for one in found]) for name in differing]
         raise RankError("; ".join([*said, *([remedy] if remedy else [])]))
 
 
@@ -437,4 +438,8 @@ def host() -> str:
 
 
 def _as_bytes(value: Any) -> Tensor:
-    return torch.tensor(list(json.dumps(value).encode("ascii")), dtype=torch.uint8)
+    return torch.frombuffer(bytearray(json.dumps(value).encode("ascii")), dtype=torch.uint8)
+
+
+def _from_bytes(tensor: Tensor) -> Any:
+    return json.loads(tensor.numpy().tobytes())

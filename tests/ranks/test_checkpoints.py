@@ -404,3 +404,33 @@ def test_fifty_saves_in_the_background_do_not_deadlock(tmp_path: Path) -> None:
     for result in results:
         assert result.value == list(range(1, 7 * STEPS + 1))
     assert names(tmp_path) == ["step-00000055", "step-00000056"]
+
+
+class SavesAtTheEnd(TrainingHook):
+    """Asks for a checkpoint when the run closes."""
+
+    def on_train_end(self, trainer: Trainer) -> None:
+        trainer.save("last")
+
+
+def save_by_tokens(rank: int, folder: str) -> dict[str, Any]:
+    """Train and resume with hooks that are due by tokens and at the end."""
+    due: list[list[int]] = []
+    resume = None
+    for steps in (3, 8):
+        trainer = make_trainer("ddp", rank, 2, folder, count_tokens=lambda batch: 10, max_steps=steps)
+        trainer.add_hook("checkpoint", every="40 tokens")
+        trainer.add_hook(SavesAtTheEnd())
+        seen: list[int] = []
+        trainer.on("step_end", every="50 tokens")(lambda step, seen=seen: seen.append(step))
+        trainer.fit(resume=resume)
+        due.append(seen)
+        resume = str(trainer.run_dir)
+    return {"due": due, "saved": sorted(path.name for path in Path(str(resume), "checkpoints").iterdir())}
+
+
+def test_schedules_by_tokens_and_saves_at_the_end_are_the_same_on_all_ranks_after_a_resume(tmp_path: Path) -> None:
+    first, second = (result.value for result in run_on_ranks(save_by_tokens, 2, str(tmp_path)))
+    assert first == second
+    assert first["due"][1]
+    assert "last" in first["saved"]

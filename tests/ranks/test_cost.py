@@ -101,7 +101,7 @@ def count_among(rank: int, world_size: int) -> dict[str, Any]:
     distributed.destroy_process_group()
     distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
     ranks = EqualRanks(world_size)
-    hookline.ranks._found[id(distributed.group.WORLD)] = distributed.group.WORLD, ranks  # type: ignore[assignment]
+    hookline.ranks._found = distributed.group.WORLD, ranks
     hookline.trainer.loop.check_first_batch = lambda ranks, batches, loaders: batches  # equal ranks have equal batches
     trainer = make_trainer("fsdp2", 0, world_size, None, batches=make_batches(0, 1, STEPS), max_steps=STEPS)
     trainer.add_hook("activation_stats", every=10)

@@ -1,5 +1,6 @@
 """Ranks read different batches, equally many of them, and draw different random numbers from equal first weights."""
 
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -280,3 +281,75 @@ def run(world_size: int, *arguments: Any) -> list[dict[str, Any]]:
     if world_size == 1:
         return [train_in(0, 1, *arguments)]
     return [result.value for result in run_on_ranks(train_in, world_size, world_size, *arguments)]
+
+
+def read_whole_datasets(rank: int, folder: str) -> None:
+    """Train on loaders that shuffle the whole dataset, as one forgets to share it."""
+    data = [(torch.full((FEATURES,), float(index)), torch.zeros(1)) for index in range(16)]
+    torch.manual_seed(rank)
+    loader = DataLoader(data, 4, shuffle=True)
+    make_trainer("ddp", rank, 2, folder, batches=loader, max_steps=2).train()
+
+
+def test_loaders_that_give_each_rank_the_whole_dataset_are_reported(tmp_path: Path) -> None:
+    first, second = run_on_ranks(read_whole_datasets, 2, str(tmp_path))
+    assert "the loader 'train' gives each of 2 ranks all 16 samples of its dataset" in first.output
+    assert "ResumableSampler" in first.output
+    assert "samples of its dataset" not in second.output
+
+
+def validate_on_one_rank(rank: int) -> None:
+    val_loaders = make_batches(0, 1, 2) if rank == 0 else None
+    make_trainer("ddp", rank, 2, None, val_loaders=val_loaders, validate_every=2).train()
+
+
+def test_a_validation_loader_on_one_rank_only_is_refused() -> None:
+    for result in run_on_ranks(validate_on_one_rank, 2, check=False):
+        assert "the ranks differ in the loaders: validation is" in result.error
+
+
+def resume_elsewhere(rank: int, folder: str, resume: str | None, steps: int) -> str:
+    loader = DataLoader([(torch.full((FEATURES,), 1.0 + rank), torch.zeros(1))] * 40, 4)
+    trainer = make_trainer("ddp", rank, 2, folder, batches=loader, max_steps=steps)
+    trainer.add_hook("checkpoint", save_every_n_epochs=None, save_every_n_steps=2)
+    trainer.fit(resume=resume)
+    return str(trainer.run_dir)
+
+
+def test_a_run_that_cannot_continue_inside_an_epoch_changes_nothing(tmp_path: Path) -> None:
+    run_dir = Path(run_on_ranks(resume_elsewhere, 2, str(tmp_path), None, 6)[0].value)
+    saved = sorted(path.name for path in (run_dir / "checkpoints").iterdir())
+    metrics = (run_dir / "metrics.jsonl").read_bytes()
+    loader = DataLoader([(torch.full((FEATURES,), 1.0), torch.zeros(1))] * 40, 4)
+    trainer = make_trainer("none", 0, 1, tmp_path, batches=loader)
+    with pytest.raises(HooklineError, match="inside an epoch with 2 processes, and now with 1"):
+        trainer.fit(resume=run_dir / "checkpoints" / saved[0])
+    assert sorted(path.name for path in (run_dir / "checkpoints").iterdir()) == saved
+    assert (run_dir / "metrics.jsonl").read_bytes() == metrics
+
+
+class Differs:
+    """Has another text in every process, as objects with an address have."""
+
+    def __repr__(self) -> str:
+        return f"<Differs {os.getpid()}>"
+
+
+class Takes(TrainingHook):
+    """Has parameters that are no plain values."""
+
+    def __init__(self, thing: Any, names: Any) -> None:
+        self.thing, self.names = thing, names
+
+    def on_step_end(self) -> None:
+        pass
+
+
+def add_objects(rank: int) -> str:
+    trainer = make_trainer("ddp", rank, 2, None, max_steps=2)
+    trainer.add_hook(Takes(Differs(), {f"{rank}"}))
+    return trainer.train()["status"]
+
+
+def test_parameters_that_are_no_plain_values_are_not_compared() -> None:
+    assert [result.value for result in run_on_ranks(add_objects, 2)] == ["completed"] * 2

@@ -204,7 +204,10 @@ def prepared_engine(accelerator: Any, model: torch.nn.Module) -> Engine:
     if accelerator.num_processes > 1:
         let_threads_end()
     kinds = {"ddp": PreparedDataParallelEngine, "fsdp2": PreparedShardedEngine, "tensor": PreparedShardedEngine}
-    return kinds.get(kind_of_parallel(model), PreparedEngine)(accelerator)
+    kind = kind_of_parallel(model)
+    engine = kinds.get(kind, PreparedEngine)(accelerator)
+    engine.averages = kind in ("ddp", "fsdp2")
+    return engine
 
 
 # ---- model, optimizers, schedulers -----------------------------------------------------------------------------------

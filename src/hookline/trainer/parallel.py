@@ -77,17 +77,21 @@ class ShardedEngine(Engine):
 
     def free_whole_weights(self, model: torch.nn.Module) -> None:
         """Reshard every module: FSDP leaves the outermost one whole after a forward pass, for the backward pass."""
+        from torch.distributed.fsdp import FSDPModule
+
         for module in model.modules():
-            if callable(reshard := getattr(module, "reshard", None)):
-                reshard()
+            if isinstance(module, FSDPModule):
+                module.reshard()
 
     def sync_gradients(self, model: Any, is_last: bool) -> None:
         """Let FSDP reduce gradients after the last micro-batch only."""
+        from torch.distributed.fsdp import FSDPModule
+
         if is_last == self._syncs:
             return
         self._syncs = is_last
         for module in model.modules():  # the outermost need not be sharded
-            if hasattr(module, "set_requires_gradient_sync"):
+            if isinstance(module, FSDPModule):
                 module.set_requires_gradient_sync(is_last, recurse=False)
 
 
@@ -152,10 +156,11 @@ def make_engine(model: torch.nn.Module, device: torch.device, options: TrainerOp
             "from a config",
         }[asked]
         raise ConfigError("trainer.parallel", f"{ranks.world_size} processes, and {what}")
+    if found != "none" or asked == "ddp":
+        _check_devices(ranks, device)
     if found in ("fsdp2", "tensor"):
         return ShardedEngine(device, options.precision, averages=found == "fsdp2")
     if found == "ddp" or (asked == "ddp" and ranks.world_size > 1):
-        _check_devices(ranks, device)
         return DataParallelEngine(device, options.precision)
     return Engine(device, options.precision)
 

@@ -92,7 +92,8 @@ def _begun_run(trainer: Trainer, resume: str | Path | None) -> Iterator[SignalHa
                     if signals.worker_error is not None:  # it says why the worker died
                         add_note(failed, error_text(signals.worker_error))
                     # A loader that a validation or a hook reads is another matter: weights may be exchanged.
-                    if signals.caught is None or not trainer.loop.reading:
+                    # Other ranks would wait for a rank that ends without its step.
+                    if signals.caught is None or not trainer.loop.reading or trainer.ranks.world_size > 1:
                         raise
                     _leave_loader(trainer, failed)
                 trainer.agreement.settle()
@@ -210,6 +211,8 @@ def _compared(trainer: Trainer) -> dict[str, Any]:
         "the options": asdict(trainer.options),
         "the config": config,
         "the hooks": hooks,
+        "the loaders": {"training": list(trainer.train_loaders), "validation": list(trainer.val_loaders)},
+        "the number of optimizers and schedulers": [len(trainer.optimizers), len(trainer.schedulers)],
         "the parameters": {name: list(param.shape) for name, param in trainer.params.items()},
         "the versions": {"hookline": __version__, "torch": torch.__version__, "git": git_state(Path.cwd())},
     }

@@ -109,7 +109,7 @@ class Trainer:
         self.progress.set_loaders(list(self.train_loaders))
         make_args = EventArgs if self.ranks.world_size == 1 else RankEventArgs
         self.event_args = make_args(self, self.progress, Gradients(self.params))
-        self.progress.rank = self.ranks.rank
+        self.progress.rank, self.progress.has_ranks = self.ranks.rank, self.ranks.world_size > 1
         self.chain = UpdateChain(self.hooks, lambda: self.params, self.model)
         self.change_audit = ChangeAudit(self, lambda: self.lr_changes, lambda: self._reruns)
         self.hooks.dispatch_table.add_wrapper(self.change_audit.wrap)
@@ -691,6 +691,7 @@ class Trainer:
         self.request_boundary()
         if self.status != "training" and self.running:
             with self.hooks.collectives.allow("save()"):
+                self.agreement.settle()
                 self.checkpointer.save_requested()
 
     def save_checkpoint(self, name: str | None = None) -> Path:
