@@ -10,6 +10,7 @@ Run as a script this file is that interpreter; it reads one job a line from stdi
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import importlib.util
 import json
 import os
@@ -123,6 +124,7 @@ def _fork(rank: int, job: dict[str, Any]) -> int:
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        faulthandler.enable()
         count = str(job["world_size"])
         os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=count, LOCAL_WORLD_SIZE=count)
         answer = {"value": None, "error": ""}

@@ -77,10 +77,22 @@ def make_trainer(kind: str, rank: int, world_size: int, folder: str | Path | Non
     return SimpleTrainer(model, batches, optimizer, DEVICE, **where, **options)
 
 
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """Return all of a tensor that ranks may have in shards of its first dimension; all of them must call it.
+
+    `full_tensor` would do, but crashes over gloo for shards on a GPU (torch 2.11).
+    """
+    if not hasattr(tensor, "to_local"):
+        return tensor.detach()
+    mesh: Any = tensor.device_mesh
+    size = -(-len(tensor) // mesh.size(-1))  # of the largest shard; the last ones may be smaller or empty
+    local = tensor.to_local().detach().cpu()
+    own = torch.cat([local, local.new_zeros(size - len(local), *local.shape[1:])])
+    parts = [torch.empty_like(own) for _ in range(mesh.size(-1))]
+    distributed.all_gather(parts, own, group=mesh.get_group(mesh.ndim - 1))
+    return torch.cat(parts)[: len(tensor)]
+
+
 def whole_weights(trainer: Trainer) -> list[float]:
     """Return all weights as one list, gathered if they are sharded."""
-    found: list[float] = []
-    for param in trainer.params.values():
-        whole = param.full_tensor() if hasattr(param, "full_tensor") else param
-        found += whole.detach().flatten().tolist()
-    return found
+    return [number for param in trainer.params.values() for number in whole(param).flatten().tolist()]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from rank_processes import run_on_ranks
-from rank_runs import DEVICE, make_batches, make_model, make_trainer, wrap
+from rank_runs import DEVICE, make_batches, make_model, make_trainer, whole, wrap
 from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -73,8 +73,7 @@ def digest(tree: Any) -> Any:
     if isinstance(tree, (list, tuple)):
         return [digest(value) for value in tree]
     if isinstance(tree, torch.Tensor):
-        whole = tree.full_tensor() if hasattr(tree, "full_tensor") else tree
-        return hashlib.sha256(whole.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()).hexdigest()
+        return hashlib.sha256(whole(tree).cpu().contiguous().reshape(-1).view(torch.uint8).numpy()).hexdigest()
     return tree
 
 
