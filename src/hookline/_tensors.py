@@ -135,6 +135,11 @@ def measurable(tensor: torch.Tensor) -> torch.Tensor | None:
     return torch.view_as_real(found.detach().resolve_conj()) if found.is_complex() else None
 
 
+def is_sharded(tensor: Any) -> bool:
+    """Return whether a tensor is a DTensor, without importing that class, which takes longer than all of Hookline."""
+    return hasattr(type(tensor), "to_local")
+
+
 def _plain(tensor: Any) -> torch.Tensor | None:
     """Return the plain tensor without a graph that another one stands for, on this rank; None if there is none."""
     if type(tensor) in PLAIN_TYPES:
@@ -144,7 +149,7 @@ def _plain(tensor: Any) -> torch.Tensor | None:
         return None
     try:
         tensor = tensor.detach()
-        if hasattr(tensor, "to_local"):  # A DTensor; to import that class takes longer than all of Hookline.
+        if is_sharded(tensor):
             if any(place.is_partial() and size > 1 for place, size in _placements(tensor)):
                 return None
             tensor = tensor.to_local()

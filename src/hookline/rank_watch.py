@@ -42,13 +42,11 @@ class WatchedRun:
         position: Returns how far the run is, as numbers that grow with every training and validation batch; the first
             one is the step.
         hook_in: Returns the hook and the event that a thread is in, given its innermost frame; None if it is in none.
-        failure_known: Called once another rank's failure is known, to make the run look at it soon.
         last_calls: Called one after another with the error, if the main thread is blocked and the process is ended.
     """
 
     position: Callable[[], Sequence[int]]
     hook_in: Callable[[FrameType], tuple[str, str] | None]
-    failure_known: Callable[[], None]
     last_calls: Sequence[Callable[[RankError], object]]
 
 
@@ -149,8 +147,6 @@ class RankWatch:
                     logger.warning("the ranks are no longer watched: %s", error)
                     return
                 self._know({"rank": 0, "step": self._run.position()[0], "error": "its process is gone"})
-        if self.failure is not None and self.failure["rank"] != self._rank:
-            self._run.failure_known()
         self._see_that_it_ends()
 
     def _beat(self, where: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from hookline import _checks
-from hookline._tensors import iter_tensors, measurable
+from hookline._tensors import is_sharded, iter_tensors, measurable
 from hookline.activations.forward_hooks import BuiltInForwardHook, ForwardDispatcher, Observe
 from hookline.activations.hooked_modules import HookedModule
 from hookline.activations.series import (
@@ -381,7 +381,7 @@ class Monitor(BuiltInForwardHook):
 
 def _note_part(parts: dict[str, bool], module: str, tensor: Any) -> None:
     """Note whether this rank's part of a DTensor counts; other tensors that are measured by a stand-in do."""
-    if hasattr(tensor, "to_local"):
+    if is_sharded(tensor):
         parts[module] = is_copy_of_shard(tensor)
 
 

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 
 from hookline._fs import Part
-from hookline.checkpoints.shards import DTYPE_CODES, LocalPart, Shard, header, is_sharded, local_part
+from hookline._tensors import is_sharded
+from hookline.checkpoints.shards import DTYPE_CODES, LocalPart, Shard, header, local_part
 from hookline.errors import CheckpointError, with_article
 
 TAG = "!"

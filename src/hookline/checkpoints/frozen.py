@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from hookline._names import plain_parameters
+from hookline._tensors import is_sharded
 from hookline.checkpoints.format import problem_with
-from hookline.checkpoints.shards import is_sharded
 from hookline.errors import CheckpointError
 
 Fingerprints = dict[str, dict[str, Any]]

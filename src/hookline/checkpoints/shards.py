@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
+from hookline._tensors import is_sharded
 from hookline.errors import CheckpointError
 
 # The keys of torch's own writer.
@@ -50,11 +51,6 @@ class LocalPart:
     shard: Shard
     is_saved: bool
     """Whether this rank saves it: of the copies that several ranks hold, the first one is saved."""
-
-
-def is_sharded(tensor: Any) -> bool:
-    """Return whether an object is a DTensor, without importing that class, which is slow."""
-    return hasattr(type(tensor), "to_local")
 
 
 def local_part(tensor: Any) -> LocalPart:

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from hookline._names import plain_name, plain_parameters
+from hookline._tensors import is_sharded
 from hookline.core.dispatch import BoundHook, Dispatch
 from hookline.core.entry import Entry
 from hookline.core.registry import HookRegistry
 from hookline.errors import GradientError, HooklineError, MissingArgument, nearest
 from hookline.gradients.chain import UpdateChain
-from hookline.gradients.local_storage import is_sharded
 from hookline.gradients.view import Parameters, is_like
 
 

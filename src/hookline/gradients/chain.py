@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from hookline._names import plain_modules, plain_parameters, unwrap_module
+from hookline._tensors import is_sharded
 from hookline.core.catalog import CATALOG
 from hookline.core.dispatch import FAILED, BoundHook, Dispatch, invoke
 from hookline.core.entry import Entry
@@ -20,7 +21,6 @@ from hookline.core.failures import argument_if_any
 from hookline.core.patterns import select
 from hookline.core.registry import HookRegistry
 from hookline.errors import GradientError, HooklineError, add_note
-from hookline.gradients.local_storage import is_sharded
 from hookline.gradients.view import GradientCache, Gradients, Parameters
 from hookline.stats.cache import Snapshot
 from hookline.stats.columns import INFS, NANS

@@ -13,16 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline._tensors import stored_values
+from hookline._tensors import is_sharded, stored_values
 from hookline.errors import GradientError
 from hookline.stats.columns import wide_dtype
 from hookline.stats.distributed import group_by_mesh
 from hookline.stats.tensor_meta import is_uniform
-
-
-def is_sharded(tensor: Tensor) -> bool:
-    """Return whether a tensor is a DTensor, without importing that class, which takes longer than all of Hookline."""
-    return hasattr(type(tensor), "to_local")
 
 
 def local_tensor(tensor: Tensor) -> Tensor:

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from hookline._device import cached_table
+from hookline._tensors import is_sharded
 from hookline.errors import GradientError, nearest
-from hookline.gradients.local_storage import group_by_kind, is_sharded, local_tensor, norms_of, norms_of_one_kind
+from hookline.gradients.local_storage import group_by_kind, local_tensor, norms_of, norms_of_one_kind
 from hookline.stats.tensor_meta import is_uniform
 
 Parameters = Mapping[str, torch.nn.Parameter]

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from hookline import _device
-from hookline._tensors import stored_values
+from hookline._tensors import is_sharded, stored_values
 from hookline.errors import HooklineError
 from hookline.stats import histograms, rows
 from hookline.stats.columns import COUNT, ZEROS
@@ -116,7 +116,7 @@ class LocalTensors:
 
 def _local(tensor: Tensor) -> Tensor:
     held: Any = tensor.detach()
-    local: Tensor = held.to_local() if hasattr(held, "to_local") else held
+    local: Tensor = held.to_local() if is_sharded(held) else held
     return local.coalesce() if local.is_sparse else local  # so that its values are the same tensor each time
 
 
@@ -173,7 +173,7 @@ def group_by_mesh(tensors: Sequence[Any], names: Sequence[object]) -> list[MeshT
     """Return the DTensors among some tensors by mesh, without meshes that this rank is not part of."""
     found: dict[Any, MeshTensors] = {}
     for index, tensor in enumerate(tensors):
-        mesh = tensor.device_mesh if hasattr(type(tensor), "to_local") else None
+        mesh = tensor.device_mesh if is_sharded(tensor) else None
         if mesh is not None and mesh.get_coordinate() is not None:
             found.setdefault(mesh, MeshTensors(mesh)).add(index, tensor, names[index])
     return list(found.values())

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hookline import _device
+from hookline._tensors import is_sharded
 from hookline.errors import HooklineError
 from hookline.stats import cpu, torch_ops
 from hookline.stats.columns import L2, STATISTICS, row_dtype
@@ -115,7 +116,7 @@ def check(tensors: Sequence[Tensor], names: Sequence[object] | None = None) -> N
             problem = f"it has the layout {tensor.layout}; pass its values() or to_dense()"
         elif tensor.is_complex():
             problem = f"it is {tensor.dtype}; pass torch.view_as_real(tensor) or tensor.abs()"
-        elif hasattr(tensor, "to_local"):
+        elif is_sharded(tensor):
             problem = "it is a DTensor; hookline.stats.distributed.LocalTensors measures it over all ranks"
         elif tensor.device != tensors[0].device:
             where = f"{name} is on {tensor.device}, but {names[0]} is on {tensors[0].device}"

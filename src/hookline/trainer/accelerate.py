@@ -50,7 +50,7 @@ def find_accelerator(accelerator: Any, device: Any, options: Mapping[str, Any]) 
         from accelerate import Accelerator
     except ImportError as error:
         raise TrainingError("Accelerate is not installed: pip install 'hookline[accelerate]'") from error
-    refuse_unsupported(next((kind for name, kind in _OF_LAUNCHER.items() if _is_on(name)), ""))
+    refuse_unsupported(_asked_of_launcher() or "")
     if accelerator is None:
         wanted = {ours: theirs for theirs, ours in PRECISIONS.items()}.get(options.get("precision", ""))
         try:
@@ -129,13 +129,17 @@ def device_of(accelerator: Any) -> torch.device:
     return torch.device("cpu") if device.type == "cpu" else _device.with_index(device)
 
 
+def _asked_of_launcher() -> str | None:
+    """Return the engine that `accelerate launch` asks for, if it is one of its own."""
+    return next((kind for name, kind in _OF_LAUNCHER.items() if _is_on(name)), None)
+
+
 def check_launcher(options: TrainerOptions) -> None:
     """Raise ConfigError if `accelerate launch` asks for something that a run from a config would not do.
 
     Such a run does not use Accelerate, which is where the launcher's settings take effect.
     """
-    kind = next((kind for name, kind in _OF_LAUNCHER.items() if _is_on(name)), None)
-    if kind is not None:
+    if (kind := _asked_of_launcher()) is not None:
         why = f"`accelerate launch` asks for {UNSUPPORTED[kind]}, which is not supported; use 'ddp' or 'fsdp2'"
         raise ConfigError("trainer.parallel", why)
     if _is_on("ACCELERATE_USE_FSDP") and options.parallel != "fsdp2":
@@ -340,10 +344,6 @@ class PreparedLoader:
         self.prepared.set_epoch(self.prepared.iteration)
         self.prepared.iteration += 1
         return self._read_uneven() if self._each_once else iter(self.base_dataloader)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the number of the next pass, which some samplers and data sets shuffle by."""
-        self.prepared.iteration = epoch
 
     def _read_uneven(self) -> Iterator[Any]:
         with self._uneven():

@@ -17,11 +17,10 @@ import torch
 from hookline._console import logger
 from hookline._fs import explain, refuse_link
 from hookline._names import load_plain_state_dict, plain_state_dict
-from hookline._tensors import map_tensors
+from hookline._tensors import is_sharded, map_tensors
 from hookline.checkpoints.format import Encoder, Section, encode_section
 from hookline.checkpoints.frozen import Fingerprints, fill_in_frozen, frozen_parameters
 from hookline.checkpoints.saves import Alike, OneSave, Save, SharedSave, on_all, without_alike
-from hookline.checkpoints.shards import is_sharded
 from hookline.checkpoints.snapshot import HostMemory
 from hookline.checkpoints.store import SavedCheckpoint, list_checkpoints, newest_good, read_manifest
 from hookline.core.failures import hook_notes, raise_if_quit

@@ -13,9 +13,10 @@ import torch
 
 from hookline import _device
 from hookline._names import plain_modules, unwrap_module
+from hookline._tensors import is_sharded
 from hookline.core.patterns import select
 from hookline.errors import ConfigError, TrainingError
-from hookline.ranks import OneProcess, find_ranks, leave_ranks
+from hookline.ranks import OneProcess, find_ranks, host, leave_ranks
 from hookline.trainer.engine import Engine
 from hookline.trainer.options import TrainerOptions
 
@@ -112,7 +113,7 @@ def kind_of_parallel(model: torch.nn.Module) -> str:
         return "ddp"
     if any(hasattr(module, "set_requires_gradient_sync") for module in model.modules()):
         return "fsdp2"
-    return "tensor" if any(hasattr(type(param), "to_local") for param in model.parameters()) else "none"
+    return "tensor" if any(map(is_sharded, model.parameters())) else "none"
 
 
 @cache
@@ -169,7 +170,7 @@ def _check_devices(ranks: OneProcess, device: torch.device) -> None:
     """Raise if two ranks use one GPU under NCCL, which would hang."""
     if device.type == "cpu" or ranks.world_size == 1 or torch.distributed.get_backend() != "nccl":
         return
-    used = ranks.gather([os.uname().nodename, str(device)])
+    used = ranks.gather([host(), str(device)])
     for rank, one in enumerate(used):
         if one in used[:rank]:
             raise TrainingError(

@@ -450,7 +450,7 @@ def _watched(trainer: Trainer) -> WatchedRun:
             print_line(closing_line(trainer, "failed", reason))
 
     last_calls = fire_on_exception, close_record
-    return WatchedRun(position, hooks.hook_on_stack, trainer.request_boundary, last_calls)
+    return WatchedRun(position, hooks.hook_on_stack, last_calls)
 
 
 # ---- what is recorded and printed ------------------------------------------------------------------------------------

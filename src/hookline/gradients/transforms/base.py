@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline._tensors import kind_of
+from hookline._tensors import is_sharded, kind_of
 from hookline.core.base import UpdateHook
 from hookline.errors import GradientError
-from hookline.gradients.local_storage import is_sharded
 from hookline.gradients.view import Gradients
 
 _LEAVE_OUT = "leave it out with params= (a list of patterns, or a predicate)"

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hookline._tensors import is_sharded
 from hookline.core.patterns import select
 from hookline.errors import GradientError, HooklineError
-from hookline.gradients.local_storage import is_sharded
 from hookline.gradients.transforms.base import Transform, dense_tensors
 from hookline.gradients.view import Gradients
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from hookline import _checks
+from hookline._tensors import is_sharded
 from hookline.errors import GradientError
-from hookline.gradients.local_storage import is_sharded
 from hookline.gradients.transforms.base import Transform, dense_tensors
 from hookline.gradients.view import Gradients
 from hookline.ranks import find_ranks

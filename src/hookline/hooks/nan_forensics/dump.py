@@ -20,6 +20,7 @@ import torch
 
 from hookline._fs import explain, refuse_link, rename_to_free_name
 from hookline._names import fit_names, load_plain_state_dict, plain_modules, plain_parameters, plain_state_dict
+from hookline._tensors import is_sharded
 from hookline.activations.debug import statistics_of
 from hookline.checkpoints import encode, read_checkpoint, write_checkpoint
 from hookline.checkpoints.format import Section
@@ -27,7 +28,7 @@ from hookline.checkpoints.frozen import fill_in_frozen
 from hookline.checkpoints.store import temporary_name
 from hookline.core.run_control import RunControl
 from hookline.errors import CheckpointError, HooklineError, got
-from hookline.gradients.local_storage import is_sharded, local_tensor
+from hookline.gradients.local_storage import local_tensor
 from hookline.hooks.nan_forensics.diagnosis import Diagnosis, diagnose
 from hookline.record import read_json, redact, strict_json
 from hookline.record.json_lines import write_json_atomic
