@@ -152,6 +152,31 @@ def test_a_hook_that_fails_under_warn_leaves_an_event_of_its_rank_and_the_same_w
     assert not list((tmp_path / "b").glob("*/ranks"))
 
 
+def switch_off(rank: int) -> list[Any]:
+    weights = []
+    for fails in (True, False):
+        trainer = make_trainer("fsdp2", rank, 2, None, max_epochs=2)  # its norm is a sum over the ranks, too
+
+        @trainer.on("step_end", name="always", on_error="disable")
+        def read_tokens(tokens_seen: int, fails: bool = fails) -> None:
+            assert not fails or rank == 0
+
+        @trainer.on("step_end", name="scheduled", on_error="disable", every=2)
+        def read_norm(ctx: Any, fails: bool = fails) -> None:
+            assert not fails or rank == 0
+
+        trainer.train()
+        assert [trainer.hooks.is_enabled(name) for name in ("always", "scheduled")] == [not fails or rank == 0] * 2
+        weights.append(whole_weights(trainer))
+    return weights
+
+
+def test_a_hook_that_failures_switch_off_on_one_rank_does_not_keep_the_others_waiting() -> None:
+    first, second = (one.value for one in run_on_ranks(switch_off, 2, timeout=30))
+    assert first == second
+    assert first[0] == first[1]
+
+
 def train_on_nan(rank: int, folder: str, kind: str) -> list[Any]:
     batches = make_batches(rank, 2)
     if rank == 1:

@@ -134,7 +134,7 @@ class HookRegistry(Events):
         # Held while the set of hooks or the decision about due hooks changes, and while a callable is made; never while
         # an event calls its hooks. It is reentrant, because every change takes it again in `_changed`.
         self._lock = threading.RLock()
-        self.failures = FailureHandler(self._entries, self._changed, self.disable)
+        self.failures = FailureHandler(self._entries, self._changed, partial(self._switch, enabled=False, failed=True))
         self.rng_guard = RngGuard(self.failures.report, self._changed)
         self.dispatch_table = DispatchTable(self.listeners, self.failures, self.rng_guard, self._lock)
         self.slots, self.scheduler = self.dispatch_table.slots, self.dispatch_table.scheduler
@@ -425,11 +425,12 @@ class HookRegistry(Events):
             raise HooklineError(f"no hook is named {name!r}; {nearest(name, self._entries)}")
         return entry
 
-    def _switch(self, name: str, enabled: bool) -> None:
+    def _switch(self, name: str, enabled: bool, failed: bool = False) -> None:
+        """Enable or disable a hook; `failed` if its failures do so, which other ranks need not have."""
         with self._lock:
             entry = self.entry(name)
-            if entry.enabled != enabled:
-                entry.enabled = enabled
+            if entry.enabled != enabled or (entry.off_here and not failed):
+                entry.enabled, entry.off_here = enabled, failed and self.ranks.world_size > 1
                 entry.failures.in_a_row.clear()
                 self._changed()
 
