@@ -130,6 +130,46 @@ def test_a_hook_that_one_rank_alone_changes_is_named(what: str, said: str) -> No
         assert result.value.startswith(f"the hooks of the ranks differ: {said};")
 
 
+class FailOnRank1(TrainingHook):
+    """Fails once on rank 1, in step 2."""
+
+    def on_step_end(self, step: int, trainer: Any) -> None:
+        if step == 2 and trainer.ranks.rank == 1:
+            raise ValueError("boom")
+
+
+def switch_after_failures(rank: int) -> list[Any]:
+    trainer = make_trainer("ddp", rank, 2, None)
+    for name, policy in (("first", "warn"), ("second", "disable"), ("third", "disable"), ("fourth", "warn")):
+        trainer.add_hook(FailOnRank1(), name, on_error=policy)
+
+    @trainer.on("step_end", name="changer")
+    def change(step: int, trainer: Any) -> None:
+        if step == 5:  # on all ranks
+            trainer.disable_hook("first")
+            trainer.disable_hook("second")
+        elif step == 13 and rank == 1:
+            trainer.disable_hook("fourth")
+
+    trainer.fit(max_epochs=1)
+    switched = [trainer.hooks.is_enabled(name) for name in ("first", "second", "third")]
+    try:
+        trainer.fit(max_epochs=2)  # the third is off on rank 1 alone
+    except RankError as error:
+        return [switched, trainer.step, str(error)]
+    return [switched, trainer.step, "nothing"]
+
+
+def test_failures_of_a_hook_on_one_rank_are_not_taken_for_a_switch_of_the_user() -> None:
+    for rank, result in enumerate(run_on_ranks(switch_after_failures, 2)):
+        switched, step, said = result.value
+        assert switched == [False, False, rank == 0]
+        assert step == 14
+        assert said.startswith(
+            "the hooks of the ranks differ: 'fourth' is enabled on rank 0 only; 'fourth' is disabled on rank 1 only;"
+        )
+
+
 def differ(rank: int, what: str) -> str:
     options = {"options": {"max_epochs": 1 + rank}, "hooks": {}}[what]
     trainer = make_trainer("ddp", rank, 2, None, **options)

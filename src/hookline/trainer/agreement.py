@@ -196,7 +196,7 @@ class Agreement:
         hooks = [
             set(entry.listeners)
             for entry in self._trainer.hooks.entries()
-            if getattr(entry.hook, "may_skip", False) and (entry.enabled or entry.failures.total)
+            if getattr(entry.hook, "may_skip", False) and entry.enabled_for_ranks
         ]
         return any(events - LATE_EVENTS for events in hooks), any(events & LATE_EVENTS for events in hooks)
 
@@ -205,7 +205,7 @@ class Agreement:
     def _hook_list(self) -> list[str]:
         """Return the hooks and their switches; one that failures have switched off is off on this rank alone."""
         return [
-            f"{entry.name!r} is {'enabled' if entry.enabled or entry.failures.total else 'disabled'}"
+            f"{entry.name!r} is {'enabled' if entry.enabled_for_ranks else 'disabled'}"
             for entry in self._trainer.hooks.entries()
         ]
 
