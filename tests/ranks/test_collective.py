@@ -107,6 +107,43 @@ def test_every_kind_of_collective_is_refused_in_a_hook_that_does_not_declare_it(
         assert len(norms) == (0 if rank else 8)
 
 
+class InsideOthers(TrainingHook):
+    """Tries a collective inside of what all ranks take part in, and validates, which it may."""
+
+    def __init__(self) -> None:
+        self.refused: list[str] = []
+
+    def _act(self) -> None:
+        try:
+            distributed.all_reduce(torch.ones(1))
+        except RankError as error:
+            self.refused.append(str(error).split("(")[0])
+
+    on_validation_batch_start = on_validation_end = on_checkpoint_save = _act
+
+    def on_train_end(self, trainer: Any) -> None:
+        trainer.validate()
+        self._act()
+
+
+def try_inside_others(rank: int, folder: str) -> list[str]:
+    trainer = make_trainer(
+        "ddp", rank, 2, folder, val_loaders=make_batches(rank, 2, 1), sanity_batches=0, validate_every=8
+    )
+    hook = InsideOthers()
+    trainer.add_hook(hook, "careless", on_error="raise")
+    trainer.add_hook("checkpoint")
+    trainer.train()
+    return hook.refused
+
+
+def test_a_collective_is_refused_inside_of_a_validation_and_a_checkpoint_as_well(tmp_path: Path) -> None:
+    validation = ["on_validation_batch_start", "on_validation_end"]
+    for result in run_on_ranks(try_inside_others, 2, str(tmp_path)):
+        said = [one.removeprefix("hook 'careless' calls a collective in ").strip() for one in result.value]
+        assert said == [*validation, "on_checkpoint_save", *validation, "on_train_end"]
+
+
 class OnOneRank(TrainingHook):
     """Calls what all ranks take part in, on one rank."""
 
