@@ -10,8 +10,9 @@ from rank_processes import run_on_ranks
 from rank_runs import DEVICE, make_batches, make_mesh, make_model, make_trainer, whole_weights
 from torch import distributed
 
-from hookline import TrainingHook, rank_watch
+from hookline import HookManager, TrainingHook, rank_watch
 from hookline.errors import RankError, RegistrationError
+from hookline.ranks import OneProcess
 
 
 class SumOfRanks(TrainingHook):
@@ -52,6 +53,44 @@ def test_a_collective_hook_takes_no_other_policy_and_no_choice_of_ranks() -> Non
     for options in ({"on_error": "warn"}, {"ranks": "zero"}):
         with pytest.raises(RegistrationError, match="collective"):
             trainer.add_hook(SumOfRanks(), **options)
+
+
+class Agreed(TrainingHook):
+    same_on_all_ranks = True
+
+    def on_step_end(self) -> None: ...
+
+
+ON_ALL_RANKS = (
+    "activation_stats", "checkpoint", "debug_training", "early_stopping", "ema", "gradient_flow", "gradient_monitor",
+    "monitor", "nan_forensics",
+)  # fmt: skip
+
+
+def choose_ranks(rank: int) -> dict[str, str]:
+    trainer = make_trainer("ddp", rank, 2, None)
+    refused = {}
+    for hook in (*ON_ALL_RANKS, Agreed(), "throughput", "loss_spike"):
+        try:
+            trainer.add_hook(hook, ranks="zero")
+        except RegistrationError as error:
+            refused[str(hook if isinstance(hook, str) else hook.__class__.__name__)] = str(error)
+    return refused
+
+
+def test_a_hook_that_all_ranks_must_call_takes_no_choice_of_ranks() -> None:
+    for result in run_on_ranks(choose_ranks, 2):
+        assert list(result.value) == [*ON_ALL_RANKS, "Agreed"]
+        assert all("must be called on all of them; leave out its `ranks`" in one for one in result.value.values())
+
+
+def test_one_process_takes_a_choice_of_ranks_until_it_becomes_one_of_several() -> None:
+    hooks = HookManager()
+    hooks.register("nan_forensics", ranks="zero")
+    several = OneProcess()
+    several.world_size = 2
+    with pytest.raises(RegistrationError, match="'nan_forensics' does what all ranks do together"):
+        hooks.set_ranks(several)
 
 
 class EveryKind(TrainingHook):

@@ -251,6 +251,29 @@ def parse_ranks(given: Any, path: str = "ranks") -> Ranks:
     return frozenset(ranks)
 
 
+def check_ranks(entry: Entry, world_size: int) -> None:
+    """Reject a choice of ranks for a hook that all ranks must call.
+
+    Raises:
+        RegistrationError: If there is one; it says why.
+    """
+    if entry.ranks is None:
+        return
+    hook, name = entry.hook, entry.name
+    if "update" in entry.kinds:
+        raise RegistrationError(f"{name!r} changes gradients, which must be the same on all ranks")
+    if getattr(hook, "collective", False):
+        raise RegistrationError(
+            f"{name!r} is collective, so it must be called on all ranks; leave out its `ranks`, or use "
+            "`trainer.ranks.rank` inside of it"
+        )
+    together = getattr(hook, "same_on_all_ranks", False) or getattr(hook, "needs_all_ranks", False)
+    if together and world_size > 1:  # One process is all of its ranks, and its config may name them.
+        raise RegistrationError(
+            f"{name!r} does what all ranks do together, so it must be called on all of them; leave out its `ranks`"
+        )
+
+
 def _do_nothing(*arguments: Any, **keywords: Any) -> None:
     """Stand in for a hook that is called on other ranks."""
 

@@ -26,6 +26,7 @@ from hookline.core.entry import (
     Entry,
     HookKeywords,
     HookList,
+    check_ranks,
     check_schedule,
     derived_name,
     hook_parameters,
@@ -153,8 +154,14 @@ class HookRegistry(Events):
             self.load(config, allow=allow, from_file=from_file)
 
     def set_ranks(self, ranks: OneProcess) -> None:
-        """Call hooks as one of several processes: each hook has the ranks on which it is called."""
+        """Call hooks as one of several processes: each hook has the ranks on which it is called.
+
+        Raises:
+            RegistrationError: If a hook that all ranks must call is called on some of them only.
+        """
         with self._lock:
+            for entry in self._entries.values():
+                check_ranks(entry, ranks.world_size)
             self.ranks, self.failures.rank = ranks, ranks.rank if ranks.world_size > 1 else None
             self._changed()
 
@@ -257,13 +264,7 @@ class HookRegistry(Events):
             origin="built-in" if built_in and origin == "code" else origin,
             parameters={} if event else hook_parameters(made, parameters),
         )
-        if "update" in entry.kinds and entry.ranks is not None:
-            raise RegistrationError(f"{entry.name!r} changes gradients, which must be the same on all ranks")
-        if is_collective and entry.ranks is not None:
-            raise RegistrationError(
-                f"{entry.name!r} is collective, so it must be called on all ranks; leave out its `ranks`, or use "
-                "`trainer.ranks.rank` inside of it"
-            )
+        check_ranks(entry, self.ranks.world_size)
         return self._add(entry)
 
     register_hook = add_hook = register
