@@ -68,6 +68,7 @@ ON_ALL_RANKS = (
 
 
 def choose_ranks(rank: int) -> dict[str, str]:
+    HookManager().register("monitor", ranks="zero")  # in a user's own loop it measures its own rank
     trainer = make_trainer("ddp", rank, 2, None)
     refused = {}
     for hook in (*ON_ALL_RANKS, Agreed(), "throughput", "loss_spike"):
@@ -84,11 +85,11 @@ def test_a_hook_that_all_ranks_must_call_takes_no_choice_of_ranks() -> None:
         assert all("must be called on all of them; leave out its `ranks`" in one for one in result.value.values())
 
 
-def test_one_process_takes_a_choice_of_ranks_until_it_becomes_one_of_several() -> None:
+def test_a_choice_of_ranks_is_refused_when_the_hooks_get_a_run_on_several_ranks() -> None:
     hooks = HookManager()
     hooks.register("nan_forensics", ranks="zero")
     several = OneProcess()
-    several.world_size = 2
+    several.agrees_later = True
     with pytest.raises(RegistrationError, match="'nan_forensics' does what all ranks do together"):
         hooks.set_ranks(several)
 

@@ -251,8 +251,8 @@ def parse_ranks(given: Any, path: str = "ranks") -> Ranks:
     return frozenset(ranks)
 
 
-def check_ranks(entry: Entry, world_size: int) -> None:
-    """Reject a choice of ranks for a hook that all ranks must call.
+def check_ranks(entry: Entry, ranks: OneProcess) -> None:
+    """Reject a choice of ranks for a hook that all ranks of a run must call.
 
     Raises:
         RegistrationError: If there is one; it says why.
@@ -268,7 +268,7 @@ def check_ranks(entry: Entry, world_size: int) -> None:
             "`trainer.ranks.rank` inside of it"
         )
     together = getattr(hook, "same_on_all_ranks", False) or getattr(hook, "needs_all_ranks", False)
-    if together and world_size > 1:  # One process is all of its ranks, and its config may name them.
+    if together and ranks.agrees_later:  # One process is all of its ranks, and in a user's own loop each acts alone.
         raise RegistrationError(
             f"{name!r} does what all ranks do together, so it must be called on all of them; leave out its `ranks`"
         )

@@ -161,7 +161,7 @@ class HookRegistry(Events):
         """
         with self._lock:
             for entry in self._entries.values():
-                check_ranks(entry, ranks.world_size)
+                check_ranks(entry, ranks)
             self.ranks, self.failures.rank = ranks, ranks.rank if ranks.world_size > 1 else None
             self._changed()
 
@@ -264,7 +264,7 @@ class HookRegistry(Events):
             origin="built-in" if built_in and origin == "code" else origin,
             parameters={} if event else hook_parameters(made, parameters),
         )
-        check_ranks(entry, self.ranks.world_size)
+        check_ranks(entry, self.ranks)
         return self._add(entry)
 
     register_hook = add_hook = register
