@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from rank_processes import run_on_ranks
 from rank_runs import make_batches, make_trainer
+from torch import nn
 
 from hookline import TrainingHook
 from hookline.errors import RankError
@@ -96,7 +97,7 @@ def test_a_save_that_one_rank_requests_is_written_once(tmp_path: Path) -> None:
     assert [one.value for one in results] == [["mine"], ["mine"]]
 
 
-def add_on_one(rank: int, what: str) -> str:
+def change_on_one(rank: int, what: str) -> str:
     trainer = make_trainer("ddp", rank, 2, None)
 
     class Mine(TrainingHook):
@@ -104,30 +105,85 @@ def add_on_one(rank: int, what: str) -> str:
 
     trainer.add_hook(Mine(), "mine")
 
+    def assign() -> None:
+        trainer.lr, trainer.loss_fn = 0.5, nn.L1Loss()
+
     @trainer.on("step_end", name="changer")
     def change(step: int, trainer: Any) -> None:
+        if step == 1 and what == "assign":
+            trainer.lr = 0.04
         if step == 3 and rank == 1:
-            {"add": lambda: trainer.add_hook(Mine(), "other"), "disable": lambda: trainer.disable_hook("mine"),
-             "remove": lambda: trainer.remove_hook("mine")}[what]()  # fmt: skip
+            {
+                "assign": assign,
+                "add": lambda: trainer.add_hook(Mine(), "other"),
+                "disable": lambda: trainer.disable_hook("mine"),
+                "remove": lambda: trainer.remove_hook("mine"),
+            }[what]()
 
     try:
         trainer.train()
     except RankError as error:
-        return str(error)
+        return f"{trainer.step} {error}"
     return "nothing"
 
 
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        ("add", "'other' is enabled on rank 1 only"),
-        ("disable", "'mine' is enabled on rank 0 only; 'mine' is disabled on rank 1 only"),
-        ("remove", "'mine' is enabled on rank 0 only"),
+        ("add", "hook 'other' is enabled on rank 1 only"),
+        ("disable", "hook 'mine' is enabled on rank 0 only; hook 'mine' is disabled on rank 1 only"),
+        ("remove", "hook 'mine' is enabled on rank 0 only"),
+        (
+            "assign",
+            "lr was set to 0.04 in step 1 by hook 'changer' on rank 0 only; "
+            "loss_fn was set to L1Loss in step 3 by hook 'changer' on rank 1 only; "
+            "lr was set to 0.5 in step 3 by hook 'changer' on rank 1 only",
+        ),
     ],
 )
-def test_a_hook_that_one_rank_alone_changes_is_named(what: str, said: str) -> None:
-    for result in run_on_ranks(add_on_one, 2, what):
-        assert result.value.startswith(f"the hooks of the ranks differ: {said};")
+def test_what_one_rank_alone_changes_is_named(what: str, said: str) -> None:
+    for result in run_on_ranks(change_on_one, 2, what):
+        assert result.value.startswith(f"4 the ranks differ: {said};")
+
+
+class FailOnRank1(TrainingHook):
+    """Fails once on rank 1, in step 2."""
+
+    def on_step_end(self, step: int, trainer: Any) -> None:
+        if step == 2 and trainer.ranks.rank == 1:
+            raise ValueError("boom")
+
+
+def switch_after_failures(rank: int) -> list[Any]:
+    trainer = make_trainer("ddp", rank, 2, None)
+    for name, policy in (("first", "warn"), ("second", "disable"), ("third", "disable"), ("fourth", "warn")):
+        trainer.add_hook(FailOnRank1(), name, on_error=policy)
+
+    @trainer.on("step_end", name="changer")
+    def change(step: int, trainer: Any) -> None:
+        if step == 5:  # on all ranks
+            trainer.disable_hook("first")
+            trainer.disable_hook("second")
+        elif step == 13 and rank == 1:
+            trainer.disable_hook("fourth")
+
+    trainer.fit(max_epochs=1)
+    switched = [trainer.hooks.is_enabled(name) for name in ("first", "second", "third")]
+    try:
+        trainer.fit(max_epochs=2)  # the third is off on rank 1 alone
+    except RankError as error:
+        return [switched, trainer.step, str(error)]
+    return [switched, trainer.step, "nothing"]
+
+
+def test_failures_of_a_hook_on_one_rank_are_not_taken_for_a_switch_of_the_user() -> None:
+    for rank, result in enumerate(run_on_ranks(switch_after_failures, 2)):
+        switched, step, said = result.value
+        assert switched == [False, False, rank == 0]
+        assert step == 14
+        assert said.startswith(
+            "the ranks differ: hook 'fourth' is enabled on rank 0 only; hook 'fourth' is disabled on rank 1 only;"
+        )
 
 
 def differ(rank: int, what: str) -> str:

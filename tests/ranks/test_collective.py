@@ -10,8 +10,9 @@ from rank_processes import run_on_ranks
 from rank_runs import DEVICE, make_batches, make_mesh, make_model, make_trainer, whole_weights
 from torch import distributed
 
-from hookline import TrainingHook, rank_watch
+from hookline import HookManager, TrainingHook, rank_watch
 from hookline.errors import RankError, RegistrationError
+from hookline.ranks import OneProcess
 
 
 class SumOfRanks(TrainingHook):
@@ -52,6 +53,45 @@ def test_a_collective_hook_takes_no_other_policy_and_no_choice_of_ranks() -> Non
     for options in ({"on_error": "warn"}, {"ranks": "zero"}):
         with pytest.raises(RegistrationError, match="collective"):
             trainer.add_hook(SumOfRanks(), **options)
+
+
+class Agreed(TrainingHook):
+    same_on_all_ranks = True
+
+    def on_step_end(self) -> None: ...
+
+
+ON_ALL_RANKS = (
+    "activation_stats", "checkpoint", "debug_training", "early_stopping", "ema", "gradient_flow", "gradient_monitor",
+    "monitor", "nan_forensics",
+)  # fmt: skip
+
+
+def choose_ranks(rank: int) -> dict[str, str]:
+    HookManager().register("monitor", ranks="zero")  # in a user's own loop it measures its own rank
+    trainer = make_trainer("ddp", rank, 2, None)
+    refused = {}
+    for hook in (*ON_ALL_RANKS, Agreed(), "throughput", "loss_spike"):
+        try:
+            trainer.add_hook(hook, ranks="zero")
+        except RegistrationError as error:
+            refused[str(hook if isinstance(hook, str) else hook.__class__.__name__)] = str(error)
+    return refused
+
+
+def test_a_hook_that_all_ranks_must_call_takes_no_choice_of_ranks() -> None:
+    for result in run_on_ranks(choose_ranks, 2):
+        assert list(result.value) == [*ON_ALL_RANKS, "Agreed"]
+        assert all("must be called on all of them; leave out its `ranks`" in one for one in result.value.values())
+
+
+def test_a_choice_of_ranks_is_refused_when_the_hooks_get_a_run_on_several_ranks() -> None:
+    hooks = HookManager()
+    hooks.register("nan_forensics", ranks="zero")
+    several = OneProcess()
+    several.agrees_later = True
+    with pytest.raises(RegistrationError, match="'nan_forensics' does what all ranks do together"):
+        hooks.set_ranks(several)
 
 
 class EveryKind(TrainingHook):
@@ -105,6 +145,43 @@ def test_every_kind_of_collective_is_refused_in_a_hook_that_does_not_declare_it(
         assert len(refused) == 8
         assert all("hook 'careless' calls a collective in on_train_start" in one for one in refused)
         assert len(norms) == (0 if rank else 8)
+
+
+class InsideOthers(TrainingHook):
+    """Tries a collective inside of what all ranks take part in, and validates, which it may."""
+
+    def __init__(self) -> None:
+        self.refused: list[str] = []
+
+    def _act(self) -> None:
+        try:
+            distributed.all_reduce(torch.ones(1))
+        except RankError as error:
+            self.refused.append(str(error).split("(")[0])
+
+    on_validation_batch_start = on_validation_end = on_checkpoint_save = _act
+
+    def on_train_end(self, trainer: Any) -> None:
+        trainer.validate()
+        self._act()
+
+
+def try_inside_others(rank: int, folder: str) -> list[str]:
+    trainer = make_trainer(
+        "ddp", rank, 2, folder, val_loaders=make_batches(rank, 2, 1), sanity_batches=0, validate_every=8
+    )
+    hook = InsideOthers()
+    trainer.add_hook(hook, "careless", on_error="raise")
+    trainer.add_hook("checkpoint")
+    trainer.train()
+    return hook.refused
+
+
+def test_a_collective_is_refused_inside_of_a_validation_and_a_checkpoint_as_well(tmp_path: Path) -> None:
+    validation = ["on_validation_batch_start", "on_validation_end"]
+    for result in run_on_ranks(try_inside_others, 2, str(tmp_path)):
+        said = [one.removeprefix("hook 'careless' calls a collective in ").strip() for one in result.value]
+        assert said == [*validation, "on_checkpoint_save", *validation, "on_train_end"]
 
 
 class OnOneRank(TrainingHook):

@@ -13,7 +13,7 @@ import pytest
 from rank_processes import RankResult, run_on_ranks
 from rank_runs import make_batches, make_trainer, whole_weights
 
-from hookline import NanForensics, TrainingHook, rank_watch
+from hookline import NanForensics, TrainingHook, UpdateHook, rank_watch
 
 
 class Witness(TrainingHook):
@@ -48,6 +48,22 @@ class Trouble(TrainingHook):
             raise ValueError("boom")
 
 
+class AgreedTrouble(Trouble):
+    same_on_all_ranks = True
+
+
+class TroubleInChain(UpdateHook):
+    """Fails on one rank before it has changed a gradient, at step 3."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def on_update(self, grads: Any, trainer: Any, step: int) -> Any:
+        if step == 3 and trainer.ranks.rank == self.rank:
+            raise ValueError("boom")
+        return {name: 0.5 * grad for name, grad in grads.items()}
+
+
 def train(rank: int, world_size: int, folder: str, bad_rank: int, kind: str, stays_alive: bool) -> None:
     rank_watch.BEAT_SECONDS = 0.1
     if stays_alive or kind == "hang":
@@ -64,6 +80,10 @@ def train(rank: int, world_size: int, folder: str, bad_rank: int, kind: str, sta
             return compute(batch)
 
         trainer.compute = fail
+    elif kind == "agreed":
+        trainer.add_hook(AgreedTrouble(bad_rank, "raise"), "trouble", on_error="warn")
+    elif kind == "update":
+        trainer.add_hook(TroubleInChain(bad_rank), "trouble", on_error="disable")
     else:
         trainer.add_hook(Trouble(bad_rank, kind), "trouble", on_error="raise")
     if stays_alive and rank == bad_rank:
@@ -97,15 +117,16 @@ def fails(tmp_path: Path, *how: Any, world_size: int = 2) -> tuple[dict[str, Any
     ("kind", "bad_rank", "stays_alive"),
     [
         ("hook", 0, False), ("hook", 0, True), ("hook", 1, False), ("hook", 1, True),
-        ("step_fn", 1, False), ("early", 1, True),
+        ("step_fn", 1, False), ("early", 1, True), ("agreed", 1, False), ("update", 1, False),
     ],
 )  # fmt: skip
 def test_an_exception_on_one_rank_ends_all(kind: str, bad_rank: int, stays_alive: bool, tmp_path: Path) -> None:
     run, results = fails(tmp_path, bad_rank, kind, stays_alive)
     assert f"rank {bad_rank}" in run["reason"]
     assert "ValueError: boom" in run["reason"]
-    if kind == "hook":
-        assert "hook 'trouble' in on_step_end, step 3" in run["reason"]
+    if kind in ("hook", "agreed", "update"):
+        event = "on_update" if kind == "update" else "on_step_end"
+        assert f"hook 'trouble' in {event}, step 3" in run["reason"]
     other = results[1 - bad_rank]
     expected = f"rank {bad_rank} failed at step {0 if kind == 'early' else 3}"
     assert expected in other.error + other.output
@@ -150,6 +171,31 @@ def test_a_hook_that_fails_under_warn_leaves_an_event_of_its_rank_and_the_same_w
     (event,) = [json.loads(line) for line in lines]
     assert [event[key] for key in ("kind", "rank", "hook", "step")] == ["hook_failed", 1, "trouble", 3]
     assert not list((tmp_path / "b").glob("*/ranks"))
+
+
+def switch_off(rank: int) -> list[Any]:
+    weights = []
+    for fails in (True, False):
+        trainer = make_trainer("fsdp2", rank, 2, None, max_epochs=2)  # its norm is a sum over the ranks, too
+
+        @trainer.on("step_end", name="always", on_error="disable")
+        def read_tokens(tokens_seen: int, fails: bool = fails) -> None:
+            assert not fails or rank == 0
+
+        @trainer.on("step_end", name="scheduled", on_error="disable", every=2)
+        def read_norm(ctx: Any, fails: bool = fails) -> None:
+            assert not fails or rank == 0
+
+        trainer.train()
+        assert [trainer.hooks.is_enabled(name) for name in ("always", "scheduled")] == [not fails or rank == 0] * 2
+        weights.append(whole_weights(trainer))
+    return weights
+
+
+def test_a_hook_that_failures_switch_off_on_one_rank_does_not_keep_the_others_waiting() -> None:
+    first, second = (one.value for one in run_on_ranks(switch_off, 2, timeout=30))
+    assert first == second
+    assert first[0] == first[1]
 
 
 def train_on_nan(rank: int, folder: str, kind: str) -> list[Any]:

@@ -226,6 +226,7 @@ class GradientFlowHook(TrainingHook):
 
     built_in = True
     name = "gradient_flow"
+    same_on_all_ranks = True  # gradients are; measuring those of a sharded model needs all ranks
     schedule = Schedule.parse(every=100, at=1)
 
     def __init__(self, vanishing: float = 1e-7, exploding: float = 1e3, ratio: float = 1e-4) -> None:

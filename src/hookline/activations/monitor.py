@@ -71,6 +71,7 @@ class Monitor(BuiltInForwardHook):
 
     name = "monitor"
     built_in = True
+    needs_all_ranks = True  # its rows are those of all ranks; if it fails on one, they are left out
 
     def __init__(
         self,

@@ -40,7 +40,10 @@ class Hook(Events):
     collective: bool = False
     """Whether it uses collectives: it then runs on all ranks or on none, and its failure ends the run."""
     same_on_all_ranks: bool = False
-    """Whether what it requests and draws is the same on all ranks, because it depends on agreed numbers alone."""
+    """Whether what it does is the same on all ranks, because it depends on agreed numbers alone.
+
+    Its requests then take effect at once, and it draws the same numbers; with several ranks its failure ends the run.
+    """
     may_skip: bool = False
     """Whether it may call `skip_step` on some ranks only; the ranks then decide together at every step, and wait."""
     intervenes: bool | None = None

@@ -49,7 +49,7 @@ class CollectiveGuard:
 
     def __init__(self, registry: HookRegistry) -> None:
         self._registry = registry
-        self.allowed = 0
+        self.allowed = False
 
     def wrap(self, event: Event, hooks: Sequence[BoundHook], timed: bool) -> list[BoundHook]:
         """Return the listeners of an event as they are called."""
@@ -66,8 +66,12 @@ class CollectiveGuard:
         mode = _RefuseCollectives(self, hook, event)
 
         def guarded(*args: Any, **kwargs: Any) -> Any:
-            with mode:
-                return call(*args, **kwargs)
+            before, self.allowed = self.allowed, False  # what a validation or a save may call, its hooks may not
+            try:
+                with mode:
+                    return call(*args, **kwargs)
+            finally:
+                self.allowed = before
 
         return guarded
 
@@ -90,8 +94,8 @@ class CollectiveGuard:
                     f"hook {name!r} calls {method}, in which all ranks take part, but it is called on {where} only: "
                     "leave out its `ranks`, and call it on all of them without a condition; rank 0 writes for all"
                 )
-        self.allowed += 1
+        before, self.allowed = self.allowed, True
         try:
             yield
         finally:
-            self.allowed -= 1
+            self.allowed = before

@@ -128,9 +128,9 @@ class Scheduler:
         groups: dict[Schedule, list[str]] = {}
         self._sample = False
         for entry in entries:
-            if entry.enabled and not entry.schedule.always:
+            if entry.enabled_for_ranks and not entry.schedule.always:
                 groups.setdefault(entry.schedule, []).append(entry.name)
-            elif entry.enabled and not self._sample:
+            elif entry.enabled_for_ranks and not self._sample:
                 self._sample = any(CATALOG[event].inner for event in entry.listeners)
         self._needs_previous = any(schedule.by_tokens_or_time for schedule in groups)
         self.groups = groups

@@ -67,6 +67,7 @@ class Entry:
     policy: Policy
     schedule: Schedule
     enabled: bool = True
+    off_here: bool = False  # Of several ranks, failures have switched it off on this one.
     last: bool = False  # Stays behind every hook that is registered later.
     before: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
@@ -86,15 +87,20 @@ class Entry:
         kinds = {CATALOG[event].kind for event in self.listeners}
         return [kind for kind in ("lifecycle", "forward", "update") if kind in kinds] or ["lifecycle"]
 
+    @property
+    def enabled_for_ranks(self) -> bool:
+        """Whether the ranks have it enabled; failures may have switched it off on this one alone."""
+        return self.enabled or self.off_here
+
     def is_on(self, ranks: OneProcess) -> bool:
         """Return whether it is called on this rank."""
         if isinstance(self.ranks, str):
-            return ranks.local_rank == 0
-        return self.ranks is None or ranks.rank in self.ranks
+            return self.enabled and ranks.local_rank == 0
+        return self.enabled and (self.ranks is None or ranks.rank in self.ranks)
 
     def is_called(self, event: Event, due: frozenset[str] | None) -> bool:
-        """Return whether it is called at an event, given the scheduled hooks that are due; None means all are."""
-        if not self.enabled or event.name not in self.listeners:
+        """Return whether ranks call it at an event, given the scheduled hooks that are due; None means all are."""
+        if not self.enabled_for_ranks or event.name not in self.listeners:
             return False
         is_due = due is None or not event.inner or self.schedule.always or self.name in due
         return is_due or event.name in getattr(self.hook, "always_hears", ())
@@ -243,6 +249,29 @@ def parse_ranks(given: Any, path: str = "ranks") -> Ranks:
     if not ranks or not all(isinstance(one, int) and not isinstance(one, bool) and one >= 0 for one in ranks):
         raise ConfigError(path, f"expected 'all', 'zero', 'local-zero', a rank or a list of ranks, {got(given)}")
     return frozenset(ranks)
+
+
+def check_ranks(entry: Entry, ranks: OneProcess) -> None:
+    """Reject a choice of ranks for a hook that all ranks of a run must call.
+
+    Raises:
+        RegistrationError: If there is one; it says why.
+    """
+    if entry.ranks is None:
+        return
+    hook, name = entry.hook, entry.name
+    if "update" in entry.kinds:
+        raise RegistrationError(f"{name!r} changes gradients, which must be the same on all ranks")
+    if getattr(hook, "collective", False):
+        raise RegistrationError(
+            f"{name!r} is collective, so it must be called on all ranks; leave out its `ranks`, or use "
+            "`trainer.ranks.rank` inside of it"
+        )
+    together = getattr(hook, "same_on_all_ranks", False) or getattr(hook, "needs_all_ranks", False)
+    if together and ranks.agrees_later:  # One process is all of its ranks, and in a user's own loop each acts alone.
+        raise RegistrationError(
+            f"{name!r} does what all ranks do together, so it must be called on all of them; leave out its `ranks`"
+        )
 
 
 def _do_nothing(*arguments: Any, **keywords: Any) -> None:

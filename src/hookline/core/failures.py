@@ -199,7 +199,11 @@ class FailureHandler:
         note += "" if self.rank is None else f", rank {self.rank}"
         add_note(error, note)
         incident = Incident("failed", hook, where, step, f"failed: {error_text(error)}", error)
-        policy = "raise" if self.debug else "warn" if entry is None else entry.policy
+        policy = "warn" if entry is None else entry.policy
+        # The other ranks have done what all do alike: without this one they would wait for it, or weights would differ.
+        is_alike = where == "on_update" or (entry is not None and getattr(entry.hook, "same_on_all_ranks", False))
+        if self.debug or (self.rank is not None and is_alike):
+            policy = "raise"
         must_raise = (policy == "raise" or getattr(error, "always_raise", False)) and original is None
         strikes = 0 if entry is None else entry.failures.add(where)
         if entry is None or must_raise:

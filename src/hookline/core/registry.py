@@ -26,6 +26,7 @@ from hookline.core.entry import (
     Entry,
     HookKeywords,
     HookList,
+    check_ranks,
     check_schedule,
     derived_name,
     hook_parameters,
@@ -134,7 +135,7 @@ class HookRegistry(Events):
         # Held while the set of hooks or the decision about due hooks changes, and while a callable is made; never while
         # an event calls its hooks. It is reentrant, because every change takes it again in `_changed`.
         self._lock = threading.RLock()
-        self.failures = FailureHandler(self._entries, self._changed, self.disable)
+        self.failures = FailureHandler(self._entries, self._changed, partial(self._switch, enabled=False, failed=True))
         self.rng_guard = RngGuard(self.failures.report, self._changed)
         self.dispatch_table = DispatchTable(self.listeners, self.failures, self.rng_guard, self._lock)
         self.slots, self.scheduler = self.dispatch_table.slots, self.dispatch_table.scheduler
@@ -153,8 +154,14 @@ class HookRegistry(Events):
             self.load(config, allow=allow, from_file=from_file)
 
     def set_ranks(self, ranks: OneProcess) -> None:
-        """Call hooks as one of several processes: each hook has the ranks on which it is called."""
+        """Call hooks as one of several processes: each hook has the ranks on which it is called.
+
+        Raises:
+            RegistrationError: If a hook that all ranks must call is called on some of them only.
+        """
         with self._lock:
+            for entry in self._entries.values():
+                check_ranks(entry, ranks)
             self.ranks, self.failures.rank = ranks, ranks.rank if ranks.world_size > 1 else None
             self._changed()
 
@@ -257,13 +264,7 @@ class HookRegistry(Events):
             origin="built-in" if built_in and origin == "code" else origin,
             parameters={} if event else hook_parameters(made, parameters),
         )
-        if "update" in entry.kinds and entry.ranks is not None:
-            raise RegistrationError(f"{entry.name!r} changes gradients, which must be the same on all ranks")
-        if is_collective and entry.ranks is not None:
-            raise RegistrationError(
-                f"{entry.name!r} is collective, so it must be called on all ranks; leave out its `ranks`, or use "
-                "`trainer.ranks.rank` inside of it"
-            )
+        check_ranks(entry, self.ranks)
         return self._add(entry)
 
     register_hook = add_hook = register
@@ -425,11 +426,12 @@ class HookRegistry(Events):
             raise HooklineError(f"no hook is named {name!r}; {nearest(name, self._entries)}")
         return entry
 
-    def _switch(self, name: str, enabled: bool) -> None:
+    def _switch(self, name: str, enabled: bool, failed: bool = False) -> None:
+        """Enable or disable a hook; `failed` if its failures do so, which other ranks need not have."""
         with self._lock:
             entry = self.entry(name)
-            if entry.enabled != enabled:
-                entry.enabled = enabled
+            if entry.enabled != enabled or (entry.off_here and not failed):
+                entry.enabled, entry.off_here = enabled, failed and self.ranks.world_size > 1
                 entry.failures.in_a_row.clear()
                 self._changed()
 

@@ -44,6 +44,7 @@ class EMAHook(NamedHook):
 
     built_in = True
     name = "ema"
+    same_on_all_ranks = True  # a validation of all ranks measures the average
     on_error = "raise"  # a failure half-way would leave a mixture of weights in the model
     runs_last = True  # hooks that read the model at the end of a validation must see the weights that were validated
 

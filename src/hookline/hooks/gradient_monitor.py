@@ -88,6 +88,7 @@ class GradientMonitor(NamedHook):
 
     built_in = True
     name = "gradient_monitor"
+    same_on_all_ranks = True  # gradients are; measuring those of a sharded model needs all ranks
     every_aliases = ("log_frequency",)
     saves = ("troubled",)
     # Trouble is reported as soon as the values arrive, not at the next step that is due. Without a device they have

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from hookline.core.run_control import RunControl
 from hookline.core.schedule import Schedule
-from hookline.errors import ConfigError, MetricMissing, nearest
+from hookline.errors import MetricMissing, nearest
 from hookline.hooks.base import NamedHook, counts_for_run
 
 MODES = ("min", "max")
@@ -93,12 +93,9 @@ class MetricHook(NamedHook):
 
         Raises:
             MetricMissing: If `strict` says that a missing metric is an error.
-            ConfigError: If it is called on some of several ranks only.
         """
-        if trainer.hooks.ranks.world_size > 1 and trainer.hooks.entry(self.registered_name).ranks is not None:
-            raise ConfigError(f"{self.registered_name}.ranks", "it decides for all ranks; leave its `ranks` out")
         # A user's hook may add the metric to a validation, or validate on other data: then the first epoch shows it.
-        others = [entry for entry in trainer.hooks.entries() if entry.enabled and not entry.built_in]
+        others = [entry for entry in trainer.hooks.entries() if entry.enabled_for_ranks and not entry.built_in]
         adds = any(event.startswith("on_validation_") for entry in others for event in entry.listeners)
         validates = any("trainer" in listener.wanted for entry in others for listener in entry.listeners.values())
         if not trainer.has_validation:

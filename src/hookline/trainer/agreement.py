@@ -43,7 +43,8 @@ class Agreement:
         self.skips_late = False
         """The same after the update chain and before each optimizer, because of hooks there."""
         self._skip: tuple[int, str] = -1, ""  # the step that a hook has asked to skip on this rank, and why
-        self._hooks_mark = 0
+        self._assigned: dict[str, str] = {}  # how attributes of the trainer were last assigned, by name
+        self._hooks_mark = 0  # a fingerprint of these and of the hooks
         self._hooks_changed = True
         self._skips = False, False
         trainer.hooks.on_change(self._note_change)
@@ -55,6 +56,19 @@ class Agreement:
 
     def _note_change(self) -> None:
         self._hooks_changed = True
+
+    def note_assignment(self, name: str, value: Any, by: str | None) -> None:
+        """Compare an assignment to an attribute of the trainer with those of the other ranks, after the next step.
+
+        Args:
+            name: The attribute.
+            value: What was assigned, as an error names it.
+            by: The hook that did so; None if it was none.
+        """
+        if self._ranks.agrees_later:
+            hook = "" if by is None else f" by hook {by!r}"
+            self._assigned[name] = f"{name} was set to {value} in step {self._trainer.progress.step}{hook}"
+            self._note_change()
 
     # ---- requests ----------------------------------------------------------------------------------------------------
 
@@ -117,7 +131,7 @@ class Agreement:
         """
         if self._hooks_changed:
             self._hooks_changed = False
-            self._hooks_mark = fingerprint(self._hook_list())
+            self._hooks_mark = fingerprint(self._changes())
             self._skips = self._find_skips()
         progress, hooks = self._trainer.progress, self._hooks_mark
         signals = [] if self._signal is None or self._signal_sent else [self._signal]
@@ -135,7 +149,7 @@ class Agreement:
         world_size = self._ranks.world_size
         self._trainer.progress.set_agreed(clock / 1000, tokens)
         if not all_equal((hooks, hooks_squared), world_size):
-            self._raise_hooks_differ()
+            self._raise_ranks_differ()
         # From here on all ranks know that they have the same hooks.
         self.skips_together, self.skips_late = sent.get("skips", (False, False))
         if rows:
@@ -196,28 +210,33 @@ class Agreement:
         hooks = [
             set(entry.listeners)
             for entry in self._trainer.hooks.entries()
-            if getattr(entry.hook, "may_skip", False) and (entry.enabled or entry.failures.total)
+            if getattr(entry.hook, "may_skip", False) and entry.enabled_for_ranks
         ]
         return any(events - LATE_EVENTS for events in hooks), any(events & LATE_EVENTS for events in hooks)
 
-    # ---- hooks -------------------------------------------------------------------------------------------------------
+    # ---- what must not differ ----------------------------------------------------------------------------------------
 
-    def _hook_list(self) -> list[str]:
-        """Return the hooks and their switches; one that failures have switched off is off on this rank alone."""
-        return [
-            f"{entry.name!r} is {'enabled' if entry.enabled or entry.failures.total else 'disabled'}"
+    def _changes(self) -> list[str]:
+        """Return what runs may change, on all ranks alike: the hooks with their switches, and attributes.
+
+        A hook that failures have switched off is off on this rank alone, and counts as enabled.
+        """
+        hooks = [
+            f"hook {entry.name!r} is {'enabled' if entry.enabled_for_ranks else 'disabled'}"
             for entry in self._trainer.hooks.entries()
         ]
+        return hooks + [self._assigned[name] for name in sorted(self._assigned)]
 
-    def _raise_hooks_differ(self) -> None:
-        """Raise RankError with the hooks that not all ranks have."""
-        lists = self._ranks.gather(self._hook_list())
+    def _raise_ranks_differ(self) -> None:
+        """Raise RankError with what is not the same on all ranks."""
+        lists = self._ranks.gather(self._changes())
         everywhere = set(lists[0]).intersection(*lists[1:])
-        odd = dict.fromkeys(hook for one in lists for hook in one if hook not in everywhere)
+        odd = dict.fromkeys(change for one in lists for change in one if change not in everywhere)
         said = [
-            f"{hook} on rank {', '.join(str(r) for r, one in enumerate(lists) if hook in one)} only" for hook in odd
+            f"{change} on rank {', '.join(str(r) for r, one in enumerate(lists) if change in one)} only"
+            for change in odd
         ]
         raise RankError(
-            f"the hooks of the ranks differ: {'; '.join(said) or 'their order'}; add, remove and switch hooks on all "
-            "ranks, and use ranks= for one that is to run on some"
+            f"the ranks differ: {'; '.join(said) or 'the order of their hooks'}; add, remove and switch hooks and "
+            "assign lr, loss_fn and step_fn on all ranks, and use ranks= for a hook that is to run on some"
         )

@@ -196,7 +196,7 @@ def _compared(trainer: Trainer) -> dict[str, Any]:
     parameters = {hook.name: hook.parameters for hook in trainer.hooks.list_hooks()}
     hooks = {
         entry.name: {
-            "enabled": entry.enabled,
+            "enabled": entry.enabled_for_ranks,
             "schedule": str(entry.schedule),
             "policy": entry.policy,
             "parameters": {

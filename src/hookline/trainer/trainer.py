@@ -417,7 +417,7 @@ class Trainer:
     @loss_fn.setter
     def loss_fn(self, function: Callable[..., Any] | None) -> None:
         old, self._loss_fn = self._loss_fn, function
-        self._step_changed("loss_fn_changed", old, function)
+        self._step_changed("loss_fn", old, function)
 
     @property
     def step_fn(self) -> StepFunction | None:
@@ -427,13 +427,15 @@ class Trainer:
     @step_fn.setter
     def step_fn(self, function: StepFunction | None) -> None:
         old, self._step_fn = self._step_fn, function
-        self._step_changed("step_fn_changed", old, function)
+        self._step_changed("step_fn", old, function)
 
-    def _step_changed(self, kind: str, old: Any, new: Any) -> None:
+    def _step_changed(self, name: str, old: Any, new: Any) -> None:
         self.compute = self.agreement.times.measure(self._make_step())
         if self._loop is not None:
             self._loop.step_changed()
-        self.note(kind, by=self.hooks.calling_hook(), old=_name_of(old), new=_name_of(new))
+        by = self.hooks.calling_hook()
+        self.note(f"{name}_changed", by=by, old=_name_of(old), new=_name_of(new))
+        self.agreement.note_assignment(name, _name_of(new), by)
 
     def step_schedulers(self, stepped: Sequence[torch.optim.Optimizer] | None = None) -> None:
         """Step the schedulers of the optimizers that stepped (all by default), except those that need a metric."""
@@ -562,7 +564,9 @@ class Trainer:
 
     @lr.setter
     def lr(self, value: float) -> None:
-        self.note("lr_changed", by=self.hooks.calling_hook(), old=self.lr, new=value)
+        by = self.hooks.calling_hook()
+        self.note("lr_changed", by=by, old=self.lr, new=value)
+        self.agreement.note_assignment("lr", value, by)
         self.run_status.count("lr_changes")
         ratio = value / self.lr if self.lr else None
         for optimizer in self.optimizers:
