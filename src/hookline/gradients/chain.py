@@ -96,11 +96,9 @@ class UpdateChain:
         if invoke(ON_UPDATE, item.bound, failures, args, read=read, call=item.run, timed=timed) is FAILED:
             if item.half_written is None:
                 return True
-            trainer = argument_if_any(args, "trainer", None)
-            skip = getattr(trainer, "skip_step", None)
-            ranks = getattr(trainer, "ranks", None)  # which an object that is passed by hand need not have
-            if skip is None or (ranks is not None and ranks.world_size > 1):
-                raise item.half_written  # only the owner of the loop could skip the step, and not on one rank alone
+            skip = getattr(argument_if_any(args, "trainer", None), "skip_step", None)
+            if skip is None:
+                raise item.half_written  # only the owner of the loop could skip the step
             skip(f"{item.bound.hook} left half-written gradients")
             return False
         if item.clips:
