@@ -33,7 +33,7 @@ def describe_launch() -> dict[str, Any] | None:
 def continued_run(trainer: Trainer, resume: str | Path | None) -> Path | None:
     """Return the run that an earlier start of this launch began, None if there is none; all ranks call this.
 
-    It continues from its newest whole checkpoint, wherever the first start was told to begin.
+    It continues from its newest whole checkpoint, wherever the first start began.
 
     Args:
         trainer: The trainer, with the `launch` of the run that begins.
