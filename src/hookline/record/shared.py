@@ -21,6 +21,7 @@ from hookline.record.record import Record
 from hookline.record.sinks import FileStorage, MemoryStorage, RankStorage
 
 _NONE = float("-inf")  # the maximum of nothing
+_Key = tuple[int, str, int]
 
 
 class _Metric(NamedTuple):
@@ -34,7 +35,7 @@ class _Metric(NamedTuple):
     time: float
 
     @property
-    def key(self) -> tuple[int, str, int]:
+    def key(self) -> _Key:
         return self.step, self.name, self.number
 
 
@@ -120,54 +121,39 @@ class SharedRecord(Record):
         if self._prepared is None:  # a flush has exchanged it already, on all ranks
             return
         (batch, parts), self._prepared = self._prepared, None
-        batch.read()
-        if batch.lost:
-            self._storage.report_loss(batch.lost[0], len(batch.lost))
         logged = self._described(batch.entries)
-        own = {
-            one.key: entry[3]
-            for one, entry in zip(logged, batch.entries, strict=True)
-            if not isinstance(entry[3], Tensor)  # lost with its device
-        }
+        own = self._read(batch, logged)
         metrics = [one for one in logged if one.reduce in REDUCTIONS]
         sizes = {part.key: part.sizes for part in parts}
         if not names_agree:
             metrics, sizes = self._union(metrics, sizes)
         by_key = {part.key: part for part in parts}
-        shared = [_PartOfAll(by_key[key], names) for key, names in sizes.items()]
-        peaked = [one for one in metrics if one.reduce in ("max", "min")]
-        added = [one for one in metrics if one.reduce in ("mean", "sum")]
-
-        def value(one: _Metric, absent: float) -> float:
-            return float(own.get(one.key, absent))
-
-        highest = [-value(one, -_NONE) if one.reduce == "min" else value(one, _NONE) for one in peaked]
-        own_maxima = [torch.tensor(highest, dtype=torch.float64), *(part.maxima() for part in shared)]
-        lengths = [len(some) for some in own_maxima]
-
-        def sums(maxima: Tensor) -> Tensor:
-            numbers = torch.tensor([[value(one, 0.0), one.key in own] for one in added], dtype=torch.float64)
-            of_parts = zip(shared, torch.split(maxima, lengths)[1:], strict=True)
-            return torch.cat([numbers.reshape(-1), *(part.sums(some) for part, some in of_parts)])
-
-        all_maxima, all_sums = self._ranks.exchange(torch.cat(own_maxima), sums)
-        peaks, *maxima = torch.split(all_maxima, lengths)
-        numbers, *totals = torch.split(all_sums, [2 * len(added), *(part.count for part in shared)])
-        results = {
-            one.key: -peak if one.reduce == "min" else peak for one, peak in zip(peaked, peaks.tolist(), strict=True)
-        }
-        for one, (total, count) in zip(added, numbers.reshape(-1, 2).tolist(), strict=True):
-            results[one.key] = total if one.reduce == "sum" or not count else total / count
-        for one in metrics:
-            is_integer = type(own.get(one.key)) is int and one.reduce != "mean"
-            own[one.key] = round(results[one.key]) if is_integer else results[one.key]
-        everything = {one.key: one for one in (*logged, *metrics) if one.key in own}.values()
-        merged: list[Entry] = [(one.step, one.epoch, one.name, own[one.key], one.time) for one in everything]
-        for part, some, others in zip(shared, maxima, totals, strict=True):
-            merged += part.finish(some, others)
+        of_parts = [_PartOfAll(by_key[key], names) for key, names in sizes.items()]
+        merged = self._merge([_MetricsOfAll(logged, metrics, own), *of_parts])
         if self._ranks.rank == 0:
             self._write("metrics", metric_rows(merged))
             self._write_pending(wait=True)  # layers, and what sinks wait for
+
+    def _read(self, batch: MetricBatch, logged: Sequence[_Metric]) -> dict[_Key, Any]:
+        """Wait for this rank's metrics, and return their values without those that a device lost."""
+        batch.read()
+        if batch.lost:
+            self._storage.report_loss(batch.lost[0], len(batch.lost))
+        values = ((one.key, entry[3]) for one, entry in zip(logged, batch.entries, strict=True))
+        return {key: value for key, value in values if not isinstance(value, Tensor)}
+
+    def _merge(self, shared: Sequence[_MetricsOfAll | _PartOfAll]) -> list[Entry]:
+        """Take one maximum and one sum over the ranks for everything, and return what becomes of it."""
+        own_maxima = [one.maxima() for one in shared]
+        lengths = [len(some) for some in own_maxima]
+
+        def sums(maxima: Tensor) -> Tensor:
+            of_each = zip(shared, torch.split(maxima, lengths), strict=True)
+            return torch.cat([one.sums(some) for one, some in of_each])
+
+        maxima, totals = self._ranks.exchange(torch.cat(own_maxima), sums)
+        of_each = zip(torch.split(maxima, lengths), torch.split(totals, [one.count for one in shared]), strict=True)
+        return [entry for one, numbers in zip(shared, of_each, strict=True) for entry in one.finish(*numbers)]
 
     def _described(self, entries: Sequence[Entry]) -> list[_Metric]:
         numbers: Counter[tuple[int, str]] = Counter()
@@ -183,7 +169,7 @@ class SharedRecord(Record):
 
         They are in the order of the lowest rank that has them.
         """
-        all_metrics: dict[tuple[int, str, int], _Metric] = {}
+        all_metrics: dict[_Key, _Metric] = {}
         all_sizes: dict[str, dict[str, tuple[int, int]]] = {}
         found: Counter[str] = Counter()
         gathered = self._ranks.gather([metrics, sizes])
@@ -197,6 +183,48 @@ class SharedRecord(Record):
                     known.setdefault(name, (highest, added))
         everywhere: dict[str, Sizes] = {key: names for key, names in all_sizes.items() if found[key] == len(gathered)}
         return list(all_metrics.values()), everywhere
+
+
+class _MetricsOfAll:
+    """The metrics in an exchange: for each a maximum, or a sum and the number of ranks that have it.
+
+    Args:
+        logged: What this rank has logged.
+        metrics: Those that any rank has and that become one.
+        own: The values of this rank.
+    """
+
+    def __init__(self, logged: Sequence[_Metric], metrics: Sequence[_Metric], own: Mapping[_Key, Any]) -> None:
+        self._all = {one.key: one for one in (*logged, *metrics)}
+        self._peaks = [one for one in metrics if one.reduce in ("max", "min")]
+        self._added = [one for one in metrics if one.reduce in ("mean", "sum")]
+        self._own = own
+        self.count = 2 * len(self._added)
+
+    def maxima(self) -> Tensor:
+        own = [_sign(one) * self._own[one.key] if one.key in self._own else _NONE for one in self._peaks]
+        return torch.tensor(own, dtype=torch.float64)
+
+    def sums(self, maxima: Tensor) -> Tensor:
+        own = [[self._own.get(one.key, 0.0), one.key in self._own] for one in self._added]
+        return torch.tensor(own, dtype=torch.float64).reshape(-1)
+
+    def finish(self, maxima: Tensor, sums: Tensor) -> list[Entry]:
+        values = dict(self._own)
+        for one, peak in zip(self._peaks, maxima.tolist(), strict=True):
+            values[one.key] = _sign(one) * peak
+        for one, (total, count) in zip(self._added, sums.reshape(-1, 2).tolist(), strict=True):
+            values[one.key] = total if one.reduce == "sum" or not count else total / count
+        for one in (*self._peaks, *self._added):
+            if type(self._own.get(one.key)) is int and one.reduce != "mean":
+                values[one.key] = round(values[one.key])
+        found = (one for one in self._all.values() if one.key in values)
+        return [(one.step, one.epoch, one.name, values[one.key], one.time) for one in found]
+
+
+def _sign(metric: _Metric) -> int:
+    """Return what a metric is multiplied by where maxima are taken: the lowest value is the highest negative."""
+    return -1 if metric.reduce == "min" else 1
 
 
 class _PartOfAll:
