@@ -1,12 +1,16 @@
 """Several ranks are one run: one directory, one record, one console; the same hooks, filtered by rank."""
 
 import json
+import math
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rank_processes import run_on_ranks
-from rank_runs import make_trainer, whole_weights
+from rank_runs import make_batches, make_trainer, whole_weights
+
+from hookline import read_metrics
 
 KINDS = ["ddp", "fsdp2"]
 
@@ -104,3 +108,46 @@ def test_one_config_gives_the_same_names_however_the_model_is_wrapped(kind: str,
     alone = names_of(0, "none", 1, str(tmp_path / "one"))
     assert alone["layers"] == ["0", "2"]
     assert run_on_ranks(names_of, 2, kind, 2, str(tmp_path / "two"))[0].value == alone
+
+
+def log_apart(rank: int, folder: str) -> None:
+    trainer = make_trainer("ddp", rank, 2, folder, batches=make_batches(rank, 2, 55))
+
+    @trainer.on("step_end")
+    def log(step: int, trainer: Any) -> None:
+        # Other reductions come when the numbers of 50 steps are already on their way, with names that agree.
+        trainer.log("apart", 1 + rank, reduce="max" if rank == 1 and step > 50 else "sum")
+        trainer.log("nan", math.nan if rank == 1 else 3, reduce="sum")
+
+    trainer.train()
+
+
+def test_ranks_that_reduce_a_metric_differently_take_rank_0s_way_and_a_nan_stays_one(tmp_path: Path) -> None:
+    run_on_ranks(log_apart, 2, str(tmp_path))
+    rows = [row for row in read_metrics(next(tmp_path.iterdir())) if "apart" in row]
+    assert [row["apart"] for row in rows] == [3] * 55
+    assert all(math.isnan(row["nan"]) for row in rows)
+
+
+def train_without_fsync(rank: int, folder: str) -> None:
+    trainer, fsync = make_trainer("ddp", rank, 2, folder), os.fsync
+    trainer.add_hook("checkpoint", every=3)
+
+    @trainer.on("step_end", ranks=1)
+    def fail(step: int) -> None:
+        raise ValueError("boom")
+
+    def refuse(file: int) -> None:
+        events = trainer.run_dir / "ranks" / "1" / "events.jsonl"  # type: ignore[operator]
+        if os.path.samestat(os.fstat(file), events.stat()):
+            raise OSError("no space left")
+        fsync(file)
+
+    if rank == 1:
+        os.fsync = refuse
+    trainer.train()
+
+
+def test_a_disk_that_refuses_the_events_of_a_rank_ends_nothing(tmp_path: Path) -> None:
+    results = run_on_ranks(train_without_fsync, 2, str(tmp_path))
+    assert "rank 1: its record is losing data, training continues" in results[1].output

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from time import time
 from typing import Any, NamedTuple
 
@@ -39,6 +40,23 @@ class _Metric(NamedTuple):
         return self.step, self.name, self.number
 
 
+class _Prepared(NamedTuple):
+    """What is to be exchanged next."""
+
+    batch: MetricBatch
+    logged: list[_Metric]  # what its entries are
+    parts: list[SharedPart]
+
+    @property
+    def metrics(self) -> list[_Metric]:
+        """Those of which the ranks' numbers become one."""
+        return [one for one in self.logged if one.reduce in REDUCTIONS]
+
+    def fingerprint(self) -> int:
+        shared = (f"{one.key} {one.reduce}" for one in self.metrics)
+        return fingerprint([*shared, *(f"{part.key} {part.sizes}" for part in self.parts)]) or 1
+
+
 class SharedRecord(Record):
     """A record whose numbers are those of all ranks.
 
@@ -62,7 +80,7 @@ class SharedRecord(Record):
         self._ranks = ranks
         self._reductions: dict[str, str | None] = {}  # by the name of a metric; "mean" if it is not among them
         self._parts: list[SharedPart] = []
-        self._prepared: tuple[MetricBatch, list[SharedPart]] | None = None
+        self._prepared: _Prepared | None = None
 
     @classmethod
     def of(cls, record: Record, ranks: OneProcess) -> SharedRecord:
@@ -100,17 +118,16 @@ class SharedRecord(Record):
 
     def prepare(self) -> int:
         """Take what was logged so far for the next exchange, and return a fingerprint of what it is, never 0."""
-        entries, parts = [], self._parts
-        if self._prepared is not None:
-            entries, parts = self._prepared[0].entries, [*self._prepared[1], *parts]
         count = len(self._entries)
-        logged = self._entries[:count]
+        entries, parts = self._entries[:count], self._parts
         del self._entries[:count]
         if self._ranks.rank:  # rank 0's own are written
-            logged = [entry for entry in logged if self._reductions.get(entry[2], "mean") is not None]
-        self._prepared, self._parts = (MetricBatch([*entries, *logged]), parts), []
-        shared = (str(one.key) for one in self._described(self._prepared[0].entries) if one.reduce in REDUCTIONS)
-        return fingerprint([*shared, *(f"{part.key} {part.sizes}" for part in parts)]) or 1
+            entries = [entry for entry in entries if self._reductions.get(entry[2], "mean") is not None]
+        if self._prepared is not None:
+            entries, parts = [*self._prepared.batch.entries, *entries], [*self._prepared.parts, *parts]
+        # Described now: until the exchange, a hook on one rank may log one of the names with another reduction.
+        self._prepared, self._parts = _Prepared(MetricBatch(entries), self._describe(entries), parts), []
+        return self._prepared.fingerprint()
 
     def exchange(self, names_agree: bool) -> None:
         """Bring what was prepared together; rank 0 writes it.
@@ -120,26 +137,25 @@ class SharedRecord(Record):
         """
         if self._prepared is None:  # a flush has exchanged it already, on all ranks
             return
-        (batch, parts), self._prepared = self._prepared, None
-        logged = self._described(batch.entries)
-        own = self._read(batch, logged)
-        metrics = [one for one in logged if one.reduce in REDUCTIONS]
-        sizes = {part.key: part.sizes for part in parts}
+        prepared, self._prepared = self._prepared, None
+        own = self._read(prepared)
+        metrics, sizes = prepared.metrics, {part.key: part.sizes for part in prepared.parts}
         if not names_agree:
             metrics, sizes = self._union(metrics, sizes)
-        by_key = {part.key: part for part in parts}
+        by_key = {part.key: part for part in prepared.parts}
         of_parts = [_PartOfAll(by_key[key], names) for key, names in sizes.items()]
-        merged = self._merge([_MetricsOfAll(logged, metrics, own), *of_parts])
+        merged = self._merge([_MetricsOfAll(prepared.logged, metrics, own), *of_parts])
         if self._ranks.rank == 0:
             self._write("metrics", metric_rows(merged))
             self._write_pending(wait=True)  # layers, and what sinks wait for
 
-    def _read(self, batch: MetricBatch, logged: Sequence[_Metric]) -> dict[_Key, Any]:
+    def _read(self, prepared: _Prepared) -> dict[_Key, Any]:
         """Wait for this rank's metrics, and return their values without those that a device lost."""
+        batch = prepared.batch
         batch.read()
         if batch.lost:
             self._storage.report_loss(batch.lost[0], len(batch.lost))
-        values = ((one.key, entry[3]) for one, entry in zip(logged, batch.entries, strict=True))
+        values = ((one.key, entry[3]) for one, entry in zip(prepared.logged, batch.entries, strict=True))
         return {key: value for key, value in values if not isinstance(value, Tensor)}
 
     def _merge(self, shared: Sequence[_MetricsOfAll | _PartOfAll]) -> list[Entry]:
@@ -155,7 +171,7 @@ class SharedRecord(Record):
         of_each = zip(torch.split(maxima, lengths), torch.split(totals, [one.count for one in shared]), strict=True)
         return [entry for one, numbers in zip(shared, of_each, strict=True) for entry in one.finish(*numbers)]
 
-    def _described(self, entries: Sequence[Entry]) -> list[_Metric]:
+    def _describe(self, entries: Sequence[Entry]) -> list[_Metric]:
         numbers: Counter[tuple[int, str]] = Counter()
         described = []
         for step, epoch, name, _, logged_at in entries:
@@ -167,7 +183,7 @@ class SharedRecord(Record):
     def _union(self, metrics: list[_Metric], sizes: dict[str, Sizes]) -> tuple[list[_Metric], dict[str, Sizes]]:
         """Return the metrics that any rank has, and the parts that all have, with their names.
 
-        They are in the order of the lowest rank that has them.
+        They are in the order of the lowest rank that has them, and a metric is reduced as that rank says.
         """
         all_metrics: dict[_Key, _Metric] = {}
         all_sizes: dict[str, dict[str, tuple[int, int]]] = {}
@@ -216,7 +232,8 @@ class _MetricsOfAll:
         for one, (total, count) in zip(self._added, sums.reshape(-1, 2).tolist(), strict=True):
             values[one.key] = total if one.reduce == "sum" or not count else total / count
         for one in (*self._peaks, *self._added):
-            if type(self._own.get(one.key)) is int and one.reduce != "mean":
+            is_integer = type(self._own.get(one.key)) is int and one.reduce != "mean"
+            if is_integer and isfinite(values[one.key]):  # another rank's number may be NaN
                 values[one.key] = round(values[one.key])
         found = (one for one in self._all.values() if one.key in values)
         return [(one.step, one.epoch, one.name, values[one.key], one.time) for one in found]

@@ -294,8 +294,11 @@ class RankStorage:
 
     def sync(self) -> None:
         """Wait until the disk has the events that were written."""
-        if self._events is not None:
-            self._events.sync()
+        try:
+            if self._events is not None:
+                self._events.sync()
+        except RecordError as error:
+            self.report_loss(error)
 
     def close(self, run: dict[str, Any]) -> None:
         """Close the file, if there is one; after a failure, close the run's record if rank 0 no longer can."""
