@@ -10,7 +10,7 @@ import pytest
 from rank_processes import run_on_ranks
 from rank_runs import make_batches, make_trainer, whole_weights
 
-from hookline import read_metrics
+from hookline import read_layers, read_metrics
 
 KINDS = ["ddp", "fsdp2"]
 
@@ -151,3 +151,28 @@ def train_without_fsync(rank: int, folder: str) -> None:
 def test_a_disk_that_refuses_the_events_of_a_rank_ends_nothing(tmp_path: Path) -> None:
     results = run_on_ranks(train_without_fsync, 2, str(tmp_path))
     assert "rank 1: its record is losing data, training continues" in results[1].output
+
+
+def log_layers(rank: int, folder: str) -> list[bool]:
+    import torch
+
+    from hookline import _host_copy
+
+    _host_copy.HostCopy.is_ready = lambda copy: False  # type: ignore[method-assign] # a device that is always busy
+    trainer, written = make_trainer("ddp", rank, 2, folder, batches=make_batches(rank, 2, 55)), []
+
+    @trainer.on("step_end")
+    def log(step: int, trainer: Any) -> None:
+        trainer.log_layers("mine", ["layer"], ["value"], torch.tensor([[float(step)]]))
+
+    @trainer.on("train_batch_start", at=52)
+    def look(trainer: Any) -> None:
+        written.extend([bool(read_metrics(trainer.run_dir)), (trainer.run_dir / "layers.jsonl").exists()])
+
+    trainer.train()
+    return written
+
+
+def test_an_exchange_does_not_wait_for_the_layers_of_its_step(tmp_path: Path) -> None:
+    assert run_on_ranks(log_layers, 2, str(tmp_path))[0].value == [True, False]
+    assert read_layers(next(tmp_path.iterdir()))["mine"].steps == tuple(range(1, 56))

@@ -147,7 +147,7 @@ class SharedRecord(Record):
         merged = self._merge([_MetricsOfAll(prepared.logged, metrics, own), *of_parts])
         if self._ranks.rank == 0:
             self._write("metrics", metric_rows(merged))
-            self._write_pending(wait=True)  # layers, and what sinks wait for
+            self._write_pending(wait=False)  # layers that are on the host, and what sinks wait for
 
     def _read(self, prepared: _Prepared) -> dict[_Key, Any]:
         """Wait for this rank's metrics, and return their values without those that a device lost."""
