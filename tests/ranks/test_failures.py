@@ -13,7 +13,8 @@ import pytest
 from rank_processes import RankResult, run_on_ranks
 from rank_runs import make_batches, make_trainer, whole_weights
 
-from hookline import NanForensics, TrainingHook, rank_watch
+from hookline import NanForensics, TrainingHook, rank_watch, read_metrics
+from hookline.trainer import agreement
 
 
 class Witness(TrainingHook):
@@ -49,7 +50,7 @@ class Trouble(TrainingHook):
 
 
 def train(rank: int, world_size: int, folder: str, bad_rank: int, kind: str, stays_alive: bool) -> None:
-    rank_watch.BEAT_SECONDS = 0.1
+    rank_watch.BEAT_SECONDS, agreement.EXCHANGE_EVERY = 0.1, 2  # so that an exchange is due in step 3
     if stays_alive or kind == "hang":
         rank_watch.GRACE_SECONDS = 0.5  # else the main thread loses the connection and ends the run itself
     trainer = make_trainer("ddp", rank, world_size, folder, rank_timeout=3.0 if kind == "hang" else 60.0)
@@ -90,6 +91,9 @@ def fails(tmp_path: Path, *how: Any, world_size: int = 2) -> tuple[dict[str, Any
     assert all(one.exit_code not in (0, None) for one in results), said
     ended = [one.seconds for one in results]
     assert max(ended) - min(ended) < 10, said
+    if how[1] in ("hook", "hang"):  # rank 0's own numbers, if the other one no longer takes part
+        steps = [row["step"] for row in read_metrics(next(tmp_path.glob("*/run.json")).parent)]
+        assert steps == [1, 2, 3], said
     return run, results
 
 

@@ -11,6 +11,8 @@ from rank_processes import run_on_ranks
 from rank_runs import make_batches, make_trainer, whole_weights
 
 from hookline import read_layers, read_metrics
+from hookline.record import read_events
+from hookline.trainer import run_state
 
 KINDS = ["ddp", "fsdp2"]
 
@@ -176,3 +178,72 @@ def log_layers(rank: int, folder: str) -> list[bool]:
 def test_an_exchange_does_not_wait_for_the_layers_of_its_step(tmp_path: Path) -> None:
     assert run_on_ranks(log_layers, 2, str(tmp_path))[0].value == [True, False]
     assert read_layers(next(tmp_path.iterdir()))["mine"].steps == tuple(range(1, 56))
+
+
+class Rows:
+    """A sink that counts what it gets."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+        self.kinds: list[str] = []
+
+    def write_metrics(self, rows: Any) -> None:
+        self.steps += [row["step"] for row in rows]
+
+    def write_layers(self, rows: Any) -> None:
+        pass
+
+    def write_events(self, rows: Any) -> None:
+        self.kinds += [row["kind"] for row in rows]
+
+
+def train_by_clock(rank: int, folder: str) -> list[Any]:
+    """Train while rank 0's clock moves by a second a step and rank 1's by an hour; return what is written when."""
+    trainer, sink, written, now = make_trainer("ddp", rank, 2, folder), Rows(), [], [0.0]
+    run_state.monotonic = lambda: now[0]  # type: ignore[attr-defined]
+    trainer.record.add_sink(sink)
+
+    @trainer.on("train_batch_start")
+    def look(trainer: Any) -> None:
+        written.append([len(read_metrics(trainer.run_dir)), len(sink.steps), sink.kinds.count("noted")])
+
+    @trainer.on("step_end")
+    def move(step: int, trainer: Any) -> None:
+        now[0] += 1.0 if rank == 0 else 3600.0
+        if step == 2:
+            trainer.note("noted")
+            trainer.record.flush()
+
+    trainer.train()
+    return written
+
+
+def test_numbers_are_exchanged_when_rank_0s_clock_has_moved_by_two_seconds_and_sinks_get_them(tmp_path: Path) -> None:
+    first, second = (one.value for one in run_on_ranks(train_by_clock, 2, str(tmp_path)))
+    assert [row[:2] for row in first] == [[count, count] for count in (0, 0, 0, 0, 3, 3, 5, 5)]
+    assert [row[2] for row in first] == [row[2] for row in second] == [0, 0, 1, 1, 1, 1, 1, 1]
+
+
+def train_on_nan(rank: int, folder: str) -> list[Any]:
+    batches = make_batches(rank, 2)
+    if rank == 1:
+        batches[2][0][0, 0] = math.nan
+    trainer, seen = make_trainer("ddp", rank, 2, folder, batches=batches), []
+    trainer.add_hook("skip_nonfinite")
+
+    @trainer.on("train_batch_start", at=4)
+    def look(trainer: Any) -> None:
+        events = read_events(trainer.run_dir) if rank else []
+        seen.extend([one["step"], one.get("rank")] for one in events if one["kind"] == "non_finite_loss")
+
+    trainer.train()
+    return seen
+
+
+def test_a_rank_announces_a_loss_that_is_not_finite_at_its_step(tmp_path: Path) -> None:
+    results = run_on_ranks(train_on_nan, 2, str(tmp_path))
+    assert results[1].value == [[3, 1]]
+    assert results[1].output.count("rank 1: step 3: the loss is nan") == 1
+    assert "the loss is nan" not in results[0].output
+    (event,) = [one for one in read_events(next(tmp_path.iterdir())) if one["kind"] == "non_finite_loss"]
+    assert event["rank"] == 1

@@ -1,12 +1,12 @@
 """The record of a run on several ranks: numbers are exchanged between the ranks before rank 0 writes them.
 
-Until an exchange they stay with the rank that logged them. An exchange takes one maximum and one sum over the ranks for
-everything that was logged since the last one.
+Until an exchange they stay with the rank that logged them, which may look at them. An exchange takes one maximum and
+one sum over the ranks for everything that was logged since the last one.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from math import isfinite
 from time import time
@@ -19,7 +19,7 @@ from hookline.core.run_control import SharedPart, Sizes
 from hookline.ranks import OneProcess, all_equal, fingerprint
 from hookline.record.metrics import REDUCTIONS, Entry, MetricBatch, metric_rows
 from hookline.record.record import Record
-from hookline.record.sinks import FileStorage, MemoryStorage, RankStorage
+from hookline.record.sinks import AddedSinks, FileStorage, MemoryStorage, RankStorage, Sink, SinkHandle
 
 _NONE = float("-inf")  # the maximum of nothing
 _Key = tuple[int, str, int]
@@ -43,8 +43,7 @@ class _Metric(NamedTuple):
 class _Prepared(NamedTuple):
     """What is to be exchanged next."""
 
-    batch: MetricBatch
-    logged: list[_Metric]  # what its entries are
+    logged: list[_Metric]  # what the first of this rank's metrics are
     parts: list[SharedPart]
 
     @property
@@ -79,6 +78,9 @@ class SharedRecord(Record):
         super().__init__(storage, config, seed, run_id)
         self._ranks = ranks
         self._reductions: dict[str, str | None] = {}  # by the name of a metric; "mean" if it is not among them
+        self._own_sinks = AddedSinks()
+        self._arriving: deque[MetricBatch] = deque()  # this rank's metrics, on their way to the host, in order
+        self._arrived: list[Entry] = []  # those on the host that were not exchanged; a tensor was lost with its device
         self._parts: list[SharedPart] = []
         self._prepared: _Prepared | None = None
 
@@ -109,24 +111,33 @@ class SharedRecord(Record):
         """Hand in numbers for the next exchange."""
         self._parts.append(part)
 
+    def add_own_sink(self, sink: Sink) -> SinkHandle:
+        """Pass this rank's metrics to a sink once they are on the host, before the exchange."""
+        return self._own_sinks.add(sink)
+
     def flush(self, *, wait: bool = False) -> None:
-        """Exchange and write everything if `wait`, which all ranks must do at the same point; else do nothing."""
+        """Exchange and write everything if `wait`, which all ranks must do at the same point.
+
+        Otherwise write what needs no exchange, and pass events to the sinks and this rank's metrics to its own ones. If
+        the record is being closed, no exchange will follow, and rank 0 writes its own numbers.
+        """
         if wait:
             mark = self.prepare()
             self.exchange(all_equal(self._ranks.total([mark, mark * mark]), self._ranks.world_size))
-            self._write_pending(wait=True)
+        else:
+            self._copy_own()
+            self._read_own()
+            if self._closed:
+                self._write_own()
+        self._write_pending(wait)
 
     def prepare(self) -> int:
         """Take what was logged so far for the next exchange, and return a fingerprint of what it is, never 0."""
-        count = len(self._entries)
-        entries, parts = self._entries[:count], self._parts
-        del self._entries[:count]
-        if self._ranks.rank:  # rank 0's own are written
-            entries = [entry for entry in entries if self._reductions.get(entry[2], "mean") is not None]
-        if self._prepared is not None:
-            entries, parts = [*self._prepared.batch.entries, *entries], [*self._prepared.parts, *parts]
+        self._copy_own()
+        entries = [*self._arrived, *(entry for batch in self._arriving for entry in batch.entries)]
+        before = [] if self._prepared is None else self._prepared.parts
         # Described now: until the exchange, a hook on one rank may log one of the names with another reduction.
-        self._prepared, self._parts = _Prepared(MetricBatch(entries), self._describe(entries), parts), []
+        self._prepared, self._parts = _Prepared(self._describe(entries), [*before, *self._parts]), []
         return self._prepared.fingerprint()
 
     def exchange(self, names_agree: bool) -> None:
@@ -138,25 +149,55 @@ class SharedRecord(Record):
         if self._prepared is None:  # a flush has exchanged it already, on all ranks
             return
         prepared, self._prepared = self._prepared, None
-        own = self._read(prepared)
+        count = len(prepared.logged)
+        self._read_own(at_least=count)
+        read = zip(prepared.logged, self._arrived, strict=False)  # more may have arrived since
+        own = {one.key: entry[3] for one, entry in read if not isinstance(entry[3], Tensor)}
         metrics, sizes = prepared.metrics, {part.key: part.sizes for part in prepared.parts}
         if not names_agree:
             metrics, sizes = self._union(metrics, sizes)
         by_key = {part.key: part for part in prepared.parts}
         of_parts = [_PartOfAll(by_key[key], names) for key, names in sizes.items()]
         merged = self._merge([_MetricsOfAll(prepared.logged, metrics, own), *of_parts])
+        del self._arrived[:count]  # not before: if another rank fails meanwhile, closing the record writes them
         if self._ranks.rank == 0:
             self._write("metrics", metric_rows(merged))
             self._write_pending(wait=False)  # layers that are on the host, and what sinks wait for
 
-    def _read(self, prepared: _Prepared) -> dict[_Key, Any]:
-        """Wait for this rank's metrics, and return their values without those that a device lost."""
-        batch = prepared.batch
-        batch.read()
-        if batch.lost:
-            self._storage.report_loss(batch.lost[0], len(batch.lost))
-        values = ((one.key, entry[3]) for one, entry in zip(prepared.logged, batch.entries, strict=True))
-        return {key: value for key, value in values if not isinstance(value, Tensor)}
+    def _copy_own(self) -> None:
+        """Begin to copy the metrics of this rank that were logged since the last call to the host."""
+        with self._flushing:
+            entries = self._take_entries()
+            if self._ranks.rank:  # rank 0's own are written
+                entries = [entry for entry in entries if self._reductions.get(entry[2], "mean") is not None]
+            if entries:
+                self._arriving.append(MetricBatch(entries))
+
+    def _read_own(self, at_least: int = 0) -> None:
+        """Read the metrics of this rank that are on the host, and pass them to its own sinks.
+
+        Args:
+            at_least: How many must have been read since the last exchange; waits for them.
+        """
+        while self._arriving and (len(self._arrived) < at_least or self._arriving[0].is_ready()):
+            batch = self._arriving[0]
+            # Without the lock: if the device never answers, another thread closes the record.
+            rows = batch.rows()
+            with self._flushing:
+                if not self._arriving or self._arriving[0] is not batch:  # another thread was faster
+                    continue
+                self._arriving.popleft()
+                self._arrived += batch.entries
+            self._own_sinks.put("metrics", rows)
+            if batch.lost:
+                self._storage.report_loss(batch.lost[0], len(batch.lost))
+        self._own_sinks.deliver(self._report_sink)
+
+    def _write_own(self) -> None:
+        """Write the metrics of this rank as they are, if it is rank 0."""
+        entries, self._arrived = self._arrived, []
+        if self._ranks.rank == 0:
+            self._write("metrics", metric_rows(entry for entry in entries if not isinstance(entry[3], Tensor)))
 
     def _merge(self, shared: Sequence[_MetricsOfAll | _PartOfAll]) -> list[Entry]:
         """Take one maximum and one sum over the ranks for everything, and return what becomes of it."""

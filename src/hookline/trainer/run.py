@@ -68,7 +68,7 @@ def _begun_run(trainer: Trainer, resume: str | Path | None) -> Iterator[SignalHa
     """Run the block between on_train_start and on_train_end; the record is open."""
     # From here on everything is recorded.
     stop_recording_incidents = trainer.hooks.failures.subscribe(partial(_record_incident, trainer))
-    watch = trainer.record.add_sink(LossWatch(trainer))
+    watch = trainer.record.add_own_sink(LossWatch(trainer))
     outcome, reason = "completed", None
     saves = trainer.checkpoint_dir is not None and not trainer.options.fast_dev_run
     with SignalHandler(trainer.stop_on_signal, trainer.prints, saves) as signals, redacted_log():
