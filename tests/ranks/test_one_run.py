@@ -247,3 +247,23 @@ def test_a_rank_announces_a_loss_that_is_not_finite_at_its_step(tmp_path: Path) 
     assert "the loss is nan" not in results[0].output
     (event,) = [one for one in read_events(next(tmp_path.iterdir())) if one["kind"] == "non_finite_loss"]
     assert event["rank"] == 1
+
+
+def validate(rank: int, folder: str) -> list[Any]:
+    run_state.monotonic = lambda: 0.0  # type: ignore[attr-defined] # the clock makes no exchange due
+    options = {"val_loaders": make_batches(rank, 2, 1), "validate_every": 2}
+    trainer, written = make_trainer("ddp", rank, 2, folder, **options), []
+
+    @trainer.on("train_batch_start", at=3)
+    def look(trainer: Any) -> None:
+        written.extend([row["step"], "train/loss" in row, "val/loss" in row] for row in read_metrics(trainer.run_dir))
+
+    trainer.train()
+    return written
+
+
+def test_numbers_are_exchanged_at_a_validation(tmp_path: Path) -> None:
+    written = run_on_ranks(validate, 2, str(tmp_path))[0].value
+    assert written == [[1, True, False], [2, True, True]]
+    rows = read_metrics(next(tmp_path.iterdir()))
+    assert {row["step"] for row in rows if "ranks/slowest" in row} <= {8}  # times are those of many steps

@@ -330,6 +330,7 @@ class Loop:
         finally:
             self.progress.end_epoch()
         self.agreement.settle()
+        self.agreement.times.share()
         self.flush(wait=self.agreement.after_every_step)  # ranks exchange what they have recorded
         trainer.checkpointer.save_requested()
 
@@ -533,8 +534,6 @@ class Loop:
     def flush(self, wait: bool = False) -> None:
         """Write what was recorded, without waiting for a device unless asked to."""
         self.write_unrecorded()
-        if wait:
-            self.agreement.times.share()
         self.record.flush(wait=wait)
         self.stats.fold()
         self._costs.check()
