@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rank_processes import RankResult, run_on_ranks
 from rank_runs import make_batches, make_trainer, whole_weights
 
 from hookline import NanForensics, TrainingHook, rank_watch, read_metrics
+from hookline.record import read_events
 from hookline.trainer import agreement
 
 
@@ -183,3 +185,34 @@ def test_a_nan_in_one_ranks_batch_is_found_there_and_noted_by_the_others(kind: s
     (noted,) = [one for one in events if one["kind"] == "non_finite"]
     assert noted["reason"] == second[1]
     assert noted["path"] == second[2]
+
+
+def spoil_shard(rank: int, folder: str, is_restored: bool) -> str:
+    trainer, reasons = make_trainer("fsdp2", rank, 2, folder), []
+
+    def fill(value: float) -> None:
+        with torch.no_grad():
+            trainer.params["2.weight"].to_local().fill_(value)  # type: ignore[attr-defined]
+
+    @trainer.on("step_end", ranks=1, at=8)
+    def spoil(step: int) -> None:
+        fill(math.nan)
+
+    @trainer.on("train_end")
+    def note(reason: str) -> None:
+        reasons.append(reason)
+        if rank == 1 and is_restored:
+            fill(0.0)
+
+    trainer.train()
+    return reasons[0]
+
+
+@pytest.mark.parametrize("is_restored", [False, True])
+def test_bad_weights_in_the_shard_of_one_rank_are_the_outcome(is_restored: bool, tmp_path: Path) -> None:
+    found = "1 of 6 parameters are not finite, first '2.weight'"
+    assert [one.value for one in run_on_ranks(spoil_shard, 2, str(tmp_path), is_restored)] == [found] * 2
+    run = run_of(tmp_path)
+    assert (run["outcome"], run["reason"]) == (("completed", None) if is_restored else ("non_finite", found))
+    kinds = [event["kind"] for event in read_events(next(tmp_path.iterdir()))]
+    assert kinds.count("non_finite_weights") == (not is_restored)

@@ -249,8 +249,8 @@ class FileStorage:
 ALIKE = frozenset({
     "begun_again", "best_checkpoint", "best_weights_restored", "checkpoint_abandoned", "checkpoint_damaged",
     "checkpoint_failed", "checkpoint_loaded", "checkpoint_saved", "gradient_flow", "hook_state", "hooks_changed",
-    "hooks_without_state", "loss_fn_changed", "lr_changed", "parameters_changed", "resume_not_exact",
-    "step_fn_changed", "step_skipped", "stop_requested",
+    "hooks_without_state", "loss_fn_changed", "lr_changed", "non_finite_losses", "non_finite_weights",
+    "parameters_changed", "resume_not_exact", "step_fn_changed", "step_skipped", "stop_requested",
 })  # fmt: skip
 """Events that happen on all ranks alike; rank 0 records them."""
 
