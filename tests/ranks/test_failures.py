@@ -17,6 +17,7 @@ from rank_runs import make_batches, make_trainer, whole_weights
 from hookline import NanForensics, TrainingHook, rank_watch, read_metrics
 from hookline.record import read_events
 from hookline.trainer import agreement
+from hookline.trainer.epoch_stats import EpochStats
 
 
 class Witness(TrainingHook):
@@ -216,3 +217,17 @@ def test_bad_weights_in_the_shard_of_one_rank_are_the_outcome(is_restored: bool,
     assert (run["outcome"], run["reason"]) == (("completed", None) if is_restored else ("non_finite", found))
     kinds = [event["kind"] for event in read_events(next(tmp_path.iterdir()))]
     assert kinds.count("non_finite_weights") == (not is_restored)
+
+
+def lose_device(rank: int, folder: str) -> None:
+    def lose(stats: EpochStats) -> int:
+        raise RuntimeError("the device is gone")
+
+    if rank == 1:
+        EpochStats.take_non_finite = lose  # type: ignore[method-assign]
+    make_trainer("ddp", rank, 2, folder, max_steps=3).train()
+
+
+def test_a_rank_that_cannot_count_its_losses_at_the_end_ends_with_the_others(tmp_path: Path) -> None:
+    run_on_ranks(lose_device, 2, str(tmp_path), timeout=30)
+    assert run_of(tmp_path)["outcome"] == "completed"

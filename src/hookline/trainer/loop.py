@@ -321,7 +321,7 @@ class Loop:
             trainer.step_schedulers()
         if metrics is not None:
             trainer.step_plateau_schedulers(metrics)
-        self.record_non_finite_losses()
+        self.record_non_finite_losses(self.stats.take_non_finite())
         for name, mean in self.stats.means().items():
             trainer.log(name, mean, reduce=None)
         try:
@@ -342,9 +342,9 @@ class Loop:
         if self.trainer.ranks.world_size > 1:
             self.stats.share(self.trainer.ranks, self.progress.step, self.args.window_loss, self.window)
 
-    def record_non_finite_losses(self) -> None:
-        """Record how many losses were NaN or infinite since the last call; waits for the device."""
-        if count := self.trainer.ranks.total([self.stats.take_non_finite()])[0]:
+    def record_non_finite_losses(self, own: int) -> None:
+        """Record how many losses were NaN or infinite, given how many this rank has; waits for all ranks."""
+        if count := self.ranks.total([own])[0]:
             self.status.count("non_finite_losses", count)
             self.record.event("non_finite_losses", self.progress.step, epoch=self.progress.epoch, count=count)
 

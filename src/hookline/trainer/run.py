@@ -344,9 +344,8 @@ def _end(trainer: Trainer, outcome: str, reason: str | None) -> None:
     args, hooks, loop, bad_weights = trainer.event_args, trainer.hooks, trainer.loop, ""
     with suppress(Exception):  # another rank has failed, which is found again where the ranks meet
         bad_weights = _bad_weights(trainer, outcome)
+        loop.record_non_finite_losses(_if_device_answers(loop.stats.take_non_finite, 0))
     args.end_run(bad_weights or reason or outcome)
-    with suppress(Exception):  # the device may be gone; the failure itself is recorded
-        loop.record_non_finite_losses()
     failure = _first_failure(partial(handler, args) if (handler := hooks.slots.on_train_end) else None, hooks.close)
     if failure is not None:
         trainer.ranks.failed(trainer.progress.step, _describe_error(failure))
@@ -396,11 +395,21 @@ def _bad_weights(trainer: Trainer, outcome: str) -> str:
     """
     own: list[str] = []
     if outcome in ("completed", "stopped"):
-        with suppress(Exception):  # the device is gone
-            own = non_finite_parameters(trainer.params)
+        own = _if_device_answers(partial(non_finite_parameters, trainer.params), own)
     counts = trainer.ranks.total([name in own for name in trainer.params])
     names = [name for name, count in zip(trainer.params, counts, strict=True) if count]
     return f"{len(names)} of {len(trainer.params)} parameters are not finite, first {names[0]!r}" if names else ""
+
+
+def _if_device_answers(measure: Callable[[], Result], otherwise: Result) -> Result:
+    """Return what a function measures, or `otherwise` if it raises.
+
+    At the end the device may be gone on one rank, which must take part in what follows: the others wait for it.
+    """
+    try:
+        return measure()
+    except Exception:
+        return otherwise
 
 
 def _first_failure(*calls: Callable[[], object] | None) -> BaseException | None:
