@@ -134,7 +134,8 @@ class Agreement:
         requests = sum(map(len, self._sent.values()))
         self._sent["skips"] = skips
         clock = round(progress.own_seconds * 1000) if self._ranks.rank == 0 else 0
-        return [requests, clock, progress.tokens_seen, hooks, hooks * hooks, rows, rows * rows]
+        tokens = self._trainer.loop.count_once(progress.tokens_seen)
+        return [requests, clock, tokens, hooks, hooks * hooks, rows, rows * rows]
 
     def _carry_out(self, sums: list[int], sent: dict[str, Any]) -> None:
         requests, clock, tokens, hooks, hooks_squared, rows, rows_squared = sums

@@ -342,9 +342,13 @@ class Loop:
         if self.trainer.ranks.world_size > 1:
             self.stats.share(self.trainer.ranks, self.progress.step, self.args.window_loss, self.window)
 
+    def count_once(self, own: int) -> int:
+        """Return what this rank adds to a count over all ranks: nothing if rank 0 has the same batches."""
+        return own if self.engine.averages or self.ranks.rank == 0 else 0
+
     def record_non_finite_losses(self, own: int) -> None:
         """Record how many losses were NaN or infinite, given how many this rank has; waits for all ranks."""
-        if count := self.ranks.total([own])[0]:
+        if count := self.ranks.total([self.count_once(own)])[0]:
             self.status.count("non_finite_losses", count)
             self.record.event("non_finite_losses", self.progress.step, epoch=self.progress.epoch, count=count)
 
