@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import torch
 from rank_processes import run_on_ranks
-from rank_runs import make_batches, make_trainer
+from rank_runs import make_batches, make_model, make_trainer
 from torch import distributed
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hookline.ranks
 import hookline.trainer.loop
 from hookline.ranks import OneProcess
+from hookline.trainer import run_state
 
 STEPS = 100
 
@@ -39,6 +40,7 @@ class Collectives(TorchDispatchMode):
 
 
 def count(rank: int, kind: str, world_size: int) -> dict[str, Any]:
+    run_state.monotonic = lambda: 0.0  # type: ignore[attr-defined] # the clock makes no exchange due
     batches = make_batches(rank, world_size, 4) * (STEPS // 4)
     trainer = make_trainer(kind, rank, world_size, None, batches=batches, max_steps=STEPS, max_epochs=9)
     seen, at = Collectives(), {}
@@ -96,14 +98,19 @@ class EqualRanks(OneProcess):
 
 def count_among(rank: int, world_size: int) -> dict[str, Any]:
     """Train on shards of a group of any number of ranks, of which only this one exists; the numbers mean nothing."""
+    from torch.distributed.fsdp import fully_shard
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    run_state.monotonic = lambda: 0.0  # type: ignore[attr-defined]
     distributed.destroy_process_group()
     distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
     ranks = EqualRanks(world_size)
     hookline.ranks._found = distributed.group.WORLD, ranks
     hookline.trainer.loop.check_first_batch = lambda ranks, batches, loaders: batches  # equal ranks have equal batches
-    trainer = make_trainer("fsdp2", 0, world_size, None, batches=make_batches(0, 1, STEPS), max_steps=STEPS)
+    model = make_model()
+    for module in (*(one for one in model if isinstance(one, torch.nn.Linear)), model):
+        fully_shard(module)  # on the mesh of the default group: the helpers' mesh is one of gloo
+    trainer = make_trainer("none", 0, 1, None, model=model, batches=make_batches(0, 1, STEPS), max_steps=STEPS)
     trainer.add_hook("activation_stats", every=10)
     trainer.add_hook("gradient_monitor", every=10)
     at: dict[int, int] = {}

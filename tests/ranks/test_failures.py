@@ -10,10 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rank_processes import RankResult, run_on_ranks
 from rank_runs import make_batches, make_trainer, whole_weights
 
-from hookline import NanForensics, TrainingHook, UpdateHook, rank_watch
+from hookline import NanForensics, TrainingHook, UpdateHook, rank_watch, read_metrics
+from hookline.record import read_events
+from hookline.trainer import agreement
+from hookline.trainer.epoch_stats import EpochStats
 
 
 class Witness(TrainingHook):
@@ -65,7 +69,7 @@ class TroubleInChain(UpdateHook):
 
 
 def train(rank: int, world_size: int, folder: str, bad_rank: int, kind: str, stays_alive: bool) -> None:
-    rank_watch.BEAT_SECONDS = 0.1
+    rank_watch.BEAT_SECONDS, agreement.EXCHANGE_EVERY = 0.1, 2  # so that an exchange is due in step 3
     if stays_alive or kind == "hang":
         rank_watch.GRACE_SECONDS = 0.5  # else the main thread loses the connection and ends the run itself
     trainer = make_trainer("ddp", rank, world_size, folder, rank_timeout=3.0 if kind == "hang" else 60.0)
@@ -110,6 +114,9 @@ def fails(tmp_path: Path, *how: Any, world_size: int = 2) -> tuple[dict[str, Any
     assert all(one.exit_code not in (0, None) for one in results), said
     ended = [one.seconds for one in results]
     assert max(ended) - min(ended) < 10, said
+    if how[1] in ("hook", "hang"):  # rank 0's own numbers, if the other one no longer takes part
+        steps = [row["step"] for row in read_metrics(next(tmp_path.glob("*/run.json")).parent)]
+        assert steps == [1, 2, 3], said
     return run, results
 
 
@@ -225,3 +232,48 @@ def test_a_nan_in_one_ranks_batch_is_found_there_and_noted_by_the_others(kind: s
     (noted,) = [one for one in events if one["kind"] == "non_finite"]
     assert noted["reason"] == second[1]
     assert noted["path"] == second[2]
+
+
+def spoil_shard(rank: int, folder: str, is_restored: bool) -> str:
+    trainer, reasons = make_trainer("fsdp2", rank, 2, folder), []
+
+    def fill(value: float) -> None:
+        with torch.no_grad():
+            trainer.params["2.weight"].to_local().fill_(value)  # type: ignore[attr-defined]
+
+    @trainer.on("step_end", ranks=1, at=8)
+    def spoil(step: int) -> None:
+        fill(math.nan)
+
+    @trainer.on("train_end")
+    def note(reason: str) -> None:
+        reasons.append(reason)
+        if rank == 1 and is_restored:
+            fill(0.0)
+
+    trainer.train()
+    return reasons[0]
+
+
+@pytest.mark.parametrize("is_restored", [False, True])
+def test_bad_weights_in_the_shard_of_one_rank_are_the_outcome(is_restored: bool, tmp_path: Path) -> None:
+    found = "1 of 6 parameters are not finite, first '2.weight'"
+    assert [one.value for one in run_on_ranks(spoil_shard, 2, str(tmp_path), is_restored)] == [found] * 2
+    run = run_of(tmp_path)
+    assert (run["outcome"], run["reason"]) == (("completed", None) if is_restored else ("non_finite", found))
+    kinds = [event["kind"] for event in read_events(next(tmp_path.iterdir()))]
+    assert kinds.count("non_finite_weights") == (not is_restored)
+
+
+def lose_device(rank: int, folder: str) -> None:
+    def lose(stats: EpochStats) -> int:
+        raise RuntimeError("the device is gone")
+
+    if rank == 1:
+        EpochStats.take_non_finite = lose  # type: ignore[method-assign]
+    make_trainer("ddp", rank, 2, folder, max_steps=3).train()
+
+
+def test_a_rank_that_cannot_count_its_losses_at_the_end_ends_with_the_others(tmp_path: Path) -> None:
+    run_on_ranks(lose_device, 2, str(tmp_path), timeout=30)
+    assert run_of(tmp_path)["outcome"] == "completed"

@@ -33,6 +33,7 @@ def make_run(ranks: ThreadRanks) -> Any:
     run.checkpointer = SimpleNamespace(request=run.saved.append)
     run.note = lambda kind, **fields: run.noted.append(kind)
     run.end_on_signal = lambda name, rank: run.run_status.stops.append(Stop(name, "signal", rank))
+    run.loop = SimpleNamespace(count_once=int, write_unrecorded=lambda: None)
     run.record = SimpleNamespace(prepare=lambda: 1, exchange=lambda names_agree: None)
     run.agreement = Agreement(run)
     return run

@@ -1,12 +1,18 @@
 """Several ranks are one run: one directory, one record, one console; the same hooks, filtered by rank."""
 
 import json
+import math
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rank_processes import run_on_ranks
-from rank_runs import make_trainer, whole_weights
+from rank_runs import make_batches, make_trainer, whole_weights
+
+from hookline import read_layers, read_metrics
+from hookline.record import read_events
+from hookline.trainer import run_state
 
 KINDS = ["ddp", "fsdp2"]
 
@@ -104,3 +110,160 @@ def test_one_config_gives_the_same_names_however_the_model_is_wrapped(kind: str,
     alone = names_of(0, "none", 1, str(tmp_path / "one"))
     assert alone["layers"] == ["0", "2"]
     assert run_on_ranks(names_of, 2, kind, 2, str(tmp_path / "two"))[0].value == alone
+
+
+def log_apart(rank: int, folder: str) -> None:
+    trainer = make_trainer("ddp", rank, 2, folder, batches=make_batches(rank, 2, 55))
+
+    @trainer.on("step_end")
+    def log(step: int, trainer: Any) -> None:
+        # Other reductions come when the numbers of 50 steps are already on their way, with names that agree.
+        trainer.log("apart", 1 + rank, reduce="max" if rank == 1 and step > 50 else "sum")
+        trainer.log("nan", math.nan if rank == 1 else 3, reduce="sum")
+
+    trainer.train()
+
+
+def test_ranks_that_reduce_a_metric_differently_take_rank_0s_way_and_a_nan_stays_one(tmp_path: Path) -> None:
+    run_on_ranks(log_apart, 2, str(tmp_path))
+    rows = [row for row in read_metrics(next(tmp_path.iterdir())) if "apart" in row]
+    assert [row["apart"] for row in rows] == [3] * 55
+    assert all(math.isnan(row["nan"]) for row in rows)
+
+
+def train_without_fsync(rank: int, folder: str) -> None:
+    trainer, fsync = make_trainer("ddp", rank, 2, folder), os.fsync
+    trainer.add_hook("checkpoint", every=3)
+
+    @trainer.on("step_end", ranks=1)
+    def fail(step: int) -> None:
+        raise ValueError("boom")
+
+    def refuse(file: int) -> None:
+        events = trainer.run_dir / "ranks" / "1" / "events.jsonl"  # type: ignore[operator]
+        if os.path.samestat(os.fstat(file), events.stat()):
+            raise OSError("no space left")
+        fsync(file)
+
+    if rank == 1:
+        os.fsync = refuse
+    trainer.train()
+
+
+def test_a_disk_that_refuses_the_events_of_a_rank_ends_nothing(tmp_path: Path) -> None:
+    results = run_on_ranks(train_without_fsync, 2, str(tmp_path))
+    assert "rank 1: its record is losing data, training continues" in results[1].output
+
+
+def log_layers(rank: int, folder: str) -> list[bool]:
+    import torch
+
+    from hookline import _host_copy
+
+    _host_copy.HostCopy.is_ready = lambda copy: False  # type: ignore[method-assign] # a device that is always busy
+    trainer, written = make_trainer("ddp", rank, 2, folder, batches=make_batches(rank, 2, 55)), []
+
+    @trainer.on("step_end")
+    def log(step: int, trainer: Any) -> None:
+        trainer.log_layers("mine", ["layer"], ["value"], torch.tensor([[float(step)]]))
+
+    @trainer.on("train_batch_start", at=52)
+    def look(trainer: Any) -> None:
+        written.extend([bool(read_metrics(trainer.run_dir)), (trainer.run_dir / "layers.jsonl").exists()])
+
+    trainer.train()
+    return written
+
+
+def test_an_exchange_does_not_wait_for_the_layers_of_its_step(tmp_path: Path) -> None:
+    assert run_on_ranks(log_layers, 2, str(tmp_path))[0].value == [True, False]
+    assert read_layers(next(tmp_path.iterdir()))["mine"].steps == tuple(range(1, 56))
+
+
+class Rows:
+    """A sink that counts what it gets."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+        self.kinds: list[str] = []
+
+    def write_metrics(self, rows: Any) -> None:
+        self.steps += [row["step"] for row in rows]
+
+    def write_layers(self, rows: Any) -> None:
+        pass
+
+    def write_events(self, rows: Any) -> None:
+        self.kinds += [row["kind"] for row in rows]
+
+
+def train_by_clock(rank: int, folder: str) -> list[Any]:
+    """Train while rank 0's clock moves by a second a step and rank 1's by an hour; return what is written when."""
+    trainer, sink, written, now = make_trainer("ddp", rank, 2, folder), Rows(), [], [0.0]
+    run_state.monotonic = lambda: now[0]  # type: ignore[attr-defined]
+    trainer.record.add_sink(sink)
+
+    @trainer.on("train_batch_start")
+    def look(trainer: Any) -> None:
+        written.append([len(read_metrics(trainer.run_dir)), len(sink.steps), sink.kinds.count("noted")])
+
+    @trainer.on("step_end")
+    def move(step: int, trainer: Any) -> None:
+        now[0] += 1.0 if rank == 0 else 3600.0
+        if step == 2:
+            trainer.note("noted")
+            trainer.record.flush()
+
+    trainer.train()
+    return written
+
+
+def test_numbers_are_exchanged_when_rank_0s_clock_has_moved_by_two_seconds_and_sinks_get_them(tmp_path: Path) -> None:
+    first, second = (one.value for one in run_on_ranks(train_by_clock, 2, str(tmp_path)))
+    assert [row[:2] for row in first] == [[count, count] for count in (0, 0, 0, 0, 3, 3, 5, 5)]
+    assert [row[2] for row in first] == [row[2] for row in second] == [0, 0, 1, 1, 1, 1, 1, 1]
+
+
+def train_on_nan(rank: int, folder: str) -> list[Any]:
+    batches = make_batches(rank, 2)
+    if rank == 1:
+        batches[2][0][0, 0] = math.nan
+    trainer, seen = make_trainer("ddp", rank, 2, folder, batches=batches), []
+    trainer.add_hook("skip_nonfinite")
+
+    @trainer.on("train_batch_start", at=4)
+    def look(trainer: Any) -> None:
+        events = read_events(trainer.run_dir) if rank else []
+        seen.extend([one["step"], one.get("rank")] for one in events if one["kind"] == "non_finite_loss")
+
+    trainer.train()
+    return seen
+
+
+def test_a_rank_announces_a_loss_that_is_not_finite_at_its_step(tmp_path: Path) -> None:
+    results = run_on_ranks(train_on_nan, 2, str(tmp_path))
+    assert results[1].value == [[3, 1]]
+    assert results[1].output.count("rank 1: step 3: the loss is nan") == 1
+    assert "the loss is nan" not in results[0].output
+    (event,) = [one for one in read_events(next(tmp_path.iterdir())) if one["kind"] == "non_finite_loss"]
+    assert event["rank"] == 1
+
+
+def validate(rank: int, folder: str) -> list[Any]:
+    run_state.monotonic = lambda: 0.0  # type: ignore[attr-defined] # the clock makes no exchange due
+    options = {"val_loaders": make_batches(rank, 2, 1), "validate_every": 2}
+    trainer, written = make_trainer("ddp", rank, 2, folder, **options), []
+
+    @trainer.on("train_batch_start", at=3)
+    def look(trainer: Any) -> None:
+        written.extend([row["step"], "train/loss" in row, "val/loss" in row] for row in read_metrics(trainer.run_dir))
+
+    trainer.train()
+    return written
+
+
+def test_numbers_are_exchanged_at_a_validation(tmp_path: Path) -> None:
+    written = run_on_ranks(validate, 2, str(tmp_path))[0].value
+    assert written == [[1, True, False], [2, True, True]]
+    rows = read_metrics(next(tmp_path.iterdir()))
+    assert {row["step"] for row in rows if "ranks/slowest" in row} <= {8}  # times are those of many steps

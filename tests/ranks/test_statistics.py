@@ -1,16 +1,18 @@
 """Statistics of several ranks are those of one process on the global batch."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from rank_processes import run_on_ranks
-from rank_runs import DEVICE, make_batches, make_mesh, make_model, make_trainer, wrap
+from rank_runs import DEVICE, FEATURES, SAMPLES, make_batches, make_mesh, make_model, make_trainer, wrap
 from torch import nn
 
 from hookline import Trainer, read_layers, read_metrics
 from hookline.activations.monitor import Monitor
+from hookline.hooks import throughput
 
 METRICS = ("mean", "std", "min", "max", "absmax", "l2", "zeros", "nans", "infs", "count", "histogram", "dead_units")
 EXACT = {"zeros", "nans", "infs", "count", "counts", "dead_units", "units"}
@@ -160,3 +162,32 @@ def test_throughput_is_that_of_all_ranks(tmp_path: Path) -> None:
     assert tokens == pytest.approx(6 * samples)
     assert row["throughput/tflops"] == pytest.approx(samples)
     assert 8 <= samples / row["throughput/steps_per_s"] <= 16  # 4 and 8 samples a step, by each rank's own clock
+
+
+def count_shared(rank: int, folder: str) -> list[int]:
+    """Train with tensor parallelism, where both ranks have each batch; the loss of the last one is infinite."""
+    batches, seen = make_batches(steps=4), []
+    batches[3][1][0] = float("inf")
+    model = tensor_parallel(make_model(), 2)
+    trainer = make_trainer(
+        "tensor", rank, 2, folder, model=model, batches=batches, count_tokens=lambda batch: batch[0].numel()
+    )
+    throughput.perf_counter = lambda: float(trainer.step)  # type: ignore[attr-defined] # a step takes a second
+    trainer.add_hook("throughput", every=4, flops_per_sample=1e12, peak_flops=1e12)
+    trainer.on("train_end")(lambda tokens_seen: seen.append(tokens_seen))
+    trainer.train()
+    return seen
+
+
+def test_a_batch_that_the_ranks_share_counts_once(tmp_path: Path) -> None:
+    tokens = 4 * SAMPLES * FEATURES
+    assert [one.value for one in run_on_ranks(count_shared, 2, str(tmp_path))] == [[tokens], [tokens]]
+    (path,) = tmp_path.iterdir()
+    counters = json.loads((path / "run.json").read_text())["counters"]
+    assert (counters["tokens_seen"], counters["non_finite_losses"]) == (tokens, 1)
+    (row,) = [row for row in read_metrics(path) if "throughput/samples_per_s" in row]
+    samples = row["throughput/samples_per_s"]
+    assert row["throughput/tokens_per_s"] == pytest.approx(FEATURES * samples)
+    assert row["throughput/tflops"] == pytest.approx(samples)
+    assert row["throughput/steps_per_s"] == pytest.approx(samples / SAMPLES)
+    assert row["throughput/mfu"] == pytest.approx(samples / 2)  # of what both devices can do

@@ -17,7 +17,7 @@ REDUCTIONS = {
     "samples_per_s": "sum", "tokens_per_s": "sum", "tflops": "sum",
     "device_memory_mb": "max", "device_memory_peak_mb": "max",
 }  # fmt: skip
-"""How the figures of several ranks become one; others are means."""
+"""How the figures of several ranks become one; others are means. If the ranks share each batch, a sum is rank 0's."""
 
 
 @dataclass(slots=True)
@@ -173,7 +173,7 @@ class ThroughputMonitor(TrainingHook):
         if flops:
             values["tflops"] = flops / 1e12
             if self.peak_flops is not None:
-                values["mfu"] = flops / self.peak_flops
+                values["mfu"] = flops / self.peak_flops * trainer.data_ranks / trainer.ranks.world_size
         if _device.is_accelerator(trainer.device):  # takes 15 µs in a busy process, once per report
             values["device_memory_mb"] = (_device.memory_allocated(trainer.device) or 0) / MEGABYTE
             values["device_memory_peak_mb"] = (_device.max_memory_allocated(trainer.device) or 0) / MEGABYTE
@@ -182,5 +182,8 @@ class ThroughputMonitor(TrainingHook):
                     values["device_utilisation"] = _device.utilization(trainer.device)
                 except Exception:  # no pynvml, or a driver that cannot tell, each with its error: do not ask again
                     self._has_utilization = False
+        shares_batches = trainer.data_ranks < trainer.ranks.world_size
         for name, value in values.items():
-            trainer.log(f"throughput/{name}", value, step, reduce=REDUCTIONS.get(name, "mean"))
+            reduce: str | None = REDUCTIONS.get(name, "mean")
+            reduce = None if reduce == "sum" and shares_batches else reduce
+            trainer.log(f"throughput/{name}", value, step, reduce=reduce)

@@ -291,6 +291,10 @@ class Record:
         """
         return self._sinks.add(sink)
 
+    def add_own_sink(self, sink: Sink) -> SinkHandle:
+        """Pass this process's metrics to a sink once they are on the host; with several ranks, before the exchange."""
+        return self.add_sink(sink)
+
     def share_sinks(self, other: Record) -> None:
         """Use the added sinks of another record, such as the one that a trainer had before its run began."""
         self._sinks.share(other._sinks)
@@ -302,11 +306,17 @@ class Record:
         still busy, and what came after them, are written by a later flush unless `wait` is True.
         """
         with self._flushing:
-            # Appending to a list is atomic, so `log` needs no lock; only the entries that were counted are removed.
-            if count := len(self._entries):
-                self._pending.append(MetricBatch(self._entries[:count]))
-                del self._entries[:count]
+            if entries := self._take_entries():
+                self._pending.append(MetricBatch(entries))
         self._write_pending(wait)
+
+    def _take_entries(self) -> list[Entry]:
+        """Return the metrics that were logged since the last call; the caller holds the lock."""
+        # Appending to a list is atomic, so `log` needs no lock; only the entries that were counted are removed.
+        count = len(self._entries)
+        taken = self._entries[:count]
+        del self._entries[:count]
+        return taken
 
     def _write_pending(self, wait: bool) -> None:
         """Write what has arrived on the host, or everything if `wait`, and pass it to the sinks."""

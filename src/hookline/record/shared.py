@@ -1,13 +1,14 @@
 """The record of a run on several ranks: numbers are exchanged between the ranks before rank 0 writes them.
 
-Until an exchange they stay with the rank that logged them. An exchange takes one maximum and one sum over the ranks for
-everything that was logged since the last one.
+Until an exchange they stay with the rank that logged them, which may look at them. An exchange takes one maximum and
+one sum over the ranks for everything that was logged since the last one.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from time import time
 from typing import Any, NamedTuple
 
@@ -18,9 +19,10 @@ from hookline.core.run_control import SharedPart, Sizes
 from hookline.ranks import OneProcess, all_equal, fingerprint
 from hookline.record.metrics import REDUCTIONS, Entry, MetricBatch, metric_rows
 from hookline.record.record import Record
-from hookline.record.sinks import FileStorage, MemoryStorage, RankStorage
+from hookline.record.sinks import AddedSinks, FileStorage, MemoryStorage, RankStorage, Sink, SinkHandle
 
 _NONE = float("-inf")  # the maximum of nothing
+_Key = tuple[int, str, int]
 
 
 class _Metric(NamedTuple):
@@ -34,8 +36,24 @@ class _Metric(NamedTuple):
     time: float
 
     @property
-    def key(self) -> tuple[int, str, int]:
+    def key(self) -> _Key:
         return self.step, self.name, self.number
+
+
+class _Prepared(NamedTuple):
+    """What is to be exchanged next."""
+
+    logged: list[_Metric]  # what the first of this rank's metrics are
+    parts: list[SharedPart]
+
+    @property
+    def metrics(self) -> list[_Metric]:
+        """Those of which the ranks' numbers become one."""
+        return [one for one in self.logged if one.reduce in REDUCTIONS]
+
+    def fingerprint(self) -> int:
+        shared = (f"{one.key} {one.reduce}" for one in self.metrics)
+        return fingerprint([*shared, *(f"{part.key} {part.sizes}" for part in self.parts)]) or 1
 
 
 class SharedRecord(Record):
@@ -60,8 +78,11 @@ class SharedRecord(Record):
         super().__init__(storage, config, seed, run_id)
         self._ranks = ranks
         self._reductions: dict[str, str | None] = {}  # by the name of a metric; "mean" if it is not among them
+        self._own_sinks = AddedSinks()
+        self._arriving: deque[MetricBatch] = deque()  # this rank's metrics, on their way to the host, in order
+        self._arrived: list[Entry] = []  # those on the host that were not exchanged; a tensor was lost with its device
         self._parts: list[SharedPart] = []
-        self._prepared: tuple[MetricBatch, list[SharedPart]] | None = None
+        self._prepared: _Prepared | None = None
 
     @classmethod
     def of(cls, record: Record, ranks: OneProcess) -> SharedRecord:
@@ -90,26 +111,34 @@ class SharedRecord(Record):
         """Hand in numbers for the next exchange."""
         self._parts.append(part)
 
+    def add_own_sink(self, sink: Sink) -> SinkHandle:
+        """Pass this rank's metrics to a sink once they are on the host, before the exchange."""
+        return self._own_sinks.add(sink)
+
     def flush(self, *, wait: bool = False) -> None:
-        """Exchange and write everything if `wait`, which all ranks must do at the same point; else do nothing."""
+        """Exchange and write everything if `wait`, which all ranks must do at the same point.
+
+        Otherwise write what needs no exchange, and pass events to the sinks and this rank's metrics to its own ones. If
+        the record is being closed, no exchange will follow, and rank 0 writes its own numbers.
+        """
         if wait:
             mark = self.prepare()
             self.exchange(all_equal(self._ranks.total([mark, mark * mark]), self._ranks.world_size))
-            self._write_pending(wait=True)
+        else:
+            self._copy_own()
+            self._read_own()
+            if self._closed:
+                self._write_own()
+        self._write_pending(wait)
 
     def prepare(self) -> int:
         """Take what was logged so far for the next exchange, and return a fingerprint of what it is, never 0."""
-        entries, parts = [], self._parts
-        if self._prepared is not None:
-            entries, parts = self._prepared[0].entries, [*self._prepared[1], *parts]
-        count = len(self._entries)
-        logged = self._entries[:count]
-        del self._entries[:count]
-        if self._ranks.rank:  # rank 0's own are written
-            logged = [entry for entry in logged if self._reductions.get(entry[2], "mean") is not None]
-        self._prepared, self._parts = (MetricBatch([*entries, *logged]), parts), []
-        shared = (str(one.key) for one in self._described(self._prepared[0].entries) if one.reduce in REDUCTIONS)
-        return fingerprint([*shared, *(f"{part.key} {part.sizes}" for part in parts)]) or 1
+        self._copy_own()
+        entries = [*self._arrived, *(entry for batch in self._arriving for entry in batch.entries)]
+        before = [] if self._prepared is None else self._prepared.parts
+        # Described now: until the exchange, a hook on one rank may log one of the names with another reduction.
+        self._prepared, self._parts = _Prepared(self._describe(entries), [*before, *self._parts]), []
+        return self._prepared.fingerprint()
 
     def exchange(self, names_agree: bool) -> None:
         """Bring what was prepared together; rank 0 writes it.
@@ -119,57 +148,71 @@ class SharedRecord(Record):
         """
         if self._prepared is None:  # a flush has exchanged it already, on all ranks
             return
-        (batch, parts), self._prepared = self._prepared, None
-        batch.read()
-        if batch.lost:
-            self._storage.report_loss(batch.lost[0], len(batch.lost))
-        logged = self._described(batch.entries)
-        own = {
-            one.key: entry[3]
-            for one, entry in zip(logged, batch.entries, strict=True)
-            if not isinstance(entry[3], Tensor)  # lost with its device
-        }
-        metrics = [one for one in logged if one.reduce in REDUCTIONS]
-        sizes = {part.key: part.sizes for part in parts}
+        prepared, self._prepared = self._prepared, None
+        count = len(prepared.logged)
+        self._read_own(at_least=count)
+        read = zip(prepared.logged, self._arrived, strict=False)  # more may have arrived since
+        own = {one.key: entry[3] for one, entry in read if not isinstance(entry[3], Tensor)}
+        metrics, sizes = prepared.metrics, {part.key: part.sizes for part in prepared.parts}
         if not names_agree:
             metrics, sizes = self._union(metrics, sizes)
-        by_key = {part.key: part for part in parts}
-        shared = [_PartOfAll(by_key[key], names) for key, names in sizes.items()]
-        peaked = [one for one in metrics if one.reduce in ("max", "min")]
-        added = [one for one in metrics if one.reduce in ("mean", "sum")]
+        by_key = {part.key: part for part in prepared.parts}
+        of_parts = [_PartOfAll(by_key[key], names) for key, names in sizes.items()]
+        merged = self._merge([_MetricsOfAll(prepared.logged, metrics, own), *of_parts])
+        del self._arrived[:count]  # not before: if another rank fails meanwhile, closing the record writes them
+        if self._ranks.rank == 0:
+            self._write("metrics", metric_rows(merged))
+            self._write_pending(wait=False)  # layers that are on the host, and what sinks wait for
 
-        def value(one: _Metric, absent: float) -> float:
-            return float(own.get(one.key, absent))
+    def _copy_own(self) -> None:
+        """Begin to copy the metrics of this rank that were logged since the last call to the host."""
+        with self._flushing:
+            entries = self._take_entries()
+            if self._ranks.rank:  # rank 0's own are written
+                entries = [entry for entry in entries if self._reductions.get(entry[2], "mean") is not None]
+            if entries:
+                self._arriving.append(MetricBatch(entries))
 
-        highest = [-value(one, -_NONE) if one.reduce == "min" else value(one, _NONE) for one in peaked]
-        own_maxima = [torch.tensor(highest, dtype=torch.float64), *(part.maxima() for part in shared)]
+    def _read_own(self, at_least: int = 0) -> None:
+        """Read the metrics of this rank that are on the host, and pass them to its own sinks.
+
+        Args:
+            at_least: How many must have been read since the last exchange; waits for them.
+        """
+        while self._arriving and (len(self._arrived) < at_least or self._arriving[0].is_ready()):
+            batch = self._arriving[0]
+            # Without the lock: if the device never answers, another thread closes the record.
+            rows = batch.rows()
+            with self._flushing:
+                if not self._arriving or self._arriving[0] is not batch:  # another thread was faster
+                    continue
+                self._arriving.popleft()
+                self._arrived += batch.entries
+            self._own_sinks.put("metrics", rows)
+            if batch.lost:
+                self._storage.report_loss(batch.lost[0], len(batch.lost))
+        self._own_sinks.deliver(self._report_sink)
+
+    def _write_own(self) -> None:
+        """Write the metrics of this rank as they are, if it is rank 0."""
+        entries, self._arrived = self._arrived, []
+        if self._ranks.rank == 0:
+            self._write("metrics", metric_rows(entry for entry in entries if not isinstance(entry[3], Tensor)))
+
+    def _merge(self, shared: Sequence[_MetricsOfAll | _PartOfAll]) -> list[Entry]:
+        """Take one maximum and one sum over the ranks for everything, and return what becomes of it."""
+        own_maxima = [one.maxima() for one in shared]
         lengths = [len(some) for some in own_maxima]
 
         def sums(maxima: Tensor) -> Tensor:
-            numbers = torch.tensor([[value(one, 0.0), one.key in own] for one in added], dtype=torch.float64)
-            of_parts = zip(shared, torch.split(maxima, lengths)[1:], strict=True)
-            return torch.cat([numbers.reshape(-1), *(part.sums(some) for part, some in of_parts)])
+            of_each = zip(shared, torch.split(maxima, lengths), strict=True)
+            return torch.cat([one.sums(some) for one, some in of_each])
 
-        all_maxima, all_sums = self._ranks.exchange(torch.cat(own_maxima), sums)
-        peaks, *maxima = torch.split(all_maxima, lengths)
-        numbers, *totals = torch.split(all_sums, [2 * len(added), *(part.count for part in shared)])
-        results = {
-            one.key: -peak if one.reduce == "min" else peak for one, peak in zip(peaked, peaks.tolist(), strict=True)
-        }
-        for one, (total, count) in zip(added, numbers.reshape(-1, 2).tolist(), strict=True):
-            results[one.key] = total if one.reduce == "sum" or not count else total / count
-        for one in metrics:
-            is_integer = type(own.get(one.key)) is int and one.reduce != "mean"
-            own[one.key] = round(results[one.key]) if is_integer else results[one.key]
-        everything = {one.key: one for one in (*logged, *metrics) if one.key in own}.values()
-        merged: list[Entry] = [(one.step, one.epoch, one.name, own[one.key], one.time) for one in everything]
-        for part, some, others in zip(shared, maxima, totals, strict=True):
-            merged += part.finish(some, others)
-        if self._ranks.rank == 0:
-            self._write("metrics", metric_rows(merged))
-            self._write_pending(wait=True)  # layers, and what sinks wait for
+        maxima, totals = self._ranks.exchange(torch.cat(own_maxima), sums)
+        of_each = zip(torch.split(maxima, lengths), torch.split(totals, [one.count for one in shared]), strict=True)
+        return [entry for one, numbers in zip(shared, of_each, strict=True) for entry in one.finish(*numbers)]
 
-    def _described(self, entries: Sequence[Entry]) -> list[_Metric]:
+    def _describe(self, entries: Sequence[Entry]) -> list[_Metric]:
         numbers: Counter[tuple[int, str]] = Counter()
         described = []
         for step, epoch, name, _, logged_at in entries:
@@ -181,9 +224,9 @@ class SharedRecord(Record):
     def _union(self, metrics: list[_Metric], sizes: dict[str, Sizes]) -> tuple[list[_Metric], dict[str, Sizes]]:
         """Return the metrics that any rank has, and the parts that all have, with their names.
 
-        They are in the order of the lowest rank that has them.
+        They are in the order of the lowest rank that has them, and a metric is reduced as that rank says.
         """
-        all_metrics: dict[tuple[int, str, int], _Metric] = {}
+        all_metrics: dict[_Key, _Metric] = {}
         all_sizes: dict[str, dict[str, tuple[int, int]]] = {}
         found: Counter[str] = Counter()
         gathered = self._ranks.gather([metrics, sizes])
@@ -197,6 +240,49 @@ class SharedRecord(Record):
                     known.setdefault(name, (highest, added))
         everywhere: dict[str, Sizes] = {key: names for key, names in all_sizes.items() if found[key] == len(gathered)}
         return list(all_metrics.values()), everywhere
+
+
+class _MetricsOfAll:
+    """The metrics in an exchange: for each a maximum, or a sum and the number of ranks that have it.
+
+    Args:
+        logged: What this rank has logged.
+        metrics: Those that any rank has and that become one.
+        own: The values of this rank.
+    """
+
+    def __init__(self, logged: Sequence[_Metric], metrics: Sequence[_Metric], own: Mapping[_Key, Any]) -> None:
+        self._all = {one.key: one for one in (*logged, *metrics)}
+        self._peaks = [one for one in metrics if one.reduce in ("max", "min")]
+        self._added = [one for one in metrics if one.reduce in ("mean", "sum")]
+        self._own = own
+        self.count = 2 * len(self._added)
+
+    def maxima(self) -> Tensor:
+        own = [_sign(one) * self._own[one.key] if one.key in self._own else _NONE for one in self._peaks]
+        return torch.tensor(own, dtype=torch.float64)
+
+    def sums(self, maxima: Tensor) -> Tensor:
+        own = [[self._own.get(one.key, 0.0), one.key in self._own] for one in self._added]
+        return torch.tensor(own, dtype=torch.float64).reshape(-1)
+
+    def finish(self, maxima: Tensor, sums: Tensor) -> list[Entry]:
+        values = dict(self._own)
+        for one, peak in zip(self._peaks, maxima.tolist(), strict=True):
+            values[one.key] = _sign(one) * peak
+        for one, (total, count) in zip(self._added, sums.reshape(-1, 2).tolist(), strict=True):
+            values[one.key] = total if one.reduce == "sum" or not count else total / count
+        for one in (*self._peaks, *self._added):
+            is_integer = type(self._own.get(one.key)) is int and one.reduce != "mean"
+            if is_integer and isfinite(values[one.key]):  # another rank's number may be NaN
+                values[one.key] = round(values[one.key])
+        found = (one for one in self._all.values() if one.key in values)
+        return [(one.step, one.epoch, one.name, values[one.key], one.time) for one in found]
+
+
+def _sign(metric: _Metric) -> int:
+    """Return what a metric is multiplied by where maxima are taken: the lowest value is the highest negative."""
+    return -1 if metric.reduce == "min" else 1
 
 
 class _PartOfAll:

@@ -249,8 +249,8 @@ class FileStorage:
 ALIKE = frozenset({
     "begun_again", "best_checkpoint", "best_weights_restored", "checkpoint_abandoned", "checkpoint_damaged",
     "checkpoint_failed", "checkpoint_loaded", "checkpoint_saved", "gradient_flow", "hook_state", "hooks_changed",
-    "hooks_without_state", "loss_fn_changed", "lr_changed", "parameters_changed", "resume_not_exact",
-    "step_fn_changed", "step_skipped", "stop_requested",
+    "hooks_without_state", "loss_fn_changed", "lr_changed", "non_finite_losses", "non_finite_weights",
+    "parameters_changed", "resume_not_exact", "step_fn_changed", "step_skipped", "stop_requested",
 })  # fmt: skip
 """Events that happen on all ranks alike; rank 0 records them."""
 
@@ -294,8 +294,11 @@ class RankStorage:
 
     def sync(self) -> None:
         """Wait until the disk has the events that were written."""
-        if self._events is not None:
-            self._events.sync()
+        try:
+            if self._events is not None:
+                self._events.sync()
+        except RecordError as error:
+            self.report_loss(error)
 
     def close(self, run: dict[str, Any]) -> None:
         """Close the file, if there is one; after a failure, close the run's record if rank 0 no longer can."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hookline.trainer.checkpointing import SaveName
     from hookline.trainer.trainer import Trainer
 
-EXCHANGE_EVERY = 50  # steps
+EXCHANGE_EVERY, EXCHANGE_SECONDS = 50, 2.0  # steps, or as soon as rank 0's clock has moved by these seconds
 LATE_EVENTS = {"on_update", "on_gradient_clip", "on_before_optimizer_step"}
 """Events after the gradients are ready at which a hook may still skip the step."""
 
@@ -38,6 +38,7 @@ class Agreement:
         self._signal_sent = False
         self._sent: dict[str, Any] = {}  # what the numbers that were sent last are about
         self._receive: Callable[[], list[int]] | None = None  # waits for their sums
+        self._exchanged_at = 0.0  # when an exchange was last prepared, by rank 0's clock
         self.skips_together = False
         """Whether all ranks must decide together if a step is skipped: a hook may ask for it on some of them."""
         self.skips_late = False
@@ -103,16 +104,20 @@ class Agreement:
     # ---- agreement ---------------------------------------------------------------------------------------------------
 
     def after_step(self, step: int) -> None:
-        """Send what was requested since the last step, and carry out what was agreed on."""
+        """Carry out what was agreed on, and send what was requested since the last step."""
         if self._ranks.agrees_later:
-            before, rows = self._sent, 0
-            if step % EXCHANGE_EVERY == 0:
+            progress, rows, is_due = self._trainer.progress, 0, step % EXCHANGE_EVERY == 0
+            if is_due:
                 self.times.share()
+            receive, self._receive = self._receive, None
+            if receive is not None:  # before numbers are sent, so that an exchange is over when another is prepared
+                self._carry_out(receive(), self._sent)
+                is_due = is_due or progress.seconds - self._exchanged_at >= EXCHANGE_SECONDS
+                self._exchanged_at = progress.seconds if is_due else self._exchanged_at
+            if is_due:
                 self._trainer.loop.write_unrecorded()
                 rows = self._trainer.record.prepare()
-            receive, self._receive = self._receive, self._ranks.send(self._numbers(rows))
-            if receive is not None:
-                self._carry_out(receive(), before)
+            self._receive = self._ranks.send(self._numbers(rows))
 
     def settle(self) -> None:
         """Wait until all ranks know of all requests, and carry them out: at the start, between epochs, at the end."""
@@ -122,6 +127,7 @@ class Agreement:
                 self._carry_out(receive(), self._sent)
             sums = self._ranks.total(self._numbers())
             self._carry_out(sums, self._sent)
+            self._exchanged_at = self._trainer.progress.seconds  # where ranks settle, the record is written
 
     def _numbers(self, rows: int = 0) -> list[int]:
         """Return the integers to send, and note what they are about.
@@ -142,7 +148,8 @@ class Agreement:
         requests = sum(map(len, self._sent.values()))
         self._sent["skips"] = skips
         clock = round(progress.own_seconds * 1000) if self._ranks.rank == 0 else 0
-        return [requests, clock, progress.tokens_seen, hooks, hooks * hooks, rows, rows * rows]
+        tokens = self._trainer.loop.count_once(progress.tokens_seen)
+        return [requests, clock, tokens, hooks, hooks * hooks, rows, rows * rows]
 
     def _carry_out(self, sums: list[int], sent: dict[str, Any]) -> None:
         requests, clock, tokens, hooks, hooks_squared, rows, rows_squared = sums

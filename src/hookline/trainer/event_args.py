@@ -411,7 +411,8 @@ class RankEventArgs(EventArgs):
         """Tokens of all ranks; waits for them, once per micro-batch."""
         progress = self.progress
         if self._tokens[0] != progress.batches:
-            self._tokens = progress.batches, self.trainer.ranks.total([progress.tokens_seen])[0]
+            own = self.trainer.loop.count_once(progress.tokens_seen)
+            self._tokens = progress.batches, self.trainer.ranks.total([own])[0]
         return self._tokens[1]
 
 

@@ -321,7 +321,7 @@ class Loop:
             trainer.step_schedulers()
         if metrics is not None:
             trainer.step_plateau_schedulers(metrics)
-        self.record_non_finite_losses()
+        self.record_non_finite_losses(self.stats.take_non_finite())
         for name, mean in self.stats.means().items():
             trainer.log(name, mean, reduce=None)
         try:
@@ -330,6 +330,7 @@ class Loop:
         finally:
             self.progress.end_epoch()
         self.agreement.settle()
+        self.agreement.times.share()
         self.flush(wait=self.agreement.after_every_step)  # ranks exchange what they have recorded
         trainer.checkpointer.save_requested()
 
@@ -341,9 +342,13 @@ class Loop:
         if self.trainer.ranks.world_size > 1:
             self.stats.share(self.trainer.ranks, self.progress.step, self.args.window_loss, self.window)
 
-    def record_non_finite_losses(self) -> None:
-        """Record how many losses were NaN or infinite since the last call; waits for the device."""
-        if count := self.trainer.ranks.total([self.stats.take_non_finite()])[0]:
+    def count_once(self, own: int) -> int:
+        """Return what this rank adds to a count over all ranks: nothing if rank 0 has the same batches."""
+        return own if self.engine.averages or self.ranks.rank == 0 else 0
+
+    def record_non_finite_losses(self, own: int) -> None:
+        """Record how many losses were NaN or infinite, given how many this rank has; waits for all ranks."""
+        if count := self.ranks.total([self.count_once(own)])[0]:
             self.status.count("non_finite_losses", count)
             self.record.event("non_finite_losses", self.progress.step, epoch=self.progress.epoch, count=count)
 
@@ -533,8 +538,6 @@ class Loop:
     def flush(self, wait: bool = False) -> None:
         """Write what was recorded, without waiting for a device unless asked to."""
         self.write_unrecorded()
-        if wait:
-            self.agreement.times.share()
         self.record.flush(wait=wait)
         self.stats.fold()
         self._costs.check()

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class LossWatch:
-    """A sink of the run's record, where losses arrive on the host anyway: announces the first that is not finite.
+    """A sink of this rank's metrics, where losses arrive on the host anyway: announces the first that is not finite.
 
-    Where reading a loss waits for nothing, the loop writes the record at once after the step of such a loss. Losses on
-    a device are written by the clock.
+    Where reading a loss waits for nothing, the loop flushes the record at once after the step of such a loss. Losses on
+    a device arrive by the clock.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -35,7 +35,7 @@ class LossWatch:
         trainer.note("non_finite_loss", step, batch_idx=trainer.progress.batch_idx if is_known else None, value=loss)
         if not {"nan_forensics", "debug_training"} & set(trainer.hooks):  # these say more, at the same step
             words = "step %d: the loss is %s; to find the module it comes from: %s"
-            logger.warning(words, step, loss, trainer.find_nan_by)
+            logger.warning(words, step, loss, trainer.find_nan_by, of_rank=True)
 
     def write_layers(self, rows: Sequence[Any], /) -> None:
         """Do nothing."""

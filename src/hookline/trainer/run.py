@@ -68,7 +68,7 @@ def _begun_run(trainer: Trainer, resume: str | Path | None) -> Iterator[SignalHa
     """Run the block between on_train_start and on_train_end; the record is open."""
     # From here on everything is recorded.
     stop_recording_incidents = trainer.hooks.failures.subscribe(partial(_record_incident, trainer))
-    watch = trainer.record.add_sink(LossWatch(trainer))
+    watch = trainer.record.add_own_sink(LossWatch(trainer))
     outcome, reason = "completed", None
     saves = trainer.checkpoint_dir is not None and not trainer.options.fast_dev_run
     with SignalHandler(trainer.stop_on_signal, trainer.prints, saves) as signals, redacted_log():
@@ -344,15 +344,20 @@ def _leave_loader(trainer: Trainer, error: Exception) -> None:
 
 def _end(trainer: Trainer, outcome: str, reason: str | None) -> None:
     """Fire on_train_end, close hooks and record, and print a line that hides nothing."""
-    args, hooks, loop = trainer.event_args, trainer.hooks, trainer.loop
-    bad_weights = _bad_weights(trainer) if outcome in ("completed", "stopped") else ""
+    args, hooks, loop, bad_weights = trainer.event_args, trainer.hooks, trainer.loop, ""
+    with suppress(Exception):  # another rank has failed, which is found again where the ranks meet
+        bad_weights = _bad_weights(trainer, outcome)
+        loop.record_non_finite_losses(_if_device_answers(loop.stats.take_non_finite, 0))
     args.end_run(bad_weights or reason or outcome)
-    with suppress(Exception):  # the device may be gone; the failure itself is recorded
-        loop.record_non_finite_losses()
     failure = _first_failure(partial(handler, args) if (handler := hooks.slots.on_train_end) else None, hooks.close)
     if failure is not None:
         trainer.ranks.failed(trainer.progress.step, _describe_error(failure))
-    failure = failure or _first_failure(partial(_collect_failures, trainer), trainer.ranks.meet)
+
+    def look_again() -> None:  # a hook may have restored good weights at the end
+        nonlocal bad_weights
+        bad_weights = bad_weights and _bad_weights(trainer, outcome)
+
+    failure = failure or _first_failure(look_again, partial(_collect_failures, trainer), trainer.ranks.meet)
     if failure is not None and outcome in ("completed", "stopped"):
         failure = trainer.ranks.explain(failure)
         outcome, reason = outcome_of(failure), _reason(trainer, failure)
@@ -363,8 +368,7 @@ def _end(trainer: Trainer, outcome: str, reason: str | None) -> None:
         if args.exception is not None:
             add_note(args.exception, f"then, while the run was ending: {_describe_error(failure)}")
         failure = None
-    # A hook may have restored good weights at the end.
-    if bad_weights and failure is None and (bad_weights := _bad_weights(trainer)):
+    if bad_weights and failure is None:
         trainer.note("non_finite_weights", message=bad_weights)
         outcome, reason = "non_finite", "; ".join(filter(None, [bad_weights, reason]))
     trainer.checkpointer.close()
@@ -387,13 +391,28 @@ def _collect_failures(trainer: Trainer) -> None:
                 trainer.run_status.count("hook_failures", count)
 
 
-def _bad_weights(trainer: Trainer) -> str:
-    """Say which trained parameters are not finite; empty if all are. Waits for the device."""
-    try:
-        names = non_finite_parameters(trainer.params)
-    except Exception:  # the device is gone
-        names = []
+def _bad_weights(trainer: Trainer, outcome: str) -> str:
+    """Say which trained parameters are not finite, in the shard of any rank; empty if all are, or if the run failed.
+
+    Waits for the device and for all ranks, also after a signal, which one of them may have received alone.
+    """
+    own: list[str] = []
+    if outcome in ("completed", "stopped"):
+        own = _if_device_answers(partial(non_finite_parameters, trainer.params), own)
+    counts = trainer.ranks.total([name in own for name in trainer.params])
+    names = [name for name, count in zip(trainer.params, counts, strict=True) if count]
     return f"{len(names)} of {len(trainer.params)} parameters are not finite, first {names[0]!r}" if names else ""
+
+
+def _if_device_answers(measure: Callable[[], Result], otherwise: Result) -> Result:
+    """Return what a function measures, or `otherwise` if it raises.
+
+    At the end the device may be gone on one rank, which must take part in what follows: the others wait for it.
+    """
+    try:
+        return measure()
+    except Exception:
+        return otherwise
 
 
 def _first_failure(*calls: Callable[[], object] | None) -> BaseException | None:
