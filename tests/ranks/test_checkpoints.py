@@ -252,16 +252,24 @@ def test_another_number_of_ranks_reads_each_remaining_sample_once(world_size: in
     assert sorted(done + rest) == list(range(58))
 
 
+class Scores(TrainingHook):
+    """Keeps what is validated, gathered from all ranks, and gives it a score."""
+
+    collective = True
+
+    def __init__(self, validated: dict[str, Any]) -> None:
+        self.validated = validated
+
+    def on_validation_end(self, step: int, model: nn.Module, metrics: Any) -> None:
+        self.validated[str(step)] = digest(model.state_dict())
+        metrics["val/score"] = float(abs(step - 4))  # the second of four is the best
+
+
 def best_weights(rank: int, folder: str, resume: str | None, max_steps: int) -> dict[str, Any]:
     trainer = make("fsdp2", rank, 2, folder, max_steps=max_steps, validate_every=2)
     trainer.val_loaders = {"val": make_batches(0, 1, 2)}
     validated: dict[str, Any] = {}
-
-    @trainer.on("validation_end", before="early_stopping")
-    def collect(step: int, model: nn.Module, metrics: Any) -> None:
-        validated[str(step)] = digest(model.state_dict())
-        metrics["val/score"] = float(abs(step - 4))  # the second of four is the best
-
+    trainer.add_hook(Scores(validated), before="early_stopping")
     trainer.add_hook("early_stopping", monitor="val/score", restore_best_weights=True, patience=9)
     trainer.add_hook("checkpoint", every=6)
     trainer.fit(resume=resume)

@@ -138,7 +138,8 @@ def test_an_exception_on_one_rank_ends_all(kind: str, bad_rank: int, stays_alive
     expected = f"rank {bad_rank} failed at step {0 if kind == 'early' else 3}"
     assert expected in other.error + other.output
     assert expected in (tmp_path / f"rank-{1 - bad_rank}.txt").read_text()
-    assert ("RankError" in other.error) == (not stays_alive or kind == "early")  # else it was blocked in a collective
+    if not stays_alive or kind == "early":  # else it may be blocked in a collective, and its process is ended
+        assert "RankError" in other.error
     assert results[bad_rank].exit_code == (7 if stays_alive else 1)
 
 
