@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from hookline.trainer.window import Window
 
 Number = torch.Tensor | float
+CHUNK = 64  # losses or metrics that are added up at once
 
 
 class EpochStats:
@@ -57,20 +58,36 @@ class EpochStats:
             self._sums[name] = _add(self._sums.get(name, 0.0), values)
             self._counts[name] = self._counts.get(name, 0) + len(values)
         self._recent.clear()
-        self._fold_losses(wait=False)
+        self._fold_losses(len(self.recent), wait=False)
 
-    def _fold_losses(self, wait: bool) -> None:
-        """Add the recent losses to their sum.
+    def fold_chunks(self) -> None:
+        """Add losses and metrics to the sums in chunks of a fixed size, and leave the rest.
+
+        A device adds up a chunk in its own order. So this may be called at any time without changing a bit of the sums.
+        """
+        while len(self.recent) >= CHUNK:
+            self._shared = None
+            self._fold_losses(CHUNK, wait=False)
+        for name, values in self._recent.items():
+            while len(values) > CHUNK:  # something is left, as `fold` expects
+                self._shared = None
+                self._sums[name] = _add(self._sums.get(name, 0.0), values[:CHUNK])
+                self._counts[name] = self._counts.get(name, 0) + CHUNK
+                del values[:CHUNK]
+
+    def _fold_losses(self, count: int, wait: bool) -> None:
+        """Add the first of the recent losses to their sum.
 
         Args:
+            count: How many.
             wait: Whether to copy losses from a device to the host and add them there. The caller waits for the device,
                 which has fewer operations to run than if it added them.
         """
-        if not self.recent:
+        if not count:
             return
-        stacked = torch.stack(self.recent)
-        self._count += len(self.recent)
-        self.recent.clear()
+        stacked = torch.stack(self.recent[:count])
+        self._count += count
+        del self.recent[:count]
         if wait or stacked.is_cpu:
             losses = stacked.tolist()
             self._sum = _add(float(self._sum), losses)
@@ -81,7 +98,7 @@ class EpochStats:
 
     def mean_loss(self) -> float:
         """Return the mean loss of the epoch so far, NaN before the first batch; waits for the device."""
-        self._fold_losses(wait=True)
+        self._fold_losses(len(self.recent), wait=True)
         return float(self._sum) / self._count if self._count else math.nan
 
     def share(self, ranks: OneProcess, step: int, loss: float, window: Window) -> None:
@@ -93,7 +110,7 @@ class EpochStats:
             loss: Its loss on this rank.
             window: Its window, which says what this rank's numbers of the step count.
         """
-        self._fold_losses(wait=True)
+        self._fold_losses(len(self.recent), wait=True)
         self.fold()
         losses = {"loss": [float(self._sum), float(self._count), 0.0], "step loss": [window.share_of(loss), 1.0, 0.0]}
         sums = {f"sum {name}": [float(total), float(self._counts[name]), 0.0] for name, total in self._sums.items()}

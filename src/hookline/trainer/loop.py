@@ -539,7 +539,7 @@ class Loop:
         """Write what was recorded, without waiting for a device unless asked to."""
         self.write_unrecorded()
         self.record.flush(wait=wait)
-        self.stats.fold()
+        self.stats.fold_chunks()
         self._costs.check()
         self._flush_at, self.flush_by = self.progress.step + FLUSH_STEPS, time() + FLUSH_SECONDS
 
