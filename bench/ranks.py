@@ -143,7 +143,8 @@ def run_rank(rank: int, store: str, job: Job, rounds: int, only: list[str]) -> d
     """Make the steps of one rank, and return their seconds by contender."""
     os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")  # else Accelerate sets more threads than cores
     torch.set_num_threads(1)
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+    os.environ["LOCAL_RANK"] = "0" if DEVICE == "cuda" else str(rank)  # the GPU that Accelerate uses
     if hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[rank % len(cores)]})

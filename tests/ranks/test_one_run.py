@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from rank_processes import run_on_ranks
-from rank_runs import make_batches, make_trainer, whole_weights
+from rank_runs import DEVICE, make_batches, make_model, make_trainer, whole_weights, wrap
 
 from hookline import read_layers, read_metrics
 from hookline.record import read_events
@@ -75,7 +75,6 @@ def test_a_hook_is_called_on_the_ranks_that_code_class_or_config_name() -> None:
 
 def names_of(rank: int, kind: str, world_size: int, folder: str) -> dict[str, list[str]]:
     import torch
-    from rank_runs import DEVICE, make_batches, make_model, wrap
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
     from hookline import SimpleTrainer, read_layers
@@ -240,6 +239,7 @@ def train_on_nan(rank: int, folder: str) -> list[Any]:
     return seen
 
 
+@pytest.mark.skipif(DEVICE == "cuda", reason="losses on a device are read when the record is written")
 def test_a_rank_announces_a_loss_that_is_not_finite_at_its_step(tmp_path: Path) -> None:
     results = run_on_ranks(train_on_nan, 2, str(tmp_path))
     assert results[1].value == [[3, 1]]

