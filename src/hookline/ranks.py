@@ -47,8 +47,8 @@ class OneProcess:
     local_rank = 0
     group: Any = None
     """The process group for collectives of hooks that declare them, which nothing else uses; None in one process."""
-    agrees_later = False
-    """Whether there are other ranks, so that what one requests has to be agreed on."""
+    act_together = False
+    """Whether there are other ranks that do all of this together; not in a user's own loop, where each acts alone."""
 
     def first(self, make: Callable[[], Result]) -> Result:
         """Let rank 0 call a function, and return its result on every rank; it must be a JSON value.
@@ -126,7 +126,7 @@ class ProcessRanks(OneProcess):
         world_size: The number of ranks.
     """
 
-    agrees_later = True
+    act_together = True
 
     def __init__(self, rank: int, world_size: int) -> None:
         from torch import distributed

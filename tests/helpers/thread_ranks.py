@@ -33,7 +33,7 @@ class Board:
 class ThreadRanks(OneProcess):
     """One rank: a thread."""
 
-    agrees_later = True
+    act_together = True
 
     def __init__(self, rank: int, board: Board) -> None:
         self.rank, self.local_rank, self.world_size, self._board, self._calls = rank, rank, board.world_size, board, 0

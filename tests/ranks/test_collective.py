@@ -89,7 +89,7 @@ def test_a_choice_of_ranks_is_refused_when_the_hooks_get_a_run_on_several_ranks(
     hooks = HookManager()
     hooks.register("nan_forensics", ranks="zero")
     several = OneProcess()
-    several.agrees_later = True
+    several.act_together = True
     with pytest.raises(RegistrationError, match="'nan_forensics' does what all ranks do together"):
         hooks.set_ranks(several)
 

@@ -72,7 +72,7 @@ def test_a_step_costs_one_small_collective_and_an_exchange_one_sum(kind: str, wo
 class EqualRanks(OneProcess):
     """Rank 0 of many that do the same at the same time; notes what they would send each other, in bytes."""
 
-    agrees_later = True
+    act_together = True
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size

@@ -1,6 +1,7 @@
 """A validation over several ranks counts each sample once, whatever number of batches the ranks have."""
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ from rank_processes import run_on_ranks
 from rank_runs import FEATURES, make_batches, make_model, make_trainer
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from hookline import TrainingHook
 
 KINDS = ["ddp", "fsdp2"]
 SHARES = [[4, 4, 3], [5, 6]]  # the sizes of the batches of two ranks: 22 samples in all
@@ -116,3 +119,35 @@ def train_without_batches(rank: int) -> None:
             return iter(validation_batches(0) if rank == 0 else [])
 
     make_trainer("fsdp2", rank, 2, None, val_loaders=Nothing()).train()
+
+
+class NamesTokens(TrainingHook):
+    """Names what all ranks add up, at an event that a rank may not have."""
+
+    on_error = "raise"
+
+    def on_validation_batch_end(self, tokens_seen: int) -> None:
+        self.tokens = tokens_seen
+
+
+class OnRankZero:
+    """Validation batches that only rank 0 has; the others know that from their share."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(make_batches(0, 1, 1) if self.rank == 0 else [])
+
+
+def validate_unevenly(rank: int) -> int:
+    trainer = make_trainer(
+        "ddp", rank, 2, None, val_loaders=OnRankZero(rank), validate_every=4, sanity_batches=0, count_tokens=len
+    )
+    trainer.add_hook(hook := NamesTokens())
+    trainer.train()
+    return hook.tokens if rank == 0 else 0
+
+
+def test_a_rank_without_validation_batches_takes_part_in_what_hooks_name() -> None:
+    assert run_on_ranks(validate_unevenly, 2, timeout=30)[0].value > 0

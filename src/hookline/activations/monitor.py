@@ -332,7 +332,7 @@ class Monitor(BuiltInForwardHook):
     @property
     def _is_shared(self) -> bool:
         """Whether the outputs of a step are those of several ranks together."""
-        return self._trainer is not None and self._trainer.ranks.agrees_later
+        return self._trainer is not None and self._trainer.ranks.act_together
 
     def _share(self, trainer: RunControl | None, at_end: bool = False) -> None:
         """Hand in what was measured, if there are several ranks: time and memory are rank 0's own."""

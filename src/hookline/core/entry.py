@@ -268,7 +268,7 @@ def check_ranks(entry: Entry, ranks: OneProcess) -> None:
             "`trainer.ranks.rank` inside of it"
         )
     together = getattr(hook, "same_on_all_ranks", False) or getattr(hook, "needs_all_ranks", False)
-    if together and ranks.agrees_later:  # One process is all of its ranks, and in a user's own loop each acts alone.
+    if together and ranks.act_together:  # One process is all of its ranks, and in a user's own loop each acts alone.
         raise RegistrationError(
             f"{name!r} does what all ranks do together, so it must be called on all of them; leave out its `ranks`"
         )

@@ -136,9 +136,8 @@ class MetricHook(NamedHook):
     def on_epoch_end(self, trainer: RunControl, step: int, epoch: int) -> None:
         """Evaluate an epoch, or fail if the hook waits for validations and there can be none."""
         if self._at_epochs:
-            loss, validated = trainer.step_loss(), self._validation.step == step
-            of_step = trainer.means_of_ranks({"loss": loss, "train/loss": loss})
-            metrics = {**trainer.latest_metrics(), **trainer.epoch_metrics(), **of_step}
+            loss, validated = trainer.step_loss(), self._validation.step == step  # the loss is that of all ranks here
+            metrics = {**trainer.latest_metrics(), **trainer.epoch_metrics(), "loss": loss, "train/loss": loss}
             metrics |= self._validation.metrics if validated else {}
             optional = [f"train/{name}/{kind}" for name in trainer.loader_names for kind in ("loss", "epoch_loss")]
             awaits = trainer.has_validation and not validated

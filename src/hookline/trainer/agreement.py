@@ -30,8 +30,6 @@ class Agreement:
     def __init__(self, trainer: Trainer) -> None:
         self._trainer, self._ranks = trainer, trainer.ranks
         self.times = StepTimes(trainer)
-        self.after_every_step = trainer.ranks.agrees_later
-        """Whether `after_step` must be called after every step, not only when something was requested."""
         self._stops: list[Stop] = []  # requested since numbers were last sent
         self._saves: list[SaveName] = []
         self._signal: str | None = None
@@ -66,7 +64,7 @@ class Agreement:
             value: What was assigned, as an error names it.
             by: The hook that did so; None if it was none.
         """
-        if self._ranks.agrees_later:
+        if self._ranks.act_together:
             hook = "" if by is None else f" by hook {by!r}"
             self._assigned[name] = f"{name} was set to {value} in step {self._trainer.progress.step}{hook}"
             self._note_change()
@@ -89,14 +87,14 @@ class Agreement:
 
     def request_end(self, signal: str) -> None:
         """Save and end the run. A signal handler calls this, so it only assigns."""
-        if self._ranks.agrees_later:
+        if self._ranks.act_together:
             self._signal = signal
         else:
             self._trainer.end_on_signal(signal)
 
     def _is_agreed(self, hook: str | None) -> bool:
         """Return whether all ranks make a request of this hook at the same time, or there is only one."""
-        if not self._ranks.agrees_later:
+        if not self._ranks.act_together:
             return True
         hooks = self._trainer.hooks
         return hook is not None and hook in hooks and bool(getattr(hooks.get(hook), "same_on_all_ranks", False))
@@ -105,7 +103,7 @@ class Agreement:
 
     def after_step(self, step: int) -> None:
         """Carry out what was agreed on, and send what was requested since the last step."""
-        if self._ranks.agrees_later:
+        if self._ranks.act_together:
             progress, rows, is_due = self._trainer.progress, 0, step % EXCHANGE_EVERY == 0
             if is_due:
                 self.times.share()
@@ -121,7 +119,7 @@ class Agreement:
 
     def settle(self) -> None:
         """Wait until all ranks know of all requests, and carry them out: at the start, between epochs, at the end."""
-        if self._ranks.agrees_later:
+        if self._ranks.act_together:
             receive, self._receive = self._receive, None
             if receive is not None:
                 self._carry_out(receive(), self._sent)
@@ -187,7 +185,7 @@ class Agreement:
         Raises:
             RankError: If the calling hook would skip the step on this rank alone.
         """
-        by = self._trainer.hooks.calling_hook() if self._ranks.agrees_later else None
+        by = self._trainer.hooks.calling_hook() if self._ranks.act_together else None
         if by is None or self._is_agreed(by):  # the loop itself decides by what all ranks know
             self._trainer.event_args.skip_step(reason)
             return

@@ -267,7 +267,7 @@ class Loop:
             self._compared, iterator = True, check_first_batch(self.ranks, iterator, loaders)
         # Cut off where the end is certain: asking for one more batch would move the random streams of some loaders.
         given = iterator if batches.length is None else islice(iterator, batches.length - batches.offset)
-        return self.agreement.times.read(given) if self.agreement.after_every_step else given
+        return self.agreement.times.read(given) if self.ranks.act_together else given
 
     def batches_of_epoch(self, epoch: int) -> SequentialBatches | MixedBatches:
         """Return the batches of an epoch, to be started or resumed."""
@@ -315,8 +315,11 @@ class Loop:
         a hook that fails in on_epoch_end the epoch is over: schedulers have stepped, and other hooks were called.
         """
         trainer, is_due = self.trainer, self.validate_epochs and (self.progress.epoch + 1) % self.validate_epochs == 0
-        self.share_stats()
-        metrics = trainer.validate() if is_due else None
+        metrics = None
+        if is_due:
+            metrics = trainer.validate()  # which shares the statistics of the ranks, too
+        else:
+            self.share_stats()
         if self.options.scheduler_interval == "epoch":
             trainer.step_schedulers()
         if metrics is not None:
@@ -331,7 +334,7 @@ class Loop:
             self.progress.end_epoch()
         self.agreement.settle()
         self.agreement.times.share()
-        self.flush(wait=self.agreement.after_every_step)  # ranks exchange what they have recorded
+        self.flush(wait=self.ranks.act_together)  # ranks exchange what they have recorded
         trainer.checkpointer.save_requested()
 
     def share_stats(self) -> None:
@@ -341,6 +344,7 @@ class Loop:
         """
         if self.trainer.ranks.world_size > 1:
             self.stats.share(self.trainer.ranks, self.progress.step, self.args.window_loss, self.window)
+            self.args.tokens_seen  # noqa: B018 - kept; a rank that has no validation batch would not ask for it
 
     def count_once(self, own: int) -> int:
         """Return what this rank adds to a count over all ranks: nothing if rank 0 has the same batches."""
@@ -439,7 +443,7 @@ class Loop:
     def step_or_skip(self, optimizer: torch.optim.Optimizer) -> bool:
         """Step, by the user's function if there is one, unless the step is skipped; return whether it stepped."""
         args, progress = self.args, self.progress
-        if self.agreement.after_every_step:
+        if self.ranks.act_together:
             self.agreement.times.end_backward()
             if self.agreement.skips_late:
                 self.agreement.decide_skip()
@@ -526,7 +530,7 @@ class Loop:
         marks = [self._flush_at, self.options.max_steps or self._flush_at]
         if self.validate_steps:
             marks.append(step - step % self.validate_steps + self.validate_steps)
-        if trainer.saving or self.agreement.after_every_step:  # poll until the checkpoint is durable
+        if trainer.saving or self.ranks.act_together:  # poll until the checkpoint is durable
             marks.append(step + 1)
         self.next_boundary = min(marks)
         self.over = self.finished()  # last: a signal that arrives in between has set next_boundary back
