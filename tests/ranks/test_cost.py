@@ -1,6 +1,8 @@
 """What ranks send each other for the record and the agreement, counted: it does not grow with the number of ranks."""
 
 import json
+import traceback
+import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from rank_processes import run_on_ranks
-from rank_runs import make_batches, make_model, make_trainer
+from rank_runs import DEVICE, make_batches, make_model, make_trainer
 from torch import distributed
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -125,3 +127,29 @@ def test_collectives_and_bytes_are_the_same_for_two_and_for_thousands_of_ranks()
     steps = two.value["steps"]
     assert Counter(kind for kind, _ in steps) == {"sum": STEPS - 1, "exchanged maximum": 1, "exchanged sum": 1}
     assert max(size for kind, size in steps if kind == "sum") <= 128
+
+
+def wait_for_nothing(rank: int) -> list[str]:
+    """Train on a GPU, and return where the host has waited for it after the first steps."""
+    batches = [(inputs.to(DEVICE), targets.to(DEVICE)) for inputs, targets in make_batches(rank, 2, 8)] * 4
+    trainer = make_trainer("ddp", rank, 2, None, batches=batches)
+    waits: list[str] = []
+
+    def note(*_: Any) -> None:
+        waits.append("".join(traceback.format_stack(limit=6)))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = note
+        for step, _ in enumerate(trainer.stepper()):
+            if step in (9, 29):  # later ones read the means of the epoch
+                torch.cuda.set_sync_debug_mode("warn" if step == 9 else "default")
+                if step == 9:
+                    waits.clear()  # torch has warned that the mode is a prototype
+    return waits
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE != "cuda", reason="needs HOOKLINE_RANKS_ON=cuda")
+def test_ranks_agree_without_waiting_for_the_device() -> None:
+    assert [result.value for result in run_on_ranks(wait_for_nothing, 2)] == [[], []]
