@@ -5,8 +5,10 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+import torch
 from rank_processes import run_on_ranks
-from rank_runs import make_batches, make_trainer, whole_weights
+from rank_runs import FEATURES, make_batches, make_trainer, whole_weights
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hookline import TrainingHook, UpdateHook, read_metrics
 from hookline.errors import RankError
@@ -224,3 +226,30 @@ def test_a_loss_spike_on_one_rank_is_reported_by_that_rank_and_stops_all(tmp_pat
     assert "rank 1: hook 'loss_spike': step 5" in results[1].output
     events = [one for one in read_events(next(tmp_path.iterdir())) if one["kind"] == "loss_spike" and one["step"] == 5]
     assert [one["rank"] for one in events] == [1]
+
+
+def rank_by_validation(rank: int, world_size: int, folder: str) -> dict[str, Any]:
+    """Validate on shares whose losses move in other directions on the two ranks, and keep the best checkpoint."""
+    shares = [[(torch.zeros(4, FEATURES), torch.full((4, 1), float(10 * share)))] for share in (0, 1)]
+    val_loader = shares[rank] if world_size > 1 else shares[0] + shares[1]
+    trainer = make_trainer("ddp", rank, world_size, folder, val_loaders=val_loader, validate_every=2)
+    trainer.schedulers.append(ReduceLROnPlateau(trainer.optimizers[0], factor=0.5, patience=0))
+    trainer.add_hook(
+        "checkpoint", monitor="val/loss", save_top_k=2, filename="{step}-{val/loss:.4f}", save_every_n_epochs=None
+    )
+    rates: list[float] = []
+    trainer.on("step_end")(lambda trainer: rates.append(trainer.lr))
+    trainer.train()
+    found = sorted(path.name for path in Path(str(trainer.run_dir), "checkpoints").iterdir() if not path.is_symlink())
+    return {"rates": rates, "saved": found}
+
+
+def test_plateau_schedulers_and_the_best_checkpoints_follow_the_validation_of_all_ranks(tmp_path: Path) -> None:
+    ((alone,), (first, second)) = (
+        [result.value for result in run_on_ranks(rank_by_validation, count, count, str(tmp_path / str(count)))]
+        for count in (1, 2)
+    )
+    assert first == second
+    assert first["saved"] == alone["saved"]
+    assert first["rates"] == pytest.approx(alone["rates"])
+    assert len(set(first["rates"])) > 1  # else nothing was decided
