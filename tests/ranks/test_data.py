@@ -106,7 +106,7 @@ def make_demo(**options: Any) -> Trainer:
     """Make a small trainer of the demo's data and model."""
     return trainer_from_config(
         {
-            "data": {"name": "stdlib_text", "context": 16, "batch_size": 2, "max_bytes": 20_000},
+            "data": {"name": "stdlib_text", "context": 16, "batch_size": 2, "max_bytes": 6_000},
             "model": {"name": "char_gpt", "context": 16, "width": 8, "layers": 1, "heads": 2},
             "optimizer": {"name": "sgd", "lr": 0.1},
             "trainer": {"console": False, **options},
