@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic, sleep
 from types import FrameType
@@ -159,7 +160,8 @@ class RankWatch:
         frame, self._position = sys._current_frames().get(self._main), position
         # Looking for the hook keeps the variables of functions alive until they return, so only if it may hang.
         if frame is not None and position == before:
-            hook = self._run.hook_in(frame)
+            with suppress(Exception):  # the frames are those of a thread that runs
+                hook = self._run.hook_in(frame)
         return {"position": position, "hook": hook, "place": _place(frame), "waits": _waits(frame)}
 
     def _look_for_failure(self) -> None:

@@ -296,7 +296,7 @@ class ProcessRanks(OneProcess):
         return _from_bytes(sent)
 
 
-_found: tuple[Any, OneProcess] | None = None  # those of a default process group, which a process may make again
+_found: tuple[Any, ProcessRanks] | None = None  # those of a default process group, which a process may make again
 
 
 def find_ranks() -> OneProcess:
@@ -328,8 +328,7 @@ def leave_ranks() -> None:
     Call it for process groups that Hookline has initialized. After a failure it does nothing: it would wait for ranks
     that may be gone.
     """
-    failed = _found is not None and isinstance(_found[1], ProcessRanks) and _found[1]._alone
-    if torch.distributed.is_initialized() and not failed:
+    if torch.distributed.is_initialized() and not (_found is not None and _found[1]._alone):
         torch.distributed.destroy_process_group()
 
 
@@ -416,17 +415,18 @@ def _difference(name: str, values: Sequence[Any]) -> str:
         if missing is not None:
             some, others = ([rank for rank, one in enumerate(here) if (missing in one) is has] for has in (True, False))
             path = ".".join([*place, str(missing)])
-            return f"the ranks differ in {name}: {path!r} is on {_on(some)}, not on {_on(others)}"
+            return f"the ranks differ in {name}: {path!r} is on {on_ranks(some)}, not on {on_ranks(others)}"
         key = next(key for key in keys if len({json.dumps(one[key], default=str) for one in here}) > 1)
         place, here = [*place, str(key)], [one[key] for one in here]
     by_value: dict[str, list[int]] = {}
     for rank, value in enumerate(here):
         by_value.setdefault(json.dumps(value, default=str), []).append(rank)
-    said = (f"{text[:LONGEST_VALUE]}{'…' * (len(text) > LONGEST_VALUE)} on {_on(on)}" for text, on in by_value.items())
+    cut = ((text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}…", on) for text, on in by_value.items())
+    said = (f"{text} on {on_ranks(on)}" for text, on in cut)
     return f"the ranks differ in {name}: {'.'.join(place)}{' is ' if place else ''}{', '.join(said)}"
 
 
-def _on(ranks: Sequence[int], most: int = 8) -> str:
+def on_ranks(ranks: Sequence[int], most: int = 8) -> str:
     """Write rank numbers, the first ones if they are many."""
     more = f" and {len(ranks) - most} more" if len(ranks) > most else ""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:most]))}{more}"

@@ -11,7 +11,7 @@ from rank_processes import run_on_ranks
 from rank_runs import make_batches, make_trainer
 from torch import nn
 
-from hookline import TrainingHook
+from hookline import Trainer, TrainingHook
 from hookline.errors import RankError
 from hookline.record import read_events
 
@@ -232,3 +232,25 @@ def test_a_hook_on_a_clock_is_due_at_the_same_steps_on_all_ranks() -> None:
     first, second = (one.value for one in run_on_ranks(by_clock, 2))
     assert first == second
     assert len(first) > 2
+
+
+def assign_in_turn(rank: int) -> str:
+    """Assign the learning rate on rank 1 in one step, and on both ranks in the next."""
+    trainer = make_trainer("ddp", rank, 2, None)
+
+    @trainer.on("step_end")
+    def assign(step: int, trainer: Trainer) -> None:
+        if step == 4 or (step == 3 and rank == 1):
+            trainer.lr = 0.25
+
+    try:
+        trainer.train()
+    except RankError as error:
+        return str(error)
+    return "nothing"
+
+
+def test_what_differed_is_named_also_if_it_no_longer_does() -> None:
+    for result in run_on_ranks(assign_in_turn, 2):
+        assert "lr" in result.value.partition(";")[0], result.value
+        assert "on rank 1 only" in result.value

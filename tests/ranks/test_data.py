@@ -289,14 +289,16 @@ def read_whole_datasets(rank: int, folder: str) -> None:
     """Train on loaders that shuffle the whole dataset, as one forgets to share it."""
     data = [(torch.full((FEATURES,), float(index)), torch.zeros(1)) for index in range(16)]
     torch.manual_seed(rank)
-    loader = DataLoader(data, 4, shuffle=True)
-    make_trainer("ddp", rank, 2, folder, batches=loader, max_steps=2).train()
+    shared = DataLoader(data, batch_sampler=BatchSampler(DistributedSampler(data), 4, drop_last=True))
+    loaders = {"whole": DataLoader(data, 4, shuffle=True), "shared": shared}
+    make_trainer("ddp", rank, 2, folder, batches=loaders, max_steps=2).train()
 
 
 def test_loaders_that_give_each_rank_the_whole_dataset_are_reported(tmp_path: Path) -> None:
     first, second = run_on_ranks(read_whole_datasets, 2, str(tmp_path))
-    assert "the loader 'train' gives each of 2 ranks all 16 samples of its dataset" in first.output
+    assert "the loader 'whole' gives each of 2 ranks all 16 samples of its dataset" in first.output
     assert "ResumableSampler" in first.output
+    assert "'shared'" not in first.output
     assert "samples of its dataset" not in second.output
 
 
@@ -323,6 +325,8 @@ def test_a_run_that_cannot_continue_inside_an_epoch_changes_nothing(tmp_path: Pa
     saved = sorted(path.name for path in (run_dir / "checkpoints").iterdir())
     metrics = (run_dir / "metrics.jsonl").read_bytes()
     loader = DataLoader([(torch.full((FEATURES,), 1.0), torch.zeros(1))] * 40, 4)
+    trainer = make_trainer("none", 0, 1, tmp_path, batches=loader)
+    trainer.load_checkpoint(run_dir / "checkpoints" / saved[0])  # which may be for its weights
     trainer = make_trainer("none", 0, 1, tmp_path, batches=loader)
     with pytest.raises(HooklineError, match="inside an epoch with 2 processes, and now with 1"):
         trainer.fit(resume=run_dir / "checkpoints" / saved[0])

@@ -267,3 +267,18 @@ def test_numbers_are_exchanged_at_a_validation(tmp_path: Path) -> None:
     assert written == [[1, True, False], [2, True, True]]
     rows = read_metrics(next(tmp_path.iterdir()))
     assert {row["step"] for row in rows if "ranks/slowest" in row} <= {8}  # times are those of many steps
+
+
+def log_a_huge_number(rank: int, folder: str) -> str:
+    trainer = make_trainer("ddp", rank, 2, folder)
+    trainer.on("step_end", at=2)(lambda trainer: trainer.log("huge", 10**400 if rank else 1.0))
+    trainer.on("step_end", at=3)(lambda trainer: trainer.log("highest", -(10**400) if rank else 1, reduce="min"))
+    return str(trainer.train()["status"])
+
+
+def test_a_number_that_no_float_holds_does_not_end_the_exchange(tmp_path: Path) -> None:
+    assert [result.value for result in run_on_ranks(log_a_huge_number, 2, str(tmp_path))] == ["completed"] * 2
+    rows = read_metrics(next(tmp_path.iterdir()))
+    assert len([row for row in rows if "train/loss" in row]) == 8
+    assert [row["huge"] for row in rows if "huge" in row] == [math.inf]
+    assert [row["highest"] for row in rows if "highest" in row] == [-math.inf]

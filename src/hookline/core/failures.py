@@ -116,6 +116,7 @@ class FailureHandler:
         self.debug = False
         """Treat every hook's policy as 'raise'."""
         self.rank: int | None = None  # of several
+        self.acts_together = False  # whether these make one run: in a user's own loop each acts alone
         self.current_step: Callable[[], int] = lambda: 0
         """Returns the run's step, for failures outside of events."""
 
@@ -201,8 +202,8 @@ class FailureHandler:
         incident = Incident("failed", hook, where, step, f"failed: {error_text(error)}", error)
         policy = "warn" if entry is None else entry.policy
         # The other ranks have done what all do alike: without this one they would wait for it, or weights would differ.
-        is_alike = where == "on_update" or (entry is not None and getattr(entry.hook, "same_on_all_ranks", False))
-        if self.debug or (self.rank is not None and is_alike):
+        is_alike = entry is not None and self.acts_together and getattr(entry.hook, "same_on_all_ranks", False)
+        if self.debug or is_alike or (self.rank is not None and where == "on_update"):
             policy = "raise"
         must_raise = (policy == "raise" or getattr(error, "always_raise", False)) and original is None
         strikes = 0 if entry is None else entry.failures.add(where)

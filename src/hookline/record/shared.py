@@ -6,6 +6,7 @@ one sum over the ranks for everything that was logged since the last one.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from math import isfinite
@@ -259,11 +260,11 @@ class _MetricsOfAll:
         self.count = 2 * len(self._added)
 
     def maxima(self) -> Tensor:
-        own = [_sign(one) * self._own[one.key] if one.key in self._own else _NONE for one in self._peaks]
+        own = [_sign(one) * _as_float(self._own[one.key]) if one.key in self._own else _NONE for one in self._peaks]
         return torch.tensor(own, dtype=torch.float64)
 
     def sums(self, maxima: Tensor) -> Tensor:
-        own = [[self._own.get(one.key, 0.0), one.key in self._own] for one in self._added]
+        own = [[_as_float(self._own.get(one.key, 0.0)), one.key in self._own] for one in self._added]
         return torch.tensor(own, dtype=torch.float64).reshape(-1)
 
     def finish(self, maxima: Tensor, sums: Tensor) -> list[Entry]:
@@ -278,6 +279,14 @@ class _MetricsOfAll:
                 values[one.key] = round(values[one.key])
         found = (one for one in self._all.values() if one.key in values)
         return [(one.step, one.epoch, one.name, values[one.key], one.time) for one in found]
+
+
+def _as_float(value: Any) -> float:
+    """Return a number as a float; an integer that none can hold is infinite."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def _sign(metric: _Metric) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hookline.errors import RankError
-from hookline.ranks import all_equal, fingerprint
+from hookline.ranks import all_equal, fingerprint, on_ranks
 from hookline.trainer.run_state import Stop
 from hookline.trainer.stragglers import StepTimes
 
@@ -43,8 +43,9 @@ class Agreement:
         """The same after the update chain and before each optimizer, because of hooks there."""
         self._skip: tuple[int, str] = -1, ""  # the step that a hook has asked to skip on this rank, and why
         self._assigned: dict[str, str] = {}  # how attributes of the trainer were last assigned, by name
-        self._hooks_mark = 0  # a fingerprint of these and of the hooks
-        self._hooks_changed = True
+        self._changes_mark = 0  # a fingerprint of these and of the hooks
+        self._is_changed = True
+        self._changes: list[str] = []
         self._skips = False, False
         trainer.hooks.on_change(self._note_change)
 
@@ -54,7 +55,7 @@ class Agreement:
         self._signal, self._signal_sent = None, False
 
     def _note_change(self) -> None:
-        self._hooks_changed = True
+        self._is_changed = True
 
     def note_assignment(self, name: str, value: Any, by: str | None) -> None:
         """Compare an assignment to an attribute of the trainer with those of the other ranks, after the next step.
@@ -125,7 +126,7 @@ class Agreement:
                 self._carry_out(receive(), self._sent)
             sums = self._ranks.total(self._numbers())
             self._carry_out(sums, self._sent)
-            self._exchanged_at = self._trainer.progress.seconds  # where ranks settle, the record is written
+            self._exchanged_at = self._trainer.progress.seconds  # the record is written next, or the run has just begun
 
     def _numbers(self, rows: int = 0) -> list[int]:
         """Return the integers to send, and note what they are about.
@@ -133,18 +134,18 @@ class Agreement:
         Args:
             rows: A fingerprint of the names that are to be exchanged; 0 if there is no exchange.
         """
-        if self._hooks_changed:
-            self._hooks_changed = False
-            self._hooks_mark = fingerprint(self._changes())
+        if self._is_changed:
+            self._is_changed = False
+            self._changes = self._find_changes()
+            self._changes_mark = fingerprint(self._changes)
             self._skips = self._find_skips()
-        progress, hooks = self._trainer.progress, self._hooks_mark
+        progress, hooks = self._trainer.progress, self._changes_mark
         signals = [] if self._signal is None or self._signal_sent else [self._signal]
         self._signal_sent = self._signal_sent or bool(signals)
         self._sent = {"stops": self._stops, "saves": self._saves, "signals": signals}
-        skips = self._skips
-        self._stops, self._saves = [], []
         requests = sum(map(len, self._sent.values()))
-        self._sent["skips"] = skips
+        self._sent |= {"skips": self._skips, "changes": self._changes}
+        self._stops, self._saves = [], []
         clock = round(progress.own_seconds * 1000) if self._ranks.rank == 0 else 0
         tokens = self._trainer.loop.count_once(progress.tokens_seen)
         return [requests, clock, tokens, hooks, hooks * hooks, rows, rows * rows]
@@ -154,9 +155,9 @@ class Agreement:
         world_size = self._ranks.world_size
         self._trainer.progress.set_agreed(clock / 1000, tokens)
         if not all_equal((hooks, hooks_squared), world_size):
-            self._raise_ranks_differ()
+            self._raise_ranks_differ(sent["changes"])
         # From here on all ranks know that they have the same hooks.
-        self.skips_together, self.skips_late = sent.get("skips", (False, False))
+        self.skips_together, self.skips_late = sent["skips"]
         if rows:
             self._trainer.record.exchange(all_equal((rows, rows_squared), world_size))
         if requests:
@@ -165,8 +166,8 @@ class Agreement:
     def _carry_out_requests(self, sent: dict[str, Any]) -> None:
         """Learn who has requested what, and do it on all ranks alike."""
         trainer = self._trainer
-        names = [name() if callable(name) else name for name in sent.get("saves", [])]
-        own = {"stops": sent.get("stops", []), "saves": names, "signals": sent.get("signals", [])}
+        names = [name() if callable(name) else name for name in sent["saves"]]
+        own = {"stops": sent["stops"], "saves": names, "signals": sent["signals"]}
         for rank, requested in enumerate(self._ranks.gather(own)):
             for reason, by, _ in requested["stops"]:
                 if rank:
@@ -221,7 +222,7 @@ class Agreement:
 
     # ---- what must not differ ----------------------------------------------------------------------------------------
 
-    def _changes(self) -> list[str]:
+    def _find_changes(self) -> list[str]:
         """Return what runs may change, on all ranks alike: the hooks with their switches, and attributes.
 
         A hook that failures have switched off is off on this rank alone, and counts as enabled.
@@ -232,15 +233,12 @@ class Agreement:
         ]
         return hooks + [self._assigned[name] for name in sorted(self._assigned)]
 
-    def _raise_ranks_differ(self) -> None:
-        """Raise RankError with what is not the same on all ranks."""
-        lists = self._ranks.gather(self._changes())
+    def _raise_ranks_differ(self, changes: list[str]) -> None:
+        """Raise RankError with what is not the same on all ranks, given what this one had when it sent its numbers."""
+        lists = self._ranks.gather(changes)
         everywhere = set(lists[0]).intersection(*lists[1:])
         odd = dict.fromkeys(change for one in lists for change in one if change not in everywhere)
-        said = [
-            f"{change} on rank {', '.join(str(r) for r, one in enumerate(lists) if change in one)} only"
-            for change in odd
-        ]
+        said = [f"{change} on {on_ranks([r for r, one in enumerate(lists) if change in one])} only" for change in odd]
         raise RankError(
             f"the ranks differ: {'; '.join(said) or 'the order of their hooks'}; add, remove and switch hooks and "
             "assign lr, loss_fn and step_fn on all ranks, and use ranks= for a hook that is to run on some"

@@ -448,7 +448,8 @@ def _restore(trainer: Trainer, saved: SavedCheckpoint) -> None:
         then, now = len(sections[what]), len(present)
         if then != now:
             raise CheckpointError(f"the checkpoint has {then} {what}, this run has {now}: they must match")
-    if (position := sections["position"]) is not None:  # so that a run that cannot continue there changes nothing
+    # So that a run that cannot continue there changes nothing; without a run, the weights may be all that is wanted.
+    if trainer.running and (position := sections["position"]) is not None:
         trainer.loop.batches_of_epoch(sections["progress"]["epoch"]).check(
             position, sections["progress"]["batch_idx"] + 1
         )

@@ -114,10 +114,10 @@ class EpochStats:
         self.fold()
         losses = {"loss": [float(self._sum), float(self._count), 0.0], "step loss": [window.share_of(loss), 1.0, 0.0]}
         sums = {f"sum {name}": [float(total), float(self._counts[name]), 0.0] for name, total in self._sums.items()}
-        latest = {
-            f"latest {name}": [window.share_of(float(value)), window.share, at * window.share]
-            for name, (at, value) in self._latest.items()
-        }
+        latest = {}
+        for name, (at, value) in self._latest.items():
+            weight = window.share if at == step else 1.0
+            latest[f"latest {name}"] = [float(value) * weight if weight else 0.0, weight, at * weight]
         totals = add_up(ranks, {**losses, **sums, **latest}, width=3)
         means = {name: total / count if count else math.nan for name, (total, count, _) in totals.items()}
         summed = {name.removeprefix("sum "): mean for name, mean in means.items() if name.startswith("sum ")}

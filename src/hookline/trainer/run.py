@@ -23,7 +23,7 @@ from hookline.core.entry import Entry
 from hookline.core.failures import Incident, hook_notes
 from hookline.errors import ConfigError, RankError, TrainingError, add_note, error_text, nearest
 from hookline.rank_watch import WatchedRun
-from hookline.ranks import compare
+from hookline.ranks import compare, on_ranks
 from hookline.record.provenance import git_state
 from hookline.record.redaction import redact_text, redacted_log
 from hookline.record.strict_json import field_values
@@ -42,7 +42,10 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-_ALL_ALIKE = "start all ranks with the same, and give a hook that is to run on some of them ranks="
+_ALL_ALIKE = (
+    "all ranks need the same; what is to differ, such as a path, is made in the hook from trainer.ranks.rank, and a "
+    "hook that is to run on some of them has ranks="
+)
 
 
 @contextmanager
@@ -349,7 +352,10 @@ def _end(trainer: Trainer, outcome: str, reason: str | None) -> None:
         bad_weights = _bad_weights(trainer, outcome)
         loop.record_non_finite_losses(_if_device_answers(loop.stats.take_non_finite, 0))
     args.end_run(bad_weights or reason or outcome)
-    failure = _first_failure(partial(handler, args) if (handler := hooks.slots.on_train_end) else None, hooks.close)
+    failure = _first_failure(partial(handler, args) if (handler := hooks.slots.on_train_end) else None)
+    failure = failure or _first_failure(partial(_save_at_end, trainer))
+    closing = _first_failure(hooks.close)
+    failure = failure or closing
     if failure is not None:
         trainer.ranks.failed(trainer.progress.step, _describe_error(failure))
 
@@ -381,10 +387,18 @@ def _end(trainer: Trainer, outcome: str, reason: str | None) -> None:
         raise failure
 
 
+def _save_at_end(trainer: Trainer) -> None:
+    """Write what hooks of several ranks have asked to save in on_train_end, once all ranks know of it."""
+    if trainer.ranks.act_together and trainer.status != "error":
+        trainer.agreement.settle()
+        trainer.checkpointer.save_requested()
+        trainer.checkpointer.finish()
+
+
 def _collect_failures(trainer: Trainer) -> None:
     """Count the failures of hooks on other ranks, where they are no error: rank 0 writes the run's summary."""
     own = {hook.name: hook.failures for hook in trainer.hooks.list_hooks() if hook.failures}
-    for rank, failures in enumerate(trainer.ranks.gather(own)):
+    for rank, failures in trainer.ranks.gather([trainer.ranks.rank, own]):  # after a failure, of this rank alone
         if rank != trainer.ranks.rank:
             for name, count in failures.items():
                 trainer.run_status.failed_on_ranks.setdefault(name, []).append(rank)
@@ -559,7 +573,7 @@ def closing_line(trainer: Trainer, outcome: str, reason: str | None) -> str:
     if disabled:
         words.append(f"switched off: {', '.join(disabled)}")
     for name, ranks in trainer.run_status.failed_on_ranks.items():
-        words.append(f"{name} failed on {_counted(len(ranks), 'other rank')} (first {ranks[0]})")
+        words.append(f"{name} failed on {on_ranks(ranks)}")
     if trainer.change_audit.summary:
         words.append(trainer.change_audit.summary)
     return ", ".join(words)

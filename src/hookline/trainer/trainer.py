@@ -685,18 +685,19 @@ class Trainer:
         return self.checkpointer.unsaved_parameters()
 
     def save(self, name: SaveName = None) -> None:
-        """Write a checkpoint at the next step boundary; at once if the run is closing.
+        """Write a checkpoint at the next step boundary; if the run is closing, at once, or with several ranks soon.
 
         Args:
             name: Its name; by default that of its step. A function is called for the name when the checkpoint is
                 written. A name that is requested twice is written once.
         """
+        if self.status == "error" and self.ranks.act_together:
+            logger.warning("nothing is saved after a failure: the ranks may be at different steps", of_rank=True)
+            return
         self.agreement.request_save(name)
         self.request_boundary()
-        if self.status != "training" and self.running:
-            with self.hooks.collectives.allow("save()"):
-                self.agreement.settle()
-                self.checkpointer.save_requested()
+        if self.status != "training" and self.running and not self.ranks.act_together:
+            self.checkpointer.save_requested()
 
     def save_checkpoint(self, name: str | None = None) -> Path:
         """Write a checkpoint now, between two steps or after a failure; fires on_checkpoint_save once it is durable."""

@@ -104,6 +104,7 @@ class Window:
             if not own:
                 args.window = args.window[-1:]  # several without a weight have no mean
             if not total:
+                self.share = 1.0
                 self._skip_uncounted()
                 return
             # The engine took the mean over the ranks of what they added up.
