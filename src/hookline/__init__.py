@@ -41,6 +41,7 @@ _NAMES = {  # By module.
     "hooks.throughput": "ThroughputMonitor",
     "hooks.webhook": "allow_host",
     "record.reader": "LayerSeries read_layers read_metrics",
+    "record.tables": "LoadedRun load_run",
     "trainer.data.sampler": "ResumableSampler",
     "trainer.trainer": "BaseTrainer Trainer",
 }

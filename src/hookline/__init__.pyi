@@ -53,6 +53,8 @@ from hookline.hooks.webhook import allow_host as allow_host
 from hookline.record.reader import LayerSeries as LayerSeries
 from hookline.record.reader import read_layers as read_layers
 from hookline.record.reader import read_metrics as read_metrics
+from hookline.record.tables import LoadedRun as LoadedRun
+from hookline.record.tables import load_run as load_run
 from hookline.trainer.data.sampler import ResumableSampler as ResumableSampler
 from hookline.trainer.trainer import BaseTrainer as BaseTrainer
 from hookline.trainer.trainer import Trainer as Trainer

@@ -15,11 +15,11 @@ NAMES = """
     AccelerateTrainer
     ActivationStats BaseTrainer CheckpointHook ClipNorm ConsoleLogHook DebugHook EMAHook EarlyStopping ForwardHook
     GenericTrainer GradientMonitor HookManager HookRegistry HookRunner HooklineError HooksConfig Identity JSONLogHook
-    LayerSeries LearningRateMonitor LossSpike ModelCheckpoint NanForensics NotifyHook Profiler ResumableSampler
-    RunConfig RunControl Sample Schedule SimpleTrainer StallWatchdog StepContext StopTraining ThroughputMonitor
-    Trainer TrainerConfig TrainerHooks TrainingHook UpdateHook allow_host get_trainer load_config not_an_event
-    read_layers read_metrics register_data register_hook register_loss register_model register_optimizer
-    register_scheduler register_trainer replay_crash trainer_from_config
+    LayerSeries LearningRateMonitor LoadedRun LossSpike ModelCheckpoint NanForensics NotifyHook Profiler
+    ResumableSampler RunConfig RunControl Sample Schedule SimpleTrainer StallWatchdog StepContext StopTraining
+    ThroughputMonitor Trainer TrainerConfig TrainerHooks TrainingHook UpdateHook allow_host get_trainer load_config
+    load_run not_an_event read_layers read_metrics register_data register_hook register_loss register_model
+    register_optimizer register_scheduler register_trainer replay_crash trainer_from_config
 """
 
 RUN = "config device epoch model optimizer state step tokens_seen trainer"

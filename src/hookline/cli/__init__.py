@@ -27,7 +27,7 @@ from hookline._console import (
     replace_missing_characters,
 )
 from hookline.cli.completion import SHELLS, PrintCompletion
-from hookline.cli.latest import resolve_latest
+from hookline.cli.latest import resolve_run
 from hookline.errors import ConfigError, HooklineError, error_text, nearest, notes_of
 
 DONE, FAILED, USAGE, NON_FINITE, INTERRUPTED, CLOSED_PIPE, TERMINATED = 0, 1, 2, 3, 130, 141, 143
@@ -51,15 +51,15 @@ def _positive(word: str) -> int:
 
 
 PERMISSIONS = {"--allow": "allow", "--allow-host": "allow_host", "--import": "imports"}  # not for a config to give
-_LATEST = "`latest` is the newest run in runs/, DIR/latest the newest in DIR"
+_RUN_NAMES = "`latest` is the newest run in runs/, DIR/latest the newest in DIR; the beginning of a run's id is enough"
 _REPEATED: dict[str, Any] = {"action": "append", "default": []}
 # Every argument of a command: its name (for an option as it is written) and, where it has a value, what stands for it.
 _ARGUMENTS: dict[str, dict[str, Any]] = {
     "config CONFIG": {"nargs": "?", "help": "a YAML, TOML or JSON file; without one, the default job"},
     "pattern PATTERN": {"nargs": "?", "help": "a name, a glob or re:regex, as for a hook's `modules:`"},
     "words a.b=value": {"nargs": "*", "default": [], "help": "change a value: trainer.seed=1, hooks.ema.decay=0.99"},
-    "run RUN": {"help": f"a run's directory; {_LATEST}"},
-    "run RUN|CHECKPOINT": {"help": f"the directory of a run, or of the checkpoint to continue from; {_LATEST}"},
+    "run RUN": {"help": f"a run's directory; {_RUN_NAMES}"},
+    "run RUN|CHECKPOINT": {"help": f"the directory of a run, or of the checkpoint to continue from; {_RUN_NAMES}"},
     "path CHECKPOINT": {"help": "the checkpoint's directory"},
     "crash CRASH": {"help": "a crash's folder, for instance runs/…/crashes/step-00000042"},
     "hooks NAME": {"nargs": "?", "help": "one hook in full"},
@@ -67,6 +67,8 @@ _ARGUMENTS: dict[str, dict[str, Any]] = {
     "--fast-dev-run N": {"type": int, "help": "try N batches of everything and write nothing"},
     "--output DIR": {"help": "where the run's directory is created (trainer.output_dir)"},
     "--output FILE": {"help": "write it to this file"},
+    "--output FOLDER": {"help": "write the files into this directory, new or empty (<run_id>-export)"},
+    "--to FORMAT": {"required": True, "choices": ("csv", "parquet", "jsonl"), "help": "csv, parquet or jsonl"},
     "--fork": {"action": "store_true", "help": "begin a new run from there, with its own directory"},
     "--steps N": {"type": _positive, "default": 20, "help": "how many steps to compare (20)"},
     "--event NAME": {"help": "one event"},
@@ -94,6 +96,7 @@ COMMANDS: dict[str, tuple[str, Sequence[str]]] = {
     "hooks": ("print the hooks that a config may name", ("hooks NAME", "--import MODULE")),
     "schema": ("print the JSON Schema of config files", ("--output FILE", "--import MODULE")),
     "modules": ("print the modules of a model", ("config CONFIG", "pattern PATTERN", _OVERRIDES, "--json", *_RUN)),
+    "export": ("write the record of a run as tables", ("run RUN", "--to FORMAT", "--output FOLDER")),
     "replay": ("run the batch of a crash again", ("crash CRASH", "--weights CHECKPOINT", *_RUN)),
 }
 
@@ -146,7 +149,7 @@ def run_command(arguments: Sequence[str]) -> int:
     try:
         for argument in {"run", "weights"} & vars(options).keys():
             if getattr(options, argument) is not None:
-                setattr(options, argument, resolve_latest(getattr(options, argument)))
+                setattr(options, argument, resolve_run(getattr(options, argument)))
         with user_imports(options):
             return int(import_module(f"hookline.cli.{options.module}").run(options))
     except OutputError:
@@ -291,7 +294,9 @@ def make_parser() -> Parser:
             if settings.get("action") == "append":
                 settings["help"] += " (may be repeated)"
             command.add_argument(argument, **settings)
-            if not argument.startswith("-"):
+            if settings.get("required"):
+                usage.append(key)
+            elif not argument.startswith("-"):
                 usage.append({"?": f"[{value}]", "*": f"[{value} ...]"}.get(settings.get("nargs", ""), value))
         command.usage = " ".join([*usage, "[options]"])
     return parser

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ _Steps = dict[int, dict[SeriesHeader, torch.Tensor]]  # the values of a series t
 
 def read_json(path: Path | str) -> dict[str, Any]:
     """Read one JSON object from a file. Raises `RecordError` if it is missing or is not a JSON object."""
-    record = _parse(_read(Path(path)))
+    record = _parse(read_bytes(Path(path)))
     if record is None:
         raise RecordError(f"{path} is not a JSON object; it is damaged or was not written by Hookline")
     return record
@@ -42,7 +43,7 @@ def read_jsonl(path: Path | str) -> tuple[list[dict[str, Any]], bool]:
 
     The strings that stand for non-finite numbers become numbers again, except in fields that contain text.
     """
-    lines = [line for line in _read(Path(path)).split(b"\n") if line]
+    lines = [line for line in read_bytes(Path(path)).split(b"\n") if line]
     records = [record for line in lines if (record := _parse(line)) is not None]
     for record in records:
         for key, value in record.items():
@@ -56,11 +57,15 @@ def _whole_lines(path: Path | str) -> list[dict[str, Any]]:
     records, torn = read_jsonl(path)
     if torn:
         message = f"{path}: a line was torn because its writer was killed; the whole lines were read"
-        warn(message, stacklevel=3)
+        depth = 1
+        while sys._getframe(depth).f_globals.get("__name__", "").startswith("hookline.record."):
+            depth += 1  # `load_run` calls the other public readers
+        warn(message, stacklevel=depth + 1)
     return records
 
 
-def _read(path: Path) -> bytes:
+def read_bytes(path: Path) -> bytes:
+    """Read a plain file. Raises `RecordError` if it cannot be read."""
     try:
         with open(open_plain(path, os.O_RDONLY), "rb") as stream:  # noqa: PTH123 - a descriptor, not a path
             return stream.read()
@@ -80,7 +85,7 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 # ---- metrics.jsonl ---------------------------------------------------------------------------------------------------
 
 
-def _directory(run_dir: Path | str | None) -> Path:
+def directory_of(run_dir: Path | str | None) -> Path:
     """Return the directory of a run; `trainer.run_dir` is None without one."""
     if run_dir is None:
         raise RecordError("this run has no directory: it keeps its record in memory (record=False), or has not begun")
@@ -95,10 +100,13 @@ def read_metrics(run_dir: Path | str | None) -> list[dict[str, Any]]:
     `RuntimeWarning`.
     """
     steps: dict[int, dict[str, Any]] = {}
-    for record in _whole_lines(_directory(run_dir) / "metrics.jsonl"):
+    for record in _whole_lines(directory_of(run_dir) / "metrics.jsonl"):
         step = record.get("step")
         if type(step) is not int:  # not a line of ours
             continue
+        for name in _TEXT_FIELDS & record.keys():  # a metric may be named `error`, and all metrics are numbers
+            if isinstance(record[name], str):
+                record[name] = _NON_FINITE.get(record[name], record[name])
         if "resumed" in record:  # the run went back to this step, so later ones of an earlier attempt do not count
             steps = {one: earlier for one, earlier in steps.items() if one <= step}
             del record["resumed"]
@@ -113,11 +121,16 @@ def read_metrics(run_dir: Path | str | None) -> list[dict[str, Any]]:
 
 def read_events(run_dir: Path | str | None) -> list[dict[str, Any]]:
     """Read a run's events in the order of their times; those that concern one rank other than 0 have its `rank`."""
-    directory = _directory(run_dir)
+    directory = directory_of(run_dir)
     events = _whole_lines(directory / "events.jsonl")
     for path in (directory / "ranks").glob("*/events.jsonl"):
         events += _whole_lines(path)
-    return sorted(events, key=lambda event: event.get("time", 0.0))
+    return sorted(events, key=_time_of)
+
+
+def _time_of(event: dict[str, Any]) -> float:
+    time = event.get("time")
+    return time if isinstance(time, (int, float)) else 0.0
 
 
 # ---- layers.jsonl ----------------------------------------------------------------------------------------------------
@@ -149,7 +162,12 @@ def read_layers(run_dir: Path | str | None) -> dict[str, LayerSeries]:
     If a step was written twice, as by a resumed run, the later values count. Lines torn by a kill are left out with a
     `RuntimeWarning`, as in `read_metrics`.
     """
-    directory = _directory(run_dir)
+    return {name: series for name, (series, _) in read_written_layers(run_dir).items()}
+
+
+def read_written_layers(run_dir: Path | str | None) -> dict[str, tuple[LayerSeries, torch.Tensor]]:
+    """Read every series with a mask [steps, names, columns] of what was written, because a NaN may be a value, too."""
+    directory = directory_of(run_dir)
     path = directory / "layers.jsonl"
     if not os.path.lexists(path) and os.path.isdir(directory):  # noqa: PTH112 - unlike Path's, it never raises
         return {}
@@ -186,8 +204,11 @@ def _header(record: dict[str, Any]) -> SeriesHeader | None:
     return SeriesHeader(name, tuple(names), tuple(columns), bins)
 
 
-def _merge_headers(written: _Steps) -> LayerSeries:
-    """Make one series of all headers: usually there is one, two if a hook was changed during the run."""
+def _merge_headers(written: _Steps) -> tuple[LayerSeries, torch.Tensor]:
+    """Make one series of all headers, and a mask of what was written.
+
+    Usually there is one header, and two if a hook was changed during the run.
+    """
     headers = list(dict.fromkeys(header for by_header in written.values() for header in by_header))
     bins = headers[-1].bins if headers else None
     headers = [header for header in headers if header.bins == bins]
@@ -196,10 +217,11 @@ def _merge_headers(written: _Steps) -> LayerSeries:
     steps = sorted(step for step, by_header in written.items() if not by_header.keys().isdisjoint(headers))
     shape = (len(steps), *SeriesHeader("", names, columns, bins).shape)
     in_file = sum(own.numel() for by_header in written.values() for own in by_header.values())
-    if math.prod(shape) > _MOST_GAPS * max(in_file, _MOST_GAPS):  # a small file must not fill the memory
-        have = f"{in_file:,} values for a table of {math.prod(shape):,}"
+    places = max(math.prod(shape), math.prod(shape[:3]))  # the mask has places also for histograms of no bins
+    if places > _MOST_GAPS * max(in_file, _MOST_GAPS):  # a small file must not fill the memory
+        have = f"{in_file:,} values for a table of {places:,}"
         raise RecordError(f"layers.jsonl has {have}: it is damaged or was not written by Hookline")
-    values = torch.full(shape, float("nan"))
+    values, mask = torch.full(shape, float("nan")), torch.zeros(shape[:3], dtype=torch.bool)
     row_of, column_of = ({one: index for index, one in enumerate(all_)} for all_ in (names, columns))
     for index, step in enumerate(steps):
         for header, own in written[step].items():
@@ -207,7 +229,8 @@ def _merge_headers(written: _Steps) -> LayerSeries:
                 rows = torch.tensor([row_of[name] for name in header.names], dtype=torch.long)
                 across = torch.tensor([column_of[column] for column in header.columns], dtype=torch.long)
                 values[index][rows.unsqueeze(1), across.unsqueeze(0)] = own
-    return LayerSeries(names, columns, tuple(steps), values)
+                mask[index][rows.unsqueeze(1), across.unsqueeze(0)] = True
+    return LayerSeries(names, columns, tuple(steps), values), mask
 
 
 def _index(name: str, choices: tuple[str, ...], kind: str) -> int:

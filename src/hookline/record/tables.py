@@ -1,0 +1,134 @@
+"""Load a run's record as columns of plain lists, which data frames and files of tables are made from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hookline.errors import RecordError
+from hookline.record import strict_json
+from hookline.record.reader import (
+    LayerSeries,
+    directory_of,
+    read_bytes,
+    read_events,
+    read_json,
+    read_metrics,
+    read_written_layers,
+)
+
+Columns = dict[str, list[Any]]  # equally long
+
+_FIRST = ("step", "epoch", "time")
+_NUMBERS = frozenset({bool, int, float})
+
+
+@dataclass(frozen=True)
+class LoadedRun:
+    """The record of a run, as it was when it was read.
+
+    ``pandas.DataFrame(run.metrics)`` and ``polars.DataFrame(run.layers["activations"])`` make data frames of it.
+    """
+
+    path: Path
+    """The run's directory."""
+    run: dict[str, Any] = field(repr=False)
+    """The fields of run.json."""
+    config: Any = field(repr=False)
+    """What config.yaml contains."""
+    metrics: Columns = field(repr=False)
+    """The columns step, epoch, time and one per metric; None where a step has no value."""
+    events: list[dict[str, Any]] = field(repr=False)
+    """The events of all ranks in the order of their times."""
+    layers: dict[str, Columns] = field(repr=False)
+    """By series: the columns step, name, for histograms bin, and one per statistic; None where it was not written."""
+
+
+def load_run(path: Path | str | None) -> LoadedRun:
+    """Read the whole record of a run.
+
+    Lines torn by a kill are left out with a `RuntimeWarning`; a run before its first step has empty columns. Raises
+    `RecordError` if the directory is not a run, or one of its files cannot be read.
+
+    >>> pandas.DataFrame(load_run("runs/20261115-092219-8k69kgy6").metrics).plot(x="step", y="train/loss")
+    """
+    directory = directory_of(path)
+    run = read_json(directory / "run.json")  # first: without it the directory is not a run
+    return LoadedRun(
+        directory,
+        run,
+        _read_config(directory / "config.yaml"),
+        columns_of(read_metrics(directory), _FIRST),
+        read_events(directory),
+        {name: _long_columns(*read) for name, read in read_written_layers(directory).items()},
+    )
+
+
+def columns_of(rows: Sequence[dict[str, Any]], first: Iterable[str] = ()) -> Columns:
+    """Return rows as columns, in the order of their first appearance after `first`; None where a row has no value."""
+    names = dict.fromkeys([*first, *(name for row in rows for name in row)])
+    return {name: _of_one_type([row.get(name) for row in rows]) for name in names}
+
+
+def _of_one_type(values: list[Any]) -> list[Any]:
+    """Return numbers of several types as numbers of one: a column of a data frame has one type."""
+    types = {type(value) for value in values} - {type(None)}
+    if len(types) < 2 or not types <= _NUMBERS:
+        return values
+    number = float if float in types else int
+    try:
+        return [None if value is None else number(value) for value in values]
+    except OverflowError:  # an integer that no float can hold, which Hookline never writes
+        return values
+
+
+def _long_columns(series: LayerSeries, written: torch.Tensor) -> Columns:
+    """Return one row per step and name, for histograms also per bin, where any statistic was written."""
+    rows = written.any(dim=2)
+    values, has_value = series.values[rows], written[rows]  # [rows, columns] or [rows, columns, bins]
+    bins = values.shape[2] if values.dim() == 3 else 1
+    places = [(series.steps[step], series.names[name]) for step, name in rows.nonzero().tolist()]
+    columns: Columns = {
+        "step": [step for step, _ in places for _ in range(bins)],
+        "name": [name for _, name in places for _ in range(bins)],
+    }
+    if values.dim() == 3:
+        columns["bin"] = list(range(bins)) * len(places)
+    for index, name in enumerate(series.columns):
+        numbers = values[:, index].flatten().tolist()
+        known = has_value[:, index].repeat_interleave(bins).tolist()
+        # A statistic may have the name of one of the columns above.
+        columns[strict_json.free_name(name, columns)] = [
+            number if there else None for number, there in zip(numbers, known, strict=True)
+        ]
+    return columns
+
+
+def _read_config(path: Path) -> Any:
+    """Return what config.yaml contains."""
+    content = read_bytes(path)
+    try:
+        return json.loads(content)  # what the record writes where PyYAML is missing; YAML would read 1e-05 as text
+    except (ValueError, RecursionError):
+        pass
+    try:
+        import yaml
+    except ImportError as error:
+        raise RecordError(f"cannot read {path} without PyYAML; pip install pyyaml") from error
+
+    class Loader(yaml.SafeLoader):
+        """Reads what `yaml.safe_dump` writes. That has no merges (<<), which can take exponential time."""
+
+        def flatten_mapping(self, node: Any) -> None:
+            """Merge nothing, so that a merge is an unknown tag."""
+
+    try:
+        return yaml.load(content, Loader)
+    except Exception as error:  # also ValueError for impossible dates, and what else a damaged file causes
+        reason = " ".join(str(error).split())
+        raise RecordError(f"{path} is damaged or was not written by Hookline: {reason}") from error
