@@ -27,7 +27,7 @@ from hookline._console import (
     replace_missing_characters,
 )
 from hookline.cli.completion import SHELLS, PrintCompletion
-from hookline.cli.latest import resolve_run
+from hookline.cli.find_run import resolve_run
 from hookline.errors import ConfigError, HooklineError, error_text, nearest, notes_of
 
 DONE, FAILED, USAGE, NON_FINITE, INTERRUPTED, CLOSED_PIPE, TERMINATED = 0, 1, 2, 3, 130, 141, 143
