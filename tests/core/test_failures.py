@@ -9,6 +9,7 @@ import pytest
 
 from hookline import HookRegistry, TrainingHook
 from hookline.errors import MetricMissing
+from hookline.ranks import OneProcess
 
 
 class Idle(TrainingHook):
@@ -58,7 +59,9 @@ def test_an_exception_is_annotated_once_with_where_it_came_from() -> None:
     registry.register(Failing(error), name="h")
     registry.on_epoch_end(0)
     registry.on_epoch_end(0)
-    registry.failures.rank = 2
+    ranks = OneProcess()
+    ranks.rank, ranks.world_size = 2, 4
+    registry.set_ranks(ranks)
     registry.on_epoch_end(0)
     assert error.__notes__ == [
         "raised by hook 'h' in on_epoch_end, step 0",

@@ -574,7 +574,9 @@ def test_the_failure_of_a_hook_that_removed_itself_is_not_hidden() -> None:
 def test_the_rank_is_reported() -> None:
     """On another rank the note says which."""
     registry = HookRegistry()
-    registry.failures.rank = 3
+    ranks = OneProcess()
+    ranks.rank, ranks.world_size = 3, 4
+    registry.set_ranks(ranks)
     reported = incidents(registry)
     registry.register(failing(itertools.repeat(True)), "broken", event="train_batch_end")
     registry.on_train_batch_end()

@@ -24,6 +24,7 @@ from hookline.errors import (
     nearest,
     notes_of,
 )
+from hookline.ranks import OneProcess
 
 if TYPE_CHECKING:
     from hookline.core.dispatch import BoundHook
@@ -115,8 +116,7 @@ class FailureHandler:
         self._subscribers: list[Callable[[Incident], Any]] = []
         self.debug = False
         """Treat every hook's policy as 'raise'."""
-        self.rank: int | None = None  # of several
-        self.acts_together = False  # whether these make one run: in a user's own loop each acts alone
+        self.ranks = OneProcess()
         self.current_step: Callable[[], int] = lambda: 0
         """Returns the run's step, for failures outside of events."""
 
@@ -197,13 +197,14 @@ class FailureHandler:
         step = self.current_step() if step is None else step
         raise_if_quit(error, f"hook {hook!r}, {where}, step {step}")
         note = f"raised by hook {hook!r} in {where}, step {step}"
-        note += "" if self.rank is None else f", rank {self.rank}"
+        several = self.ranks.world_size > 1
+        note += f", rank {self.ranks.rank}" if several else ""
         add_note(error, note)
         incident = Incident("failed", hook, where, step, f"failed: {error_text(error)}", error)
         policy = "warn" if entry is None else entry.policy
         # The other ranks have done what all do alike: without this one they would wait for it, or weights would differ.
-        is_alike = entry is not None and self.acts_together and getattr(entry.hook, "same_on_all_ranks", False)
-        if self.debug or is_alike or (self.rank is not None and where == "on_update"):
+        is_alike = entry is not None and self.ranks.act_together and getattr(entry.hook, "same_on_all_ranks", False)
+        if self.debug or is_alike or (several and where == "on_update"):
             policy = "raise"
         must_raise = (policy == "raise" or getattr(error, "always_raise", False)) and original is None
         strikes = 0 if entry is None else entry.failures.add(where)

@@ -162,8 +162,7 @@ class HookRegistry(Events):
         with self._lock:
             for entry in self._entries.values():
                 check_ranks(entry, ranks)
-            self.ranks, self.failures.rank = ranks, ranks.rank if ranks.world_size > 1 else None
-            self.failures.acts_together = ranks.act_together
+            self.ranks = self.failures.ranks = ranks
             self._changed()
 
     @property

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from math import isfinite
 from time import time
 from typing import Any, NamedTuple
 
@@ -275,7 +274,7 @@ class _MetricsOfAll:
             values[one.key] = total if one.reduce == "sum" or not count else total / count
         for one in (*self._peaks, *self._added):
             is_integer = type(self._own.get(one.key)) is int and one.reduce != "mean"
-            if is_integer and isfinite(values[one.key]):  # another rank's number may be NaN
+            if is_integer and math.isfinite(values[one.key]):  # another rank's number may be NaN
                 values[one.key] = round(values[one.key])
         found = (one for one in self._all.values() if one.key in values)
         return [(one.step, one.epoch, one.name, values[one.key], one.time) for one in found]

@@ -218,7 +218,7 @@ class Loop:
         self.validate_epochs = int(period.amount) if period and period.unit == "epochs" else 0
         self.by_loader = len(trainer.train_loaders) > 1  # losses are recorded for each loader
         self.more_to_do = not self.plain or self.schedules or len(trainer.optimizers) > 1 or self.by_loader
-        self.steps_directly = self.plain and trainer.optimizer_step is None and trainer.ranks.world_size == 1
+        self.steps_directly = self.plain and trainer.optimizer_step is None and not trainer.ranks.act_together
         # torch's own optimizers neither clear nor replace gradients in step(), and clear them in zero_grad().
         self._plain_zero_grad = trainer.optimizer_step is None and all(
             type(one).__module__.startswith("torch.optim.") and "zero_grad" not in vars(one)
@@ -247,7 +247,7 @@ class Loop:
         """Return the epoch's batches; fires on_epoch_start unless the epoch is resumed in its middle."""
         progress = self.progress
         epoch = progress.epoch + progress.epoch_over
-        if self.ranks.world_size > 1:
+        if self.ranks.act_together:
             check_lengths(self.ranks, loaders, self.options)
             set_epochs(loaders, epoch)
         batches = self.batches = self.batches_of_epoch(epoch)
@@ -263,7 +263,7 @@ class Loop:
             iterator = batches.start()
             progress.position = batches.start_position  # states are read when a checkpoint needs them
         self.hooks.replan()
-        if self.engine.averages and self.ranks.world_size > 1 and not self._compared:
+        if self.engine.averages and self.ranks.act_together and not self._compared:
             self._compared, iterator = True, check_first_batch(self.ranks, iterator, loaders)
         # Cut off where the end is certain: asking for one more batch would move the random streams of some loaders.
         given = iterator if batches.length is None else islice(iterator, batches.length - batches.offset)
@@ -304,7 +304,7 @@ class Loop:
                 f"the training loader promised {batches.length} batches and gave {read}, which leaves "
                 f"{self.window.count} micro-batches of a window of {self.window.size} without their step"
             )
-        if self.ranks.world_size > 1 and all_read and isinstance(batches, SequentialBatches):
+        if self.ranks.act_together and all_read and isinstance(batches, SequentialBatches):
             check_all_read(self.ranks, read, batches.expected)
         self.window.check_trained()
 
@@ -342,7 +342,7 @@ class Loop:
 
         That is before a validation and at the end of an epoch: all ranks are there.
         """
-        if self.trainer.ranks.world_size > 1:
+        if self.trainer.ranks.act_together:
             self.stats.share(self.trainer.ranks, self.progress.step, self.args.window_loss, self.window)
             self.args.tokens_seen  # noqa: B018 - kept; a rank that has no validation batch would not ask for it
 

@@ -12,6 +12,8 @@ from operator import attrgetter
 from time import monotonic
 from typing import Any, Literal, NamedTuple
 
+from hookline.ranks import OneProcess
+
 SIGNAL = "signal"
 Count = Literal["skipped_steps", "non_finite_losses", "failed_saves", "lr_changes", "hook_failures"]
 
@@ -31,8 +33,7 @@ class Progress:
         self.batch_idx = -1  # micro-batches of this epoch, from 0
         self.batches_before = 0  # micro-batches of earlier epochs
         self.tokens_seen = 0  # by this rank
-        self.rank = 0
-        self.has_ranks = False  # whether there are several
+        self.ranks = OneProcess()
         self.loader_batches: dict[str, int] = {}  # micro-batches of each training loader, if there are several
         self.dataloader_idx, self.dataloader_name = 0, "train"
         self.position: dict[str, Any] | None = None  # where the loaders were, inside an epoch that has begun
@@ -86,7 +87,7 @@ class Progress:
 
     def begin_run(self, position: dict[str, Any] | None) -> None:
         """Start the clock of another run, at a position in the data; a step that was not completed does not count."""
-        self._started, self._agreed_seconds = monotonic(), self._seconds_before if self.has_ranks else None
+        self._started, self._agreed_seconds = monotonic(), self._seconds_before if self.ranks.act_together else None
         self.position, self.step = position, self.steps_done
 
     def set_agreed(self, seconds: float, tokens: int) -> None:
@@ -121,9 +122,9 @@ class Progress:
             setattr(self, name, state[name])
         self._seconds_before, self.position = state["seconds"], position
         self._agreed_tokens = state["tokens_seen"]
-        if self.has_ranks:  # schedules must be due at the same steps on all of them
+        if self.ranks.act_together:  # schedules must be due at the same steps on all of them
             self._agreed_seconds = state["seconds"]
-        if self.rank:  # rank 0 counts what all ranks had counted
+        if self.ranks.rank:  # rank 0 counts what all ranks had counted
             self.tokens_seen = 0
 
 

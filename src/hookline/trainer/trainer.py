@@ -107,9 +107,9 @@ class Trainer:
         self.progress, self.run_status = Progress(), RunStatus()
         self._reruns = 0
         self.progress.set_loaders(list(self.train_loaders))
-        make_args = EventArgs if self.ranks.world_size == 1 else RankEventArgs
+        make_args = RankEventArgs if self.ranks.act_together else EventArgs
         self.event_args = make_args(self, self.progress, Gradients(self.params))
-        self.progress.rank, self.progress.has_ranks = self.ranks.rank, self.ranks.world_size > 1
+        self.progress.ranks = self.ranks
         self.chain = UpdateChain(self.hooks, lambda: self.params, self.model)
         self.change_audit = ChangeAudit(self, lambda: self.lr_changes, lambda: self._reruns)
         self.hooks.dispatch_table.add_wrapper(self.change_audit.wrap)
@@ -327,7 +327,7 @@ class Trainer:
         self.record = self._open_record(run_dir)
         if before is not None:
             self.record.share_sinks(before)  # those that were added before the run
-        hosts = self.ranks.gather(host()) if self.ranks.world_size > 1 else None
+        hosts = self.ranks.gather(host()) if self.ranks.act_together else None
         self.record.start(hooks=hooks, lineage=lineage, hosts=hosts, launch=self.launch)
         # The last run may have stopped inside an epoch; this one continues there.
         self.progress.begin_run(self.progress.position if self._loop is None else self._loop.position())
@@ -354,7 +354,7 @@ class Trainer:
         run_id, path = self.ranks.first(open_first)
         if not opened:
             opened.append(Record.of_rank(self.ranks.rank, run_id, path, config=config, seed=options.seed))
-        return opened[0] if self.ranks.world_size == 1 else SharedRecord.of(opened[0], self.ranks)
+        return SharedRecord.of(opened[0], self.ranks) if self.ranks.act_together else opened[0]
 
     def describe(self) -> Mapping[str, Any]:
         """Return the run's configuration as the record stores it."""
@@ -587,7 +587,7 @@ class Trainer:
 
     def step_loss(self) -> float:
         """Return the loss of the last step as it is recorded, the mean over its window; waits for the device."""
-        shared = self.loop.stats.shared_loss(self.step) if self.ranks.world_size > 1 else None
+        shared = self.loop.stats.shared_loss(self.step) if self.ranks.act_together else None
         return self.event_args.window_loss if shared is None else shared
 
     def epoch_metrics(self) -> dict[str, float]:
@@ -633,7 +633,7 @@ class Trainer:
 
     def means_of_ranks(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """Return the means over the ranks of numbers of the current step, by name; waits for all of them."""
-        if self.ranks.world_size == 1:
+        if not self.ranks.act_together:
             return dict(metrics)
         window = self.loop.window
         own = {name: [window.share_of(value), window.share] for name, value in metrics.items()}

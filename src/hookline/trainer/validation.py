@@ -90,7 +90,7 @@ def validate(trainer: Trainer, loaders: Mapping[str, Iterable[Any]], limit: int 
         args.mirror_metrics("eval_metrics")
     for key, value in single_numbers(metrics).items():
         trainer.log(key, value)
-    if trainer.running and trainer.ranks.world_size > 1:
+    if trainer.running and trainer.ranks.act_together:
         trainer.loop.flush(wait=True)  # ranks exchange what they have recorded
     return metrics
 

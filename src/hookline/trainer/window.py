@@ -46,7 +46,7 @@ class Window:
         """Weigh a micro-batch, and prepare the model for what its backward pass does to gradients of other ranks."""
         if self._weighted:
             self.weight = self._weigh(batch)
-            if not self.weight and self._ranks.world_size > 1:
+            if not self.weight and self._ranks.act_together:
                 self._zeroing = self._trainer.called_model.register_forward_hook(zero_gradients)
         if self._reduces_once:
             is_last = self.count + 1 == self.size or not self._loop.has_more_batches()
@@ -77,7 +77,7 @@ class Window:
             share = loss / self.size
         # The mean loss of nothing is NaN, and has no part in the mean of the window. With several ranks its backward
         # pass has a part in reducing the gradients, to which it then adds zeros.
-        if weight or self._ranks.world_size > 1:
+        if weight or self._ranks.act_together:
             self._engine.backward(share)
             self._stop_zeroing()
         args.window.append(
