@@ -23,6 +23,7 @@ from hookline.core.run_control import SharedPart
 from hookline.errors import RecordError, nearest
 from hookline.record import strict_json
 from hookline.record.json_lines import RESERVED
+from hookline.record.labels import Labels, read_labels, redact_labels
 from hookline.record.layers import LayerRow, LayerStep
 from hookline.record.metrics import Entry, MetricBatch, snapshot
 from hookline.record.packing import SeriesHeader
@@ -34,7 +35,7 @@ OUTCOMES = ("completed", "stopped", "non_finite", "interrupted", "failed")
 
 # What Hookline writes into a run's directory: files, then directories.
 CONTENTS = (
-    "run.json", "config.yaml", "metrics.jsonl", "layers.jsonl", "events.jsonl", "log.jsonl", ".lock",
+    "run.json", "labels.json", "config.yaml", "metrics.jsonl", "layers.jsonl", "events.jsonl", "log.jsonl", ".lock",
     "checkpoints", "abandoned", "exception", "crashes", "captures", "traces", "ranks",
 )  # fmt: skip
 
@@ -71,6 +72,7 @@ class Record:
         self._secrets.add(find_secrets([config, os.environ]))
         self._config = redact(config or {})
         self._seed = seed
+        self._labels = Labels()  # those of a new run; people may change them during the run
         self._closed = False
         self._entries: list[Entry] = []  # metrics that no flush has taken yet
         self._headers: dict[str, SeriesHeader] = {}  # the newest of each series
@@ -151,6 +153,14 @@ class Record:
         return self.run.get("lineage")
 
     @property
+    def labels(self) -> Labels:
+        """The run's name, tags and notes as they are now; empty before `start`, and if labels.json is damaged."""
+        try:
+            return self._labels if self.path is None else read_labels(self.path)
+        except RecordError:
+            return Labels()
+
+    @property
     def metrics(self) -> list[dict[str, Any]]:
         """The rows of metrics of a record in memory."""
         return self._rows("metrics")
@@ -180,14 +190,18 @@ class Record:
         lineage: Mapping[str, Any] | None = None,
         hosts: Sequence[str] | None = None,
         launch: Mapping[str, Any] | None = None,
+        labels: Labels | None = None,
     ) -> None:
-        """Write run.json and config.yaml; a run that continues keeps its start and gets one more attempt.
+        """Write run.json, config.yaml and labels.json; a run that continues keeps its start and its labels.
+
+        It gets one more attempt.
 
         Args:
             hooks: The description of every hook.
             lineage: The run and checkpoint that a new run starts from.
             hosts: The machine of each rank, if there are several.
             launch: The launch that the run belongs to, if a launcher would start it again.
+            labels: Name, tags and notes of a new run.
 
         Raises:
             RecordError: If the disk refuses; the run must not begin.
@@ -207,7 +221,8 @@ class Record:
             "attempts": [attempt if launch is None else {**attempt, "launch": dict(launch)}],
             "outcome": None,
         }
-        self._storage.start(self.run, self._config)
+        self._labels = redact_labels(labels or Labels())
+        self._storage.start(self.run, self._config, self._labels)
 
     def reduce_as(self, reductions: Mapping[str, str | None]) -> None:
         """Say how the numbers of several ranks become one, by metric; in one process there is nothing to do."""

@@ -18,6 +18,7 @@ from hookline.core.failures import raise_if_quit
 from hookline.errors import RecordError, shown
 from hookline.record import strict_json
 from hookline.record.json_lines import JsonLines, read_json, write_json_atomic, write_text_atomic
+from hookline.record.labels import Labels, write_labels
 from hookline.record.layers import LayerLines, LayerRow
 from hookline.record.lock import RunLock
 from hookline.record.provenance import environment, git_state
@@ -144,7 +145,7 @@ class MemoryStorage:
         if len(stored) >= 2 * keep:  # trimmed rarely, because it moves the rest
             del stored[:-keep]
 
-    def start(self, run: dict[str, Any], config: Any) -> None:
+    def start(self, run: dict[str, Any], config: Any, labels: Labels) -> None:
         """Do nothing: git and the environment stay unknown, because asking would touch the disk."""
 
     def resume_at(self, step: int) -> None:
@@ -182,10 +183,14 @@ class FileStorage:
         for row in rows:
             self._try(write, row)
 
-    def start(self, run: dict[str, Any], config: Any) -> None:
-        """Add commit, environment and earlier attempts to the run's description, and write it with the config."""
+    def start(self, run: dict[str, Any], config: Any, labels: Labels) -> None:
+        """Add commit, environment and earlier attempts to the run's description, and write it with the config.
+
+        The labels of a run that continues are left alone: they may have been changed since it began.
+        """
         earlier: Mapping[str, Any] = {}
-        if (self.path / "run.json").exists():
+        is_new = not (self.path / "run.json").exists()
+        if not is_new:
             try:
                 earlier = read_json(self.path / "run.json")
             except RecordError as error:
@@ -198,6 +203,8 @@ class FileStorage:
         run["lineage"] = earlier.get("lineage") if run["lineage"] is None else run["lineage"]
         run["attempts"] = [*earlier.get("attempts", []), *run["attempts"]]
         try:
+            if is_new:
+                write_labels(self.path, labels)
             write_text_atomic(self.path / "config.yaml", _as_yaml(config))
             write_json_atomic(self.path / "run.json", run)
         except RecordError:  # the run does not begin, so another attempt in this process must get the lock
@@ -279,7 +286,7 @@ class RankStorage:
             except (RecordError, OSError) as error:
                 self.report_loss(error)
 
-    def start(self, run: dict[str, Any], config: Any) -> None:
+    def start(self, run: dict[str, Any], config: Any, labels: Labels) -> None:
         """Do nothing: rank 0 describes the run."""
 
     def resume_at(self, step: int) -> None:

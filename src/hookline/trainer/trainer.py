@@ -22,6 +22,7 @@ from hookline.errors import CheckpointError, HooklineError, TrainingError, neare
 from hookline.gradients.chain import UpdateChain
 from hookline.gradients.view import Gradients
 from hookline.ranks import OneProcess, add_up, find_ranks, host
+from hookline.record.labels import Labels
 from hookline.record.metrics import REDUCTIONS
 from hookline.record.record import Record
 from hookline.record.shared import SharedRecord
@@ -315,20 +316,23 @@ class Trainer:
         """The record of the current or last run; before the first run a record in memory, made when it is needed."""
         return Record.in_memory()
 
-    def begin_run(self, run_dir: Path | None, hooks: list[dict[str, Any]], lineage: Mapping[str, Any] | None) -> None:
+    def begin_run(
+        self, run_dir: Path | None, hooks: list[dict[str, Any]], lineage: Mapping[str, Any] | None, labels: Labels
+    ) -> None:
         """Make record and loop of a run, and reset the state of the last one.
 
         Args:
             run_dir: The directory of a run that is resumed; None for a new run.
             hooks: The hooks as the record describes them.
             lineage: The run and checkpoint that a new run starts from.
+            labels: Name, tags and notes of a new run.
         """
         before = vars(self).get("record")
         self.record = self._open_record(run_dir)
         if before is not None:
             self.record.share_sinks(before)  # those that were added before the run
         hosts = self.ranks.gather(host()) if self.ranks.act_together else None
-        self.record.start(hooks=hooks, lineage=lineage, hosts=hosts, launch=self.launch)
+        self.record.start(hooks=hooks, lineage=lineage, hosts=hosts, launch=self.launch, labels=labels)
         # The last run may have stopped inside an epoch; this one continues there.
         self.progress.begin_run(self.progress.position if self._loop is None else self._loop.position())
         self.run_status.begin()
