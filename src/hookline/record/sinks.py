@@ -16,7 +16,7 @@ from hookline._console import logger, warn
 from hookline._fs import make_directory
 from hookline.core.failures import raise_if_quit
 from hookline.errors import RecordError, shown
-from hookline.record import strict_json
+from hookline.record.config_yaml import as_yaml
 from hookline.record.json_lines import JsonLines, read_json, write_json_atomic, write_text_atomic
 from hookline.record.labels import Labels, write_labels
 from hookline.record.layers import LayerLines, LayerRow
@@ -205,7 +205,7 @@ class FileStorage:
         try:
             if is_new:
                 write_labels(self.path, labels)
-            write_text_atomic(self.path / "config.yaml", _as_yaml(config))
+            write_text_atomic(self.path / "config.yaml", as_yaml(config))
             write_json_atomic(self.path / "run.json", run)
         except RecordError:  # the run does not begin, so another attempt in this process must get the lock
             self._lock.release()
@@ -331,13 +331,3 @@ class RankStorage:
                 write_json_atomic(self.path / "run.json", described)
         finally:
             lock.release()
-
-
-def _as_yaml(config: Any) -> str:
-    """Return readable YAML; without PyYAML, or for what it cannot express, JSON, which YAML readers read, too."""
-    try:
-        import yaml
-
-        return str(yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
-    except Exception:
-        return strict_json.dumps(config, indent=2) + "\n"

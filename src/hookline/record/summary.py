@@ -219,11 +219,11 @@ class RunSummary:
             logger.warning("%s", error)
             config = ""
         summary = cls(run, config, path)
-        for rows in summary._lines(path / "metrics.jsonl"):
+        for rows in read_rows(path / "metrics.jsonl", summary.torn):
             summary.write_metrics(rows)
         if (path / "layers.jsonl").exists():
             headers: dict[Any, SeriesHeader] = {}
-            for rows in summary._lines(path / "layers.jsonl"):
+            for rows in read_rows(path / "layers.jsonl", summary.torn):
                 summary._read_layers(rows, headers)
         events, torn = read_jsonl(path / "events.jsonl")
         for one in (path / "ranks").glob("*/events.jsonl"):
@@ -231,22 +231,6 @@ class RunSummary:
         summary.torn += ["events.jsonl"] * torn
         summary.write_events(sorted(events, key=_time_of))
         return summary
-
-    def _lines(self, path: Path) -> Iterator[list[dict[str, Any]]]:
-        """Yield the lines of a file in batches, without those that a resumed run has discarded."""
-        content = read_bytes(path)
-        parts = list(_attempts(content))
-        for index, (attempt, _) in enumerate(parts):
-            lines = [line for line in attempt.split(b"\n") if line]
-            limits = [resumed_at for _, resumed_at in parts[index + 1 :] if resumed_at is not None]
-            count = 0
-            for batch in parse_lines(lines):
-                count += len(batch)
-                if limits:  # a later attempt began from there
-                    batch = [row for row in batch if not _is_after(row.get("step"), min(limits))]
-                yield batch
-            if count < len(lines) and path.name not in self.torn:
-                self.torn.append(path.name)
 
     def _read_layers(self, rows: Sequence[dict[str, Any]], headers: dict[Any, SeriesHeader]) -> None:
         for row in rows:
@@ -258,6 +242,29 @@ class RunSummary:
                 values = unpack(row, int(np.prod(header.shape)))
                 if values is not None:  # otherwise the line is damaged
                     self._add_layers(row["step"], header, values.reshape(header.shape))
+
+
+def read_rows(path: Path, torn: list[str]) -> Iterator[list[dict[str, Any]]]:
+    """Yield the rows of metrics.jsonl or layers.jsonl in batches, without those that a resumed run has discarded.
+
+    Args:
+        path: The file.
+        torn: Receives the file's name if a line in it is incomplete.
+
+    Raises:
+        RecordError: If the file cannot be read.
+    """
+    parts = list(_attempts(read_bytes(path)))
+    for index, (attempt, _) in enumerate(parts):
+        lines = [line for line in attempt.split(b"\n") if line]
+        limits = [resumed_at for _, resumed_at in parts[index + 1 :] if resumed_at is not None]
+        count = 0
+        for batch in parse_lines(lines):
+            count += len(batch)
+            # A later attempt began after this step.
+            yield [row for row in batch if not _is_after(row.get("step"), min(limits))] if limits else batch
+        if count < len(lines) and path.name not in torn:
+            torn.append(path.name)
 
 
 def _attempts(content: bytes) -> Iterator[tuple[bytes, int | None]]:
