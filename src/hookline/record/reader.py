@@ -18,7 +18,7 @@ from hookline.errors import RecordError, nearest
 from hookline.record.layers import SeriesHeader, unpack
 from hookline.record.metrics import RESERVED
 
-_NON_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
+NON_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 _TEXT_FIELDS = frozenset({
     "time", "kind", "name", "hook", "event", "by", "reason", "message", "error", "text", "run_id",
 })  # fmt: skip
@@ -47,12 +47,12 @@ def read_jsonl(path: Path | str) -> tuple[list[dict[str, Any]], bool]:
     records = [record for line in lines if (record := _parse(line)) is not None]
     for record in records:
         for key, value in record.items():
-            if isinstance(value, str) and value in _NON_FINITE and key not in _TEXT_FIELDS:
-                record[key] = _NON_FINITE[value]
+            if isinstance(value, str) and value in NON_FINITE and key not in _TEXT_FIELDS:
+                record[key] = NON_FINITE[value]
     return records, len(records) < len(lines)
 
 
-def _whole_lines(path: Path | str) -> list[dict[str, Any]]:
+def whole_lines(path: Path | str) -> list[dict[str, Any]]:
     """Read the whole lines of a file and warn of a torn one at the line that called the public reader."""
     records, torn = read_jsonl(path)
     if torn:
@@ -100,13 +100,13 @@ def read_metrics(run_dir: Path | str | None) -> list[dict[str, Any]]:
     `RuntimeWarning`.
     """
     steps: dict[int, dict[str, Any]] = {}
-    for record in _whole_lines(directory_of(run_dir) / "metrics.jsonl"):
+    for record in whole_lines(directory_of(run_dir) / "metrics.jsonl"):
         step = record.get("step")
         if type(step) is not int:  # not a line of ours
             continue
         for name in _TEXT_FIELDS & record.keys():  # a metric may be named `error`, and all metrics are numbers
             if isinstance(record[name], str):
-                record[name] = _NON_FINITE.get(record[name], record[name])
+                record[name] = NON_FINITE.get(record[name], record[name])
         if "resumed" in record:  # the run went back to this step, so later ones of an earlier attempt do not count
             steps = {one: earlier for one, earlier in steps.items() if one <= step}
             del record["resumed"]
@@ -122,9 +122,9 @@ def read_metrics(run_dir: Path | str | None) -> list[dict[str, Any]]:
 def read_events(run_dir: Path | str | None) -> list[dict[str, Any]]:
     """Read a run's events in the order of their times; those that concern one rank other than 0 have its `rank`."""
     directory = directory_of(run_dir)
-    events = _whole_lines(directory / "events.jsonl")
+    events = whole_lines(directory / "events.jsonl")
     for path in (directory / "ranks").glob("*/events.jsonl"):
-        events += _whole_lines(path)
+        events += whole_lines(path)
     return sorted(events, key=_time_of)
 
 
@@ -173,7 +173,7 @@ def read_written_layers(run_dir: Path | str | None) -> dict[str, tuple[LayerSeri
         return {}
     found: dict[str, _Steps] = {}
     headers: dict[Any, SeriesHeader] = {}
-    for record in _whole_lines(path):
+    for record in whole_lines(path):
         if not all(isinstance(record.get(key, 0), int) for key in ("series", "step", "resumed")):
             continue  # not a line of ours
         header = headers.get(record.get("series"))
