@@ -1,4 +1,4 @@
-"""The record of a run: every metric, statistic per layer and event, passed to sinks.
+"""The record of a run: every metric, statistic per layer, event, table and image, passed to sinks.
 
 The first sink stores the record, in the run's files or in memory. Any number of others may be added.
 """
@@ -25,6 +25,7 @@ from hookline.record import strict_json
 from hookline.record.json_lines import RESERVED
 from hookline.record.labels import Labels, read_labels, redact_labels
 from hookline.record.layers import LayerRow, LayerStep
+from hookline.record.media import MediaRow, PendingMedia, make_image, make_table, media_name
 from hookline.record.metrics import Entry, MetricBatch, snapshot
 from hookline.record.packing import SeriesHeader
 from hookline.record.provenance import UNKNOWN_GIT_STATE, config_hash, new_run_id, utc_now
@@ -36,6 +37,7 @@ OUTCOMES = ("completed", "stopped", "non_finite", "interrupted", "failed")
 # What Hookline writes into a run's directory: files, then directories.
 CONTENTS = (
     "run.json", "labels.json", "config.yaml", "metrics.jsonl", "layers.jsonl", "events.jsonl", "log.jsonl", ".lock",
+    "media.jsonl", "media",
     "checkpoints", "abandoned", "exception", "crashes", "captures", "traces", "ranks",
 )  # fmt: skip
 
@@ -76,7 +78,7 @@ class Record:
         self._closed = False
         self._entries: list[Entry] = []  # metrics that no flush has taken yet
         self._headers: dict[str, SeriesHeader] = {}  # the newest of each series
-        self._pending: deque[MetricBatch | LayerStep] = deque()  # on their way to the host, in order
+        self._pending: deque[MetricBatch | LayerStep | PendingMedia] = deque()  # on their way to the host, in order
         self._flushing = threading.RLock()
 
     @classmethod
@@ -111,7 +113,7 @@ class Record:
     def in_memory(
         cls, config: Mapping[str, Any] | None = None, seed: int | None = None, *, keep: int = 100_000
     ) -> Record:
-        """Make a record in lists, `metrics`, `layer_rows` and `events`, that touches no disk.
+        """Make a record in lists, `metrics`, `layer_rows`, `events` and `media`, that touches no disk.
 
         Args:
             config: The run's resolved config.
@@ -175,9 +177,14 @@ class Record:
         """The events of a record in memory."""
         return self._rows("events")
 
+    @property
+    def media(self) -> list[MediaRow]:
+        """The tables and images of a record in memory."""
+        return self._rows("media")
+
     def _rows(self, kind: str) -> list[Any]:
         if not isinstance(self._storage, MemoryStorage):
-            readers = "read_metrics, read_layers or hookline.record.read_jsonl"
+            readers = "read_metrics, read_layers, read_media or hookline.record.read_jsonl"
             raise AttributeError(f"this record is in the files of {self.path}; read it with {readers}")
         return self._storage.rows[kind]
 
@@ -280,6 +287,46 @@ class Record:
                 raise RecordError(f"layers {series!r}: the values have the shape {list(shape)}; expected {expected}")
             self._headers[series] = header
         self._pending.append(LayerStep(step, header, values))
+
+    def log_table(
+        self,
+        step: int,
+        epoch: int,
+        name: str,
+        columns: Iterable[str],
+        rows: Iterable[Iterable[Any]],
+        kind: str | None = None,
+    ) -> None:
+        """Record a table; its cells are copied now.
+
+        Args:
+            step: The step it belongs to.
+            epoch: The epoch.
+            name: Its name.
+            columns: The titles of its columns.
+            rows: The cells of each row, as `make_table` takes them.
+            kind: What the table shows, as `Table.kind`.
+
+        Raises:
+            RecordError: If a row or a cell does not fit, or there are too many.
+        """
+        clean = media_name(name)
+        self._pending.append(PendingMedia(step, epoch, time.time(), clean, make_table(clean, columns, rows, kind)))
+
+    def log_image(self, step: int, epoch: int, name: str, image: Any) -> None:
+        """Record an image; one on a device is copied to the host without waiting, and encoded with the next flush.
+
+        Args:
+            step: The step it belongs to.
+            epoch: The epoch.
+            name: Its name.
+            image: The image, as `make_image` takes it.
+
+        Raises:
+            RecordError: If it is not an image, or is too large.
+        """
+        clean = media_name(name)
+        self._pending.append(PendingMedia(step, epoch, time.time(), clean, make_image(clean, image)))
 
     def event(self, kind: str, step: int | None = None, **fields: Any) -> None:
         """Record what happened, when and because of which hook; stored at once, without secrets."""

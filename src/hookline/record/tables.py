@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from hookline.record import strict_json
 from hookline.record.config_yaml import read_config
 from hookline.record.json_lines import read_json
+from hookline.record.media import MediaRow, read_media
 from hookline.record.reader import LayerSeries, directory_of, read_events, read_metrics, read_written_layers
 
 Columns = dict[str, list[Any]]  # equally long
@@ -39,6 +41,11 @@ class LoadedRun:
     """The events of all ranks in the order of their times."""
     layers: dict[str, Columns] = field(repr=False)
     """By series: the columns step, name, for histograms bin, and one per statistic; None where it was not written."""
+
+    @cached_property
+    def media(self) -> list[MediaRow]:
+        """The tables and images, read when they are first asked for."""
+        return read_media(self.path)
 
 
 def load_run(path: Path | str | None) -> LoadedRun:

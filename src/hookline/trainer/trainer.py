@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -630,6 +630,48 @@ class Trainer:
             step: The step they belong to, if it is not the current one.
         """
         self.record.log_layers(series, self.progress.step if step is None else step, names, columns, values)
+
+    def log_table(
+        self,
+        name: str,
+        columns: Iterable[str],
+        rows: Iterable[Iterable[Any]],
+        *,
+        step: int | None = None,
+        kind: str | None = None,
+    ) -> None:
+        """Record a table; of several ranks, rank 0's is recorded and the others' are ignored.
+
+        Args:
+            name: Its name.
+            columns: The titles of its columns.
+            rows: The cells of each row: texts (cut after 1,000 characters), numbers, booleans or None, at most 10,000
+                in all. A two-dimensional tensor or array is read as it is, which waits for its device.
+            step: The step it belongs to, if it is not the current one.
+            kind: What the table shows, for viewers that draw it in another way, such as "confusion_matrix".
+
+        Raises:
+            RecordError: If a row or a cell does not fit, or there are too many.
+        """
+        self.record.log_table(
+            self.progress.step if step is None else step, self.progress.epoch, name, columns, rows, kind
+        )
+
+    def log_image(self, name: str, image: Any, *, step: int | None = None) -> None:
+        """Record an image; of several ranks, rank 0's is recorded and the others' are ignored.
+
+        A tensor on a device is copied without waiting for it, and encoded when the record is written.
+
+        Args:
+            name: Its name.
+            image: A tensor or NumPy array [H, W], [C, H, W] or [H, W, C] with 1, 3 or 4 channels, of uint8 or of floats
+                from 0 to 1; a PIL image; or a matplotlib figure. At most 4096 x 4096 pixels.
+            step: The step it belongs to, if it is not the current one.
+
+        Raises:
+            RecordError: If it is not an image, or is too large.
+        """
+        self.record.log_image(self.progress.step if step is None else step, self.progress.epoch, name, image)
 
     def share(self, part: SharedPart) -> None:
         """Hand in numbers of this rank that are recorded together with those of the other ranks."""
