@@ -24,8 +24,10 @@ from hookline.record.packing import HEADER_FIELDS, Floats, SeriesHeader, read_he
 
 if TYPE_CHECKING:
     from hookline.record.layers import LayerRow
+    from hookline.record.media import MediaRow
 
 MOST_EVENTS = 1000  # as many of the first and as many of the last are kept
+MOST_MEDIA, MOST_MEDIA_BYTES = 8, 1 << 20  # the newest tables and images of each name, and the size of all images
 _MOST_CELLS = 150_000  # of a table of layers over a run
 _MOST_COUNTS = 400_000  # of a table of histograms
 _LOWEST_OCTAVE, _OCTAVES = -32, 48  # of the histograms: from 2^-32 to 2^16 in both directions
@@ -96,7 +98,7 @@ class RunSummary:
     """A run in bounded memory; a sink of its record.
 
     It takes at most 32 kB for each metric, 1 MB for each series of statistics per layer and 4 MB for each series of
-    histograms, as long as a series has fewer than 40,000 values a step.
+    histograms, as long as a series has fewer than 40,000 values a step, and 1 MB for all images.
 
     Args:
         run: The fields of run.json.
@@ -109,6 +111,7 @@ class RunSummary:
         self.curves: dict[str, Curve] = {}
         self.times = Curve()  # seconds since 1970 at each step
         self.event_counts: Counter[str] = Counter()
+        self.media: list[MediaRow] = []  # the newest ones
         self.torn: list[str] = []  # files with lines that a kill left incomplete
         self._first_events: list[dict[str, Any]] = []
         self._last_events: list[dict[str, Any]] = []
@@ -151,6 +154,19 @@ class RunSummary:
                 self._last_events.append(row)
                 if len(self._last_events) >= 2 * MOST_EVENTS:
                     del self._last_events[:-MOST_EVENTS]
+
+    def write_media(self, rows: Iterable[MediaRow], /) -> None:
+        """Add tables and images; of each name the newest are kept, as long as all images together are not too large."""
+        self.media.extend(rows)
+        kept: list[MediaRow] = []
+        counts: Counter[str] = Counter()
+        size = 0
+        for row in reversed(self.media):
+            counts[row.name] += 1
+            size += len(getattr(row.content, "png", b""))
+            if counts[row.name] <= MOST_MEDIA and size <= MOST_MEDIA_BYTES:
+                kept.append(row)
+        self.media = kept[::-1]
 
     def _add_layers(self, step: int, header: SeriesHeader, values: Floats) -> None:
         if header.bins is not None:
@@ -225,6 +241,10 @@ class RunSummary:
             headers: dict[Any, SeriesHeader] = {}
             for rows in read_rows(path / "layers.jsonl", summary.torn):
                 summary._read_layers(rows, headers)
+        if (path / "media.jsonl").exists():
+            from hookline.record.media import read_media  # imports torch, which runs without media do not need
+
+            summary.write_media(read_media(path))
         events, torn = read_jsonl(path / "events.jsonl")
         for one in (path / "ranks").glob("*/events.jsonl"):
             events += read_jsonl(one)[0]
