@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -201,6 +201,21 @@ class RunSummary:
     def events(self) -> list[dict[str, Any]]:
         """The first and the last events; `event_counts` counts all."""
         return [*self._first_events, *self._last_events[-MOST_EVENTS:]]
+
+    @property
+    def hooks(self) -> list[Mapping[str, Any]]:
+        """The descriptions of the run's hooks; each has a name."""
+        return [one for one in self._mappings("hooks") if isinstance(one.get("name"), str)]
+
+    @property
+    def costs(self) -> list[Mapping[str, Any]]:
+        """The time that each hook took; each has its seconds."""
+        return [one for one in self._mappings("costs") if isinstance(one.get("seconds"), (int, float))]
+
+    def _mappings(self, field: str) -> list[Mapping[str, Any]]:
+        """Return the mappings in a list of run.json, which may have been edited."""
+        value = self.run.get(field)
+        return [one for one in value if isinstance(one, Mapping)] if isinstance(value, list) else []
 
     @property
     def layers(self) -> dict[str, LayerTable]:
