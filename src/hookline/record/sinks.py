@@ -23,6 +23,7 @@ from hookline.record.layers import LayerLines, LayerRow
 from hookline.record.lock import RunLock
 from hookline.record.provenance import environment, git_state
 from hookline.record.reader import read_json
+from hookline.record.runs import check_format
 
 KINDS = ("metrics", "layers", "events")  # of rows; a sink has a method ``write_<kind>`` for each
 LAYERS = "layers.jsonl"
@@ -196,6 +197,7 @@ class FileStorage:
                 earlier = read_json(self.path / "run.json")
             except RecordError as error:
                 warn(f"{error}; earlier attempts are not listed", stacklevel=3)
+        described = earlier
         if not isinstance(earlier.get("attempts", []), list):
             earlier = {}
         run["started"] = earlier.get("started", run["started"])
@@ -204,6 +206,7 @@ class FileStorage:
         run["lineage"] = earlier.get("lineage") if run["lineage"] is None else run["lineage"]
         run["attempts"] = [*earlier.get("attempts", []), *run["attempts"]]
         try:
+            check_format(self.path, described)
             if is_new:
                 write_labels(self.path, labels)
             write_text_atomic(self.path / "config.yaml", _as_yaml(config))

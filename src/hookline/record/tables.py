@@ -21,6 +21,7 @@ from hookline.record.reader import (
     read_metrics,
     read_written_layers,
 )
+from hookline.record.runs import check_format
 
 Columns = dict[str, list[Any]]  # equally long
 
@@ -59,6 +60,7 @@ def load_run(path: Path | str | None) -> LoadedRun:
     """
     directory = directory_of(path)
     run = read_json(directory / "run.json")  # first: without it the directory is not a run
+    check_format(directory, run)
     return LoadedRun(
         directory,
         run,
