@@ -56,9 +56,7 @@ def parting(capsys: pytest.CaptureFixture[str], first: Path, second: Path) -> di
     return dict(found)
 
 
-def test_two_runs_of_the_same_seed_are_the_same_bit_for_bit(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_runs_of_the_same_seed_are_the_same_bit_for_bit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = train(tmp_path), train(tmp_path)
     shown = compare(capsys, first, second)
     assert "are the same, bit for bit, in all 20 steps" in shown

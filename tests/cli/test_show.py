@@ -143,7 +143,8 @@ def test_a_foreign_run_json_is_one_clear_error(tmp_path: Path, capsys: pytest.Ca
 
 def test_fields_of_other_types_do_not_matter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A record that was edited or made by another program is shown as far as it goes."""
-    fields = "git environment hooks costs counters attempts lineage reason started seed lost".split()
+    lists, others = ["hooks", "costs", "attempts"], ["git", "environment", "counters", "lineage", "reason", "started"]
+    fields = [*lists, *others, "seed", "lost"]
     for name in ("metrics.jsonl", "events.jsonl", "config.yaml"):
         (tmp_path / name).write_text("")
     for value in (None, 7, "text", [1], {"a": 1}, [{"name": 1}], [{"hook": None, "seconds": "x"}]):

@@ -159,8 +159,13 @@ def print_metrics(console: Console, summary: RunSummary) -> None:
         curve = summary.curves[name]
         last = "-" if curve.last is None else f"{curve.last.value:.4g}"
         rows.append(([_cut(name, 60), last, _point(curve.least), _point(curve.greatest)], ""))
-    right = {"justify": "right", "no_wrap": True}
-    columns = {"metric": {"overflow": "fold"}, "last": right, "lowest (step)": right, "highest (step)": right}
+    right: dict[str, Any] = {"justify": "right", "no_wrap": True}
+    columns: dict[str, dict[str, Any]] = {
+        "metric": {"overflow": "fold"},
+        "last": right,
+        "lowest (step)": right,
+        "highest (step)": right,
+    }
     table(console, columns, rows)
     if len(names) > _MOST_METRICS:
         paragraph(console, f"and {len(names) - _MOST_METRICS} more; `hookline plot` draws any of them", indent=0)

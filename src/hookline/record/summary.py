@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from hookline._console import logger
 from hookline.errors import RecordError
 from hookline.record.curves import Curve
-from hookline.record.json_lines import RESERVED, parse_lines, read_bytes, read_json, read_jsonl
+from hookline.record.json_lines import RESERVED, parse_lines, read_bytes, read_jsonl
 from hookline.record.packing import HEADER_FIELDS, Floats, SeriesHeader, read_header, unpack
+from hookline.record.runs import RunFiles
 
 if TYPE_CHECKING:
     from hookline.record.layers import LayerRow
@@ -243,7 +244,7 @@ class RunSummary:
             RecordError: If the directory is not a run, or one of its files cannot be read.
         """
         path = Path(directory)
-        run = read_json(path / "run.json")  # first: without it the directory is not a run
+        run = RunFiles.read(path).run  # first: without it the directory is not a run
         try:
             config = read_bytes(path / "config.yaml").decode("utf-8", "replace")
         except RecordError as error:
