@@ -1,0 +1,232 @@
+"""What looking at a run costs: the live view, the report and the trackers, beside those of Lightning and the HF Trainer.
+
+What is drawn or written by the clock does not happen in every step, so blocks of steps are timed, not single steps.
+"""
+
+import logging
+import os
+import pty
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import chdir, contextmanager
+from statistics import median
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import nn
+
+from bench.interleave import Contender, HandOver, Threaded, close_all, standard_error_of_median
+from bench.peers import STEPS_WITHOUT_END, silence
+from bench.table import Table
+
+TITLE = "What looking at a run costs"
+COLUMNS = ("contender", "step ms", "above plain µs", "± s.e.", "of a step", "goal")
+NOTES = [
+    "Model: three layers of 640 units, batch 64, SGD, on one thread. Above plain: the median over the rounds of (contender - the same "
+    "trainer without views) in the same round, per step of a block of 100 steps; s.e. of that median.",
+    "Output goes to a pseudo-terminal that a process reads. All trackers write to the disk: TensorBoard, W&B offline, MLflow to sqlite.",
+    "Every trainer logs the loss of every step, which is its default here and not there.",
+]
+WIDTH, BATCH, BLOCK, FEWEST_ROUNDS = 640, 64, 100, 8
+
+loss_fn = nn.CrossEntropyLoss()
+
+
+def make_model() -> nn.Module:
+    """Make a model whose step takes about 5 ms on one core."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 10))
+
+
+def make_batches() -> list[Any]:
+    """Make the batches beforehand."""
+    generator = torch.Generator().manual_seed(1)
+    return [
+        (torch.randn(BATCH, WIDTH, generator=generator), torch.randint(10, (BATCH,), generator=generator))
+        for _ in range(16)
+    ]
+
+
+def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    """Make plain SGD."""
+    return torch.optim.SGD(model.parameters(), lr=0.001)
+
+
+def bare(loader: HandOver) -> None:
+    """Run a loop of plain PyTorch."""
+    model = make_model()
+    optimizer = make_optimizer(model)
+    for inputs, targets in loader:
+        loss_fn(model(inputs), targets).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+
+def hookline(*views: str) -> Callable[[HandOver], None]:
+    """Return Hookline's loop with some of its views."""
+
+    def loop(loader: HandOver) -> None:
+        import hookline
+
+        model = make_model()
+        trackers = {
+            "tensorboard": lambda: hookline.TensorBoardTracker(),
+            "wandb": lambda: hookline.WandbTracker(mode="offline"),
+            "mlflow": lambda: hookline.MLflowTracker(tracking_uri="sqlite:///mlflow.db"),
+        }
+        hooks: list[Any] = [make() for name, make in trackers.items() if name in views]
+        if "live" in views:
+            hooks.append(hookline.ConsoleLogHook())
+        hookline.SimpleTrainer(
+            model, loader, make_optimizer(model), "cpu", loss_fn=loss_fn, max_steps=STEPS_WITHOUT_END,
+            console="live" in views, report="report" in views, hooks=hooks,
+        ).train()  # fmt: skip
+
+    return loop
+
+
+def lightning(views: bool) -> Callable[[HandOver], None]:
+    """Return Lightning's loop, with its TQDM bar and its TensorBoard logger or without both."""
+
+    def loop(loader: HandOver) -> None:
+        import lightning.pytorch as pl
+        from lightning.pytorch.callbacks import TQDMProgressBar
+        from lightning.pytorch.loggers import TensorBoardLogger
+
+        class Module(pl.LightningModule):
+            def __init__(self) -> None:
+                super().__init__()
+                self.net = make_model()
+
+            def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+                inputs, targets = batch
+                loss: torch.Tensor = loss_fn(self.net(inputs), targets)
+                if views:
+                    self.log("train/loss", loss, prog_bar=True)
+                return loss
+
+            def configure_optimizers(self) -> torch.optim.Optimizer:
+                return make_optimizer(self)
+
+        trainer = pl.Trainer(
+            accelerator="cpu", devices=1, max_epochs=1, limit_val_batches=0, log_every_n_steps=1, enable_checkpointing=False,
+            enable_model_summary=False, enable_progress_bar=views, logger=TensorBoardLogger("lightning") if views else False,
+            callbacks=[TQDMProgressBar()] if views else [],
+        )  # fmt: skip
+        trainer.fit(Module(), loader)
+
+    silence("lightning.pytorch", "lightning.fabric")
+    return loop
+
+
+class NetWithLoss(nn.Module):
+    """The same model, returning the loss as the HF Trainer expects it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = make_model()
+
+    def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the loss."""
+        return {"loss": loss_fn(self.net(inputs), targets)}
+
+
+def hf_trainer(views: bool) -> Callable[[HandOver], None]:
+    """Return the HF Trainer's loop, with its progress bar and its TensorBoard callback or without both."""
+
+    def loop(loader: HandOver) -> None:
+        from transformers import Trainer, TrainingArguments
+        from transformers.trainer_callback import PrinterCallback
+
+        class ReadyMade(Trainer):
+            def get_train_dataloader(self) -> Any:
+                return loader
+
+        model = NetWithLoss()
+        arguments = TrainingArguments(
+            output_dir="hf", max_steps=STEPS_WITHOUT_END, use_cpu=True, save_strategy="no", eval_strategy="no",
+            logging_strategy="steps" if views else "no", logging_steps=1, report_to=["tensorboard"] if views else [],
+            disable_tqdm=not views, max_grad_norm=0.0, lr_scheduler_type="constant",
+        )  # fmt: skip
+        trainer = ReadyMade(model, arguments, optimizers=(make_optimizer(model), None))
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
+
+    silence("transformers")
+    return loop
+
+
+ALL_VIEWS = ("live", "report", "tensorboard", "wandb", "mlflow")
+# Each row: what it is called, its loop, the row it is compared with, whether batches are dicts, and the goal.
+ROWS: list[tuple[str, Callable[[HandOver], None], str | None, bool, str]] = [
+    ("plain PyTorch", bare, None, False, ""),
+    ("Hookline", hookline(), "plain PyTorch", False, ""),
+    ("Hookline, live view", hookline("live"), "Hookline", False, ""),
+    ("Hookline, report", hookline("report"), "Hookline", False, ""),
+    ("Hookline, TensorBoard", hookline("tensorboard"), "Hookline", False, ""),
+    ("Hookline, live view, report, all trackers", hookline(*ALL_VIEWS), "Hookline", False, "≤ 2 %"),
+    ("Lightning", lightning(False), "plain PyTorch", False, ""),
+    ("Lightning, TQDM bar and TensorBoard", lightning(True), "Lightning", False, ""),
+    ("HF Trainer", hf_trainer(False), "plain PyTorch", True, ""),
+    ("HF Trainer, its bar and TensorBoard", hf_trainer(True), "HF Trainer", True, ""),
+]
+
+
+@contextmanager
+def terminal() -> Iterator[None]:
+    """Make standard output and standard error a terminal of 120 columns inside the block."""
+    controller, worker = pty.openpty()
+    os.environ |= {"COLUMNS": "120", "LINES": "40", "TERM": "xterm-256color"}
+    reader = subprocess.Popen(["cat"], stdin=controller, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    before = sys.stdout, sys.stderr
+    with os.fdopen(worker, "w") as stream:
+        sys.stdout = sys.stderr = stream
+        try:
+            yield
+        finally:
+            sys.stdout, sys.stderr = before
+    reader.kill()
+    os.close(controller)
+
+
+def measure(rounds: int, only: list[str]) -> Table:
+    """Time blocks of steps of every contender in turn."""
+    table = Table(TITLE, COLUMNS, notes=list(NOTES))
+    rows = [row for row in ROWS if not only or any(name.lower() in row[0].lower() for name in (*only, "plain pytorch"))]
+    os.environ |= {"WANDB_SILENT": "true", "WANDB_MODE": "offline"}
+    logging.getLogger("mlflow").setLevel(logging.CRITICAL)
+    seconds: dict[str, list[float]] = {}
+    contenders: dict[str, Contender] = {}
+    with TemporaryDirectory() as directory, chdir(directory), terminal():
+        try:
+            for name, loop, _, as_dicts, _ in rows:
+                batches = make_batches()
+                if as_dicts:
+                    batches = [{"inputs": inputs, "targets": targets} for inputs, targets in batches]
+                contenders[name] = Threaded(loop, batches)
+                contenders[name].turn(BLOCK)
+                seconds[name] = []
+            order, shuffle = list(contenders), random.Random(0).shuffle
+            for _ in range(max(rounds // 40, FEWEST_ROUNDS)):
+                shuffle(order)
+                for name in order:
+                    started = perf_counter()
+                    contenders[name].turn(BLOCK - 1)
+                    seconds[name].append((perf_counter() - started) / BLOCK)
+        finally:
+            close_all(contenders)
+    for name, _, baseline, _, goal in rows:
+        step = median(seconds[name])
+        if baseline is None or baseline not in seconds:
+            table.rows.append((name, f"{step * 1e3:.2f}", "", "", "", goal))
+            continue
+        above = [own - other for own, other in zip(seconds[name], seconds[baseline], strict=True)]
+        middle = median(above)
+        share = f"{middle / median(seconds[baseline]):+.1%}"
+        error = standard_error_of_median(above)
+        table.rows.append((name, f"{step * 1e3:.2f}", f"{middle * 1e6:+.0f}", f"{error * 1e6:.0f}", share, goal))
+    return table
