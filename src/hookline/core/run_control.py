@@ -16,6 +16,7 @@ import torch
 if TYPE_CHECKING:
     from hookline.core.registry import HookRegistry
     from hookline.ranks import OneProcess
+    from hookline.record.record import Record
 
 
 class MicroBatch(NamedTuple):
@@ -164,6 +165,10 @@ class RunControl(Protocol):
     @property
     def checkpoint_dir(self) -> Path | None:
         """The directory that holds the run's checkpoints; None if nothing is written."""
+
+    @property
+    def record(self) -> Record:
+        """The record of the run; `record.add_sink` passes its rows on."""
 
     @property
     def saving(self) -> str | None:
