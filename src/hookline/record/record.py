@@ -33,7 +33,7 @@ OUTCOMES = ("completed", "stopped", "non_finite", "interrupted", "failed")
 # What Hookline writes into a run's directory: files, then directories.
 CONTENTS = (
     "run.json", "config.yaml", "metrics.jsonl", "layers.jsonl", "events.jsonl", "log.jsonl", ".lock",
-    "checkpoints", "abandoned", "exception", "crashes", "captures", "traces", "ranks", "tensorboard", "wandb",
+    "checkpoints", "abandoned", "exception", "crashes", "captures", "traces", "ranks", "tensorboard",
 )  # fmt: skip
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_=-][A-Za-z0-9._=-]*")

@@ -114,8 +114,8 @@ class Tracker(NamedHook):
         if trainer.is_trial_run or is_posting_suspended():
             return
         run = describe_run(trainer)
-        self.check(run)
         self._import_package()
+        self.check(run)
         self._trainer = trainer
         self._histograms = HistogramReader()
         self._worker = Worker(

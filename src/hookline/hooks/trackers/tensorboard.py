@@ -60,7 +60,7 @@ class TensorBoardTracker(Tracker):
         where = run.directory / DIRECTORY if self.directory is None and run.directory else self.directory
         # Readers hide what other files of the directory have from this step on.
         purge = None if run.resumed_at is None else run.resumed_at + 1
-        self._writer: Any = SummaryWriter(log_dir=str(where), purge_step=purge)  # type: ignore[no-untyped-call]
+        self._writer: Any = SummaryWriter(log_dir=str(where), purge_step=purge)
         self._hparams, self._last = dict(flatten(run.config)), dict[str, float]()
         step = run.resumed_at or 0
         config = json.dumps(run.config, indent=2, default=str, ensure_ascii=False)
@@ -76,12 +76,12 @@ class TensorBoardTracker(Tracker):
         for row in rows:
             values = values_of(row)
             self._last.update(values)
-            self._add([{"tag": name, "simple_value": value} for name, value in values.items()], row["step"], row["time"])
+            self.write_scalars(row["step"], values, row["time"])
         self._writer.flush()
 
-    def write_scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Write statistics as scalars."""
-        self._add([{"tag": name, "simple_value": value} for name, value in values.items()], step)
+    def write_scalars(self, step: int, values: Mapping[str, float], time: float | None = None) -> None:
+        """Write numbers as scalars, at the current time unless given."""
+        self._add([{"tag": name, "simple_value": value} for name, value in values.items()], step, time)
 
     def write_histogram(self, step: int, histogram: Histogram) -> None:
         """Write a histogram with the record's own bins."""
@@ -116,7 +116,7 @@ class TensorBoardTracker(Tracker):
 
         plain = {key: value for key, value in self._hparams.items() if isinstance(value, (bool, int, float, str))}
         last = dict(list(self._last.items())[:MOST_METRICS])
-        for summary in hparams(plain, last):  # type: ignore[no-untyped-call]
+        for summary in hparams(plain, last):
             self._writer.file_writer.add_summary(summary)
         self._writer.close()
 
