@@ -75,4 +75,11 @@ def history_of(records: list[Any]) -> Iterator[dict[str, Any]]:
     """Yield the rows of a run's history."""
     for record in records:
         if record.WhichOneof("record_type") == "history":
-            yield {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+            row: dict[str, Any] = {}
+            for item in record.history.item:
+                *above, key = [item.key] if item.key else item.nested_key
+                inner = row
+                for part in above:
+                    inner = inner.setdefault(part, {})
+                inner[key] = json.loads(item.value_json)
+            yield row
