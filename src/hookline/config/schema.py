@@ -277,9 +277,10 @@ def as_trainer_config(config: Any) -> TrainerConfig:
     if isinstance(config, HooksConfig):
         return TrainerConfig(hooks=config)
     if isinstance(config, RunConfig):
-        lifecycle = [*(config.hooks.lifecycle or ()), *(config.trackers or ())]
-        hooks = config.hooks.model_copy(update={"lifecycle": lifecycle}) if config.trackers else config.hooks
-        return TrainerConfig(**_option_values(config.trainer), hooks=hooks)
+        listed = config.hooks
+        if config.trackers:
+            listed = listed.model_copy(update={"lifecycle": [*(listed.lifecycle or ()), *config.trackers]})
+        return TrainerConfig(**_option_values(config.trainer), hooks=listed)
     if isinstance(config, TrainerOptions):
         return TrainerConfig(**_option_values(config))
     if config is None:

@@ -8,7 +8,8 @@ import mlflow
 import pytest
 from tracked_runs import PNG, make_trainer, media_rows
 
-from hookline import MLflowTracker, read_metrics
+from hookline import HooklineError, MLflowTracker, read_metrics
+from hookline.hooks.webhook import hosts_allowed
 
 # MLflow uses what SQLAlchemy 2.1 deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -48,6 +49,20 @@ def test_every_metric_reaches_mlflow_at_its_step(uri: str) -> None:
     assert curve(uri, "odd _name_")[8] == 80.0 and list(curve(uri, "gradients/0.weight/norm")) == [4, 8]
     folder = Path(mlflow.artifacts.download_artifacts(run_id=run.info.run_id, tracking_uri=uri, dst_path="artifacts"))
     assert [json.loads(line)["kind"] for line in (folder / "events.jsonl").read_text().splitlines()] == ["noted"]
+
+
+def test_a_config_cannot_send_the_record_behind_a_firewall() -> None:
+    """As for webhooks: a server must be public or allowed, and its credentials are not part of a URL."""
+    for uri, why in {
+        "http://127.0.0.1:5000": "allow_host",
+        "https://10.0.0.1": "private address",
+        "https://me:secret@example.org": "MLFLOW_TRACKING_PASSWORD",
+        "postgresql://db/x": "set MLFLOW_TRACKING_URI",
+    }.items():
+        with pytest.raises(HooklineError, match=why):
+            MLflowTracker(uri)
+    with hosts_allowed(["127.0.0.1"]):
+        assert MLflowTracker("http://127.0.0.1:5000").tracking_uri == "http://127.0.0.1:5000"
 
 
 def test_a_resumed_run_continues(uri: str) -> None:

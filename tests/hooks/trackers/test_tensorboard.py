@@ -53,8 +53,8 @@ def test_histograms_texts_and_hyperparameters() -> None:
     reader = read(trainer.run_dir / "tensorboard")
     histograms = reader.Histograms("gradient_histograms/0.weight")
     assert [one.step for one in histograms] == [4, 8] and histograms[0].histogram_value.num == 12
-    ((step, text),) = [(one.step, one.tensor_proto.string_val[0]) for one in reader.Tensors("events/noted/text_summary")]
-    assert (step, text) == (3, b"value: why")
+    (note,) = reader.Tensors("events/noted/text_summary")
+    assert (note.step, note.tensor_proto.string_val[0]) == (3, b"value: why")
     assert b"max_epochs" in reader.Tensors("config/text_summary")[0].tensor_proto.string_val[0]
     content = reader.PluginTagToContent("hparams")
     assert b"trainer.max_epochs" in content["_hparams_/session_start_info"]

@@ -93,7 +93,7 @@ def test_a_failed_run_is_finished_with_its_outcome() -> None:
 
 
 def test_a_hanging_tracker_neither_delays_nor_stops_training(caplog: pytest.LogCaptureFixture) -> None:
-    """All steps are done while it hangs; the end waits for the given time, then it is abandoned and that is recorded."""
+    """All steps are done while it hangs; the end waits for the given time, then it is abandoned, with an event."""
     gate = threading.Event()
     tracker = ListTracker(gate, timeout=0.05)
     trainer = make_trainer(tracker)

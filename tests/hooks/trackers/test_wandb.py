@@ -10,12 +10,10 @@ from tracked_runs import history_of, make_trainer, media_rows, offline_files, re
 
 from hookline import HooklineError, TrackioTracker, WandbTracker, read_metrics
 
-QUIET = {"x_disable_stats": True}  # no system metrics: their number depends on the time
-
 
 def tracker(**options: Any) -> WandbTracker:
     """Make a tracker that writes offline."""
-    return WandbTracker(**{"mode": "offline", "settings": QUIET, "timeout": 60.0, **options})
+    return WandbTracker(**{"mode": "offline", "system_metrics": False, "timeout": 60.0, **options})
 
 
 @pytest.mark.req("004-37")

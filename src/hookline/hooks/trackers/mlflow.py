@@ -10,7 +10,9 @@ from pathlib import Path
 from time import time
 from typing import Any
 
+from hookline.errors import RegistrationError
 from hookline.hooks.trackers.base import TrackedRun, Tracker, flatten, values_of
+from hookline.hooks.webhook import PORTS, check_addresses, check_url
 from hookline.record import strict_json
 
 RUN_ID = "hookline.run_id"
@@ -28,7 +30,8 @@ class MLflowTracker(Tracker):
     The run has the tag ``hookline.run_id``, by which a resumed run finds it again. MLflow has no histograms.
 
     Args:
-        tracking_uri: The server or store, such as ``sqlite:///mlflow.db``; MLflow's own default if not given.
+        tracking_uri: A local store, such as ``sqlite:///mlflow.db``, or a server: like a webhook's, its host must be
+            public and use https, unless it was allowed by `allow_host`. If not given, what MLFLOW_TRACKING_URI says.
         experiment: The name of the experiment, which is created if there is none.
         layers: Which statistics per layer to send: "all", each as a metric; otherwise none.
         queue_mb: How many megabytes of rows may wait.
@@ -49,12 +52,21 @@ class MLflowTracker(Tracker):
     ) -> None:
         super().__init__(layers, queue_mb, timeout)
         self.tracking_uri, self.experiment = tracking_uri, experiment
+        self._server: tuple[str, int, bool] | None = None  # what is checked again when its address is known
+        scheme = str(tracking_uri).partition(":")[0]
+        if scheme in PORTS:
+            parts, host, is_allowed = check_url(str(tracking_uri), "tracking_uri")
+            self._server = host, parts.port or PORTS[scheme], is_allowed
+        elif tracking_uri is not None and "://" in tracking_uri and scheme not in ("file", "sqlite"):
+            raise RegistrationError("tracking_uri: expected a local store or https://host; set MLFLOW_TRACKING_URI")
 
     def open(self, run: TrackedRun) -> None:
         """Create the run, or find it by its tag."""
         from mlflow import MlflowClient
         from mlflow.entities import RunTag
 
+        if self._server is not None:
+            check_addresses(*self._server)
         self._client = client = MlflowClient(self.tracking_uri)
         self._events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
         found = client.get_experiment_by_name(self.experiment)

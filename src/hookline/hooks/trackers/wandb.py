@@ -25,7 +25,8 @@ class WandbTracker(Tracker):
     """Sends the record to Weights & Biases: metrics over the trainer's step, histograms, images, tables and alerts.
 
     The run's id is that of the record, so that a resumed run continues. The API key is never a parameter: log in with
-    ``wandb login`` or set WANDB_API_KEY. Neither the code, the command line nor git is sent.
+    ``wandb login`` or set WANDB_API_KEY. Neither the code, the command line nor git is sent. Other settings, such as
+    the server, are environment variables of wandb: a config must not be able to send the key to another host.
 
     Args:
         project: The project.
@@ -33,7 +34,7 @@ class WandbTracker(Tracker):
         group: A group of runs.
         mode: "online", "offline" (files for ``wandb sync``) or "disabled"; if not given, what WANDB_MODE says.
         directory: Where the files are written; ``wandb`` in the run's directory if not given.
-        settings: Further settings of wandb, by name.
+        system_metrics: Whether wandb measures processor, memory and GPU by itself.
         layers: Which statistics per layer to send: "histograms", "all" or "none".
         queue_mb: How many megabytes of rows may wait.
         timeout: Seconds that the end of the run waits for what is queued.
@@ -50,7 +51,7 @@ class WandbTracker(Tracker):
         group: str | None = None,
         mode: str | None = None,
         directory: str | None = None,
-        settings: Mapping[str, Any] | None = None,
+        system_metrics: bool = True,
         layers: str = "histograms",
         queue_mb: float = 64.0,
         timeout: float = 10.0,
@@ -58,7 +59,7 @@ class WandbTracker(Tracker):
         super().__init__(layers, queue_mb, timeout)
         self.project, self.entity, self.group, self.directory = project, entity, group, directory
         self.mode = mode if mode is None else _checks.one_of(mode, MODES, "mode")
-        self.settings = dict(settings or {})
+        self.system_metrics = _checks.boolean(system_metrics, "system_metrics")
 
     def check(self, run: TrackedRun) -> None:
         """Require a login unless offline: wandb would ask for a key on the terminal during the run."""
@@ -87,7 +88,7 @@ class WandbTracker(Tracker):
             "silent": True,
             "symlink": False,  # a run's directory has no links to elsewhere
             "finish_timeout": self.timeout,  # at the exit of the interpreter, too
-            **self.settings,
+            "x_disable_stats": not self.system_metrics,
         }
         directory = self.directory or (None if run.directory is None else str(run.directory))
         tracked = self._package.init(
@@ -156,12 +157,12 @@ class WandbTracker(Tracker):
 class TrackioTracker(WandbTracker):
     """Sends the record to trackio, a local tracker with the interface of Weights & Biases.
 
-    A resumed run continues under its name, the record's id.
+    A resumed run continues under its name, the record's id. Everything stays on this machine unless trackio's
+    environment variables, such as TRACKIO_SPACE_ID, say otherwise.
 
     Args:
         project: The project.
         group: A group of runs.
-        space_id: A Hugging Face Space to send to; without one everything stays on this machine.
         layers: Which statistics per layer to send: "histograms", "all" or "none".
         queue_mb: How many megabytes of rows may wait.
         timeout: Seconds that the end of the run waits for what is queued.
@@ -175,21 +176,18 @@ class TrackioTracker(WandbTracker):
         self,
         project: str = "hookline",
         group: str | None = None,
-        space_id: str | None = None,
         layers: str = "histograms",
         queue_mb: float = 64.0,
         timeout: float = 10.0,
     ) -> None:
         super().__init__(project, group=group, layers=layers, queue_mb=queue_mb, timeout=timeout)
-        self.space_id = space_id
 
     def check(self, run: TrackedRun) -> None:
         """Require nothing: trackio works without an account."""
 
     def _init(self, run: TrackedRun) -> Any:
         return self._package.init(
-            project=self.project, name=run.run_id, group=self.group, space_id=self.space_id, config=config_of(run),
-            resume="allow", embed=False,
+            project=self.project, name=run.run_id, group=self.group, config=config_of(run), resume="allow", embed=False,
         )  # fmt: skip
 
     def _end(self, run: Mapping[str, Any]) -> None:
