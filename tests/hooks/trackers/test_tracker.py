@@ -2,6 +2,7 @@
 
 import copy
 import json
+import random
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -137,6 +138,23 @@ def test_a_failing_tracker_is_reported_once_and_switched_off(place: str, caplog:
     assert kinds_of(trainer) == ["tracker_failed"]
     assert len([one for one in caplog.records if "is switched off" in one.getMessage()]) == 1
     assert "hunter2" not in caplog.text + (trainer.run_dir / "events.jsonl").read_text()
+
+
+def test_importing_a_package_does_not_change_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some packages draw random numbers when they are imported; training continues from the state before."""
+    (tmp_path / "drawing_package.py").write_text("import random\nrandom.random()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    class Drawing(ListTracker):
+        package = "drawing_package"
+
+    states = []
+    for tracker in (ListTracker(), Drawing()):
+        trainer = make_trainer(tracker, max_steps=1)
+        random.seed(3)
+        trainer.train()
+        states.append(random.getstate())
+    assert "drawing_package" in sys.modules and states[0] == states[1]
 
 
 def test_a_missing_package_is_an_error_before_the_first_step() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hookline import _checks
+from hookline.core.rng_guard import TrainingStreams
 from hookline.core.run_control import RunControl
 from hookline.errors import RecordError, TrainingError, error_text
 from hookline.hooks.base import NamedHook
@@ -177,8 +178,9 @@ class Tracker(NamedHook):
         trainer.record.event(kind, trainer.step, by=self.registered_name, **fields)
 
     def _import_package(self) -> None:
+        streams = TrainingStreams()
         try:
-            self.import_package()
+            streams.guard(self.import_package, streams.restore)()  # importing trackio draws random numbers
         except ImportError as error:
             install = f"hookline[{self.extra}]" if self.extra else self.package
             missing = f"it needs the package {self.package} (pip install {install!r}): {error}"
