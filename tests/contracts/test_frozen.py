@@ -67,9 +67,9 @@ HOOKS_KEYS = """
 BUILT_IN = """
     ablate activation_stats add_activation capture centralize checkpoint clip_adaptive clip_norm clip_value console_log
     debug debug_training early_stopping ema freeze gradient_flow gradient_monitor grokfast identity json_log link_norms
-    loss_spike lr_monitor mask measure mlflow monitor nan_forensics noise normalize notify patch profiler replace_activation
-    sample_text scale scale_activation sign skip_nonfinite spike_guard stall_watchdog steer tensorboard
-    throughput trackio wandb
+    loss_spike lr_monitor mask measure mlflow monitor nan_forensics noise normalize notify patch profiler
+    replace_activation sample_text scale scale_activation sign skip_nonfinite spike_guard stall_watchdog steer
+    tensorboard throughput trackio wandb
 """
 
 
