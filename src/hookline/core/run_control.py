@@ -16,7 +16,6 @@ import torch
 if TYPE_CHECKING:
     from hookline.core.registry import HookRegistry
     from hookline.ranks import OneProcess
-    from hookline.record.record import Record
 
 
 class MicroBatch(NamedTuple):
@@ -167,8 +166,8 @@ class RunControl(Protocol):
         """The directory that holds the run's checkpoints; None if nothing is written."""
 
     @property
-    def record(self) -> Record:
-        """The record of the run; `record.add_sink` passes its rows on."""
+    def record(self) -> Any:
+        """The run's `hookline.record.Record`; `record.add_sink` passes its rows on."""
 
     @property
     def saving(self) -> str | None:
