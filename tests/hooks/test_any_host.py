@@ -126,7 +126,7 @@ def check_lr_monitor(run: PlainRun) -> None:
 
 def check_tracker(run: PlainRun, name: str, **parameters: Any) -> None:
     run.hooks.on("step_end", name="logs")(lambda step: run.record.log(step, 0, "loss", 1.0 / step))
-    run_with(run, name, timeout=60.0, **parameters)
+    run_with(run, name, timeout=120.0, **parameters)
     assert run.record.events == []
 
 

@@ -21,6 +21,11 @@ def uri(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path}/mlflow.db"
 
 
+def tracker(uri: str, **options: Any) -> MLflowTracker:
+    """Make a tracker that has time: creating a store takes seconds on a busy machine."""
+    return MLflowTracker(uri, timeout=120.0, **options)
+
+
 def runs_of(uri: str) -> list[Any]:
     """Return all runs of a store."""
     client = mlflow.MlflowClient(uri)
@@ -36,7 +41,7 @@ def curve(uri: str, name: str) -> dict[int, float]:
 @pytest.mark.req("004-37")
 def test_every_metric_reaches_mlflow_at_its_step(uri: str) -> None:
     """Values, steps, parameters, tags and the status are in the store."""
-    trainer = make_trainer(MLflowTracker(uri, layers="all"))
+    trainer = make_trainer(tracker(uri, layers="all"))
     trainer.add_hook("gradient_monitor", every=4)
     trainer.on("step_end", name="logs")(lambda trainer, step: trainer.log("odd [name]", 10.0 * step))
     trainer.on("step_end", at=3, name="notes")(lambda trainer: trainer.note("noted", value="why"))
@@ -67,10 +72,10 @@ def test_a_config_cannot_send_the_record_behind_a_firewall() -> None:
 
 def test_a_resumed_run_continues(uri: str) -> None:
     """The run is found by its tag; a parameter that has changed keeps its first value, which MLflow requires."""
-    trainer = make_trainer(MLflowTracker(uri), max_steps=4)
+    trainer = make_trainer(tracker(uri), max_steps=4)
     trainer.add_hook("checkpoint", save_every_n_steps=4)
     trainer.train()
-    resumed = make_trainer(MLflowTracker(uri), max_steps=8)
+    resumed = make_trainer(tracker(uri), max_steps=8)
     resumed.fit(resume=trainer.run_dir)
     assert list(curve(uri, "train/loss")) == list(range(1, 9))
     assert runs_of(uri)[0].data.params["trainer.max_steps"] == "4"
@@ -78,7 +83,7 @@ def test_a_resumed_run_continues(uri: str) -> None:
 
 def test_the_status_follows_the_outcome(uri: str) -> None:
     """A run that raises has failed."""
-    trainer = make_trainer(MLflowTracker(uri))
+    trainer = make_trainer(tracker(uri))
     trainer.on("step_end", at=3, name="boom", on_error="raise")(lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         trainer.train()
@@ -88,7 +93,7 @@ def test_the_status_follows_the_outcome(uri: str) -> None:
 
 def test_numbers_that_are_not_finite_are_kept(uri: str) -> None:
     """NaN stays NaN; MLflow stores infinity as the largest float."""
-    trainer = make_trainer(MLflowTracker(uri), max_steps=1)
+    trainer = make_trainer(tracker(uri), max_steps=1)
     trainer.on("step_end", name="logs")(lambda trainer: trainer.log("bad", float("nan")))
     trainer.train()
     assert str(curve(uri, "bad")[1]) == "nan"
@@ -96,7 +101,7 @@ def test_numbers_that_are_not_finite_are_kept(uri: str) -> None:
 
 def test_images_and_tables_are_artifacts(uri: str) -> None:
     """An image is the PNG as it was logged, a table the JSON of MLflow's own tables."""
-    trainer = make_trainer(MLflowTracker(uri), max_steps=2)
+    trainer = make_trainer(tracker(uri), max_steps=2)
 
     @trainer.on("train_start", name="sends", after="mlflow")
     def send() -> None:

@@ -27,7 +27,7 @@ class ListTracker(Tracker):
     package = "json"
 
     def __init__(self, gate: threading.Event | None = None, fails_at: str = "", **options: Any) -> None:
-        super().__init__(**options)
+        super().__init__(**{"timeout": 120.0, **options})
         self.calls: list[tuple[str, Any]] = []
         self.threads: set[str] = set()
         self.entered = threading.Event()
