@@ -49,6 +49,11 @@ from hookline.hooks.notify import NotifyHook as NotifyHook
 from hookline.hooks.profiler import Profiler as Profiler
 from hookline.hooks.stall_watchdog import StallWatchdog as StallWatchdog
 from hookline.hooks.throughput import ThroughputMonitor as ThroughputMonitor
+from hookline.hooks.trackers.base import Tracker as Tracker
+from hookline.hooks.trackers.mlflow import MLflowTracker as MLflowTracker
+from hookline.hooks.trackers.tensorboard import TensorBoardTracker as TensorBoardTracker
+from hookline.hooks.trackers.wandb import TrackioTracker as TrackioTracker
+from hookline.hooks.trackers.wandb import WandbTracker as WandbTracker
 from hookline.hooks.webhook import allow_host as allow_host
 from hookline.record.media import Image as Image
 from hookline.record.media import MediaRow as MediaRow

@@ -312,7 +312,7 @@ def trainer_from_config(
     written = config.as_mapping() if isinstance(config, RunConfig) else config
     settings = as_run_config(resolve_references(written))
     policy = ImportPolicy(allow, from_file or is_from_file(config))
-    specs = read_hook_specs(settings.hooks, allow=policy.allow, from_file=policy.from_file)
+    specs = read_hook_specs(settings, allow=policy.allow, from_file=policy.from_file)
     factories = find_factories(settings, policy)
     check_launcher(settings.trainer)
     options = start_processes(settings.trainer)

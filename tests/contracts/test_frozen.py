@@ -15,8 +15,9 @@ NAMES = """
     AccelerateTrainer
     ActivationStats BaseTrainer CheckpointHook ClipNorm ConsoleLogHook DebugHook EMAHook EarlyStopping ForwardHook
     GenericTrainer GradientMonitor HookManager HookRegistry HookRunner HooklineError HooksConfig Identity JSONLogHook
-    LayerSeries LearningRateMonitor LoadedRun LossSpike ModelCheckpoint NanForensics NotifyHook Profiler
+    LayerSeries LearningRateMonitor LoadedRun LossSpike MLflowTracker ModelCheckpoint NanForensics NotifyHook Profiler
     ResumableSampler RunConfig RunControl Sample Schedule SimpleTrainer StallWatchdog StepContext StopTraining
+    TensorBoardTracker Tracker TrackioTracker WandbTracker
     ThroughputMonitor Trainer TrainerConfig TrainerHooks TrainingHook UpdateHook allow_host get_trainer load_config
     Image MediaRow Table read_media
     load_run not_an_event read_layers read_metrics register_data register_hook register_loss register_model
@@ -67,8 +68,9 @@ HOOKS_KEYS = """
 BUILT_IN = """
     ablate activation_stats add_activation capture centralize checkpoint clip_adaptive clip_norm clip_value console_log
     debug debug_training early_stopping ema freeze gradient_flow gradient_monitor grokfast identity json_log link_norms
-    loss_spike lr_monitor mask measure monitor nan_forensics noise normalize notify patch profiler replace_activation
-    sample_text scale scale_activation sign skip_nonfinite spike_guard stall_watchdog steer throughput
+    loss_spike lr_monitor mask measure mlflow monitor nan_forensics noise normalize notify patch profiler
+    replace_activation sample_text scale scale_activation sign skip_nonfinite spike_guard stall_watchdog steer
+    tensorboard throughput trackio wandb
 """
 
 
@@ -93,7 +95,9 @@ def test_events() -> None:
 
 def test_config_keys() -> None:
     """A config file has exactly these keys."""
-    assert sorted(RunConfig.model_fields) == ["data", "hooks", "loss", "model", "optimizer", "scheduler", "trainer"]
+    assert sorted(RunConfig.model_fields) == [
+        "data", "hooks", "loss", "model", "optimizer", "scheduler", "trackers", "trainer",
+    ]  # fmt: skip
     assert sorted(field.name for field in fields(TrainerOptions)) == TRAINER_KEYS.split()
     assert sorted(HooksConfig.model_fields) == HOOKS_KEYS.split()
     assert sorted(RESERVED) == sorted(RESERVED_KEYS.split())

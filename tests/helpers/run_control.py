@@ -8,6 +8,7 @@ from hookline import HookManager
 from hookline.checkpoints import write_checkpoint
 from hookline.gradients.view import Gradients
 from hookline.ranks import OneProcess
+from hookline.record import Record
 
 
 class PlainRun:
@@ -28,6 +29,8 @@ class PlainRun:
         self.hooks, self.hook_data, self.requested_checkpoints = HookManager(), {}, set()
         self.run_dir, self.checkpoint_dir = run_dir, run_dir and run_dir / "checkpoints"
         self.logged, self.layers, self.notes = {}, {}, []
+        self.record = Record.in_memory()
+        self.record.start([])
         self.state = {"model": self.model, "optimizer": self.optimizers[0], "current_epoch": 0, "status": "training"}
         self.window, self.step_metrics, self.describe, self.random_state = tuple, dict, dict, torch.get_rng_state
         self.unsaved_parameters = dict
@@ -98,4 +101,5 @@ def train(run, batches):
     run.status = "completed"
     run.fire("on_train_end", reason="completed")
     run.hooks.close()
+    run.record.close("completed", None, [], [], {})
     run.running = False

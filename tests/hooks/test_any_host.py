@@ -2,14 +2,18 @@
 
 import inspect
 import json
+import sys
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from run_control import PlainRun, train
+from tracked_runs import OFFLINE, offline_files
 
 from hookline import HookManager, RunControl
 from hookline.core.plugins import HOOKS
@@ -43,8 +47,10 @@ def batches(spoil: float | None = None) -> list[tuple[torch.Tensor, torch.Tensor
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> PlainRun:
-    """A run that has not started."""
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlainRun:
+    """A run that has not started, on a machine from which trackers send nothing."""
+    for name, value in OFFLINE.items():
+        monkeypatch.setenv(name, value)
     torch.manual_seed(0)
     return PlainRun(tmp_path)
 
@@ -116,6 +122,43 @@ def check_loss_spike(run: PlainRun) -> None:
 def check_lr_monitor(run: PlainRun) -> None:
     run_with(run, "lr_monitor")
     assert run.logged == {("lr", step): 0.1 for step in range(1, 7)}
+
+
+def check_tracker(run: PlainRun, name: str, **parameters: Any) -> None:
+    run.hooks.on("step_end", name="logs")(lambda step: run.record.log(step, 0, "loss", 1.0 / step))
+    run_with(run, name, timeout=120.0, **parameters)
+    assert run.record.events == []
+
+
+def check_mlflow(run: PlainRun) -> None:
+    import mlflow
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # MLflow uses what SQLAlchemy 2.1 deprecates
+        check_tracker(run, "mlflow", tracking_uri=(uri := f"sqlite:///{run.run_dir}/mlflow.db"))
+        (found,) = mlflow.MlflowClient(uri).search_runs(["1"])
+    assert found.data.metrics["loss"] == 1 / 6 and found.info.status == "FINISHED"
+
+
+def check_tensorboard(run: PlainRun) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    check_tracker(run, "tensorboard")
+    reader = EventAccumulator(f"{run.run_dir}/tensorboard")
+    assert [one.step for one in reader.Reload().Scalars("loss")] == [1, 2, 3, 4, 5, 6]
+
+
+def check_trackio(run: PlainRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[int] = []
+    own = SimpleNamespace(log=lambda values, step: steps.append(step), finish=lambda: steps.append(-1))
+    monkeypatch.setitem(sys.modules, "trackio", SimpleNamespace(init=lambda **options: own))
+    check_tracker(run, "trackio")
+    assert steps == [1, 2, 3, 4, 5, 6, -1]
+
+
+def check_wandb(run: PlainRun) -> None:
+    check_tracker(run, "wandb", mode="offline", system_metrics=False)
+    assert run.run_dir is not None and len(offline_files(run.run_dir)) == 1
 
 
 def check_nan_forensics(run: PlainRun) -> None:

@@ -17,7 +17,7 @@ def run(options: argparse.Namespace) -> int:
 
     config, from_file = read_config(options.words, hooks=options.hook)
     settings = as_run_config(resolve_references(config))
-    manager = make_manager(settings.hooks, options.allow, from_file, settings.trainer.enable_intervention)
+    manager = make_manager(settings, options.allow, from_file, settings.trainer.enable_intervention)
     console = open_console()
     try:
         # A trainer would add this hook; making one would also make the model and read the data.

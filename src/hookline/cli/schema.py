@@ -86,6 +86,7 @@ def config_schema() -> dict[str, Any]:
     hooks["description"] = hooks["description"].partition("\n")[0]
     listed = {"anyOf": [{"type": "array", "items": {"$ref": "#/$defs/Hook"}}, NULL]}
     hooks["properties"].update(dict.fromkeys(KINDS, listed))
+    schema["properties"]["trackers"] = listed
     for name, key in FLAGS.values():
         if name in HOOKS:
             factory = _factory(HOOKS, name)

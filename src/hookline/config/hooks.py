@@ -76,7 +76,8 @@ def read_hook_specs(config: Any, *, allow: Iterable[str] = (), from_file: bool =
     section = config.get("hooks") if isinstance(config, Mapping) else None
     policy = ImportPolicy(allow, from_file or is_from_file(config) or is_from_file(section))
     hooks = as_hooks_config(config)
-    specs = [spec for kind in KINDS for spec in _listed(getattr(hooks, kind) or (), kind, policy)]
+    specs = [spec for kind in KINDS for spec in _listed(getattr(hooks, kind) or (), kind, policy, f"hooks.{kind}")]
+    specs += _listed(_trackers(config), "lifecycle", policy, "trackers")
     specs += [*_by_class(hooks, policy), *_by_flag(hooks)]
     return specs if hooks.update is not None else [*specs, default]
 
@@ -86,9 +87,20 @@ def is_from_file(config: Any) -> bool:
     return getattr(config, "from_file", False) is True
 
 
-def _listed(entries: Sequence[str | Mapping[str, Any]], kind: str, policy: ImportPolicy) -> Iterator[HookSpec]:
+def _trackers(config: Any) -> Sequence[str | Mapping[str, Any]]:
+    """Return the trackers of a whole config; those of a mapping are checked here."""
+    given = config.get("trackers") if isinstance(config, Mapping) else getattr(config, "trackers", None)
+    if given is not None and not isinstance(given, (list, tuple)):
+        raise ConfigError("trackers", f"expected a list of names, or of mappings with `name:`, {got(given)}")
+    return given or ()
+
+
+def _listed(
+    entries: Sequence[str | Mapping[str, Any]], kind: str, policy: ImportPolicy, place: str
+) -> Iterator[HookSpec]:
+    """Yield the hooks of a list; `place` is its path in the config."""
     for index, entry in enumerate(entries):
-        path = f"hooks.{kind}.{index}"
+        path = f"{place}.{index}"
         given = {"name": entry} if isinstance(entry, str) else entry
         # A list of a HooksConfig may have got anything since pydantic checked it.
         if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):

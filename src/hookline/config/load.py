@@ -129,14 +129,16 @@ def apply_override(tree: dict[str, Any], override: str) -> None:
     options = [option.name for option in fields(TrainerOptions)]
     if section == "trainer" and inner is not None and inner not in options:
         raise ConfigError(f"trainer.{inner}", f"unknown option; {nearest(inner, options, OPTIONS_PAGE)}")
-    if section == "hooks" and inner is not None and inner not in HooksConfig.model_fields:
+    is_list_key = section == "hooks" and inner in HooksConfig.model_fields
+    is_index = section == "trackers" and inner is not None and inner.isdecimal()
+    if section in ("hooks", "trackers") and inner is not None and not is_list_key and not is_index:
         parts = _entry_path(tree, parts)
     container: Any = tree
     for depth, part in enumerate(parts[:-1]):
         key = _key(container, part, parts[:depth])
         found = container[key] if isinstance(container, list) else container.get(key)
         # A bare name is short for a mapping with that name, for a component and for a hook in a list.
-        if isinstance(found, str) and (depth == 0 or (section == "hooks" and depth == 2)):
+        if isinstance(found, str) and depth in (0, {"hooks": 2, "trackers": 1}.get(parts[0])):
             found = {"name": found}
         container[key] = {} if found is None else found
         container = container[key]
@@ -145,21 +147,23 @@ def apply_override(tree: dict[str, Any], override: str) -> None:
 
 def _entry_path(tree: dict[str, Any], parts: list[str]) -> list[str]:
     """Replace a hook's name in a path by the list and the index of its entry."""
-    hooks, name = tree.get("hooks"), parts[1]
-    places: dict[str, tuple[str, str]] = {}
-    for kind in ("lifecycle", "forward", "update"):
-        entries = hooks.get(kind) if isinstance(hooks, dict) else None
+    hooks, (section, name) = tree.get("hooks"), parts[:2]
+    lists: dict[tuple[str, ...], Any] = {}
+    if isinstance(hooks, dict):
+        lists = {("hooks", kind): hooks.get(kind) for kind in ("lifecycle", "forward", "update")}
+    places: dict[str, tuple[str, ...]] = {}
+    for place, entries in {**lists, ("trackers",): tree.get("trackers")}.items():
         for index, entry in enumerate(entries if isinstance(entries, list) else ()):
             given = entry if isinstance(entry, dict) else {"name": entry}
             instance = given["as"] if "as" in given else numbered(str(given.get("name")), places)
             # Of several hooks with one chosen name, which a registry refuses, the first is meant.
-            places.setdefault(str(instance), (kind, str(index)))
+            places.setdefault(str(instance), (*place, str(index)))
     if name not in places:
         close = nearest(name, places) if places else nearest(name, HooksConfig.model_fields, HOOKS_PAGE)
-        raise ConfigError(f"hooks.{name}", f"no hook of this config has that name; {close}")
+        raise ConfigError(f"{section}.{name}", f"no hook of this config has that name; {close}")
     if len(parts) == 2:
-        raise ConfigError(f"hooks.{name}", f"name one of its parameters: hooks.{name}.PARAMETER=value")
-    return ["hooks", *places[name], *parts[2:]]
+        raise ConfigError(f"{section}.{name}", f"name one of its parameters: {section}.{name}.PARAMETER=value")
+    return [*places[name], *parts[2:]]
 
 
 def _key(container: Any, part: str, above: list[str]) -> Any:

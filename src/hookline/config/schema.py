@@ -203,6 +203,8 @@ class RunConfig(BaseModel):
     loss: Component | None = None
     trainer: TrainerOptions = Field(default_factory=TrainerOptions)
     hooks: HooksConfig = Field(default_factory=HooksConfig)
+    trackers: Entries | None = None
+    """Lifecycle hooks that send the record elsewhere; they count as entries of `hooks.lifecycle`."""
 
     @field_validator("trainer", mode="before")
     @classmethod
@@ -221,7 +223,8 @@ class RunConfig(BaseModel):
 
     def as_mapping(self) -> dict[str, Any]:
         """Return everything as plain values that can be written and read again, without unused hook settings."""
-        return {**self.model_dump(), "hooks": self.hooks.model_dump(exclude_defaults=True)}
+        left_out = set() if self.trackers else {"trackers"}
+        return {**self.model_dump(exclude=left_out), "hooks": self.hooks.model_dump(exclude_defaults=True)}
 
 
 raise_config_errors(HooksConfig, "hooks.")
@@ -274,7 +277,10 @@ def as_trainer_config(config: Any) -> TrainerConfig:
     if isinstance(config, HooksConfig):
         return TrainerConfig(hooks=config)
     if isinstance(config, RunConfig):
-        return TrainerConfig(**_option_values(config.trainer), hooks=config.hooks)
+        listed = config.hooks
+        if config.trackers:
+            listed = listed.model_copy(update={"lifecycle": [*(listed.lifecycle or ()), *config.trackers]})
+        return TrainerConfig(**_option_values(config.trainer), hooks=listed)
     if isinstance(config, TrainerOptions):
         return TrainerConfig(**_option_values(config))
     if config is None:

@@ -166,6 +166,10 @@ class RunControl(Protocol):
         """The directory that holds the run's checkpoints; None if nothing is written."""
 
     @property
+    def record(self) -> Any:
+        """The run's `hookline.record.Record`; `record.add_sink` passes its rows on."""
+
+    @property
     def saving(self) -> str | None:
         """The name of the checkpoint that is being written in the background, if any."""
 

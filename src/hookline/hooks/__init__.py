@@ -1,7 +1,7 @@
 """The built-in hooks, and the table of their config names: to add one, add its file and a line here.
 
-Each is in the file with its config name, and uses only what users' hooks can use. Imports everything below: `core`,
-`stats`, `activations`, `gradients`, `record` and `checkpoints`, never `trainer`.
+Each is in the file with its config name, trackers in trackers/, and uses only what users' hooks can use. Imports
+everything below: `core`, `stats`, `activations`, `gradients`, `record` and `checkpoints`, never `trainer`.
 """
 
 BUILT_IN: dict[str, str] = {
@@ -30,6 +30,7 @@ BUILT_IN: dict[str, str] = {
     "lr_monitor": "hookline.hooks.lr_monitor:LearningRateMonitor",
     "mask": "hookline.gradients.transforms:Mask",
     "measure": "hookline.gradients.transforms:Measure",
+    "mlflow": "hookline.hooks.trackers.mlflow:MLflowTracker",
     "monitor": "hookline.activations.monitor:Monitor",
     "nan_forensics": "hookline.hooks.nan_forensics.hook:NanForensics",
     "noise": "hookline.gradients.transforms:Noise",
@@ -46,5 +47,8 @@ BUILT_IN: dict[str, str] = {
     "spike_guard": "hookline.gradients.transforms:SpikeGuard",
     "stall_watchdog": "hookline.hooks.stall_watchdog:StallWatchdog",
     "steer": "hookline.activations.interventions:Steer",
+    "tensorboard": "hookline.hooks.trackers.tensorboard:TensorBoardTracker",
     "throughput": "hookline.hooks.throughput:ThroughputMonitor",
+    "trackio": "hookline.hooks.trackers.wandb:TrackioTracker",
+    "wandb": "hookline.hooks.trackers.wandb:WandbTracker",
 }

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from functools import cached_property
 from time import monotonic
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from hookline.errors import HooklineError, RegistrationError
 
@@ -29,6 +29,10 @@ METADATA = frozenset(
 NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 IPV4_COMPATIBLE = ipaddress.IPv6Network("::/96")
 RETRYABLE = frozenset({408, 425, 429, 500, 502, 503, 504})
+_CREDENTIALS = {  # by parameter: where they belong
+    "webhook_url": "a webhook's secret is its path",
+    "tracking_uri": "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
+}
 LONGEST_WAIT = 60.0  # seconds between two attempts, whatever Retry-After says
 
 _HOST_NAME = re.compile(r"[A-Za-z0-9._:-]+")
@@ -98,17 +102,64 @@ def _ipv4_inside(address: Address) -> Address:
     return address.ipv4_mapped or address.sixtofour or (address.teredo[1] if address.teredo else address)
 
 
+def check_url(url: str, parameter: str) -> tuple[SplitResult, str, bool]:
+    """Check that a URL from a config may be used, as far as that is possible without looking up its host.
+
+    Args:
+        url: The URL.
+        parameter: What the URL is called in messages, which do not repeat it.
+
+    Returns:
+        The parts of the URL, its host, and whether that was allowed by `allow_host`.
+
+    Raises:
+        RegistrationError: If it is not a valid URL, or one that must not be used.
+    """
+    if not isinstance(url, str) or not url.isascii() or not url.isprintable() or " " in url:
+        raise RegistrationError(f"{parameter}: expected a URL in plain ASCII, https://host/path")
+    try:
+        parts = urlsplit(url)
+        is_valid = parts.scheme in PORTS and _HOST_NAME.fullmatch(parts.hostname or "") and parts.port != 0
+    except ValueError:
+        is_valid = False
+    if not is_valid:
+        example = "https://host/path (in a config, ${env:NAME} keeps it secret)"
+        raise RegistrationError(f"{parameter}: expected {example}")
+    if parts.username is not None or parts.password is not None:
+        raise RegistrationError(f"{parameter}: remove the user name or password; {_CREDENTIALS[parameter]}")
+    host = _host_name(parts.hostname or "")
+    is_allowed = host in _allowed
+    if parts.scheme == "http" and not is_allowed:
+        remedy = f"use https, or {_remedy(host)}"
+        raise RegistrationError(f"{parameter}: http would send its secret unencrypted; {remedy}")
+    if _is_address(host) and (problem := _problem_with(host, host, is_allowed)):
+        raise RegistrationError(f"{parameter}: {problem}")
+    return parts, host, is_allowed
+
+
+def check_addresses(host: str, port: int, is_allowed: bool) -> None:
+    """Look a host up, and raise `DeliveryError` if one of its addresses must not be used."""
+    for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        if problem := _problem_with(str(entry[4][0]), host, is_allowed):
+            raise DeliveryError(f"{host}: {problem}", try_again=False)
+
+
 # ---- posting ---------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def posting_suspended() -> Iterator[None]:
-    """Let webhooks take messages inside a block without sending them, for runs that are made to compare hooks."""
+    """Send nothing to webhooks and trackers inside a block, for runs that are made to compare hooks."""
     _suspended.append(None)
     try:
         yield
     finally:
         _suspended.pop()
+
+
+def is_posting_suspended() -> bool:
+    """Return whether nothing may leave this process now."""
+    return bool(_suspended)
 
 
 class DeliveryError(Exception):
@@ -137,25 +188,7 @@ class Webhook:
     """
 
     def __init__(self, url: str, timeout: float) -> None:
-        if not isinstance(url, str) or not url.isascii() or not url.isprintable() or " " in url:
-            raise RegistrationError("webhook_url: expected a URL in plain ASCII, https://host/path")
-        try:
-            parts = urlsplit(url)
-            is_valid = parts.scheme in PORTS and _HOST_NAME.fullmatch(parts.hostname or "") and parts.port != 0
-        except ValueError:
-            is_valid = False
-        if not is_valid:
-            example = "https://host/path (in a config, ${env:NAME} keeps it secret)"
-            raise RegistrationError(f"webhook_url: expected {example}")
-        if parts.username is not None or parts.password is not None:
-            raise RegistrationError("webhook_url: remove the user name or password; a webhook's secret is its path")
-        self.host = host = _host_name(parts.hostname or "")
-        self._is_allowed = host in _allowed
-        if parts.scheme == "http" and not self._is_allowed:
-            remedy = f"use https, or {_remedy(host)}"
-            raise RegistrationError(f"webhook_url: http would send its secret unencrypted; {remedy}")
-        if _is_address(host) and (problem := _problem_with(host, host, self._is_allowed)):
-            raise RegistrationError(f"webhook_url: {problem}")
+        parts, self.host, self._is_allowed = check_url(url, "webhook_url")
         self._is_encrypted, self._port = parts.scheme == "https", parts.port or PORTS[parts.scheme]
         self._path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         self.timeout = timeout
@@ -174,7 +207,7 @@ class Webhook:
         Raises:
             DeliveryError: If that fails; the message contains nothing of the URL but its host.
         """
-        if _suspended:
+        if is_posting_suspended():
             return
         connection = http.client.HTTPConnection(self.host, self._port, timeout=self.timeout)
         if self._is_encrypted:
@@ -216,9 +249,7 @@ class Webhook:
         The connection looks the host up again after its addresses were checked, so a name server that answers
         differently then is not detected.
         """
-        for entry in socket.getaddrinfo(self.host, self._port, type=socket.SOCK_STREAM):
-            if problem := _problem_with(str(entry[4][0]), self.host, self._is_allowed):
-                raise DeliveryError(f"{self.host}: {problem}", try_again=False)
+        check_addresses(self.host, self._port, self._is_allowed)
         if monotonic() < deadline:
             connection.connect()
         if monotonic() >= deadline:  # a message sent after the deadline would be sent again by the next attempt

@@ -37,7 +37,7 @@ from hookline.record.sinks import AddedSinks, FileStorage, MemoryStorage, RankSt
 CONTENTS = (
     "run.json", "labels.json", "config.yaml", "metrics.jsonl", "layers.jsonl", "events.jsonl", "log.jsonl", ".lock",
     "media.jsonl", "media",
-    "checkpoints", "abandoned", "exception", "crashes", "captures", "traces", "ranks",
+    "checkpoints", "abandoned", "exception", "crashes", "captures", "traces", "ranks", "tensorboard",
 )  # fmt: skip
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_=-][A-Za-z0-9._=-]*")
@@ -439,7 +439,10 @@ class Record:
             self.run.update(end, hooks=redact(hooks), costs=redact(costs), counters=redact(counters), lost=self.lost)
             if self.run.get("attempts"):  # a resumed run replaces the run's outcome, and the attempt keeps its own
                 self.run["attempts"][-1].update(end)
-            self._storage.close(self.run)
+            try:
+                self._sinks.close(self.run, self._report_sink)  # first: a sink may report what it could not deliver
+            finally:
+                self._storage.close(self.run)
 
     def _write(self, kind: str, rows: list[Any]) -> None:
         """Write rows to the storage at once, and to the added sinks with the next delivery."""

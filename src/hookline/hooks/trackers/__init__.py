@@ -1,0 +1,1 @@
+"""Trackers: hooks that send the record of a run to TensorBoard, Weights & Biases, trackio or MLflow."""

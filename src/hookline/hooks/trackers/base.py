@@ -1,0 +1,224 @@
+"""`Tracker`: the base class of hooks that send a run's record to a tracker, from a thread training never waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from hookline import _checks
+from hookline.core.rng_guard import TrainingStreams
+from hookline.core.run_control import RunControl
+from hookline.errors import TrainingError, error_text
+from hookline.hooks.base import NamedHook
+from hookline.hooks.trackers.layers import Histogram, HistogramReader, scalars
+from hookline.hooks.trackers.worker import Worker
+from hookline.hooks.webhook import is_posting_suspended
+from hookline.record.redaction import redact, redact_text
+from hookline.record.sinks import SinkHandle
+
+LAYERS = ("histograms", "all", "none")
+LONGEST_WAIT = 3600.0  # seconds
+FIELDS = ("step", "epoch", "time")  # of every row of metrics
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """What a tracker knows of a run when it begins, without secrets."""
+
+    run_id: str
+    directory: Path | None
+    config: Mapping[str, Any]
+    """The config as config.yaml has it."""
+    description: Mapping[str, Any]
+    """The fields of run.json."""
+    resumed_at: int | None
+    """The step after which an earlier attempt is continued; None for a new run."""
+    name: str | None = None
+    tags: tuple[str, ...] = ()
+    notes: str | None = None
+
+
+class Tracker(NamedHook):
+    """Sends every row of the record to a tracker; a subclass implements `open`, the `write_` methods and `finish`.
+
+    These methods are called in a thread. Training neither waits for them nor fails with them: rows that do not fit
+    into the queue are dropped and counted; a tracker that raises is reported once and gets no more rows. A
+    `fast_dev_run` and `hookline verify` send nothing.
+
+    Args:
+        layers: Which statistics per layer to send: "histograms" (series with bins), "all" (also each number of the
+            others, thousands in a large model) or "none".
+        queue_mb: How many megabytes of rows may wait.
+        timeout: Seconds that the end of the run waits for what is queued; then the tracker is abandoned.
+
+    Raises:
+        ConfigError: If a parameter has an invalid value.
+    """
+
+    ranks = "zero"
+    on_error = "raise"  # only a missing package raises in training's thread, before the first step
+    package = ""
+    """What to import."""
+    extra = ""
+    """The extra of hookline that installs the package; without one, the package itself is named."""
+
+    def __init__(self, layers: str = "histograms", queue_mb: float = 64.0, timeout: float = 10.0) -> None:
+        self.layers = _checks.one_of(layers, LAYERS, "layers")
+        self.queue_mb = float(_checks.number(queue_mb, "queue_mb", at_least=0))
+        self.timeout = float(_checks.number(timeout, "timeout", at_least=0, at_most=LONGEST_WAIT))
+        self._trainer: RunControl | None = None
+        self._worker: Worker | None = None
+        self._handle: SinkHandle | None = None
+        self._histograms = HistogramReader()
+        self._is_ending = False
+
+    # ---- for subclasses ----------------------------------------------------------------------------------------------
+
+    def check(self, run: TrackedRun) -> None:
+        """Raise `TrainingError` before the first step if the tracker cannot work; must not wait for a network."""
+
+    def open(self, run: TrackedRun) -> None:
+        """Begin to track a run, or continue one that was tracked before; the package can be imported."""
+
+    def write_metrics(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Send rows of metrics: `step`, `epoch`, `time` and one number per metric."""
+
+    def write_scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Send the statistics of a series at a step, by name; called for ``layers: all``."""
+
+    def write_histogram(self, step: int, histogram: Histogram) -> None:
+        """Send the histogram of one layer at a step."""
+
+    def write_events(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Send events: `time`, `kind`, `step` and the event's own fields."""
+
+    def write_media(self, rows: Sequence[Any]) -> None:
+        """Send images, whose `content` has `png`, and tables, whose `content` has `columns` and `rows`."""
+
+    def finish(self, run: Mapping[str, Any]) -> None:
+        """Send what is left and disconnect; `run` has the fields of run.json, the outcome among them."""
+
+    # ---- the hook ----------------------------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the registration and the run out of copies."""
+        return {**vars(self), **dict.fromkeys(("_registered_name", "_trainer", "_worker", "_handle"))}
+
+    def on_train_start(self, trainer: RunControl) -> None:
+        """Import the package and start the thread."""
+        self._warned_once, self._is_ending = frozenset(), False
+        if trainer.is_trial_run or is_posting_suspended():
+            return
+        run = describe_run(trainer)
+        self._import_package()
+        self.check(run)
+        self._trainer = trainer
+        self._histograms = HistogramReader()
+        self._worker = Worker(
+            open=partial(self.open, run),
+            write=self._write,
+            finish=self.finish,
+            limit=int(self.queue_mb * 1e6),
+            on_failure=partial(self._report_failure, trainer),
+            on_close=self._stop,
+            skip=("layers",) if self.layers == "none" else (),
+        )
+        self._handle = trainer.record.add_sink(self._worker)
+
+    def on_train_end(self) -> None:
+        """Do not stop when the hooks are closed: the last rows come when the record is closed."""
+        self._is_ending = True
+
+    def close(self) -> None:
+        """Stop tracking, if the hook was removed during the run."""
+        if not self._is_ending and self._trainer is not None:
+            self._stop(self._trainer.record.run)
+
+    def _stop(self, run: Mapping[str, Any]) -> None:
+        """Wait for what is queued, at most `timeout` seconds, and report what was lost."""
+        worker, handle, trainer = self._worker, self._handle, self._trainer
+        self._worker = self._handle = self._trainer = None
+        if worker is None or handle is None or trainer is None:
+            return
+        handle.remove()
+        unwritten = worker.finish(run, self.timeout)
+        if worker.is_alive:
+            self.warn(f"is not done after {self.timeout:g} s and was abandoned; {unwritten} rows were not sent")
+            self._record(trainer, "tracker_abandoned", seconds=self.timeout, rows=unwritten)
+        if worker.dropped:
+            self.warn(f"dropped {worker.dropped} rows, because more than {self.queue_mb:g} MB were waiting")
+            self._record(trainer, "tracker_dropped_rows", rows=worker.dropped)
+
+    def _report_failure(self, trainer: RunControl, error: BaseException) -> None:
+        """Warn that the tracker has failed; called in its thread."""
+        text = redact_text(error_text(error))
+        self.warn(f"failed and is switched off, training continues: {text}", once="failed")
+        self._record(trainer, "tracker_failed", error=text)
+
+    def _write(self, kind: str, rows: Sequence[Any]) -> None:
+        """Send rows; called in the thread."""
+        if kind != "layers":
+            getattr(self, f"write_{kind}")(rows)
+            return
+        for row in rows:
+            if row.header.bins is not None:
+                for histogram in self._histograms.read(row):
+                    self.write_histogram(row.step, histogram)
+            else:
+                self._histograms.note_tops(row)
+                if self.layers == "all":
+                    self.write_scalars(row.step, scalars(row))
+
+    def _record(self, trainer: RunControl, kind: str, **fields: Any) -> None:
+        trainer.record.event(kind, trainer.step, by=self.registered_name, **fields)
+
+    def _import_package(self) -> None:
+        streams = TrainingStreams()
+        try:
+            streams.guard(self.import_package, streams.restore)()  # importing trackio draws random numbers
+        except ImportError as error:
+            install = f"hookline[{self.extra}]" if self.extra else self.package
+            missing = f"it needs the package {self.package} (pip install {install!r}): {error}"
+            raise TrainingError(f"hook {self.registered_name!r}: {missing}") from None
+
+    def import_package(self) -> None:
+        """Import what `open` uses."""
+        import_module(self.package)
+
+
+def describe_run(trainer: RunControl) -> TrackedRun:
+    """Return what a tracker may know of a run: no secrets."""
+    record = trainer.record
+    continued = len(record.run.get("attempts", [])) > 1
+    labels = record.labels
+    return TrackedRun(
+        record.run_id, trainer.run_dir, redact(trainer.describe()), dict(record.run),
+        trainer.step if continued else None,
+        labels.name, labels.tags, labels.notes,
+    )  # fmt: skip
+
+
+def values_of(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics of a row as floats, without its step, epoch and time."""
+    return {name: float(value) for name, value in row.items() if name not in FIELDS and value is not None}
+
+
+def flatten(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every value of a config with its dotted path; lists count as mappings of their indices."""
+    inner: Any = config.items() if isinstance(config, Mapping) else None
+    if inner is None and isinstance(config, (list, tuple)):
+        inner = enumerate(config)
+    if inner is None:
+        yield path, config
+        return
+    for key, value in inner:
+        yield from flatten(value, f"{path}.{key}" if path else str(key))
+
+
+def event_text(row: Mapping[str, Any]) -> str:
+    """Return an event's fields as text in one line."""
+    return ", ".join(f"{key}: {value}" for key, value in row.items() if key not in ("time", "kind", "step"))

@@ -1,0 +1,84 @@
+"""Turn statistics per layer into what trackers show: named scalars, and histograms with finite edges."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hookline.record.layers import LayerRow
+
+# The columns with which monitors write where the bins of a layer end, by the column of the counts.
+TOPS = {"count": "top_octave", "counts": "histogram_top", "grad_counts": "grad_histogram_top"}
+STATISTICS = {"gradient_histograms": "gradients", "activation_histograms": "activations"}
+
+
+class Histogram(NamedTuple):
+    """Counts between edges; there is one edge more than counts."""
+
+    tag: str
+    edges: NDArray[np.float64]
+    counts: NDArray[np.float64]
+
+
+def scalars(row: LayerRow) -> dict[str, float]:
+    """Return every number of a row without bins as ``<series>/<layer>/<column>``."""
+    header = row.header
+    tags = [f"{header.series}/{name}/{column}" for name in header.names for column in header.columns]
+    return dict(zip(tags, row.values.flatten().tolist(), strict=True))
+
+
+class HistogramReader:
+    """Reads histograms from rows with bins; the rows must come in the order of the record.
+
+    The bins of a monitor end at the octave that its statistics row of the same step names. They are what
+    `hookline.stats.histograms` describes; infinities and NaN, which have no edges, are left out. Other series, whose
+    bins are unknown, get the edges 0, 1, 2, ….
+    """
+
+    def __init__(self) -> None:
+        self._tops: dict[tuple[str, str], tuple[int, dict[str, float]]] = {}  # by series and column: step, octaves
+
+    def note_tops(self, row: LayerRow) -> None:
+        """Store where bins end, if a statistics row says so."""
+        header = row.header
+        for index, column in enumerate(header.columns):
+            if column in TOPS.values() and header.series in STATISTICS.values():
+                step, known = self._tops.get((header.series, column), (None, {}))
+                tops = dict(zip(header.names, row.values[:, index].tolist(), strict=True))
+                # Several monitors may write rows of one series at a step.
+                self._tops[header.series, column] = row.step, {**known, **tops} if step == row.step else tops
+
+    def read(self, row: LayerRow) -> Iterator[Histogram]:
+        """Yield the histogram of each layer of which anything was counted."""
+        header = row.header
+        for index, column in enumerate(header.columns):
+            step, tops = self._tops.get((STATISTICS.get(header.series, ""), TOPS.get(column, "")), (None, {}))
+            for name, counts in zip(header.names, row.values[:, index].double().numpy(), strict=True):
+                if header.series not in STATISTICS:
+                    edges = np.arange(len(counts) + 1, dtype=np.float64)
+                elif step == row.step and np.isfinite(top := tops.get(name, np.nan)):
+                    counts = counts[1:-2]  # without -inf, +inf and NaN
+                    edges = logarithmic_edges(top, len(counts))
+                else:
+                    continue
+                tag = f"{header.series}/{name}" + (f"/{column}" if len(header.columns) > 1 else "")
+                filled = np.flatnonzero(counts > 0)
+                if filled.size:
+                    first, last = filled[0], filled[-1] + 1
+                    yield Histogram(tag, edges[first : last + 1], counts[first:last])
+
+
+def logarithmic_edges(top: float, bins: int) -> NDArray[np.float64]:
+    """Return the edges of a monitor's finite bins: negative magnitudes, one bin around zero, positive magnitudes.
+
+    Args:
+        top: The octave in which they end.
+        bins: How many there are: 254 of each sign at eight per octave, fewer if they were folded.
+    """
+    per_sign = bins // 2
+    per_octave = min((1, 2, 4, 8), key=lambda rate: abs(-(-254 * rate // 8) - per_sign))
+    magnitudes = np.exp2(top + 1 - np.arange(per_sign + 1) / per_octave)
+    return np.concatenate([-magnitudes, magnitudes[::-1]])

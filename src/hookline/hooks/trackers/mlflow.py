@@ -1,0 +1,154 @@
+"""`mlflow`: send the record to an MLflow server, or to a local store."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from time import time
+from typing import Any
+
+from hookline.errors import RegistrationError
+from hookline.hooks.trackers.base import TrackedRun, Tracker, flatten, values_of
+from hookline.hooks.webhook import PORTS, check_addresses, check_url
+from hookline.record import strict_json
+
+RUN_ID = "hookline.run_id"
+MOST_METRICS, MOST_PARAMS = 1000, 100  # that MLflow accepts in one call
+LONGEST_PARAM = 6000  # characters
+MOST_EVENTS = 10_000  # that are kept for the artifact
+STATUS = {"completed": "FINISHED", "stopped": "FINISHED", "interrupted": "KILLED"}  # FAILED otherwise
+
+_NOT_IN_NAMES = re.compile(r"[^\w\-. :/]")
+
+
+class MLflowTracker(Tracker):
+    """Sends the record to MLflow: parameters, metrics with their steps, tags, events, images and tables.
+
+    The run has the tag ``hookline.run_id``, by which a resumed run finds it again. MLflow has no histograms.
+
+    Args:
+        tracking_uri: A local store, such as ``sqlite:///mlflow.db``, or a server: like a webhook's, its host must be
+            public and use https, unless it was allowed by `allow_host`. If not given, what MLFLOW_TRACKING_URI says.
+        experiment: The name of the experiment, which is created if there is none.
+        layers: Which statistics per layer to send: "all", each as a metric; otherwise none.
+        queue_mb: How many megabytes of rows may wait.
+        timeout: Seconds that the end of the run waits for what is queued.
+    """
+
+    built_in = True
+    name = "mlflow"
+    package = extra = "mlflow"
+
+    def __init__(
+        self,
+        tracking_uri: str | None = None,
+        experiment: str = "hookline",
+        layers: str = "none",
+        queue_mb: float = 64.0,
+        timeout: float = 10.0,
+    ) -> None:
+        super().__init__(layers, queue_mb, timeout)
+        self.tracking_uri, self.experiment = tracking_uri, experiment
+        self._server: tuple[str, int, bool] | None = None  # what is checked again when its address is known
+        scheme = str(tracking_uri).partition(":")[0]
+        if scheme in PORTS:
+            parts, host, is_allowed = check_url(str(tracking_uri), "tracking_uri")
+            self._server = host, parts.port or PORTS[scheme], is_allowed
+        elif tracking_uri is not None and "://" in tracking_uri and scheme not in ("file", "sqlite"):
+            raise RegistrationError("tracking_uri: expected a local store or https://host; set MLFLOW_TRACKING_URI")
+
+    def open(self, run: TrackedRun) -> None:
+        """Create the run, or find it by its tag."""
+        from mlflow import MlflowClient
+        from mlflow.entities import RunTag
+
+        if self._server is not None:
+            check_addresses(*self._server)
+        self._client = client = MlflowClient(self.tracking_uri)
+        self._events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
+        found = client.get_experiment_by_name(self.experiment)
+        experiment = client.create_experiment(self.experiment) if found is None else found.experiment_id
+        earlier = client.search_runs([experiment], f"tags.`{RUN_ID}` = '{run.run_id}'", max_results=1)
+        tags = {RUN_ID: run.run_id, **{f"hookline.tag.{clean(tag)}": "true" for tag in run.tags}}
+        commit = (run.description.get("git") or {}).get("commit")
+        texts = {"mlflow.note.content": run.notes, "hookline.commit": commit}
+        tags |= {key: text for key, text in texts.items() if text}
+        if earlier:
+            self._id, known = earlier[0].info.run_id, set(earlier[0].data.params)
+            client.update_run(self._id, status="RUNNING")
+            client.log_batch(self._id, tags=[RunTag(key, str(value)) for key, value in tags.items()])
+        else:
+            made = client.create_run(experiment, tags=tags, run_name=run.name or run.run_id)
+            self._id, known = made.info.run_id, set()
+        self._log_params(run.config, known)
+
+    def _log_params(self, config: Mapping[str, Any], known: set[str]) -> None:
+        """Send the parameters that MLflow does not have yet; it refuses to change one."""
+        from mlflow.entities import Param
+
+        values = {clean(path): str(value)[:LONGEST_PARAM] for path, value in flatten(config)}
+        new = [Param(key, value) for key, value in values.items() if key not in known]
+        for part in parts_of(new, MOST_PARAMS):
+            self._client.log_batch(self._id, params=part)
+
+    def write_metrics(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Send each number at its step and time."""
+        self._log_metrics([(values_of(row), row["step"], row["time"]) for row in rows])
+
+    def write_scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Send statistics as metrics."""
+        self._log_metrics([(values, step, time())])
+
+    def write_events(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Keep events for an artifact at the end of the run."""
+        self._events.extend(rows)
+
+    def write_media(self, rows: Sequence[Any]) -> None:
+        """Send images and tables as artifacts; a table as the JSON that MLflow's own tables are."""
+        for row in rows:
+            name = f"{clean(row.name).replace('/', '_')}-{row.step:08d}"
+            if (png := getattr(row.content, "png", None)) is not None:
+                self._log_file(f"{name}.png", png)
+            else:
+                table = {"columns": list(row.content.columns), "data": [list(line) for line in row.content.rows]}
+                self._log_file(f"{name}.json", strict_json.dumps(table).encode())
+
+    def finish(self, run: Mapping[str, Any]) -> None:
+        """Send the events and end the run with a status by its outcome."""
+        if self._events:
+            lines = "".join(strict_json.dumps(row) + "\n" for row in self._events)
+            self._client.log_text(self._id, lines, "events.jsonl")
+        outcome = str(run.get("outcome"))
+        self._client.set_tag(self._id, "hookline.outcome", outcome)
+        self._client.set_terminated(self._id, STATUS.get(outcome, "FAILED"))
+
+    def _log_metrics(self, rows: Sequence[tuple[Mapping[str, float], int, float]]) -> None:
+        from mlflow.entities import Metric
+
+        metrics = [
+            Metric(clean(name), value, int(at * 1000), step)
+            for values, step, at in rows
+            for name, value in values.items()
+        ]
+        for part in parts_of(metrics, MOST_METRICS):
+            self._client.log_batch(self._id, metrics=part)
+
+    def _log_file(self, name: str, content: bytes) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / name).write_bytes(content)
+            self._client.log_artifact(self._id, str(Path(folder) / name), "media")
+
+
+def clean(name: str) -> str:
+    """Return a name that MLflow accepts: letters, digits and _ - . : / space, as a path without empty parts."""
+    parts = [part for part in _NOT_IN_NAMES.sub("_", name).split("/") if part not in ("", ".", "..")]
+    return "/".join(parts)[:250] or "_"
+
+
+def parts_of(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    """Yield the items in parts of a size."""
+    for begin in range(0, len(items), size):
+        yield items[begin : begin + size]

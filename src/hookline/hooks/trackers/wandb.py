@@ -1,0 +1,203 @@
+"""`wandb` and `trackio`: send the record to Weights & Biases, or to a package with the same interface."""
+
+from __future__ import annotations
+
+import io
+from collections import deque
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+from hookline import _checks
+from hookline._fs import refuse_link
+from hookline.errors import TrainingError
+from hookline.hooks.trackers.base import TrackedRun, Tracker, event_text, values_of
+from hookline.hooks.trackers.layers import Histogram
+
+MODES = ("online", "offline", "disabled")
+STEP = "trainer/step"
+MOST_EVENTS = 1000  # in the table of events
+ALERTS = ("exception", "non_finite_weights", "stall", "loss_spike", "checkpoint_failed")
+"""Kinds of events that are sent as alerts, too."""
+
+
+class WandbTracker(Tracker):
+    """Sends the record to Weights & Biases: metrics over the trainer's step, histograms, images, tables and alerts.
+
+    The run's id is that of the record, so that a resumed run continues. The API key is never a parameter: log in with
+    ``wandb login`` or set WANDB_API_KEY. Neither the code, the command line nor git is sent. Other settings, such as
+    the server, are environment variables of wandb: a config must not be able to send the key to another host.
+
+    Args:
+        project: The project.
+        entity: The user or team; the default one if not given.
+        group: A group of runs.
+        mode: "online", "offline" (files for ``wandb sync``) or "disabled"; if not given, what WANDB_MODE says.
+        directory: Where the files are written; ``wandb`` in the run's directory if not given.
+        system_metrics: Whether wandb measures processor, memory and GPU by itself.
+        layers: Which statistics per layer to send: "histograms", "all" or "none".
+        queue_mb: How many megabytes of rows may wait.
+        timeout: Seconds that the end of the run waits for what is queued.
+    """
+
+    built_in = True
+    name = "wandb"
+    package = extra = "wandb"
+
+    def __init__(
+        self,
+        project: str = "hookline",
+        entity: str | None = None,
+        group: str | None = None,
+        mode: str | None = None,
+        directory: str | None = None,
+        system_metrics: bool = True,
+        layers: str = "histograms",
+        queue_mb: float = 64.0,
+        timeout: float = 10.0,
+    ) -> None:
+        super().__init__(layers, queue_mb, timeout)
+        self.project, self.entity, self.group, self.directory = project, entity, group, directory
+        self.mode = mode if mode is None else _checks.one_of(mode, MODES, "mode")
+        self.system_metrics = _checks.boolean(system_metrics, "system_metrics")
+
+    def check(self, run: TrackedRun) -> None:
+        """Require a login unless offline: wandb would ask for a key on the terminal during the run."""
+        if run.directory is not None and self.directory is None:
+            refuse_link(run.directory / "wandb")  # a run from elsewhere must not lead to any directory
+        wandb = import_module(self.package)
+        self._is_online = (self.mode or wandb.setup().settings.mode) not in ("offline", "disabled", "dryrun")
+        if self._is_online and not wandb.login(prompt=False, verify=False):
+            remedy = "run `wandb login`, set WANDB_API_KEY, or give mode: offline"
+            raise TrainingError(f"hook {self.registered_name!r}: you are not logged in to wandb; {remedy}")
+
+    def open(self, run: TrackedRun) -> None:
+        """Begin or continue the run with the record's id."""
+        self._package = import_module(self.package)
+        self._events: deque[tuple[Any, ...]] = deque(maxlen=MOST_EVENTS)
+        self._run = self._init(run)
+
+    def _init(self, run: TrackedRun) -> Any:
+        settings = {
+            "console": "off",  # it would replace sys.stdout
+            "disable_git": True,
+            "disable_code": True,
+            "save_code": False,
+            "x_disable_meta": True,  # it has the command line, in which there may be secrets
+            "x_save_requirements": False,
+            "silent": True,
+            "symlink": False,  # a run's directory has no links to elsewhere
+            "finish_timeout": self.timeout,  # at the exit of the interpreter, too
+            "x_disable_stats": not self.system_metrics,
+        }
+        directory = self.directory or (None if run.directory is None else str(run.directory))
+        tracked = self._package.init(
+            project=self.project, entity=self.entity, group=self.group, mode=self.mode, dir=directory,
+            id=run.run_id, resume="allow" if self._is_online else None, reinit="create_new",
+            name=run.name or run.run_id, notes=run.notes, tags=list(run.tags) or None, config=config_of(run),
+            settings=self._package.Settings(**settings),
+        )  # fmt: skip
+        # wandb drops values of a step that is not the newest, as late statistics and resumed runs have them. So its own
+        # step counts rows, and the trainer's step is the axis of every metric.
+        tracked.define_metric(STEP)
+        tracked.define_metric("*", step_metric=STEP)
+        return tracked
+
+    def write_metrics(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Send a row of history for each row."""
+        for row in rows:
+            self._log({**values_of(row), "epoch": row["epoch"]}, row["step"])
+
+    def write_scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Send the statistics of a series as one row of history."""
+        self._log(dict(values), step)
+
+    def write_histogram(self, step: int, histogram: Histogram) -> None:
+        """Send a histogram with the record's own bins."""
+        counted = (histogram.counts, histogram.edges)
+        self._log({histogram.tag: self._package.Histogram(np_histogram=counted)}, step)
+
+    def write_events(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Keep events for a table at the end of the run; send what went wrong as an alert at once."""
+        for row in rows:
+            text = event_text(row)
+            self._events.append((row["time"], row["step"], row["kind"], text))
+            if row["kind"] in ALERTS:
+                self._run.alert(title=row["kind"], text=f"step {row['step']}: {text}")
+
+    def write_media(self, rows: Sequence[Any]) -> None:
+        """Send images and tables."""
+        for row in rows:
+            if (png := getattr(row.content, "png", None)) is not None:
+                from PIL import Image
+
+                media = self._package.Image(Image.open(io.BytesIO(png)))
+            else:
+                media = self._table(row.content.columns, row.content.rows)
+            self._log({row.name: media}, row.step)
+
+    def finish(self, run: Mapping[str, Any]) -> None:
+        """Send the table of events and the outcome."""
+        if self._events:
+            table = self._table(("time", "step", "kind", "text"), self._events)
+            self._log({"events": table}, run.get("counters", {}).get("step") or 0)
+        self._end(run)
+
+    def _end(self, run: Mapping[str, Any]) -> None:
+        self._run.summary.update({"outcome": run.get("outcome"), "reason": run.get("reason")})
+        self._run.finish(exit_code=int(run.get("outcome") in ("failed", "interrupted", "non_finite")))
+
+    def _log(self, values: dict[str, Any], step: int) -> None:
+        self._run.log({**values, STEP: step})
+
+    def _table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]] | deque[tuple[Any, ...]]) -> Any:
+        return self._package.Table(columns=list(columns), data=[list(row) for row in rows], allow_mixed_types=True)
+
+
+class TrackioTracker(WandbTracker):
+    """Sends the record to trackio, a local tracker with the interface of Weights & Biases.
+
+    A resumed run continues under its name, the record's id. Everything stays on this machine unless trackio's
+    environment variables, such as TRACKIO_SPACE_ID, say otherwise.
+
+    Args:
+        project: The project.
+        group: A group of runs.
+        layers: Which statistics per layer to send: "histograms", "all" or "none".
+        queue_mb: How many megabytes of rows may wait.
+        timeout: Seconds that the end of the run waits for what is queued.
+    """
+
+    built_in = True
+    name = "trackio"
+    package = extra = "trackio"
+
+    def __init__(
+        self,
+        project: str = "hookline",
+        group: str | None = None,
+        layers: str = "histograms",
+        queue_mb: float = 64.0,
+        timeout: float = 10.0,
+    ) -> None:
+        super().__init__(project, group=group, layers=layers, queue_mb=queue_mb, timeout=timeout)
+
+    def check(self, run: TrackedRun) -> None:
+        """Require nothing: trackio works without an account."""
+
+    def _init(self, run: TrackedRun) -> Any:
+        return self._package.init(
+            project=self.project, name=run.run_id, group=self.group, config=config_of(run), resume="allow", embed=False,
+        )  # fmt: skip
+
+    def _end(self, run: Mapping[str, Any]) -> None:
+        self._run.finish()
+
+    def _log(self, values: dict[str, Any], step: int) -> None:
+        self._run.log(values, step=step)
+
+
+def config_of(run: TrackedRun) -> dict[str, Any]:
+    """Return the config, and beside it what identifies the run."""
+    about = {key: run.description.get(key) for key in ("run_id", "git", "seed", "config_hash", "lineage")}
+    return {**run.config, "hookline": {**about, "name": run.name, "tags": list(run.tags), "notes": run.notes}}

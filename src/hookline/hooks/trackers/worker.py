@@ -1,0 +1,134 @@
+"""Write rows of a record in a thread that training never waits for, from a queue of bounded size."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+_ENTRY_BYTES = 200  # about what one entry of a dict or one cell of a table takes: the key, the value and their slots
+
+
+class Worker:
+    """A sink that queues rows, and the thread that writes them.
+
+    If rows do not fit into the queue they are dropped and counted. If a function raises, the thread ends, and rows that
+    come later are ignored.
+
+    Args:
+        open: Called first, in the thread.
+        write: Called with a kind (metrics, layers, events or media) and rows of it, in the thread.
+        finish: Called last, in the thread, with the fields of run.json.
+        limit: How many bytes of rows may wait. A batch that comes when none waits is taken whatever its size.
+        on_failure: Called in the thread with what one of the functions has raised.
+        on_close: Called when the record is closed, on its thread, with the fields of run.json.
+        skip: Kinds that are not taken.
+    """
+
+    def __init__(
+        self,
+        open: Callable[[], None],
+        write: Callable[[str, Sequence[Any]], None],
+        finish: Callable[[Mapping[str, Any]], None],
+        limit: int,
+        on_failure: Callable[[BaseException], None],
+        on_close: Callable[[Mapping[str, Any]], None],
+        skip: Collection[str] = (),
+    ) -> None:
+        self.dropped = 0  # rows
+        self.close = on_close
+        self._open, self._write, self._finish = open, write, finish
+        self._limit, self._on_failure, self._skip = limit, on_failure, skip
+        self._has_failed = False
+        self._waiting: deque[tuple[str, Sequence[Any], int]] = deque()
+        self._bytes = 0
+        self._changed = threading.Condition()
+        self._end: Mapping[str, Any] | None = None
+        self._thread = threading.Thread(target=self._run, name="hookline-tracker", daemon=True)
+        self._thread.start()
+
+    def write_metrics(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Queue rows; returns at once, as the next three do."""
+        self._put("metrics", rows)
+
+    def write_layers(self, rows: Sequence[Any]) -> None:
+        """Queue rows."""
+        self._put("layers", rows)
+
+    def write_events(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Queue rows."""
+        self._put("events", rows)
+
+    def write_media(self, rows: Sequence[Any]) -> None:
+        """Queue rows."""
+        self._put("media", rows)
+
+    def finish(self, run: Mapping[str, Any], seconds: float) -> int:
+        """Wait until everything is written, at most some seconds, and return how many rows were not.
+
+        The thread is abandoned then: it ends with the process or when what it waits for returns.
+        """
+        with self._changed:
+            self._end = dict(run)
+            self._changed.notify()
+        self._thread.join(seconds)
+        with self._changed:
+            unwritten = sum(len(rows) for _, rows, _ in self._waiting)
+            self._clear()
+            return unwritten
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread has not ended."""
+        return self._thread.is_alive()
+
+    def _put(self, kind: str, rows: Sequence[Any]) -> None:
+        size = sum(map(size_of, rows))
+        with self._changed:
+            if self._has_failed or self._end is not None or kind in self._skip:
+                return
+            if self._waiting and self._bytes + size > self._limit:
+                self.dropped += len(rows)
+                return
+            self._waiting.append((kind, rows, size))
+            self._bytes += size
+            self._changed.notify()
+
+    def _run(self) -> None:
+        try:
+            self._open()
+            while (batch := self._next()) is not None:
+                self._write(*batch)
+            self._finish(self._end or {})
+        except BaseException as error:  # also SystemExit, with which a thread would end without a word
+            with self._changed:
+                self._has_failed = True
+                self._clear()
+            self._on_failure(error)
+
+    def _next(self) -> tuple[str, Sequence[Any]] | None:
+        """Return the next rows, waiting for them; None at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._end is not None)
+            if not self._waiting:
+                return None
+            kind, rows, size = self._waiting.popleft()
+            self._bytes -= size
+            return kind, rows
+
+    def _clear(self) -> None:
+        self._waiting.clear()
+        self._bytes = 0
+
+
+def size_of(row: Any) -> int:
+    """Return about how many bytes a row takes."""
+    if isinstance(row, dict):
+        return len(row) * _ENTRY_BYTES
+    if (values := getattr(row, "values", None)) is not None:
+        return int(values.nbytes)
+    content = row.content
+    if (png := getattr(content, "png", None)) is not None:
+        return len(png)
+    return len(content.columns) * (len(content.rows) + 1) * _ENTRY_BYTES

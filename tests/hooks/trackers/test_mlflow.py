@@ -1,0 +1,115 @@
+"""What `mlflow` writes into a local store, read by MLflow's own client."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import pytest
+from tracked_runs import PNG, make_trainer, media_rows
+
+from hookline import HooklineError, MLflowTracker, read_metrics
+from hookline.hooks.webhook import hosts_allowed
+
+# MLflow uses what SQLAlchemy 2.1 deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+@pytest.fixture
+def uri(tmp_path: Path) -> str:
+    """A new store."""
+    return f"sqlite:///{tmp_path}/mlflow.db"
+
+
+def tracker(uri: str, **options: Any) -> MLflowTracker:
+    """Make a tracker that has time: creating a store takes seconds on a busy machine."""
+    return MLflowTracker(uri, timeout=120.0, **options)
+
+
+def runs_of(uri: str) -> list[Any]:
+    """Return all runs of a store."""
+    client = mlflow.MlflowClient(uri)
+    return list(client.search_runs([one.experiment_id for one in client.search_experiments()]))
+
+
+def curve(uri: str, name: str) -> dict[int, float]:
+    """Return the history of a metric of the store's only run."""
+    (run,) = runs_of(uri)
+    return {one.step: one.value for one in mlflow.MlflowClient(uri).get_metric_history(run.info.run_id, name)}
+
+
+@pytest.mark.req("004-37")
+def test_every_metric_reaches_mlflow_at_its_step(uri: str) -> None:
+    """Values, steps, parameters, tags and the status are in the store."""
+    trainer = make_trainer(tracker(uri, layers="all"))
+    trainer.add_hook("gradient_monitor", every=4)
+    trainer.on("step_end", name="logs")(lambda trainer, step: trainer.log("odd [name]", 10.0 * step))
+    trainer.on("step_end", at=3, name="notes")(lambda trainer: trainer.note("noted", value="why"))
+    trainer.train()
+    (run,) = runs_of(uri)
+    assert run.info.status == "FINISHED" and run.data.tags["hookline.run_id"] == trainer.run_id == run.info.run_name
+    assert run.data.params["trainer.max_epochs"] == "2"
+    for name in ("train/loss", "val/loss"):
+        assert curve(uri, name) == {row["step"]: row[name] for row in read_metrics(trainer.run_dir) if name in row}
+    assert curve(uri, "odd _name_")[8] == 80.0 and list(curve(uri, "gradients/0.weight/norm")) == [4, 8]
+    folder = Path(mlflow.artifacts.download_artifacts(run_id=run.info.run_id, tracking_uri=uri, dst_path="artifacts"))
+    assert [json.loads(line)["kind"] for line in (folder / "events.jsonl").read_text().splitlines()] == ["noted"]
+
+
+def test_a_config_cannot_send_the_record_behind_a_firewall() -> None:
+    """As for webhooks: a server must be public or allowed, and its credentials are not part of a URL."""
+    for uri, why in {
+        "http://127.0.0.1:5000": "allow_host",
+        "https://10.0.0.1": "private address",
+        "https://me:secret@example.org": "MLFLOW_TRACKING_PASSWORD",
+        "postgresql://db/x": "set MLFLOW_TRACKING_URI",
+    }.items():
+        with pytest.raises(HooklineError, match=why):
+            MLflowTracker(uri)
+    with hosts_allowed(["127.0.0.1"]):
+        assert MLflowTracker("http://127.0.0.1:5000").tracking_uri == "http://127.0.0.1:5000"
+
+
+def test_a_resumed_run_continues(uri: str) -> None:
+    """The run is found by its tag; a parameter that has changed keeps its first value, which MLflow requires."""
+    trainer = make_trainer(tracker(uri), max_steps=4)
+    trainer.add_hook("checkpoint", save_every_n_steps=4)
+    trainer.train()
+    resumed = make_trainer(tracker(uri), max_steps=8)
+    resumed.fit(resume=trainer.run_dir)
+    assert list(curve(uri, "train/loss")) == list(range(1, 9))
+    assert runs_of(uri)[0].data.params["trainer.max_steps"] == "4"
+
+
+def test_the_status_follows_the_outcome(uri: str) -> None:
+    """A run that raises has failed."""
+    trainer = make_trainer(tracker(uri))
+    trainer.on("step_end", at=3, name="boom", on_error="raise")(lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        trainer.train()
+    (run,) = runs_of(uri)
+    assert (run.info.status, run.data.tags["hookline.outcome"]) == ("FAILED", "failed")
+
+
+def test_numbers_that_are_not_finite_are_kept(uri: str) -> None:
+    """NaN stays NaN; MLflow stores infinity as the largest float."""
+    trainer = make_trainer(tracker(uri), max_steps=1)
+    trainer.on("step_end", name="logs")(lambda trainer: trainer.log("bad", float("nan")))
+    trainer.train()
+    assert str(curve(uri, "bad")[1]) == "nan"
+
+
+def test_images_and_tables_are_artifacts(uri: str) -> None:
+    """An image is the PNG as it was logged, a table the JSON of MLflow's own tables."""
+    trainer = make_trainer(tracker(uri), max_steps=2)
+
+    @trainer.on("train_start", name="sends", after="mlflow")
+    def send() -> None:
+        trainer.hooks.get("mlflow")._worker.write_media(media_rows())
+
+    trainer.train()
+    (run,) = runs_of(uri)
+    folder = Path(mlflow.artifacts.download_artifacts(run_id=run.info.run_id, tracking_uri=uri, dst_path="artifacts"))
+    assert (folder / "media" / "sample_pixel-00000003.png").read_bytes() == PNG
+    table = json.loads((folder / "media" / "sample_table-00000003.json").read_text())
+    assert table == {"columns": ["text", "score"], "data": [["a|b", 0.5], ["c", None]]}

@@ -1,0 +1,367 @@
+"""Training neither waits for a tracker nor fails with it, and the record says what a tracker lost."""
+
+import copy
+import json
+import random
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from small_config import PARTS
+from tracked_runs import make_trainer
+
+from hookline import HooklineError, RunConfig, Tracker, load_config, trainer_from_config
+from hookline.cli import main
+from hookline.errors import ConfigError
+from hookline.record import read_events, read_jsonl
+
+
+class ListTracker(Tracker):
+    """A tracker that keeps what it gets; it may wait for an event, or fail."""
+
+    package = "json"
+
+    def __init__(self, gate: threading.Event | None = None, fails_at: str = "", **options: Any) -> None:
+        super().__init__(**{"timeout": 120.0, **options})
+        self.calls: list[tuple[str, Any]] = []
+        self.threads: set[str] = set()
+        self.entered = threading.Event()
+        self._gate, self._fails_at = gate, fails_at
+
+    def note_call(self, kind: str, content: Any) -> None:
+        self.threads.add(threading.current_thread().name)
+        self.entered.set()
+        if self._gate is not None:
+            self._gate.wait(60)
+        self.calls.append((kind, content))
+        if kind == self._fails_at:
+            raise ConnectionError("no route to https://me:hunter2hunter2@host/x")
+
+    def open(self, run: Any) -> None:
+        self.note_call("open", run)
+
+    def write_metrics(self, rows: Sequence[dict[str, Any]]) -> None:
+        self.note_call("metrics", rows)
+
+    def write_scalars(self, step: int, values: Mapping[str, float]) -> None:
+        self.note_call("scalars", (step, values))
+
+    def write_histogram(self, step: int, histogram: Any) -> None:
+        self.note_call("histogram", (step, histogram))
+
+    def write_events(self, rows: Sequence[dict[str, Any]]) -> None:
+        self.note_call("events", rows)
+
+    def finish(self, run: Mapping[str, Any]) -> None:
+        self.note_call("finish", run)
+
+    def of(self, kind: str) -> list[Any]:
+        return [content for one, content in self.calls if one == kind]
+
+
+def kinds_of(trainer: Any) -> list[str]:
+    return [event["kind"] for event in read_jsonl(trainer.run_dir / "events.jsonl")[0]]
+
+
+def test_a_tracker_gets_every_row_and_the_outcome_in_its_thread() -> None:
+    """The rows are those of the files, those that come while the run ends included; no thread is left."""
+    tracker = ListTracker()
+    trainer = make_trainer(tracker)
+    trainer.train()
+    rows = [row for batch in tracker.of("metrics") for row in batch]
+    assert rows == read_jsonl(trainer.run_dir / "metrics.jsonl")[0] and rows[-1]["step"] == 8
+    assert tracker.of("finish")[0]["outcome"] == "completed" and tracker.calls[-1][0] == "finish"
+    (run,) = tracker.of("open")
+    assert (run.run_id, run.directory, run.resumed_at) == (trainer.run_id, trainer.run_dir, None)
+    assert tracker.threads == {"hookline-tracker"}
+    assert "hookline-tracker" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_a_failed_run_is_finished_with_its_outcome() -> None:
+    """The exception is among the events, although it is recorded after the hooks were closed."""
+    tracker = ListTracker()
+    trainer = make_trainer(tracker)
+    trainer.on("step_end", at=3, name="boom", on_error="raise")(lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        trainer.train()
+    assert tracker.of("finish")[0]["outcome"] == "failed"
+    assert "exception" in [row["kind"] for rows in tracker.of("events") for row in rows]
+
+
+def test_a_hanging_tracker_neither_delays_nor_stops_training(caplog: pytest.LogCaptureFixture) -> None:
+    """All steps are done while it hangs; the end waits for the given time, then it is abandoned, with an event."""
+    gate = threading.Event()
+    tracker = ListTracker(gate, timeout=0.05)
+    trainer = make_trainer(tracker)
+    trainer.train()
+    assert trainer.step == 8 and trainer.record.run["outcome"] == "completed" and tracker.calls == []
+    assert kinds_of(trainer) == ["tracker_abandoned"]
+    assert len([one for one in caplog.records if "was abandoned" in one.getMessage()]) == 1
+    gate.set()
+
+
+def test_what_does_not_fit_into_the_queue_is_dropped_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    """One warning and one event at the end have the number of rows; the others arrive in order."""
+    gate = threading.Event()
+    tracker = ListTracker(gate, queue_mb=0.0)
+    trainer = make_trainer(tracker)
+
+    @trainer.on("step_end", name="flush")
+    def flush(step: int) -> None:
+        tracker.entered.wait(60)  # it is in `open`, so that one batch waits and the others are dropped
+        trainer.log("mine", step)
+        trainer.record.flush()
+
+    trainer.on("train_end", name="go_on")(gate.set)
+    trainer.train()
+    (event,) = read_events(trainer.run_dir)
+    rows = read_jsonl(trainer.run_dir / "metrics.jsonl")[0]
+    received = [row for batch in tracker.of("metrics") for row in batch]
+    assert event["kind"] == "tracker_dropped_rows" and event["rows"] == len(rows) - len(received) > 0
+    assert received[0] == rows[0] and [row["step"] for row in received] == sorted(row["step"] for row in received)
+    assert len([one for one in caplog.records if "dropped" in one.getMessage()]) == 1
+
+
+@pytest.mark.parametrize("place", ["open", "metrics", "finish"])
+def test_a_failing_tracker_is_reported_once_and_switched_off(place: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Training is the same, and neither the log nor the record shows the secret in the exception."""
+    tracker = ListTracker(fails_at=place)
+    trainer = make_trainer(tracker)
+    trainer.on("step_end", name="flush")(lambda trainer: trainer.record.flush())
+    trainer.train()
+    assert trainer.record.run["outcome"] == "completed" and tracker.calls[-1][0] == place
+    assert kinds_of(trainer) == ["tracker_failed"]
+    assert len([one for one in caplog.records if "is switched off" in one.getMessage()]) == 1
+    assert "hunter2" not in caplog.text + (trainer.run_dir / "events.jsonl").read_text()
+
+
+def test_importing_a_package_does_not_change_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some packages draw random numbers when they are imported; training continues from the state before."""
+    (tmp_path / "drawing_package.py").write_text("import random\nrandom.random()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    class Drawing(ListTracker):
+        built_in, package = True, "drawing_package"  # users' hooks are kept from the streams in any case
+
+    states = []
+    for tracker in (ListTracker(), Drawing()):
+        trainer = make_trainer(tracker, max_steps=1)
+        random.seed(3)
+        trainer.train()
+        states.append(random.getstate())
+    assert "drawing_package" in sys.modules and states[0] == states[1]
+
+
+def test_a_missing_package_is_an_error_before_the_first_step() -> None:
+    """One line says what to install; no step is made."""
+
+    class Missing(Tracker):
+        package, extra = "no_such_package_anywhere", "tensorboard"
+
+    trainer = make_trainer(Missing())
+    with pytest.raises(HooklineError, match=r"no_such_package_anywhere \(pip install 'hookline\[tensorboard\]'\)"):
+        trainer.train()
+    assert trainer.step == 0
+
+
+def test_the_command_names_the_missing_package_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`hookline train` fails before its first step, without a traceback."""
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    assert main(["train", "trainer.max_steps=2", "trackers=[mlflow]", "trainer.console=false"]) == 1
+    assert "pip install 'hookline[mlflow]'" in (error := capsys.readouterr().err) and "Traceback" not in error
+
+
+def test_a_trial_run_is_not_tracked() -> None:
+    """`fast_dev_run` writes nothing anywhere."""
+    tracker = ListTracker()
+    make_trainer(tracker, fast_dev_run=2).train()
+    assert tracker.calls == []
+
+
+def test_removing_a_tracker_during_the_run_finishes_it() -> None:
+    """It gets no later row, and does not stay behind as a thread."""
+    tracker = ListTracker()
+    trainer = make_trainer()
+    trainer.add_hook(tracker, name="mine")
+
+    @trainer.on("step_end", at=4, name="remove")
+    def remove() -> None:
+        trainer.log("mine", 1.0)
+        trainer.record.flush()
+        trainer.remove_hook("mine")
+
+    trainer.train()
+    assert tracker.calls[-1][0] == "finish" and tracker.of("finish")[0]["outcome"] is None
+    assert max(row["step"] for rows in tracker.of("metrics") for row in rows) <= 4
+
+
+def test_each_run_of_a_trainer_is_tracked_by_itself() -> None:
+    """The second run has its own id, and its rows arrive once."""
+    tracker = ListTracker()
+    trainer = make_trainer(tracker)
+    trainer.train()
+    trainer.fit(max_epochs=3)
+    first, second = tracker.of("open")
+    assert first.run_id != second.run_id and len(tracker.of("finish")) == 2
+    losses = [row["step"] for rows in tracker.of("metrics") for row in rows if "train/loss" in row]
+    assert losses == list(range(1, 13))
+
+
+def test_a_tracker_can_be_copied_before_and_after_a_run() -> None:
+    """A copy has the parameters and nothing of the run."""
+    trainer = make_trainer(tracker := ListTracker(timeout=3.0))
+    trainer.train()
+    tracker.entered = tracker._gate = None  # type: ignore[assignment]  # of the test; they cannot be copied
+    assert copy.deepcopy(tracker).timeout == 3.0
+
+
+@pytest.mark.parametrize(("layers", "expected"), [("all", {"scalars", "histogram"}), ("histograms", {"histogram"})])
+def test_which_statistics_are_sent_is_a_parameter(layers: str, expected: set[str]) -> None:
+    """Numbers have the names series/layer/column and their step."""
+    tracker, none = ListTracker(layers=layers), ListTracker(layers="none")
+    trainer = make_trainer(tracker, none)
+    trainer.add_hook("gradient_monitor", every=4, log_histogram=True, bins_per_octave=2)
+    trainer.train()
+    assert {kind for kind, _ in tracker.calls} & {"scalars", "histogram"} == expected
+    assert not none.of("scalars") + none.of("histogram")
+    assert {step for step, _ in tracker.of("histogram")} == {4, 8}
+    if layers == "all":
+        assert "gradients/0.weight/norm" in tracker.of("scalars")[0][1]
+
+
+@pytest.mark.parametrize("bins_per_octave", [1, 2, 4, 8])
+def test_histograms_have_edges_around_the_values(bins_per_octave: int) -> None:
+    """Counting the gradients between the edges gives the same counts, whatever the resolution."""
+    tracker, seen = ListTracker(), []
+    trainer = make_trainer(tracker, max_steps=1)
+    trainer.add_hook("gradient_monitor", every=1, log_histogram=True, bins_per_octave=bins_per_octave)
+    trainer.on("gradients_ready", name="see")(lambda grads: seen.append(grads["0.weight"].clone()))
+    trainer.train()
+    (histogram,) = (one for _, one in tracker.of("histogram") if one.tag == "gradient_histograms/0.weight")
+    counts, _ = torch.histogram(seen[0].flatten().double(), torch.from_numpy(histogram.edges))
+    assert counts.tolist() == histogram.counts.tolist() and counts.sum() == seen[0].numel()
+    assert histogram.counts[0] > 0 and histogram.counts[-1] > 0  # empty bins at the ends are left out
+
+
+def test_activation_histograms_have_edges_too() -> None:
+    """Those of outputs and those of gradients, which are two columns of one series."""
+    tracker = ListTracker()
+    trainer = make_trainer(tracker, max_steps=1)
+    trainer.add_hook("monitor", modules="0", metrics=["histogram"], gradients=True)
+    trainer.train()
+    sizes = {histogram.tag: histogram.counts.sum() for _, histogram in tracker.of("histogram")}
+    assert set(sizes) and all(size == 8 for size in sizes.values())
+
+
+def test_bins_of_unknown_meaning_have_their_numbers_as_edges() -> None:
+    """A series that a user logs with bins is a histogram over 0, 1, 2, …."""
+    tracker = ListTracker()
+    trainer = make_trainer(tracker, max_steps=1)
+    counts = torch.tensor([[[0.0, 2.0, 0.0, 1.0]]])
+    trainer.on("step_end", name="logs")(lambda trainer: trainer.log_layers("mine", ["a"], ["n"], counts))
+    trainer.train()
+    ((step, histogram),) = tracker.of("histogram")
+    assert (step, histogram.tag, histogram.edges.tolist(), histogram.counts.tolist()) == (
+        1, "mine/a", [1.0, 2.0, 3.0, 4.0], [2.0, 0.0, 1.0],
+    )  # fmt: skip
+
+
+def test_the_config_is_sent_without_secrets_and_with_the_labels() -> None:
+    """A tracker knows what the record's files contain, and nothing else."""
+    tracker = ListTracker()
+    trainer = make_trainer(tracker)
+    trainer.add_hook("json_log", path="https://me:hunter2hunter2@host/x.jsonl", every=1)
+    labels = {"version": 1, "name": "mine", "tags": ["a", "b"], "notes": "because"}
+
+    @trainer.on("train_start", name="label", before="list_tracker")
+    def label() -> None:
+        (trainer.run_dir / "labels.json").write_text(json.dumps(labels))
+
+    trainer.train()
+    (run,) = tracker.of("open")
+    assert (run.name, run.tags, run.notes) == ("mine", ("a", "b"), "because")
+    assert "json_log" in str(run.config) and "hunter2" not in str(run)
+
+
+# ---- the key `trackers` ----------------------------------------------------------------------------------------------
+
+
+def config_with(**more: Any) -> dict[str, Any]:
+    """Return the config of a very short run."""
+    return {**yaml.safe_load(PARTS), "optimizer": {"name": "sgd", "lr": 0.01}, **more}
+
+
+def test_a_config_lists_trackers_by_name_or_with_parameters() -> None:
+    """They are lifecycle hooks, after those of `hooks.lifecycle`; the record's config has what was written."""
+    trackers = ["tensorboard", {"name": "wandb", "project": "x", "mode": "offline", "as": "remote"}]
+    trainer = trainer_from_config(config_with(trackers=trackers, hooks={"lifecycle": ["lr_monitor"]}))
+    assert list(trainer.hooks) == ["lr_monitor", "tensorboard", "remote", "identity"]
+    assert trainer.hooks.get("remote").project == "x" and trainer.hooks.entry("tensorboard").kinds == ["lifecycle"]
+    assert trainer.describe()["trackers"] == trackers
+    assert "trackers" not in trainer_from_config(config_with()).describe()
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("trackers.wandb.project=y", [{"name": "wandb", "project": "y"}]),
+        ("hooks.wandb.project=y", [{"name": "wandb", "project": "y"}]),
+        ("trackers.0.project=y", [{"name": "wandb", "project": "y"}]),
+        ("trackers=[mlflow]", ["mlflow"]),
+    ],
+)
+def test_overrides_reach_trackers(override: str, expected: list[Any]) -> None:
+    """By name, as for every hook, by place, or the whole list."""
+    assert load_config(config_with(trackers=["wandb"]), [override])[0]["trackers"] == expected
+
+
+@pytest.mark.parametrize(
+    ("trackers", "message"),
+    [
+        (["tensorbord"], "trackers.0.name: .*tensorboard"),
+        ([{"name": "wandb", "projekt": "x"}], "trackers.0: .*project"),
+        ([{"name": "wandb", "mode": "of"}], "trackers.0: .*offline"),
+        (["clip_norm"], "trackers.0: "),
+        ("tensorboard", "trackers: expected a valid list"),
+    ],
+)
+def test_a_wrong_tracker_is_an_error_that_names_its_place(trackers: Any, message: str) -> None:
+    """The path is the one that was written, and the nearest name is given."""
+    with pytest.raises(HooklineError, match=message):
+        trainer_from_config(config_with(trackers=trackers))
+
+
+def test_an_override_of_a_missing_tracker_is_an_error() -> None:
+    """The message has the nearest name."""
+    with pytest.raises(ConfigError, match=r"trackers\.wandbb: no hook .* 'wandb'"):
+        load_config(config_with(trackers=["wandb"]), ["trackers.wandbb.project=y"])
+
+
+def test_explain_shows_trackers(capsys: pytest.CaptureFixture[str]) -> None:
+    """They are hooks like any other, also for `hookline hooks`."""
+    assert main(["explain", "trackers=[tensorboard]"]) == 0
+    assert "tensorboard" in capsys.readouterr().out
+    assert main(["hooks", "wandb"]) == 0
+    assert "project" in capsys.readouterr().out
+
+
+def test_verify_sends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """Runs that compare hooks are not runs to track."""
+    Path("run.yaml").write_text(PARTS + "trackers: [tensorboard, {name: mlflow, tracking_uri: 'sqlite:///ml.db'}]\n")
+    assert main(["verify", "run.yaml", "--steps", "2"]) == 0
+    assert "tensorboard" in capsys.readouterr().out
+    assert not list(Path().rglob("events.out*")) and not Path("ml.db").exists()
+
+
+def test_the_schema_knows_trackers(capsys: pytest.CaptureFixture[str]) -> None:
+    """An editor completes them as it completes hooks."""
+    assert main(["schema"]) == 0
+    assert "#/$defs/Hook" in json.dumps(json.loads(capsys.readouterr().out)["properties"]["trackers"])
+    assert RunConfig(**config_with(trackers=["wandb"])).trackers == ["wandb"]
