@@ -85,6 +85,10 @@ _ARGUMENTS: dict[str, dict[str, Any]] = {
     "--sort KEY": {"default": "started", "help": "started, id, name, outcome, best, steps or duration (started)"},
     "--reverse": {"action": "store_true", "help": "print them in the opposite order"},
     "--limit N": {"type": _positive, "help": "print at most N"},
+    "--lines N": {"type": _positive, "default": 10, "help": "print the last N first (10)"},
+    "--metric NAME": {**_REPEATED, "help": "draw this metric; without one, train/loss and val/loss"},
+    "--log": {"action": "store_true", "help": "draw the values on a logarithmic axis"},
+    "--output IMAGE": {"help": "write an .svg or .png file instead; needs matplotlib, hookline[plot]"},
     "--json": {"action": "store_true", "help": "print JSON, for programs"},
     "--weights CHECKPOINT": {"help": "the weights, of a checkpoint or a run, if the crash folder has none"},
     "--device DEVICE": {"help": "where to run, such as cpu or cuda:1; by default the best there is"},
@@ -109,6 +113,11 @@ COMMANDS: dict[str, tuple[str, Sequence[str]]] = {
     "label": (
         "print or change the name, tags and notes of a run",
         ("run RUN", "--name TEXT", "--tag TAG", "--untag TAG", "--notes TEXT", "--json"),
+    ),
+    "tail": ("print the last metrics and events of a run, and follow it", ("run RUN", "--lines N", "--json")),
+    "plot": (
+        "draw metrics of runs over each other",
+        ("runs RUN", "--metric NAME", "--log", "--output IMAGE", "--json"),
     ),
     "show": ("print one run at a glance: outcome, curves, alerts, costs, checkpoints", ("run RUN", "--json")),
     "compare": ("compare runs, and find the first step at which they part", ("runs RUN", "--json")),
