@@ -121,16 +121,19 @@ COMMANDS: dict[str, tuple[str, Sequence[str]]] = {
     ),
     "show": ("print one run at a glance: outcome, curves, alerts, costs, checkpoints", ("run RUN", "--json")),
     "compare": ("compare runs, and find the first step at which they part", ("runs RUN", "--json")),
-    "checkpoints": ("list the checkpoints of a run, and verify them", ("run RUN",)),
-    "verify-checkpoint": ("check that one checkpoint is as it was written", ("path CHECKPOINT",)),
-    "verify": ("find out which hooks change training", (*_FROM_CONFIG, "--hook NAME", "--steps N", *_RUN)),
-    "explain": ("print which hooks run when and why", (*_FROM_CONFIG, "--hook NAME", "--event NAME", *_TRUST)),
-    "events": ("print the events of a run with their arguments", ("--event NAME",)),
-    "hooks": ("print the hooks that a config may name", ("hooks NAME", "--import MODULE")),
+    "checkpoints": ("list the checkpoints of a run, and verify them", ("run RUN", "--json")),
+    "verify-checkpoint": ("check that one checkpoint is as it was written", ("path CHECKPOINT", "--json")),
+    "verify": ("find out which hooks change training", (*_FROM_CONFIG, "--hook NAME", "--steps N", "--json", *_RUN)),
+    "explain": (
+        "print which hooks run when and why",
+        (*_FROM_CONFIG, "--hook NAME", "--event NAME", "--json", *_TRUST),
+    ),
+    "events": ("print the events of a run with their arguments", ("--event NAME", "--json")),
+    "hooks": ("print the hooks that a config may name", ("hooks NAME", "--json", "--import MODULE")),
     "schema": ("print the JSON Schema of config files", ("--output FILE", "--import MODULE")),
     "modules": ("print the modules of a model", ("config CONFIG", "pattern PATTERN", _OVERRIDES, "--json", *_RUN)),
-    "export": ("write the record of a run as tables", ("run RUN", "--to FORMAT", "--output FOLDER")),
-    "replay": ("run the batch of a crash again", ("crash CRASH", "--weights CHECKPOINT", *_RUN)),
+    "export": ("write the record of a run as tables", ("run RUN", "--to FORMAT", "--output FOLDER", "--json")),
+    "replay": ("run the batch of a crash again", ("crash CRASH", "--weights CHECKPOINT", "--json", *_RUN)),
 }
 
 
