@@ -124,21 +124,16 @@ class RunSummary:
 
     def write_metrics(self, rows: Iterable[dict[str, Any]], /) -> None:
         """Add rows of metrics.jsonl."""
-        # Most rows have the same metrics, and adding many values of one at once is faster.
-        alike: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-        for row in rows:
-            if type(row.get("step")) is int:  # otherwise it is not a line of ours
-                alike.setdefault(tuple(row), []).append(row)
-        for names, group in alike.items():
-            steps = [row["step"] for row in group]
-            for name in names:
+        for columns in _columns([*rows]):
+            steps = columns["step"]
+            for name, values in columns.items():
                 if name == "time":
-                    self.times.extend(steps, [row[name] for row in group])
+                    self.times.extend(steps, values)
                 elif name not in _NOT_METRICS:
                     curve = self.curves.get(name)
                     if curve is None:
                         curve = self.curves[name] = Curve()
-                    curve.extend(steps, [row[name] for row in group])
+                    curve.extend(steps, values)
 
     def write_layers(self, rows: Iterable[LayerRow], /) -> None:
         """Add steps of statistics per layer."""
@@ -301,6 +296,26 @@ def read_rows(path: Path, torn: list[str]) -> Iterator[list[dict[str, Any]]]:
             yield [row for row in batch if not _is_after(row.get("step"), min(limits))] if limits else batch
         if count < len(lines) and path.name not in torn:
             torn.append(path.name)
+
+
+def _columns(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Sequence[Any]]]:
+    """Yield the columns of rows that have the same fields; rows without a step are not ours."""
+    names = tuple(rows[0]) if rows else ()
+    if set(map(len, rows)) == {len(names)}:
+        try:
+            columns = {name: [row[name] for row in rows] for name in names}
+        except KeyError:
+            pass
+        else:  # all rows have the same fields, as most do
+            if set(map(type, columns.get("step", ()))) == {int}:
+                yield columns
+                return
+    alike: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        if type(row.get("step")) is int:
+            alike.setdefault(tuple(row), []).append(row)
+    for fields, group in alike.items():
+        yield {name: [row[name] for row in group] for name in fields}
 
 
 def _attempts(content: bytes) -> Iterator[tuple[bytes, int | None]]:
