@@ -7,9 +7,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from hookline.checkpoints.store import MANIFEST, list_checkpoints, read_manifest, verify_checkpoint
 from hookline.cli import FAILED
-from hookline.cli.formatting import heading, open_console, paragraph
+from hookline.cli.formatting import heading, open_console, paragraph, print_json
 from hookline.errors import CheckpointError, HooklineError, written
 
 
@@ -27,24 +29,41 @@ def run(options: argparse.Namespace) -> int:
             is_run = (Path(options.run) / "run.json").exists()
             remedy = "the run has not saved one yet" if is_run else "give a run's directory, runs/<run_id>"
             raise HooklineError(f"no checkpoint in {options.run}; {remedy}")
-    console, status = open_console(), 0
+    reports = []
+    console = open_console()
     for path in found:
-        problems = verify_checkpoint(path)
-        heading(console, path.name, "damaged" if problems else "good")
-        for line in problems or [describe(path)]:
-            paragraph(console, line)
-        status = FAILED if problems else status
-    return status
+        reports.append(describe(path))
+        if not options.json:  # each as soon as it is verified, which may take minutes
+            print_report(console, reports[-1])
+    if options.json:
+        print_json(reports)
+    return 0 if all(report["good"] for report in reports) else FAILED
 
 
-def describe(path: Path) -> str:
-    """Return step, epoch, size and time of a good checkpoint."""
+def describe(path: Path) -> dict[str, Any]:
+    """Verify a checkpoint, and return what is wrong with it, or its step, epoch, size and time."""
+    report: dict[str, Any] = {"name": path.name, "path": str(path), "problems": verify_checkpoint(path)}
+    report["good"] = not report["problems"]
+    if report["problems"]:
+        return report
     try:
         manifest = read_manifest(path)
         saved = datetime.fromtimestamp((path / MANIFEST).stat().st_mtime).astimezone()
     except (CheckpointError, OSError) as error:  # another process may be deleting it
-        return str(error)
+        return {**report, "gone": str(error)}
     meta: dict[str, Any] = manifest["meta"]
     size = sum(file["bytes"] for file in manifest["files"].values())
-    where = ", ".join(f"{name} {written(meta[name])}" for name in ("step", "epoch") if name in meta)
-    return f"{where or 'no step'}, {size / 1e6:.1f} MB, saved {saved:%Y-%m-%d %H:%M:%S}"
+    where: dict[str, Any] = {name: meta[name] for name in ("step", "epoch") if name in meta}
+    return {**report, **where, "bytes": size, "saved": saved.isoformat(timespec="seconds")}
+
+
+def print_report(console: Console, report: dict[str, Any]) -> None:
+    """Print a checkpoint with a line about it, or with its problems."""
+    heading(console, report["name"], "good" if report["good"] else "damaged")
+    lines = report["problems"]
+    if "bytes" in report:
+        where = ", ".join(f"{name} {written(report[name])}" for name in ("step", "epoch") if name in report)
+        saved = f"{datetime.fromisoformat(report['saved']):%Y-%m-%d %H:%M:%S}"
+        lines = [f"{where or 'no step'}, {report['bytes'] / 1e6:.1f} MB, saved {saved}"]
+    for line in lines or [report["gone"]]:
+        paragraph(console, line)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from rich.console import Console
 
-from hookline.cli.formatting import heading, labelled, open_console, paragraph
+from hookline.cli.formatting import heading, labelled, open_console, paragraph, print_json
 from hookline.core.catalog import ARGUMENT_ALIASES, ARGUMENTS, CATALOG, Event, find_event
 
 _PREFACE = (
@@ -17,12 +18,34 @@ _PREFACE = (
 
 def run(options: argparse.Namespace) -> int:
     """Print every event in the order of a run, or one in full."""
+    if options.json:
+        events = [find_event(options.event)] if options.event else CATALOG.values()
+        print_json([describe(event) for event in events])
+        return 0
     console = open_console()
     if options.event:
         print_event(console, find_event(options.event))
     else:
         print_catalog(console)
     return 0
+
+
+def describe(event: Event) -> dict[str, Any]:
+    """Return an event for programs."""
+    return {
+        "name": event.name,
+        "aliases": list(event.aliases),
+        "kind": event.kind,
+        "about": event.doc,
+        "fires": event.fires,
+        "gradients": event.gradients,
+        "scheduled": event.inner,
+        "order": list(event.order),
+        "arguments": {
+            name: {"meaning": ARGUMENTS[name].meaning, "cost": None if event.free(name) else ARGUMENTS[name].cost}
+            for name in event.attributes
+        },
+    }
 
 
 def print_catalog(console: Console) -> None:

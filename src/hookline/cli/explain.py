@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from hookline.cli.config_args import read_config
-from hookline.cli.formatting import heading, open_console, paragraph
+from hookline.cli.formatting import heading, open_console, paragraph, print_json
 
 
 def run(options: argparse.Namespace) -> int:
@@ -18,7 +18,7 @@ def run(options: argparse.Namespace) -> int:
     config, from_file = read_config(options.words, hooks=options.hook)
     settings = as_run_config(resolve_references(config))
     manager = make_manager(settings, options.allow, from_file, settings.trainer.enable_intervention)
-    console = open_console()
+    console, explained = open_console(), []
     try:
         # A trainer would add this hook; making one would also make the model and read the data.
         add_clipping(manager, settings.trainer)
@@ -26,6 +26,9 @@ def run(options: argparse.Namespace) -> int:
             if options.event or any(event.name in entry.listeners for entry in manager.entries()):
                 first, *lines = manager.explain(event.name).splitlines()
                 name, _, about = first.partition(": ")
+                if options.json:
+                    explained.append({"event": event.name, "about": about, "hooks": [line.strip() for line in lines]})
+                    continue
                 heading(console, name)
                 paragraph(console, about)
                 for line in lines:
@@ -33,4 +36,6 @@ def run(options: argparse.Namespace) -> int:
                 console.print()
     finally:
         manager.close()
+    if options.json:
+        print_json(explained)
     return 0

@@ -11,6 +11,7 @@ from typing import Any
 
 from hookline._console import CommandOutput, printable
 from hookline._fs import explain
+from hookline.cli.formatting import print_json
 from hookline.errors import HooklineError, error_text
 from hookline.record import strict_json
 from hookline.record.tables import Columns, LoadedRun, columns_of, load_run
@@ -28,14 +29,18 @@ def run(options: argparse.Namespace) -> int:
     run_id = loaded.run.get("run_id", loaded.path.name)
     directory = Path(f"{_safe(str(run_id))}-export" if options.output is None else options.output)
     _make_empty(directory)
-    output = CommandOutput()
+    output, files = CommandOutput(), []
     for name, columns in _tables(loaded).items():
         path, rows = directory / f"{name}.{options.to}", len(next(iter(columns.values()), []))
         try:
             write(path, {strict_json.simplify(title): cells for title, cells in columns.items()})
         except OSError as error:
             raise HooklineError(explain(path, error)) from error
-        output.write(f"{printable(str(path))}: {rows:,} {'row' if rows == 1 else 'rows'}\n")
+        files.append({"path": str(path), "table": name, "rows": rows})
+        if not options.json:
+            output.write(f"{printable(str(path))}: {rows:,} {'row' if rows == 1 else 'rows'}\n")
+    if options.json:
+        print_json(files)
     return 0
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from hookline.cli.formatting import heading, labelled, open_console, paragraph
+from hookline.cli.formatting import heading, labelled, open_console, paragraph, print_json
 from hookline.config.factory import parameters_of
 from hookline.config.hooks import RESERVED
 from hookline.core.base import ForwardHook, UpdateHook
@@ -22,6 +22,9 @@ NOT_FOR_CONFIGS = ("stream", "name")  # a config cannot hold an open file, and `
 
 def run(options: argparse.Namespace) -> int:
     """Print the kind, purpose and parameters of every registered hook, or why it cannot be imported; or one in full."""
+    if options.json:
+        print_json([describe(options.hooks)] if options.hooks else list(map(describe_any, HOOKS.names())))
+        return 0
     console = open_console()
     if options.hooks:
         print_hook(console, options.hooks)
@@ -42,6 +45,32 @@ def run(options: argparse.Namespace) -> int:
     labelled(console, "in a config", "a parameter without = is required; the others have the defaults shown", 0, 13)
     console.print("\nhookline hooks NAME prints one hook in full.")
     return 0
+
+
+def describe(name: str) -> dict[str, Any]:
+    """Return a hook for programs."""
+    factory = HOOKS.find(name)
+    text, meanings = split_docstring(docstring(factory))
+    parameters = [one.partition("=") for one in parameter_list(factory)]
+    return {
+        "name": name,
+        "origin": HOOKS.origin(name),
+        "kind": kind_of(factory),
+        "about": "\n\n".join(text),
+        "parameters": [
+            {"name": key, "required": not equals and not key.startswith("*"), "default": default or None,
+             "meaning": meanings.get(key)}
+            for key, equals, default in parameters
+        ],
+    }  # fmt: skip
+
+
+def describe_any(name: str) -> dict[str, Any]:
+    """Return a hook for programs; one that cannot be imported has an `error` instead."""
+    try:
+        return describe(name)
+    except Exception as error:  # of a plugin's own code; the other hooks are still printed
+        return {"name": name, "origin": HOOKS.origin(name), "error": f"{type(error).__name__}: {error}"}
 
 
 def print_hook(console: Console, name: str) -> None:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from hookline._console import CommandOutput
 from hookline._names import plain_modules, unwrap_module
 from hookline.cli.config_args import read_config
-from hookline.cli.formatting import heading, open_console, paragraph, table
+from hookline.cli.formatting import heading, open_console, paragraph, print_json, table
 from hookline.config.load import FORMATS
 from hookline.core.base import ForwardHook
 from hookline.core.patterns import select
@@ -63,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
         ],
     }
     if options.json:
-        CommandOutput().write(f"{json.dumps(report, indent=1)}\n")
+        print_json(report)
     else:
         print_report(open_console(), report, patterns, len(modules))
     return 0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hookline.cli import FAILED
 from hookline.cli.config_args import check_whole
-from hookline.cli.formatting import heading, labelled, open_console
+from hookline.cli.formatting import heading, labelled, open_console, print_json
 from hookline.errors import ConfigError, HooklineError
 
 if TYPE_CHECKING:
@@ -26,6 +26,11 @@ def run(options: argparse.Namespace) -> int:
 
         load_weights(trainer.model, options.weights)
     replay = replay_crash(options.crash, trainer, weights_loaded=bool(options.weights))
+    if options.json:
+        then = {name: replay.then[name] for name in ("step", "reason")}
+        then["summary"] = replay.then["autopsy"]["summary"]
+        print_json({"then": then, "now": str(replay.now), "same": replay.same})
+        return 0 if replay.same else FAILED
     console = open_console()
     heading(console, f"step {replay.then['step']}", replay.then["reason"])
     labelled(console, "then", replay.then["autopsy"]["summary"])

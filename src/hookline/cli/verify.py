@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from io import StringIO
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hookline._console import logger
 from hookline.cli import FAILED, USAGE, print_error
 from hookline.cli.config_args import read_config
-from hookline.cli.formatting import open_console, paragraph, table
+from hookline.cli.formatting import open_console, paragraph, print_json, table
 from hookline.config.references import without_values
 from hookline.errors import HooklineError
 from hookline.record.redaction import redact_text, redact_values
@@ -56,18 +56,22 @@ def run(options: argparse.Namespace) -> int:
         made.append(make_trainer())  # errors of the config come before anything is printed or created
     with TemporaryDirectory(prefix="hookline-verify-") as directory:
         made[0].options.output_dir = config["trainer"]["output_dir"] = directory
-        paragraph(console, f"Training {options.steps} steps without hooks, and with each one alone ...", indent=0)
+        if not options.json:
+            paragraph(console, f"Training {options.steps} steps without hooks, and with each one alone ...", indent=0)
         try:
             with quiet(collected, tracebacks=options.debug):
                 verdicts = verify(make_trainer, options.steps)
         except Exception as error:
             failure = error
         else:
-            print_verdicts(console, verdicts)
+            if options.json:
+                print_json({"steps": options.steps, "hooks": list(map(describe, verdicts)), "warnings": collected})
+            else:
+                print_verdicts(console, verdicts)
         finally:
             # Warnings that a verdict's notes repeat are left out; tracebacks keep their lines.
             notes = [without_secrets(note) for verdict in verdicts for note in verdict.notes]
-            for text in collected:
+            for text in collected if not options.json else ():
                 if "\n" in text:
                     console.print(f"\n{text}", soft_wrap=True)
                 elif not any(text.endswith(note) for note in notes):
@@ -80,6 +84,14 @@ def run(options: argparse.Namespace) -> int:
 def without_secrets(text: str) -> str:
     """Return a text as a record would have it: references for their values, and no secrets."""
     return redact_text(without_values(text))
+
+
+def describe(verdict: Verdict) -> dict[str, Any]:
+    """Return a verdict for programs."""
+    notes = [without_secrets(note) for note in verdict.notes]
+    return {
+        "hook": verdict.hook, "fine": verdict.fine, "step": verdict.step, "verdict": str(verdict), "notes": notes,
+    }  # fmt: skip
 
 
 def print_verdicts(console: Console, verdicts: list[Verdict]) -> None:

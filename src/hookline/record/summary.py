@@ -298,7 +298,7 @@ def read_rows(path: Path, torn: list[str]) -> Iterator[list[dict[str, Any]]]:
             torn.append(path.name)
 
 
-def _columns(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Sequence[Any]]]:
+def _columns(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, list[Any]]]:
     """Yield the columns of rows that have the same fields; rows without a step are not ours."""
     names = tuple(rows[0]) if rows else ()
     if set(map(len, rows)) == {len(names)}:

@@ -1,0 +1,135 @@
+"""`hookline plot`: draw metrics of runs in the terminal, or write them as an SVG or PNG file."""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hookline._console import CommandOutput, printable
+from hookline._fs import explain
+from hookline.cli.charts import draw_chart
+from hookline.cli.formatting import open_console, paragraph, print_json
+from hookline.errors import HooklineError, nearest
+from hookline.record.curves import Curve
+from hookline.record.runs import RunFiles
+from hookline.record.summary import RunSummary, read_rows
+
+DEFAULT = ("train/loss", "val/loss")
+FORMATS = (".svg", ".png")
+_LONGEST_LABEL = 60  # characters in a file's legend
+
+Curves = dict[str, dict[str, Curve]]  # by metric and label of the run
+
+
+def run(options: argparse.Namespace) -> int:
+    """Draw a chart for each metric, with the runs over each other."""
+    files = list({path.resolve(): RunFiles.read(path) for path in map(Path, options.runs)}.values())
+    suffix = None if options.output is None else Path(options.output).suffix.lower()
+    if suffix is not None and suffix not in FORMATS:
+        raise HooklineError(f"--output {options.output}: the name must end with {' or '.join(FORMATS)}")
+    labels = run_labels(files)
+    known = {label: read_curves(one) for label, one in zip(labels, files, strict=True)}
+    curves = choose(known, options.metric)
+    if options.json:
+        ids = dict(zip(labels, files, strict=True))
+        print_json([{"metric": metric, "runs": _points(found, ids)} for metric, found in curves.items()])
+    if options.output is not None:
+        write_figure(Path(options.output), curves, options.log)
+        if not options.json:
+            CommandOutput().write(f"{printable(options.output)}\n")
+    elif not options.json:
+        print_charts(curves, labels, options.log)
+    return 0
+
+
+def run_labels(files: Sequence[RunFiles]) -> list[str]:
+    """Return a label for each run: its name; its id, if it has none; both, if several runs have the name."""
+    names = Counter(one.labels.name for one in files)
+    return [
+        one.path.name
+        if not one.labels.name
+        else one.labels.name
+        if names[one.labels.name] == 1
+        else f"{one.labels.name} ({one.path.name})"
+        for one in files
+    ]
+
+
+def read_curves(one: RunFiles) -> dict[str, Curve]:
+    """Read the metrics of a run, and nothing else of its record."""
+    summary = RunSummary(one.run, path=one.path)
+    for rows in read_rows(one.path / "metrics.jsonl", summary.torn):
+        summary.write_metrics(rows)
+    return summary.curves
+
+
+def choose(known: Mapping[str, Mapping[str, Curve]], metrics: Sequence[str]) -> Curves:
+    """Return the curves of the metrics that are asked for, or of the losses; every metric has at least one."""
+    names = {name for curves in known.values() for name in curves}
+    if not names:
+        raise HooklineError("no metric has been written yet")
+    wanted = list(dict.fromkeys(metrics)) or [name for name in DEFAULT if name in names]
+    if not wanted:
+        raise HooklineError(f"give --metric; {nearest('', names)}")
+    for name in wanted:
+        if name not in names:
+            raise HooklineError(f"--metric {name}: no such metric; {nearest(name, names, '`hookline show RUN`')}")
+    return {name: {label: curves[name] for label, curves in known.items() if name in curves} for name in wanted}
+
+
+def print_charts(curves: Curves, labels: Sequence[str], log: bool) -> None:
+    """Draw every metric in the terminal, and name the runs that do not have it."""
+    console = open_console()
+    for metric, found in curves.items():
+        series = {label: (curve.steps, curve.lowest, curve.highest) for label, curve in found.items()}
+        draw_chart(console, series, title=metric, height=14, log=log)
+        if missing := [label for label in labels if label not in found]:
+            paragraph(console, f"without this metric: {', '.join(missing)}")
+
+
+def _points(found: Mapping[str, Curve], files: Mapping[str, RunFiles]) -> list[dict[str, Any]]:
+    """Return the points of each run for programs; with more than 800, the range and mean of equal ranges of steps."""
+    return [
+        {
+            "run_id": files[label].run_id,
+            "name": files[label].labels.name,
+            "points": curve.points,
+            "steps": curve.steps.tolist(),
+            "lowest": curve.lowest.tolist(),
+            "mean": curve.mean.tolist(),
+            "highest": curve.highest.tolist(),
+        }
+        for label, curve in found.items()
+    ]
+
+
+def write_figure(path: Path, curves: Curves, log: bool) -> None:
+    """Write the charts below each other as a file, with matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise HooklineError("--output needs the package matplotlib: pip install 'hookline[plot]'") from error
+    figure = Figure(figsize=(8, 4.5 * len(curves)), layout="constrained")
+    for index, (metric, found) in enumerate(curves.items(), start=1):
+        axes = figure.add_subplot(len(curves), 1, index)
+        for label, curve in found.items():
+            (line,) = axes.plot(curve.steps, curve.mean, linewidth=1.2, label=_plain(label))
+            axes.fill_between(curve.steps, curve.lowest, curve.highest, color=line.get_color(), alpha=0.2, linewidth=0)
+        axes.set(xlabel="step", ylabel=_plain(metric), yscale="log" if log else "linear")
+        axes.grid(alpha=0.3)
+        axes.legend()
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of characters that the font lacks
+            figure.savefig(path, dpi=150)
+    except OSError as error:
+        raise HooklineError(explain(path, error)) from error
+
+
+def _plain(label: str) -> str:
+    """Return a label that matplotlib takes as text: no formula between $, and no _ at its beginning, which hides it."""
+    text = printable(label[:_LONGEST_LABEL]).replace("\n", " ").replace("$", r"\$")
+    return f" {text}" if text.startswith("_") else text

@@ -1,0 +1,145 @@
+"""`hookline tail`: print the last metrics and events of a run, and follow them until the run ends."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from hookline._console import printable
+from hookline._fs import open_plain
+from hookline.cli.formatting import open_console, print_json
+from hookline.errors import written
+from hookline.record.runs import KILLED, RUNNING, RunFiles
+
+POLL_SECONDS = 0.5
+_FIRST_BYTES = 1 << 20  # of each file, for the lines that are printed first
+_MOST_OTHERS = 3  # metrics of a row that has neither a loss nor a value of a validation
+_LOSSES = ("train/loss", "loss")
+_FIELDS = ("step", "epoch", "time")
+_LONGEST = 400  # characters of a line in a pipe
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print rows until the run ends or Ctrl-C, which is how one leaves a run that continues."""
+    path = RunFiles.read(options.run).path
+    console = open_console()
+    files = [FollowedFile(path / f"{name}.jsonl") for name in ("metrics", "events")]
+    rows = sorted((row for file in files for row in file.read_last()), key=_time_of)[-options.lines :]
+    try:
+        was_running = True
+        while True:
+            # The outcome is read before the rows: whatever was written before the end is printed, too.
+            found = RunFiles.read(path)
+            rows += sorted((row for file in files for row in file.read_new()), key=_time_of)
+            for row in rows:
+                print_row(console, row, options.json)
+            console.file.flush()
+            if found.outcome not in (RUNNING, KILLED) or (found.outcome == KILLED and not was_running):
+                print_end(console, found, options.json)
+                return 0
+            was_running = found.outcome == RUNNING  # twice, because a run that begins locks before it says so
+            rows = []
+            time.sleep(POLL_SECONDS)
+    except KeyboardInterrupt:
+        return 0
+
+
+class FollowedFile:
+    """Reads the whole lines that are appended to a file; also if it is truncated or replaced, or does not exist yet."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._place = 0
+        self._inode: int | None = None
+
+    def read_last(self) -> list[dict[str, Any]]:
+        """Return the last rows, and continue behind them."""
+        with suppress(OSError):
+            self._place = max(self.path.stat().st_size - _FIRST_BYTES, 0)
+        skip_first = self._place > 0  # it begins in the middle of a line
+        return self.read_new()[skip_first:]
+
+    def read_new(self) -> list[dict[str, Any]]:
+        """Return the rows since the last call; a line that is not whole yet is left for the next one."""
+        try:
+            with open(open_plain(self.path, os.O_RDONLY), "rb") as file:  # noqa: PTH123 - a descriptor, not a path
+                status = os.fstat(file.fileno())
+                if status.st_size < self._place or self._inode not in (None, status.st_ino):
+                    self._place = 0
+                self._inode = status.st_ino
+                file.seek(self._place)
+                content = file.read(status.st_size - self._place)
+        except OSError:
+            return []
+        whole = content[: content.rfind(b"\n") + 1]
+        self._place += len(whole)
+        rows = []
+        for line in whole.split(b"\n"):
+            with suppress(ValueError, RecursionError):
+                row = json.loads(line)
+                if isinstance(row, dict):
+                    rows.append(row)
+        return rows
+
+
+def print_row(console: Console, row: dict[str, Any], as_json: bool) -> None:
+    """Print a row of metrics or an event on one line."""
+    if as_json:
+        print_json(row, indent=None)
+        return
+    step = row.get("step")
+    place = f"step {step:>7,}  " if isinstance(step, int) else f"{'':14}"
+    if "kind" in row:
+        fields = ", ".join(f"{key} {_short(value)}" for key, value in row.items() if key not in ("kind", *_FIELDS))
+        _print(console, Text.assemble((place, "dim"), (_clean(str(row["kind"])), "bold"), f"  {_clean(fields)}"))
+    elif metrics := choose_metrics(row):
+        _print(console, Text.assemble((place, "dim"), _clean("  ".join(metrics))))
+
+
+def choose_metrics(row: dict[str, Any]) -> list[str]:
+    """Return the loss and the metrics of a validation; of a row without them, the first others."""
+    if "resumed" in row:
+        return ["resumed"]
+    names = [name for name in row if name in _LOSSES] + [name for name in row if name.startswith("val/")]
+    others = [name for name in row if name not in _FIELDS]
+    shown = [f"{name} {_short(row[name])}" for name in names or others[:_MOST_OTHERS]]
+    return shown + (["…"] if not names and len(others) > _MOST_OTHERS else [])
+
+
+def print_end(console: Console, found: RunFiles, as_json: bool) -> None:
+    """Print how the run ended."""
+    reason = found.run.get("reason")
+    if as_json:
+        print_json({"outcome": found.outcome, "reason": reason}, indent=None)
+        return
+    because = "" if not reason else f": {reason}"
+    what = "the run was killed" if found.outcome == KILLED else f"the run has ended, {found.outcome}{because}"
+    _print(console, Text(_clean(what), "bold"))
+
+
+def _short(value: Any) -> str:
+    """Return a number with few digits, and everything else as a message has it."""
+    return f"{value:.4g}" if isinstance(value, float) else value if isinstance(value, str) else written(value)
+
+
+def _clean(text: str) -> str:
+    return " ".join(printable(text[:_LONGEST]).split("\n"))
+
+
+def _print(console: Console, line: Text) -> None:
+    if console.is_terminal:
+        line.truncate(console.width, overflow="ellipsis")
+    console.print(line, soft_wrap=True)
+
+
+def _time_of(row: dict[str, Any]) -> float:
+    value = row.get("time")
+    return value if isinstance(value, (int, float)) else 0.0

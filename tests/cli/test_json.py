@@ -1,0 +1,83 @@
+"""`--json`: every command that prints data prints strict JSON, and errors stay on stderr."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hookline import get_trainer
+from hookline.cli import COMMANDS, main
+
+Captured = pytest.CaptureFixture[str]
+WITHOUT = {"train", "resume", "example", "schema"}  # they print a path, YAML, or JSON anyway
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the directory of a run with a checkpoint."""
+    model = torch.nn.Linear(2, 1)
+    trainer = get_trainer(
+        "simple", model, [(torch.ones(1, 2), torch.ones(1, 1))] * 2, torch.optim.SGD(model.parameters(), 0.1), "cpu",
+        loss_fn=torch.nn.functional.mse_loss, console=False, output_dir=str(tmp_path_factory.mktemp("runs")),
+        hooks={"lifecycle": ["checkpoint"]},
+    )  # fmt: skip
+    trainer.train()
+    assert trainer.run_dir is not None
+    return trainer.run_dir
+
+
+def parsed(capsys: Captured, *arguments: str) -> Any:
+    """Return what a command prints, which must be JSON and nothing else."""
+    assert main([*arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+
+
+def test_every_command_that_prints_data_has_it() -> None:
+    """A new command has --json, too, or says here why not."""
+    assert {name for name, (_, keys) in COMMANDS.items() if "--json" not in keys} <= WITHOUT | {"report"}
+
+
+def test_checkpoints(recorded: Path, capsys: Captured) -> None:
+    """Each checkpoint has its name, path, state, step and size; a damaged one its problems and status 1."""
+    (one,) = parsed(capsys, "checkpoints", str(recorded))
+    assert (one["name"], one["good"], one["problems"], one["step"]) == ("step-00000002", True, [], 2)
+    assert one["bytes"] > 0 and "T" in one["saved"]
+    assert parsed(capsys, "verify-checkpoint", one["path"]) == [one]
+    Path(one["path"], "extra").write_text("x")
+    manifest = Path(one["path"], "manifest.json")
+    before = manifest.read_bytes()
+    manifest.write_bytes(b"{")
+    assert main(["checkpoints", str(recorded), "--json"]) == 1
+    (damaged,) = json.loads(capsys.readouterr().out)
+    assert damaged["good"] is False and damaged["problems"]
+    manifest.write_bytes(before)
+    Path(one["path"], "extra").unlink()
+
+
+def test_events_and_hooks(capsys: Captured) -> None:
+    """All of them, or one."""
+    events = parsed(capsys, "events")
+    assert events[0]["name"] == "on_train_start" and "meaning" in events[0]["arguments"]["step"]
+    assert [one["name"] for one in parsed(capsys, "events", "--event", "on_batch_end")] == ["on_train_batch_end"]
+    hooks = {one["name"]: one for one in parsed(capsys, "hooks")}
+    assert hooks["ema"]["kind"] == "lifecycle" and hooks["ema"]["origin"] == "built-in"
+    (ema,) = parsed(capsys, "hooks", "ema")
+    assert ema == hooks["ema"] and {"name", "required", "default", "meaning"} == set(ema["parameters"][0])
+
+
+def test_explain_and_export(recorded: Path, capsys: Captured) -> None:
+    """The hooks of an event in order, and the files that were written."""
+    (event,) = parsed(capsys, "explain", "--event", "on_step_end", "--hook", "ema")
+    assert event["event"] == "on_step_end" and event["hooks"][0].startswith("1. ")
+    files = parsed(capsys, "export", str(recorded), "--to", "csv", "--output", "out")
+    assert files[0] == {"path": "out/metrics.csv", "table": "metrics", "rows": 2}
+
+
+def test_errors_stay_on_stderr(capsys: Captured) -> None:
+    """Standard output is empty, and the status is that of the error."""
+    for arguments in (["checkpoints", "none"], ["hooks", "emma"], ["events", "--event", "on_x"], ["runs", "none"]):
+        assert main([*arguments, "--json"]) == 2
+        out, err = capsys.readouterr()
+        assert out == "" and err.startswith("hookline: error: ")

@@ -1,0 +1,119 @@
+"""`hookline plot`: metrics of runs in the terminal, as points and as files."""
+
+import builtins
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hookline.cli import main
+from hookline.record import Record
+from hookline.record.labels import Labels
+
+Captured = pytest.CaptureFixture[str]
+NAN = float("nan")
+
+
+def write_run(run_id: str, name: str | None = None, **metrics: list[float]) -> Path:
+    """Write a run with some curves."""
+    record = Record.on_disk("runs", config={}, seed=None, run_id=run_id)
+    record.start([], labels=Labels(name))
+    for metric, values in metrics.items():
+        for step, value in enumerate(values, start=1):
+            record.log(step, 0, metric.replace("_", "/"), value)
+    record.close("completed", None, [], [], {})
+    assert record.path is not None
+    return record.path
+
+
+def test_runs_over_each_other(capsys: Captured) -> None:
+    """A chart per metric, a curve per run with its name, and the runs that lack the metric."""
+    write_run("one", "base", train_loss=[3.0, 2.0, 1.0], val_loss=[3.0])
+    write_run("two", None, train_loss=[4.0, 3.0, 2.0])
+    assert main(["plot", "base", "two", "one"]) == 0
+    out = capsys.readouterr().out
+    first, second = out.split("val/loss\n")
+    assert first.startswith("train/loss\n") and "* base   + two" in first
+    assert "── base" in second and "without this metric: two" in second
+
+
+def test_points(capsys: Captured) -> None:
+    """--json has the points of each run; those with one name are told apart by their ids."""
+    write_run("one", "base", train_loss=[3.0, NAN])
+    write_run("two", "base", train_loss=[4.0])
+    assert main(["plot", "one", "two", "--metric", "train/loss", "--json"]) == 0
+    (chart,) = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert chart["metric"] == "train/loss" and [one["run_id"] for one in chart["runs"]] == ["one", "two"]
+    assert chart["runs"][0]["steps"] == [1, 2] and chart["runs"][0]["mean"] == [3.0, "NaN"]
+    assert main(["plot", "one", "two", "--metric", "train/loss", "--log"]) == 0
+    assert "base (one)" in capsys.readouterr().out
+
+
+def test_errors(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong metric gets the nearest name, a wrong file the endings, a missing package its command."""
+    write_run("one", train_loss=[1.0])
+    write_run("empty")
+
+    def error_of(*arguments: str) -> str:
+        assert main(["plot", *arguments]) == 2
+        out, err = capsys.readouterr()
+        assert out == "" and err.count("\n") == 1
+        return err
+
+    assert "--metric train/los: no such metric; did you mean 'train/loss'?" in error_of("one", "--metric", "train/los")
+    assert "no metric has been written yet" in error_of("empty")
+    assert "must end with .svg or .png" in error_of("one", "--output", "x.jpg")
+    assert "nowhere is not a run" in error_of("nowhere")
+    original = builtins.__import__
+
+    def missing(name: str, *arguments: Any) -> Any:
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return original(name, *arguments)
+
+    monkeypatch.setattr(builtins, "__import__", missing)
+    assert "pip install 'hookline[plot]'" in error_of("one", "--output", "x.svg")
+
+
+def test_what_a_file_gets(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A figure gets every curve with a label that is not a formula, and the file is named."""
+    calls: list[tuple[str, Any]] = []
+
+    class Axes:
+        def plot(self, *values: Any, label: str, **more: Any) -> Any:
+            calls.append(("label", label))
+            return [SimpleNamespace(get_color=lambda: "red")]
+
+        def set(self, **fields: Any) -> None:
+            calls.append(("set", fields["yscale"]))
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda *args, **more: None
+
+    class Figure:
+        def __init__(self, **more: Any) -> None: ...
+
+        def add_subplot(self, *place: int) -> Axes:
+            return Axes()
+
+        def savefig(self, path: Path, **more: Any) -> None:
+            path.write_text("figure")
+
+    monkeypatch.setitem(sys.modules, "matplotlib", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", SimpleNamespace(Figure=Figure))
+    write_run("one", "_$x$", train_loss=[1.0, 2.0])
+    assert main(["plot", "one", "--output", "x.svg", "--log"]) == 0
+    assert capsys.readouterr().out == "x.svg\n" and Path("x.svg").read_text() == "figure"
+    assert calls == [("label", r" _\$x\$"), ("set", "log")]
+
+
+@pytest.mark.parametrize("ending", ["svg", "png"])
+def test_files(ending: str) -> None:
+    """matplotlib writes the file, whatever the names contain."""
+    pytest.importorskip("matplotlib")
+    write_run("one", r"$\frac _ 训练", train_loss=[1.0, NAN, 2.0], val_loss=[0.0])
+    assert main(["plot", "one", "--output", f"x.{ending}"]) == 0
+    assert Path(f"x.{ending}").stat().st_size > 1000
