@@ -72,7 +72,7 @@ class Screen:
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream
-        self.is_drawn = False
+        self.is_drawn = self._draws_again = False
         self._regions: list[Region] = []
         self._cursor = OtherOutput()
         self._lock = threading.RLock()
@@ -117,8 +117,9 @@ class Screen:
             self._write(f"{room}\x1b7\x1b[{above}B\r\x1b[J" + "\r\n".join(lines) + "\x1b8")
             self.is_drawn = True
 
-    def erase(self) -> None:
-        """Erase the regions until they are drawn again."""
+    def erase(self, for_now: bool = False) -> None:
+        """Erase the regions until they are drawn again: by the next line of other output, if it is only for now."""
+        self._draws_again = for_now and (self._draws_again or self.is_drawn)
         if self.is_drawn:
             self.is_drawn = False
             self._write(f"\x1b7\x1b[{self._cursor.below + 1}B\r\x1b[J\x1b8")
@@ -130,11 +131,10 @@ class Screen:
         A prompt ends inside one, and a user who answers it must not be disturbed.
         """
         with self._locked():
-            was_drawn = self.is_drawn
-            self.erase()
+            self.erase(for_now=True)
             yield
             self._cursor.follow(text)
-            if was_drawn and (text.endswith("\n") or "\r" in text):
+            if self._draws_again and (text.endswith("\n") or "\r" in text):
                 self.draw()
 
     def print_line(self, line: str) -> None:

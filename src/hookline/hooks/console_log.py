@@ -134,22 +134,22 @@ class ConsoleLogHook(TrainingHook):
         """End the optimizer step."""
         self._times.end_optimizer(step)
 
-    def on_train_batch_end(self, trainer: RunControl, epoch: int, step: int, batch_idx: int) -> None:
+    def on_train_batch_end(self, trainer: RunControl, step: int, batch_idx: int) -> None:
         """Print the progress line if it is due, or draw the live view if it is time."""
         if self._view is not None:
-            self._times.end_batch(step)
-            self._view.batches = batch_idx + 1
-            if (now := perf_counter()) >= self._draw_at:
+            now = self._times.end_batch(step)
+            if now >= self._draw_at:
+                self._view.batches = batch_idx + 1
                 self._draw(trainer, now)
         elif self._is_due:
-            self._print_progress(trainer, epoch, step)
+            self._print_progress(trainer, trainer.epoch, step)
         self._is_due = False
 
     def on_step_end(self, trainer: RunControl, step: int) -> None:
         """Count a step."""
         if self._view is not None:
             self._times.end_step(step, trainer)
-            self._view.end_step(step, perf_counter())
+            self._view.step = step
 
     def _draw(self, trainer: RunControl, now: float) -> None:
         assert self._view is not None

@@ -71,7 +71,8 @@ class LiveView:
         self.validation_batches: int | None = None  # begun, while a validation runs
         self._layout: Layout | None = None
         self._started = 0.0
-        self._first: tuple[float, int] | None = None  # time and number of the first step, which pays for warming up
+        self._first_step = 0
+        self._first: tuple[float, int] | None = None  # time and number of the first steps, which pay for warming up
         self._loss = math.nan
         self._epoch, self._sum, self._count = -1, 0.0, 0  # of the losses
         self._metrics: dict[str, float] = {}
@@ -84,18 +85,12 @@ class LiveView:
 
     def start(self, trainer: RunControl, now: float) -> None:
         """Begin at the present step. The best value is that of the first metric that a hook follows, or of val/loss."""
-        self._started, self.step = now, trainer.step
+        self._started, self.step, self._first_step = now, trainer.step, trainer.step
         for entry in trainer.hooks.entries():
             hook = entry.hook
             if entry.enabled and isinstance(hook, MetricHook) and hook.monitor and hook.key.startswith("val/"):
                 self._monitor, self._sign = hook.key, -1 if hook.mode == "max" else 1
                 break
-
-    def end_step(self, step: int, now: float) -> None:
-        """Count a step."""
-        self.step = step
-        if self._first is None:
-            self._first = now, step
 
     def write_metrics(self, rows: Sequence[Mapping[str, Any]], /) -> None:
         """Take the losses of rows of the record."""
@@ -173,7 +168,9 @@ class LiveView:
 
     def _steps_per_second(self, now: float) -> float | None:
         """Return the pace of the run, validations included: what is left will have them, too."""
-        if self._first is None or self.step <= self._first[1]:
+        if self._first is None and self.step > self._first_step:
+            self._first = now, self.step
+        if self._first is None or self.step == self._first[1]:
             return None
         return (self.step - self._first[1]) / max(now - self._first[0], 1e-9)
 

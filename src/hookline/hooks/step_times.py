@@ -111,11 +111,13 @@ class StepTimes:
             self._optimized_in = step
         self._optimizer_started = 0.0
 
-    def end_batch(self, step: int) -> None:
-        """Start the wait for the next batch."""
-        self._ended, self._ended_in = perf_counter(), step
+    def end_batch(self, step: int) -> float:
+        """Start the wait for the next batch, and return the time."""
+        now = perf_counter()
+        self._ended, self._ended_in = now, step
         if self._interval is not None:
             self._interval.batches += 1
+        return now
 
     def end_step(self, step: int, trainer: RunControl) -> None:
         """Start the wait again: the time of users' hooks, which have run by now, is not a wait for data."""
