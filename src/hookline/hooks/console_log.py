@@ -26,6 +26,7 @@ from hookline.hooks.step_times import StepTimes
 if TYPE_CHECKING:
     from hookline.hooks.live_view import LiveView
 
+SHORTEST_READ = 0.0005  # seconds; a row of zeros for an argument says nothing
 REPORT_SECONDS = 2.0  # the speed and the parts of a step are means over this time
 
 
@@ -248,7 +249,8 @@ def print_costs(rows: list[dict[str, Any]], seconds: float, out: TextIO | None) 
         columns += ["on the device"] if any("device_seconds" in row for row in rows) else []
         for column in columns:
             table.add_column(column, justify="left" if column in ("hook", "kind") else "right")
-        for row in rows:
+        shown = [row for row in rows if row["kind"] != "argument" or row["seconds"] >= SHORTEST_READ]
+        for row in shown:
             share = share_of_run(row["seconds"], seconds)
             time = ["-", "too short to tell"] if share is None else [f"{row['seconds']:.3f}", f"{share:.1%}"]
             cells = [row["hook"], row["kind"], str(row["calls"]), *time]
