@@ -16,6 +16,7 @@ class PlainRun:
 
     config, run_id, loader_names, device, saving, skipped = None, "plain", (), torch.device("cpu"), None, None
     ranks = OneProcess()
+    total_epochs, epoch_batches = 1, 6
     total_steps, step, epoch, tokens_seen, validations_in_progress, lr = 6, 0, 0, 0, 0, 0.1
     status, running, stop_reason, stopped_by = "training", True, None, None
     has_validation, validates_on_schedule = True, True

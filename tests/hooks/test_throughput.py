@@ -1,5 +1,6 @@
 """Throughput is computed correctly, according to a clock that the test controls."""
 
+import time
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from hookline import ThroughputMonitor, Trainer, TrainingHook, get_trainer
 from hookline.errors import ConfigError
-from hookline.hooks import throughput
+from hookline.hooks import step_times
 
 PREFIX = "throughput/"
 
@@ -32,7 +33,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The monitor's clock."""
     made = Clock()
-    monkeypatch.setattr(throughput, "perf_counter", made)
+    monkeypatch.setattr(step_times, "perf_counter", made)
     return made
 
 
@@ -95,6 +96,7 @@ def test_rates_and_the_wait_for_data(clock: Clock) -> None:
     found = reports(trainer)
     assert list(found) == [5, 10, 12]
     for step in found:  # also of the first window and of the last, which is shorter
+        assert found[step].pop("hooks_seconds") >= 0  # by the real clock
         assert found[step] == pytest.approx(
             {
                 "step_seconds": 4.0,
@@ -103,8 +105,40 @@ def test_rates_and_the_wait_for_data(clock: Clock) -> None:
                 "tokens_per_s": 4.0,
                 "data_wait_seconds": 1.0,
                 "data_wait_share": 0.25,
+                "forward_backward_seconds": 3.0,
+                "optimizer_seconds": 0.0,
             }
         )
+
+
+@pytest.mark.parametrize("every", [None, 3])
+def test_where_the_time_of_a_step_goes(clock: Clock, every: int | None) -> None:
+    """Per step: the wait for its batches, their forward and backward passes, and the steps of all optimizers."""
+
+    def step_optimizer(optimizer: torch.optim.Optimizer) -> None:
+        clock.passes(2.0)
+        optimizer.step()
+
+    options = {"optimizer_step": step_optimizer, "accumulate": 2, "every": every}
+    slow = FunctionHooks(on_step_end=lambda: clock.passes(5.0))
+    found = reports(trained(clock, ThroughputMonitor(4), [tokens()] * 24, hooks=[slow], **options))
+    for values in list(found.values())[:-1]:
+        assert values["step_seconds"] == pytest.approx(15.0)
+        assert values["data_wait_seconds"] == pytest.approx(2.0)
+        assert values["forward_backward_seconds"] == pytest.approx(6.0)
+        assert values["optimizer_seconds"] == pytest.approx(2.0)
+
+
+def test_the_time_of_hooks_is_estimated() -> None:
+    """From the calls that are timed; a hook that sleeps at every step takes at least that long per step."""
+    model = nn.Linear(2, 1)
+    batches = [(torch.ones(1, 2), torch.ones(1, 1))] * 60
+    slow = FunctionHooks(on_train_batch_end=lambda: time.sleep(0.001))
+    options: dict[str, Any] = {"loss_fn": nn.functional.mse_loss, "record": False, "console": False}
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    trainer = get_trainer("simple", model, batches, optimizer, "cpu", hooks=[slow, ThroughputMonitor(60)], **options)
+    trainer.train()
+    assert reports(trainer)[60]["hooks_seconds"] >= 0.001
 
 
 @pytest.mark.parametrize("steps", [3, 10])

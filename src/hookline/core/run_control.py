@@ -112,6 +112,14 @@ class RunControl(Protocol):
         """The number of optimizer steps the run will make, if it can be known."""
 
     @property
+    def total_epochs(self) -> int | None:
+        """The number of epochs after which the run ends, if it does so by epochs."""
+
+    @property
+    def epoch_batches(self) -> int | None:
+        """The number of micro-batches of an epoch, if it can be known."""
+
+    @property
     def running(self) -> bool:
         """Whether a run is in progress, from before on_train_start to after on_train_end."""
 

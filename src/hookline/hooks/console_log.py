@@ -1,25 +1,33 @@
-"""`console_log`: print progress, validation results, checkpoints and the cost of each hook."""
+"""`console_log`: show progress, validation results, checkpoints and the cost of each hook."""
 
 from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from logging import LogRecord
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from shutil import get_terminal_size
-from time import monotonic
-from typing import Any, TextIO, cast
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from hookline import _checks
-from hookline._console import RunOutput, can_rewrite_lines, is_terminal, logger, print_line
+from hookline._console import RunOutput, print_line, printable
 from hookline._fs import relative_to_here
+from hookline._terminal import can_redraw
 from hookline.core.base import TrainingHook
 from hookline.core.costs import share_of_run
 from hookline.core.entry import HookKeywords
 from hookline.core.run_control import RunControl
 from hookline.core.schedule import Schedule
-from hookline.hooks.base import period
+from hookline.hooks.base import counts_for_run, period
+from hookline.hooks.progress_text import duration, rate
+from hookline.hooks.step_times import StepTimes
+
+if TYPE_CHECKING:
+    from hookline.hooks.live_view import LiveView
+
+SHORTEST_READ = 0.0005  # seconds; a row of zeros for an argument says nothing
+REPORT_SECONDS = 2.0  # the speed and the parts of a step are means over this time
 
 
 class ConsoleLogKeywords(HookKeywords, total=False):
@@ -30,10 +38,11 @@ class ConsoleLogKeywords(HookKeywords, total=False):
 
 
 class ConsoleLogHook(TrainingHook):
-    """Prints a progress line with the loss, its mean, speed and time left; validation results; at the end, the costs.
+    """Shows progress, losses, validation results, speed and where the time goes; at the end, what each hook cost.
 
-    At a terminal the progress line is rewritten in place, and other output starts on a new line. Elsewhere each
-    progress line is printed separately.
+    At a terminal and in a notebook it is a live view of a few lines, which stays below all other output and is drawn
+    four times a second, whatever `every` says; `every` is then how often the parts of a step are measured. Its numbers
+    come from the record, so that nothing waits for a device. Elsewhere a progress line is printed with each period.
 
     Args:
         log_every_n_batches: The same as `every`, in batches; how often to print the progress line.
@@ -46,6 +55,8 @@ class ConsoleLogHook(TrainingHook):
     name = "console_log"
     ranks = "zero"
     runs_last = True  # its table at the end includes what the other hooks cost at the end
+    # The live view is drawn when it is time for that, and the wait for the next batch starts where these end.
+    always_hears = ("on_train_batch_end", "on_step_end")
 
     every_aliases = ("log_every_n_batches",)
 
@@ -60,86 +71,165 @@ class ConsoleLogHook(TrainingHook):
         self.costs = _checks.boolean(costs, "costs")
         self.schedule = Schedule.parse(every=period(self, every) or f"{log_every_n_batches} batches")
         self._stream = stream
-        self._is_line_open = False
-        self._proxies: dict[str, StreamProxy] = {}  # of the standard streams that are terminals
-        self._started, self._first_step = monotonic(), 0
+        self._is_due = False  # at this batch
+        self._started, self._first_step = perf_counter(), 0
+        self._view: LiveView | None = None
+        self._sink: Any = None  # the view's connection with the record
+        self._times = StepTimes(seconds=REPORT_SECONDS)
+        self._draw_at = 0.0
 
-    def on_train_start(self, step: int) -> None:
-        """Start the clock, and watch the terminal and the log for other output."""
+    # ---- the run -----------------------------------------------------------------------------------------------------
+
+    def on_train_start(self, trainer: RunControl, step: int) -> None:
+        """Start the clock, and open the live view where there can be one."""
         self.close()
-        self._started, self._first_step = monotonic(), step
-        # The progress line is open while other code prints, so each write has to be noticed before it happens.
-        logger.logger.addFilter(self._end_line_before_log)
-        for name in ("stdout", "stderr"):
-            stream = getattr(sys, name)
-            if is_terminal(stream):
-                self._proxies[name] = StreamProxy(stream, self._end_line)
-                setattr(sys, name, self._proxies[name])
-
-    def on_train_batch_end(self, trainer: RunControl, epoch: int, step: int, state: Mapping[str, Any]) -> None:
-        """Print the progress line."""
-        # A resumed run starts at a later step, and only the steps since then took the time.
-        done, total = step - self._first_step, trainer.total_steps
-        rate = done / max(monotonic() - self._started, 1e-9)
-        whose = "rank 0's " if trainer.ranks.world_size > 1 else ""
-        parts = {
-            "epoch": f"epoch {epoch}",
-            "step": f"step {step}{f'/{total}' if total else ''}",
-            "loss": f"{whose}loss {state['latest_loss']:.4f} (so far {state['avg_loss']:.4f})",
-            "speed": f"{rate:.1f} steps/s" if rate >= 1 else f"{1 / rate:.1f} s/step" if rate else "? steps/s",
-            "left": f"{_duration((total - step) / rate)} left" if total and rate else "",
-        }
-        if not can_rewrite_lines(self._out):
-            self._print("  ".join(filter(None, parts.values())))
+        self._started, self._first_step = perf_counter(), step
+        if not can_redraw(self._out):
             return
-        width = get_terminal_size().columns - 1  # a line that wraps could not be rewritten
-        print_line(f"\r\x1b[K{_fitted(parts, width)}", self._out, end="")
-        self._is_line_open = True
+        with preserved_random():
+            from hookline.hooks.live_view import LiveView
 
-    def on_validation_end(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Print the metrics that are numbers."""
-        shown = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items() if isinstance(value, (int, float)))
-        self._print(f"step {step}  validation  {shown}")
+            self._view = LiveView(self._out)
+        self._view.start(trainer, self._started)
+        record = getattr(trainer, "record", None)  # another host than our trainer has none
+        self._sink = None if record is None else record.add_own_sink(self._view)
+        self._draw(trainer, self._started)
 
-    def on_checkpoint_save(self, checkpoint_path: str) -> None:
-        """Print the checkpoint's path, relative to the working directory if it is inside."""
-        self._print(f"saved {relative_to_here(Path(checkpoint_path))}")
-
-    def on_train_end(self, trainer: RunControl) -> None:
-        """Print the table of costs."""
-        self._end_line()
+    def on_train_end(self, trainer: RunControl, state: Mapping[str, Any]) -> None:
+        """Replace the live view by a summary, and print the table of costs."""
+        if self._view is not None:
+            if (report := self._times.finish(trainer)) is not None and not self._view.times:
+                self._view.times = report.values
+            self._view.close(trainer, perf_counter(), state["latest_loss"], state["avg_loss"])
+            self.close()
         if self.costs and (rows := trainer.hooks.costs()):
-            print_costs(rows, monotonic() - self._started, self._out)
+            print_costs(rows, perf_counter() - self._started, self._out)
 
     def close(self) -> None:
-        """Stop watching the terminal and the log."""
-        self._end_line()
-        logger.logger.removeFilter(self._end_line_before_log)
-        for name, proxy in self._proxies.items():
-            proxy.is_closed = True
-            # Overlapping runs may end in any order: a proxy that is under another one is removed after that one.
-            while isinstance(current := getattr(sys, name), StreamProxy) and current.is_closed:
-                setattr(sys, name, current.stream)
-        self._proxies = {}
+        """Close the live view, and start over with the next run."""
+        view, self._view, sink, self._sink = self._view, None, self._sink, None
+        if sink is not None:
+            sink.remove()
+        if view is not None:
+            view.place.close()
+        self._times.close()
+        self._is_due = False
+
+    # ---- steps -------------------------------------------------------------------------------------------------------
+
+    def on_train_batch_start(self, trainer: RunControl, batch: Any, step: int) -> None:
+        """Start to measure a batch that is due."""
+        self._is_due = True
+        if self._view is not None and (report := self._times.start_batch(trainer, batch, step)) is not None:
+            self._view.times = report.values
+
+    def on_after_backward(self) -> None:
+        """End the forward and backward pass."""
+        self._times.end_backward()
+
+    def on_before_optimizer_step(self) -> None:
+        """Start the optimizer step."""
+        self._times.start_optimizer()
+
+    def on_after_optimizer_step(self, step: int) -> None:
+        """End the optimizer step."""
+        self._times.end_optimizer(step)
+
+    def on_train_batch_end(self, trainer: RunControl, step: int, batch_idx: int) -> None:
+        """Print the progress line if it is due, or draw the live view if it is time."""
+        if self._view is not None:
+            now = self._times.end_batch(step)
+            if now >= self._draw_at:
+                self._view.batches = batch_idx + 1
+                self._draw(trainer, now)
+        elif self._is_due:
+            self._print_progress(trainer, trainer.epoch, step)
+        self._is_due = False
+
+    def on_step_end(self, trainer: RunControl, step: int) -> None:
+        """Count a step."""
+        if self._view is not None:
+            self._times.end_step(step, trainer)
+            self._view.step = step
+
+    def _draw(self, trainer: RunControl, now: float) -> None:
+        assert self._view is not None
+        if self._sink is None and self._view.step:
+            self._view.add_loss(trainer.step_loss(), trainer.epoch)
+        self._view.draw(trainer, now)
+        self._draw_at = now + self._view.seconds
+
+    def _print_progress(self, trainer: RunControl, epoch: int, step: int) -> None:
+        """Print one line; reading the losses waits for the device."""
+        # A resumed run starts at a later step, and only the steps since then took the time.
+        done, total = step - self._first_step, trainer.total_steps
+        pace = done / max(perf_counter() - self._started, 1e-9)
+        whose = "rank 0's " if trainer.ranks.world_size > 1 else ""
+        mean = trainer.epoch_metrics()["train/epoch_loss"]
+        parts = [
+            f"epoch {epoch}",
+            f"step {step}{f'/{total}' if total else ''}",
+            f"{whose}loss {trainer.step_loss():.4f} (so far {mean:.4f})",
+            rate(pace, "step") if pace else "? steps/s",
+            f"{duration((total - step) / pace)} left" if total and pace else "",
+        ]
+        self._print("  ".join(filter(None, parts)))
+
+    # ---- between steps -----------------------------------------------------------------------------------------------
+
+    def _catch_up(self, step: int, trainer: RunControl) -> None:
+        self._times.catch_up(step, trainer)
+
+    def _exclude(self) -> None:
+        self._times.exclude()
+
+    on_epoch_end, on_epoch_start = _catch_up, _exclude
+
+    def on_validation_start(self, step: int, trainer: RunControl) -> None:
+        """Exclude the validation from the time of steps."""
+        self._times.catch_up(step, trainer)
+
+    def on_validation_batch_start(self, trainer: RunControl, batch_idx: int) -> None:
+        """Show how far the validation is."""
+        if self._view is not None:
+            self._view.validation_batches = batch_idx + 1
+            if (now := perf_counter()) >= self._draw_at:
+                self._draw(trainer, now)
+
+    def on_validation_end(self, trainer: RunControl, step: int, metrics: Mapping[str, float]) -> None:
+        """Print the metrics that are numbers."""
+        numbers = {name: value for name, value in metrics.items() if isinstance(value, (int, float))}
+        if self._view is not None and counts_for_run(trainer):
+            self._view.add_validation(step, numbers)
+        shown = "  ".join(f"{name} {value:.4f}" for name, value in numbers.items())
+        self._print(f"step {step}  validation  {shown}")
+        self._times.exclude()
+
+    def on_checkpoint_save(self, trainer: RunControl, step: int, checkpoint_path: str) -> None:
+        """Print the checkpoint's path, relative to the working directory if it is inside."""
+        self._print(f"saved {relative_to_here(Path(checkpoint_path))}")
+        self._times.catch_up(step, trainer)
+        self._times.exclude()
 
     @property
     def _out(self) -> TextIO | None:
-        """Where to print; not to the proxy, which would end the line."""
-        return self._stream or (self._proxies["stdout"].stream if "stdout" in self._proxies else sys.stdout)
+        return self._stream or sys.stdout
 
     def _print(self, line: str) -> None:
-        self._end_line()
-        print_line(line, self._out)
+        if self._view is None:
+            print_line(printable(line), self._out)
+        else:
+            self._view.place.print_line(printable(line))
 
-    def _end_line_before_log(self, record: LogRecord) -> bool:
-        """Filter nothing: filters of a logger are called before anything is written."""
-        self._end_line()
-        return True
 
-    def _end_line(self) -> None:
-        if self._is_line_open:
-            self._is_line_open = False  # first, because the print below may call this again
-            print_line(stream=self._out)
+@contextmanager
+def preserved_random() -> Iterator[None]:
+    """Restore Python's random state after the block: rich draws from it, already when it is imported."""
+    state = random.getstate()
+    try:
+        yield
+    finally:
+        random.setstate(state)
 
 
 def print_costs(rows: list[dict[str, Any]], seconds: float, out: TextIO | None) -> None:
@@ -150,61 +240,19 @@ def print_costs(rows: list[dict[str, Any]], seconds: float, out: TextIO | None) 
         seconds: How long the run took.
         out: Where to print.
     """
-    random_state = random.getstate()  # rich draws from training's generator, already when it is imported
-    from rich.console import Console
-    from rich.table import Table
+    with preserved_random():
+        from rich.console import Console
+        from rich.table import Table
 
-    try:
         table = Table(title="What each hook cost (host time; about: inner events are sampled)", title_justify="left")
         columns = ["hook", "kind", "calls", "seconds", "of the run"]
         columns += ["on the device"] if any("device_seconds" in row for row in rows) else []
         for column in columns:
             table.add_column(column, justify="left" if column in ("hook", "kind") else "right")
-        for row in rows:
+        shown = [row for row in rows if row["kind"] != "argument" or row["seconds"] >= SHORTEST_READ]
+        for row in shown:
             share = share_of_run(row["seconds"], seconds)
             time = ["-", "too short to tell"] if share is None else [f"{row['seconds']:.3f}", f"{share:.1%}"]
             cells = [row["hook"], row["kind"], str(row["calls"]), *time]
             table.add_row(*[*cells, f"{row.get('device_seconds', 0.0):.3f}"][: len(columns)])
         Console(file=cast(TextIO, RunOutput(out)), highlight=False, markup=False).print(table)
-    finally:
-        random.setstate(random_state)
-
-
-def _fitted(parts: Mapping[str, str], width: int) -> str:
-    """Join the parts of the progress line that fit a width: the speed is left out first, then the epoch, then the mean.
-
-    Step, loss and time left remain; what does not fit even then is cut.
-    """
-    shown = dict(parts)
-    shorter = [("speed", ""), ("epoch", ""), ("loss", parts["loss"].partition(" (")[0]), ("left", "")]
-    for name, text in shorter:
-        if len("  ".join(filter(None, shown.values()))) <= width:
-            break
-        shown[name] = text
-    return "  ".join(filter(None, shown.values()))[:width]
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
-class StreamProxy:
-    """Replaces a stream of `sys`: calls `before_write` before every write, and is the stream in all else."""
-
-    def __init__(self, stream: Any, before_write: Callable[[], None]) -> None:
-        self.stream, self._before_write, self.is_closed = stream, before_write, False
-
-    def write(self, text: str) -> Any:
-        """Write to the stream and return what its `write` returns; custom streams may return None."""
-        self._before_write()
-        return self.stream.write(text)
-
-    def writelines(self, lines: Iterable[str]) -> None:
-        """Write lines to the stream."""
-        self._before_write()
-        self.stream.writelines(lines)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.stream, name)

@@ -110,7 +110,7 @@ class TrainerOptions:
     tags: str | Sequence[str] | None = option(None, "words to find the run by")
     notes: str | None = option(None, "a text about the run")
     record: bool = option(True, "write the run's record to disk; false keeps it in memory")
-    console: bool = option(True, "print one line when the run starts and one when it ends")
+    console: bool = option(True, "print a line when the run starts and ends; at a terminal, show a live view")
     enable_intervention: bool = option(False, "let forward hooks with intervene=True change activations")
     warn_above: float | None = option(0.05, "report hooks that take more than this share of the run's time")
     debug: bool = option(False, "let any exception of a hook end the run")

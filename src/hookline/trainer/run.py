@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import sys
 from bdb import BdbQuit
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -16,8 +17,9 @@ from weakref import WeakSet
 import torch
 
 from hookline import __version__, _device
-from hookline._console import logger, print_line
+from hookline._console import is_terminal, logger, print_line
 from hookline._fs import relative_to_here
+from hookline._terminal import can_redraw, is_notebook
 from hookline.checkpoints.store import set_aside_later
 from hookline.core.entry import Entry
 from hookline.core.failures import Incident, hook_notes
@@ -75,9 +77,11 @@ def _begun_run(trainer: Trainer, resume: str | Path | None) -> Iterator[SignalHa
     watch = trainer.record.add_own_sink(LossWatch(trainer))
     outcome, reason = "completed", None
     saves = trainer.checkpoint_dir is not None and not trainer.options.fast_dev_run
-    with SignalHandler(trainer.stop_on_signal, trainer.prints, saves) as signals, redacted_log():
+    ended = ExitStack()
+    with ended, SignalHandler(trainer.stop_on_signal, trainer.prints, saves) as signals, redacted_log():
         try:
             with ExitStack() as during_training:
+                ended.callback(_add_console(trainer))
                 _open_hooks(trainer)
                 if trainer.options.deterministic:
                     before = torch.are_deterministic_algorithms_enabled()
@@ -236,6 +240,28 @@ def _compared(trainer: Trainer) -> dict[str, Any]:
         "the parameters": {name: list(param.shape) for name, param in trainer.params.items()},
         "the versions": {"hookline": __version__, "torch": torch.__version__, "git": git_state(Path.cwd())},
     }
+
+
+def _add_console(trainer: Trainer) -> Callable[[], None]:
+    """Register a `console_log` hook for this run, unless the user has one or the output is not a terminal or notebook.
+
+    Returns:
+        A function that removes it.
+    """
+    # Rank 0 decides for all, because its output counts and the ranks must have the same hooks.
+    if not trainer.options.console or not trainer.ranks.first(_at_terminal):
+        return lambda: None
+    names = [*trainer.hooks, *(getattr(type(hook), "name", None) for hook in trainer.hooks.hooks)]
+    if "console_log" in names:  # also under another name, or switched off
+        return lambda: None
+    others = [entry for entry in trainer.hooks.entries() if entry.origin != "default"]
+    # A terminal that cannot be redrawn gets lines, at a pace that does not flood it.
+    every = None if can_redraw(sys.stdout) else "30 s"
+    return trainer.hooks.register("console_log", origin="default", costs=bool(others), every=every).remove
+
+
+def _at_terminal() -> bool:
+    return is_terminal(sys.stdout) or is_notebook(sys.stdout)
 
 
 def _open_hooks(trainer: Trainer) -> None:

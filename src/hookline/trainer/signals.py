@@ -13,6 +13,8 @@ from typing import Any
 
 from torch.utils.data import get_worker_info
 
+from hookline._terminal import begin_line
+
 ChildHandler = Callable[[int, FrameType | None], Any]
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 ACKNOWLEDGED = {
@@ -142,6 +144,6 @@ class SignalHandler:
 
 
 def _write(line: str) -> None:
-    """Write a line to stderr, below a progress line; past Python's buffers, in which the signal may have arrived."""
+    """Write a line to stderr, past Python's buffers, in which the signal may have arrived."""
     with contextlib.suppress(Exception):  # closed, or not a file
-        os.write(sys.stderr.fileno(), f"\nhookline: {line}\n".encode())
+        os.write(sys.stderr.fileno(), f"{begin_line()}hookline: {line}\n".encode())

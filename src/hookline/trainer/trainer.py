@@ -552,9 +552,19 @@ class Trainer:
         return self.record.run_id if self.running or self.run_dir is not None else None
 
     @property
+    def total_epochs(self) -> int | None:
+        """The number of epochs after which the run ends, if it does so by epochs."""
+        return self.options.epochs
+
+    @property
+    def epoch_batches(self) -> int | None:
+        """The number of micro-batches of an epoch, if it can be known."""
+        return epoch_length(self.train_loaders)
+
+    @property
     def total_steps(self) -> int | None:
         """The number of optimizer steps the run will make, if it can be known."""
-        length, epochs = epoch_length(self.train_loaders), self.options.epochs
+        length, epochs = self.epoch_batches, self.total_epochs
         by_epochs = None if length is None or epochs is None else -(-length // self.options.accumulate) * epochs
         known = [steps for steps in (self.options.max_steps, by_epochs) if steps is not None]
         return min(known) if known else None

@@ -1,0 +1,268 @@
+"""Draw lines that stay below all other output of a process at a terminal.
+
+While a region is drawn, the cursor stays where other output left it, on the line above the region. What another
+library, a forked process or the terminal itself writes there is not disturbed, and the next drawing is below it.
+Nothing depends on how the region looked when it was drawn: if the terminal was resized since, and has wrapped its
+lines, it is still erased as a whole.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from shutil import get_terminal_size
+from typing import Any
+
+from hookline._console import can_rewrite_lines, is_terminal, print_line
+
+_MOVES = re.compile(r"(\r|\n|\x1b\[[0-9;?]*[A-Za-z])")
+_LOCK_SECONDS = 1.0  # a forked process may inherit a lock that nothing releases
+
+
+def terminal_size(stream: Any) -> os.terminal_size:
+    """Return columns and rows of the terminal that a stream writes to, now."""
+    try:
+        return os.get_terminal_size(stream.fileno())
+    except Exception:  # not a file, or closed
+        return get_terminal_size()
+
+
+def is_notebook(stream: Any) -> bool:
+    """Return whether a stream writes into the output of a notebook's cell."""
+    return type(stream).__module__.partition(".")[0] == "ipykernel"
+
+
+def can_redraw(stream: Any) -> bool:
+    """Return whether what was drawn can be replaced: at a terminal that understands that, and in a notebook."""
+    return is_notebook(stream) or can_rewrite_lines(stream)
+
+
+class Region:
+    """Some lines at the end of the output of a terminal; other output is printed above them."""
+
+    def __init__(self, screen: Screen) -> None:
+        self._screen = screen
+        self.lines: Sequence[str] = ()
+        self.width = 0
+
+    def draw(self, lines: Sequence[str], width: int) -> None:
+        """Replace the lines, none of which is longer than the width; nothing is drawn after `close`."""
+        self.lines, self.width = lines, width
+        self._screen.draw()
+
+    def print_line(self, line: str) -> None:
+        """Print a line above the region."""
+        self._screen.print_line(line)
+
+    def close(self) -> None:
+        """Erase the lines; a second call does nothing."""
+        self._screen.remove(self)
+
+
+class Screen:
+    """A terminal with regions, of which overlapping runs have several: those are drawn one below the other.
+
+    Args:
+        stream: A stream that writes to the terminal.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+        self.is_drawn = self._draws_again = False
+        self._regions: list[Region] = []
+        self._cursor = OtherOutput()
+        self._lock = threading.RLock()
+        self._out = watch(stream, self)
+        self._watched = [watch(one, self) for one in (sys.stdout, sys.stderr) if is_terminal(one)]
+
+    def add(self) -> Region:
+        """Add a region without lines."""
+        region = Region(self)
+        with self._locked():
+            self._regions.append(region)
+        return region
+
+    def remove(self, region: Region) -> None:
+        """Remove a region, and with the last one the screen."""
+        with self._locked():
+            if region not in self._regions:
+                return
+            self.erase()
+            self._regions.remove(region)
+            if self._regions:
+                self.draw()
+                return
+            self._write("\r\n" * (self._cursor.below + bool(self._cursor.column)))  # what comes next begins a line
+            for stream in (self._out, *self._watched):
+                stream.remove(self)
+            _screens.remove(self)
+
+    def draw(self) -> None:
+        """Draw all regions, unless the terminal has become too small for their lines."""
+        with self._locked():
+            (columns, rows), above = terminal_size(self._out), self._cursor.below + 1
+            lines = [line for region in self._regions for line in region.lines][: max(rows - above, 0)]
+            if not lines or any(region.width > columns for region in self._regions):
+                self.erase()
+                return
+            for stream in self._watched:
+                stream.flush()  # what was written before has to come first
+            # Moving down by lines (IND) scrolls if it must, and keeps the column, which is not known for certain.
+            down = above + len(lines) - 1
+            room = "\x1bD" * down + f"\x1b[{down}A"
+            self._write(f"{room}\x1b7\x1b[{above}B\r\x1b[J" + "\r\n".join(lines) + "\x1b8")
+            self.is_drawn = True
+
+    def erase(self, for_now: bool = False) -> None:
+        """Erase the regions until they are drawn again: by the next line of other output, if it is only for now."""
+        self._draws_again = for_now and (self._draws_again or self.is_drawn)
+        if self.is_drawn:
+            self.is_drawn = False
+            self._write(f"\x1b7\x1b[{self._cursor.below + 1}B\r\x1b[J\x1b8")
+
+    @contextmanager
+    def writing(self, text: str) -> Iterator[None]:
+        """Erase the regions while other text is written, and draw them again if it does not end inside a line.
+
+        A prompt ends inside one, and a user who answers it must not be disturbed.
+        """
+        with self._locked():
+            self.erase(for_now=True)
+            yield
+            self._cursor.follow(text)
+            if self._draws_again and (text.endswith("\n") or "\r" in text):
+                self.draw()
+
+    def print_line(self, line: str) -> None:
+        """Print a line above the regions: in the place of a progress bar, but below an unfinished line."""
+        text = ("\n" if self._cursor.column and not self._cursor.is_rewritten else "\r\x1b[K") + line + "\n"
+        with self.writing(text):
+            self._write(text)
+
+    def _write(self, text: str) -> None:
+        print_line(text, self._out, end="")
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        acquired = self._lock.acquire(timeout=_LOCK_SECONDS)
+        try:
+            yield
+        finally:
+            if acquired:
+                self._lock.release()
+
+
+_screens: list[Screen] = []
+
+
+def open_region(stream: Any) -> Region:
+    """Return a new region at the terminal that a stream writes to; `Region.close` must be called."""
+    screen = next((one for one in _screens if one.stream is stream), None)
+    if screen is None:
+        screen = Screen(stream)
+        _screens.append(screen)
+    return screen.add()
+
+
+def begin_line() -> str:
+    """Return what begins a line at the terminal in any case, for a signal handler: it must not wait for a lock."""
+    return "\r\n\x1b[J" if any(screen.is_drawn for screen in _screens) else "\n"
+
+
+class WatchedStream:
+    """A stream whose writes are noticed by screens; itself it writes to the stream unnoticed.
+
+    The stream's own `write` is replaced, and not the stream in `sys`: a progress bar or a handler of a logger that was
+    made before the run holds the stream itself. `fileno` is replaced, too, because what asks for it may write to the
+    terminal past the stream, as `input` does for its prompt.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self.stream, self.encoding = stream, getattr(stream, "encoding", None)
+        self.write, self.fileno = stream.write, getattr(stream, "fileno", None)
+        self._screens: list[Screen] = []
+        self._before = {name: vars(stream)[name] for name in ("write", "fileno") if name in _attributes(stream)}
+        self._replaced = {"write": self._noticed_write, "fileno": self._noticed_fileno}
+        with suppress(AttributeError, TypeError):  # an object without attributes is not noticed
+            for name, function in self._replaced.items():
+                setattr(stream, name, function)
+
+    def flush(self) -> None:
+        """Flush the stream; nothing happens if that fails."""
+        with suppress(Exception):
+            self.stream.flush()
+
+    def add(self, screen: Screen) -> None:
+        """Let a screen notice what is written."""
+        if screen not in self._screens:
+            self._screens.append(screen)
+
+    def remove(self, screen: Screen) -> None:
+        """Let a screen notice nothing more; without screens the stream becomes what it was."""
+        self._screens = [one for one in self._screens if one is not screen]
+        if self._screens or _watched.pop(id(self.stream), None) is None:
+            return
+        for name, function in self._replaced.items():
+            if _attributes(self.stream).get(name) == function:  # else other code has replaced it since
+                delattr(self.stream, name)
+                if name in self._before:
+                    setattr(self.stream, name, self._before[name])
+
+    def _noticed_write(self, text: str) -> Any:
+        with ExitStack() as screens:
+            for screen in self._screens:
+                screens.enter_context(screen.writing(text))
+            return self.write(text)
+
+    def _noticed_fileno(self) -> int:
+        for screen in self._screens:
+            screen.erase()
+        return int(self.fileno())  # type: ignore[misc]  # only if it has one
+
+
+_watched: dict[int, WatchedStream] = {}  # by the id of the stream
+
+
+def watch(stream: Any, screen: Screen) -> WatchedStream:
+    """Let a screen notice what is written to a stream."""
+    watched = _watched.get(id(stream))
+    if watched is None:
+        watched = _watched[id(stream)] = WatchedStream(stream)
+    watched.add(screen)
+    return watched
+
+
+def _attributes(stream: Any) -> dict[str, Any]:
+    return getattr(stream, "__dict__", {})
+
+
+class OtherOutput:
+    """Where other output has left the cursor."""
+
+    def __init__(self) -> None:
+        self.column = 0
+        """How much of a line was written; 0 at its beginning."""
+        self.is_rewritten = False
+        """Whether the line is written again and again, as a progress bar is."""
+        self.below = 0
+        """Lines below the cursor: several progress bars move it up again."""
+
+    def follow(self, text: str) -> None:
+        """Follow what text does to the cursor: line ends, carriage returns, and sequences that move it up and down."""
+        if "\x1b" not in text and not self.below:  # nearly always
+            _, end, text = text.rpartition("\n")
+            if end:
+                self.column, self.is_rewritten = 0, False
+        for part in _MOVES.split(text):
+            if part in ("\r", "\n"):
+                self.column, self.is_rewritten = 0, part == "\r"
+                self.below = max(self.below - (part == "\n"), 0)
+            elif part[:2] == "\x1b[" and part[-1] in "AB":
+                lines = int(part[2:-1]) if part[2:-1].isdecimal() else 1
+                self.below = max(self.below + (lines if part[-1] == "A" else -lines), 0)
+            elif part and part[0] != "\x1b":
+                self.column += len(part)

@@ -1,0 +1,100 @@
+"""Lay out the lines of the live view: labels, bars and numbers that fit a width, as text for a terminal."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.cells import cell_len, set_cell_size
+from rich.color import ColorSystem
+from rich.console import Console
+from rich.style import Style
+
+from hookline._console import printable
+
+LABEL = 12  # columns
+NARROWEST_BAR, WIDEST_BAR = 8, 40
+STYLES = {
+    name: Style.parse(name) for name in ("dim", "bold", "green", "magenta", "cyan", "yellow", "bold red", "bold yellow")
+}
+Part = str | tuple[str, str]
+"""A piece of a line; with one of `STYLES`."""
+
+
+class Layout:
+    """Makes lines of a width that a stream can show: without colours under NO_COLOR, in ASCII where it must be.
+
+    Lines are put together from strings, because rich's own layout takes six times as long and a step waits for it.
+
+    Args:
+        stream: The stream.
+        width: The columns of a line.
+        plain: Whether to leave out colours in any case.
+    """
+
+    def __init__(self, stream: Any, width: int, plain: bool = False) -> None:
+        self.width = width
+        self._has_colours = not (plain or os.environ.get("NO_COLOR")) and Console(force_terminal=True).color_system
+        self._done, self._half, self._left = ("━", "╸", "─") if _can_write("━╸─", stream) else ("#", "", "-")
+
+    def row(self, label: str, parts: Iterable[Part]) -> str:
+        """Return a line with as many of the parts as fit as a whole; of the first one as much as fits."""
+        pieces: list[Part] = [(_label(label), "dim")]
+        left = self.width - LABEL
+        for index, part in enumerate(parts):
+            written, style = (part, "") if isinstance(part, str) else part
+            text = ("  " if index else "") + printable(written)
+            left -= cell_len(text)
+            if index and left < 0:
+                break
+            pieces.append((text, style))
+        return self._line(pieces)
+
+    def bars(self, rows: Mapping[str, tuple[float | None, Sequence[str]]]) -> list[str]:
+        """Return lines with bars of equal lengths, each with texts after it.
+
+        Args:
+            rows: By label the share that is done, None without a bar, and the texts, the least important one last.
+        """
+        widths = [max(map(len, column)) for column in zip(*(texts for _, texts in rows.values()), strict=True)]
+        while len(widths) > 1 and LABEL + NARROWEST_BAR + sum(widths) + 2 * len(widths) > self.width:
+            widths.pop()
+        room = min(self.width - LABEL - sum(widths) - 2 * len(widths), WIDEST_BAR)
+        lines = []
+        for label, (share, texts) in rows.items():
+            pieces: list[Part] = [(_label(label), "dim")]
+            if room >= NARROWEST_BAR:
+                pieces += [" " * room] if share is None else self._bar(share, room)
+                pieces.append("  ")
+            columns = [f"{one:>{width}}" for one, width in zip(texts, widths, strict=False)]
+            lines.append(self._line([*pieces, printable("  ".join(columns).rstrip())]))
+        return lines
+
+    def _bar(self, share: float, width: int) -> list[Part]:
+        halves = round(min(share, 1.0) * width * 2)
+        done = self._done * (halves // 2) + self._half * (halves % 2)
+        return [(done, "green"), (self._left * (width - len(done)), "dim")]
+
+    def _line(self, pieces: Iterable[Part]) -> str:
+        """Join pieces, and cut what is beyond the width."""
+        left, line = self.width, ""
+        for piece in pieces:
+            text, style = (piece, "") if isinstance(piece, str) else piece
+            text = text if cell_len(text) <= left else set_cell_size(text, max(left, 0))
+            left -= cell_len(text)
+            is_styled = style and text and self._has_colours
+            line += STYLES[style].render(text, color_system=ColorSystem.STANDARD) if is_styled else text
+        return line
+
+
+def _label(label: str) -> str:
+    return f"{label:<{LABEL - 1}}"[: LABEL - 1] + " "
+
+
+def _can_write(text: str, stream: Any) -> bool:
+    try:
+        text.encode(getattr(stream, "encoding", None) or "utf-8")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True

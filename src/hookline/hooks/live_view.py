@@ -1,0 +1,251 @@
+"""The live view of a run: a few lines with its progress, drawn again and again in the same place."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hookline import _device
+from hookline._console import print_line
+from hookline._terminal import Region, is_notebook, open_region, terminal_size
+from hookline.core.run_control import RunControl
+from hookline.hooks.live_layout import Layout, Part
+from hookline.hooks.monitored import MetricHook
+from hookline.hooks.progress_text import duration, number, of_total, rate
+
+TERMINAL_SECONDS, NOTEBOOK_SECONDS = 0.25, 0.5  # between two drawings
+NOTEBOOK_WIDTH = 100
+NARROW, WIDE = 70, 120  # columns from which there is room for words, and for what is only nice to have
+INPUT_BOUND = 0.4  # the share of a step's time from which waiting for data is worth a word
+MEGABYTE = 2**20
+MEMORY_DRAWS = 20  # of so many drawings the least memory counts
+PARTS = {  # of a step: its name, a short one for narrow terminals, and a style
+    "data_wait_seconds": ("data", "data", "yellow"),
+    "forward_backward_seconds": ("forward-backward", "fwd-bwd", "green"),
+    "optimizer_seconds": ("optimizer", "optim", "magenta"),
+    "hooks_seconds": ("hooks", "hooks", "cyan"),
+}
+
+
+class NotebookOutput:
+    """One output of a notebook's cell, which is replaced; the counterpart of a terminal's `Region`."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._handle: Any = None
+
+    def draw(self, lines: Sequence[str], width: int) -> None:
+        """Replace the text."""
+        from IPython.display import display
+
+        text = {"text/plain": "\n".join(lines)}
+        if self._handle is None:
+            self._handle = display(text, raw=True, display_id=True)
+        else:
+            self._handle.update(text, raw=True)
+
+    def print_line(self, line: str) -> None:
+        """Print a line below it."""
+        print_line(line, self._stream)
+
+    def close(self) -> None:
+        """Leave the last text."""
+
+
+class LiveView:
+    """Collects the numbers of a run and draws them. As a sink of the record it gets losses without waiting for them.
+
+    Args:
+        stream: Where the run prints: to a terminal or into a notebook.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._stream, self._in_notebook = stream, is_notebook(stream)
+        self.place: Region | NotebookOutput = NotebookOutput(stream) if self._in_notebook else open_region(stream)
+        self.seconds = NOTEBOOK_SECONDS if self._in_notebook else TERMINAL_SECONDS
+        self.times: Mapping[str, float] = {}
+        """The values of the last report of `StepTimes`."""
+        self.step = self.batches = 0  # done, in the run and in the epoch
+        self.validation_batches: int | None = None  # begun, while a validation runs
+        self._layout: Layout | None = None
+        self._started = 0.0
+        self._first_step = 0
+        self._first: tuple[float, int] | None = None  # time and number of the first steps, which pay for warming up
+        self._loss = math.nan
+        self._epoch, self._sum, self._count = -1, 0.0, 0  # of the losses
+        self._metrics: dict[str, float] = {}
+        self._monitor, self._sign = "val/loss", 1  # -1 if larger is better
+        self._best: tuple[float, int] | None = None
+        self._memory: deque[int] = deque(maxlen=MEMORY_DRAWS)
+        self._early_memory: tuple[int, int] | None = None  # with its step
+
+    # ---- collecting --------------------------------------------------------------------------------------------------
+
+    def start(self, trainer: RunControl, now: float) -> None:
+        """Begin at the present step. The best value is that of the first metric that a hook follows, or of val/loss."""
+        self._started, self.step, self._first_step = now, trainer.step, trainer.step
+        for entry in trainer.hooks.entries():
+            hook = entry.hook
+            if entry.enabled and isinstance(hook, MetricHook) and hook.monitor and hook.key.startswith("val/"):
+                self._monitor, self._sign = hook.key, -1 if hook.mode == "max" else 1
+                break
+
+    def write_metrics(self, rows: Sequence[Mapping[str, Any]], /) -> None:
+        """Take the losses of rows of the record."""
+        for row in rows:
+            if (loss := row.get("train/loss")) is not None:
+                self.add_loss(loss, row["epoch"])
+
+    def write_layers(self, rows: Sequence[Any], /) -> None:
+        """Do nothing."""
+
+    def write_events(self, rows: Sequence[Mapping[str, Any]], /) -> None:
+        """Do nothing."""
+
+    def add_loss(self, loss: float, epoch: int) -> None:
+        """Take the loss of a step; the mean is that of the epoch so far."""
+        if epoch != self._epoch:
+            self._epoch, self._sum, self._count = epoch, 0.0, 0
+        self._loss = loss
+        if math.isfinite(loss):
+            self._sum, self._count = self._sum + loss, self._count + 1
+
+    def add_validation(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Take the metrics of a validation."""
+        self._metrics, self.validation_batches = dict(metrics), None
+        value = metrics.get(self._monitor, math.nan)
+        if math.isfinite(value) and (self._best is None or value * self._sign < self._best[0] * self._sign):
+            self._best = value, step
+
+    # ---- drawing -----------------------------------------------------------------------------------------------------
+
+    def draw(self, trainer: RunControl, now: float) -> None:
+        """Draw the present state."""
+        layout, on_device = self._fitting_layout(), _device.is_accelerator(trainer.device)
+        rows = layout.bars(self._bars(trainer, now))
+        rows.append(layout.row("loss", self._loss_parts(trainer)))
+        if trainer.has_validation or self._metrics:
+            rows.append(layout.row("validation", self._validation_parts()))
+        rows.append(layout.row("speed", [*self._speed_parts(now), f"{duration(now - self._started)} so far"]))
+        if self.times:
+            rows.append(layout.row("host time" if on_device else "time", self._time_parts(layout, on_device)))
+        if on_device:
+            rows.append(layout.row("memory", self._memory_parts(trainer)))
+        self.place.draw(rows, layout.width)
+
+    def close(self, trainer: RunControl, now: float, loss: float, mean: float) -> None:
+        """Replace the view by a summary that stays.
+
+        Args:
+            trainer: The run.
+            now: The time.
+            loss: The last loss.
+            mean: The mean of the epoch.
+        """
+        self._loss, self._sum, self._count, self.validation_batches = loss, mean, 1, None
+        layout, steps = self._fitting_layout(), of_total(self.step, trainer.total_steps, "steps")
+        epochs = f"epoch {of_total(trainer.epoch + 1, trainer.total_epochs)}"
+        took = f"{duration(now - self._started)}"
+        rows = [layout.row("run", [steps, epochs, took, *self._speed_parts(now)])]
+        rows.append(layout.row("loss", self._loss_parts(trainer)))
+        if self._metrics:
+            rows.append(layout.row("validation", self._validation_parts()))
+        if self._in_notebook:
+            self.place.draw(rows, layout.width)
+        self.place.close()
+        for line in [] if self._in_notebook else rows:
+            print_line(line, self._stream)
+
+    def _fitting_layout(self) -> Layout:
+        width = NOTEBOOK_WIDTH if self._in_notebook else terminal_size(self._stream).columns - 1
+        if self._layout is None or self._layout.width != width:
+            self._layout = Layout(self._stream, width, plain=self._in_notebook)
+        return self._layout
+
+    # ---- what the lines say ------------------------------------------------------------------------------------------
+
+    def _steps_per_second(self, now: float) -> float | None:
+        """Return the pace of the run, validations included: what is left will have them, too."""
+        if self._first is None and self.step > self._first_step:
+            self._first = now, self.step
+        if self._first is None or self.step == self._first[1]:
+            return None
+        return (self.step - self._first[1]) / max(now - self._first[0], 1e-9)
+
+    def _bars(self, trainer: RunControl, now: float) -> dict[str, tuple[float | None, list[str]]]:
+        batches, total, epochs = trainer.epoch_batches, trainer.total_steps, trainer.total_epochs
+        pace, in_step = self._steps_per_second(now), max(len(trainer.window()), 1)
+        left_in_epoch = None if batches is None else (batches - self.batches) / in_step
+        left = None if total is None else total - self.step
+        units = ("", "") if self._fitting_layout().width < NARROW else ("batches", "steps")
+        return {
+            f"epoch {of_total(trainer.epoch + 1, epochs)}": _bar(self.batches, batches, units[0], left_in_epoch, pace),
+            "run": _bar(self.step, total, units[1], left, pace, trainer.run_id or ""),
+        }
+
+    def _loss_parts(self, trainer: RunControl) -> list[Part]:
+        whose = " on rank 0" if trainer.ranks.world_size > 1 else ""
+        is_bad = self._count and not math.isfinite(self._loss)
+        known = bool(self._count) or is_bad
+        return [
+            (f"{number(self._loss)}{whose}" if known else "-", "bold red" if is_bad else "bold"),
+            f"mean {number(self._sum / self._count)}" if self._count else "mean -",
+            f"lr {trainer.lr:.3g}",
+        ]
+
+    def _validation_parts(self) -> list[Part]:
+        parts: list[Part] = []
+        if self.validation_batches is not None:
+            parts.append((f"running, batch {self.validation_batches:,}", "bold"))
+        first = [self._monitor] if self._monitor in self._metrics else []
+        for name in [*first, *(name for name in self._metrics if name != self._monitor)]:
+            parts.append(f"{name} {number(self._metrics[name])}")
+            if name == self._monitor and self._best is not None:
+                parts.append((f"best {number(self._best[0])} at step {self._best[1]:,}", "green"))
+        return parts or ["none yet"]
+
+    def _speed_parts(self, now: float) -> list[Part]:
+        parts: list[Part] = []
+        if tokens := self.times.get("tokens_per_s"):
+            parts.append(rate(tokens, "token"))
+        if samples := self.times.get("samples_per_s"):
+            parts.append(rate(samples, "sample"))
+        steps = self.times.get("steps_per_s") or self._steps_per_second(now)
+        return [*parts, rate(steps, "step")] if steps else parts
+
+    def _time_parts(self, layout: Layout, on_device: bool) -> list[Part]:
+        whole = self.times["step_seconds"]
+        shares = {key: min(self.times[key] / whole, 1.0) for key in PARTS if key in self.times}
+        is_short = layout.width < NARROW
+        parts: list[Part] = [(f"{PARTS[key][is_short]} {share:.0%}", PARTS[key][2]) for key, share in shares.items()]
+        if shares.get("data_wait_seconds", 0.0) >= INPUT_BOUND:
+            parts.append(("maybe input-bound" if on_device else "input-bound", "bold yellow"))
+        if layout.width >= WIDE:
+            parts.append(f"of {1000 * whole:,.1f} ms a step")
+        return parts
+
+    def _memory_parts(self, trainer: RunControl) -> list[Part]:
+        """Return what is allocated, and how it grows: from the least at the beginning to the least now."""
+        now, peak = _device.memory_allocated(trainer.device) or 0, _device.max_memory_allocated(trainer.device) or 0
+        self._memory.append(now)
+        parts: list[Part] = [f"{now / MEGABYTE:,.0f} MB", f"peak {peak / MEGABYTE:,.0f} MB"]
+        if len(self._memory) < MEMORY_DRAWS:
+            return parts
+        if self._early_memory is None:
+            self._early_memory = min(self._memory), self.step
+            self._memory.clear()
+            return parts
+        least, step = self._early_memory
+        growth = (min(self._memory) - least) / MEGABYTE / max(self.step - step, 1) * 1000
+        return [*parts, (f"drift {growth:+,.1f} MB per 1,000 steps", "bold yellow" if growth >= 1 else "")]
+
+
+def _bar(
+    done: int, total: int | None, unit: str, left: float | None, pace: float | None, name: str = ""
+) -> tuple[float | None, list[str]]:
+    """Return the share that is done, and the texts after a bar: counts, percentage, time left and a name."""
+    share = None if not total else done / total
+    time_left = f"{duration(max(left, 0) / pace)} left" if left is not None and pace else ""
+    return share, [of_total(done, total, unit), "" if share is None else f"{min(share, 1.0):.0%}", time_left, name]

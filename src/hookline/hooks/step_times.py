@@ -1,0 +1,178 @@
+"""Measure how long steps take and where their time goes; `throughput` records it, and the live view shows it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+from hookline._tensors import count_samples
+from hookline.core.run_control import RunControl
+
+
+@dataclass(slots=True)
+class Interval:
+    """What happened since the last report."""
+
+    started: float
+    step: int  # the last step before it
+    tokens: int  # the tokens before its first batch
+    hooks: float  # seconds that hooks took before it
+    excluded: float = 0.0  # seconds of validations, checkpoints and the time between epochs
+    samples: int = 0
+    batches_started: int = 0  # those that `samples` counts; on a schedule not all
+    steps: int = 0  # ended
+    batches: int = 0  # ended
+    first_wait: float = 0.0  # for its first batch, which came before the interval
+    waited: float = 0.0
+    waits: int = 0
+    forward_backward: float = 0.0
+    backwards: int = 0
+    optimizer: float = 0.0
+    optimizer_steps: int = 0
+
+    @property
+    def batches_per_step(self) -> float:
+        """The micro-batches of a step."""
+        return self.batches / self.steps if self.steps else 1.0
+
+
+@dataclass(frozen=True)
+class Report:
+    """The means of an interval that ended with a step."""
+
+    step: int
+    values: dict[str, float]
+    """``step_seconds``, ``steps_per_s``, ``samples_per_s``, ``tokens_per_s``, and the parts of a step in seconds."""
+
+
+class StepTimes:
+    """Measures intervals of steps at the events that its owner, a hook, passes on.
+
+    An interval is reported when both lengths are reached. Validations, checkpoints and the time between epochs do not
+    count. If the owner is on a schedule and always passes on the ends of batches and steps, the batches that are due
+    stand for the others.
+
+    Args:
+        steps: The fewest steps of an interval.
+        seconds: Its shortest duration.
+    """
+
+    def __init__(self, steps: int = 1, seconds: float = 0.0) -> None:
+        self.steps, self.seconds = steps, seconds
+        self.close()
+
+    def close(self) -> None:
+        """Start over with the next run."""
+        self._interval: Interval | None = None
+        self._ended = 0.0  # when the last micro-batch ended, or what is excluded after it
+        self._ended_in = -1  # the step of that micro-batch
+        self._last_step = self._tokens = -1  # the last step that ended, and the tokens by then
+        self._batch_started = self._optimizer_started = 0.0  # 0 outside of these parts of a step
+        self._optimized_in = -1  # the last step with an optimizer step
+
+    # ---- the parts of a step -----------------------------------------------------------------------------------------
+
+    def start_batch(self, trainer: RunControl, batch: Any, step: int) -> Report | None:
+        """End the wait for the batch, and return a report of the steps before it if one is due."""
+        now, interval, report = perf_counter(), self._interval, None
+        # If the owner was disabled, it did not see the end of the micro-batch before.
+        wait = now - self._ended if self._ended and step - self._ended_in <= 1 else None
+        if interval is None or (step - 1 - interval.step >= self.steps and now - interval.started >= self.seconds):
+            tokens = trainer.rank_tokens - trainer.count_tokens(batch)  # those before this batch
+            hooks = _hook_seconds(trainer)
+            if interval is not None:
+                report = self._report(interval, step - 1, tokens, hooks, now)
+            interval = self._interval = Interval(now, step - 1, tokens, hooks, first_wait=wait or 0.0)
+        if wait is not None:
+            interval.waited += wait
+            interval.waits += 1
+        interval.batches_started += 1
+        interval.samples += count_samples(batch)
+        self._batch_started = now
+        return report
+
+    def end_backward(self) -> None:
+        """End the forward and backward pass of the batch."""
+        if self._interval is not None and self._batch_started:
+            self._interval.forward_backward += perf_counter() - self._batch_started
+            self._interval.backwards += 1
+        self._batch_started = 0.0
+
+    def start_optimizer(self) -> None:
+        """Start an optimizer step."""
+        self._optimizer_started = perf_counter()
+
+    def end_optimizer(self, step: int) -> None:
+        """End an optimizer step; a step of several optimizers has several."""
+        if self._interval is not None and self._optimizer_started:
+            self._interval.optimizer += perf_counter() - self._optimizer_started
+            self._interval.optimizer_steps += step != self._optimized_in
+            self._optimized_in = step
+        self._optimizer_started = 0.0
+
+    def end_batch(self, step: int) -> float:
+        """Start the wait for the next batch, and return the time."""
+        now = perf_counter()
+        self._ended, self._ended_in = now, step
+        if self._interval is not None:
+            self._interval.batches += 1
+        return now
+
+    def end_step(self, step: int, trainer: RunControl) -> None:
+        """Start the wait again: the time of users' hooks, which have run by now, is not a wait for data."""
+        self._ended, self._last_step, self._tokens = perf_counter(), step, trainer.rank_tokens
+        if self._interval is not None:
+            self._interval.steps += 1
+
+    # ---- what does not count -----------------------------------------------------------------------------------------
+
+    def catch_up(self, step: int, trainer: RunControl) -> None:
+        """Count steps that were made while the owner was disabled as training."""
+        if self._ended and step > self._last_step:
+            self._ended = perf_counter()
+            self._ended_in = self._last_step = step
+            self._tokens = trainer.rank_tokens
+
+    def exclude(self) -> None:
+        """Exclude the time since the last micro-batch, which was neither training nor waiting for data."""
+        now = perf_counter()
+        if self._interval is not None and self._ended:
+            self._interval.excluded += now - self._ended
+            self._ended = now
+
+    # ---- reporting ---------------------------------------------------------------------------------------------------
+
+    def finish(self, trainer: RunControl) -> Report | None:
+        """Return a report of the steps since the last one, at the end of a run; None if there are none."""
+        interval = self._interval
+        if interval is None or self._last_step <= interval.step:
+            return None
+        # The other intervals end with the wait for a batch; this one has none after it, but one before it.
+        ended = self._ended + interval.first_wait
+        return self._report(interval, self._last_step, self._tokens, _hook_seconds(trainer), ended)
+
+    def _report(self, interval: Interval, step: int, tokens: int, hooks: float, now: float) -> Report:
+        seconds = max(now - interval.started - interval.excluded, 1e-9)
+        steps, per_step = step - interval.step, interval.batches_per_step
+        samples = interval.samples / interval.batches_started * per_step * steps
+        values = {
+            "step_seconds": seconds / steps,
+            "steps_per_s": steps / seconds,
+            "samples_per_s": samples / seconds,
+            "tokens_per_s": (tokens - interval.tokens) / seconds,
+        }
+        if interval.waits:  # the wait for the run's first batch is not known
+            wait = interval.waited / interval.waits * per_step
+            values |= {"data_wait_seconds": wait, "data_wait_share": min(wait / values["step_seconds"], 1.0)}
+        if interval.backwards:
+            values["forward_backward_seconds"] = interval.forward_backward / interval.backwards * per_step
+        if interval.optimizer_steps:
+            values["optimizer_seconds"] = interval.optimizer / interval.optimizer_steps
+        # Scaled up from samples, so that a later estimate may be lower than an earlier one.
+        values["hooks_seconds"] = max(hooks - interval.hooks, 0.0) / steps
+        return Report(step, values)
+
+
+def _hook_seconds(trainer: RunControl) -> float:
+    return sum(trainer.hooks.inner_seconds().values())

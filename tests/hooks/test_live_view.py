@@ -1,0 +1,509 @@
+"""The live view of a run at a terminal and in a notebook."""
+
+import io
+import logging
+import os
+import random
+import re
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from run_control import PlainRun, train
+from terminal import Terminal, run_at_terminal
+
+from hookline import ConsoleLogHook, EarlyStopping, Trainer, TrainingHook, get_trainer
+from hookline.hooks import live_view
+
+LABELS = ["epoch", "run", "loss", "validation", "speed"]
+
+
+@pytest.fixture(autouse=True)
+def usual_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal of 80 columns, drawn after every batch, whatever the clock says."""
+    for name in ("NO_COLOR", "COLORTERM"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "40"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(live_view, "TERMINAL_SECONDS", 0.0)
+    monkeypatch.setattr(live_view, "NOTEBOOK_SECONDS", 0.0)
+
+
+def at_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """Make standard output and standard error one terminal; pytest sets them before each test."""
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setattr(sys, "stderr", stream)
+    return stream
+
+
+def make_trainer(batches: int = 4, **options: Any) -> Trainer:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 1)
+    data = [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(batches)]
+    options = {"record": False, "val_dataloader": data[:2], "max_epochs": 1, **options}
+    options.setdefault("loss_fn", torch.nn.functional.mse_loss)
+    return get_trainer("simple", model, data, torch.optim.SGD(model.parameters(), 0.1), "cpu", **options)
+
+
+class Looks(TrainingHook):
+    """Keeps the screen as it is after some steps, when the live view has been drawn."""
+
+    def __init__(self, terminal: Terminal, columns: int = 80) -> None:
+        self.terminal, self.columns, self.screens = terminal, columns, {}
+
+    def on_step_end(self, step: int) -> None:
+        self.screens[step] = self.terminal.screen(self.columns)
+
+
+def region(screen: list[str]) -> list[str]:
+    """The lines of the live view on a screen."""
+    first = max(index for index, line in enumerate(screen) if line.startswith("epoch"))
+    return screen[first:]
+
+
+# ---- what it shows ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_the_view_fits_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bar for the epoch and for the run, then loss, validation and speed; no line is wrapped or cut in a word."""
+    terminal = at_terminal(monkeypatch)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    looks = Looks(terminal, columns)
+    trainer = make_trainer(1200, max_epochs=3, validate_every=20, max_steps=50, hooks=[looks])
+    trainer.train()
+    shown = region(looks.screens[40])
+    assert [line.split()[0] for line in shown[:5]] == LABELS and len(shown) <= 6
+    assert re.match("epoch 1/3   [━╸]+─+  40/1,200", shown[0]) and "3%" in shown[0]
+    assert shown[1].startswith("run         ━━") and re.search(r"39/50( steps)? +78% +0:0\d left", shown[1])
+    assert re.match(r"loss        (-|\d\.\d{4})  mean (-|\d\.\d{4})  lr 0\.1$", shown[2])
+    assert re.match(r"validation  val/loss \d\.\d{4}  best \d\.\d{4} at step 20$", shown[3])
+    assert shown[4].endswith("so far") and "steps/s" in shown[4]
+    assert all(len(line) < columns for line in shown)
+    assert (trainer.record.run_id in shown[1]) == (columns == 200)
+
+
+def test_what_stays_when_the_run_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A summary of the run in the place of the view, the table of costs, and the closing line."""
+    terminal = at_terminal(monkeypatch)
+    trainer = make_trainer(4, hooks=[Looks(terminal)])
+    state = trainer.train()
+    screen = terminal.screen()
+    start = next(index for index, line in enumerate(screen) if line.startswith("run     "))
+    assert screen[start].startswith("run         4/4 steps  epoch 1/1  0:00")
+    assert screen[start + 1] == f"loss        {state['latest_loss']:.4f}  mean {state['avg_loss']:.4f}  lr 0.1"
+    assert screen[start + 2].startswith("validation  val/loss ")
+    assert screen[start + 3].startswith("What each hook cost") and screen[-1].startswith("completed: 4 steps")
+    assert not any("━─" in line for line in screen)
+
+
+def test_the_loss_comes_from_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once the record has it: the last loss and the mean of the epoch so far, of steps that are written."""
+    terminal = at_terminal(monkeypatch)
+    looks, losses = Looks(terminal), []
+    trainer = make_trainer(60, hooks=[looks])
+    trainer.on("train_batch_end", name="losses")(lambda loss: losses.append(loss))
+    trainer.train()
+    assert region(looks.screens[10])[2].startswith("loss        -  mean -")
+    written = next(step for step, screen in looks.screens.items() if "mean -" not in region(screen)[2]) - 1
+    shown = f"loss        {losses[written - 1]:.4f}  mean {sum(losses[:written]) / written:.4f}"
+    assert region(looks.screens[written + 1])[2].startswith(shown)
+
+
+def test_nothing_in_a_step_is_read_from_the_device() -> None:
+    """The hook names no argument that costs something at an event of a step."""
+    trainer = make_trainer(console=False)
+    trainer.add_hook(ConsoleLogHook())
+    for event in ("train_batch_start", "after_backward", "before_optimizer_step", "train_batch_end", "step_end"):
+        assert "waits" not in trainer.hooks.explain(event) and "host read" not in trainer.hooks.explain(event)
+    entry = trainer.hooks.entry("console_log")
+    named = {name for event, listener in entry.listeners.items() if event != "on_train_end" for name in listener.wanted}
+    assert not named & {"loss", "window_loss", "state", "grad_norm", "ctx", "metrics"}
+
+
+def test_the_best_value_is_of_the_metric_that_a_hook_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Larger may be better; the metric comes first in its line."""
+    terminal = at_terminal(monkeypatch)
+    accuracies = iter([0.5, 0.9, 0.7])
+    looks = Looks(terminal)
+    stop = EarlyStopping(monitor="val/accuracy", mode="max", patience=9)
+    trainer = make_trainer(8, validate_every=2, sanity_batches=0, hooks=[looks, stop])
+    trainer.on("validation_end", name="adds")(lambda metrics: metrics.update({"val/accuracy": next(accuracies, 0.6)}))
+    trainer.train()
+    assert "val/accuracy 0.7000  best 0.9000 at step 4  val/loss" in region(looks.screens[8])[3]
+
+
+def test_the_parts_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As shares of its time, and a word if waiting for data takes much of it."""
+    terminal = at_terminal(monkeypatch)
+    run = PlainRun()
+    view = live_view.LiveView(terminal)
+    view.start(run, 0.0)
+    view.times = {
+        "step_seconds": 0.01, "steps_per_s": 100.0, "samples_per_s": 3200.0, "tokens_per_s": 0.0,
+        "data_wait_seconds": 0.006, "forward_backward_seconds": 0.003, "optimizer_seconds": 0.0005,
+        "hooks_seconds": 0.0001,
+    }  # fmt: skip
+    view.draw(run, 1.0)
+    shown = region(terminal.screen())
+    assert shown[4] == "speed       3,200 samples/s  100 steps/s  0:01 so far"
+    assert shown[5] == "time        data 60%  forward-backward 30%  optimizer 5%  hooks 1%  input-bound"
+    view.times |= {"data_wait_seconds": 0.001}
+    monkeypatch.setenv("COLUMNS", "60")
+    view.draw(run, 1.0)
+    assert region(terminal.screen())[5] == "time        data 10%  fwd-bwd 30%  optim 5%  hooks 1%"
+    view.place.close()
+
+
+def test_the_memory_of_an_accelerator_and_its_drift(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is allocated now and at most, and once that is known, how much more it is after 1,000 steps."""
+    terminal = at_terminal(monkeypatch)
+    allocated = [1000]
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: allocated[0] * 2**20)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 3000 * 2**20)
+    run, view = PlainRun(), live_view.LiveView(terminal)
+    run.device = torch.device("cuda")
+    view.start(run, 0.0)
+    for step in range(1, 41):
+        view.step, allocated[0] = step * 100, 1000 + step
+        view.draw(run, float(step))
+        if step == 30:
+            assert region(terminal.screen())[-1] == "memory      1,030 MB  peak 3,000 MB"
+    # From 1,001 MB around step 2,000 to 1,021 MB around step 4,000.
+    assert region(terminal.screen())[-1] == "memory      1,040 MB  peak 3,000 MB  drift +10.0 MB per 1,000 steps"
+    view.place.close()
+
+
+def test_a_run_without_an_end_has_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loader without a length: counts, and no time left."""
+    terminal = at_terminal(monkeypatch)
+    looks = Looks(terminal)
+    data = make_trainer().train_loaders
+    batches = list(data["train"] if "train" in data else next(iter(data.values())))
+
+    class Endless(torch.utils.data.IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return iter(batches * 3)
+
+    loader = torch.utils.data.DataLoader(Endless(), batch_size=None)
+    trainer = make_trainer(max_epochs=1, hooks=[looks])
+    trainer.fit(train_loaders=loader)
+    shown = region(looks.screens[9])
+    assert shown[0].split() == ["epoch", "1/1", "9", "batches"] and shown[1].split()[:3] == ["run", "8", "steps"]
+
+
+# ---- other output ----------------------------------------------------------------------------------------------------
+
+
+def test_prints_warnings_and_logs_are_above_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole and in order, also from a handler that has held the stream since before the run."""
+    terminal = at_terminal(monkeypatch)
+    handler, mine = logging.StreamHandler(terminal), logging.getLogger("mine")
+    mine.addHandler(handler)
+    looks = Looks(terminal)
+
+    class Talks(TrainingHook):
+        def on_train_batch_start(self, step: int) -> None:
+            print("printed", step)
+            mine.warning("logged %d", step)
+            print("twice", step, file=sys.stderr)
+
+    trainer = make_trainer(3, hooks=[Talks(), looks], sanity_batches=0)
+    try:
+        trainer.train()
+    finally:
+        mine.removeHandler(handler)
+    screen = looks.screens[3]
+    talk = [f"{how} {step}" for step in (1, 2, 3) for how in ("printed", "logged", "twice")]
+    assert screen[1:11] == [*talk, ""] and [line.split()[0] for line in screen[11:]] == LABELS
+    assert "write" not in vars(terminal) and "fileno" not in vars(terminal)
+
+
+def test_another_progress_bar_is_above_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rewritten in its line, as tqdm does; also several bars, of which the lower one moves the cursor up again."""
+    terminal = at_terminal(monkeypatch)
+    looks = Looks(terminal)
+
+    class Bars(TrainingHook):
+        def on_train_batch_start(self, step: int) -> None:
+            sys.stderr.write(f"\r{step}: upper")
+            sys.stderr.write(f"\n\r{step}: lower\x1b[A")
+
+    make_trainer(5, hooks=[Bars(), looks], sanity_batches=0, validate_every=3).train()
+    screen = looks.screens[3]
+    assert screen[1:3] == ["3: upper", "3: lower"] and [line.split()[0] for line in screen[3:]] == LABELS
+    screen = looks.screens[5]  # after a validation, whose line stays
+    assert screen[1].startswith("step 3  validation") and screen[2:4] == ["5: upper", "5: lower"]
+    assert [line.split()[0] for line in screen[4:]] == LABELS
+
+
+def test_an_unfinished_line_is_continued(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dots, for example; a line of the hook begins below it."""
+    terminal = at_terminal(monkeypatch)
+    looks = Looks(terminal)
+    trainer = make_trainer(4, hooks=[looks], sanity_batches=0, validate_every=3)
+    trainer.on("train_batch_start", name="dots")(lambda: print(".", end=""))
+    trainer.train()
+    assert looks.screens[3][1] == "..." and looks.screens[3][2].startswith("epoch")
+    assert looks.screens[4][1] == "..." and looks.screens[4][2].startswith("step 3  validation")
+    assert looks.screens[4][3] == "." and looks.screens[4][4].startswith("epoch")
+
+
+def test_a_prompt_is_not_disturbed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A debugger asks for the descriptor of the stream and writes past it: the view is erased before."""
+    terminal = at_terminal(monkeypatch)
+    seen: list[list[str]] = []
+
+    class Asks(TrainingHook):
+        def on_train_batch_start(self, step: int) -> None:
+            if step == 3:
+                with pytest.raises(io.UnsupportedOperation):
+                    sys.stdout.fileno()
+                seen.append(terminal.screen())
+
+    make_trainer(4, hooks=[Asks()], sanity_batches=0).train()
+    assert len(seen[0]) == 1 and seen[0][0].startswith("run ")
+
+
+def test_runs_that_overlap_are_one_below_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And end in any order; the stream is then what it was."""
+    terminal = at_terminal(monkeypatch)
+    runs, hooks = [PlainRun(), PlainRun()], [ConsoleLogHook(costs=False), ConsoleLogHook(costs=False)]
+    for run, hook in zip(runs, hooks, strict=True):
+        hook.on_train_start(run, 0)
+    print("printed")
+    screen = terminal.screen()
+    assert screen[:2] == ["printed", ""] and [line.split()[0] for line in screen[2:]] == LABELS * 2
+    hooks[0].close()
+    assert [line.split()[0] for line in terminal.screen()[2:]] == LABELS
+    hooks[1].close()
+    assert terminal.screen() == ["printed"] and "write" not in vars(terminal)
+
+
+def test_a_terminal_that_is_too_low_shows_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first lines; the screen does not scroll."""
+    terminal = at_terminal(monkeypatch)
+    monkeypatch.setenv("LINES", "3")
+    hook = ConsoleLogHook()
+    hook.on_train_start(PlainRun(), 0)
+    assert [line.split()[0] for line in terminal.screen(rows=3) if line] == LABELS[:2]
+    hook.close()
+
+
+def test_a_broken_terminal_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing can be written to it from some step on."""
+
+    class Broken(Terminal):
+        is_broken = False
+
+        def write(self, text: str) -> int:
+            if self.is_broken:
+                raise OSError("no space left on device")
+            return super().write(text)
+
+    broken = Broken()
+    monkeypatch.setattr(sys, "stdout", broken)
+    trainer = make_trainer(4)
+    trainer.on("step_end", name="breaks")(lambda: setattr(broken, "is_broken", True))
+    trainer.train()
+    assert trainer.step == 4 and all(not hook.failures for hook in trainer.hooks.list_hooks())
+
+
+def test_a_failed_run_leaves_a_summary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The view is gone, and what comes next begins a line."""
+    terminal = at_terminal(monkeypatch)
+    trainer = make_trainer(3, loss_fn=lambda prediction, target: losses.pop(), sanity_batches=0)
+    losses = [trainer.model(torch.ones(4, 3)).mean()]
+    with pytest.raises(IndexError):
+        trainer.train()
+    print("next")
+    screen = terminal.screen()
+    assert screen[-1] == "next" and screen[-2].startswith("failed (IndexError")
+    assert any(line.startswith("run         1/3 steps") for line in screen) and "write" not in vars(terminal)
+
+
+# ---- when there is one -----------------------------------------------------------------------------------------------
+
+
+def hooks_during(trainer: Trainer) -> set[str]:
+    """Train, and return the names of the hooks during the run."""
+    names: set[str] = set()
+    trainer.on("epoch_start", name="names")(lambda trainer: names.update(trainer.hooks))
+    trainer.train()
+    return names
+
+
+def test_a_run_at_a_terminal_has_it_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the run alone; the hook is registered for it and removed afterwards."""
+    terminal = at_terminal(monkeypatch)
+    trainer = make_trainer()
+    assert "console_log" in hooks_during(trainer) and "console_log" not in trainer.hooks
+    assert "run         4/4 steps" in "\n".join(terminal.screen())
+
+
+@pytest.mark.parametrize("how", ["console", "disabled", "renamed", "a file"])
+def test_a_run_has_none_by_default_if(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`console` is off, there is a hook of the user's, enabled or not, or the output is not a terminal."""
+    terminal = at_terminal(monkeypatch)
+    trainer = make_trainer(console=how != "console")
+    if how == "a file":
+        monkeypatch.setattr(sys, "stdout", io.StringIO())
+    elif how != "console":
+        trainer.add_hook(ConsoleLogHook(), "other" if how == "renamed" else None, enabled=how == "renamed")
+    names = hooks_during(trainer)
+    assert ("console_log" in names) == (how == "disabled")
+    assert ("4/4 steps" in terminal.getvalue()) == (how == "renamed")
+
+
+def test_a_dumb_terminal_gets_no_escape_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default it gets a line every 30 seconds, and lines about validations."""
+    terminal = at_terminal(monkeypatch)
+    monkeypatch.setenv("TERM", "dumb")
+    trainer = make_trainer()
+    assert "console_log" in hooks_during(trainer)
+    assert "\x1b" not in terminal.getvalue() and "\r" not in terminal.getvalue()
+    assert "step 4  validation  val/loss" in terminal.getvalue() and "step 4/4" not in terminal.getvalue()
+
+
+def test_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under NO_COLOR nothing is coloured, bold or dim; otherwise bars are."""
+    terminal = at_terminal(monkeypatch)
+    make_trainer(console=True).train()
+    assert "\x1b[32m" in terminal.getvalue()
+    terminal.truncate(0)
+    monkeypatch.setenv("NO_COLOR", "1")
+    make_trainer(console=True).train()
+    view, _, _ = terminal.getvalue().partition("What each hook cost")
+    assert "epoch 1/1" in view and not re.search(r"\x1b\[[\d;]*m", view)
+
+
+def test_a_terminal_without_unicode_gets_ascii(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bars of # and -."""
+
+    class Ascii(Terminal):
+        encoding = "ascii"
+
+        def write(self, text: str) -> int:
+            text.encode("ascii")
+            return super().write(text)
+
+    stream = Ascii()
+    run = PlainRun()
+    hook = ConsoleLogHook(stream=stream)
+    hook.on_train_start(run, 0)
+    run.step_loss = lambda: 1.0
+    hook.on_step_end(run, 3)
+    hook.on_train_batch_end(run, 4, 3)
+    assert re.match(r"run         #+-+ +3/6 steps  50%", region(stream.screen())[1])
+    hook.close()
+
+
+def test_hostile_names_are_made_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A metric's name with an escape sequence does not reach the terminal."""
+    terminal = at_terminal(monkeypatch)
+    trainer = make_trainer(2)
+    trainer.on("validation_end", name="adds")(lambda metrics: metrics.update({"val/\x1b[2Jx": 0.5}))
+    trainer.train()
+    assert "\x1b[2J" not in terminal.getvalue() and "val/\\x1b[2Jx 0.5000" in terminal.getvalue()
+
+
+def test_random_states_are_preserved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The view draws no random numbers."""
+    at_terminal(monkeypatch)
+    make_trainer(console=False).train()
+    before = random.getstate()
+    make_trainer(6).train()
+    assert random.getstate() == before
+
+
+def test_any_host_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one without a record, which then has the losses."""
+    terminal = at_terminal(monkeypatch)
+    run = PlainRun()
+    run.hooks.register(ConsoleLogHook(costs=False), on_error="raise")
+    train(run, [(torch.ones(2, 3), torch.ones(2, 1))] * 6)
+    assert "6/6 steps" in "\n".join(terminal.screen())
+
+
+def test_a_notebook_replaces_one_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As plain text; lines that stay are printed."""
+    outputs: list[str] = []
+
+    class Handle:
+        def update(self, data: dict[str, str], raw: bool) -> None:
+            outputs.append(data["text/plain"])
+
+    def display(data: dict[str, str], raw: bool, display_id: bool) -> Handle:
+        assert not outputs
+        outputs.append(data["text/plain"])
+        return Handle()
+
+    OutStream = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})
+    module = types.ModuleType("IPython.display")
+    module.display = display  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
+    monkeypatch.setitem(sys.modules, "IPython.display", module)
+    stream = OutStream()
+    monkeypatch.setattr(sys, "stdout", stream)
+    make_trainer(4).train()
+    assert len(outputs) >= 5 and outputs[2].startswith("epoch 1/1   ━") and outputs[-1].startswith("run         4/4")
+    assert "step 4  validation" in stream.getvalue() and "\x1b" not in "".join(outputs) + stream.getvalue()
+
+
+# ---- at a real terminal ----------------------------------------------------------------------------------------------
+
+SCRIPT = """
+import logging, random, sys, time, warnings
+import torch
+logging.basicConfig()
+from hookline import get_trainer, TrainingHook
+from hookline.hooks import live_view
+live_view.TERMINAL_SECONDS = 0.0
+torch.manual_seed(0)
+model = torch.nn.Linear(3, 1)
+data = [(torch.randn(4, 3), torch.randn(4, 1))] * 30
+class Talks(TrainingHook):
+    def on_train_batch_start(self, step):
+        sys.stderr.write(f"\\rbar {step}")
+        if step % 10 == 0:
+            sys.stderr.write("\\r")
+            print(f"printed {step}")
+            warnings.warn(f"warned {step}")
+            logging.getLogger("mine").warning("logged %d", step)
+        if step == 15:
+            sys.stderr.write("\\r      \\r")
+            print("answer", input("prompt? "))
+random.seed(0)
+trainer = get_trainer("simple", model, data, torch.optim.SGD(model.parameters(), 0.1), "cpu", hooks=[Talks()],
+    loss_fn=torch.nn.functional.mse_loss, record=False)
+trainer.train()
+print("random", random.random())
+"""
+
+
+def test_a_real_terminal() -> None:
+    """Prints, warnings, logs, another bar, a prompt that is answered: neither they nor the view are broken."""
+    answered: list[list[str]] = []
+
+    def answer(screen: list[str], descriptor: int) -> None:
+        if not answered and any(line.endswith("prompt?") for line in screen):
+            answered.append(screen)
+            os.write(descriptor, b"yes\n")
+
+    random.seed(0)
+    source = str(Path(live_view.__file__).parents[2])
+    screens, _ = run_at_terminal(SCRIPT, 80, 40, on_screen=answer, PYTHONPATH=source, PYTHONIOENCODING="utf-8")
+    assert answered and answered[0][-1] == "prompt?"  # the view was erased
+    last = "\n".join(screens[-1])
+    for step in (10, 20, 30):
+        assert f"\nprinted {step}\n" in last and f"UserWarning: warned {step}\n" in last
+        assert f"\nWARNING:mine:logged {step}\n" in last
+    assert "\nprompt? yes\nanswer yes\n" in last and f"random {random.random()}" in last
+    shown = [screen for screen in screens if any(line.startswith("run   ") for line in screen)]
+    assert any(any(line.startswith("bar ") for line in screen) for screen in shown)
+    assert all(sum(line.startswith("speed") for line in screen) <= 1 for screen in screens)
+    assert last.count("loss        ") == 1 and "completed: 30 steps" in last
