@@ -1,4 +1,4 @@
-"""What looking at a run costs: the live view, the report and the trackers, beside those of Lightning and the HF Trainer.
+"""What looking at a run costs: the live view, the report, the trackers, beside those of Lightning and the HF Trainer.
 
 What is drawn or written by the clock does not happen in every step, so blocks of steps are timed, not single steps.
 """
@@ -26,9 +26,10 @@ from bench.table import Table
 TITLE = "What looking at a run costs"
 COLUMNS = ("contender", "step ms", "above plain µs", "± s.e.", "of a step", "goal")
 NOTES = [
-    "Model: three layers of 640 units, batch 64, SGD, on one thread. Above plain: the median over the rounds of (contender - the same "
-    "trainer without views) in the same round, per step of a block of 100 steps; s.e. of that median.",
-    "Output goes to a pseudo-terminal that a process reads. All trackers write to the disk: TensorBoard, W&B offline, MLflow to sqlite.",
+    "Model: three layers of 640 units, batch 64, SGD, on one thread. Above plain: the median over the rounds of"
+    " (contender - the same trainer without views) in the same round, per step of a block of 100 steps; s.e. of it.",
+    "Output goes to a pseudo-terminal that a process reads. All trackers write to the disk: TensorBoard, W&B offline,"
+    " MLflow to sqlite.",
     "Every trainer logs the loss of every step, which is its default here and not there.",
 ]
 WIDTH, BATCH, BLOCK, FEWEST_ROUNDS = 640, 64, 100, 8
@@ -113,9 +114,9 @@ def lightning(views: bool) -> Callable[[HandOver], None]:
                 return make_optimizer(self)
 
         trainer = pl.Trainer(
-            accelerator="cpu", devices=1, max_epochs=1, limit_val_batches=0, log_every_n_steps=1, enable_checkpointing=False,
-            enable_model_summary=False, enable_progress_bar=views, logger=TensorBoardLogger("lightning") if views else False,
-            callbacks=[TQDMProgressBar()] if views else [],
+            accelerator="cpu", devices=1, max_epochs=1, limit_val_batches=0, log_every_n_steps=1,
+            enable_checkpointing=False, enable_model_summary=False, enable_progress_bar=views,
+            logger=TensorBoardLogger("lightning") if views else False, callbacks=[TQDMProgressBar()] if views else [],
         )  # fmt: skip
         trainer.fit(Module(), loader)
 
