@@ -70,6 +70,7 @@ class LiveView:
         self.step = self.batches = 0  # done, in the run and in the epoch
         self.validation_batches: int | None = None  # begun, while a validation runs
         self._layout: Layout | None = None
+        self._name = ""
         self._started = 0.0
         self._first_step = 0
         self._first: tuple[float, int] | None = None  # time and number of the first steps, which pay for warming up
@@ -86,6 +87,7 @@ class LiveView:
     def start(self, trainer: RunControl, now: float) -> None:
         """Begin at the present step. The best value is that of the first metric that a hook follows, or of val/loss."""
         self._started, self.step, self._first_step = now, trainer.step, trainer.step
+        self._name = trainer.record.labels.name or trainer.run_id or ""
         for entry in trainer.hooks.entries():
             hook = entry.hook
             if entry.enabled and isinstance(hook, MetricHook) and hook.monitor and hook.key.startswith("val/"):
@@ -182,7 +184,7 @@ class LiveView:
         units = ("", "") if self._fitting_layout().width < NARROW else ("batches", "steps")
         return {
             f"epoch {of_total(trainer.epoch + 1, epochs)}": _bar(self.batches, batches, units[0], left_in_epoch, pace),
-            "run": _bar(self.step, total, units[1], left, pace, trainer.run_id or ""),
+            "run": _bar(self.step, total, units[1], left, pace, self._name),
         }
 
     def _loss_parts(self, trainer: RunControl) -> list[Part]:
@@ -217,7 +219,9 @@ class LiveView:
 
     def _time_parts(self, layout: Layout, on_device: bool) -> list[Part]:
         whole = self.times["step_seconds"]
-        shares = {key: min(self.times[key] / whole, 1.0) for key in PARTS if key in self.times}
+        seconds = {key: self.times[key] for key in PARTS if key in self.times}
+        # Parts are measured in some of the steps only, and together may come to more than the mean of all.
+        shares = {key: one / max(whole, sum(seconds.values())) for key, one in seconds.items()}
         is_short = layout.width < NARROW
         parts: list[Part] = [(f"{PARTS[key][is_short]} {share:.0%}", PARTS[key][2]) for key, share in shares.items()]
         if shares.get("data_wait_seconds", 0.0) >= INPUT_BOUND:
