@@ -1,0 +1,194 @@
+"""Make report.html from summaries of runs: their data as JSON, the page's own script and style, and uPlot.
+
+Everything in the data is hostile: names, notes and logged text may hold markup. The data is JSON without a single
+"<", the script only ever sets text, and the page's Content-Security-Policy allows the scripts and the style by their
+hashes and nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import b64encode
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from hashlib import sha256
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+
+from hookline.record import strict_json
+from hookline.record.alerts import find_alerts
+from hookline.record.provenance import utc_now
+from hookline.report.shrink import fit
+
+if TYPE_CHECKING:
+    from hookline.record.media import MediaRow
+    from hookline.record.summary import RunSummary
+
+STYLES = ("uPlot.min.css", "report.css")
+SCRIPTS = ("format.js", "data.js", "view.js", "curves.js", "layers.js", "report.js")
+LIBRARY = "uPlot.iife.min.js"
+
+# A page of 3 MB has 2.1 MB of numbers, because base64 takes 4 characters for 3 bytes. Further runs of a comparison get
+# less each: their curves are drawn over each other in the same plots.
+BYTES_OF_NUMBERS, BYTES_OF_NUMBERS_PER_FURTHER_RUN = 2_050_000, 700_000
+BYTES_OF_MEDIA = 400_000
+MOST_TABLE_ROWS, MOST_TABLE_COLUMNS = 200, 50
+MOST_SETTINGS = 2000
+LONGEST_CONFIG = 100_000  # characters
+
+
+def make_report(summaries: Sequence[RunSummary], media: Sequence[Sequence[MediaRow]] = ()) -> bytes:
+    """Return report.html for one run, or for several that are compared.
+
+    Args:
+        summaries: The summaries of the runs.
+        media: The tables and images of each run, in the order of the summaries.
+    """
+    budget = BYTES_OF_NUMBERS + BYTES_OF_NUMBERS_PER_FURTHER_RUN * (len(summaries) - 1)
+    numbers = fit([(one.curves, one.layers, one.histograms) for one in summaries], budget)
+    runs = []
+    for index, (summary, (curves, layers, histograms)) in enumerate(zip(summaries, numbers, strict=True)):
+        arrays = Arrays()
+        rows = media[index] if index < len(media) else ()
+        runs.append({
+            "run_id": summary.run.get("run_id"),
+            "labels": strict_json.field_values(summary.labels),
+            "run": summary.run,
+            "config": summary.config[:LONGEST_CONFIG],
+            # Parsing YAML takes as long as everything else here, and only a comparison needs the settings one by one.
+            "settings": _settings(summary.config) if len(summaries) > 1 else None,
+            "curves": {name: _curve(curve, arrays) for name, curve in curves.items()},
+            "layers": {series: _layers(one, arrays) for series, one in layers.items()},
+            "histograms": {series: _histograms(one, arrays) for series, one in histograms.items()},
+            "events": summary.events,
+            "alerts": [strict_json.field_values(alert) for alert in find_alerts(summary)],
+            "media": list(_media(rows, BYTES_OF_MEDIA // len(summaries))),
+            "arrays": arrays.encoded,
+        })
+    return assemble({"version": 1, "written": utc_now(), "runs": runs})
+
+
+def assemble(data: Mapping[str, Any]) -> bytes:
+    """Put the page's data into the template, with the policy that lets nothing but the page's own script run."""
+    style, library, script, template = _parts()
+    hashes = {text: f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'" for text in (style, library, script)}
+    policy = (
+        f"default-src 'none'; script-src {hashes[library]} {hashes[script]}; style-src {hashes[style]}; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
+    # Escaped, no "</script>" or "<!--" can end or change the element, and a JSON parser reads the same text.
+    json = strict_json.dumps(data).replace("<", "\\u003c")
+    filled = {"policy": policy, "style": style, "data": json, "library": library, "script": script}
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: filled[match[1]], template).encode()
+
+
+@cache
+def _parts() -> tuple[str, str, str, str]:
+    """Read the style, uPlot, the script and the template."""
+    folder = files("hookline.report")
+
+    def read(*names: str) -> str:
+        return "\n".join((folder / name).read_text(encoding="utf-8") for name in names)
+
+    script = '(() => {\n"use strict";\n' + read(*SCRIPTS) + "\n})();\n"
+    return read(*STYLES), read(LIBRARY), script, read("page.html")
+
+
+# ---- the parts of a run ----------------------------------------------------------------------------------------------
+
+
+class Arrays:
+    """Arrays of numbers as base64, each different one once; other parts of the data refer to them by index."""
+
+    def __init__(self) -> None:
+        self.encoded: list[str] = []
+        self._indices: dict[bytes, int] = {}
+
+    def add(self, values: NDArray[Any], dtype: str) -> int:
+        """Return the index of an array; little-endian, whatever the machine is."""
+        data = np.ascontiguousarray(values, dtype=dtype).tobytes()
+        if data not in self._indices:
+            self._indices[data] = len(self.encoded)
+            self.encoded.append(b64encode(data).decode())
+        return self._indices[data]
+
+
+def _curve(curve: Any, arrays: Arrays) -> dict[str, Any]:
+    facts = {name: getattr(curve, name) for name in ("width", "points", "first", "last", "least", "greatest")}
+    return {
+        "steps": arrays.add(curve.steps, "<u4"),
+        **{name: arrays.add(getattr(curve, name), "<f4") for name in ("mean", "lowest", "highest")},
+        **facts,
+        "non_finite": curve.non_finite,
+    }
+
+
+def _layers(layers: Any, arrays: Arrays) -> dict[str, Any]:
+    return {
+        "names": list(layers.names),
+        "columns": list(layers.columns),
+        "steps": arrays.add(layers.steps, "<u4"),
+        "values": arrays.add(layers.values, "<f4"),
+    }
+
+
+def _histograms(histograms: Any, arrays: Arrays) -> dict[str, Any]:
+    """Scale each histogram to its fullest bin, because its shape is what is looked at."""
+    counts = np.nan_to_num(np.asarray(histograms.counts, dtype=np.float32))
+    fullest = counts.max(axis=-1, keepdims=True, initial=0)
+    scaled = np.ceil(255 * counts / np.where(fullest > 0, fullest, 1))  # a bin with a single value stays visible
+    return {
+        "names": list(histograms.names),
+        "steps": arrays.add(histograms.steps, "<u4"),
+        "edges": np.asarray(histograms.edges, dtype=float).tolist(),
+        "counts": arrays.add(scaled, "u1"),
+    }
+
+
+def _media(rows: Sequence[MediaRow], budget: int) -> Iterable[dict[str, Any]]:
+    """Yield the newest tables and images that fit, in the order of their steps."""
+    chosen = []
+    for row in reversed(rows):
+        shown: dict[str, Any] = {"step": row.step, "name": row.name}
+        if hasattr(row.content, "png"):
+            shown.update(type="image", png=b64encode(row.content.png).decode(), width=row.content.width)
+            size = len(shown["png"])
+        else:
+            table = row.content
+            cells = [list(cells[:MOST_TABLE_COLUMNS]) for cells in table.rows[:MOST_TABLE_ROWS]]
+            columns = list(table.columns[:MOST_TABLE_COLUMNS])
+            shown.update(type="table", columns=columns, rows=cells, kind=table.kind, total_rows=len(table.rows))
+            size = len(strict_json.dumps(shown))
+        budget -= size
+        if budget >= 0:
+            chosen.append(shown)
+    return reversed(chosen)
+
+
+def _settings(config: str) -> dict[str, Any] | None:
+    """Return the values of a config by their path, such as ``optimizer.lr``; None if it cannot be read."""
+    try:
+        parsed = yaml.safe_load(config)
+    except (yaml.YAMLError, RecursionError):
+        return None
+    settings: dict[str, Any] = {}
+
+    def add(path: str, value: Any, depth: int) -> None:
+        # Aliases in the config of a stranger can make a small text a huge tree.
+        if len(settings) >= MOST_SETTINGS or depth > 20:
+            return
+        inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        if not inner or (isinstance(value, list) and not any(isinstance(one, (dict, list)) for one in value)):
+            settings[path] = strict_json.short_repr(value) if isinstance(value, list) else value
+            return
+        for key, one in inner:
+            # Hooks are told apart by their name, not by their place in the list.
+            name = one["name"] if isinstance(value, list) and isinstance(one, dict) and "name" in one else key
+            add(f"{path}.{name}" if path else str(name), one, depth + 1)
+
+    add("", parsed, 0)
+    return settings
