@@ -1,9 +1,10 @@
-"""Write JSON files: one ``write()`` per line for files that grow, an atomic replacement for files that change."""
+"""Read and write JSON files: one ``write()`` per line for files that grow, an atomic replacement for others."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,12 @@ from hookline._fs import explain, open_plain, write_atomic
 from hookline.errors import RecordError
 from hookline.record import strict_json
 
+RESERVED = frozenset({"step", "epoch", "time"})  # fields of every row of metrics
+NON_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
+TEXT_FIELDS = frozenset({
+    "time", "kind", "name", "hook", "event", "by", "reason", "message", "error", "text", "run_id",
+})  # fmt: skip
+_BATCH = 10_000  # lines
 _APPEND = os.O_RDWR | os.O_APPEND | os.O_CREAT
 
 
@@ -80,3 +87,63 @@ def write_text_atomic(path: Path | str, text: str) -> None:
         write_atomic(Path(path), text.encode("utf-8"))
     except OSError as error:
         raise RecordError(explain(Path(path), error)) from error
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
+
+
+def read_json(path: Path | str) -> dict[str, Any]:
+    """Read one JSON object from a file. Raises `RecordError` if it is missing or is not a JSON object."""
+    record = _parse(read_bytes(Path(path)))
+    if record is None:
+        raise RecordError(f"{path} is not a JSON object; it is damaged or was not written by Hookline")
+    return record
+
+
+def read_jsonl(path: Path | str) -> tuple[list[dict[str, Any]], bool]:
+    """Read the whole lines of a file; also return whether any line was torn by a kill during its write.
+
+    The strings that stand for non-finite numbers become numbers again, except in fields that contain text.
+    """
+    lines = [line for line in read_bytes(Path(path)).split(b"\n") if line]
+    records = [record for batch in parse_lines(lines) for record in batch]
+    for record in records:
+        for key, value in record.items():
+            if isinstance(value, str) and value in NON_FINITE and key not in TEXT_FIELDS:
+                record[key] = NON_FINITE[value]
+    return records, len(records) < len(lines)
+
+
+def parse_lines(lines: Sequence[bytes]) -> Iterator[list[dict[str, Any]]]:
+    """Yield the JSON objects of many lines in batches, without lines that are torn.
+
+    A batch is parsed as one array, which is three times as fast as line by line.
+    """
+    for begin in range(0, len(lines), _BATCH):
+        batch = lines[begin : begin + _BATCH]
+        try:
+            records = json.loads(b"[%s]" % b",".join(batch))
+        except (ValueError, RecursionError):
+            records = []
+        if len(records) == len(batch) and set(map(type, records)) == {dict}:
+            yield records
+        else:  # one of the lines is torn
+            yield [record for line in batch if (record := _parse(line)) is not None]
+
+
+def read_bytes(path: Path) -> bytes:
+    """Read a plain file. Raises `RecordError` if it cannot be read."""
+    try:
+        with open(open_plain(path, os.O_RDONLY), "rb") as stream:  # noqa: PTH123 - a descriptor, not a path
+            return stream.read()
+    except (OSError, ValueError, MemoryError) as error:  # ValueError: a NUL in the path
+        reason = getattr(error, "strerror", None) or str(error) or "it does not fit into memory"
+        raise RecordError(f"cannot read {path}: {reason}. A run's directory is runs/<run_id>") from error
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None

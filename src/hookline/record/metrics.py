@@ -14,7 +14,6 @@ from hookline.record.redaction import redact_name
 
 REDUCTIONS = ("mean", "sum", "max", "min")
 """How the numbers that the ranks log under one name become one."""
-RESERVED = frozenset({"step", "epoch", "time"})
 
 Entry = tuple[int, int, str, Any, float]  # step, epoch, name, value, time
 Row = dict[str, Any]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sys
@@ -13,43 +12,15 @@ from typing import Any
 import torch
 
 from hookline._console import warn
-from hookline._fs import open_plain
 from hookline.errors import RecordError, nearest
-from hookline.record.layers import SeriesHeader, unpack
-from hookline.record.metrics import RESERVED
+from hookline.record.json_lines import NON_FINITE, RESERVED, TEXT_FIELDS, read_jsonl
+from hookline.record.packing import HEADER_FIELDS, SeriesHeader, read_header, unpack
 
-_NON_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
-_TEXT_FIELDS = frozenset({
-    "time", "kind", "name", "hook", "event", "by", "reason", "message", "error", "text", "run_id",
-})  # fmt: skip
 _MOST_GAPS = 1000  # places of a table per value in the file: hooks that change leave some places without a value
-_HEADER_FIELDS = {"series", "name", "names", "columns"}
 _Steps = dict[int, dict[SeriesHeader, torch.Tensor]]  # the values of a series that were read so far
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------
-
-
-def read_json(path: Path | str) -> dict[str, Any]:
-    """Read one JSON object from a file. Raises `RecordError` if it is missing or is not a JSON object."""
-    record = _parse(read_bytes(Path(path)))
-    if record is None:
-        raise RecordError(f"{path} is not a JSON object; it is damaged or was not written by Hookline")
-    return record
-
-
-def read_jsonl(path: Path | str) -> tuple[list[dict[str, Any]], bool]:
-    """Read the whole lines of a file; also return whether any line was torn by a kill during its write.
-
-    The strings that stand for non-finite numbers become numbers again, except in fields that contain text.
-    """
-    lines = [line for line in read_bytes(Path(path)).split(b"\n") if line]
-    records = [record for line in lines if (record := _parse(line)) is not None]
-    for record in records:
-        for key, value in record.items():
-            if isinstance(value, str) and value in _NON_FINITE and key not in _TEXT_FIELDS:
-                record[key] = _NON_FINITE[value]
-    return records, len(records) < len(lines)
 
 
 def _whole_lines(path: Path | str) -> list[dict[str, Any]]:
@@ -62,24 +33,6 @@ def _whole_lines(path: Path | str) -> list[dict[str, Any]]:
             depth += 1  # `load_run` calls the other public readers
         warn(message, stacklevel=depth + 1)
     return records
-
-
-def read_bytes(path: Path) -> bytes:
-    """Read a plain file. Raises `RecordError` if it cannot be read."""
-    try:
-        with open(open_plain(path, os.O_RDONLY), "rb") as stream:  # noqa: PTH123 - a descriptor, not a path
-            return stream.read()
-    except (OSError, ValueError, MemoryError) as error:  # ValueError: a NUL in the path
-        reason = getattr(error, "strerror", None) or str(error) or "it does not fit into memory"
-        raise RecordError(f"cannot read {path}: {reason}. A run's directory is runs/<run_id>") from error
-
-
-def _parse(line: bytes) -> dict[str, Any] | None:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return record if isinstance(record, dict) else None
 
 
 # ---- metrics.jsonl ---------------------------------------------------------------------------------------------------
@@ -104,9 +57,9 @@ def read_metrics(run_dir: Path | str | None) -> list[dict[str, Any]]:
         step = record.get("step")
         if type(step) is not int:  # not a line of ours
             continue
-        for name in _TEXT_FIELDS & record.keys():  # a metric may be named `error`, and all metrics are numbers
+        for name in TEXT_FIELDS & record.keys():  # a metric may be named `error`, and all metrics are numbers
             if isinstance(record[name], str):
-                record[name] = _NON_FINITE.get(record[name], record[name])
+                record[name] = NON_FINITE.get(record[name], record[name])
         if "resumed" in record:  # the run went back to this step, so later ones of an earlier attempt do not count
             steps = {one: earlier for one, earlier in steps.items() if one <= step}
             del record["resumed"]
@@ -180,8 +133,8 @@ def read_written_layers(run_dir: Path | str | None) -> dict[str, tuple[LayerSeri
         if "resumed" in record:
             for name, steps in found.items():
                 found[name] = {step: written for step, written in steps.items() if step <= record["resumed"]}
-        elif record.keys() >= _HEADER_FIELDS:
-            if (found_header := _header(record)) is not None:
+        elif record.keys() >= HEADER_FIELDS:
+            if (found_header := read_header(record)) is not None:
                 headers[record["series"]] = found_header
         elif "step" in record and header is not None:
             values = unpack(record, math.prod(header.shape))
@@ -190,18 +143,6 @@ def read_written_layers(run_dir: Path | str | None) -> dict[str, tuple[LayerSeri
                 written.pop(header, None)  # what comes later overwrites, also where headers overlap
                 written[header] = torch.from_numpy(values).reshape(header.shape)
     return {name: _merge_headers(steps) for name, steps in found.items()}
-
-
-def _header(record: dict[str, Any]) -> SeriesHeader | None:
-    """Return the header that a line defines, None if it is not one of ours."""
-    name, names, columns, bins = (record.get(key) for key in ("name", "names", "columns", "bins"))
-    if not isinstance(name, str) or not isinstance(names, list) or not isinstance(columns, list):
-        return None
-    if not all(isinstance(one, str) for one in (*names, *columns)):
-        return None
-    if bins is not None and (type(bins) is not int or bins < 0):
-        return None
-    return SeriesHeader(name, tuple(names), tuple(columns), bins)
 
 
 def _merge_headers(written: _Steps) -> tuple[LayerSeries, torch.Tensor]:

@@ -22,8 +22,10 @@ from hookline._fs import explain, refuse_link
 from hookline.core.run_control import SharedPart
 from hookline.errors import RecordError, nearest
 from hookline.record import strict_json
-from hookline.record.layers import LayerRow, LayerStep, SeriesHeader
-from hookline.record.metrics import RESERVED, Entry, MetricBatch, snapshot
+from hookline.record.json_lines import RESERVED
+from hookline.record.layers import LayerRow, LayerStep
+from hookline.record.metrics import Entry, MetricBatch, snapshot
+from hookline.record.packing import SeriesHeader
 from hookline.record.provenance import UNKNOWN_GIT_STATE, config_hash, new_run_id, utc_now
 from hookline.record.redaction import SecretValues, find_secrets, redact, redact_name, redact_text
 from hookline.record.sinks import AddedSinks, FileStorage, MemoryStorage, RankStorage, Sink, SinkHandle

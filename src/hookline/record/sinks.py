@@ -17,11 +17,10 @@ from hookline._fs import make_directory
 from hookline.core.failures import raise_if_quit
 from hookline.errors import RecordError, shown
 from hookline.record import strict_json
-from hookline.record.json_lines import JsonLines, write_json_atomic, write_text_atomic
+from hookline.record.json_lines import JsonLines, read_json, write_json_atomic, write_text_atomic
 from hookline.record.layers import LayerLines, LayerRow
 from hookline.record.lock import RunLock
 from hookline.record.provenance import environment, git_state
-from hookline.record.reader import read_json
 
 KINDS = ("metrics", "layers", "events")  # of rows; a sink has a method ``write_<kind>`` for each
 LAYERS = "layers.jsonl"

@@ -12,12 +12,11 @@ import json
 import math
 import re
 import reprlib
+import sys
 from collections.abc import Callable, Mapping
 from enum import Enum
 from pathlib import PurePath
 from typing import Any
-
-import torch
 
 _MAX_DEPTH = 48  # far deeper than any config, and far from the interpreter's recursion limit
 _FLAT_KEYS = frozenset({str})
@@ -142,11 +141,12 @@ def _simplify_leaf(value: Any) -> Any:
         return int(value)
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else json.dumps(float(value))  # NaN, Infinity or -Infinity
-    if isinstance(value, torch.Tensor):
+    torch = sys.modules.get("torch")  # nothing is a tensor before it is imported, and reading a record needs no torch
+    if torch is not None and isinstance(value, torch.Tensor):
         if value.dim() == 0 and not value.is_complex() and value.device.type != "meta":
             return _simplify_leaf(value.item())
         return {"tensor": {"shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}}
-    if isinstance(value, (torch.device, torch.dtype)):
+    if torch is not None and isinstance(value, (torch.device, torch.dtype)):
         return str(value).removeprefix("torch.")
     if isinstance(value, PurePath):
         return _escape_surrogates(str(value))

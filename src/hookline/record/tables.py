@@ -12,15 +12,8 @@ import torch
 
 from hookline.errors import RecordError
 from hookline.record import strict_json
-from hookline.record.reader import (
-    LayerSeries,
-    directory_of,
-    read_bytes,
-    read_events,
-    read_json,
-    read_metrics,
-    read_written_layers,
-)
+from hookline.record.json_lines import read_bytes, read_json
+from hookline.record.reader import LayerSeries, directory_of, read_events, read_metrics, read_written_layers
 
 Columns = dict[str, list[Any]]  # equally long
 

@@ -25,8 +25,8 @@ from hookline.checkpoints.snapshot import HostMemory
 from hookline.checkpoints.store import SavedCheckpoint, list_checkpoints, newest_good, read_manifest
 from hookline.core.failures import hook_notes, raise_if_quit
 from hookline.errors import CheckpointError, add_note, error_text
+from hookline.record.json_lines import read_jsonl
 from hookline.record.provenance import config_hash
-from hookline.record.reader import read_jsonl
 from hookline.trainer.data.loader_state import restore_loader_states, restore_source_states, source_states
 from hookline.trainer.rank_sections import alike_tensors, like_weights, read_sections
 from hookline.trainer.rng import restore_rng, rng_state

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hookline._console import logger
 from hookline._fs import describe_process
 from hookline.errors import RecordError
-from hookline.record.reader import read_json
+from hookline.record.json_lines import read_json
 from hookline.trainer.checkpointing import run_directory
 
 if TYPE_CHECKING:

@@ -1,0 +1,209 @@
+"""Find what deserves attention in the summary of a run: what its events say, and what its numbers show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from hookline.record.summary import LayerTable, RunSummary
+
+Severity = Literal["error", "warning", "info"]
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
+
+_NAMES_SHOWN = 3
+_MOST_PER_KIND = 5  # alerts; the last one says how many more there are
+_SPIKE_SPREADS = 8.0  # a range of steps whose highest value is this many spreads above those before it has a spike
+_BEFORE = 20  # ranges
+_DEAD_SHARE, _WAIT_SHARE = 0.5, 0.3
+
+# Events by kind: how bad each is, and what it means. `{…}` are fields of the event.
+_EVENTS: dict[str, tuple[Severity, str]] = {
+    "exception": ("error", "the run failed: {error}"),
+    "non_finite_weights": ("error", "{message}"),
+    "crash": ("error", "{reason}; everything about that step is in {path}"),
+    "non_finite": ("error", "{reason}"),
+    "non_finite_loss": ("error", "the loss is {value}"),
+    "loader_failed": ("error", "a loader failed: {error}"),
+    "checkpoint_failed": ("error", "a checkpoint could not be saved: {error}"),
+    "checkpoint_damaged": ("error", "a checkpoint is damaged: {problem}"),
+    "hook_disabled": ("error", "the hook was switched off: {message}"),
+    "hook_failed": ("warning", "{message}"),
+    "hook_overruled": ("warning", "{message}"),
+    "hook_wrote": ("warning", "the hook changed training without declaring it: {what}"),
+    "hook_drew": ("warning", "{message}"),
+    "hook_costly": ("warning", "{message}"),
+    "sink_failed": ("warning", "the sink {sink} failed and was removed: {error}"),
+    "gradient_flow": ("warning", "{verdict}"),
+    "loss_spike": ("warning", "the loss rose to {loss:.4g}, {spreads:.3g} spreads above the median {median:.4g}"),
+    "metric_not_finite": ("warning", "{monitor} is {value}"),
+    "debug_finding": ("warning", "a debug condition holds in {module}"),
+    "slow_rank": ("warning", "rank {slow_rank} takes {seconds:.3g} s a step, the others {others:.3g} s"),
+    "stall": ("warning", "no progress for {seconds:.3g} s"),
+    "resume_not_exact": ("warning", "the run was not resumed exactly: {why}"),
+    "notification_failed": ("warning", "a notification was not sent: {why}"),
+    "step_skipped": ("info", "an optimizer step was skipped: {reason}"),
+}
+
+
+@dataclass(frozen=True)
+class Alert:
+    """Something that deserves attention."""
+
+    kind: str
+    """What it is in one word, such as ``loss_spike``."""
+    severity: Severity
+    step: int | None
+    text: str
+    place: Mapping[str, str] = field(default_factory=dict)
+    """Where to look: a curve, a hook, or the series, name and column of a layer's statistic."""
+
+
+def find_alerts(summary: RunSummary) -> list[Alert]:
+    """Return what deserves attention, the worst first and then in the order of steps."""
+    found = [*_from_outcome(summary), *_from_events(summary), *_from_curves(summary), *_from_layers(summary)]
+    found.sort(key=lambda alert: (SEVERITIES.index(alert.severity), alert.step is None, alert.step or 0))
+    return found
+
+
+def _from_outcome(summary: RunSummary) -> Iterator[Alert]:
+    run = summary.run
+    if isinstance(run.get("lost"), int) and run["lost"]:
+        yield Alert("lost", "error", None, f"{run['lost']:,} lines or values of the record could not be written")
+    for file in summary.torn:
+        yield Alert("torn", "info", None, f"a line of {file} is incomplete, because its writer was killed")
+
+
+# ---- events ----------------------------------------------------------------------------------------------------------
+
+
+def _from_events(summary: RunSummary) -> Iterator[Alert]:
+    """Yield an alert for each event that means trouble; of many alike the first ones, and how many there are."""
+    listed: dict[tuple[str, Any], int] = {}
+    for event in summary.events:
+        kind = str(event.get("kind"))
+        if kind not in _EVENTS or (kind == "gradient_flow" and not event.get("parameters")):
+            continue
+        source = event.get("hook", event.get("by"))
+        listed[kind, source] = listed.get((kind, source), 0) + 1
+        if listed[kind, source] > _MOST_PER_KIND:
+            continue
+        severity, template = _EVENTS[kind]
+        named = f"{source}: " if isinstance(source, str) else ""
+        step = event.get("step")
+        yield Alert(
+            kind, severity, step if type(step) is int else None, f"{named}{_filled(template, event)}", _place(event)
+        )
+    for (kind, source), count in listed.items():
+        if count > _MOST_PER_KIND:
+            named = f" of {source}" if isinstance(source, str) else ""
+            more = count - _MOST_PER_KIND
+            yield Alert(kind, _EVENTS[kind][0], None, f"{more:,} more {kind.replace('_', ' ')} events{named}")
+
+
+def _filled(template: str, event: Mapping[str, Any]) -> str:
+    """Fill in the fields of an event; a record from elsewhere may lack them or have others."""
+    try:
+        return template.format(**event)
+    except (KeyError, ValueError, TypeError, IndexError, AttributeError):
+        fields = {key: value for key, value in event.items() if key not in ("time", "kind", "step", "by", "hook")}
+        return ", ".join(f"{key} {value}" for key, value in fields.items()) or str(event.get("kind"))
+
+
+def _place(event: Mapping[str, Any]) -> dict[str, str]:
+    if event.get("kind") in ("loss_spike", "non_finite_loss", "non_finite"):
+        return {"curve": "train/loss"}
+    if event.get("kind") == "gradient_flow" and isinstance(event.get("parameters"), Mapping):
+        return {"series": "gradients", "name": str(next(iter(event["parameters"]))), "column": "norm"}
+    if isinstance(event.get("monitor"), str):
+        return {"curve": event["monitor"]}
+    source = event.get("hook", event.get("by"))
+    return {"hook": source} if isinstance(source, str) else {}
+
+
+# ---- curves ----------------------------------------------------------------------------------------------------------
+
+
+def _from_curves(summary: RunSummary) -> Iterator[Alert]:
+    for name, curve in summary.curves.items():
+        if curve.non_finite is not None and not (name == "train/loss" and summary.event_counts["non_finite_loss"]):
+            step, count = curve.non_finite
+            values = "value is" if count == 1 else "values are"
+            yield Alert("non_finite", "error", step, f"{name}: {count:,} {values} not finite", {"curve": name})
+    if "loss_spike" not in summary.event_counts:
+        yield from _spikes(summary, "train/loss")
+    wait = summary.curves.get("throughput/data_wait_share")
+    if wait is not None and wait.points:
+        share = float(np.nanmean(wait.mean)) if np.isfinite(wait.mean).any() else 0.0
+        if share > _WAIT_SHARE:
+            text = f"input-bound: {share:.0%} of a step's time is spent waiting for data"
+            yield Alert("input_bound", "warning", None, text, {"curve": "throughput/data_wait_share"})
+
+
+def _spikes(summary: RunSummary, name: str) -> Iterator[Alert]:
+    """Yield the ranges of steps whose highest value is far above the values before them, the worst first."""
+    curve = summary.curves.get(name)
+    if curve is None:
+        return
+    known = np.isfinite(curve.mean)
+    steps, lowest, highest, mean = (one[known] for one in (curve.steps, curve.lowest, curve.highest, curve.mean))
+    found = []
+    for index in range(_BEFORE, len(steps)):
+        before = slice(index - _BEFORE, index)
+        middle = float(np.median(mean[before]))
+        # The extremes of a wide range of steps are farther from its mean than those of a narrow one.
+        typical = float(np.median(highest[before] - lowest[before]))
+        spread = max(1.4826 * float(np.median(np.abs(mean[before] - middle))), typical, 1e-3 * abs(middle))
+        if spread and (above := (highest[index] - middle) / spread) > _SPIKE_SPREADS:
+            found.append((float(above), int(steps[index]), float(highest[index]), middle))
+    for above, step, value, middle in sorted(found, reverse=True)[:_MOST_PER_KIND]:
+        text = f"{name} rose to {value:.4g}, {above:.3g} spreads above the median {middle:.4g} before it"
+        yield Alert("spike", "warning", step, text, {"curve": name})
+
+
+# ---- layers ----------------------------------------------------------------------------------------------------------
+
+
+def _from_layers(summary: RunSummary) -> Iterator[Alert]:
+    for series, table in summary.layers.items():
+        for column in ("nans", "infs"):
+            yield from _non_finite_layers(series, table, column)
+        if {"dead_units", "units"} <= set(table.columns):
+            yield from _dead_layers(series, table)
+
+
+def _non_finite_layers(series: str, table: LayerTable, column: str) -> Iterator[Alert]:
+    if column not in table.columns:
+        return
+    values = table.values[:, :, table.columns.index(column)]
+    with np.errstate(invalid="ignore"):
+        bad = values > 0
+    if bad.any():
+        layers = np.flatnonzero(bad.any(axis=0))
+        first = int(np.flatnonzero(bad.any(axis=1))[0])
+        # The layer where it began, in the model's order, says more than the first one of all.
+        origin = table.names[int(np.flatnonzero(bad[first])[0])]
+        what = "NaN" if column == "nans" else "infinite values"
+        more = f" and later in {len(layers) - 1} more" if len(layers) > 1 else ""
+        text = f"{series}: {what} in {origin}{more}"
+        place = {"series": series, "name": origin, "column": column}
+        yield Alert("non_finite", "error", int(table.steps[first]), text, place)
+
+
+def _dead_layers(series: str, table: LayerTable) -> Iterator[Alert]:
+    """Yield one alert for the layers most of whose units were dead when they were last counted."""
+    dead, units = (table.values[:, :, table.columns.index(column)] for column in ("dead_units", "units"))
+    found = []
+    for index, name in enumerate(table.names):
+        counted = np.flatnonzero(np.isfinite(dead[:, index]) & (np.nan_to_num(units[:, index]) > 0))
+        if counted.size and (share := dead[counted[-1], index] / units[counted[-1], index]) >= _DEAD_SHARE:
+            found.append((float(share), name, int(table.steps[counted[-1]])))
+    if found:
+        found.sort(key=lambda one: -one[0])
+        names = ", ".join(f"{name} ({share:.0%})" for share, name, _ in found[:_NAMES_SHOWN])
+        more = f" and {len(found) - _NAMES_SHOWN} more" if len(found) > _NAMES_SHOWN else ""
+        text = f"{series}: most units are dead in {names}{more}"
+        place = {"series": series, "name": found[0][1], "column": "dead_units"}
+        yield Alert("dead_units", "warning", found[0][2], text, place)

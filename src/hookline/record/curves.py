@@ -1,0 +1,189 @@
+"""Keep the course of a number over a run in bounded memory: lowest, highest and mean of equally wide ranges of steps.
+
+A spike stays visible however long the run is, because each range keeps its extremes. As long as there are few points,
+every range is one step and the values are exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Steps = NDArray[np.int64]
+Values = NDArray[np.float64]
+
+MOST_RANGES = 800  # of a curve: about as many as a plot has pixels
+_MOST_PENDING = 2048  # values that are summarized together, which is faster than one by one
+
+
+@dataclass(frozen=True)
+class Point:
+    """The value of a curve at a step."""
+
+    step: int
+    value: float
+
+
+class Curve:
+    """The course of one number: arrays with one entry per range of `width` steps, and its most important points.
+
+    Values may arrive in any order. While `width` is 1, a later value of a step replaces an earlier one.
+    """
+
+    def __init__(self) -> None:
+        self.width = 1
+        self._points = 0
+        self._last: Point | None = None
+        self._least: Point | None = None
+        self._greatest: Point | None = None
+        self._non_finite: tuple[int, int] | None = None
+        self._starts: Steps = np.empty(0, np.int64)
+        self._data: Values = np.empty((4, 0))  # the lowest, the highest, the sum and the number of the finite values
+        self._pending_steps: list[int] = []
+        self._pending_values: list[Any] = []
+
+    def extend(self, steps: Sequence[int], values: Sequence[Any]) -> None:
+        """Add many values; the strings that stand for non-finite numbers in a record are numbers, too."""
+        self._pending_steps.extend(steps)
+        self._pending_values.extend(values)
+        if len(self._pending_steps) >= _MOST_PENDING:
+            self._summarize()
+
+    # ---- what the curve is -------------------------------------------------------------------------------------------
+
+    @property
+    def steps(self) -> Steps:
+        """The first step of each range."""
+        self._summarize()
+        return self._starts
+
+    @property
+    def lowest(self) -> Values:
+        """The lowest finite value of each range; NaN where there is none."""
+        return self._row(0)
+
+    @property
+    def highest(self) -> Values:
+        """The highest finite value of each range; NaN where there is none."""
+        return self._row(1)
+
+    @property
+    def mean(self) -> Values:
+        """The mean of the finite values of each range; NaN where there is none."""
+        sums, counts = self._row(2), self._row(3)
+        with np.errstate(invalid="ignore"):
+            means: Values = sums / counts  # 0 / 0 is NaN
+        return means
+
+    @property
+    def points(self) -> int:
+        """How many values there are."""
+        self._summarize()
+        return self._points
+
+    @property
+    def last(self) -> Point | None:
+        """The value at the latest step; NaN or infinite if that is what it was."""
+        self._summarize()
+        return self._last
+
+    @property
+    def least(self) -> Point | None:
+        """The lowest finite value and where it was first."""
+        self._summarize()
+        return self._least
+
+    @property
+    def greatest(self) -> Point | None:
+        """The highest finite value and where it was first."""
+        self._summarize()
+        return self._greatest
+
+    @property
+    def non_finite(self) -> tuple[int, int] | None:
+        """The first step with a value that is NaN or infinite, and how many such values there are."""
+        self._summarize()
+        return self._non_finite
+
+    # ---- summarizing -------------------------------------------------------------------------------------------------
+
+    def _summarize(self) -> None:
+        """Move the values that have arrived since the last call into the ranges."""
+        if not self._pending_steps:
+            return
+        steps, values = _as_numbers(self._pending_steps, self._pending_values)
+        self._pending_steps, self._pending_values = [], []
+        if not steps.size:
+            return
+        if (steps[1:] <= steps[:-1]).any():  # sort, and keep the last value of each step
+            order = np.argsort(steps, kind="stable")
+            steps, values = steps[order], values[order]
+            is_latest = np.append(steps[1:] != steps[:-1], True)
+            steps, values = steps[is_latest], values[is_latest]
+        finite = np.isfinite(values)
+        self._note_points(steps, values, finite)
+        is_new = self._starts.size == 0 or steps[0] > self._starts[-1] + self.width - 1
+        if self.width == 1 and not is_new:
+            replaced = np.isin(self._starts, steps)
+            self._points -= int(replaced.sum())
+            self._select(~replaced)
+        shown = np.where(finite, values, np.nan)
+        self._starts = np.concatenate([self._starts, steps - steps % self.width])
+        self._data = np.hstack([self._data, [shown, shown, np.where(finite, values, 0.0), finite]])
+        if not is_new:
+            self._select(np.argsort(self._starts, kind="stable"))
+        self._merge_ranges()
+        while self._starts.size > MOST_RANGES:
+            self.width *= 2
+            self._starts = self._starts - self._starts % self.width
+            self._merge_ranges()
+
+    def _row(self, index: int) -> Values:
+        self._summarize()
+        row: Values = self._data[index]
+        return row
+
+    def _select(self, which: NDArray[Any]) -> None:
+        self._starts, self._data = self._starts[which], self._data[:, which]
+
+    def _merge_ranges(self) -> None:
+        """Merge entries of the same range, which are neighbours."""
+        is_first = np.append(True, self._starts[1:] != self._starts[:-1])
+        if not is_first.all():
+            begins, merge = np.flatnonzero(is_first), (np.fmin, np.fmax, np.add, np.add)
+            self._data = np.array([one.reduceat(row, begins) for one, row in zip(merge, self._data, strict=True)])
+            self._starts = self._starts[begins]
+
+    def _note_points(self, steps: Steps, values: Values, finite: NDArray[np.bool_]) -> None:
+        """Update the counts and the most important points with values in the order of their steps."""
+        self._points += steps.size
+        if self._last is None or steps[-1] >= self._last.step:
+            self._last = Point(int(steps[-1]), float(values[-1]))
+        if not finite.all():
+            first, count = int(steps[~finite][0]), int((~finite).sum())
+            before = self._non_finite
+            self._non_finite = (first, count) if before is None else (min(before[0], first), before[1] + count)
+            steps, values = steps[finite], values[finite]
+        if steps.size:
+            low, high = values.argmin(), values.argmax()
+            if self._least is None or values[low] < self._least.value:
+                self._least = Point(int(steps[low]), float(values[low]))
+            if self._greatest is None or values[high] > self._greatest.value:
+                self._greatest = Point(int(steps[high]), float(values[high]))
+
+
+def _as_numbers(steps: list[int], values: list[Any]) -> tuple[Steps, Values]:
+    """Return arrays without the values that are not numbers, which only a damaged or foreign record has."""
+    try:
+        return np.array(steps, np.int64), np.array(values, np.float64)
+    except (ValueError, TypeError, OverflowError):
+        kept = [
+            (step, float(value))
+            for step, value in zip(steps, values, strict=True)
+            if abs(step) < 2**63 and (isinstance(value, (int, float)) or value in ("NaN", "Infinity", "-Infinity"))
+        ]
+        return np.array([step for step, _ in kept], np.int64), np.array([value for _, value in kept], np.float64)

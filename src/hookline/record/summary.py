@@ -1,0 +1,331 @@
+"""Summarize a run in bounded memory, while it is recorded or from its files: curves, statistics per layer, events.
+
+A `RunSummary` is a sink. The report of a run, `hookline show` and `hookline compare` are made from one. Reading a run
+needs NumPy and not torch, so that these commands start quickly.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hookline._console import logger
+from hookline.errors import RecordError
+from hookline.record.curves import Curve
+from hookline.record.json_lines import RESERVED, parse_lines, read_bytes, read_json, read_jsonl
+from hookline.record.packing import HEADER_FIELDS, Floats, SeriesHeader, read_header, unpack
+
+if TYPE_CHECKING:
+    from hookline.record.layers import LayerRow
+
+MOST_EVENTS = 1000  # as many of the first and as many of the last are kept
+_MOST_CELLS = 150_000  # of a table of layers over a run
+_MOST_COUNTS = 400_000  # of a table of histograms
+_LOWEST_OCTAVE, _OCTAVES = -32, 48  # of the histograms: from 2^-32 to 2^16 in both directions
+_NOT_METRICS = RESERVED | {"resumed"}
+_TOPS = {  # by series of histograms and their column: where the octave in which each one's bins end is
+    ("gradient_histograms", "count"): ("gradients", "top_octave"),
+    ("activation_histograms", "counts"): ("activations", "histogram_top"),
+    ("activation_histograms", "grad_counts"): ("activations", "grad_histogram_top"),
+}
+
+Array = NDArray[Any]
+
+
+class Ranges:
+    """Arrays of one shape over the steps of a run, merged where there are more than `most` of them.
+
+    Args:
+        most: How many arrays to keep.
+        merge: Makes one array of two neighbours.
+    """
+
+    def __init__(self, most: int, merge: Callable[[Array, Array], Array]) -> None:
+        self.width = 1
+        self.starts: list[int] = []  # the first step of each range
+        self.arrays: list[Array] = []
+        self._most, self._merge = most, merge
+
+    def add(self, step: int, array: Array) -> None:
+        """Add the array of a step, which may come late."""
+        start = step - step % self.width
+        place = len(self.starts) if not self.starts or start > self.starts[-1] else bisect_left(self.starts, start)
+        if place < len(self.starts) and self.starts[place] == start:
+            self.arrays[place] = self._merge(self.arrays[place], array)
+            return
+        self.starts.insert(place, start)
+        self.arrays.insert(place, array)
+        if len(self.starts) > self._most:
+            starts, arrays = self.starts, self.arrays
+            self.width, self.starts, self.arrays = self.width * 2, [], []
+            for start, array in zip(starts, arrays, strict=True):
+                self.add(start, array)
+
+
+@dataclass(frozen=True)
+class LayerTable:
+    """Statistics per layer over a run: ``values[i, j, k]`` is column k of name j in the range that begins at steps[i].
+
+    It is the value farthest from 0 in its range, NaN where nothing was recorded.
+    """
+
+    names: tuple[str, ...]
+    columns: tuple[str, ...]
+    steps: Array
+    values: Floats
+
+
+@dataclass(frozen=True)
+class HistogramTable:
+    """Histograms per layer over a run: ``counts[i, j, k]`` counts the values of name j between edges k and k + 1."""
+
+    names: tuple[str, ...]
+    edges: Array
+    steps: Array
+    counts: Array
+
+
+class RunSummary:
+    """A run in bounded memory; a sink of its record.
+
+    It takes at most 32 kB for each metric, 1 MB for each series of statistics per layer and 4 MB for each series of
+    histograms, as long as a series has fewer than 40,000 values a step.
+
+    Args:
+        run: The fields of run.json.
+        config: The text of config.yaml.
+        path: The run's directory.
+    """
+
+    def __init__(self, run: dict[str, Any] | None = None, config: str = "", path: Path | None = None) -> None:
+        self.run, self.config, self.path = run or {}, config, path
+        self.curves: dict[str, Curve] = {}
+        self.times = Curve()  # seconds since 1970 at each step
+        self.event_counts: Counter[str] = Counter()
+        self.torn: list[str] = []  # files with lines that a kill left incomplete
+        self._first_events: list[dict[str, Any]] = []
+        self._last_events: list[dict[str, Any]] = []
+        self._layers: dict[SeriesHeader, Ranges] = {}
+        self._histograms: dict[tuple[str, tuple[str, ...]], Ranges] = {}
+        self._tops: dict[tuple[str, str], tuple[int, dict[str, float]]] = {}  # of the newest step
+
+    # ---- receiving rows ----------------------------------------------------------------------------------------------
+
+    def write_metrics(self, rows: Iterable[dict[str, Any]], /) -> None:
+        """Add rows of metrics.jsonl."""
+        # Most rows have the same metrics, and adding many values of one at once is faster.
+        alike: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+        for row in rows:
+            if type(row.get("step")) is int:  # otherwise it is not a line of ours
+                alike.setdefault(tuple(row), []).append(row)
+        for names, group in alike.items():
+            steps = [row["step"] for row in group]
+            for name in names:
+                if name == "time":
+                    self.times.extend(steps, [row[name] for row in group])
+                elif name not in _NOT_METRICS:
+                    curve = self.curves.get(name)
+                    if curve is None:
+                        curve = self.curves[name] = Curve()
+                    curve.extend(steps, [row[name] for row in group])
+
+    def write_layers(self, rows: Iterable[LayerRow], /) -> None:
+        """Add steps of statistics per layer."""
+        for row in rows:
+            self._add_layers(row.step, row.header, np.asarray(row.values, dtype=np.float32))
+
+    def write_events(self, rows: Iterable[dict[str, Any]], /) -> None:
+        """Add rows of events.jsonl."""
+        for row in rows:
+            self.event_counts[str(row.get("kind"))] += 1
+            if len(self._first_events) < MOST_EVENTS:
+                self._first_events.append(row)
+            else:
+                self._last_events.append(row)
+                if len(self._last_events) >= 2 * MOST_EVENTS:
+                    del self._last_events[:-MOST_EVENTS]
+
+    def _add_layers(self, step: int, header: SeriesHeader, values: Floats) -> None:
+        if header.bins is not None:
+            for index, column in enumerate(header.columns):
+                self._add_histograms(step, header, column, values[:, index])
+            return
+        ranges = self._layers.get(header)
+        if ranges is None:
+            cells = max(len(header.names) * len(header.columns), 1)
+            ranges = self._layers[header] = Ranges(min(max(_MOST_CELLS // cells, 4), 400), _farther_from_zero)
+        ranges.add(step, values)
+        for series, column in _TOPS.values():
+            if header.series == series and column in header.columns:
+                tops = values[:, header.columns.index(column)].tolist()
+                self._tops[series, column] = step, dict(zip(header.names, tops, strict=True))
+
+    def _add_histograms(self, step: int, header: SeriesHeader, column: str, counts: Floats) -> None:
+        """Add histograms whose windows are known: each counts the octaves below its largest value."""
+        measured, tops = self._tops.get(_TOPS.get((header.series, column), ("", "")), (None, {}))
+        if measured != step or not all(name in tops for name in header.names):
+            return
+        key = (header.series if column in ("count", "counts") else f"{header.series}: {column}", header.names)
+        if key not in self._histograms:
+            most = _MOST_COUNTS // (max(len(header.names), 1) * (2 * _OCTAVES + 1))
+            self._histograms[key] = Ranges(min(max(most, 4), 100), np.add)
+        octaves = np.array([tops[name] for name in header.names])
+        self._histograms[key].add(step, _in_octaves(counts, octaves))
+
+    # ---- what is known -----------------------------------------------------------------------------------------------
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """The first and the last events; `event_counts` counts all."""
+        return [*self._first_events, *self._last_events[-MOST_EVENTS:]]
+
+    @property
+    def layers(self) -> dict[str, LayerTable]:
+        """The statistics per layer, by series."""
+        by_series: dict[str, list[tuple[SeriesHeader, Ranges]]] = {}
+        for header, ranges in self._layers.items():
+            by_series.setdefault(header.series, []).append((header, ranges))
+        return {series: _one_table(parts) for series, parts in by_series.items()}
+
+    @property
+    def histograms(self) -> dict[str, HistogramTable]:
+        """The histograms per layer, by series; of one whose layers changed, those that came last."""
+        return {
+            series: HistogramTable(names, octave_edges(), np.array(ranges.starts), np.stack(ranges.arrays))
+            for (series, names), ranges in self._histograms.items()
+        }
+
+    # ---- reading files -----------------------------------------------------------------------------------------------
+
+    @classmethod
+    def read(cls, directory: Path | str) -> RunSummary:
+        """Read the files of a run, also of one that is running or was killed.
+
+        Raises:
+            RecordError: If the directory is not a run, or one of its files cannot be read.
+        """
+        path = Path(directory)
+        run = read_json(path / "run.json")  # first: without it the directory is not a run
+        try:
+            config = read_bytes(path / "config.yaml").decode("utf-8", "replace")
+        except RecordError as error:
+            logger.warning("%s", error)
+            config = ""
+        summary = cls(run, config, path)
+        for rows in summary._lines(path / "metrics.jsonl"):
+            summary.write_metrics(rows)
+        if (path / "layers.jsonl").exists():
+            headers: dict[Any, SeriesHeader] = {}
+            for rows in summary._lines(path / "layers.jsonl"):
+                summary._read_layers(rows, headers)
+        events, torn = read_jsonl(path / "events.jsonl")
+        for one in (path / "ranks").glob("*/events.jsonl"):
+            events += read_jsonl(one)[0]
+        summary.torn += ["events.jsonl"] * torn
+        summary.write_events(sorted(events, key=_time_of))
+        return summary
+
+    def _lines(self, path: Path) -> Iterator[list[dict[str, Any]]]:
+        """Yield the lines of a file in batches, without those that a resumed run has discarded."""
+        content = read_bytes(path)
+        parts = list(_attempts(content))
+        for index, (attempt, _) in enumerate(parts):
+            lines = [line for line in attempt.split(b"\n") if line]
+            limits = [resumed_at for _, resumed_at in parts[index + 1 :] if resumed_at is not None]
+            count = 0
+            for batch in parse_lines(lines):
+                count += len(batch)
+                if limits:  # a later attempt began from there
+                    batch = [row for row in batch if not _is_after(row.get("step"), min(limits))]
+                yield batch
+            if count < len(lines) and path.name not in self.torn:
+                self.torn.append(path.name)
+
+    def _read_layers(self, rows: Sequence[dict[str, Any]], headers: dict[Any, SeriesHeader]) -> None:
+        for row in rows:
+            if row.keys() >= HEADER_FIELDS:
+                if (header := read_header(row)) is not None:
+                    headers[row["series"]] = header
+            elif type(row.get("step")) is int and row.get("series") in headers:
+                header = headers[row["series"]]
+                values = unpack(row, int(np.prod(header.shape)))
+                if values is not None:  # otherwise the line is damaged
+                    self._add_layers(row["step"], header, values.reshape(header.shape))
+
+
+def _attempts(content: bytes) -> Iterator[tuple[bytes, int | None]]:
+    """Split a file where the run was resumed; yield each part and the step that it begins after, None for the first."""
+    begin, resumed_at, found = 0, None, content.find(b'"resumed":')
+    while found >= 0:
+        line_begin, line_end = content.rfind(b"\n", 0, found) + 1, content.find(b"\n", found)
+        line_end = len(content) if line_end < 0 else line_end
+        for marker in [one for batch in parse_lines([content[line_begin:line_end]]) for one in batch]:
+            step = marker.get("step", marker.get("resumed"))
+            if "resumed" in marker and type(step) is int:
+                yield content[begin:line_begin], resumed_at
+                begin, resumed_at = line_begin, step
+        found = content.find(b'"resumed":', line_end)
+    yield content[begin:], resumed_at
+
+
+def _is_after(step: Any, limit: int) -> bool:
+    return type(step) is int and step > limit
+
+
+def _time_of(event: dict[str, Any]) -> float:
+    time = event.get("time")
+    return float(time) if isinstance(time, (int, float)) else 0.0
+
+
+def _farther_from_zero(first: Array, second: Array) -> Array:
+    with np.errstate(invalid="ignore"):
+        return np.where((np.abs(second) > np.abs(first)) | np.isnan(first), second, first)
+
+
+def _one_table(parts: Sequence[tuple[SeriesHeader, Ranges]]) -> LayerTable:
+    """Make one table of all headers of a series: several hooks may write to one."""
+    names = tuple(dict.fromkeys(name for header, _ in parts for name in header.names))
+    columns = tuple(dict.fromkeys(column for header, _ in parts for column in header.columns))
+    steps = sorted({start for _, ranges in parts for start in ranges.starts})
+    row_of, column_of, step_of = ({one: index for index, one in enumerate(all_)} for all_ in (names, columns, steps))
+    values = np.full((len(steps), len(names), len(columns)), np.nan, np.float32)
+    for header, ranges in parts:
+        rows = [row_of[name] for name in header.names]
+        across = [column_of[column] for column in header.columns]
+        for start, array in zip(ranges.starts, ranges.arrays, strict=True):
+            values[np.ix_([step_of[start]], rows, across)] = array
+    return LayerTable(names, columns, np.array(steps), values)
+
+
+def octave_edges() -> Array:
+    """Return the edges of the bins of a summary's histograms; the bin in the middle holds zero."""
+    octaves = 2.0 ** np.arange(_LOWEST_OCTAVE, _LOWEST_OCTAVE + _OCTAVES + 1)
+    return np.concatenate([-octaves[::-1], octaves])
+
+
+def _in_octaves(counts: Floats, tops: Array) -> Array:
+    """Move counts [names, bins], as in `hookline.stats.histograms`, into bins of whole octaves that all names share.
+
+    NaN and infinities are left out; the statistics have their numbers. Values beyond an end are in its last bin.
+    """
+    names, bins = counts.shape
+    per_sign = (bins - 4) // 2
+    per_octave = max(round(per_sign / 31.75), 1)
+    begins = np.arange(0, per_sign, per_octave)
+    negative = np.add.reduceat(counts[:, 1 : 1 + per_sign], begins, axis=1)  # from the largest magnitude down
+    positive = np.add.reduceat(counts[:, per_sign + 2 : 2 * per_sign + 2][:, ::-1], begins, axis=1)
+    moved = np.zeros((names, 2 * _OCTAVES + 1), np.float32)
+    moved[:, _OCTAVES] = counts[:, per_sign + 1]
+    rows, top = np.arange(names), np.where(np.isfinite(tops), tops, 0).astype(np.int64)
+    for below in range(len(begins)):
+        octave = np.clip(top - below - _LOWEST_OCTAVE, 0, _OCTAVES - 1)
+        moved[rows, _OCTAVES - 1 - octave] += negative[:, below]
+        moved[rows, _OCTAVES + 1 + octave] += positive[:, below]
+    return moved

@@ -1,0 +1,311 @@
+"""`RunSummary`: a run in bounded memory, from its files or while it is recorded."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import hookline
+from hookline.errors import RecordError
+from hookline.record import Record, read_metrics
+from hookline.record.alerts import find_alerts
+from hookline.record.curves import MOST_RANGES, Curve, Point
+from hookline.record.summary import MOST_EVENTS, RunSummary
+
+
+def record_of(tmp_path: Path, run_id: str | None = None) -> Record:
+    record = Record.on_disk(tmp_path, config={"lr": 0.1}, seed=1, run_id=run_id)
+    record.start([])
+    return record
+
+
+def close(record: Record) -> Path:
+    record.close("completed", None, [], [], {"step": 1})
+    assert record.path is not None
+    return record.path
+
+
+# ---- curves ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_short_curve_is_exact() -> None:
+    curve = Curve()
+    curve.extend([1, 2, 3], [0.1, 0.7, 0.3])
+    assert curve.steps.tolist() == [1, 2, 3]
+    assert curve.lowest.tolist() == curve.highest.tolist() == curve.mean.tolist() == [0.1, 0.7, 0.3]
+    assert (curve.points, curve.width) == (3, 1)
+    assert (curve.last, curve.least, curve.greatest) == (Point(3, 0.3), Point(1, 0.1), Point(2, 0.7))
+
+
+def test_a_spike_of_one_step_survives_a_long_run() -> None:
+    curve = Curve()
+    values = np.ones(100_000)
+    values[61_803] = 1000.0
+    for begin in range(0, 100_000, 50):  # as the record is flushed
+        curve.extend(list(range(begin, begin + 50)), values[begin : begin + 50].tolist())
+    assert curve.steps.size <= MOST_RANGES
+    (found,) = np.flatnonzero(curve.highest == 1000.0)
+    assert curve.steps[found] <= 61_803 < curve.steps[found] + curve.width
+    assert curve.greatest == Point(61_803, 1000.0)
+    assert curve.points == 100_000
+    assert curve.lowest.tolist() == [1.0] * curve.steps.size
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_ranges_agree_with_the_values_in_whatever_order_they_come(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    steps = random.permutation(5000)
+    values = random.normal(size=5000)
+    curve = Curve()
+    for begin in range(0, 5000, 700):
+        curve.extend(steps[begin : begin + 700].tolist(), values[begin : begin + 700].tolist())
+    by_step = values[np.argsort(steps)]
+    for start, low, high, mean in zip(curve.steps, curve.lowest, curve.highest, curve.mean, strict=True):
+        own = by_step[start : start + curve.width]
+        assert (low, high) == (own.min(), own.max())
+        assert math.isclose(mean, own.mean(), abs_tol=1e-12)
+    assert curve.points == 5000
+
+
+def test_values_that_are_not_finite_are_counted_and_leave_a_gap() -> None:
+    curve = Curve()
+    curve.extend([1, 2, 3, 4], [1.0, "NaN", "Infinity", 2.0])
+    assert curve.non_finite == (2, 2)
+    assert np.isnan(curve.mean).tolist() == [False, True, True, False]
+    assert curve.greatest == Point(4, 2.0)
+
+
+def test_the_last_value_of_a_step_counts() -> None:
+    curve = Curve()
+    curve.extend([1, 2], [5.0, 6.0])
+    assert curve.mean.tolist() == [5.0, 6.0]
+    curve.extend([2, 3], [7.0, 8.0])
+    assert curve.mean.tolist() == [5.0, 7.0, 8.0]
+    assert curve.points == 3
+
+
+def test_what_is_not_a_number_is_left_out() -> None:
+    curve = Curve()
+    curve.extend([1, 2, 3, 4], [1.0, "text", {"a": 1}, None])
+    assert curve.steps.tolist() == [1]
+
+
+# ---- files and sinks -------------------------------------------------------------------------------------------------
+
+
+def test_a_summary_of_the_files_is_the_one_that_was_kept_meanwhile(tmp_path: Path) -> None:
+    """A sink that follows the run and a reader of its files have the same curves, tables and events."""
+    record = record_of(tmp_path)
+    live = RunSummary()
+    record.add_sink(live)
+    random = torch.Generator().manual_seed(0)
+    for step in range(1, 1000):
+        record.log(step, 0, "train/loss", 1 / step)
+        if step % 10 == 0:
+            values = torch.rand(3, 2, generator=random)
+            record.log_layers("gradients", step, ("a", "b", "c"), ("norm", "nans"), values)
+        if step % 50 == 0:
+            record.flush()
+    record.event("checkpoint_saved", 500, path="x")
+    read = RunSummary.read(close(record))
+    for name in ("steps", "lowest", "highest", "mean"):
+        assert np.array_equal(getattr(live.curves["train/loss"], name), getattr(read.curves["train/loss"], name))
+    assert np.array_equal(live.layers["gradients"].values, read.layers["gradients"].values)
+    assert read.layers["gradients"].names == ("a", "b", "c")
+    assert [event["kind"] for event in read.events] == ["checkpoint_saved"]
+
+
+def test_what_a_resumed_run_discarded_is_not_in_the_summary(tmp_path: Path) -> None:
+    """Steps after the checkpoint that a run was resumed from count once, as in `read_metrics`."""
+    first = record_of(tmp_path)
+    for step in range(1, 31):
+        first.log(step, 0, "train/loss", float(step))
+        first.log_layers("gradients", step, ("a",), ("norm",), torch.tensor([[float(step)]]))
+    path = close(first)
+    second = record_of(tmp_path, path.name)
+    second.resume_at(20, 0)
+    for step in range(21, 26):
+        second.log(step, 0, "train/loss", -float(step))
+        second.log_layers("gradients", step, ("a",), ("norm",), torch.tensor([[-float(step)]]))
+    close(second)
+    summary = RunSummary.read(path)
+    curve = summary.curves["train/loss"]
+    assert [*zip(curve.steps.tolist(), curve.mean.tolist(), strict=True)] == [
+        (row["step"], row["train/loss"]) for row in read_metrics(path) if "train/loss" in row
+    ]
+    assert curve.greatest == Point(20, 20.0)
+    assert summary.layers["gradients"].values[:, 0, 0].tolist() == [*range(1, 21), *range(-21, -26, -1)]
+
+
+def test_layers_are_bounded_and_keep_what_is_farthest_from_zero() -> None:
+    summary = RunSummary()
+    record = Record.in_memory()
+    record.add_sink(summary)
+    for step in range(5000):
+        value = -77.0 if step == 3210 else 1.0
+        record.log_layers("activations", step, ("a", "b"), ("mean",), torch.tensor([[value], [0.0]]))
+    record.flush(wait=True)
+    table = summary.layers["activations"]
+    assert table.values.shape[0] <= 400
+    assert (table.values == -77.0).sum() == 1
+
+
+def test_two_hooks_that_write_one_series_share_a_table() -> None:
+    summary = RunSummary()
+    record = Record.in_memory()
+    record.add_sink(summary)
+    record.log_layers("activations", 1, ("a",), ("mean",), torch.tensor([[1.0]]))
+    record.log_layers("activations", 2, ("a", "b"), ("std",), torch.tensor([[2.0], [3.0]]))
+    record.flush(wait=True)
+    table = summary.layers["activations"]
+    assert (table.names, table.columns, table.steps.tolist()) == (("a", "b"), ("mean", "std"), [1, 2])
+    assert table.values[0, 0, 0] == 1.0
+    assert table.values[1, 1, 1] == 3.0
+    assert np.isnan(table.values[0, 1]).all()
+
+
+def test_histograms_count_the_values_of_a_monitored_model(tmp_path: Path) -> None:
+    """Every value of an activation is in one bin, between edges that enclose it."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+    data = DataLoader(torch.randn(64, 4), batch_size=16)
+    trainer = hookline.SimpleTrainer(
+        model,
+        data,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        step_fn=lambda model, batch: model(batch).square().mean(),
+        hooks={"forward": [{"name": "monitor", "modules": "1", "metrics": ["absmax", "histogram"]}]},
+        output_dir=str(tmp_path),
+        console=False,
+    )
+    trainer.train()
+    assert trainer.run_dir is not None
+    table = RunSummary.read(trainer.run_dir).histograms["activation_histograms"]
+    assert table.counts.sum(axis=2).tolist() == [[16.0 * 8]] * 4
+    middle = len(table.edges) // 2 - 1
+    assert (table.counts[:, 0, :middle] == 0).all()  # no output of a ReLU is negative
+    assert (table.counts[:, 0, middle] > 0).all()
+
+
+def test_events_are_bounded_and_all_are_counted() -> None:
+    summary = RunSummary()
+    summary.write_events([{"kind": "x", "step": step, "time": float(step)} for step in range(10 * MOST_EVENTS)])
+    assert len(summary.events) <= 2 * MOST_EVENTS
+    assert summary.events[0]["step"] == 0
+    assert summary.events[-1]["step"] == 10 * MOST_EVENTS - 1
+    assert summary.event_counts["x"] == 10 * MOST_EVENTS
+
+
+def test_torn_lines_are_left_out_and_named(tmp_path: Path) -> None:
+    record = record_of(tmp_path)
+    record.log(1, 0, "train/loss", 1.0)
+    path = close(record)
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 2, "train/lo')
+    summary = RunSummary.read(path)
+    assert summary.curves["train/loss"].points == 1
+    assert summary.torn == ["metrics.jsonl"]
+
+
+@pytest.mark.parametrize(
+    "line", ["[1, 2]", "7", '{"step": "one", "train/loss": 1}', '{"step": 1e400}', "{}", '{"step": 1}, {"step": 2}']
+)
+def test_lines_of_others_do_not_matter(tmp_path: Path, line: str) -> None:
+    record = record_of(tmp_path)
+    record.log(1, 0, "train/loss", 1.0)
+    path = close(record)
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write(line + "\n")
+    assert RunSummary.read(path).curves["train/loss"].points == 1
+
+
+@pytest.mark.parametrize("missing", ["run.json", "metrics.jsonl", "events.jsonl"])
+def test_a_directory_that_is_not_a_run_is_one_clear_error(tmp_path: Path, missing: str) -> None:
+    path = close(record_of(tmp_path))
+    (path / missing).unlink()
+    with pytest.raises(RecordError, match=missing):
+        RunSummary.read(path)
+
+
+def test_reading_a_summary_does_not_import_torch() -> None:
+    """Commands that only read a record start in a tenth of the time."""
+    code = "import sys, hookline.record.alerts; assert 'torch' not in sys.modules, 'torch was imported'"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+# ---- alerts ----------------------------------------------------------------------------------------------------------
+
+
+def alerts_of(*events: dict[str, Any], **curves: list[Any]) -> list[tuple[str, str, int | None]]:
+    summary = RunSummary()
+    summary.write_events(events)
+    for name, values in curves.items():
+        summary.write_metrics([{"step": step, name: value} for step, value in enumerate(values)])
+    return [(alert.kind, alert.severity, alert.step) for alert in find_alerts(summary)]
+
+
+def test_a_healthy_run_has_no_alerts() -> None:
+    assert (
+        alerts_of({"kind": "checkpoint_saved", "step": 1}, **{"train/loss": [1 / (step + 1) for step in range(500)]})
+        == []
+    )
+
+
+def test_events_that_mean_trouble_are_alerts_the_worst_first() -> None:
+    found = alerts_of(
+        {"kind": "hook_costly", "step": 3, "hook": "slow", "message": "takes 9 % of the run's time"},
+        {"kind": "hook_disabled", "step": 9, "hook": "bad", "message": "failed 3 times"},
+        {"kind": "gradient_flow", "step": 5, "verdict": "gradients vanish in a", "parameters": {"a": "vanishing"}},
+        {"kind": "gradient_flow", "step": 6, "verdict": "gradients are healthy", "parameters": {}},
+    )  # fmt: skip
+    assert found == [("hook_disabled", "error", 9), ("hook_costly", "warning", 3), ("gradient_flow", "warning", 5)]
+
+
+def test_many_alike_are_a_few_and_a_number() -> None:
+    events = [{"kind": "hook_failed", "step": step, "hook": "bad", "message": "failed"} for step in range(100)]
+    summary = RunSummary()
+    summary.write_events(events)
+    found = find_alerts(summary)
+    assert len(found) == 6
+    assert "95 more" in found[-1].text
+
+
+def test_a_loss_that_spikes_once_is_an_alert_at_its_step() -> None:
+    loss = [2.0 + 0.01 * math.sin(step) for step in range(400)]
+    loss[222] = 9.0
+    assert alerts_of(**{"train/loss": loss}) == [("spike", "warning", 222)]
+
+
+def test_a_metric_that_is_not_finite_is_an_alert() -> None:
+    assert alerts_of(**{"val/loss": [1.0, "NaN", 2.0]}) == [("non_finite", "error", 1)]
+
+
+def test_layers_with_nan_and_dead_units_are_alerts_with_their_places() -> None:
+    summary = RunSummary()
+    record = Record.in_memory()
+    record.add_sink(summary)
+    columns = ("nans", "dead_units", "units")
+    record.log_layers("activations", 1, ("a", "b"), columns, torch.tensor([[0.0, 0, 8], [0, 1, 8]]))
+    record.log_layers("activations", 2, ("a", "b"), columns, torch.tensor([[0.0, 0, 8], [5, 7, 8]]))
+    record.flush(wait=True)
+    nan, dead = find_alerts(summary)
+    assert (nan.kind, nan.step, nan.place) == (
+        "non_finite",
+        2,
+        {"series": "activations", "name": "b", "column": "nans"},
+    )
+    assert (dead.kind, dead.place["name"]) == ("dead_units", "b")
+    assert "88%" in dead.text
+
+
+def test_events_of_a_foreign_record_are_alerts_without_their_fields() -> None:
+    assert alerts_of({"kind": "loss_spike", "step": "x", "loss": "high"}) == [("loss_spike", "warning", None)]
+    assert json.dumps(alerts_of({"kind": ["list"]})) == "[]"
