@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
@@ -22,11 +22,12 @@ from numpy.typing import NDArray
 from hookline.record import strict_json
 from hookline.record.alerts import find_alerts
 from hookline.record.provenance import utc_now
-from hookline.report.shrink import fit
+from hookline.report.shrink import CurveArrays, Numbers, fit
 
 if TYPE_CHECKING:
+    from hookline.record.curves import Curve
     from hookline.record.media import MediaRow
-    from hookline.record.summary import RunSummary
+    from hookline.record.summary import HistogramTable, LayerTable, RunSummary
 
 STYLES = ("uPlot.min.css", "report.css")
 SCRIPTS = ("format.js", "data.js", "view.js", "curves.js", "layers.js", "report.js")
@@ -48,25 +49,24 @@ def make_report(summaries: Sequence[RunSummary], media: Sequence[Sequence[MediaR
         summaries: The summaries of the runs.
         media: The tables and images of each run, in the order of the summaries.
     """
-    budget = BYTES_OF_NUMBERS + BYTES_OF_NUMBERS_PER_FURTHER_RUN * (len(summaries) - 1)
-    numbers = fit([(one.curves, one.layers, one.histograms) for one in summaries], budget)
+    numbers = [Numbers.of(summary) for summary in summaries]
+    fit(numbers, BYTES_OF_NUMBERS + BYTES_OF_NUMBERS_PER_FURTHER_RUN * (len(summaries) - 1))
     runs = []
-    for index, (summary, (curves, layers, histograms)) in enumerate(zip(summaries, numbers, strict=True)):
-        arrays = Arrays()
-        rows = media[index] if index < len(media) else ()
+    for index, summary in enumerate(summaries):
+        arrays, one = Arrays(), numbers[index]
         runs.append({
             "run_id": summary.run.get("run_id"),
-            "labels": strict_json.field_values(summary.labels),
+            "labels": _labels(summary),
             "run": summary.run,
             "config": summary.config[:LONGEST_CONFIG],
             # Parsing YAML takes as long as everything else here, and only a comparison needs the settings one by one.
             "settings": _settings(summary.config) if len(summaries) > 1 else None,
-            "curves": {name: _curve(curve, arrays) for name, curve in curves.items()},
-            "layers": {series: _layers(one, arrays) for series, one in layers.items()},
-            "histograms": {series: _histograms(one, arrays) for series, one in histograms.items()},
+            "curves": {name: _curve(summary.curves[name], curve, arrays) for name, curve in one.curves.items()},
+            "layers": {series: _layers(table, arrays) for series, table in one.layers.items()},
+            "histograms": {series: _histograms(table, arrays) for series, table in one.histograms.items()},
             "events": summary.events,
-            "alerts": [strict_json.field_values(alert) for alert in find_alerts(summary)],
-            "media": list(_media(rows, BYTES_OF_MEDIA // len(summaries))),
+            "alerts": find_alerts(summary),
+            "media": _media(media[index] if index < len(media) else (), BYTES_OF_MEDIA // len(summaries)),
             "arrays": arrays.encoded,
         })
     return assemble({"version": 1, "written": utc_now(), "runs": runs})
@@ -101,6 +101,14 @@ def _parts() -> tuple[str, str, str, str]:
 # ---- the parts of a run ----------------------------------------------------------------------------------------------
 
 
+def _labels(summary: RunSummary) -> Any:
+    try:
+        from hookline.record.labels import read_labels
+    except ImportError:
+        return {}
+    return read_labels(summary.path) if summary.path else {}
+
+
 class Arrays:
     """Arrays of numbers as base64, each different one once; other parts of the data refer to them by index."""
 
@@ -117,40 +125,37 @@ class Arrays:
         return self._indices[data]
 
 
-def _curve(curve: Any, arrays: Arrays) -> dict[str, Any]:
-    facts = {name: getattr(curve, name) for name in ("width", "points", "first", "last", "least", "greatest")}
+def _curve(curve: Curve, values: CurveArrays, arrays: Arrays) -> dict[str, Any]:
     return {
-        "steps": arrays.add(curve.steps, "<u4"),
-        **{name: arrays.add(getattr(curve, name), "<f4") for name in ("mean", "lowest", "highest")},
-        **facts,
+        "steps": arrays.add(values.steps, "<u4"),
+        "mean": (mean := arrays.add(values.mean, "<f4")),
+        "lowest": mean if values.lowest is values.mean else arrays.add(values.lowest, "<f4"),
+        "highest": mean if values.lowest is values.mean else arrays.add(values.highest, "<f4"),
+        "width": values.width,
+        "points": curve.points,
+        **{
+            name: None if point is None else [point.step, point.value]
+            for name, point in (("last", curve.last), ("least", curve.least), ("greatest", curve.greatest))
+        },
         "non_finite": curve.non_finite,
     }
 
 
-def _layers(layers: Any, arrays: Arrays) -> dict[str, Any]:
-    return {
-        "names": list(layers.names),
-        "columns": list(layers.columns),
-        "steps": arrays.add(layers.steps, "<u4"),
-        "values": arrays.add(layers.values, "<f4"),
-    }
+def _layers(table: LayerTable, arrays: Arrays) -> dict[str, Any]:
+    steps, values = arrays.add(table.steps, "<u4"), arrays.add(table.values, "<f4")
+    return {"names": table.names, "columns": table.columns, "steps": steps, "values": values}
 
 
-def _histograms(histograms: Any, arrays: Arrays) -> dict[str, Any]:
+def _histograms(table: HistogramTable, arrays: Arrays) -> dict[str, Any]:
     """Scale each histogram to its fullest bin, because its shape is what is looked at."""
-    counts = np.nan_to_num(np.asarray(histograms.counts, dtype=np.float32))
-    fullest = counts.max(axis=-1, keepdims=True, initial=0)
-    scaled = np.ceil(255 * counts / np.where(fullest > 0, fullest, 1))  # a bin with a single value stays visible
-    return {
-        "names": list(histograms.names),
-        "steps": arrays.add(histograms.steps, "<u4"),
-        "edges": np.asarray(histograms.edges, dtype=float).tolist(),
-        "counts": arrays.add(scaled, "u1"),
-    }
+    fullest = table.counts.max(axis=-1, keepdims=True, initial=0)
+    scaled = np.ceil(255 * table.counts / np.where(fullest > 0, fullest, 1))  # a bin with one value stays visible
+    counts = arrays.add(scaled, "u1")
+    return {"names": table.names, "steps": arrays.add(table.steps, "<u4"), "edges": table.edges.tolist(), "counts": counts}
 
 
-def _media(rows: Sequence[MediaRow], budget: int) -> Iterable[dict[str, Any]]:
-    """Yield the newest tables and images that fit, in the order of their steps."""
+def _media(rows: Sequence[MediaRow], budget: int) -> list[dict[str, Any]]:
+    """Return the newest tables and images that fit, in the order of their steps."""
     chosen = []
     for row in reversed(rows):
         shown: dict[str, Any] = {"step": row.step, "name": row.name}
@@ -166,7 +171,7 @@ def _media(rows: Sequence[MediaRow], budget: int) -> Iterable[dict[str, Any]]:
         budget -= size
         if budget >= 0:
             chosen.append(shown)
-    return reversed(chosen)
+    return chosen[::-1]
 
 
 def _settings(config: str) -> dict[str, Any] | None:
