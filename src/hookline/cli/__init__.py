@@ -59,6 +59,7 @@ _ARGUMENTS: dict[str, dict[str, Any]] = {
     "pattern PATTERN": {"nargs": "?", "help": "a name, a glob or re:regex, as for a hook's `modules:`"},
     "words a.b=value": {"nargs": "*", "default": [], "help": "change a value: trainer.seed=1, hooks.ema.decay=0.99"},
     "run RUN": {"help": f"a run's directory; {_RUN_NAMES}"},
+    "runs RUN": {"nargs": "+", "help": f"a run's directory, or several to compare; {_RUN_NAMES}"},
     "run RUN|CHECKPOINT": {"help": f"the directory of a run, or of the checkpoint to continue from; {_RUN_NAMES}"},
     "path CHECKPOINT": {"help": "the checkpoint's directory"},
     "crash CRASH": {"help": "a crash's folder, for instance runs/…/crashes/step-00000042"},
@@ -97,6 +98,7 @@ COMMANDS: dict[str, tuple[str, Sequence[str]]] = {
     "schema": ("print the JSON Schema of config files", ("--output FILE", "--import MODULE")),
     "modules": ("print the modules of a model", ("config CONFIG", "pattern PATTERN", _OVERRIDES, "--json", *_RUN)),
     "export": ("write the record of a run as tables", ("run RUN", "--to FORMAT", "--output FOLDER")),
+    "report": ("write report.html, of one run or of several to compare", ("runs RUN", "--output FILE")),
     "replay": ("run the batch of a crash again", ("crash CRASH", "--weights CHECKPOINT", *_RUN)),
 }
 
@@ -150,6 +152,8 @@ def run_command(arguments: Sequence[str]) -> int:
         for argument in {"run", "weights"} & vars(options).keys():
             if getattr(options, argument) is not None:
                 setattr(options, argument, resolve_run(getattr(options, argument)))
+        if "runs" in options:
+            options.runs = [resolve_run(run) for run in options.runs]
         with user_imports(options):
             return int(import_module(f"hookline.cli.{options.module}").run(options))
     except OutputError:
@@ -297,7 +301,7 @@ def make_parser() -> Parser:
             if settings.get("required"):
                 usage.append(key)
             elif not argument.startswith("-"):
-                usage.append({"?": f"[{value}]", "*": f"[{value} ...]"}.get(settings.get("nargs", ""), value))
+                usage.append({"?": f"[{value}]", "*": f"[{value} ...]", "+": f"{value} ..."}.get(settings.get("nargs", ""), value))
         command.usage = " ".join([*usage, "[options]"])
     return parser
 

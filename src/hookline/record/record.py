@@ -34,7 +34,7 @@ OUTCOMES = ("completed", "stopped", "non_finite", "interrupted", "failed")
 
 # What Hookline writes into a run's directory: files, then directories.
 CONTENTS = (
-    "run.json", "config.yaml", "metrics.jsonl", "layers.jsonl", "events.jsonl", "log.jsonl", ".lock",
+    "run.json", "config.yaml", "metrics.jsonl", "layers.jsonl", "events.jsonl", "log.jsonl", "report.html", ".lock",
     "checkpoints", "abandoned", "exception", "crashes", "captures", "traces", "ranks",
 )  # fmt: skip
 
@@ -377,7 +377,10 @@ class Record:
             self.run.update(end, hooks=redact(hooks), costs=redact(costs), counters=redact(counters), lost=self.lost)
             if self.run.get("attempts"):  # a resumed run replaces the run's outcome, and the attempt keeps its own
                 self.run["attempts"][-1].update(end)
-            self._storage.close(self.run)
+            try:
+                self._sinks.close(self.run, self._report_sink)  # first: a sink may report what it could not deliver
+            finally:
+                self._storage.close(self.run)
 
     def _write(self, kind: str, rows: list[Any]) -> None:
         """Write rows to the storage at once, and to the added sinks with the next delivery."""

@@ -30,7 +30,8 @@ _LAYER_ROW_WEIGHT = 100  # a row of layers takes about as much memory as 100 row
 class Sink(Protocol):
     """An object that receives every row of a record, in batches, when the record is flushed.
 
-    All numbers are on the host, and secrets are redacted as they are in the files.
+    All numbers are on the host, and secrets are redacted as they are in the files. A sink may also have a method
+    ``close(run)``. It is called once, after the last rows, with the fields of run.json, the outcome among them.
     """
 
     def write_metrics(self, rows: Sequence[dict[str, Any]], /) -> None:
@@ -118,6 +119,17 @@ class AddedSinks:
             if interruption is not None:  # it ends the run, now that the other sinks have their rows
                 raise_if_quit(interruption, "a sink")
                 raise interruption
+
+    def close(self, run: Mapping[str, Any], report_failure: Callable[[Sink, int | None, Exception], None]) -> None:
+        """Call `close` of every sink that has it; one that raises is reported."""
+        for sink in list(self._sinks):
+            try:
+                if callable(close := getattr(sink, "close", None)):
+                    close(run)
+            except BdbQuit as error:
+                raise_if_quit(error, "a sink")
+            except Exception as error:
+                report_failure(sink, None, error)
 
     def _remove(self, sink: Sink) -> None:
         self._sinks[:] = [one for one in self._sinks if one is not sink]

@@ -43,6 +43,14 @@ class CurvePlot extends Plot {
     figure.addEventListener("keydown", (event) => this.key(event));
   }
 
+  /** Say that metrics with other names have the same values, so that they need no plot of their own. */
+  alike(names) {
+    this.others = [...(this.others ?? []), ...names];
+    this.searched += ` ${names.join(" ")}`;
+    this.note ??= this.legend.appendChild(el("li", { class: "note" }));
+    this.note.replaceChildren(named("span", `same values: ${this.others.join(", ")}`, 90));
+  }
+
   get log() { return this.ownLog ?? view.log; }
   toggleLog() {
     this.ownLog = !this.log;
@@ -103,11 +111,11 @@ class CurvePlot extends Plot {
       ...base, series, bands,
       scales: {
         x: { time: false, range: () => view.range },
-        y: this.log ? { distr: 3, range: (u, low, high) => (low > 0 ? uPlot.rangeLog(low, high, 10, high / low < 10 ? false : true) : [0.1, 10]) } : { range: (u, low, high) => yRange(low, high) },
+        y: this.log ? { distr: 3, range: logRange } : { range: (u, low, high) => yRange(low, high) },
       },
       axes: [
-        { ...axis, size: 40, label: "step", labelSize: 16, labelGap: 0, gap: 3, values: (u, values) => values.map((v) => (Number.isInteger(v) ? tick(v) : "")) },
-        { ...axis, size: 58, gap: 4, values: (u, values) => values.map((v) => (v === null ? null : tick(v * factor))) },
+        { ...axis, size: 22, label: "step", labelSize: 16, labelGap: 2, gap: 2, values: (u, values) => values.map((v) => (Number.isInteger(v) ? tick(v) : "")) },
+        { ...axis, ...(this.log ? LOG_AXIS : {}), size: 58, gap: 4, values: (u, values) => values.map((v) => (v === null ? null : tick(v * factor))) },
       ],
       cursor: {
         y: false, drag: { x: true, y: false, setScale: false, dist: 5 }, points: { size: 7, width: 1.5 },
@@ -166,7 +174,7 @@ class CurvePlot extends Plot {
     const { ctx } = u, { left, top, width, height } = u.bbox, ratio = devicePixelRatio;
     ctx.save();
     ctx.beginPath();
-    ctx.rect(left, top - 8 * ratio, width, height + 8 * ratio);
+    ctx.rect(left - 6 * ratio, top - 8 * ratio, width + 12 * ratio, height + 8 * ratio);
     ctx.clip();
     for (const event of marks()) {
       const x = Math.round(u.valToPos(event.step, "x", true));
@@ -181,7 +189,7 @@ class CurvePlot extends Plot {
         ctx.moveTo(x + 0.5, top);
         ctx.lineTo(x + 0.5, top + height);
         ctx.stroke();
-        triangle(ctx, x, top - 1, 5 * ratio, 1);
+        triangle(ctx, x, top - 5 * ratio, 5 * ratio, 1);
       }
     }
     for (const curve of this.curves) {
@@ -215,20 +223,27 @@ function marks() {
   return markedEvents.filter((event) => !view.hiddenMarks.has(markOf(event)));
 }
 
+/** Fill a triangle whose base is at y; its tip points down (1) or up (-1). */
 function triangle(ctx, x, y, size, direction) {
   ctx.setLineDash([]);
   ctx.beginPath();
-  ctx.moveTo(x - size, y - (direction > 0 ? size : 0));
-  ctx.lineTo(x + size, y - (direction > 0 ? size : 0));
-  ctx.lineTo(x, y + (direction > 0 ? size * 0.6 : -size * 1.4));
-  if (direction < 0) {
-    ctx.beginPath();
-    ctx.moveTo(x - size, y);
-    ctx.lineTo(x + size, y);
-    ctx.lineTo(x, y - size * 1.4);
-  }
+  ctx.moveTo(x - size, y);
+  ctx.lineTo(x + size, y);
+  ctx.lineTo(x, y + direction * size * 1.5);
   ctx.closePath();
   ctx.fill();
+}
+
+// On a log axis over several decades only their beginnings have lines and numbers.
+const isDecade = (value) => Math.abs(Math.log10(value) - Math.round(Math.log10(value))) < 1e-6;
+const decades = (u, values) => (values[values.length - 1] / values[0] > 30 ? values.map((value) => (isDecade(value) ? value : null)) : values);
+const LOG_AXIS = { filter: decades, grid: { stroke: () => colour("grid"), width: 1, filter: decades }, ticks: { stroke: () => colour("grid"), width: 1, size: 4, filter: decades } };
+
+/** Return the range of a log axis: whole decades if there are several. */
+function logRange(u, low, high) {
+  if (!(low > 0) || !Number.isFinite(high)) return [0.1, 10];
+  if (low === high) return [low / 2, high * 2];
+  return high / low > 30 ? uPlot.rangeLog(low, high, 10, true) : [low / (high / low) ** 0.06, high * (high / low) ** 0.06];
 }
 
 /** Return the range of a linear axis: what is drawn and a little more; a constant is in the middle. */

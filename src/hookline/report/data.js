@@ -57,6 +57,24 @@ class Layers {
   value(step, row, column) {
     return this.values[(step * this.names.length + row) * this.columns.length + column];
   }
+
+  /** Return a value, NaN if it was one, and undefined if nothing was recorded, for which the table has NaN, too. */
+  cell(step, row, column) {
+    const value = this.value(step, row, column);
+    this.counted ??= ["nans", "infs"].map((name) => this.columns.indexOf(name)).filter((index) => index >= 0);
+    if (this.counted.some((index) => index !== column && this.value(step, row, index) > 0)) return NaN;
+    if (!Number.isNaN(value)) return value;
+    if (this.counted.length) return undefined;
+    // Without counts of NaN: other layers have a number of the kind at this step, or there is no number at all.
+    this.numbers ??= new Map();
+    const key = step * this.columns.length + column;
+    if (!this.numbers.has(key)) {
+      const inColumn = this.names.some((_, index) => !Number.isNaN(this.value(step, index, column)));
+      const size = this.names.length * this.columns.length, all = this.values.subarray(step * size, (step + 1) * size);
+      this.numbers.set(key, inColumn || all.every(Number.isNaN));
+    }
+    return this.numbers.get(key) ? NaN : undefined;
+  }
 }
 
 class Histograms {

@@ -48,6 +48,12 @@ class ColourScale {
   }
 }
 
+/** Return a colour between two, as text. */
+function mixed(from, to, share) {
+  const [a, b] = [from, to].map((hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16)));
+  return `#${a.map((value, channel) => Math.round(value + (b[channel] - value) * share).toString(16).padStart(2, "0")).join("")}`;
+}
+
 const NAN_COLOUR = () => colour("nan").slice(1).match(/../g).map((hex) => parseInt(hex, 16));
 
 /** A canvas of rows × steps with names at the left and steps below; subclasses say what a cell holds. */
@@ -56,7 +62,7 @@ class Grid extends Plot {
     super(element);
     this.canvas = el("canvas");
     element.append(this.canvas);
-    Object.assign(this, { figure, row: null, axisHeight: 34 });
+    Object.assign(this, { figure, row: null, top: 6, axisHeight: 34 });
     this.canvas.addEventListener("mousemove", (event) => this.point(event));
     this.canvas.addEventListener("mousedown", (event) => (this.pressed = this.stepAt(event.offsetX)));
     this.canvas.addEventListener("mouseup", (event) => {
@@ -79,8 +85,8 @@ class Grid extends Plot {
   stepAt(x) { return view.range[0] + (Math.min(Math.max(x - this.left, 0), this.width) / this.width) * (view.range[1] - view.range[0]); }
 
   point(event) {
-    const place = Math.floor(event.offsetY / this.rowHeight);
-    this.row = event.offsetX >= 0 && place < this.rows.length ? place : this.row;
+    const place = Math.floor((event.offsetY - this.top) / this.rowHeight);
+    if (place >= 0 && place < this.rows.length) this.row = place;
     view.moveTo(Math.round(this.stepAt(event.offsetX)));
   }
 
@@ -108,7 +114,7 @@ class Grid extends Plot {
     this.left = Math.round(Math.min(total < 500 ? total * 0.36 : 230, total * 0.45));
     this.width = Math.max(total - this.left - 12, 10);
     this.rowHeight = this.heightOfRows(count);
-    const height = Math.max(count * this.rowHeight, 20) + this.axisHeight;
+    const height = this.top + Math.max(count * this.rowHeight, 20) + this.axisHeight;
     const { canvas } = this, ctx = canvas.getContext("2d");
     canvas.width = total * ratio;
     canvas.height = height * ratio;
@@ -145,7 +151,7 @@ class Grid extends Plot {
         let chosen = NaN, there = false, wrong = false;
         for (let place = first; place < last; place++) {
           const value = this.cell(place, this.rows[row]);
-          if (value === undefined) continue;
+          if (value === undefined) continue; // nothing was recorded
           if (!Number.isFinite(value)) wrong = true;
           else if (!there || Math.abs(value) > Math.abs(chosen)) chosen = value;
           there = true;
@@ -161,7 +167,7 @@ class Grid extends Plot {
     const small = new OffscreenCanvas(columns, count);
     small.getContext("2d").putImageData(image, 0, 0);
     ctx.imageSmoothingEnabled = false;
-    ctx.drawImage(small, 0, 0, columns, count, this.left, 0, this.width, count * this.rowHeight);
+    ctx.drawImage(small, 0, 0, columns, count, this.left, this.top, this.width, count * this.rowHeight);
   }
 
   drawNames(ctx) {
@@ -171,7 +177,7 @@ class Grid extends Plot {
     ctx.font = this.rowHeight < 14 ? FONT.replace("12px", "10px") : FONT;
     const every = Math.ceil(12 / this.rowHeight);
     for (let row = 0; row < this.rows.length; row += every) {
-      ctx.fillText(fitText(ctx, this.nameOf(this.rows[row]), this.left - 10), this.left - 6, (row + 0.5) * this.rowHeight);
+      ctx.fillText(fitText(ctx, this.nameOf(this.rows[row]), this.left - 10), this.left - 6, this.top + (row + 0.5) * this.rowHeight);
     }
   }
 
@@ -204,13 +210,13 @@ class Grid extends Plot {
     if (view.step !== null && view.step >= view.range[0] && view.step <= view.range[1]) {
       ctx.setLineDash([4, 3]);
       ctx.beginPath();
-      ctx.moveTo(this.x(view.step), 0);
-      ctx.lineTo(this.x(view.step), this.rows.length * this.rowHeight);
+      ctx.moveTo(this.x(view.step), this.top);
+      ctx.lineTo(this.x(view.step), this.top + this.rows.length * this.rowHeight);
       ctx.stroke();
       ctx.setLineDash([]);
     }
     if (this.row !== null && this.row < this.rows.length) {
-      ctx.strokeRect(this.left - 0.5, this.row * this.rowHeight + 0.5, this.width + 1, this.rowHeight - 1);
+      ctx.strokeRect(this.left - 0.5, this.top + this.row * this.rowHeight + 0.5, this.width + 1, this.rowHeight - 1);
     }
   }
 }
@@ -262,15 +268,15 @@ class HeatMap extends Grid {
     const key = `${this.map.run.index}/${chosen}`;
     if (this.scaleKey !== key) {
       const values = [];
-      for (let step = 0; step < this.steps.length; step++) for (let row = 0; row < names.length; row++) values.push(this.map.value(step, row, chosen));
-      this.scale = new ColourScale(values);
-      this.hasBad = values.some((one) => !Number.isFinite(one));
       this.scaleKey = key;
+      for (let step = 0; step < this.steps.length; step++) for (let row = 0; row < names.length; row++) values.push(this.cell(step, row));
+      this.scale = new ColourScale(values);
+      this.hasBad = values.some((one) => one !== undefined && !Number.isFinite(one));
       this.drawLegend();
     }
   }
 
-  cell(place, row) { return this.map.value(place, row, Number(this.column.value)); }
+  cell(place, row) { return this.map.cell(place, row, Number(this.column.value)); }
   nameOf(row) { return this.map.names[row]; }
 
   /** Select a layer and a statistic, for a link from an alert. */
@@ -318,8 +324,7 @@ class HistogramPlot extends Grid {
     const figure = el("figure", { class: "card wide", tabindex: "0", "aria-label": `Histograms ${short(name, 200)}; arrow keys move over steps` },
       el("figcaption", {}, named("h4", name), run, el("label", {}, "layer ", layer)), value, el("div", { class: "two" }, body, chart));
     super(figure, body);
-    Object.assign(this, { name, maps, map: maps[0], readout: value, layer, element2: chart, steps: maps[0].steps, scale: new ColourScale([0, 255]) });
-    this.scale.log = false;
+    Object.assign(this, { name, maps, map: maps[0], readout: value, layer, chartElement: chart, steps: maps[0].steps, scale: new ColourScale([0, 255]) });
     layer.addEventListener("change", () => this.draw());
     run?.addEventListener("change", () => {
       this.map = maps[Number(run.value)];
@@ -343,30 +348,36 @@ class HistogramPlot extends Grid {
     if (this.filledFor !== view.find) this.fillLayers();
     this.steps = this.map.steps;
     this.chosen = Number(this.layer.value) || 0;
-    // Bins that are empty at every step say nothing.
-    let first = this.map.bins, last = -1;
+    this.scale.ramp = ramp([colour("card"), lineColour(0)].map((from, index) => (index ? from : mixed(from, lineColour(0), 0.12))));
+    const used = new Set();
     for (let step = 0; step < this.steps.length; step++) {
-      for (let bin = 0; bin < this.map.bins; bin++) {
-        if (!this.map.count(step, this.chosen, bin)) continue;
-        first = Math.min(first, bin);
-        last = Math.max(last, bin);
-      }
+      for (let bin = 0; bin < this.map.bins; bin++) if (this.map.count(step, this.chosen, bin)) used.add(bin);
     }
-    this.rows = []; // from the greatest value at the top to the least
-    for (let bin = last; bin >= first && last >= 0; bin--) this.rows.push(bin);
+    // From the greatest value at the top to the least; a row of null stands for bins that are empty at every step.
+    this.rows = [];
+    for (let bin = this.map.bins - 1; bin >= 0; bin--) {
+      if (used.has(bin)) this.rows.push(bin);
+      else if (this.rows.length && this.rows[this.rows.length - 1] !== null) this.rows.push(null);
+    }
+    if (this.rows[this.rows.length - 1] === null) this.rows.pop();
   }
 
   heightOfRows(count) { return Math.max(2, Math.min(12, Math.floor(240 / Math.max(count, 1)))); }
-  cell(place, bin) { return this.map.count(place, this.chosen, bin) || undefined; }
-  nameOf(bin) { return number(this.map.edges[bin], 3); }
+  cell(place, bin) { return bin === null ? undefined : this.map.count(place, this.chosen, bin) || undefined; }
+  /** Return the end of a bin that is nearer to 0, or 0 for the bin around it. */
+  nameOf(bin) {
+    if (bin === null) return "…";
+    const low = this.map.edges[bin], high = this.map.edges[bin + 1];
+    return low < 0 && high > 0 ? "0" : tick(Number((low < 0 ? high : low).toPrecision(2)));
+  }
   drawNames(ctx) {
     ctx.fillStyle = colour("muted");
     ctx.textAlign = "right";
     ctx.textBaseline = "middle";
     const every = Math.max(Math.ceil(18 / this.rowHeight), 1);
-    for (let row = 0; row < this.rows.length; row += every) ctx.fillText(this.nameOf(this.rows[row]), this.left - 6, (row + 0.5) * this.rowHeight);
+    for (let row = 0; row < this.rows.length; row += every) ctx.fillText(this.nameOf(this.rows[row]), this.left - 6, this.top + (row + 0.5) * this.rowHeight);
     ctx.save();
-    ctx.translate(10, (this.rows.length * this.rowHeight) / 2);
+    ctx.translate(10, this.top + (this.rows.length * this.rowHeight) / 2);
     ctx.rotate(-Math.PI / 2);
     ctx.textAlign = "center";
     ctx.fillText("value", 0, 0);
@@ -385,22 +396,23 @@ class HistogramPlot extends Grid {
 
   /** Draw the histogram of one step. */
   drawChart(place) {
-    const bins = [...this.rows].reverse(), width = this.element2.clientWidth;
+    const bins = [...this.rows].reverse(), width = this.chartElement.clientWidth;
     if (!width || !bins.length) return;
-    const data = [bins, bins.map((bin) => (100 * this.map.count(place, this.chosen, bin)) / 255)];
-    if (this.chart && this.chartWidth === width && this.chartKey === `${this.chosen}/${bins.length}/${isDark()}`) return this.chart.setData(data);
+    const data = [bins.map((_, index) => index), bins.map((bin) => (bin === null ? 0 : (100 * this.map.count(place, this.chosen, bin)) / 255))];
+    const key = [this.map.run.index, this.chosen, width, colour("text"), bins.length].join();
+    if (this.chartKey === key) return this.chart.setData(data);
+    this.chartKey = key;
     this.chart?.destroy();
-    Object.assign(this, { chartWidth: width, chartKey: `${this.chosen}/${bins.length}/${isDark()}` });
-    const { axis, ...base } = baseOptions(this.element2, 240), first = bins[0], last = bins[bins.length - 1];
+    const { axis, ...base } = baseOptions(this.chartElement, 260);
     this.chart = new uPlot({
       ...base, cursor: { show: false },
-      scales: { x: { time: false, range: () => [first - 0.5, last + 0.5] }, y: { range: () => [0, 105] } },
+      scales: { x: { time: false, range: () => [-0.5, bins.length - 0.5] }, y: { range: () => [0, 105] } },
       series: [{}, { stroke: () => lineColour(0), fill: () => pale(lineColour(0), 0.35), paths: uPlot.paths.bars({ size: [1, 40], gap: 0 }), points: { show: false } }],
       axes: [
-        { ...axis, size: 40, label: "value", labelSize: 16, labelGap: 0, gap: 3, values: (u, values) => values.map((v) => (Number.isInteger(v) && v in this.map.edges ? tick(Number(this.map.edges[v].toPrecision(2))) : "")) },
+        { ...axis, size: 22, label: "value", labelSize: 16, labelGap: 2, gap: 2, space: 55, values: (u, values) => values.map((v) => (v in bins ? this.nameOf(bins[v]) : "")) },
         { ...axis, size: 50, values: (u, values) => values.map((v) => `${v} %`) },
       ],
-    }, data, this.element2);
+    }, data, this.chartElement);
   }
 }
 
@@ -464,7 +476,7 @@ class GradientFlow extends Plot {
     if (!width || !this.maps[0].steps.length) return;
     this.drawnWidth = width;
     this.stale = false;
-    const data = this.makeData(), { axis, ...base } = baseOptions(this.element, 340), count = this.shownRows.length;
+    const data = this.makeData(), { axis, ...base } = baseOptions(this.element, 380), count = this.shownRows.length;
     const series = [{}], bands = [];
     this.maps.forEach((map, index) => {
       const stroke = () => lineColour(several ? map.run.index : 0);
@@ -482,11 +494,11 @@ class GradientFlow extends Plot {
       ...base, series, bands, padding: [10, 14, 0, 0],
       scales: {
         x: { time: false, range: () => [-0.5, count - 0.5] },
-        y: { distr: 3, range: (u, low, high) => (low > 0 ? uPlot.rangeLog(low, high, 10, true) : [0.1, 10]) },
+        y: { distr: 3, range: logRange },
       },
       axes: [
-        { ...axis, size: 140, rotate: -90, gap: 4, splits: () => data[0].filter((place) => place % every === 0), values: (u, places) => places.map((place) => short(names[place] ?? "", 22)) },
-        { ...axis, size: 58, values: (u, values) => values.map((v) => (v === null ? null : tick(v))) },
+        { ...axis, size: 165, rotate: -90, gap: 6, splits: () => data[0].filter((place) => place % every === 0), values: (u, places) => places.map((place) => short(names[place] ?? "", 22)) },
+        { ...axis, ...LOG_AXIS, size: 58, values: (u, values) => values.map((v) => (v === null ? null : tick(v))) },
       ],
       cursor: { y: false, drag: { x: false, y: false }, points: { size: 7 } },
       hooks: { setCursor: [(u) => {

@@ -13,12 +13,14 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import yaml
 from numpy.typing import NDArray
 
+from hookline.errors import RecordError
 from hookline.record import strict_json
 from hookline.record.alerts import find_alerts
 from hookline.record.provenance import utc_now
@@ -49,8 +51,10 @@ def make_report(summaries: Sequence[RunSummary], media: Sequence[Sequence[MediaR
         summaries: The summaries of the runs.
         media: The tables and images of each run, in the order of the summaries.
     """
-    numbers = [Numbers.of(summary) for summary in summaries]
-    fit(numbers, BYTES_OF_NUMBERS + BYTES_OF_NUMBERS_PER_FURTHER_RUN * (len(summaries) - 1))
+    numbers, count = [Numbers.of(summary) for summary in summaries], len(summaries)
+    shown = [newest_media(rows, BYTES_OF_MEDIA // count) for rows in media] or [[] for _ in summaries]
+    budget = BYTES_OF_NUMBERS + BYTES_OF_NUMBERS_PER_FURTHER_RUN * (count - 1)
+    fit(numbers, budget - sum(_size_of_media(row) for rows in shown for row in rows) * 3 // 4)
     runs = []
     for index, summary in enumerate(summaries):
         arrays, one = Arrays(), numbers[index]
@@ -60,13 +64,13 @@ def make_report(summaries: Sequence[RunSummary], media: Sequence[Sequence[MediaR
             "run": summary.run,
             "config": summary.config[:LONGEST_CONFIG],
             # Parsing YAML takes as long as everything else here, and only a comparison needs the settings one by one.
-            "settings": _settings(summary.config) if len(summaries) > 1 else None,
+            "settings": _settings(summary.config) if count > 1 else None,
             "curves": {name: _curve(summary.curves[name], curve, arrays) for name, curve in one.curves.items()},
             "layers": {series: _layers(table, arrays) for series, table in one.layers.items()},
             "histograms": {series: _histograms(table, arrays) for series, table in one.histograms.items()},
             "events": summary.events,
             "alerts": find_alerts(summary),
-            "media": _media(media[index] if index < len(media) else (), BYTES_OF_MEDIA // len(summaries)),
+            "media": [_shown_media(row) for row in shown[index]],
             "arrays": arrays.encoded,
         })
     return assemble({"version": 1, "written": utc_now(), "runs": runs})
@@ -102,11 +106,13 @@ def _parts() -> tuple[str, str, str, str]:
 
 
 def _labels(summary: RunSummary) -> Any:
+    """Read the labels of a run, which may have changed since it began; none if they cannot be read."""
     try:
         from hookline.record.labels import read_labels
-    except ImportError:
+
+        return {} if summary.path is None else read_labels(summary.path)
+    except (ImportError, RecordError):
         return {}
-    return read_labels(summary.path) if summary.path else {}
 
 
 class Arrays:
@@ -154,24 +160,40 @@ def _histograms(table: HistogramTable, arrays: Arrays) -> dict[str, Any]:
     return {"names": table.names, "steps": arrays.add(table.steps, "<u4"), "edges": table.edges.tolist(), "counts": counts}
 
 
-def _media(rows: Sequence[MediaRow], budget: int) -> list[dict[str, Any]]:
-    """Return the newest tables and images that fit, in the order of their steps."""
+def read_media(directory: Path) -> Sequence[MediaRow]:
+    """Read the tables and images of a run; none if they cannot be read."""
+    try:
+        from hookline.record.media import read_media as read
+
+        return read(directory)
+    except (ImportError, RecordError):
+        return []
+
+
+def newest_media(rows: Sequence[MediaRow], budget: int = BYTES_OF_MEDIA) -> list[MediaRow]:
+    """Return the newest tables and images that a report has room for, in the order in which they came."""
     chosen = []
     for row in reversed(rows):
-        shown: dict[str, Any] = {"step": row.step, "name": row.name}
-        if hasattr(row.content, "png"):
-            shown.update(type="image", png=b64encode(row.content.png).decode(), width=row.content.width)
-            size = len(shown["png"])
-        else:
-            table = row.content
-            cells = [list(cells[:MOST_TABLE_COLUMNS]) for cells in table.rows[:MOST_TABLE_ROWS]]
-            columns = list(table.columns[:MOST_TABLE_COLUMNS])
-            shown.update(type="table", columns=columns, rows=cells, kind=table.kind, total_rows=len(table.rows))
-            size = len(strict_json.dumps(shown))
-        budget -= size
-        if budget >= 0:
-            chosen.append(shown)
+        if (size := _size_of_media(row)) <= budget:
+            budget -= size
+            chosen.append(row)
     return chosen[::-1]
+
+
+def _size_of_media(row: MediaRow) -> int:
+    """Return about how many characters a table or an image takes in the page."""
+    if hasattr(row.content, "png"):
+        return len(row.content.png) * 4 // 3
+    return len(strict_json.dumps(_shown_media(row)))
+
+
+def _shown_media(row: MediaRow) -> dict[str, Any]:
+    content, shown = row.content, {"step": row.step, "name": row.name}
+    if hasattr(content, "png"):
+        return {**shown, "type": "image", "png": b64encode(content.png).decode()}
+    cells = [cells[:MOST_TABLE_COLUMNS] for cells in content.rows[:MOST_TABLE_ROWS]]
+    columns, kind = content.columns[:MOST_TABLE_COLUMNS], content.kind
+    return {**shown, "type": "table", "columns": columns, "rows": cells, "kind": kind, "total_rows": len(content.rows)}
 
 
 def _settings(config: str) -> dict[str, Any] | None:

@@ -107,7 +107,7 @@ function headline(run) {
 function overview() {
   const rows = [["outcome", (run) => outcome(run)], ["reason", (run) => run.run.reason],
     ["steps", (run) => run.run.counters?.step ?? (run.curves.size ? Math.max(...[...run.curves.values()].map((curve) => curve.lastStep)) : null)],
-    ["epochs", (run) => run.run.counters?.epoch], ["duration", (run) => (run.run.counters ? duration(run.run.counters.seconds) : null)],
+    ["epochs", (run) => run.run.counters?.epoch || null], ["duration", (run) => (run.run.counters ? duration(run.run.counters.seconds) : null)],
     ["tokens", (run) => run.run.counters?.tokens_seen], ["started", (run) => (run.run.started ? time(run.run.started) : null)],
     ["run id", (run) => run.id], ["name", (run) => run.labels.name], ["tags", (run) => (run.labels.tags?.length ? run.labels.tags.join(", ") : null)],
     ["notes", (run) => (run.labels.notes ? el("span", { class: "notes" }, visible(run.labels.notes)) : null)],
@@ -174,15 +174,16 @@ function curves() {
       const same = drawn.get(key);
       if (same) {
         for (const name of names) places.curves.set(name, same);
-        same.figure.querySelector("figcaption").append(named("span", `also as ${names.join(", ")}`, 40, { class: "unit" }));
+        same.alike(names);
         continue;
       }
       const plot = new CurvePlot(title, found);
       plot.searched = names.join(" ");
+      if (title === "loss" || (title === "train/loss" && !drawn.size)) plot.figure.classList.add("main");
       drawn.set(key, plot);
       for (const name of names) places.curves.set(name, plot);
     }
-    content.push(el("div", { class: "group" }, named("h3", group.replace(/^\w/, (letter) => letter.toUpperCase()), 60), el("div", { class: "cards" }, ...[...drawn.values()].map((plot) => plot.figure))));
+    content.push(el("div", { class: "group" }, named("h3", group, 60), el("div", { class: "cards" }, ...[...drawn.values()].map((plot) => plot.figure))));
   }
   if (!content.length) return [el("p", { class: "quiet" }, "No metrics were recorded.")];
   return [eventLegend(), ...content];

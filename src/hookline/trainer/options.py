@@ -58,6 +58,7 @@ class TrainerKeywords(TypedDict, total=False):
     rank_timeout: float
     output_dir: str
     record: bool
+    report: bool
     console: bool
     enable_intervention: bool
     warn_above: float | None
@@ -103,6 +104,7 @@ class TrainerOptions:
     rank_timeout: float = option(600.0, "seconds after which a process that makes no progress ends the run")
     output_dir: str = option("runs", "the directory that holds the run's directory")
     record: bool = option(True, "write the run's record to disk; false keeps it in memory")
+    report: bool = option(True, "write report.html into the run's directory, at each checkpoint and at the end")
     console: bool = option(True, "print one line when the run starts and one when it ends")
     enable_intervention: bool = option(False, "let forward hooks with intervene=True change activations")
     warn_above: float | None = option(0.05, "report hooks that take more than this share of the run's time")

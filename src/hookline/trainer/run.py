@@ -21,11 +21,12 @@ from hookline._fs import relative_to_here
 from hookline.checkpoints.store import set_aside_later
 from hookline.core.entry import Entry
 from hookline.core.failures import Incident, hook_notes
-from hookline.errors import ConfigError, RankError, TrainingError, add_note, error_text, nearest
+from hookline.errors import ConfigError, RankError, RecordError, TrainingError, add_note, error_text, nearest
 from hookline.rank_watch import WatchedRun
 from hookline.ranks import compare, on_ranks
 from hookline.record.provenance import git_state
 from hookline.record.redaction import redact_text, redacted_log
+from hookline.record.sinks import SinkHandle
 from hookline.record.strict_json import field_values
 from hookline.trainer.checkpointing import has_no_checkpoint_yet, lineage_of, load_weights, pending_stop, run_directory
 from hookline.trainer.data.loader_state import resume_warnings
@@ -72,6 +73,7 @@ def _begun_run(trainer: Trainer, resume: str | Path | None) -> Iterator[SignalHa
     # From here on everything is recorded.
     stop_recording_incidents = trainer.hooks.failures.subscribe(partial(_record_incident, trainer))
     watch = trainer.record.add_own_sink(LossWatch(trainer))
+    report: SinkHandle | None = None
     outcome, reason = "completed", None
     saves = trainer.checkpoint_dir is not None and not trainer.options.fast_dev_run
     with SignalHandler(trainer.stop_on_signal, trainer.prints, saves) as signals, redacted_log():
@@ -86,6 +88,7 @@ def _begun_run(trainer: Trainer, resume: str | Path | None) -> Iterator[SignalHa
                 check = partial(_check_loader_schedule, trainer)
                 during_training.callback(trainer.hooks.add_registration_check(check))
                 _prepare(trainer, resume)
+                report = _add_report(trainer)
                 if handler := trainer.hooks.slots.on_train_start:
                     handler(trainer.event_args)
                 trainer.agreement.settle()
@@ -130,8 +133,23 @@ def _begun_run(trainer: Trainer, resume: str | Path | None) -> Iterator[SignalHa
             finally:
                 trainer.hooks.rng_guard.end()
                 watch.remove()
+                if report is not None:
+                    report.remove()
                 stop_recording_incidents()
                 trainer.run_status.end()
+
+
+def _add_report(trainer: Trainer) -> SinkHandle | None:
+    """Let rank 0 keep what report.html shows; after the run was resumed, because later steps are then discarded."""
+    if not trainer.options.report or trainer.record.path is None or trainer.ranks.rank:
+        return None
+    from hookline.report.sink import ReportSink
+
+    try:
+        return trainer.record.add_sink(ReportSink(trainer.record))
+    except RecordError as error:
+        logger.warning("this run will have no report: %s", error)
+        return None
 
 
 def _why_stopped(trainer: Trainer) -> str:
