@@ -94,7 +94,7 @@ class CurvePlot extends Plot {
     this.drawnWidth = width;
     this.stale = false;
     this.button.setAttribute("aria-pressed", String(this.log));
-    const { axis, ...base } = baseOptions(element, width < 500 ? 200 : 230);
+    const { axis, ...base } = baseOptions(element, 220);
     const series = [{}], bands = [], unit = this.curves[0].unit;
     this.curves.forEach((curve, index) => {
       const stroke = () => lineColour(this.colourOf(index)), dash = this.dashOf(index), width = 1.6;

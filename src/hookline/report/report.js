@@ -143,14 +143,14 @@ function lineage(run) {
 
 const ANATOMY = ["data_wait", "forward_backward", "optimizer", "hooks"];
 
-/** Group the metrics: training with validation, learning rate, throughput, then by what stands before the "/". */
+/** Group the metrics: training with validation and the learning rate, throughput, then by what stands before the "/". */
 function groupCurves() {
-  const groups = new Map([["Training and validation", new Map()], ["Learning rate", new Map()], ["Throughput", new Map()]]);
+  const groups = new Map([["Training and validation", new Map()], ["Throughput", new Map()]]);
   const names = [...new Set(runs.flatMap((run) => [...run.curves.keys()]))];
   for (const name of names) {
     const [, prefix, rest] = /^([^/]*)\/(.*)$/s.exec(name) ?? [null, "", name];
     let group = "Other", title = name;
-    if (/^(train\/|val\/)?lr(\/|$|-)|^lr_/.test(name)) group = "Learning rate";
+    if (/^(train\/|val\/)?lr(\/|$|-)|^lr_/.test(name)) group = "Training and validation";
     else if (prefix === "train" || prefix === "val") {
       group = "Training and validation";
       title = names.includes(`train/${rest}`) && names.includes(`val/${rest}`) ? rest : name;
@@ -168,7 +168,8 @@ function curves() {
   for (const [group, plots] of groupCurves()) {
     if (!plots.size) continue;
     const drawn = new Map(); // by the values: a metric that is recorded twice, as lr and train/lr, is drawn once
-    for (const [title, names] of [...plots].sort(([a], [b]) => (b === "loss") - (a === "loss"))) {
+    const order = (title) => (title === "loss" || title === "train/loss" ? 0 : /^(train\/)?lr/.test(title) ? 1 : 2);
+    for (const [title, names] of [...plots].sort(([a], [b]) => order(a) - order(b))) {
       const found = [...names].sort().flatMap((name) => runs.map((run) => run.curves.get(name)).filter(Boolean));
       const key = found.map((curve) => `${curve.run.index}:${curve.key}`).join();
       const same = drawn.get(key);
