@@ -40,6 +40,7 @@ _NAMES = {  # By module.
     "hooks.stall_watchdog": "StallWatchdog",
     "hooks.throughput": "ThroughputMonitor",
     "hooks.webhook": "allow_host",
+    "record.media": "Image MediaRow Table read_media",
     "record.reader": "LayerSeries read_layers read_metrics",
     "record.tables": "LoadedRun load_run",
     "trainer.data.sampler": "ResumableSampler",

@@ -50,6 +50,10 @@ from hookline.hooks.profiler import Profiler as Profiler
 from hookline.hooks.stall_watchdog import StallWatchdog as StallWatchdog
 from hookline.hooks.throughput import ThroughputMonitor as ThroughputMonitor
 from hookline.hooks.webhook import allow_host as allow_host
+from hookline.record.media import Image as Image
+from hookline.record.media import MediaRow as MediaRow
+from hookline.record.media import Table as Table
+from hookline.record.media import read_media as read_media
 from hookline.record.reader import LayerSeries as LayerSeries
 from hookline.record.reader import read_layers as read_layers
 from hookline.record.reader import read_metrics as read_metrics

@@ -18,6 +18,7 @@ NAMES = """
     LayerSeries LearningRateMonitor LoadedRun LossSpike ModelCheckpoint NanForensics NotifyHook Profiler
     ResumableSampler RunConfig RunControl Sample Schedule SimpleTrainer StallWatchdog StepContext StopTraining
     ThroughputMonitor Trainer TrainerConfig TrainerHooks TrainingHook UpdateHook allow_host get_trainer load_config
+    Image MediaRow Table read_media
     load_run not_an_event read_layers read_metrics register_data register_hook register_loss register_model
     register_optimizer register_scheduler register_trainer replay_crash trainer_from_config
 """

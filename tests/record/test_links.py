@@ -14,7 +14,7 @@ from hookline.cli import main
 from hookline.record import read_json
 from hookline.record.record import CONTENTS
 
-FOLDERS = ("checkpoints", "abandoned", "exception", "crashes", "captures", "traces")
+FOLDERS = ("checkpoints", "abandoned", "exception", "crashes", "captures", "traces", "media")
 
 
 def make_trainer(root: Path, steps: int = 3) -> Trainer:
@@ -42,6 +42,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the directory of a finished run."""
     trainer = make_trainer(tmp_path_factory.mktemp("recorded"))
     trainer.on("train_batch_start", at="3 batches")(lambda batch: batch[0].fill_(float("nan")))
+    trainer.on("step_end", at=2)(lambda: trainer.log_table("table", ["a"], [[1]]))
     trainer.train()
     assert trainer.run_dir is not None
     return trainer.run_dir

@@ -204,6 +204,19 @@ def test_events_are_bounded_and_all_are_counted() -> None:
     assert summary.event_counts["x"] == 10 * MOST_EVENTS
 
 
+def test_the_newest_tables_and_images_are_kept(tmp_path: Path) -> None:
+    record = record_of(tmp_path)
+    live = RunSummary()
+    record.add_sink(live)
+    for step in range(1, 31):
+        record.log_table(step, 0, "predictions", ["step"], [[step]])
+        record.log_image(step, 0, "sample", torch.rand(64, 64))
+    path = close(record)
+    for summary in (live, RunSummary.read(path)):
+        assert [row.step for row in summary.media if row.name == "predictions"] == [*range(23, 31)]
+        assert [row.step for row in summary.media if row.name == "sample"] == [*range(23, 31)]
+
+
 def test_torn_lines_are_left_out_and_named(tmp_path: Path) -> None:
     record = record_of(tmp_path)
     record.log(1, 0, "train/loss", 1.0)

@@ -9,7 +9,6 @@ from hookline._console import CommandOutput, printable
 from hookline._fs import relative_to_here
 from hookline.errors import HooklineError
 from hookline.record.summary import RunSummary
-from hookline.report.page import read_media
 from hookline.report.sink import REPORT, write_report
 
 COMPARISON = "comparison.html"
@@ -24,6 +23,6 @@ def run(options: argparse.Namespace) -> int:
     summaries = [RunSummary.read(directory) for directory in directories]
     default = directories[0] / REPORT if len(directories) == 1 else Path(COMPARISON)
     path = default if options.output is None else Path(options.output)
-    write_report(path, summaries, [read_media(directory) for directory in directories])
+    write_report(path, summaries)
     CommandOutput().write(f"{printable(str(relative_to_here(path)))}\n")
     return 0

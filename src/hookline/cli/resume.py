@@ -15,6 +15,7 @@ from hookline.record.record import refuse_links
 from hookline.record.redaction import REDACTED
 
 CONFIG = "config.yaml"
+LABELS = ("name", "tags", "notes")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -27,6 +28,7 @@ def run(options: argparse.Namespace) -> int:
         raise HooklineError(f"{path} is not a run: it has no run.json; give a run's directory, runs/<run_id>")
     refuse_links(run_dir)
     config, _ = load_config(run_dir / CONFIG, options.words)
+    _check_labels(options, config)
     check_whole(config, str(run_dir), f"trainer.fit(resume={str(run_dir)!r})")
     for secret in _redacted(config, ""):
         remedy = f"give it again: {secret}=value, or as ${{env:NAME}}"
@@ -37,6 +39,17 @@ def run(options: argparse.Namespace) -> int:
     trainer = trainer_from_config(config, allow=options.allow, from_file=True, device=options.device)
     trainer.find_nan_by = command_like(options, "train", str(run_dir / CONFIG), "--hook", "nan_forensics")
     return train_and_report(trainer, options, resume=path, fork=options.fork)
+
+
+def _check_labels(options: argparse.Namespace, config: dict[str, Any]) -> None:
+    """Give a new run the labels of the command line only, and refuse them for a run that has labels already."""
+    paths = {word.partition("=")[0] for word in options.words}
+    for name in LABELS:
+        if options.fork and f"trainer.{name}" not in paths:
+            config.get("trainer", {}).pop(name, None)
+        elif not options.fork and f"trainer.{name}" in paths:
+            why = f"the run keeps its labels; change them with `hookline label {options.run}`"
+            raise ConfigError(f"trainer.{name}", why)
 
 
 def _redacted(tree: Any, path: str) -> Iterator[str]:

@@ -5,7 +5,7 @@ Our trainer implements it, and so can any other training loop. Hooks use nothing
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -234,6 +234,20 @@ class RunControl(Protocol):
         self, series: str, names: Sequence[str], columns: Sequence[str], values: torch.Tensor, step: int | None = None
     ) -> None:
         """Record numbers per layer, a row per name and a column per statistic, without waiting for the device."""
+
+    def log_table(
+        self,
+        name: str,
+        columns: Iterable[str],
+        rows: Iterable[Iterable[Any]],
+        *,
+        step: int | None = None,
+        kind: str | None = None,
+    ) -> None:
+        """Record a table of texts and numbers; of several ranks, rank 0's is recorded."""
+
+    def log_image(self, name: str, image: Any, *, step: int | None = None) -> None:
+        """Record a tensor, an array, a PIL image or a matplotlib figure as an image; of several ranks, rank 0's."""
 
     def share(self, part: SharedPart) -> None:
         """Hand in numbers of this rank that are recorded together with those of the other ranks, at the next exchange.

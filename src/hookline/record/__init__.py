@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hookline.record.json_lines import read_json, read_jsonl
+    from hookline.record.media import Image, MediaRow, Table, read_media
     from hookline.record.reader import LayerSeries, read_events, read_layers, read_metrics
     from hookline.record.record import Record
     from hookline.record.redaction import redact
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 _NAMES = {  # By module.
     "json_lines": "read_json read_jsonl",
+    "media": "Image MediaRow Table read_media",
     "reader": "LayerSeries read_events read_layers read_metrics",
     "record": "Record",
     "redaction": "redact",
@@ -26,7 +28,8 @@ _NAMES = {  # By module.
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = [
-    "LayerSeries", "Record", "Sink", "read_events", "read_json", "read_jsonl", "read_layers", "read_metrics", "redact",
+    "Image", "LayerSeries", "MediaRow", "Record", "Sink", "Table", "read_events", "read_json", "read_jsonl",
+    "read_layers", "read_media", "read_metrics", "redact",
 ]  # fmt: skip
 
 

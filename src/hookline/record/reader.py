@@ -23,7 +23,7 @@ _Steps = dict[int, dict[SeriesHeader, torch.Tensor]]  # the values of a series t
 # ---- files -----------------------------------------------------------------------------------------------------------
 
 
-def _whole_lines(path: Path | str) -> list[dict[str, Any]]:
+def whole_lines(path: Path | str) -> list[dict[str, Any]]:
     """Read the whole lines of a file and warn of a torn one at the line that called the public reader."""
     records, torn = read_jsonl(path)
     if torn:
@@ -53,7 +53,7 @@ def read_metrics(run_dir: Path | str | None) -> list[dict[str, Any]]:
     `RuntimeWarning`.
     """
     steps: dict[int, dict[str, Any]] = {}
-    for record in _whole_lines(directory_of(run_dir) / "metrics.jsonl"):
+    for record in whole_lines(directory_of(run_dir) / "metrics.jsonl"):
         step = record.get("step")
         if type(step) is not int:  # not a line of ours
             continue
@@ -75,9 +75,9 @@ def read_metrics(run_dir: Path | str | None) -> list[dict[str, Any]]:
 def read_events(run_dir: Path | str | None) -> list[dict[str, Any]]:
     """Read a run's events in the order of their times; those that concern one rank other than 0 have its `rank`."""
     directory = directory_of(run_dir)
-    events = _whole_lines(directory / "events.jsonl")
+    events = whole_lines(directory / "events.jsonl")
     for path in (directory / "ranks").glob("*/events.jsonl"):
-        events += _whole_lines(path)
+        events += whole_lines(path)
     return sorted(events, key=_time_of)
 
 
@@ -126,7 +126,7 @@ def read_written_layers(run_dir: Path | str | None) -> dict[str, tuple[LayerSeri
         return {}
     found: dict[str, _Steps] = {}
     headers: dict[Any, SeriesHeader] = {}
-    for record in _whole_lines(path):
+    for record in whole_lines(path):
         if not all(isinstance(record.get(key, 0), int) for key in ("series", "step", "resumed")):
             continue  # not a line of ours
         header = headers.get(record.get("series"))

@@ -1,4 +1,4 @@
-"""The record of a run: every metric, statistic per layer and event, passed to sinks.
+"""The record of a run: every metric, statistic per layer, event, table and image, passed to sinks.
 
 The first sink stores the record, in the run's files or in memory. Any number of others may be added.
 """
@@ -23,7 +23,9 @@ from hookline.core.run_control import SharedPart
 from hookline.errors import RecordError, nearest
 from hookline.record import strict_json
 from hookline.record.json_lines import RESERVED
+from hookline.record.labels import Labels, read_labels, redact_labels
 from hookline.record.layers import LayerRow, LayerStep
+from hookline.record.media import MediaRow, PendingMedia, make_image, make_table, media_name
 from hookline.record.metrics import Entry, MetricBatch, snapshot
 from hookline.record.packing import SeriesHeader
 from hookline.record.provenance import UNKNOWN_GIT_STATE, config_hash, new_run_id, utc_now
@@ -34,7 +36,8 @@ OUTCOMES = ("completed", "stopped", "non_finite", "interrupted", "failed")
 
 # What Hookline writes into a run's directory: files, then directories.
 CONTENTS = (
-    "run.json", "config.yaml", "metrics.jsonl", "layers.jsonl", "events.jsonl", "log.jsonl", "report.html", ".lock",
+    "run.json", "labels.json", "config.yaml", "metrics.jsonl", "layers.jsonl", "events.jsonl", "log.jsonl", ".lock",
+    "media.jsonl", "media", "report.html",
     "checkpoints", "abandoned", "exception", "crashes", "captures", "traces", "ranks",
 )  # fmt: skip
 
@@ -71,10 +74,11 @@ class Record:
         self._secrets.add(find_secrets([config, os.environ]))
         self._config = redact(config or {})
         self._seed = seed
+        self._labels = Labels()  # those of a new run; people may change them during the run
         self._closed = False
         self._entries: list[Entry] = []  # metrics that no flush has taken yet
         self._headers: dict[str, SeriesHeader] = {}  # the newest of each series
-        self._pending: deque[MetricBatch | LayerStep] = deque()  # on their way to the host, in order
+        self._pending: deque[MetricBatch | LayerStep | PendingMedia] = deque()  # on their way to the host, in order
         self._flushing = threading.RLock()
 
     @classmethod
@@ -109,7 +113,7 @@ class Record:
     def in_memory(
         cls, config: Mapping[str, Any] | None = None, seed: int | None = None, *, keep: int = 100_000
     ) -> Record:
-        """Make a record in lists, `metrics`, `layer_rows` and `events`, that touches no disk.
+        """Make a record in lists, `metrics`, `layer_rows`, `events` and `media`, that touches no disk.
 
         Args:
             config: The run's resolved config.
@@ -151,6 +155,14 @@ class Record:
         return self.run.get("lineage")
 
     @property
+    def labels(self) -> Labels:
+        """The run's name, tags and notes as they are now; empty before `start`, and if labels.json is damaged."""
+        try:
+            return self._labels if self.path is None else read_labels(self.path)
+        except RecordError:
+            return Labels()
+
+    @property
     def metrics(self) -> list[dict[str, Any]]:
         """The rows of metrics of a record in memory."""
         return self._rows("metrics")
@@ -165,9 +177,14 @@ class Record:
         """The events of a record in memory."""
         return self._rows("events")
 
+    @property
+    def media(self) -> list[MediaRow]:
+        """The tables and images of a record in memory."""
+        return self._rows("media")
+
     def _rows(self, kind: str) -> list[Any]:
         if not isinstance(self._storage, MemoryStorage):
-            readers = "read_metrics, read_layers or hookline.record.read_jsonl"
+            readers = "read_metrics, read_layers, read_media or hookline.record.read_jsonl"
             raise AttributeError(f"this record is in the files of {self.path}; read it with {readers}")
         return self._storage.rows[kind]
 
@@ -180,14 +197,18 @@ class Record:
         lineage: Mapping[str, Any] | None = None,
         hosts: Sequence[str] | None = None,
         launch: Mapping[str, Any] | None = None,
+        labels: Labels | None = None,
     ) -> None:
-        """Write run.json and config.yaml; a run that continues keeps its start and gets one more attempt.
+        """Write run.json, config.yaml and labels.json; a run that continues keeps its start and its labels.
+
+        It gets one more attempt.
 
         Args:
             hooks: The description of every hook.
             lineage: The run and checkpoint that a new run starts from.
             hosts: The machine of each rank, if there are several.
             launch: The launch that the run belongs to, if a launcher would start it again.
+            labels: Name, tags and notes of a new run.
 
         Raises:
             RecordError: If the disk refuses; the run must not begin.
@@ -207,7 +228,8 @@ class Record:
             "attempts": [attempt if launch is None else {**attempt, "launch": dict(launch)}],
             "outcome": None,
         }
-        self._storage.start(self.run, self._config)
+        self._labels = redact_labels(labels or Labels())
+        self._storage.start(self.run, self._config, self._labels)
 
     def reduce_as(self, reductions: Mapping[str, str | None]) -> None:
         """Say how the numbers of several ranks become one, by metric; in one process there is nothing to do."""
@@ -265,6 +287,46 @@ class Record:
                 raise RecordError(f"layers {series!r}: the values have the shape {list(shape)}; expected {expected}")
             self._headers[series] = header
         self._pending.append(LayerStep(step, header, values))
+
+    def log_table(
+        self,
+        step: int,
+        epoch: int,
+        name: str,
+        columns: Iterable[str],
+        rows: Iterable[Iterable[Any]],
+        kind: str | None = None,
+    ) -> None:
+        """Record a table; its cells are copied now.
+
+        Args:
+            step: The step it belongs to.
+            epoch: The epoch.
+            name: Its name.
+            columns: The titles of its columns.
+            rows: The cells of each row, as `make_table` takes them.
+            kind: What the table shows, as `Table.kind`.
+
+        Raises:
+            RecordError: If a row or a cell does not fit, or there are too many.
+        """
+        clean = media_name(name)
+        self._pending.append(PendingMedia(step, epoch, time.time(), clean, make_table(clean, columns, rows, kind)))
+
+    def log_image(self, step: int, epoch: int, name: str, image: Any) -> None:
+        """Record an image; one on a device is copied to the host without waiting, and encoded with the next flush.
+
+        Args:
+            step: The step it belongs to.
+            epoch: The epoch.
+            name: Its name.
+            image: The image, as `make_image` takes it.
+
+        Raises:
+            RecordError: If it is not an image, or is too large.
+        """
+        clean = media_name(name)
+        self._pending.append(PendingMedia(step, epoch, time.time(), clean, make_image(clean, image)))
 
     def event(self, kind: str, step: int | None = None, **fields: Any) -> None:
         """Record what happened, when and because of which hook; stored at once, without secrets."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from time import time
 from typing import Any, NamedTuple
 
@@ -106,6 +106,24 @@ class SharedRecord(Record):
         """Record one step of a series that all ranks have alike: rank 0 does."""
         if self._ranks.rank == 0:
             super().log_layers(series, step, names, columns, values)
+
+    def log_table(
+        self,
+        step: int,
+        epoch: int,
+        name: str,
+        columns: Iterable[str],
+        rows: Iterable[Iterable[Any]],
+        kind: str | None = None,
+    ) -> None:
+        """Record rank 0's table."""
+        if self._ranks.rank == 0:
+            super().log_table(step, epoch, name, columns, rows, kind)
+
+    def log_image(self, step: int, epoch: int, name: str, image: Any) -> None:
+        """Record rank 0's image."""
+        if self._ranks.rank == 0:
+            super().log_image(step, epoch, name, image)
 
     def share(self, part: SharedPart) -> None:
         """Hand in numbers for the next exchange."""

@@ -1,6 +1,6 @@
 """Where a record's rows go: the run's files (metrics.jsonl and others) or lists in memory, and any number of sinks.
 
-A sink, for a tracker or a database, is an object with three methods; see `Sink`.
+A sink, for a tracker or a database, is an object with three or four methods; see `Sink`.
 """
 
 from __future__ import annotations
@@ -16,22 +16,26 @@ from hookline._console import logger, warn
 from hookline._fs import make_directory
 from hookline.core.failures import raise_if_quit
 from hookline.errors import RecordError, shown
-from hookline.record import strict_json
+from hookline.record.config_yaml import as_yaml
 from hookline.record.json_lines import JsonLines, read_json, write_json_atomic, write_text_atomic
+from hookline.record.labels import Labels, write_labels
 from hookline.record.layers import LayerLines, LayerRow
 from hookline.record.lock import RunLock
+from hookline.record.media import MediaLines, MediaRow
 from hookline.record.provenance import environment, git_state
 
-KINDS = ("metrics", "layers", "events")  # of rows; a sink has a method ``write_<kind>`` for each
-LAYERS = "layers.jsonl"
-_LAYER_ROW_WEIGHT = 100  # a row of layers takes about as much memory as 100 rows of metrics
+REQUIRED_KINDS = ("metrics", "layers", "events")  # of rows; a sink has a method ``write_<kind>`` for each
+KINDS = (*REQUIRED_KINDS, "media")
+LAYERS, MEDIA = "layers.jsonl", "media.jsonl"
+_WEIGHTS = {"layers": 100, "media": 1000}  # about how many rows of metrics take as much memory as one row
 
 
 class Sink(Protocol):
     """An object that receives every row of a record, in batches, when the record is flushed.
 
-    All numbers are on the host, and secrets are redacted as they are in the files. A sink may also have a method
-    ``close(run)``. It is called once, after the last rows, with the fields of run.json, the outcome among them.
+    All numbers are on the host, and secrets are redacted as they are in the files. A sink that also has a method
+    ``write_media(rows)`` receives tables and images, as `MediaRow`. A sink may also have a method ``close(run)``. It is
+    called once, after the last rows, with the fields of run.json, the outcome among them.
     """
 
     def write_metrics(self, rows: Sequence[dict[str, Any]], /) -> None:
@@ -67,8 +71,8 @@ class AddedSinks:
         self._delivering = threading.RLock()
 
     def add(self, sink: Sink) -> SinkHandle:
-        """Add a sink unless it is there. Raises `RecordError` if it lacks one of the three methods."""
-        missing = [f"write_{kind}" for kind in KINDS if not callable(getattr(sink, f"write_{kind}", None))]
+        """Add a sink unless it is there. Raises `RecordError` if it lacks a required method."""
+        missing = [f"write_{kind}" for kind in REQUIRED_KINDS if not callable(getattr(sink, f"write_{kind}", None))]
         if missing:
             raise RecordError(f"{shown(sink)} is not a sink: it has no method {', '.join(missing)}")
         if not any(one is sink for one in self._sinks):
@@ -103,9 +107,11 @@ class AddedSinks:
                 for sink in list(self._sinks):
                     try:
                         for kind, batch in batches:
+                            if (write := getattr(sink, f"write_{kind}", None)) is None:
+                                continue
                             # Each sink has its own dicts, so that it may change or keep them.
                             own = [dict(row) if isinstance(row, dict) else row for row in batch]
-                            getattr(sink, f"write_{kind}")(own)
+                            write(own)
                     except BdbQuit as error:
                         self._remove(sink)
                         interruption = interruption or error
@@ -151,17 +157,18 @@ class MemoryStorage:
 
     def write(self, kind: str, rows: Sequence[Any]) -> None:
         """Append rows of a kind."""
-        stored, keep = self.rows[kind], max(self._keep // (_LAYER_ROW_WEIGHT if kind == "layers" else 1), 1)
+        stored, keep = self.rows[kind], max(self._keep // _WEIGHTS.get(kind, 1), 1)
         stored.extend(rows)
         if len(stored) >= 2 * keep:  # trimmed rarely, because it moves the rest
             del stored[:-keep]
 
-    def start(self, run: dict[str, Any], config: Any) -> None:
+    def start(self, run: dict[str, Any], config: Any, labels: Labels) -> None:
         """Do nothing: git and the environment stay unknown, because asking would touch the disk."""
 
     def resume_at(self, step: int) -> None:
-        """Discard layers of later steps."""
-        self.rows["layers"][:] = [row for row in self.rows["layers"] if row.step <= step]
+        """Discard layers, tables and images of later steps."""
+        for kind in ("layers", "media"):
+            self.rows[kind][:] = [row for row in self.rows[kind] if row.step <= step]
 
     def report_loss(self, error: Exception, count: int = 1) -> None:
         """Count values that could not be stored."""
@@ -175,7 +182,7 @@ class MemoryStorage:
 
 
 class FileStorage:
-    """A run's directory: run.json, config.yaml, metrics.jsonl, events.jsonl and, once there are any, layers.jsonl.
+    """A run's directory: run.json, config.yaml, metrics.jsonl, events.jsonl, and layers.jsonl or media.jsonl with rows.
 
     Before the first step a directory that cannot be written is an error. From then on nothing here stops the run: a
     line that the disk refuses is counted in `lost`, and the first one causes a warning.
@@ -186,18 +193,24 @@ class FileStorage:
         self.lost = 0
         self._lock = RunLock(path)  # first: a second writer must not open the files
         self._files = {kind: JsonLines(path / f"{kind}.jsonl") for kind in ("events", "metrics")}
-        self._layers: LayerLines | None = None  # opened with its first line
+        self._layers: LayerLines | None = None  # these are opened with their first line
+        self._media: MediaLines | None = None
 
     def write(self, kind: str, rows: Sequence[Any]) -> None:
         """Append rows of a kind to its file."""
-        write = self._write_layers if kind == "layers" else self._files[kind].write
+        late = {"layers": self._write_layers, "media": self._write_media}
+        write = late[kind] if kind in late else self._files[kind].write
         for row in rows:
             self._try(write, row)
 
-    def start(self, run: dict[str, Any], config: Any) -> None:
-        """Add commit, environment and earlier attempts to the run's description, and write it with the config."""
+    def start(self, run: dict[str, Any], config: Any, labels: Labels) -> None:
+        """Add commit, environment and earlier attempts to the run's description, and write it with the config.
+
+        The labels of a run that continues are left alone: they may have been changed since it began.
+        """
         earlier: Mapping[str, Any] = {}
-        if (self.path / "run.json").exists():
+        is_new = not (self.path / "run.json").exists()
+        if not is_new:
             try:
                 earlier = read_json(self.path / "run.json")
             except RecordError as error:
@@ -210,16 +223,20 @@ class FileStorage:
         run["lineage"] = earlier.get("lineage") if run["lineage"] is None else run["lineage"]
         run["attempts"] = [*earlier.get("attempts", []), *run["attempts"]]
         try:
-            write_text_atomic(self.path / "config.yaml", _as_yaml(config))
+            if is_new:
+                write_labels(self.path, labels)
+            write_text_atomic(self.path / "config.yaml", as_yaml(config))
             write_json_atomic(self.path / "run.json", run)
         except RecordError:  # the run does not begin, so another attempt in this process must get the lock
             self._lock.release()
             raise
 
     def resume_at(self, step: int) -> None:
-        """Discard layers of later steps; a run without layers gets no file of them."""
+        """Discard layers, tables and images of later steps; a run without them gets no file of them."""
         if (self.path / LAYERS).exists():
             self._try(self._write_layers, {"resumed": step})
+        if (self.path / MEDIA).exists():
+            self._try(self._write_media, {"resumed": step})
 
     def report_loss(self, error: Exception, count: int = 1) -> None:
         """Count lines or values that could not be written, and warn of the first."""
@@ -237,7 +254,7 @@ class FileStorage:
     def close(self, run: dict[str, Any]) -> None:
         """Write run.json, close the files and release the lock."""
         self._try(write_json_atomic, self.path / "run.json", run)
-        for lines in (*self._files.values(), self._layers):
+        for lines in (*self._files.values(), self._layers, self._media):
             if lines is not None:
                 lines.close()
         self._lock.release()
@@ -249,6 +266,14 @@ class FileStorage:
             self._layers.write_row(row)
         else:
             self._layers.write(row)
+
+    def _write_media(self, row: MediaRow | Mapping[str, Any]) -> None:
+        if self._media is None:
+            self._media = MediaLines(self.path / MEDIA)
+        if isinstance(row, MediaRow):
+            self._media.write_row(row)
+        else:
+            self._media.write(row)
 
     def _try(self, write: Callable[..., None], *arguments: Any) -> None:
         try:
@@ -291,11 +316,11 @@ class RankStorage:
             except (RecordError, OSError) as error:
                 self.report_loss(error)
 
-    def start(self, run: dict[str, Any], config: Any) -> None:
+    def start(self, run: dict[str, Any], config: Any, labels: Labels) -> None:
         """Do nothing: rank 0 describes the run."""
 
     def resume_at(self, step: int) -> None:
-        """Do nothing: layers are rank 0's."""
+        """Do nothing: layers, tables and images are rank 0's."""
 
     def report_loss(self, error: Exception, count: int = 1) -> None:
         """Count lines that could not be written, and warn of the first."""
@@ -336,13 +361,3 @@ class RankStorage:
                 write_json_atomic(self.path / "run.json", described)
         finally:
             lock.release()
-
-
-def _as_yaml(config: Any) -> str:
-    """Return readable YAML; without PyYAML, or for what it cannot express, JSON, which YAML readers read, too."""
-    try:
-        import yaml
-
-        return str(yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
-    except Exception:
-        return strict_json.dumps(config, indent=2) + "\n"

@@ -24,8 +24,10 @@ from hookline.record.packing import HEADER_FIELDS, Floats, SeriesHeader, read_he
 
 if TYPE_CHECKING:
     from hookline.record.layers import LayerRow
+    from hookline.record.media import MediaRow
 
 MOST_EVENTS = 1000  # as many of the first and as many of the last are kept
+MOST_MEDIA, MOST_MEDIA_BYTES = 8, 1 << 20  # the newest tables and images of each name, and the size of all images
 _MOST_CELLS = 150_000  # of a table of layers over a run
 _MOST_COUNTS = 400_000  # of a table of histograms
 _LOWEST_OCTAVE, _OCTAVES = -32, 48  # of the histograms: from 2^-32 to 2^16 in both directions
@@ -96,7 +98,7 @@ class RunSummary:
     """A run in bounded memory; a sink of its record.
 
     It takes at most 32 kB for each metric, 1 MB for each series of statistics per layer and 4 MB for each series of
-    histograms, as long as a series has fewer than 40,000 values a step.
+    histograms, as long as a series has fewer than 40,000 values a step, and 1 MB for all images.
 
     Args:
         run: The fields of run.json.
@@ -109,6 +111,7 @@ class RunSummary:
         self.curves: dict[str, Curve] = {}
         self.times = Curve()  # seconds since 1970 at each step
         self.event_counts: Counter[str] = Counter()
+        self.media: list[MediaRow] = []  # the newest ones
         self.torn: list[str] = []  # files with lines that a kill left incomplete
         self._first_events: list[dict[str, Any]] = []
         self._last_events: list[dict[str, Any]] = []
@@ -151,6 +154,19 @@ class RunSummary:
                 self._last_events.append(row)
                 if len(self._last_events) >= 2 * MOST_EVENTS:
                     del self._last_events[:-MOST_EVENTS]
+
+    def write_media(self, rows: Iterable[MediaRow], /) -> None:
+        """Add tables and images; of each name the newest are kept, as long as all images together are not too large."""
+        self.media.extend(rows)
+        kept: list[MediaRow] = []
+        counts: Counter[str] = Counter()
+        size = 0
+        for row in reversed(self.media):
+            counts[row.name] += 1
+            size += len(getattr(row.content, "png", b""))
+            if counts[row.name] <= MOST_MEDIA and size <= MOST_MEDIA_BYTES:
+                kept.append(row)
+        self.media = kept[::-1]
 
     def _add_layers(self, step: int, header: SeriesHeader, values: Floats) -> None:
         if header.bins is not None:
@@ -219,34 +235,22 @@ class RunSummary:
             logger.warning("%s", error)
             config = ""
         summary = cls(run, config, path)
-        for rows in summary._lines(path / "metrics.jsonl"):
+        for rows in read_rows(path / "metrics.jsonl", summary.torn):
             summary.write_metrics(rows)
         if (path / "layers.jsonl").exists():
             headers: dict[Any, SeriesHeader] = {}
-            for rows in summary._lines(path / "layers.jsonl"):
+            for rows in read_rows(path / "layers.jsonl", summary.torn):
                 summary._read_layers(rows, headers)
+        if (path / "media.jsonl").exists():
+            from hookline.record.media import read_media  # imports torch, which runs without media do not need
+
+            summary.write_media(read_media(path))
         events, torn = read_jsonl(path / "events.jsonl")
         for one in (path / "ranks").glob("*/events.jsonl"):
             events += read_jsonl(one)[0]
         summary.torn += ["events.jsonl"] * torn
         summary.write_events(sorted(events, key=_time_of))
         return summary
-
-    def _lines(self, path: Path) -> Iterator[list[dict[str, Any]]]:
-        """Yield the lines of a file in batches, without those that a resumed run has discarded."""
-        content = read_bytes(path)
-        parts = list(_attempts(content))
-        for index, (attempt, _) in enumerate(parts):
-            lines = [line for line in attempt.split(b"\n") if line]
-            limits = [resumed_at for _, resumed_at in parts[index + 1 :] if resumed_at is not None]
-            count = 0
-            for batch in parse_lines(lines):
-                count += len(batch)
-                if limits:  # a later attempt began from there
-                    batch = [row for row in batch if not _is_after(row.get("step"), min(limits))]
-                yield batch
-            if count < len(lines) and path.name not in self.torn:
-                self.torn.append(path.name)
 
     def _read_layers(self, rows: Sequence[dict[str, Any]], headers: dict[Any, SeriesHeader]) -> None:
         for row in rows:
@@ -258,6 +262,29 @@ class RunSummary:
                 values = unpack(row, int(np.prod(header.shape)))
                 if values is not None:  # otherwise the line is damaged
                     self._add_layers(row["step"], header, values.reshape(header.shape))
+
+
+def read_rows(path: Path, torn: list[str]) -> Iterator[list[dict[str, Any]]]:
+    """Yield the rows of metrics.jsonl or layers.jsonl in batches, without those that a resumed run has discarded.
+
+    Args:
+        path: The file.
+        torn: Receives the file's name if a line in it is incomplete.
+
+    Raises:
+        RecordError: If the file cannot be read.
+    """
+    parts = list(_attempts(read_bytes(path)))
+    for index, (attempt, _) in enumerate(parts):
+        lines = [line for line in attempt.split(b"\n") if line]
+        limits = [resumed_at for _, resumed_at in parts[index + 1 :] if resumed_at is not None]
+        count = 0
+        for batch in parse_lines(lines):
+            count += len(batch)
+            # A later attempt began after this step.
+            yield [row for row in batch if not _is_after(row.get("step"), min(limits))] if limits else batch
+        if count < len(lines) and path.name not in torn:
+            torn.append(path.name)
 
 
 def _attempts(content: bytes) -> Iterator[tuple[bytes, int | None]]:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from hookline.errors import RecordError
 from hookline.record import strict_json
-from hookline.record.json_lines import read_bytes, read_json
+from hookline.record.config_yaml import read_config
+from hookline.record.json_lines import read_json
+from hookline.record.media import MediaRow, read_media
 from hookline.record.reader import LayerSeries, directory_of, read_events, read_metrics, read_written_layers
 
 Columns = dict[str, list[Any]]  # equally long
@@ -41,6 +42,11 @@ class LoadedRun:
     layers: dict[str, Columns] = field(repr=False)
     """By series: the columns step, name, for histograms bin, and one per statistic; None where it was not written."""
 
+    @cached_property
+    def media(self) -> list[MediaRow]:
+        """The tables and images, read when they are first asked for."""
+        return read_media(self.path)
+
 
 def load_run(path: Path | str | None) -> LoadedRun:
     """Read the whole record of a run.
@@ -55,7 +61,7 @@ def load_run(path: Path | str | None) -> LoadedRun:
     return LoadedRun(
         directory,
         run,
-        _read_config(directory / "config.yaml"),
+        read_config(directory / "config.yaml"),
         columns_of(read_metrics(directory), _FIRST),
         read_events(directory),
         {name: _long_columns(*read) for name, read in read_written_layers(directory).items()},
@@ -100,28 +106,3 @@ def _long_columns(series: LayerSeries, written: torch.Tensor) -> Columns:
             number if there else None for number, there in zip(numbers, known, strict=True)
         ]
     return columns
-
-
-def _read_config(path: Path) -> Any:
-    """Return what config.yaml contains."""
-    content = read_bytes(path)
-    try:
-        return json.loads(content)  # what the record writes where PyYAML is missing; YAML would read 1e-05 as text
-    except (ValueError, RecursionError):
-        pass
-    try:
-        import yaml
-    except ImportError as error:
-        raise RecordError(f"cannot read {path} without PyYAML; pip install pyyaml") from error
-
-    class Loader(yaml.SafeLoader):
-        """Reads what `yaml.safe_dump` writes. That has no merges (<<), which can take exponential time."""
-
-        def flatten_mapping(self, node: Any) -> None:
-            """Merge nothing, so that a merge is an unknown tag."""
-
-    try:
-        return yaml.load(content, Loader)
-    except Exception as error:  # also ValueError for impossible dates, and what else a damaged file causes
-        reason = " ".join(str(error).split())
-        raise RecordError(f"{path} is damaged or was not written by Hookline: {reason}") from error

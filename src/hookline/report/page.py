@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 from hookline.errors import RecordError
 from hookline.record import strict_json
 from hookline.record.alerts import find_alerts
+from hookline.record.labels import read_labels
 from hookline.record.provenance import utc_now
 from hookline.report.shrink import CurveArrays, Numbers, fit
 
@@ -41,36 +41,33 @@ BYTES_OF_NUMBERS, BYTES_OF_NUMBERS_PER_FURTHER_RUN = 2_050_000, 700_000
 BYTES_OF_MEDIA = 400_000
 MOST_TABLE_ROWS, MOST_TABLE_COLUMNS = 200, 50
 MOST_SETTINGS = 2000
-LONGEST_CONFIG = 100_000  # characters
+LONGEST_CONFIG, LONGEST_TEXT = 100_000, 2000  # characters
+MOST_EVENTS = 600
 
 
-def make_report(summaries: Sequence[RunSummary], media: Sequence[Sequence[MediaRow]] = ()) -> bytes:
-    """Return report.html for one run, or for several that are compared.
-
-    Args:
-        summaries: The summaries of the runs.
-        media: The tables and images of each run, in the order of the summaries.
-    """
+def make_report(summaries: Sequence[RunSummary]) -> bytes:
+    """Return report.html for one run, or for several that are compared."""
     numbers, count = [Numbers.of(summary) for summary in summaries], len(summaries)
-    shown = [newest_media(rows, BYTES_OF_MEDIA // count) for rows in media] or [[] for _ in summaries]
+    media = [_newest_media(summary.media, BYTES_OF_MEDIA // count) for summary in summaries]
     budget = BYTES_OF_NUMBERS + BYTES_OF_NUMBERS_PER_FURTHER_RUN * (count - 1)
-    fit(numbers, budget - sum(_size_of_media(row) for rows in shown for row in rows) * 3 // 4)
+    fit(numbers, budget - sum(_size_of_media(row) for rows in media for row in rows) * 3 // 4)
     runs = []
     for index, summary in enumerate(summaries):
         arrays, one = Arrays(), numbers[index]
         runs.append({
             "run_id": summary.run.get("run_id"),
             "labels": _labels(summary),
-            "run": summary.run,
+            "run": _cut(summary.run),
             "config": summary.config[:LONGEST_CONFIG],
             # Parsing YAML takes as long as everything else here, and only a comparison needs the settings one by one.
             "settings": _settings(summary.config) if count > 1 else None,
             "curves": {name: _curve(summary.curves[name], curve, arrays) for name, curve in one.curves.items()},
             "layers": {series: _layers(table, arrays) for series, table in one.layers.items()},
             "histograms": {series: _histograms(table, arrays) for series, table in one.histograms.items()},
-            "events": summary.events,
-            "alerts": find_alerts(summary),
-            "media": [_shown_media(row) for row in shown[index]],
+            "events": _cut(_first_and_last(summary.events)),
+            "event_count": summary.event_counts.total(),
+            "alerts": [_cut(strict_json.field_values(alert)) for alert in find_alerts(summary)],
+            "media": [_shown_media(row) for row in media[index]],
             "arrays": arrays.encoded,
         })
     return assemble({"version": 1, "written": utc_now(), "runs": runs})
@@ -108,10 +105,8 @@ def _parts() -> tuple[str, str, str, str]:
 def _labels(summary: RunSummary) -> Any:
     """Read the labels of a run, which may have changed since it began; none if they cannot be read."""
     try:
-        from hookline.record.labels import read_labels
-
         return {} if summary.path is None else read_labels(summary.path)
-    except (ImportError, RecordError):
+    except RecordError:
         return {}
 
 
@@ -129,6 +124,20 @@ class Arrays:
             self._indices[data] = len(self.encoded)
             self.encoded.append(b64encode(data).decode())
         return self._indices[data]
+
+
+def _first_and_last(events: list[Any]) -> list[Any]:
+    """Return as many of the first events as of the last, if there are too many for the page."""
+    return events if len(events) <= MOST_EVENTS else [*events[: MOST_EVENTS // 2], *events[-MOST_EVENTS // 2 :]]
+
+
+def _cut(value: Any) -> Any:
+    """Return plain values with long texts cut: a page of megabytes of text is not read."""
+    if isinstance(value, str):
+        return value if len(value) <= LONGEST_TEXT else f"{value[:LONGEST_TEXT]} … ({len(value):,} characters)"
+    if isinstance(value, Mapping):
+        return {key: _cut(one) for key, one in value.items()}
+    return [_cut(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
 def _curve(curve: Curve, values: CurveArrays, arrays: Arrays) -> dict[str, Any]:
@@ -160,17 +169,7 @@ def _histograms(table: HistogramTable, arrays: Arrays) -> dict[str, Any]:
     return {"names": table.names, "steps": arrays.add(table.steps, "<u4"), "edges": table.edges.tolist(), "counts": counts}
 
 
-def read_media(directory: Path) -> Sequence[MediaRow]:
-    """Read the tables and images of a run; none if they cannot be read."""
-    try:
-        from hookline.record.media import read_media as read
-
-        return read(directory)
-    except (ImportError, RecordError):
-        return []
-
-
-def newest_media(rows: Sequence[MediaRow], budget: int = BYTES_OF_MEDIA) -> list[MediaRow]:
+def _newest_media(rows: Sequence[MediaRow], budget: int) -> list[MediaRow]:
     """Return the newest tables and images that a report has room for, in the order in which they came."""
     chosen = []
     for row in reversed(rows):

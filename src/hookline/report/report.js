@@ -285,7 +285,8 @@ function events(run) {
     return row;
   });
   const heads = [figures("step"), "event", "what", "time"];
-  const first = table(heads, rows.slice(0, 20));
+  const left = (run.data.event_count ?? rows.length) - rows.length;
+  const first = el("div", {}, table(heads, rows.slice(0, 20)), left > 0 ? el("p", { class: "note" }, `Of ${number(run.data.event_count)} events, the first and the last ${number(rows.length / 2)} are here.`) : null);
   return rows.length <= 20 ? first : el("div", {}, first, el("details", {}, el("summary", {}, `${number(rows.length - 20)} more`), table(heads, rows.slice(20))));
 }
 

@@ -11,7 +11,7 @@ from hookline._console import logger
 from hookline._fs import explain, refuse_link, write_atomic
 from hookline.errors import HooklineError
 from hookline.record.summary import RunSummary
-from hookline.report.page import make_report, newest_media, read_media
+from hookline.report.page import make_report
 
 if TYPE_CHECKING:
     from hookline.record.record import Record
@@ -37,7 +37,6 @@ class ReportSink:
         record.flush(wait=True)  # what was recorded before is read from the files, so that it must not arrive again
         self._record, self._path = record, record.path / REPORT
         self._summary = RunSummary.read(record.path)
-        self._media = newest_media(read_media(record.path))
         self._next_write = 0.0
         self._warned = False
 
@@ -50,8 +49,8 @@ class ReportSink:
         self._summary.write_layers(rows)
 
     def write_media(self, rows: Sequence[Any], /) -> None:
-        """Add tables and images, and drop the oldest ones that the report has no room for."""
-        self._media = newest_media([*self._media, *rows])
+        """Add tables and images."""
+        self._summary.write_media(rows)
 
     def write_events(self, rows: Sequence[dict[str, Any]], /) -> None:
         """Add events, and write the report if a checkpoint was saved: a run that is killed later has one."""
@@ -67,7 +66,7 @@ class ReportSink:
         begin = time.monotonic()
         self._summary.run = dict(run)
         try:
-            write_report(self._path, [self._summary], [self._media])
+            write_report(self._path, [self._summary])
         except HooklineError as error:
             if not self._warned:
                 logger.warning("the report was not written, training continues: %s", error)
@@ -76,9 +75,9 @@ class ReportSink:
         self._next_write = end + (end - begin) / _MOST_OF_TIME
 
 
-def write_report(path: Path, summaries: Sequence[RunSummary], media: Sequence[Sequence[Any]]) -> None:
+def write_report(path: Path, summaries: Sequence[RunSummary]) -> None:
     """Make a report and replace the file at once. Raises `HooklineError` if it cannot be written."""
-    data = make_report(summaries, media)
+    data = make_report(summaries)
     try:
         refuse_link(path)
         # The report can be made again from the record, so that training need not wait until the disk has it.

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, TypedDict, TypeVar, get_args, get_ori
 from hookline import _checks
 from hookline.core.schedule import Quantity
 from hookline.errors import ConfigError, nearest
+from hookline.record.labels import check_name, check_notes, check_tags
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 OPTIONS_PAGE = "docs/training.md"
@@ -57,6 +58,9 @@ class TrainerKeywords(TypedDict, total=False):
     sync_each_batch: bool
     rank_timeout: float
     output_dir: str
+    name: str | None
+    tags: str | Sequence[str] | None
+    notes: str | None
     record: bool
     report: bool
     console: bool
@@ -103,6 +107,9 @@ class TrainerOptions:
     sync_each_batch: bool = option(False, "reduce gradients after every micro-batch; takes less memory with fsdp2")
     rank_timeout: float = option(600.0, "seconds after which a process that makes no progress ends the run")
     output_dir: str = option("runs", "the directory that holds the run's directory")
+    name: str | None = option(None, "a name for the run, which commands take in place of its id")
+    tags: str | Sequence[str] | None = option(None, "words to find the run by")
+    notes: str | None = option(None, "a text about the run")
     record: bool = option(True, "write the run's record to disk; false keeps it in memory")
     report: bool = option(True, "write report.html into the run's directory, at each checkpoint and at the end")
     console: bool = option(True, "print one line when the run starts and one when it ends")
@@ -131,6 +138,7 @@ class TrainerOptions:
             if re.match(r"\w\w+:/", path):
                 why = f"{path!r} is not on a file system: give a path of a directory, and copy runs elsewhere"
                 raise ConfigError(f"trainer.{name}", why)
+        self._check_labels()
         for name in ("max_epochs", "max_steps"):
             if getattr(self, name) is not None:
                 _checks.integer(getattr(self, name), f"trainer.{name}", at_least=0)
@@ -143,6 +151,15 @@ class TrainerOptions:
             self.validation_period  # noqa: B018 - parsed here so that an invalid one is rejected at once
         if self.fast_dev_run:  # that many batches of each loader, which are not known here
             self.max_epochs, self.record, self.debug = 1, False, True
+
+    def _check_labels(self) -> None:
+        """Reject labels that could not be printed; an empty text is none."""
+        if self.name is not None:
+            self.name = check_name(self.name, "trainer.name")
+        if self.tags is not None:
+            self.tags = list(check_tags(self.tags, "trainer.tags"))
+        if self.notes is not None:
+            self.notes = check_notes(self.notes, "trainer.notes")
 
     def _check_loader_schedule(self) -> None:
         """Reject weights that are not positive, and options that the loader schedule would ignore."""

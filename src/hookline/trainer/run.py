@@ -24,6 +24,7 @@ from hookline.core.failures import Incident, hook_notes
 from hookline.errors import ConfigError, RankError, RecordError, TrainingError, add_note, error_text, nearest
 from hookline.rank_watch import WatchedRun
 from hookline.ranks import compare, on_ranks
+from hookline.record.labels import Labels, read_labels
 from hookline.record.provenance import git_state
 from hookline.record.redaction import redact_text, redacted_log
 from hookline.record.sinks import SinkHandle
@@ -209,7 +210,23 @@ def _begin(trainer: Trainer, resume: str | Path | None, fork: bool) -> None:
     lineage = None
     if resume is not None and run_dir is None:
         lineage = trainer.ranks.first(partial(lineage_of, Path(resume)))
-    trainer.begin_run(run_dir, _hook_list(trainer), lineage)
+    source = None if lineage is None or resume is None else run_directory(Path(resume))
+    trainer.begin_run(run_dir, _hook_list(trainer), lineage, _labels(trainer, source))
+
+
+def _labels(trainer: Trainer, source: Path | None) -> Labels:
+    """Return the labels of a new run: those of its options; tags and notes that they lack are those of its source.
+
+    A name is not inherited, because it names one run.
+    """
+    options, inherited = trainer.options, Labels()
+    if source is not None:
+        try:
+            inherited = read_labels(source)
+        except RecordError as error:
+            logger.warning("the new run gets no tags and notes: %s", error)
+    tags = inherited.tags if options.tags is None else tuple(options.tags)
+    return Labels(options.name, tags, inherited.notes if options.notes is None else options.notes)
 
 
 def _compared(trainer: Trainer) -> dict[str, Any]:

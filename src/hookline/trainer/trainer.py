@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -22,6 +22,7 @@ from hookline.errors import CheckpointError, HooklineError, TrainingError, neare
 from hookline.gradients.chain import UpdateChain
 from hookline.gradients.view import Gradients
 from hookline.ranks import OneProcess, add_up, find_ranks, host
+from hookline.record.labels import Labels
 from hookline.record.metrics import REDUCTIONS
 from hookline.record.record import Record
 from hookline.record.shared import SharedRecord
@@ -315,20 +316,23 @@ class Trainer:
         """The record of the current or last run; before the first run a record in memory, made when it is needed."""
         return Record.in_memory()
 
-    def begin_run(self, run_dir: Path | None, hooks: list[dict[str, Any]], lineage: Mapping[str, Any] | None) -> None:
+    def begin_run(
+        self, run_dir: Path | None, hooks: list[dict[str, Any]], lineage: Mapping[str, Any] | None, labels: Labels
+    ) -> None:
         """Make record and loop of a run, and reset the state of the last one.
 
         Args:
             run_dir: The directory of a run that is resumed; None for a new run.
             hooks: The hooks as the record describes them.
             lineage: The run and checkpoint that a new run starts from.
+            labels: Name, tags and notes of a new run.
         """
         before = vars(self).get("record")
         self.record = self._open_record(run_dir)
         if before is not None:
             self.record.share_sinks(before)  # those that were added before the run
         hosts = self.ranks.gather(host()) if self.ranks.act_together else None
-        self.record.start(hooks=hooks, lineage=lineage, hosts=hosts, launch=self.launch)
+        self.record.start(hooks=hooks, lineage=lineage, hosts=hosts, launch=self.launch, labels=labels)
         # The last run may have stopped inside an epoch; this one continues there.
         self.progress.begin_run(self.progress.position if self._loop is None else self._loop.position())
         self.run_status.begin()
@@ -626,6 +630,48 @@ class Trainer:
             step: The step they belong to, if it is not the current one.
         """
         self.record.log_layers(series, self.progress.step if step is None else step, names, columns, values)
+
+    def log_table(
+        self,
+        name: str,
+        columns: Iterable[str],
+        rows: Iterable[Iterable[Any]],
+        *,
+        step: int | None = None,
+        kind: str | None = None,
+    ) -> None:
+        """Record a table; of several ranks, rank 0's is recorded and the others' are ignored.
+
+        Args:
+            name: Its name.
+            columns: The titles of its columns.
+            rows: The cells of each row: texts (cut after 1,000 characters), numbers, booleans or None, at most 10,000
+                in all. A two-dimensional tensor or array is read as it is, which waits for its device.
+            step: The step it belongs to, if it is not the current one.
+            kind: What the table shows, for viewers that draw it in another way, such as "confusion_matrix".
+
+        Raises:
+            RecordError: If a row or a cell does not fit, or there are too many.
+        """
+        self.record.log_table(
+            self.progress.step if step is None else step, self.progress.epoch, name, columns, rows, kind
+        )
+
+    def log_image(self, name: str, image: Any, *, step: int | None = None) -> None:
+        """Record an image; of several ranks, rank 0's is recorded and the others' are ignored.
+
+        A tensor on a device is copied without waiting for it, and encoded when the record is written.
+
+        Args:
+            name: Its name.
+            image: A tensor or NumPy array [H, W], [C, H, W] or [H, W, C] with 1, 3 or 4 channels, of uint8 or of floats
+                from 0 to 1; a PIL image; or a matplotlib figure. At most 4096 x 4096 pixels.
+            step: The step it belongs to, if it is not the current one.
+
+        Raises:
+            RecordError: If it is not an image, or is too large.
+        """
+        self.record.log_image(self.progress.step if step is None else step, self.progress.epoch, name, image)
 
     def share(self, part: SharedPart) -> None:
         """Hand in numbers of this rank that are recorded together with those of the other ranks."""

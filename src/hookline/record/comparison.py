@@ -1,0 +1,236 @@
+"""Compare runs: what differs in their configs, hooks, environments and code, and the first step at which they part."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hookline.record.config_yaml import read_config
+from hookline.record.json_lines import NON_FINITE, RESERVED
+from hookline.record.summary import RunSummary, read_rows
+
+MISSING = "(not there)"
+"""Stands for a value that a run does not have."""
+
+_BY_THE_CLOCK = ("throughput/",)  # metrics that differ between any two runs
+_NOT_COMPARED = frozenset({"hostname", "argv"})  # of the environment: they say nothing about numbers
+# Options of the trainer that cannot change what is computed.
+_HARMLESS = frozenset({
+    "async_save", "console", "debug", "max_epochs", "max_steps", "name", "notes", "on_save_error", "output_dir",
+    "rank_timeout", "record", "report", "tags", "trainable_only", "validate_every", "sanity_batches", "warn_above",
+})  # fmt: skip
+_CHANGES = ("lr_changed", "loss_fn_changed", "step_fn_changed", "parameters_changed", "hook_wrote", "hook_drew")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One thing that is not the same in all runs, with its value in each of them."""
+
+    section: str
+    """``config``, ``hooks``, ``environment`` or ``git``."""
+    key: str
+    values: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Parting:
+    """Where two runs part: the first step with a number that differs, bit for bit."""
+
+    step: int | None
+    """None if all numbers of the steps that both runs have are the same."""
+    name: str
+    """The metric, or the series and the layer."""
+    values: tuple[Any, Any]
+    before: int
+    """How many steps before it are the same in both runs."""
+
+
+# ---- differences -----------------------------------------------------------------------------------------------------
+
+
+def find_differences(runs: Sequence[RunSummary]) -> list[Difference]:
+    """Return everything that differs between the configs, hooks, environments and commits of runs."""
+    sections = {
+        "config": [_config_values(run) for run in runs],
+        "hooks": [_hook_values(run) for run in runs],
+        "environment": [_flat(_mapping(run.run.get("environment")), skip=_NOT_COMPARED) for run in runs],
+        "git": [_flat(_mapping(run.run.get("git"))) for run in runs],
+    }
+    found = []
+    for section, values in sections.items():
+        for key in dict.fromkeys(key for one in values for key in one):
+            across = tuple(one.get(key, MISSING) for one in values)
+            if any(
+                json.dumps(one, sort_keys=True, default=str) != json.dumps(across[0], sort_keys=True, default=str)
+                for one in across[1:]
+            ):
+                found.append(Difference(section, key, across))
+    return found
+
+
+def _config_values(run: RunSummary) -> dict[str, Any]:
+    """Return the values of a config by their dotted keys, without its hooks, which are compared by name."""
+    config = {} if run.path is None else read_config(run.path / "config.yaml")
+    values = {key: value for key, value in _mapping(config).items() if key != "hooks"}
+    flat = _flat(values)
+    if "trainer.seed" not in flat and run.run.get("seed") is not None:
+        flat["seed"] = run.run["seed"]
+    return flat
+
+
+def _hook_values(run: RunSummary) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for hook in run.run.get("hooks") or []:
+        if isinstance(hook, Mapping) and isinstance(hook.get("name"), str):
+            fields = {key: hook.get(key) for key in ("kind", "enabled", "schedule")}
+            values |= _flat({hook["name"]: {**fields, **_mapping(hook.get("parameters"))}})
+    return values
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "", skip: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """Return nested values by their dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if key in skip:
+            continue
+        if isinstance(value, Mapping) and value:
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+# ---- the first step at which runs part -------------------------------------------------------------------------------
+
+
+def find_parting(first: RunSummary, second: RunSummary) -> Parting | None:
+    """Compare every number of the steps that two runs have in common, bit for bit; None if they have none in common.
+
+    Metrics that depend on the clock are left out.
+    """
+    numbers = [_numbers(run) for run in (first, second)]
+    common = sorted(numbers[0].keys() & numbers[1].keys())
+    for index, step in enumerate(common):
+        ours, theirs = numbers[0][step], numbers[1][step]
+        for name in sorted(ours.keys() & theirs.keys(), key=lambda name: (name != "train/loss", name)):
+            if not _same(ours[name], theirs[name]):
+                return Parting(step, name, (ours[name], theirs[name]), index)
+    return Parting(None, "", (None, None), len(common)) if common else None
+
+
+def _numbers(run: RunSummary) -> dict[int, dict[str, Any]]:
+    """Return every number of a run by step and name; of layers, the packed numbers of a series."""
+    if run.path is None:
+        return {}
+    steps: dict[int, dict[str, Any]] = {}
+    for row in _rows(run.path / "metrics.jsonl"):
+        if type(row.get("step")) is int:
+            values = {name: row[name] for name in row if name not in RESERVED and not name.startswith(_BY_THE_CLOCK)}
+            values.pop("resumed", None)
+            if values:
+                steps.setdefault(row["step"], {}).update(values)
+    series: dict[Any, str] = {}
+    if (run.path / "layers.jsonl").exists():
+        for row in _rows(run.path / "layers.jsonl"):
+            if "columns" in row:
+                if not {"time", "memory"} & set(row["columns"]):  # these depend on the clock
+                    series[row.get("series")] = f"{row.get('name')}: {', '.join(map(str, row['columns']))}"
+            elif type(row.get("step")) is int and row.get("series") in series:
+                packed = row.get("data", row.get("counts"))
+                steps.setdefault(row["step"], {})[series[row["series"]]] = packed
+    return steps
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    for batch in read_rows(path, []):
+        yield from batch
+
+
+def _same(first: Any, second: Any) -> bool:
+    first, second = (NON_FINITE.get(one, one) if isinstance(one, str) else one for one in (first, second))
+    if isinstance(first, float) and isinstance(second, float) and math.isnan(first) and math.isnan(second):
+        return True
+    return bool(first == second)
+
+
+# ---- the likely cause ------------------------------------------------------------------------------------------------
+
+
+def likely_causes(
+    first: RunSummary, second: RunSummary, parting: Parting, differences: Sequence[Difference]
+) -> list[str]:
+    """Return what may have made two runs part, the most likely first; empty if they do not part.
+
+    Args:
+        first: A run.
+        second: Another run.
+        parting: Where they part.
+        differences: What differs between the two.
+    """
+    if parting.step is None:
+        return []
+    found = [*_events_before(first, second, parting.step)]
+    changing = {hook["name"] for run in (first, second) for hook in _hooks(run) if hook.get("intervenes")}
+    ranked: list[tuple[int, str]] = []
+    for one in differences:
+        rank = _rank(one, changing)
+        if rank is not None:
+            ranked.append((rank, f"{one.key}: {_shown(one.values[0])} and {_shown(one.values[1])}"))
+    found += [text for _, text in sorted(ranked, key=lambda one: one[0])]
+    if not found:
+        found.append(
+            "nothing that the record knows differs: operations that are not deterministic (trainer.deterministic), "
+            "files that changed, or code that is not in git"
+        )
+    return found
+
+
+def _hooks(run: RunSummary) -> list[Mapping[str, Any]]:
+    return [
+        hook for hook in run.run.get("hooks") or [] if isinstance(hook, Mapping) and isinstance(hook.get("name"), str)
+    ]
+
+
+def _events_before(first: RunSummary, second: RunSummary, step: int) -> Iterator[str]:
+    """Yield what happened to one of the runs alone in the steps up to where they part."""
+    happened = [
+        {(event.get("kind"), event.get("step"), str(event.get("by", event.get("hook")))) for event in run.events}
+        for run in (first, second)
+    ]
+    for index, run in enumerate((first, second)):
+        name = run.run.get("run_id")
+        for kind, at, by in sorted(happened[index] - happened[1 - index], key=str):
+            if kind in _CHANGES and type(at) is int and step - 1 <= at <= step:
+                yield f"{name}: {kind.replace('_', ' ')} at step {at} by {by}"
+            if kind in ("checkpoint_loaded", "resume_not_exact") and type(at) is int and step - 2 <= at <= step:
+                yield f"{name} was resumed at step {at}"
+
+
+def _rank(one: Difference, changing: set[str]) -> int | None:
+    """Return how likely a difference changes numbers, 0 the most; None if it cannot."""
+    section, _, option = one.key.partition(".")
+    if one.section == "hooks":
+        return 2 if section in changing else None  # the others only watch
+    if one.section == "git":
+        return 4 if one.key in ("commit", "diff_hash") else None
+    if one.section == "environment":
+        return 5
+    if section == "trainer":
+        if option == "seed":
+            return 0
+        return None if option in _HARMLESS else 1
+    if section in ("metrics", "trackers"):
+        return None
+    return 0 if one.key == "seed" else 1
+
+
+def _shown(value: Any) -> str:
+    return value if value == MISSING else json.dumps(value, default=str)

@@ -1,0 +1,124 @@
+"""The labels of a run, for people: its name, tags and notes, in labels.json. They may change at any time."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hookline import _checks
+from hookline._fs import NotAPlainFile, explain, open_plain, refuse_link, write_atomic
+from hookline.errors import ConfigError, RecordError
+
+LABELS = "labels.json"
+VERSION = 1
+LONGEST_NAME, LONGEST_TAG, LONGEST_NOTES, MOST_TAGS = 200, 100, 10_000, 100
+LATEST = "latest"  # on a command line, the newest run
+_LARGEST_FILE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Labels:
+    """What people call a run; nothing in training depends on it."""
+
+    name: str | None = None
+    tags: tuple[str, ...] = ()
+    notes: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields of labels.json."""
+        return {"version": VERSION, "name": self.name, "tags": list(self.tags), "notes": self.notes}
+
+
+def read_labels(directory: Path | str) -> Labels:
+    """Read the labels of a run; empty ones if it has no labels.json.
+
+    Raises:
+        RecordError: If the file is damaged, cannot be read or has a newer format.
+    """
+    path = Path(directory) / LABELS
+    try:
+        with open(open_plain(path, os.O_RDONLY), "rb") as file:  # noqa: PTH123 - a descriptor, not a path
+            content = file.read(_LARGEST_FILE + 1)
+    except FileNotFoundError:
+        return Labels()
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        raise RecordError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+    try:
+        fields = json.loads(content) if len(content) <= _LARGEST_FILE else None
+    except (ValueError, RecursionError):
+        fields = None
+    if isinstance(fields, dict) and isinstance(fields.get("version"), int) and fields["version"] > VERSION:
+        raise RecordError(f"{path} has the format {fields['version']}, which a newer Hookline wrote; upgrade Hookline")
+    match fields:
+        case {"name": str() | None as name, "tags": list() as tags, "notes": str() | None as notes}:
+            if all(isinstance(tag, str) for tag in tags):
+                return Labels(name, tuple(tags), notes)
+    raise RecordError(f"{path} is damaged or was not written by Hookline; remove it, and label the run again")
+
+
+def write_labels(directory: Path | str, labels: Labels) -> None:
+    """Replace the labels of a run atomically, without secrets; needs no lock, so the run may be training.
+
+    Raises:
+        RecordError: If the disk refuses.
+    """
+    path = Path(directory) / LABELS
+    text = json.dumps(redact_labels(labels).to_json(), indent=2)
+    try:
+        refuse_link(path)
+        write_atomic(path, f"{text}\n".encode("ascii"))
+    except (NotAPlainFile, OSError) as error:
+        raise RecordError(explain(path, error)) from error
+
+
+def redact_labels(labels: Labels) -> Labels:
+    """Return labels without the secrets in them."""
+    from hookline.record.redaction import redact_text  # loads torch, which reading labels does not need
+
+    name, notes = (None if text is None else redact_text(text) for text in (labels.name, labels.notes))
+    return Labels(name, tuple(map(redact_text, labels.tags)), notes)
+
+
+def check_name(value: Any, where: str) -> str | None:
+    """Check the name of a run; an empty one is none."""
+    name = _one_line(value, where, LONGEST_NAME)
+    if name == LATEST:
+        raise ConfigError(where, f"{LATEST!r} is the newest run on a command line; choose another name")
+    return name or None
+
+
+def check_tags(values: Any, where: str) -> tuple[str, ...]:
+    """Check tags, each of them once; one may be given without a list around it."""
+    tags = tuple(dict.fromkeys(_one_line(tag, where, LONGEST_TAG) for tag in _checks.names(values, where)))
+    if "" in tags:
+        raise ConfigError(where, "a tag cannot be empty")
+    if len(tags) > MOST_TAGS:
+        raise ConfigError(where, f"{len(tags)} tags are too many; a run has at most {MOST_TAGS}")
+    return tags
+
+
+def check_notes(value: Any, where: str) -> str | None:
+    """Check the notes about a run, of any number of lines; empty ones are none."""
+    notes = value.replace("\r\n", "\n") if isinstance(value, str) else value
+    return _text(notes, where, LONGEST_NOTES, "\n\t") or None
+
+
+def _one_line(value: Any, where: str, longest: int) -> str:
+    return _text(value, where, longest).strip(" ")
+
+
+def _text(value: Any, where: str, longest: int, allowed: Iterable[str] = "") -> str:
+    """Check a text: of bounded length, and without characters that control a terminal or reverse the text."""
+    if not isinstance(value, str):
+        raise ConfigError(where, f"expected a text, got {type(value).__name__}")
+    if len(value) > longest:
+        raise ConfigError(where, f"has {len(value):,} characters; at most {longest:,} are allowed")
+    for letter in value:
+        if not letter.isprintable() and letter not in allowed:
+            what = "a line break" if letter in "\r\n" else f"the character {letter!a}"
+            raise ConfigError(where, f"contains {what}, which cannot be printed as text; leave it out")
+    return value

@@ -1,0 +1,396 @@
+"""Tables and images of a run: check and encode what hooks log, write media.jsonl and the files in media/, read them."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+import struct
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hookline._console import logger, warn
+from hookline._fs import explain, make_directory, refuse_link, write_atomic
+from hookline._host_copy import HostCopy
+from hookline.errors import RecordError, with_article
+from hookline.record import strict_json
+from hookline.record.json_lines import NON_FINITE, JsonLines, read_bytes
+from hookline.record.reader import directory_of, whole_lines
+from hookline.record.redaction import redact_name, redact_text
+
+MOST_CELLS = 10_000
+LONGEST_CELL = 1000  # characters of a text in a table
+LARGEST_SIDE = 4096  # pixels of an image
+
+_COLOUR_TYPES = {1: 0, 3: 2, 4: 6}  # of PNG, by the number of channels: grey, RGB, RGB with alpha
+_PNG = b"\x89PNG\r\n\x1a\n"
+_SLACK = 1e-3  # interpolation leaves 0..1 by a little, which is not worth a warning
+# A name that a file can have as it is. Others get a part of their hash, so that no two names share a file; file systems
+# that ignore case would let upper case share one.
+_FILE_NAME = re.compile(r"(?!.*-[0-9a-f]{8}$)[a-z0-9](?:[a-z0-9_.-]{0,78}[a-z0-9])?")
+_FILE = re.compile(r"media/[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_PLAIN = (str, int, float, bool, type(None))
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of plain values: texts, numbers, booleans and None."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+    kind: str | None = None
+    """What it shows, for viewers that draw it in another way. A table of the kind "confusion_matrix" has a row per
+    target, named in its first column, and a column per prediction."""
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image as a PNG file."""
+
+    png: bytes
+    width: int
+    height: int
+
+    def __repr__(self) -> str:
+        return f"Image({self.width} x {self.height}, {len(self.png):,} bytes)"
+
+
+class MediaRow(NamedTuple):
+    """A table or an image of one step."""
+
+    step: int
+    epoch: int
+    time: float
+    name: str
+    content: Table | Image
+
+
+class PendingMedia:
+    """A table, or an image that is on its way to the host.
+
+    Args:
+        step: The step it belongs to.
+        epoch: The epoch.
+        time: When it was logged.
+        name: Its name.
+        content: The table, the image, or the pixels of one.
+    """
+
+    kind = "media"
+
+    def __init__(self, step: int, epoch: int, time: float, name: str, content: Table | Image | Pixels) -> None:
+        self.lost: list[Exception] = []  # one if the device failed
+        self._where, self._content = (step, epoch, round(time, 6), name), content
+
+    def is_ready(self) -> bool:
+        """Return whether the content is on the host; never waits."""
+        return not isinstance(self._content, Pixels) or self._content.is_ready()
+
+    def rows(self) -> list[MediaRow]:
+        """Wait for the content and return the row, or nothing if the device failed."""
+        content = self._content
+        try:
+            return [MediaRow(*self._where, content.encode(self._where[3]) if isinstance(content, Pixels) else content)]
+        except Exception as error:
+            self.lost.append(error)
+            return []
+
+
+# ---- tables ----------------------------------------------------------------------------------------------------------
+
+
+def media_name(name: Any) -> str:
+    """Return the name of a table or an image without secrets. Raises `RecordError` if it is not a text."""
+    if not isinstance(name, str) or not name:
+        raise RecordError(f"a table or an image needs a name, got {strict_json.short_repr(name)}")
+    return str(strict_json.simplify(redact_name(str.__str__(name))))
+
+
+def make_table(name: str, columns: Iterable[str], rows: Iterable[Iterable[Any]], kind: str | None = None) -> Table:
+    """Check a table and copy it as plain values, without secrets.
+
+    Args:
+        name: Its name, for messages.
+        columns: The titles of its columns.
+        rows: As many cells per row as there are columns: texts, numbers, booleans, None, and tensors or NumPy arrays
+            with one element. A two-dimensional tensor or array is read with one wait for its device.
+        kind: What the table shows, as `Table.kind`.
+
+    Raises:
+        RecordError: If a row or a cell does not fit, or there are more than `MOST_CELLS`.
+    """
+    if isinstance(columns, str) or not isinstance(columns, Iterable):
+        raise RecordError(f"table {name!r}: columns must be a list of texts, got {strict_json.short_repr(columns)}")
+    titles = tuple(_plain_cell(str(title)) for title in islice(columns, MOST_CELLS + 1))
+    if not titles:
+        raise RecordError(f"table {name!r} has no columns")
+    plain: Any = rows.tolist() if hasattr(rows, "tolist") else rows  # a tensor, an array: one copy to the host
+    if isinstance(plain, (str, bytes)) or not isinstance(plain, Iterable):
+        raise RecordError(f"table {name!r}: rows must be a list of rows, got {strict_json.short_repr(plain)}")
+    most = MOST_CELLS // len(titles)
+    found: list[tuple[Any, ...]] = []
+    for row in islice(plain, most + 1):
+        where = f"table {name!r}, row {len(found)}"
+        if isinstance(row, (str, bytes)) or not isinstance(row, Iterable):
+            raise RecordError(f"{where}: expected a list of {len(titles)} cells, got {strict_json.short_repr(row)}")
+        cells = tuple(islice(row, len(titles) + 1))
+        if len(cells) != len(titles):
+            count = f"more than {len(titles)}" if len(cells) > len(titles) else len(cells)
+            raise RecordError(f"{where} has {count} cells; there are {len(titles)} columns: {', '.join(titles)[:200]}")
+        try:
+            found.append(tuple(map(_plain_cell, cells)))
+        except TypeError as error:
+            raise RecordError(f"{where}: {error}; a cell is a text, a number, a bool or None") from error
+    if len(found) > most:
+        raise RecordError(
+            f"table {name!r} has more than {MOST_CELLS:,} cells ({most:,} rows of {len(titles):,} columns); log a part"
+        )
+    return Table(titles, tuple(found), None if kind is None else str(kind))
+
+
+def _plain_cell(value: Any) -> Any:
+    """Return a cell as a plain value; a text is cut to `LONGEST_CELL` characters, which its end says.
+
+    Raises:
+        TypeError: If the value is not a cell's.
+    """
+    if isinstance(value, Tensor) or type(value).__module__ == "numpy":
+        if getattr(value, "is_meta", False) or (value.numel() if isinstance(value, Tensor) else value.size) != 1:
+            raise TypeError(f"a cell has the shape {list(value.shape)}")
+        value = value.item()
+    if isinstance(value, str):
+        text = redact_text(value)
+        text = text if len(text) <= LONGEST_CELL else f"{text[:LONGEST_CELL]}… ({len(text):,} characters)"
+        return strict_json.simplify(text)
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return strict_json.simplify(int(value))
+    if isinstance(value, float):
+        return float(value)
+    raise TypeError(f"a cell is {with_article(type(value).__name__)}")
+
+
+# ---- images ----------------------------------------------------------------------------------------------------------
+
+
+class Pixels:
+    """The pixels of an image on their way to the host; the copy starts here, and the tensor may change afterwards.
+
+    Args:
+        name: The image's name, for messages.
+        image: [H, W], [C, H, W] or [H, W, C] with 1, 3 or 4 channels: uint8, bool, or floats from 0 to 1.
+
+    Raises:
+        RecordError: If it is not an image or is too large.
+    """
+
+    def __init__(self, name: str, image: Tensor) -> None:
+        image = image.detach()
+        if image.is_meta or image.is_complex() or image.layout != torch.strided:
+            raise RecordError(f"image {name!r} has no pixels that can be read; give a dense tensor of real numbers")
+        if image.dim() == 3 and image.shape[0] in _COLOUR_TYPES:
+            image = image.permute(1, 2, 0)
+        elif image.dim() == 2:
+            image = image.unsqueeze(2)
+        if image.dim() != 3 or image.shape[2] not in _COLOUR_TYPES or 0 in image.shape:
+            expected = "[H, W], [C, H, W] or [H, W, C] with 1, 3 or 4 channels"
+            raise RecordError(f"image {name!r} has the shape {list(image.shape)}; expected {expected}")
+        _check_size(name, image.shape[1], image.shape[0])
+        is_outside = torch.zeros((), dtype=torch.uint8, device=image.device)
+        if image.is_floating_point():
+            image = image.float()
+            is_outside = (~((image >= -_SLACK) & (image <= 1 + _SLACK)).all()).to(torch.uint8)
+            image = image.nan_to_num(0).clamp(0, 1).mul(255).round().to(torch.uint8)
+        elif image.dtype == torch.bool:
+            image = image.to(torch.uint8) * 255
+        elif image.dtype != torch.uint8:
+            kind = str(image.dtype).removeprefix("torch.")
+            raise RecordError(f"image {name!r} is {kind}; give uint8, or floats from 0 to 1")
+        self._height, self._width, self._channels = image.shape
+        # Whether a value was outside of the range travels with the pixels, so that nothing waits for the device.
+        snapshot = torch.cat([image.reshape(-1), is_outside.reshape(1)])
+        self._copy = HostCopy(snapshot)
+
+    def is_ready(self) -> bool:
+        """Return whether the copy is complete; never waits."""
+        return self._copy.is_ready()
+
+    def encode(self, name: str) -> Image:
+        """Wait for the copy and return the image; values that were not from 0 to 1 cause a warning."""
+        pixels = self._copy.wait()
+        if pixels[-1]:
+            logger.warning("image %r has values that are not from 0 to 1; they were clipped", name)
+        lines = pixels[:-1].reshape(self._height, -1)
+        filters = torch.zeros(self._height, 1, dtype=torch.uint8)  # each line begins with the number of its filter
+        data = zlib.compress(torch.cat([filters, lines], dim=1).numpy().tobytes(), 6)
+        header = struct.pack(">IIBBBBB", self._width, self._height, 8, _COLOUR_TYPES[self._channels], 0, 0, 0)
+        png = _PNG + _chunk(b"IHDR", header) + _chunk(b"IDAT", data) + _chunk(b"IEND", b"")
+        return Image(png, self._width, self._height)
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def make_image(name: str, image: Any) -> Image | Pixels:
+    """Return an image as PNG, or its pixels on their way to the host.
+
+    Args:
+        name: Its name, for messages.
+        image: A tensor or NumPy array as `Pixels` takes it, a PIL image, or a matplotlib figure.
+
+    Raises:
+        RecordError: If it is none of these, or too large.
+    """
+    if isinstance(image, Tensor):
+        return Pixels(name, image)
+    package = type(image).__module__.partition(".")[0]
+    try:
+        if package == "numpy":
+            return Pixels(name, torch.as_tensor(image.copy()))  # a copy has no negative strides and may be kept
+        buffer = io.BytesIO()
+        if hasattr(image, "getbands"):  # of PIL, which need not be imported
+            _check_size(name, *image.size)
+            image.save(buffer, format="PNG")
+        elif callable(getattr(image, "savefig", None)):
+            image.savefig(buffer, format="png")
+        else:
+            kinds = "a tensor, a NumPy array, a PIL image or a matplotlib figure"
+            raise RecordError(f"image {name!r} is {with_article(type(image).__name__)}; log {kinds}")
+    except RecordError:
+        raise
+    except Exception as error:  # of an array of objects, of a mode that PNG lacks, of a broken figure
+        raise RecordError(f"image {name!r} cannot be written as PNG ({type(error).__name__}: {error})") from error
+    png = buffer.getvalue()
+    size = _size_of(png)
+    if size is None:
+        raise RecordError(f"image {name!r}: its own writer did not make a PNG")
+    _check_size(name, *size)
+    return Image(png, *size)
+
+
+def _check_size(name: str, width: int, height: int) -> None:
+    if width > LARGEST_SIDE or height > LARGEST_SIDE:
+        most = f"at most {LARGEST_SIDE} x {LARGEST_SIDE}"
+        raise RecordError(f"image {name!r} is {width} x {height} pixels, {most} can be logged; make it smaller")
+
+
+def _size_of(png: bytes) -> tuple[int, int] | None:
+    """Return width and height of a PNG file, None if it is not one."""
+    if len(png) < 33 or not png.startswith(_PNG) or png[12:16] != b"IHDR":
+        return None
+    width, height = struct.unpack(">II", png[16:24])
+    return width, height
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+
+
+class MediaLines(JsonLines):
+    """The file media.jsonl: a line per table and image, each of which has its file in media/.
+
+    A line is ``{"step", "epoch", "time", "name", "type", "file"}``, and comes after its file, so that it never names a
+    part of one. A line ``{"resumed"}`` discards later steps above it.
+    """
+
+    def write_row(self, row: MediaRow) -> None:
+        """Write the file of a row, then its line. Raises `RecordError` if the disk refuses."""
+        content = row.content
+        kind, suffix, data = (
+            ("table", "json", _table_bytes(content)) if isinstance(content, Table) else ("image", "png", content.png)
+        )
+        path = self.path.parent / "media" / f"{_safe(row.name)}-{row.step}.{suffix}"
+        try:
+            refuse_link(path.parent)
+            make_directory(path.parent)
+            write_atomic(path, data)
+        except OSError as error:
+            raise RecordError(explain(path, error)) from error
+        where = {"step": row.step, "epoch": row.epoch, "time": row.time, "name": row.name}
+        self.write({**where, "type": kind, "file": f"media/{path.name}"})
+
+
+def _safe(name: str) -> str:
+    """Return the part of a file's name that stands for a table's or an image's; different names have different ones."""
+    if _FILE_NAME.fullmatch(name):
+        return name
+    digest = hashlib.sha256(name.encode("utf-8", "backslashreplace")).hexdigest()[:8]
+    return f"{re.sub('[^a-z0-9]+', '_', name[:200].lower()).strip('_')[:60] or 'media'}-{digest}"
+
+
+def _table_bytes(table: Table) -> bytes:
+    """Return a table as strict JSON. A number that JSON lacks is ``{"float": "NaN"}``, because a text may be "NaN"."""
+    rows = [[{"float": one} if isinstance(one, float) and one - one != 0 else one for one in row] for row in table.rows]
+    return strict_json.dumps({"columns": table.columns, "rows": rows, "kind": table.kind}).encode("ascii")
+
+
+def read_media(run_dir: Path | str | None) -> list[MediaRow]:
+    """Read the tables and images of a run in the order of their lines; empty if the run logged none.
+
+    Of several with one name and step, the last counts. Those whose file is missing or damaged are left out with a
+    `RuntimeWarning`, as are lines torn by a kill.
+    """
+    directory = directory_of(run_dir)
+    path = directory / "media.jsonl"
+    if directory.is_dir() and not path.exists() and not path.is_symlink():
+        return []
+    lines: dict[tuple[int, str], dict[str, Any]] = {}
+    for line in whole_lines(path):
+        step, name = line.get("step"), line.get("name")
+        if type(line.get("resumed")) is int:
+            lines = {key: one for key, one in lines.items() if key[0] <= line["resumed"]}
+        elif type(step) is int and isinstance(name, str):
+            lines.pop((step, name), None)
+            lines[step, name] = line
+    rows, unreadable = [], []
+    for line in lines.values():
+        content = _read_content(directory, line)
+        if content is None:
+            unreadable.append(str(line.get("file")))
+        else:
+            epoch, time = (line[key] if isinstance(line.get(key), (int, float)) else 0 for key in ("epoch", "time"))
+            rows.append(MediaRow(line["step"], int(epoch), float(time), line["name"], content))
+    if unreadable:
+        what = f"{unreadable[0]} is missing or damaged" + (f", and {len(unreadable) - 1} more" * (len(unreadable) > 1))
+        warn(f"{path}: {what[:300]}; the others were read", stacklevel=2)
+    return rows
+
+
+def _read_content(directory: Path, line: dict[str, Any]) -> Table | Image | None:
+    """Return what a line's file contains; None if it is not a file of ours."""
+    file = line.get("file")
+    if not isinstance(file, str) or not _FILE.fullmatch(file):  # a run from elsewhere may name any file
+        return None
+    try:
+        refuse_link(directory / "media")
+        data = read_bytes(directory / file)
+        if line.get("type") == "image":
+            size = _size_of(data)
+            return None if size is None or max(size) > LARGEST_SIDE else Image(data, *size)
+        return _read_table(json.loads(data))
+    except (RecordError, OSError, ValueError, RecursionError):
+        return None
+
+
+def _read_table(read: Any) -> Table | None:
+    if not isinstance(read, dict) or not isinstance(read.get("columns"), list) or not isinstance(read["rows"], list):
+        return None
+    columns, kind = tuple(read["columns"]), read.get("kind")
+    rows = tuple(tuple(map(_read_cell, row)) for row in read["rows"] if isinstance(row, list))
+    is_plain = all(len(row) == len(columns) and all(isinstance(one, _PLAIN) for one in row) for row in rows)
+    if not is_plain or len(rows) != len(read["rows"]) or not all(isinstance(title, str) for title in columns):
+        return None
+    return Table(columns, rows, kind if isinstance(kind, str) else None)
+
+
+def _read_cell(cell: Any) -> Any:
+    return NON_FINITE.get(str(cell.get("float")), cell) if isinstance(cell, dict) else cell
