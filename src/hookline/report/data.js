@@ -5,23 +5,23 @@ class Run {
     Object.assign(this, { data, index, run: data.run ?? {}, labels: data.labels ?? {} });
     this.id = String(data.run_id ?? `run ${index + 1}`);
     this.name = this.labels.name ? String(this.labels.name) : this.id;
-    this.decoded = [];
     this.curves = new Map(Object.entries(data.curves ?? {}).map(([name, curve]) => [name, new Curve(this, name, curve)]));
     this.layers = new Map(Object.entries(data.layers ?? {}).map(([name, one]) => [name, new Layers(this, name, one)]));
     this.histograms = new Map(Object.entries(data.histograms ?? {}).map(([name, one]) => [name, new Histograms(this, name, one)]));
     this.events = (data.events ?? []).map((event, place) => ({ ...event, place, kind: String(event.kind), run: this }));
     this.alerts = (data.alerts ?? []).map((alert) => ({ ...alert, run: this }));
   }
+}
 
-  /** Return an array of the page's data; decoded when it is needed first. */
-  array(index, Type) {
-    if (!this.decoded[index]) {
-      const text = atob(this.data.arrays[index]), bytes = new Uint8Array(text.length);
-      for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
-      this.decoded[index] = bytes.buffer;
-    }
-    return new Type(this.decoded[index]);
+const decoded = [];
+/** Return an array of the page's data; decoded when it is needed first. */
+function array(index, Type) {
+  if (!decoded[index]) {
+    const text = atob(page.arrays[index]), bytes = new Uint8Array(text.length);
+    for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
+    decoded[index] = bytes.buffer;
   }
+  return new Type(decoded[index]);
 }
 
 class Curve {
@@ -30,10 +30,10 @@ class Curve {
     this.exact = data.lowest === data.mean && data.highest === data.mean;
     this.key = `${data.steps}/${data.mean}/${data.lowest}/${data.highest}`;
   }
-  get steps() { return (this._steps ??= this.run.array(this.data.steps, Uint32Array)); }
-  get mean() { return (this._mean ??= this.run.array(this.data.mean, Float32Array)); }
-  get lowest() { return (this._lowest ??= this.run.array(this.data.lowest, Float32Array)); }
-  get highest() { return (this._highest ??= this.run.array(this.data.highest, Float32Array)); }
+  get steps() { return (this._steps ??= array(this.data.steps, Uint32Array)); }
+  get mean() { return (this._mean ??= array(this.data.mean, Float32Array)); }
+  get lowest() { return (this._lowest ??= array(this.data.lowest, Float32Array)); }
+  get highest() { return (this._highest ??= array(this.data.highest, Float32Array)); }
   get lastStep() { return this.steps.length ? Math.max(this.steps[this.steps.length - 1], this.data.last?.[0] ?? 0) : 0; }
 
   /** Return the bucket that holds a step, or the nearest one. */
@@ -52,8 +52,8 @@ class Layers {
   constructor(run, name, data) {
     Object.assign(this, { run, name, data, names: data.names.map(String), columns: data.columns.map(String) });
   }
-  get steps() { return (this._steps ??= this.run.array(this.data.steps, Uint32Array)); }
-  get values() { return (this._values ??= this.run.array(this.data.values, Float32Array)); }
+  get steps() { return (this._steps ??= array(this.data.steps, Uint32Array)); }
+  get values() { return (this._values ??= array(this.data.values, Float32Array)); }
   value(step, row, column) {
     return this.values[(step * this.names.length + row) * this.columns.length + column];
   }
@@ -82,8 +82,8 @@ class Histograms {
     Object.assign(this, { run, name, data, names: data.names.map(String), edges: data.edges.map(toNumber) });
     this.bins = Math.max(this.edges.length - 1, 1);
   }
-  get steps() { return (this._steps ??= this.run.array(this.data.steps, Uint32Array)); }
-  get counts() { return (this._counts ??= this.run.array(this.data.counts, Uint8Array)); }
+  get steps() { return (this._steps ??= array(this.data.steps, Uint32Array)); }
+  get counts() { return (this._counts ??= array(this.data.counts, Uint8Array)); }
   count(step, row, bin) { return this.counts[(step * this.names.length + row) * this.bins + bin]; }
 }
 
