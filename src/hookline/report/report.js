@@ -244,7 +244,7 @@ function anatomy(run) {
     parts.push(["hooks", run.run.costs.reduce((sum, cost) => sum + (toNumber(cost.seconds) || 0), 0) / run.run.counters.step]);
   }
   const rest = Math.max(step - parts.reduce((sum, [, value]) => sum + value, 0), 0);
-  if (rest > step * 0.001) parts.push([parts.some(([name]) => name === "forward backward") ? "other" : "computing", rest]);
+  if (rest > step * 0.001) parts.push([parts.some(([name]) => name === "forward backward") ? "other" : "model and optimizer", rest]);
   const total = Math.max(step, parts.reduce((sum, [, value]) => sum + value, 0));
   const bar = el("div", { class: "stack", role: "img", "aria-label": parts.map(([name, value]) => `${name} ${PERCENT.format(value / total)}`).join(", ") },
     ...parts.map(([, value], index) => {
@@ -278,7 +278,7 @@ function events(run) {
   if (!run.events.length) return null;
   const rows = run.events.map((event) => {
     const row = el("tr", {}, el("td", { class: "number" }, typeof event.step === "number" ? number(event.step) : "–"), el("td", {}, el("span", { class: `mark ${MARK_COLOURS[markOf(event)]}` }, "● "), short(event.kind.replace(/_/g, " "), 40)),
-      el("td", {}, named("span", eventText(event), 240)), el("td", { class: "time" }, typeof event.time === "number" ? time(event.time) : "–"));
+      el("td", { class: "text" }, named("span", eventText(event), 240)), el("td", { class: "time" }, typeof event.time === "number" ? time(event.time) : "–"));
     places.events.set(`${run.index}/${event.kind}/${event.step}`, row);
     if (!places.events.has(`${run.index}/${event.kind}`)) places.events.set(`${run.index}/${event.kind}`, row);
     if (typeof event.step === "number") row.addEventListener("click", () => view.moveTo(event.step));
@@ -406,12 +406,14 @@ function connect() {
   addEventListener("beforeprint", () => {
     before = document.documentElement.dataset.theme ?? "";
     document.documentElement.dataset.theme = "light";
+    document.documentElement.classList.add("printing");
     colours = new Map();
     for (const details of document.querySelectorAll("details:not([open])")) details.dataset.closed = details.open = true;
     for (const plot of view.plots) plot.draw();
   });
   addEventListener("afterprint", () => {
     for (const details of document.querySelectorAll("details[data-closed]")) details.open = false, delete details.dataset.closed;
+    document.documentElement.classList.remove("printing");
     setTheme(before || null);
   });
 }
