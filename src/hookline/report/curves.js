@@ -129,8 +129,10 @@ class CurvePlot extends Plot {
           view.zoom([from, to]);
         }],
         setCursor: [(u) => {
-          if (this.linking || u.cursor.left < 0 || u.cursor.left === undefined) return;
+          if (!(u.cursor.left >= 0)) return;
+          this.isPointed = true; // its own cursor stays under the mouse, also while a range is dragged
           view.moveTo(Math.round(u.posToVal(u.cursor.left, "x")));
+          this.isPointed = false;
         }],
         draw: [(u) => this.drawMarks(u)],
       },
@@ -149,10 +151,9 @@ class CurvePlot extends Plot {
       this.values[index].textContent = place < 0 ? "–" : `${step === null ? "last " : ""}${curve.text(place)}`;
     });
     if (!this.chart) return;
-    this.linking = true; // moving the cursor here must not move it again everywhere
     const left = step === null ? -10 : this.chart.valToPos(step, "x");
-    this.chart.setCursor({ left: left >= 0 && left <= this.chart.over.clientWidth ? left : -10, top: 10 }, false);
-    this.linking = false;
+    // The hook must not fire: moving the cursor here would move it again everywhere.
+    if (!this.isPointed) this.chart.setCursor({ left: left >= 0 && left <= this.chart.over.clientWidth ? left : -10, top: 10 }, false);
     this.showTip(left);
   }
 
