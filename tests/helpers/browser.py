@@ -17,7 +17,8 @@ from typing import Any
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 _FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--hide-scrollbars", "--remote-debugging-pipe",
 )  # fmt: skip
 # Chromium reads commands from descriptor 3 and answers on 4; `subprocess` cannot place descriptors.
@@ -102,7 +103,8 @@ class Browser:
 
     def dark(self, on: bool) -> None:
         """Make the system prefer a dark theme, or a light one."""
-        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark" if on else "light"}])
+        theme = {"name": "prefers-color-scheme", "value": "dark" if on else "light"}
+        self.call("Emulation.setEmulatedMedia", features=[theme])
 
     def run(self, expression: str) -> Any:
         """Evaluate an expression in the page, wait if it is a promise, and return its value."""

@@ -20,7 +20,24 @@ TEXT = {  # of hostile input, each of which becomes a part of every name and tex
     "object": "__proto__",
     "long": "x" * 10_000,
 }
-SPY = "window.pwned = () => { window.isPwned = true; }; addEventListener('securitypolicyviolation', (event) => (window.violations ??= []).push(event.blockedURI));"
+SPY = """
+window.pwned = () => { window.isPwned = true; };
+addEventListener("securitypolicyviolation", (event) => (window.violations ??= []).push(event.blockedURI));
+"""
+INJECT = """(() => {
+  const script = document.createElement("script"), box = document.createElement("div");
+  script.textContent = "window.isPwned = true";
+  box.innerHTML = '<img src="https://example.invalid/x.png" onerror="window.isPwned = true"><p style="color: red">';
+  document.body.append(script, box);
+})()"""
+STRANGE = "main svg, main b, main script, main iframe, main img:not([src^='data:image/png'])"
+TOO_WIDE = """[...document.querySelectorAll("main figure, main canvas")].filter(
+  (one) => !one.closest(".scroll") && one.getBoundingClientRect().right > innerWidth).length"""
+SMOOTH = """(() => {
+  const slider = document.querySelector("#smoothing");
+  slider.value = 0.5;
+  slider.dispatchEvent(new Event("input"));
+})()"""
 PLOTS = "[...document.querySelectorAll('.plot, .heat')].map((one) => one.plot).filter(Boolean)"
 PLOT_OF = "{plots}.find((plot) => plot.title === '{title}')"
 
@@ -49,7 +66,8 @@ def real_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Train a tiny model with monitors, and return the run's directory."""
     root = tmp_path_factory.mktemp("real")
     config = config_with("{name: gradient_monitor, log_frequency: 2, log_histogram: true}, {name: lr_monitor}")
-    (root / "a.yaml").write_text(f"{config}  forward: [{{name: monitor, modules: '*', metrics: [mean, std], every: 2}}]\n")
+    forward = "{name: monitor, modules: '*', metrics: [mean, std], every: 2}"
+    (root / "a.yaml").write_text(f"{config}  forward: [{forward}]\n")
     words = ["trainer.max_steps=12", "trainer.validate_every=4", "--output", str(root / "runs")]
     assert main(["train", str(root / "a.yaml"), *words]) == 0
     return next((root / "runs").iterdir())
@@ -94,8 +112,8 @@ def test_zoom_by_drag_and_by_keys(chromium: Browser, real_run: Path) -> None:
     """Dragging over one plot zooms all of them; + and - zoom, and 0 shows all steps."""
     chromium.open(real_run / "report.html", height=2000)
     show(chromium, plot("loss"))
-    area: Any = chromium.run(f"(({{ left, top, width, height }}) => [left, top, width, height])({plot('loss')}.chart.over.getBoundingClientRect())")
-    left, top, width, height = area
+    area: Any = chromium.run(f"{plot('loss')}.chart.over.getBoundingClientRect().toJSON()")
+    left, top, width, height = (area[name] for name in ("left", "top", "width", "height"))
     scale = f"{plot('lr')}.chart.scales.x"
     before = chromium.run(f"[{scale}.min, {scale}.max]")
     chromium.mouse("mouseMoved", left + width * 0.25, top + height / 2)
@@ -133,8 +151,7 @@ def test_smoothing_and_log_axis(chromium: Browser, real_run: Path) -> None:
     """Smoothing is a moving average without a bias at the beginning; the log axis is one of uPlot's."""
     chromium.open(real_run / "report.html")
     raw = [value for _, value in plotted(chromium, "loss", 1)]
-    slide = "const slider = document.querySelector('#smoothing'); slider.value = 0.5; slider.dispatchEvent(new Event('input'))"
-    chromium.run(f"(() => {{ {slide} }})()")
+    chromium.run(SMOOTH)
     chromium.frames()
     smoothed = [value for _, value in plotted(chromium, "loss", 2)]
     assert smoothed[0] == pytest.approx(raw[0]) and smoothed[1] == pytest.approx((0.25 * raw[0] + 0.5 * raw[1]) / 0.75)
@@ -169,10 +186,9 @@ def test_alerts_lead_to_their_place(chromium: Browser, tmp_path: Path) -> None:
     heat = "document.querySelector('#layers .heat').plot"
     assert chromium.run(f"document.activeElement === {heat}.figure")
     assert "blocks.1.mlp · step 40 · nans 5" in chromium.run(f"{heat}.readout.textContent")
-    assert "stop requested, step 50" in chromium.run(
-        f"(() => {{ const one = {plot('loss')}; one.element.scrollIntoView(); one.show(); return new Promise((done) => setTimeout(() => "
-        "{ document.querySelector('#events tr:nth-child(4)').click(); done(one.tip.textContent); }, 300)); })()"
-    )
+    show(chromium, plot("loss"))
+    chromium.run("document.querySelector('#events tr:nth-child(4)').click()")
+    assert "stop requested, step 50" in chromium.run(f"{plot('loss')}.tip.textContent")
 
 
 def test_a_value_that_was_nan_has_its_own_colour(chromium: Browser, tmp_path: Path) -> None:
@@ -196,8 +212,7 @@ def test_no_script_of_a_run_is_executed(chromium: Browser, tmp_path: Path, text:
     chromium.frames()
     assert chromium.run("[window.isPwned, window.violations, {}.polluted]") == [None, None, None]
     assert chromium.problems() == []
-    allowed = "h1 h2 h3 h4 svg"  # none of the run's own elements is there
-    assert chromium.run("document.querySelectorAll('main svg, main b, main script, main iframe, main img:not([src^=\"data:image/png\"])').length") == 0, allowed
+    assert chromium.run(f'document.querySelectorAll("{STRANGE}").length') == 0
     assert "Events" in chromium.run("document.body.innerText")
     assert chromium.run("document.documentElement.scrollWidth") <= 1280
 
@@ -205,11 +220,7 @@ def test_no_script_of_a_run_is_executed(chromium: Browser, tmp_path: Path, text:
 def test_the_policy_blocks_injected_code(chromium: Browser, real_run: Path) -> None:
     """Even if markup got into the page, neither its script nor its style nor its image would be loaded."""
     chromium.open(real_run / "report.html", script=SPY)
-    inject = (
-        "(() => { const script = document.createElement('script'); script.textContent = 'window.isPwned = true'; document.body.append(script);"
-        "const box = document.createElement('div'); box.innerHTML = '<img src=\"https://example.invalid/x.png\" onerror=\"window.isPwned = true\"><p style=\"color: red\">'; document.body.append(box); })()"
-    )
-    chromium.run(inject)
+    chromium.run(INJECT)
     chromium.wait("(window.violations ?? []).length >= 3")
     assert chromium.run("window.isPwned ?? null") is None
 
@@ -220,8 +231,7 @@ def test_nothing_is_wider_than_the_page(chromium: Browser, real_run: Path, width
     chromium.open(real_run / "report.html", width=width, height=6000, dark=True)
     chromium.frames()
     assert chromium.run("document.documentElement.scrollWidth") == width
-    too_wide = "[...document.querySelectorAll('main figure, main canvas')].filter((one) => !one.closest('.scroll') && one.getBoundingClientRect().right > innerWidth).length"
-    assert chromium.run(too_wide) == 0
+    assert chromium.run(TOO_WIDE) == 0
     assert chromium.run("document.querySelector('#theme').textContent") == "Light"
     chromium.key("t")
     assert chromium.run("document.documentElement.dataset.theme") == "light"

@@ -301,7 +301,8 @@ def make_parser() -> Parser:
             if settings.get("required"):
                 usage.append(key)
             elif not argument.startswith("-"):
-                usage.append({"?": f"[{value}]", "*": f"[{value} ...]", "+": f"{value} ..."}.get(settings.get("nargs", ""), value))
+                written = {"?": f"[{value}]", "*": f"[{value} ...]", "+": f"{value} ..."}
+                usage.append(written.get(settings.get("nargs", ""), value))
         command.usage = " ".join([*usage, "[options]"])
     return parser
 

@@ -131,7 +131,7 @@ class CurvePlot extends Plot {
         setCursor: [(u) => {
           if (!(u.cursor.left >= 0)) return;
           this.isPointed = true; // its own cursor stays under the mouse, also while a range is dragged
-          view.moveTo(Math.round(u.posToVal(u.cursor.left, "x")));
+          view.moveTo(Math.round(u.posToVal(u.cursor.left, "x")), this);
           this.isPointed = false;
         }],
         draw: [(u) => this.drawMarks(u)],
@@ -157,9 +157,9 @@ class CurvePlot extends Plot {
     this.showTip(left);
   }
 
-  /** Name the events next to the cursor. */
+  /** Name the events next to the cursor; of many plots only in the one under the mouse. */
   showTip(left) {
-    const near = left < 0 ? [] : marks().filter((event) => Math.abs(this.chart.valToPos(event.step, "x") - left) <= 5);
+    const near = left < 0 || (view.pointed && view.pointed !== this) ? [] : marks().filter((event) => Math.abs(this.chart.valToPos(event.step, "x") - left) <= 5);
     this.tip.hidden = !near.length;
     if (!near.length) return;
     const lines = near.slice(0, 4).map((event) => el("div", {}, short(`${several ? event.run.name + ": " : ""}${event.kind.replace(/_/g, " ")}, step ${number(event.step)}`, 70)));

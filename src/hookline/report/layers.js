@@ -87,7 +87,7 @@ class Grid extends Plot {
   point(event) {
     const place = Math.floor((event.offsetY - this.top) / this.rowHeight);
     if (place >= 0 && place < this.rows.length) this.row = place;
-    view.moveTo(Math.round(this.stepAt(event.offsetX)));
+    view.moveTo(Math.round(this.stepAt(event.offsetX)), this);
   }
 
   key(event) {

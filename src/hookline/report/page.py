@@ -78,15 +78,19 @@ def make_report(summaries: Sequence[RunSummary]) -> bytes:
 def assemble(data: str) -> bytes:
     """Put the page's data, as JSON, into the template, with the policy that lets only the page's own script run."""
     style, library, script, template = _parts()
-    hashes = {text: f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'" for text in (style, library, script)}
     policy = (
-        f"default-src 'none'; script-src {hashes[library]} {hashes[script]}; style-src {hashes[style]}; "
+        f"default-src 'none'; script-src {_source(library)} {_source(script)}; style-src {_source(style)}; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
     # Escaped, no "</script>" or "<!--" can end or change the element, and a JSON parser reads the same text.
     escaped = data.replace("<", "\\u003c")
     filled = {"policy": policy, "style": style, "data": escaped, "library": library, "script": script}
     return re.sub(r"\{\{(\w+)\}\}", lambda match: filled[match[1]], template).encode()
+
+
+def _source(text: str) -> str:
+    """Return how a policy names the text of an inline script or style."""
+    return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
 
 
 @cache
@@ -168,7 +172,8 @@ def _histograms(table: HistogramTable, arrays: Arrays) -> dict[str, Any]:
     fullest = table.counts.max(axis=-1, keepdims=True, initial=0)
     scaled = np.ceil(255 * table.counts / np.where(fullest > 0, fullest, 1))  # a bin with one value stays visible
     counts = arrays.add(scaled, "u1")
-    return {"names": table.names, "steps": arrays.add(table.steps, "<u4"), "edges": table.edges.tolist(), "counts": counts}
+    steps, edges = arrays.add(table.steps, "<u4"), table.edges.tolist()
+    return {"names": table.names, "steps": steps, "edges": edges, "counts": counts}
 
 
 def _newest_media(rows: Sequence[MediaRow], budget: int) -> list[MediaRow]:

@@ -109,7 +109,7 @@ function overview() {
     ["steps", (run) => run.run.counters?.step ?? (run.curves.size ? Math.max(...[...run.curves.values()].map((curve) => curve.lastStep)) : null)],
     ["epochs", (run) => run.run.counters?.epoch || null], ["duration", (run) => (run.run.counters ? duration(run.run.counters.seconds) : null)],
     ["tokens", (run) => run.run.counters?.tokens_seen], ["started", (run) => (run.run.started ? time(run.run.started) : null)],
-    ["run id", (run) => run.id], ["name", (run) => run.labels.name], ["tags", (run) => (run.labels.tags?.length ? run.labels.tags.join(", ") : null)],
+    ["run id", (run) => run.id], ["name", (run) => (several ? run.labels.name : null)], ["tags", (run) => (run.labels.tags?.length ? run.labels.tags.join(", ") : null)],
     ["notes", (run) => (run.labels.notes ? el("span", { class: "notes" }, visible(run.labels.notes)) : null)],
     ["resumed from", (run) => lineage(run)], ["attempts", (run) => (run.run.attempts?.length > 1 ? run.run.attempts.length : null)]];
   if (several) {

@@ -3,6 +3,7 @@
 const view = {
   range: allSteps, // the steps that are shown
   step: null, // of the cursor
+  pointed: null, // the plot under the mouse, if that moved the cursor
   smoothing: 0,
   log: false,
   find: "",
@@ -29,7 +30,8 @@ const view = {
     const from = Math.min(Math.max(this.range[0] + share * width, first), last - width);
     this.zoom([from, from + width]);
   },
-  moveTo(step) {
+  moveTo(step, pointed = null) {
+    this.pointed = pointed;
     this.step = step === null ? null : Math.min(Math.max(step, allSteps[0]), allSteps[1]);
     this.update("step");
   },
