@@ -16,7 +16,6 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 
 from hookline.errors import RecordError
@@ -204,6 +203,8 @@ def _shown_media(row: MediaRow) -> dict[str, Any]:
 
 def _settings(config: str) -> dict[str, Any] | None:
     """Return the values of a config by their path, such as ``optimizer.lr``; None if it cannot be read."""
+    import yaml  # most reports need none
+
     try:
         parsed = yaml.safe_load(config)
     except (yaml.YAMLError, RecursionError):
