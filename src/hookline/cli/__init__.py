@@ -51,7 +51,9 @@ def _positive(word: str) -> int:
 
 
 PERMISSIONS = {"--allow": "allow", "--allow-host": "allow_host", "--import": "imports"}  # not for a config to give
-_RUN_NAMES = "`latest` is the newest run in runs/, DIR/latest the newest in DIR; the beginning of a run's id is enough"
+_RUN_NAMES = (
+    "`latest` is the newest run in runs/, DIR/latest the newest in DIR; its name or the beginning of its id is enough"
+)
 _REPEATED: dict[str, Any] = {"action": "append", "default": []}
 # Every argument of a command: its name (for an option as it is written) and, where it has a value, what stands for it.
 _ARGUMENTS: dict[str, dict[str, Any]] = {
@@ -59,7 +61,8 @@ _ARGUMENTS: dict[str, dict[str, Any]] = {
     "pattern PATTERN": {"nargs": "?", "help": "a name, a glob or re:regex, as for a hook's `modules:`"},
     "words a.b=value": {"nargs": "*", "default": [], "help": "change a value: trainer.seed=1, hooks.ema.decay=0.99"},
     "run RUN": {"help": f"a run's directory; {_RUN_NAMES}"},
-    "runs RUN": {"nargs": "+", "help": f"a run's directory, or several to compare; {_RUN_NAMES}"},
+    "runs RUN": {"nargs": "+", "help": f"runs' directories; {_RUN_NAMES}"},
+    "directory DIR": {"nargs": "?", "default": "runs", "help": "the directory of the runs (runs)"},
     "run RUN|CHECKPOINT": {"help": f"the directory of a run, or of the checkpoint to continue from; {_RUN_NAMES}"},
     "path CHECKPOINT": {"help": "the checkpoint's directory"},
     "crash CRASH": {"help": "a crash's folder, for instance runs/…/crashes/step-00000042"},
@@ -73,6 +76,15 @@ _ARGUMENTS: dict[str, dict[str, Any]] = {
     "--fork": {"action": "store_true", "help": "begin a new run from there, with its own directory"},
     "--steps N": {"type": _positive, "default": 20, "help": "how many steps to compare (20)"},
     "--event NAME": {"help": "one event"},
+    "--name TEXT": {"help": "the run's name; an empty one removes it"},
+    "--name WORD": {"help": "only runs whose name contains this"},
+    "--notes TEXT": {"help": "a text about the run; an empty one removes it"},
+    "--tag TAG": {**_REPEATED, "help": "the run's tag, or only runs with this tag"},
+    "--untag TAG": {**_REPEATED, "help": "remove this tag"},
+    "--outcome OUTCOME": {"help": "only runs that ended like this, such as failed, or are running or killed"},
+    "--sort KEY": {"default": "started", "help": "started, id, name, outcome, best, steps or duration (started)"},
+    "--reverse": {"action": "store_true", "help": "print them in the opposite order"},
+    "--limit N": {"type": _positive, "help": "print at most N"},
     "--json": {"action": "store_true", "help": "print JSON, for programs"},
     "--weights CHECKPOINT": {"help": "the weights, of a checkpoint or a run, if the crash folder has none"},
     "--device DEVICE": {"help": "where to run, such as cpu or cuda:1; by default the best there is"},
@@ -85,10 +97,21 @@ _TRUST = ("--import MODULE", "--allow PREFIX", "--allow-host HOST")
 _RUN = ("--device DEVICE", *_TRUST)
 _OVERRIDES = "words a.b=value"
 _FROM_CONFIG = ("config CONFIG", _OVERRIDES)
+_FILTERS = ("--tag TAG", "--outcome OUTCOME", "--name WORD")
 COMMANDS: dict[str, tuple[str, Sequence[str]]] = {
     "train": ("train from a config", (*_FROM_CONFIG, "--hook NAME", "--fast-dev-run N", "--output DIR", *_RUN)),
     "example": ("print the config of the default job, to start from", ()),
     "resume": ("continue a run from its newest good checkpoint", ("run RUN|CHECKPOINT", _OVERRIDES, "--fork", *_RUN)),
+    "runs": (
+        "list the runs of a directory",
+        ("directory DIR", *_FILTERS, "--sort KEY", "--reverse", "--limit N", "--json"),
+    ),
+    "label": (
+        "print or change the name, tags and notes of a run",
+        ("run RUN", "--name TEXT", "--tag TAG", "--untag TAG", "--notes TEXT", "--json"),
+    ),
+    "show": ("print one run at a glance: outcome, curves, alerts, costs, checkpoints", ("run RUN", "--json")),
+    "compare": ("compare runs, and find the first step at which they part", ("runs RUN", "--json")),
     "checkpoints": ("list the checkpoints of a run, and verify them", ("run RUN",)),
     "verify-checkpoint": ("check that one checkpoint is as it was written", ("path CHECKPOINT",)),
     "verify": ("find out which hooks change training", (*_FROM_CONFIG, "--hook NAME", "--steps N", *_RUN)),
@@ -149,11 +172,11 @@ def run_command(arguments: Sequence[str]) -> int:
         parser.print_help()
         return 0
     try:
-        for argument in {"run", "weights"} & vars(options).keys():
-            if getattr(options, argument) is not None:
-                setattr(options, argument, resolve_run(getattr(options, argument)))
-        if "runs" in options:
-            options.runs = [resolve_run(run) for run in options.runs]
+        for argument in {"run", "runs", "weights"} & vars(options).keys():
+            given = getattr(options, argument)
+            if given is not None:
+                found = [resolve_run(one) for one in given] if isinstance(given, list) else resolve_run(given)
+                setattr(options, argument, found)
         with user_imports(options):
             return int(import_module(f"hookline.cli.{options.module}").run(options))
     except OutputError:
@@ -301,8 +324,8 @@ def make_parser() -> Parser:
             if settings.get("required"):
                 usage.append(key)
             elif not argument.startswith("-"):
-                written = {"?": f"[{value}]", "*": f"[{value} ...]", "+": f"{value} ..."}
-                usage.append(written.get(settings.get("nargs", ""), value))
+                words = {"?": f"[{value}]", "*": f"[{value} ...]", "+": f"{value} ..."}
+                usage.append(words.get(settings.get("nargs", ""), value))
         command.usage = " ".join([*usage, "[options]"])
     return parser
 

@@ -5,6 +5,8 @@ What is printed here may come from a stranger's file, so every function makes it
 
 from __future__ import annotations
 
+import json
+import math
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TextIO, cast
@@ -35,22 +37,44 @@ def paragraph(console: Console, text: str, indent: int = 4, hanging: int = 0) ->
         console.print(line)
 
 
-def labelled(console: Console, label: str, text: str, indent: int = 4, width: int = 11) -> None:
+def labelled(
+    console: Console, label: str, text: str, indent: int = 4, width: int = 11, style: str = "dim"
+) -> None:
     """Print a label of at least `width` columns, and a paragraph beside it whose lines begin at the same column."""
     label = printable(label)
     begin = indent + max(width, len(label) + 1)
     first, *others = _wrapped(console, text, " " * begin, " " * begin)
-    console.print(Text.assemble((" " * indent + label.ljust(begin - indent), "dim"), first[begin:]))
+    console.print(Text.assemble((" " * indent + label.ljust(begin - indent), style), first[begin:]))
     for line in others:
         console.print(line)
 
 
+def print_json(value: Any, indent: int | None = 1) -> None:
+    """Print strict JSON, in ASCII; as in a record, numbers that JSON lacks are "NaN", "Infinity" and "-Infinity"."""
+    CommandOutput().write(f"{json.dumps(_json_value(value), indent=indent, default=str, allow_nan=False)}\n")
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, Mapping):
+        return {str(key): _json_value(item) for key, item in value.items()}
+    return [_json_value(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
 def table(
-    console: Console, columns: Mapping[str, Mapping[str, Any]], rows: Iterable[tuple[Sequence[str], str]]
+    console: Console,
+    columns: Mapping[str, Mapping[str, Any]],
+    rows: Iterable[tuple[Sequence[str], str]],
+    width: int = WIDEST,
 ) -> None:
     """Print a table without lines that fits the terminal; long cells wrap.
 
-    Each header has keyword arguments of `rich.table.Table.add_column`, and each row has cells and a style.
+    Args:
+        console: Where to print.
+        columns: By header: keyword arguments of `rich.table.Table.add_column`.
+        rows: Cells and a style each.
+        width: The most columns of characters that it takes.
     """
     made = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     for title, options in columns.items():
@@ -58,7 +82,7 @@ def table(
     for cells, style in rows:
         made.add_row(*map(printable, cells), style=style)
     with console.capture() as captured:
-        console.print(made, width=min(console.width, WIDEST))
+        console.print(made, width=min(console.width, width))
     # rich pads every cell to its column; files and pipes need no trailing spaces.
     console.file.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
 

@@ -47,6 +47,8 @@ class Parting:
     values: tuple[Any, Any]
     before: int
     """How many steps before it are the same in both runs."""
+    last_same: int | None = None
+    """The last of these."""
 
 
 # ---- differences -----------------------------------------------------------------------------------------------------
@@ -84,10 +86,9 @@ def _config_values(run: RunSummary) -> dict[str, Any]:
 
 def _hook_values(run: RunSummary) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    for hook in run.run.get("hooks") or []:
-        if isinstance(hook, Mapping) and isinstance(hook.get("name"), str):
-            fields = {key: hook.get(key) for key in ("kind", "enabled", "schedule")}
-            values |= _flat({hook["name"]: {**fields, **_mapping(hook.get("parameters"))}})
+    for hook in run.hooks:
+        fields = {key: hook.get(key) for key in ("kind", "enabled", "schedule")}
+        values |= _flat({hook["name"]: {**fields, **_mapping(hook.get("parameters"))}})
     return values
 
 
@@ -122,7 +123,7 @@ def find_parting(first: RunSummary, second: RunSummary) -> Parting | None:
         ours, theirs = numbers[0][step], numbers[1][step]
         for name in sorted(ours.keys() & theirs.keys(), key=lambda name: (name != "train/loss", name)):
             if not _same(ours[name], theirs[name]):
-                return Parting(step, name, (ours[name], theirs[name]), index)
+                return Parting(step, name, (ours[name], theirs[name]), index, common[index - 1] if index else None)
     return Parting(None, "", (None, None), len(common)) if common else None
 
 
@@ -177,8 +178,8 @@ def likely_causes(
     """
     if parting.step is None:
         return []
-    found = [*_events_before(first, second, parting.step)]
-    changing = {hook["name"] for run in (first, second) for hook in _hooks(run) if hook.get("intervenes")}
+    found = [*_events_before(first, second, parting)]
+    changing = {hook["name"] for run in (first, second) for hook in run.hooks if hook.get("intervenes")}
     ranked: list[tuple[int, str]] = []
     for one in differences:
         rank = _rank(one, changing)
@@ -193,14 +194,10 @@ def likely_causes(
     return found
 
 
-def _hooks(run: RunSummary) -> list[Mapping[str, Any]]:
-    return [
-        hook for hook in run.run.get("hooks") or [] if isinstance(hook, Mapping) and isinstance(hook.get("name"), str)
-    ]
-
-
-def _events_before(first: RunSummary, second: RunSummary, step: int) -> Iterator[str]:
+def _events_before(first: RunSummary, second: RunSummary, parting: Parting) -> Iterator[str]:
     """Yield what happened to one of the runs alone in the steps up to where they part."""
+    # What changes after a step changes the next update, and so the loss of the step after that.
+    earliest = 0 if parting.last_same is None else parting.last_same - 1
     happened = [
         {(event.get("kind"), event.get("step"), str(event.get("by", event.get("hook")))) for event in run.events}
         for run in (first, second)
@@ -208,9 +205,11 @@ def _events_before(first: RunSummary, second: RunSummary, step: int) -> Iterator
     for index, run in enumerate((first, second)):
         name = run.run.get("run_id")
         for kind, at, by in sorted(happened[index] - happened[1 - index], key=str):
-            if kind in _CHANGES and type(at) is int and step - 1 <= at <= step:
+            if type(at) is not int or not earliest <= at <= (parting.step or 0):
+                continue
+            if kind in _CHANGES:
                 yield f"{name}: {kind.replace('_', ' ')} at step {at} by {by}"
-            if kind in ("checkpoint_loaded", "resume_not_exact") and type(at) is int and step - 2 <= at <= step:
+            elif kind in ("checkpoint_loaded", "resume_not_exact"):
                 yield f"{name} was resumed at step {at}"
 
 

@@ -13,7 +13,7 @@ import contextlib
 import json
 import os
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 from weakref import WeakSet
 
 from hookline._fs import describe_process, explain, is_process_alive, open_plain
@@ -89,6 +89,31 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=RunLock.close_in_child)
 
 
+def has_owner(directory: Path) -> bool:
+    """Return whether a process that is alive holds the lock of a run; never takes the lock, not for a moment.
+
+    A process of another machine counts as alive as long as its lock file is there.
+    """
+    try:
+        file = open_plain(directory / NAME, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        owner = _read_owner(file)
+    finally:
+        os.close(file)
+    return bool(owner) and is_process_alive(owner)
+
+
+def _read_owner(file: int) -> dict[str, Any]:
+    """Return the process that has written the lock file; empty if it does not say."""
+    try:
+        owner = json.loads(os.pread(file, 4096, 0))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return owner if isinstance(owner, dict) else {}
+
+
 def _lock(fds: list[int], path: Path) -> None:
     """Lock the open directory and the open file, the last one, or raise an error that names the owner."""
     locked, locked_elsewhere = False, False
@@ -101,11 +126,7 @@ def _lock(fds: list[int], path: Path) -> None:
     if locked and not locked_elsewhere:
         return
     # The owner is read even if the system decides, because the error names it.
-    try:
-        owner = json.loads(os.pread(fds[-1], 4096, 0))
-    except (OSError, ValueError, RecursionError):
-        owner = None
-    owner = owner if isinstance(owner, dict) else {}
+    owner = _read_owner(fds[-1])
     if not locked_elsewhere and not (owner and is_process_alive(owner)):
         return
     name = f"process {owner.get('pid')} on {owner.get('host')}" if owner else "another writer"

@@ -30,9 +30,8 @@ from hookline.record.metrics import Entry, MetricBatch, snapshot
 from hookline.record.packing import SeriesHeader
 from hookline.record.provenance import UNKNOWN_GIT_STATE, config_hash, new_run_id, utc_now
 from hookline.record.redaction import SecretValues, find_secrets, redact, redact_name, redact_text
+from hookline.record.runs import FORMAT, OUTCOMES
 from hookline.record.sinks import AddedSinks, FileStorage, MemoryStorage, RankStorage, Sink, SinkHandle
-
-OUTCOMES = ("completed", "stopped", "non_finite", "interrupted", "failed")
 
 # What Hookline writes into a run's directory: files, then directories.
 CONTENTS = (
@@ -217,6 +216,7 @@ class Record:
         now = utc_now()
         attempt = {"started": now, "pid": os.getpid(), "host": platform.node(), **_ranks(hosts)}
         self.run = {
+            "format": FORMAT,
             "run_id": self.run_id,
             "started": now,
             "git": dict(UNKNOWN_GIT_STATE),  # asking git and the machine is left to the storage

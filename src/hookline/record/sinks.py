@@ -23,6 +23,7 @@ from hookline.record.layers import LayerLines, LayerRow
 from hookline.record.lock import RunLock
 from hookline.record.media import MediaLines, MediaRow
 from hookline.record.provenance import environment, git_state
+from hookline.record.runs import check_format
 
 REQUIRED_KINDS = ("metrics", "layers", "events")  # of rows; a sink has a method ``write_<kind>`` for each
 KINDS = (*REQUIRED_KINDS, "media")
@@ -215,6 +216,7 @@ class FileStorage:
                 earlier = read_json(self.path / "run.json")
             except RecordError as error:
                 warn(f"{error}; earlier attempts are not listed", stacklevel=3)
+        described = earlier
         if not isinstance(earlier.get("attempts", []), list):
             earlier = {}
         run["started"] = earlier.get("started", run["started"])
@@ -223,6 +225,7 @@ class FileStorage:
         run["lineage"] = earlier.get("lineage") if run["lineage"] is None else run["lineage"]
         run["attempts"] = [*earlier.get("attempts", []), *run["attempts"]]
         try:
+            check_format(self.path, described)
             if is_new:
                 write_labels(self.path, labels)
             write_text_atomic(self.path / "config.yaml", as_yaml(config))

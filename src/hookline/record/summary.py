@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from hookline._console import logger
 from hookline.errors import RecordError
 from hookline.record.curves import Curve
-from hookline.record.json_lines import RESERVED, parse_lines, read_bytes, read_json, read_jsonl
+from hookline.record.json_lines import RESERVED, parse_lines, read_bytes, read_jsonl
 from hookline.record.packing import HEADER_FIELDS, Floats, SeriesHeader, read_header, unpack
+from hookline.record.runs import RunFiles
 
 if TYPE_CHECKING:
     from hookline.record.layers import LayerRow
@@ -123,21 +124,16 @@ class RunSummary:
 
     def write_metrics(self, rows: Iterable[dict[str, Any]], /) -> None:
         """Add rows of metrics.jsonl."""
-        # Most rows have the same metrics, and adding many values of one at once is faster.
-        alike: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-        for row in rows:
-            if type(row.get("step")) is int:  # otherwise it is not a line of ours
-                alike.setdefault(tuple(row), []).append(row)
-        for names, group in alike.items():
-            steps = [row["step"] for row in group]
-            for name in names:
+        for columns in _columns([*rows]):
+            steps = columns["step"]
+            for name, values in columns.items():
                 if name == "time":
-                    self.times.extend(steps, [row[name] for row in group])
+                    self.times.extend(steps, values)
                 elif name not in _NOT_METRICS:
                     curve = self.curves.get(name)
                     if curve is None:
                         curve = self.curves[name] = Curve()
-                    curve.extend(steps, [row[name] for row in group])
+                    curve.extend(steps, values)
 
     def write_layers(self, rows: Iterable[LayerRow], /) -> None:
         """Add steps of statistics per layer."""
@@ -203,6 +199,21 @@ class RunSummary:
         return [*self._first_events, *self._last_events[-MOST_EVENTS:]]
 
     @property
+    def hooks(self) -> list[Mapping[str, Any]]:
+        """The descriptions of the run's hooks; each has a name."""
+        return [one for one in self._mappings("hooks") if isinstance(one.get("name"), str)]
+
+    @property
+    def costs(self) -> list[Mapping[str, Any]]:
+        """The time that each hook took; each has its seconds."""
+        return [one for one in self._mappings("costs") if isinstance(one.get("seconds"), (int, float))]
+
+    def _mappings(self, field: str) -> list[Mapping[str, Any]]:
+        """Return the mappings in a list of run.json, which may have been edited."""
+        value = self.run.get(field)
+        return [one for one in value if isinstance(one, Mapping)] if isinstance(value, list) else []
+
+    @property
     def layers(self) -> dict[str, LayerTable]:
         """The statistics per layer, by series."""
         by_series: dict[str, list[tuple[SeriesHeader, Ranges]]] = {}
@@ -228,7 +239,7 @@ class RunSummary:
             RecordError: If the directory is not a run, or one of its files cannot be read.
         """
         path = Path(directory)
-        run = read_json(path / "run.json")  # first: without it the directory is not a run
+        run = RunFiles.read(path).run  # first: without it the directory is not a run
         try:
             config = read_bytes(path / "config.yaml").decode("utf-8", "replace")
         except RecordError as error:
@@ -285,6 +296,26 @@ def read_rows(path: Path, torn: list[str]) -> Iterator[list[dict[str, Any]]]:
             yield [row for row in batch if not _is_after(row.get("step"), min(limits))] if limits else batch
         if count < len(lines) and path.name not in torn:
             torn.append(path.name)
+
+
+def _columns(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Sequence[Any]]]:
+    """Yield the columns of rows that have the same fields; rows without a step are not ours."""
+    names = tuple(rows[0]) if rows else ()
+    if set(map(len, rows)) == {len(names)}:
+        try:
+            columns = {name: [row[name] for row in rows] for name in names}
+        except KeyError:
+            pass
+        else:  # all rows have the same fields, as most do
+            if set(map(type, columns.get("step", ()))) == {int}:
+                yield columns
+                return
+    alike: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        if type(row.get("step")) is int:
+            alike.setdefault(tuple(row), []).append(row)
+    for fields, group in alike.items():
+        yield {name: [row[name] for row in group] for name in fields}
 
 
 def _attempts(content: bytes) -> Iterator[tuple[bytes, int | None]]:

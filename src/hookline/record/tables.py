@@ -15,6 +15,7 @@ from hookline.record.config_yaml import read_config
 from hookline.record.json_lines import read_json
 from hookline.record.media import MediaRow, read_media
 from hookline.record.reader import LayerSeries, directory_of, read_events, read_metrics, read_written_layers
+from hookline.record.runs import check_format
 
 Columns = dict[str, list[Any]]  # equally long
 
@@ -58,6 +59,7 @@ def load_run(path: Path | str | None) -> LoadedRun:
     """
     directory = directory_of(path)
     run = read_json(directory / "run.json")  # first: without it the directory is not a run
+    check_format(directory, run)
     return LoadedRun(
         directory,
         run,

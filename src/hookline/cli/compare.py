@@ -1,0 +1,183 @@
+"""`hookline compare`: what differs between runs, their curves over each other, and the step at which they part."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+
+from hookline.cli.charts import draw_chart
+from hookline.cli.formatting import heading, labelled, open_console, paragraph, print_json, table
+from hookline.errors import HooklineError
+from hookline.record.comparison import MISSING, Difference, Parting, find_differences, find_parting, likely_causes
+from hookline.record.curves import Point
+from hookline.record.json_lines import NON_FINITE
+from hookline.record.runs import RunFiles
+from hookline.record.summary import RunSummary
+
+_MOST_DIFFERENCES, _MOST_CAUSES, _MOST_METRICS = 40, 5, 12
+_LONGEST_VALUE = 60
+_HIGH_IS_GOOD = ("acc", "f1", "precision", "recall", "auc", "score", "bleu", "rouge", "mfu", "_per_s")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the comparison of two or more runs; the others are compared with the first."""
+    if len(options.runs) < 2:
+        raise HooklineError("compare needs at least two runs; `hookline runs` lists them")
+    files = [RunFiles.read(path) for path in options.runs]
+    summaries = [RunSummary.read(one.path) for one in files]
+    differences = find_differences(summaries)
+    partings = [find_parting(summaries[0], other) for other in summaries[1:]]
+    causes = [
+        [] if parting is None else likely_causes(summaries[0], other, parting, find_differences([summaries[0], other]))
+        for other, parting in zip(summaries[1:], partings, strict=True)
+    ]
+    names = _names(files)
+    if options.json:
+        print_json(describe(files, summaries, differences, partings, causes))
+        return 0
+    console = open_console()
+    print_partings(console, names, partings, causes)
+    print_differences(console, names, differences)
+    print_curves(console, names, summaries)
+    print_metrics(console, names, summaries)
+    return 0
+
+
+def describe(
+    files: Sequence[RunFiles],
+    summaries: Sequence[RunSummary],
+    differences: Sequence[Difference],
+    partings: Sequence[Parting | None],
+    causes: Sequence[Sequence[str]],
+) -> dict[str, Any]:
+    """Return a comparison for programs."""
+    metrics = _common_metrics(summaries)
+    return {
+        "runs": [{"run_id": one.run_id, "name": one.labels.name, "path": str(one.path)} for one in files],
+        "differences": [asdict(one) for one in differences],
+        "partings": [
+            {"run_id": one.run_id, **({} if parting is None else asdict(parting)), "likely_causes": list(why)}
+            for one, parting, why in zip(files[1:], partings, causes, strict=True)
+        ],
+        "metrics": {
+            name: [
+                {"last": _fields(summary.curves[name].last), "best": _fields(_best(name, summary))}
+                if name in summary.curves
+                else None
+                for summary in summaries
+            ]
+            for name in metrics
+        },
+    }
+
+
+def print_partings(
+    console: Console, names: Sequence[str], partings: Sequence[Parting | None], causes: Sequence[Sequence[str]]
+) -> None:
+    """Print for each run where it parts from the first one, and why that may be."""
+    for name, parting, why in zip(names[1:], partings, causes, strict=True):
+        heading(console, f"{names[0]} and {name}")
+        if parting is None:
+            paragraph(console, "have no step in common")
+            continue
+        if parting.step is None:
+            steps = f"{parting.before:,} step{'s' if parting.before != 1 else ''}"
+            paragraph(console, f"are the same, bit for bit, in all {steps} that both have recorded")
+            continue
+        same = f"the {parting.before:,} steps before it are the same" if parting.before else "it is the first step"
+        first, second = (_number(value) for value in parting.values)
+        values = "" if first == second == "" else f": {first} and {second}"
+        paragraph(console, f"part at step {parting.step:,}, where {parting.name} differs{values}; {same}")
+        for index, cause in enumerate(why[:_MOST_CAUSES]):
+            labelled(console, "" if index else "likely", cause, width=8)
+        if len(why) > _MOST_CAUSES:
+            labelled(console, "", f"and {len(why) - _MOST_CAUSES} more below", width=8)
+
+
+def print_differences(console: Console, names: Sequence[str], differences: Sequence[Difference]) -> None:
+    """Print what is not the same in all runs, by section."""
+    console.print()
+    heading(console, "differences", "" if differences else "none in config, hooks, environment and git")
+    if not differences:
+        return
+    rows, section = [], ""
+    for one in differences[:_MOST_DIFFERENCES]:
+        rows.append(([one.section if one.section != section else "", one.key, *map(_shown, one.values)], ""))
+        section = one.section
+    table(console, {"": {"style": "dim"}, "key": {}, **{name: {} for name in names}}, rows, width=console.width)
+    if len(differences) > _MOST_DIFFERENCES:
+        paragraph(console, f"and {len(differences) - _MOST_DIFFERENCES} more; --json has all", indent=0)
+
+
+def print_curves(console: Console, names: Sequence[str], summaries: Sequence[RunSummary]) -> None:
+    """Draw the losses of all runs over each other."""
+    for metric in ("train/loss", "val/loss"):
+        drawn = {
+            name: (curve.steps, curve.lowest, curve.highest)
+            for name, curve in ((name, run.curves.get(metric)) for name, run in zip(names, summaries, strict=True))
+            if curve is not None and curve.points > 1
+        }
+        if drawn:
+            console.print()
+            draw_chart(console, drawn, title=metric)
+
+
+def print_metrics(console: Console, names: Sequence[str], summaries: Sequence[RunSummary]) -> None:
+    """Print the last and the best value of each run side by side."""
+    metrics = _common_metrics(summaries)
+    if not metrics:
+        return
+    console.print()
+    heading(console, "metrics", "last, and best with its step")
+    rows = []
+    for metric in metrics[:_MOST_METRICS]:
+        cells = []
+        for summary in summaries:
+            curve = summary.curves.get(metric)
+            last, best = (None, None) if curve is None else (curve.last, _best(metric, summary))
+            cells.append("-" if last is None else f"{last.value:.4g}, {_at(best)}")
+        rows.append(([metric, *cells], ""))
+    table(console, {"metric": {}, **{name: {} for name in names}}, rows, width=console.width)
+
+
+def _names(files: Sequence[RunFiles]) -> list[str]:
+    """Return a short name for each run, different for all: its name, otherwise its id."""
+    names = [one.labels.name or one.run_id for one in files]
+    return [name if names.count(name) == 1 else f"{name} ({one.path})" for name, one in zip(names, files, strict=True)]
+
+
+def _common_metrics(summaries: Sequence[RunSummary]) -> list[str]:
+    """Return the losses, learning rates and the metrics of validations that runs have, the losses first."""
+    found = dict.fromkeys(name for summary in summaries for name in summary.curves)
+    chosen = [name for name in found if name.startswith(("val/", "train/"))]
+    return sorted(chosen, key=lambda name: (not name.endswith("/loss"), name))
+
+
+def _best(name: str, summary: RunSummary) -> Point | None:
+    curve = summary.curves[name]
+    return curve.greatest if any(word in name.lower() for word in _HIGH_IS_GOOD) else curve.least
+
+
+def _fields(point: Point | None) -> dict[str, Any] | None:
+    return None if point is None else asdict(point)
+
+
+def _at(point: Point | None) -> str:
+    return "-" if point is None else f"{point.value:.4g} at {point.step:,}"
+
+
+def _number(value: Any) -> str:
+    """Return a number with all its digits; packed numbers of layers are not shown."""
+    if isinstance(value, (int, float)):
+        return repr(value)
+    return value if value in NON_FINITE else ""
+
+
+def _shown(value: Any) -> str:
+    text = value if value == MISSING else json.dumps(value, default=str, ensure_ascii=False)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 1]}…"

@@ -1,0 +1,195 @@
+"""Find runs, and read what their small files say: run.json, labels.json, .lock and the last lines of the others."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from hookline._fs import open_plain
+from hookline.errors import RecordError
+from hookline.record.labels import Labels, read_labels
+from hookline.record.lock import has_owner
+
+RUN = "run.json"
+FORMAT = 1  # of a run's directory; a reader refuses a newer one
+OUTCOMES = ("completed", "stopped", "non_finite", "interrupted", "failed")
+RUNNING, KILLED = "running", "killed"  # instead of an outcome
+_LARGEST = 64 << 20  # bytes of a run.json
+_TAIL = 64 << 10  # bytes: hundreds of rows of metrics
+_STOPPED_BY = re.compile(r"stopped by (\S+?)(?: on rank \d+)?: ")
+
+
+@dataclass(frozen=True)
+class Score:
+    """A value that says how good a run is."""
+
+    metric: str
+    value: float
+    is_best: bool  # by a checkpoint hook's `monitor`; otherwise the last value that was written
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """What the small files of a run say. Reading one takes about a millisecond, however long the run was."""
+
+    path: Path
+    run: dict[str, Any]
+    """The fields of run.json."""
+
+    @classmethod
+    def read(cls, directory: Path | str) -> RunFiles:
+        """Read the run.json of a directory. Raises `RecordError` if it is not a run, or has a newer format."""
+        path = Path(directory)
+        try:
+            with open(open_plain(path / RUN, os.O_RDONLY), "rb") as file:  # noqa: PTH123 - a descriptor, not a path
+                run = json.loads(file.read(_LARGEST))
+        except (OSError, ValueError, RecursionError) as error:
+            missing = isinstance(error, (FileNotFoundError, NotADirectoryError))
+            why = f"has no {RUN}" if missing else f"its {RUN} cannot be read or is damaged"
+            raise RecordError(f"{path} is not a run: {why}; a run's directory is runs/<run_id>") from error
+        if not isinstance(run, dict) or not isinstance(run.get("run_id"), str):
+            raise RecordError(f"{path} is not a run: its {RUN} was not written by Hookline")
+        check_format(path, run)
+        return cls(path, run)
+
+    @property
+    def run_id(self) -> str:
+        """The id, which is the name of the directory unless it was renamed."""
+        return str(self.run["run_id"])
+
+    @cached_property
+    def labels(self) -> Labels:
+        """Name, tags and notes; empty ones if labels.json is damaged."""
+        try:
+            return read_labels(self.path)
+        except RecordError:
+            return Labels()
+
+    @cached_property
+    def outcome(self) -> str:
+        """How the run ended; "running" or "killed" if run.json does not say."""
+        outcome = self.run.get("outcome")
+        if outcome is None:
+            return RUNNING if has_owner(self.path) else KILLED
+        return str(outcome)
+
+    @property
+    def ending(self) -> str:
+        """The outcome and, for a run that was stopped, which hook stopped it."""
+        found = _STOPPED_BY.match(str(self.run.get("reason") or ""))
+        return f"stopped by {found[1]}" if self.outcome == "stopped" and found else self.outcome
+
+    @cached_property
+    def started(self) -> datetime | None:
+        """When the first attempt began, in local time."""
+        return read_time(self.run.get("started"))
+
+    @cached_property
+    def score(self) -> Score | None:
+        """The best value that a checkpoint hook monitors, or the last val/loss or train/loss."""
+        for row in self._last_rows("events.jsonl"):
+            value = _number(row.get("value")) if row.get("kind") == "best_checkpoint" else None
+            if value is not None:
+                return Score(str(row.get("monitor")), value, True)
+        for name in ("val/loss", "train/loss"):
+            for row in self._last_metrics:
+                if (value := _number(row.get(name))) is not None:
+                    return Score(name, value, False)
+        return None
+
+    @property
+    def step(self) -> int | None:
+        """The number of steps; of a run that has not ended, the last one that was written."""
+        counters = self.run.get("counters")
+        step = counters.get("step") if isinstance(counters, dict) and self.run.get("outcome") else None
+        steps = [row.get("step") for row in self._last_metrics[:1]]
+        return next((one for one in (step, *steps) if type(one) is int), None)
+
+    @property
+    def seconds(self) -> float | None:
+        """The time of all attempts; one that was killed ends with the last metrics that were written."""
+        total, known = 0.0, False
+        attempts = self.run.get("attempts")
+        attempts = attempts if isinstance(attempts, list) else []
+        for attempt in attempts:
+            fields = attempt if isinstance(attempt, dict) else {}
+            begin, end = read_time(fields.get("started")), read_time(fields.get("closed"))
+            if attempt is attempts[-1] and end is None:
+                end = datetime.now().astimezone() if self.outcome == RUNNING else self._last_written
+            if begin is not None and end is not None:
+                total, known = total + max((end - begin).total_seconds(), 0.0), True
+        return total if known else None
+
+    @property
+    def _last_written(self) -> datetime | None:
+        with suppress(OSError):
+            return datetime.fromtimestamp((self.path / "metrics.jsonl").stat().st_mtime).astimezone()
+        return None
+
+    @cached_property
+    def _last_metrics(self) -> list[dict[str, Any]]:
+        return list(self._last_rows("metrics.jsonl"))
+
+    def _last_rows(self, name: str) -> Iterator[dict[str, Any]]:
+        """Yield the last whole rows of a file, the newest first."""
+        try:
+            with open(open_plain(self.path / name, os.O_RDONLY), "rb") as file:  # noqa: PTH123
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(size - _TAIL, 0))
+                lines = file.read().split(b"\n")
+        except OSError:
+            return
+        for line in reversed(lines if size <= _TAIL else lines[1:]):
+            with suppress(ValueError, RecursionError):
+                row = json.loads(line)
+                if isinstance(row, dict):
+                    yield row
+
+
+def list_runs(directory: Path | str) -> tuple[list[RunFiles], list[Path]]:
+    """Read the runs of a directory; also return the directories in it that are not runs, or cannot be read.
+
+    Raises:
+        RecordError: If there is no such directory, or it cannot be read.
+    """
+    try:
+        with os.scandir(directory) as found:
+            paths = sorted(Path(one.path) for one in found if one.is_dir() and not one.name.startswith("."))
+    except (OSError, ValueError) as error:
+        raise RecordError(f"cannot read {directory}: {getattr(error, 'strerror', None) or error}") from error
+    runs, others = [], []
+    for path in paths:
+        try:
+            runs.append(RunFiles.read(path))
+        except RecordError:
+            others.append(path)
+    return runs, others
+
+
+def check_format(path: Path, run: Mapping[str, Any]) -> None:
+    """Refuse a run whose directory has a newer format than this version of Hookline reads."""
+    written = run.get("format", FORMAT)
+    if not isinstance(written, int) or written > FORMAT:
+        raise RecordError(f"{path} has the format {written!r}, and this Hookline reads {FORMAT}; upgrade Hookline")
+
+
+def read_time(text: Any) -> datetime | None:
+    """Return a time of run.json in local time; None if it is not one."""
+    try:
+        return datetime.fromisoformat(text).astimezone()
+    except (TypeError, ValueError, OverflowError, OSError):
+        return None
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, str) and value in ("NaN", "Infinity", "-Infinity"):
+        return float(value)
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None

@@ -1,0 +1,141 @@
+"""`hookline compare`: differences, curves over each other, and the first step at which runs part."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import hookline
+from hookline.cli import main
+
+
+class Change(hookline.TrainingHook):
+    """Changes the learning rate once."""
+
+    name = "change"
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def on_step_end(self, trainer: hookline.RunControl, step: int) -> None:
+        if step == self.at:
+            trainer.lr = 0.01
+
+
+def train(tmp_path: Path, *hooks: Any, lr: float = 0.1, seed: int = 1, steps: int = 20, **options: Any) -> Path:
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+    trainer = hookline.SimpleTrainer(
+        model,
+        DataLoader(torch.randn(4 * steps, 4, generator=torch.Generator().manual_seed(1)), batch_size=4),
+        torch.optim.SGD(model.parameters(), lr=lr),
+        step_fn=lambda model, batch: model(batch).square().mean(),
+        hooks=list(hooks),
+        output_dir=str(tmp_path),
+        console=False,
+        seed=seed,
+        **options,
+    )
+    trainer.train()
+    assert trainer.run_dir is not None
+    return Path(trainer.run_dir)
+
+
+def compare(capsys: pytest.CaptureFixture[str], *arguments: Any) -> str:
+    assert main(["compare", *map(str, arguments)]) == 0
+    return capsys.readouterr().out
+
+
+def parting(capsys: pytest.CaptureFixture[str], first: Path, second: Path) -> dict[str, Any]:
+    (found,) = json.loads(compare(capsys, first, second, "--json"))["partings"]
+    return dict(found)
+
+
+def test_two_runs_of_the_same_seed_are_the_same_bit_for_bit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = train(tmp_path), train(tmp_path)
+    shown = compare(capsys, first, second)
+    assert "are the same, bit for bit, in all 20 steps" in shown
+    assert "differences  none" in shown
+
+
+def test_runs_part_at_the_first_step_whose_numbers_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The learning rate changes after step 7, so that step 8 trains with another one and step 9 has another loss."""
+    found = parting(capsys, train(tmp_path), train(tmp_path, Change(7)))
+    assert found["step"] == 9
+    assert found["before"] == 8
+    assert "lr changed at step 7 by change" in found["likely_causes"][0]
+
+
+def test_a_seed_is_the_likely_cause_from_the_first_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = parting(capsys, train(tmp_path), train(tmp_path, seed=2, max_steps=10))
+    assert (found["step"], found["before"]) == (1, 0)
+    assert "seed: 1 and 2" in found["likely_causes"][0]
+    assert not any("max_steps" in cause for cause in found["likely_causes"])
+
+
+def test_a_run_that_was_resumed_is_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = train(tmp_path, hookline.CheckpointHook(save_every_n_steps=5))
+    torch.manual_seed(1)
+    stopped = train(tmp_path, hookline.CheckpointHook(save_every_n_steps=5), max_steps=10)
+    assert parting(capsys, whole, stopped)["step"] is None
+
+
+def test_the_smallest_difference_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = train(tmp_path), train(tmp_path)
+    lines = (second / "metrics.jsonl").read_text().splitlines()
+    row = json.loads(lines[11])
+    value = row["train/loss"]
+    row["train/loss"] = float(torch.nextafter(torch.tensor(value, dtype=torch.float64), torch.tensor(9.0).double()))
+    lines[11] = json.dumps(row)
+    (second / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    found = parting(capsys, first, second)
+    assert (found["step"], found["name"], found["values"][0]) == (row["step"], "train/loss", value)
+    assert "nothing that the record knows differs" in found["likely_causes"][0]
+
+
+def test_a_layer_that_differs_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Statistics per layer part before the loss shows it."""
+    first, second = (train(tmp_path, hookline.GradientMonitor(log_frequency=1)) for _ in range(2))
+    lines = (second / "layers.jsonl").read_text().splitlines()
+    row = json.loads(lines[5])
+    row["data"] = "A" * 16 + row["data"][16:]
+    lines[5] = json.dumps(row)
+    (second / "layers.jsonl").write_text("\n".join(lines) + "\n")
+    found = parting(capsys, first, second)
+    assert found["step"] == row["step"]
+    assert found["name"].startswith("gradients")
+
+
+def test_differences_and_values_are_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = train(tmp_path, hookline.LossSpike(factor=8.0), name="first")
+    second = train(tmp_path, hookline.LossSpike(factor=4.0), name="second", accumulate=2)
+    third = train(tmp_path, name="third")
+    shown = compare(capsys, first, second, third)
+    assert "first and second" in shown
+    assert "first and third" in shown
+    rows = [line.split() for line in shown.splitlines()]
+    assert ["loss_spike.factor", "8.0", "4.0", "(not", "there)"] in rows
+    assert ["config", "trainer.accumulate", "1", "2", "1"] in rows
+    assert "* first   + second   o third" in shown
+    assert "likely  trainer.accumulate: 1 and 2" in shown
+
+
+def test_observers_are_not_named_as_causes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = parting(capsys, train(tmp_path), train(tmp_path, hookline.LossSpike(), lr=0.2))
+    assert not any("loss_spike" in cause for cause in found["likely_causes"])
+
+
+def test_one_run_is_not_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", str(train(tmp_path))]) == 2
+    assert "at least two runs" in capsys.readouterr().err
+
+
+def test_runs_without_a_common_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = train(tmp_path), train(tmp_path)
+    (second / "metrics.jsonl").write_text("")
+    assert "have no step in common" in compare(capsys, first, second)

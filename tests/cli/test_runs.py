@@ -1,0 +1,168 @@
+"""`hookline runs`: what it lists, in which order, and what it skips."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from hookline.cli import main, runs
+from hookline.record import Record
+from hookline.record.labels import Labels
+
+Captured = pytest.CaptureFixture[str]
+DIES = """
+import os
+from hookline.record import Record
+Record.on_disk("runs", config={}, seed=None, run_id="dead").start([])
+os.kill(os.getpid(), 9)
+"""
+ESCAPE = "\x1b[31m\u202e"
+
+
+def write_run(
+    run_id: str, outcome: str | None = "completed", reason: str | None = None, labels: Labels | None = None, **more: Any
+) -> Path:
+    """Write a run of some steps; one without an outcome is left as by a kill."""
+    record = Record.on_disk("runs", config={}, seed=None, run_id=run_id)
+    record.start([], labels=labels, lineage=more.get("lineage"))
+    for step in range(1, more.get("steps", 2) + 1):
+        record.log(step, 0, more.get("metric", "train/loss"), 1 / step)
+    if "best" in more:
+        record.event("best_checkpoint", 1, path="x", monitor="val/acc", value=9.0)
+        record.event("best_checkpoint", 2, path="x", monitor="val/acc", value=more["best"])
+    assert record.path is not None
+    if outcome is None:
+        record.sync()
+        record._storage._lock._close()  # type: ignore[union-attr]  # as the system does it when a process dies
+        (record.path / ".lock").write_text(json.dumps({"pid": 2**22 + 1, "started": "1", "host": _host()}))
+    else:
+        record.close(outcome, reason, [], [], {"step": more.get("steps", 2)})
+    return record.path
+
+
+def _host() -> str:
+    import platform
+
+    return platform.node()
+
+
+def listed(capsys: Captured, *arguments: str) -> list[dict[str, Any]]:
+    """Return what the command prints for programs."""
+    assert main(["runs", "--json", *arguments]) == 0
+    found: list[dict[str, Any]] = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    return found
+
+
+def test_fields(capsys: Captured) -> None:
+    """Each run has its labels, outcome, score, steps, times and lineage."""
+    source = {"run_id": "one", "step": 2, "checkpoint": "/c"}
+    write_run("one", "stopped", "stopped by early_stopping: enough", Labels("base", ("a",), "n"), best=0.5)
+    write_run("two", lineage=source, metric="val/loss", steps=4)
+    two, one = listed(capsys)
+    assert (one["run_id"], one["name"], one["tags"], one["notes"]) == ("one", "base", ["a"], "n")
+    assert (one["outcome"], one["reason"]) == ("stopped", "stopped by early_stopping: enough")
+    assert one["score"] == {"metric": "val/acc", "value": 0.5, "kind": "best"} and one["steps"] == 2
+    assert two["score"] == {"metric": "val/loss", "value": 0.25, "kind": "last"} and two["steps"] == 4
+    assert two["lineage"] == source and one["attempts"] == 1 and 0 <= one["seconds"] < 100
+    assert main(["runs"]) == 0
+    header, second, first = capsys.readouterr().out.splitlines()
+    assert header.split() == ["id", "name", "tags", "outcome", "best", "steps", "duration", "started", "from"]
+    assert "stopped by early_stopping  val/acc 0.5 " in first and "val/loss 0.25 (last)" in second
+    assert second.endswith("one @ 2")
+
+
+def test_running_and_killed(capsys: Captured) -> None:
+    """A run without an outcome is running as long as its process lives."""
+    write_run("killed", None, steps=3)
+    record = Record.on_disk("runs", config={}, seed=None, run_id="running")
+    record.start([])
+    states = {one["run_id"]: (one["outcome"], one["steps"]) for one in listed(capsys)}
+    assert states == {"killed": ("killed", 3), "running": ("running", None)}
+    record.close("completed", None, [], [], {})
+    assert listed(capsys, "--outcome", "killed")[0]["run_id"] == "killed"
+    subprocess.run([sys.executable, "-c", DIES], check=False)
+    assert [one["run_id"] for one in listed(capsys, "--outcome", "killed")] == ["dead", "killed"]
+
+
+def test_sort_filter_and_limit(capsys: Captured) -> None:
+    """Filters leave the runs that pass all of them; what has no value for the key comes last."""
+    write_run("a", labels=Labels("Base one", ("x", "y")), best=0.5, steps=2)
+    write_run("b", "failed", labels=Labels("base two", ("x",)), best=0.1, steps=5)
+    write_run("c", labels=Labels(None, ()), metric="other", steps=3)
+
+    def ids(*arguments: str) -> str:
+        return " ".join(one["run_id"] for one in listed(capsys, *arguments))
+
+    assert ids() == "c b a" and ids("--reverse") == "a b c"
+    assert ids("--sort", "best") == "b a c" and ids("--sort", "steps") == "b c a" and ids("--sort", "id") == "a b c"
+    assert ids("--sort", "name") == "a b c" and ids("--sort", "outcome", "--limit", "1") in ("c", "a")
+    assert ids("--tag", "x") == "b a" and ids("--tag", "x", "--tag", "y") == "a" and ids("--name", "BASE") == "b a"
+    assert ids("--outcome", "failed") == "b" and ids("--tag", "z") == ""
+    assert main(["runs", "--limit", "1"]) == 0
+    assert capsys.readouterr().out.endswith("2 more; --limit 3 prints all\n")
+    assert main(["runs", "--tag", "z"]) == 0
+    assert "no run is in runs/ that the filters leave; without them there are 3" in capsys.readouterr().out
+    for wrong in (["--sort", "lenght"], ["--outcome", "faild"], ["elsewhere"]):
+        assert main(["runs", *wrong]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_what_is_not_a_run_is_skipped(capsys: Captured) -> None:
+    """Empty, torn, foreign and newer directories get one note; damaged files inside of a run do no harm."""
+    good = write_run("good")
+    (good / "labels.json").write_bytes(b"\xff[")
+    with (good / "metrics.jsonl").open("ab") as file:
+        file.write(b'\nnot json\n[1]\n{"step": "x", "val/loss": "y"}\n{"step": 9, "tr')
+    Path("runs/file").write_text("x")
+    contents = {"empty": None, "torn": '{"run_id": "x', "foreign": "[1, 2]", "newer": '{"run_id": "n", "format": 2}'}
+    for name, text in {**contents, f"evil{ESCAPE}": "{}"}.items():
+        Path("runs", name).mkdir()
+        if text is not None:
+            Path("runs", name, "run.json").write_text(text)
+    Path("runs/link").mkdir()
+    Path("runs/link/run.json").symlink_to(good / "run.json")
+    assert main(["runs"]) == 0
+    out, err = capsys.readouterr()
+    assert len(out.splitlines()) == 2 and "good" in out and "train/loss 0.5 (last)" in out
+    assert err.startswith(
+        "hookline: skipped in runs/ (not a run, damaged, or of a newer Hookline): empty, evil\\x1b[31m"
+    )
+    assert err.count("\n") == 1 and err.strip().isprintable() and err.endswith("and 1 more\n")
+
+
+def test_a_damaged_run_json_is_listed_as_far_as_it_goes(capsys: Captured) -> None:
+    """Fields of wrong types are left out."""
+    Path("runs/odd").mkdir(parents=True)
+    fields = {"run_id": "odd", "attempts": [3, {"started": 5}], "counters": [], "lineage": 7, "started": "soon"}
+    Path("runs/odd/run.json").write_text(json.dumps({**fields, "outcome": ["x"]}))
+    assert main(["runs"]) == 0
+    assert "odd" in capsys.readouterr().out
+    assert listed(capsys)[0]["lineage"] is None
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_the_table_fits_the_terminal(width: int, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No line is wider, and the columns that are left out are named; names cannot control the terminal."""
+    for number in range(3):
+        run = write_run(f"20261117-08580{number}-bkz4c0k5", labels=Labels("n", ("tag one", "tag two"), None))
+        hostile = {"version": 1, "name": f"{ESCAPE}{'n' * 10_000}", "tags": [ESCAPE], "notes": None}
+        (run / "labels.json").write_text(json.dumps(hostile))
+    monkeypatch.setattr(runs, "is_terminal", lambda stream: True)
+    monkeypatch.setattr(runs, "open_console", lambda: Console(width=width, markup=False, highlight=False))
+    assert main(["runs"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= width and "".join(lines).isprintable()
+    assert lines[3].startswith("20261117-085800-bkz4c0k5  " if width == 200 else "20261117-085800  ")
+    assert any("not shown" in line for line in lines) is (width < 200)
+
+
+def test_listing_needs_no_torch() -> None:
+    """The command reads the small files itself and does not wait for torch to be imported."""
+    write_run("one")
+    code = "import sys\nfrom hookline.cli import main\nmain(['runs'])\nassert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "one" in done.stdout

@@ -1,0 +1,176 @@
+"""`hookline show`: one run at a glance."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import hookline
+from hookline.cli import main
+from hookline.record import Record
+
+
+def train(tmp_path: Path, *hooks: Any, steps: int = 30, **options: Any) -> Path:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+    trainer = hookline.SimpleTrainer(
+        model,
+        DataLoader(torch.randn(4 * steps, 4, generator=torch.Generator().manual_seed(1)), batch_size=4),
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        step_fn=lambda model, batch: model(batch).square().mean(),
+        hooks=list(hooks),
+        output_dir=str(tmp_path / "runs"),
+        console=False,
+        seed=1,
+        **options,
+    )
+    trainer.train()
+    assert trainer.run_dir is not None
+    return Path(trainer.run_dir)
+
+
+def show(capsys: pytest.CaptureFixture[str], *arguments: Any) -> str:
+    assert main(["show", *map(str, arguments)]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_run_is_shown_with_its_outcome_curves_metrics_and_checkpoints(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = train(tmp_path, hookline.CheckpointHook(), name="baseline", tags=["first"], notes="a note")
+    shown = show(capsys, "latest")
+    for text in (
+        f"baseline  {path.name}",
+        "outcome    completed, 30 steps",
+        "tags       first",
+        "notes      a note",
+        "seed 1",
+        "alerts  none",
+        "── train/loss",
+        "train/loss ",
+        "last       runs/",
+        f"hookline resume runs/{path.name}",
+    ):
+        assert text in shown
+
+
+def test_who_stopped_a_run_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Stopper(hookline.TrainingHook):
+        name = "stopper"
+
+        def on_step_end(self, trainer: hookline.RunControl, step: int) -> None:
+            if step == 7:
+                trainer.request_stop("seen enough", by="stopper")
+
+    shown = show(capsys, train(tmp_path, Stopper()))
+    assert "stopped" in shown
+    assert "stopper" in shown
+    assert "seen enough" in shown
+    assert "7 steps" in shown
+
+
+def test_alerts_come_with_their_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Broken(hookline.TrainingHook):
+        name = "broken"
+
+        def on_step_end(self) -> None:
+            raise ValueError("no good")
+
+    shown = show(capsys, train(tmp_path, Broken()))
+    assert "error      step 3: broken: the hook was switched off" in shown
+    assert "no good" in shown
+    assert "switched off: broken" in shown
+
+
+def test_the_same_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = train(tmp_path)
+    shown = json.loads(show(capsys, path, "--json"))
+    assert shown["run_id"] == path.name
+    assert shown["outcome"] == "completed"
+    assert shown["metrics"]["train/loss"]["points"] == 30
+    assert shown["metrics"]["train/loss"]["last"]["step"] == 30
+    assert shown["alerts"] == []
+    assert shown["checkpoints"] == {"last": None, "best": None}
+
+
+def test_a_run_before_its_first_step_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = Record.on_disk(tmp_path, config={}, seed=None)
+    record.start([])
+    assert record.path is not None
+    shown = show(capsys, record.path)
+    assert "running" in shown
+    assert "checkpoints  none" in shown
+    record.close("completed", None, [], [], {})
+
+
+HOSTILE = "\x1b[31mred\x1b]0;title\x07 \u202egnp <script>"
+
+
+def test_names_and_texts_cannot_control_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = Record.on_disk(tmp_path, config={}, seed=None)
+    record.start([{"name": HOSTILE, "enabled": False, "failures": 3}])
+    for step in range(3):
+        record.log(step, 0, f"val/{HOSTILE}", 1.0)
+        record.log(step, 0, "x" * 10_000, float("nan"))
+    record.event("hook_disabled", 1, hook=HOSTILE, message=HOSTILE)
+    record.event("exception", 1, error="e" * 10_000)
+    record.close("failed", HOSTILE, [{"name": HOSTILE, "enabled": False, "failures": 3}],
+                 [{"hook": HOSTILE, "seconds": 1.0}], {"seconds": 2.0})  # fmt: skip
+    assert record.path is not None
+    shown = show(capsys, record.path)
+    assert "\x1b" not in shown
+    assert "\x07" not in shown
+    assert "\u202e" not in shown
+    assert max(map(len, shown.splitlines())) < 1000
+
+
+@pytest.mark.parametrize("damage", ["{", "[]", "{}", '{"run_id": 7}'])
+def test_a_foreign_run_json_is_one_clear_error(tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str) -> None:
+    (tmp_path / "run.json").write_text(damage)
+    assert main(["show", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert "is not a run" in error
+    assert error.count("\n") == 1
+
+
+def test_fields_of_other_types_do_not_matter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A record that was edited or made by another program is shown as far as it goes."""
+    lists, others = ["hooks", "costs", "attempts"], ["git", "environment", "counters", "lineage", "reason", "started"]
+    fields = [*lists, *others, "seed", "lost"]
+    for name in ("metrics.jsonl", "events.jsonl", "config.yaml"):
+        (tmp_path / name).write_text("")
+    for value in (None, 7, "text", [1], {"a": 1}, [{"name": 1}], [{"hook": None, "seconds": "x"}]):
+        (tmp_path / "run.json").write_text(json.dumps({"run_id": "r", **dict.fromkeys(fields, value)}))
+        assert main(["show", str(tmp_path)]) == 0, capsys.readouterr().err
+        assert main(["show", str(tmp_path), "--json"]) == 0, capsys.readouterr().err
+
+
+def test_torch_is_not_imported(tmp_path: Path) -> None:
+    """A command that takes a second longer to start is not used."""
+    import subprocess
+    import sys
+
+    path = train(tmp_path, steps=2)
+    code = (
+        "import sys; from hookline.cli import main; status = main(['show', sys.argv[1]]); "
+        "assert status == 0 and 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code, str(path)], check=True, timeout=60, stdout=subprocess.DEVNULL)
+
+
+def test_a_killed_run_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = train(tmp_path, steps=3)
+    run = json.loads((path / "run.json").read_text())
+    del run["attempts"][-1]["closed"]
+    (path / "run.json").write_text(json.dumps({**run, "outcome": None}))
+    now = time.time()
+    os.utime(path / "metrics.jsonl", (now, now))
+    assert "outcome    killed" in show(capsys, path)
