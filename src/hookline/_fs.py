@@ -59,8 +59,14 @@ def write_file(path: Path, parts: Iterable[Part]) -> None:
         os.close(fd)
 
 
-def write_atomic(path: Path, data: bytes) -> None:
-    """Replace a file: a reader or a crash sees the old contents or the new ones, never a part of either."""
+def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
+    """Replace a file: a reader or a crash sees the old contents or the new ones, never a part of either.
+
+    Args:
+        path: The file.
+        data: Its new contents.
+        durable: Whether to wait until the disk has it; otherwise a failure of the machine may damage it.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
         # A file object instead of `write_file`: tests that simulate a full disk for checkpoints replace `os.write`, and
@@ -68,10 +74,12 @@ def write_atomic(path: Path, data: bytes) -> None:
         with temporary.open("xb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         temporary.replace(path)
         with contextlib.suppress(OSError):  # the data is safe; only the rename may not be durable yet
-            sync_directory(path.parent)
+            if durable:
+                sync_directory(path.parent)
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)

@@ -29,11 +29,11 @@ SHA256 = re.compile(r"\b[0-9a-f]{64}\b")
 BUILT_IN_NAMES = re.compile(r"(: built-in.*); arguments: .*")  # the arguments that a built-in hook names may change
 # Options and parameters that 0.1 did not have.
 ADDED_SINCE = {
-    "keep_previous", "min_epochs", "parallel", "rank_timeout", "replicas", "shard_modules", "sync_each_batch",
+    "keep_previous", "min_epochs", "parallel", "rank_timeout", "replicas", "report", "shard_modules", "sync_each_batch",
     "trainable_only",
 }  # fmt: skip
 LABELS = ("name: null", "tags: null", "notes: null")  # options as well; a hook's name is never null
-FILES_ADDED_SINCE = {"run/labels.json"}
+FILES_ADDED_SINCE = {"run/labels.json", "run/report.html"}
 PACKED = re.compile(r'"[A-Za-z0-9+/]{16,}={0,2}"')
 
 
@@ -107,7 +107,7 @@ def test_a_config_of_0_1_has_the_same_hash_today() -> None:
 
 
 def test_nothing_else_is_written(todays_run: Path) -> None:
-    """Today's run directory has the files that 0.1's has, the labels, and no more."""
+    """Today's run directory has the files that 0.1's has, the labels, the report, and no more."""
     today, golden = (
         {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()} for root in (todays_run, GOLDEN)
     )

@@ -133,6 +133,7 @@ COMMANDS: dict[str, tuple[str, Sequence[str]]] = {
     "schema": ("print the JSON Schema of config files", ("--output FILE", "--import MODULE")),
     "modules": ("print the modules of a model", ("config CONFIG", "pattern PATTERN", _OVERRIDES, "--json", *_RUN)),
     "export": ("write the record of a run as tables", ("run RUN", "--to FORMAT", "--output FOLDER", "--json")),
+    "report": ("write report.html, of one run or of several to compare", ("runs RUN", "--output FILE")),
     "replay": ("run the batch of a crash again", ("crash CRASH", "--weights CHECKPOINT", "--json", *_RUN)),
 }
 

@@ -36,7 +36,7 @@ from hookline.record.sinks import AddedSinks, FileStorage, MemoryStorage, RankSt
 # What Hookline writes into a run's directory: files, then directories.
 CONTENTS = (
     "run.json", "labels.json", "config.yaml", "metrics.jsonl", "layers.jsonl", "events.jsonl", "log.jsonl", ".lock",
-    "media.jsonl", "media",
+    "media.jsonl", "media", "report.html",
     "checkpoints", "abandoned", "exception", "crashes", "captures", "traces", "ranks", "tensorboard",
 )  # fmt: skip
 

@@ -62,6 +62,7 @@ class TrainerKeywords(TypedDict, total=False):
     tags: str | Sequence[str] | None
     notes: str | None
     record: bool
+    report: bool
     console: bool
     enable_intervention: bool
     warn_above: float | None
@@ -110,6 +111,7 @@ class TrainerOptions:
     tags: str | Sequence[str] | None = option(None, "words to find the run by")
     notes: str | None = option(None, "a text about the run")
     record: bool = option(True, "write the run's record to disk; false keeps it in memory")
+    report: bool = option(True, "write report.html into the run's directory, at each checkpoint and at the end")
     console: bool = option(True, "print a line when the run starts and ends; at a terminal, show a live view")
     enable_intervention: bool = option(False, "let forward hooks with intervene=True change activations")
     warn_above: float | None = option(0.05, "report hooks that take more than this share of the run's time")

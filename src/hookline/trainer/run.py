@@ -29,6 +29,7 @@ from hookline.ranks import compare, on_ranks
 from hookline.record.labels import Labels, read_labels
 from hookline.record.provenance import git_state
 from hookline.record.redaction import redact_text, redacted_log
+from hookline.record.sinks import SinkHandle
 from hookline.record.strict_json import field_values
 from hookline.trainer.checkpointing import has_no_checkpoint_yet, lineage_of, load_weights, pending_stop, run_directory
 from hookline.trainer.data.loader_state import resume_warnings
@@ -75,6 +76,7 @@ def _begun_run(trainer: Trainer, resume: str | Path | None) -> Iterator[SignalHa
     # From here on everything is recorded.
     stop_recording_incidents = trainer.hooks.failures.subscribe(partial(_record_incident, trainer))
     watch = trainer.record.add_own_sink(LossWatch(trainer))
+    report: SinkHandle | None = None
     outcome, reason = "completed", None
     saves = trainer.checkpoint_dir is not None and not trainer.options.fast_dev_run
     ended = ExitStack()
@@ -91,6 +93,7 @@ def _begun_run(trainer: Trainer, resume: str | Path | None) -> Iterator[SignalHa
                 check = partial(_check_loader_schedule, trainer)
                 during_training.callback(trainer.hooks.add_registration_check(check))
                 _prepare(trainer, resume)
+                report = _add_report(trainer)
                 if handler := trainer.hooks.slots.on_train_start:
                     handler(trainer.event_args)
                 trainer.agreement.settle()
@@ -135,8 +138,23 @@ def _begun_run(trainer: Trainer, resume: str | Path | None) -> Iterator[SignalHa
             finally:
                 trainer.hooks.rng_guard.end()
                 watch.remove()
+                if report is not None:
+                    report.remove()
                 stop_recording_incidents()
                 trainer.run_status.end()
+
+
+def _add_report(trainer: Trainer) -> SinkHandle | None:
+    """Let rank 0 keep what report.html shows; after the run was resumed, because later steps are then discarded."""
+    if not trainer.options.report or trainer.record.path is None or trainer.ranks.rank:
+        return None
+    from hookline.report.sink import ReportSink
+
+    try:
+        return trainer.record.add_sink(ReportSink(trainer.record))
+    except RecordError as error:
+        logger.warning("this run will have no report: %s", error)
+        return None
 
 
 def _why_stopped(trainer: Trainer) -> str:

@@ -1,0 +1,28 @@
+"""`hookline report`: write report.html from the record of a run, or of several to compare them."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from hookline._console import CommandOutput, printable
+from hookline._fs import relative_to_here
+from hookline.errors import HooklineError
+from hookline.record.summary import RunSummary
+from hookline.report.sink import REPORT, write_report
+
+COMPARISON = "comparison.html"
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write the report, into the run's directory unless another file is given, and print its path."""
+    directories = list(dict.fromkeys(Path(run) for run in options.runs))
+    for directory in directories:
+        if not (directory / "run.json").is_file():
+            raise HooklineError(f"{directory} is not the directory of a run: it has no run.json")
+    summaries = [RunSummary.read(directory) for directory in directories]
+    default = directories[0] / REPORT if len(directories) == 1 else Path(COMPARISON)
+    path = default if options.output is None else Path(options.output)
+    write_report(path, summaries)
+    CommandOutput().write(f"{printable(str(relative_to_here(path)))}\n")
+    return 0

@@ -1,0 +1,1 @@
+"""The report of a run or of several: one HTML file that opens from disk and loads nothing."""

@@ -1,0 +1,228 @@
+"""Make report.html from summaries of runs: their data as JSON, the page's own script and style, and uPlot.
+
+Everything in the data is hostile: names, notes and logged text may hold markup. The data is JSON without a single
+"<", the script only ever sets text, and the page's Content-Security-Policy allows the scripts and the style by their
+hashes and nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from functools import cache
+from hashlib import sha256
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hookline.errors import RecordError
+from hookline.record import strict_json
+from hookline.record.alerts import find_alerts
+from hookline.record.labels import read_labels
+from hookline.record.provenance import utc_now
+from hookline.report.shrink import CurveArrays, Numbers, fit
+
+if TYPE_CHECKING:
+    from hookline.record.curves import Curve
+    from hookline.record.media import MediaRow
+    from hookline.record.summary import HistogramTable, LayerTable, RunSummary
+
+STYLES = ("uPlot.min.css", "report.css")
+SCRIPTS = ("format.js", "data.js", "view.js", "curves.js", "layers.js", "report.js")
+LIBRARY = "uPlot.iife.min.js"
+
+# A page of 3 MB has 2.1 MB of numbers, because base64 takes 4 characters for 3 bytes. Further runs of a comparison get
+# less each: their curves are drawn over each other in the same plots.
+BYTES_OF_NUMBERS, BYTES_OF_NUMBERS_PER_FURTHER_RUN = 2_050_000, 700_000
+BYTES_OF_MEDIA = 400_000
+MOST_TABLE_ROWS, MOST_TABLE_COLUMNS = 200, 50
+MOST_SETTINGS = 2000
+LONGEST_CONFIG, LONGEST_TEXT = 100_000, 2000  # characters
+MOST_EVENTS = 600
+
+
+def make_report(summaries: Sequence[RunSummary]) -> bytes:
+    """Return report.html for one run, or for several that are compared."""
+    numbers, count = [Numbers.of(summary) for summary in summaries], len(summaries)
+    media = [_newest_media(summary.media, BYTES_OF_MEDIA // count) for summary in summaries]
+    budget = BYTES_OF_NUMBERS + BYTES_OF_NUMBERS_PER_FURTHER_RUN * (count - 1)
+    fit(numbers, budget - sum(_size_of_media(row) for rows in media for row in rows) * 3 // 4)
+    runs, arrays = [], Arrays()
+    for index, summary in enumerate(summaries):
+        one = numbers[index]
+        runs.append({
+            "run_id": summary.run.get("run_id"),
+            "labels": _labels(summary),
+            "run": _cut(summary.run),
+            "config": summary.config[:LONGEST_CONFIG],
+            # Parsing YAML takes as long as everything else here, and only a comparison needs the settings one by one.
+            "settings": _settings(summary.config) if count > 1 else None,
+            "curves": {name: _curve(summary.curves[name], curve, arrays) for name, curve in one.curves.items()},
+            "layers": {series: _layers(table, arrays) for series, table in one.layers.items()},
+            "histograms": {series: _histograms(table, arrays) for series, table in one.histograms.items()},
+            "events": _cut(_first_and_last(summary.events)),
+            "event_count": summary.event_counts.total(),
+            "alerts": [_cut(strict_json.field_values(alert)) for alert in find_alerts(summary)],
+            "media": [_shown_media(row) for row in media[index]],
+        })
+    data = strict_json.dumps({"version": 1, "written": utc_now(), "runs": runs})
+    # Base64 needs no care, and converting megabytes of it as other texts would take most of the time.
+    listed = '","'.join(arrays.encoded)
+    return assemble(f'{data[:-1]},"arrays":["{listed}"]}}')
+
+
+def assemble(data: str) -> bytes:
+    """Put the page's data, as JSON, into the template, with the policy that lets only the page's own script run."""
+    style, library, script, template = _parts()
+    policy = (
+        f"default-src 'none'; script-src {_source(library)} {_source(script)}; style-src {_source(style)}; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
+    # Escaped, no "</script>" or "<!--" can end or change the element, and a JSON parser reads the same text.
+    escaped = data.replace("<", "\\u003c")
+    filled = {"policy": policy, "style": style, "data": escaped, "library": library, "script": script}
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: filled[match[1]], template).encode()
+
+
+def _source(text: str) -> str:
+    """Return how a policy names the text of an inline script or style."""
+    return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
+
+
+@cache
+def _parts() -> tuple[str, str, str, str]:
+    """Read the style, uPlot, the script and the template."""
+    folder = files("hookline.report")
+
+    def read(*names: str) -> str:
+        return "\n".join((folder / name).read_text(encoding="utf-8") for name in names)
+
+    script = '(() => {\n"use strict";\n' + read(*SCRIPTS) + "\n})();\n"
+    return read(*STYLES), read(LIBRARY), script, read("page.html")
+
+
+# ---- the parts of a run ----------------------------------------------------------------------------------------------
+
+
+def _labels(summary: RunSummary) -> Any:
+    """Read the labels of a run, which may have changed since it began; none if they cannot be read."""
+    try:
+        return {} if summary.path is None else read_labels(summary.path)
+    except RecordError:
+        return {}
+
+
+class Arrays:
+    """Arrays of numbers as base64, each different one once; other parts of the data refer to them by index."""
+
+    def __init__(self) -> None:
+        self.encoded: list[str] = []
+        self._indices: dict[bytes, int] = {}
+
+    def add(self, values: NDArray[Any], dtype: str) -> int:
+        """Return the index of an array; little-endian, whatever the machine is."""
+        data = np.ascontiguousarray(values, dtype=dtype).tobytes()
+        if data not in self._indices:
+            self._indices[data] = len(self.encoded)
+            self.encoded.append(b64encode(data).decode())
+        return self._indices[data]
+
+
+def _first_and_last(events: list[Any]) -> list[Any]:
+    """Return as many of the first events as of the last, if there are too many for the page."""
+    return events if len(events) <= MOST_EVENTS else [*events[: MOST_EVENTS // 2], *events[-MOST_EVENTS // 2 :]]
+
+
+def _cut(value: Any) -> Any:
+    """Return plain values with long texts cut: a page of megabytes of text is not read."""
+    if isinstance(value, str):
+        return value if len(value) <= LONGEST_TEXT else f"{value[:LONGEST_TEXT]} … ({len(value):,} characters)"
+    if isinstance(value, Mapping):
+        return {key: _cut(one) for key, one in value.items()}
+    return [_cut(one) for one in value] if isinstance(value, (list, tuple)) else value
+
+
+def _curve(curve: Curve, values: CurveArrays, arrays: Arrays) -> dict[str, Any]:
+    return {
+        "steps": arrays.add(values.steps, "<u4"),
+        "mean": (mean := arrays.add(values.mean, "<f4")),
+        "lowest": mean if values.lowest is values.mean else arrays.add(values.lowest, "<f4"),
+        "highest": mean if values.lowest is values.mean else arrays.add(values.highest, "<f4"),
+        "width": values.width,
+        "points": curve.points,
+        **{
+            name: None if point is None else [point.step, point.value]
+            for name, point in (("last", curve.last), ("least", curve.least), ("greatest", curve.greatest))
+        },
+        "non_finite": curve.non_finite,
+    }
+
+
+def _layers(table: LayerTable, arrays: Arrays) -> dict[str, Any]:
+    steps, values = arrays.add(table.steps, "<u4"), arrays.add(table.values, "<f4")
+    return {"names": table.names, "columns": table.columns, "steps": steps, "values": values}
+
+
+def _histograms(table: HistogramTable, arrays: Arrays) -> dict[str, Any]:
+    """Scale each histogram to its fullest bin, because its shape is what is looked at."""
+    fullest = table.counts.max(axis=-1, keepdims=True, initial=0)
+    scaled = np.ceil(255 * table.counts / np.where(fullest > 0, fullest, 1))  # a bin with one value stays visible
+    counts = arrays.add(scaled, "u1")
+    steps, edges = arrays.add(table.steps, "<u4"), table.edges.tolist()
+    return {"names": table.names, "steps": steps, "edges": edges, "counts": counts}
+
+
+def _newest_media(rows: Sequence[MediaRow], budget: int) -> list[MediaRow]:
+    """Return the newest tables and images that a report has room for, in the order in which they came."""
+    chosen = []
+    for row in reversed(rows):
+        if (size := _size_of_media(row)) <= budget:
+            budget -= size
+            chosen.append(row)
+    return chosen[::-1]
+
+
+def _size_of_media(row: MediaRow) -> int:
+    """Return about how many characters a table or an image takes in the page."""
+    if hasattr(row.content, "png"):
+        return len(row.content.png) * 4 // 3
+    return len(strict_json.dumps(_shown_media(row)))
+
+
+def _shown_media(row: MediaRow) -> dict[str, Any]:
+    content, shown = row.content, {"step": row.step, "name": row.name}
+    if hasattr(content, "png"):
+        return {**shown, "type": "image", "png": b64encode(content.png).decode()}
+    cells = [cells[:MOST_TABLE_COLUMNS] for cells in content.rows[:MOST_TABLE_ROWS]]
+    columns, kind = content.columns[:MOST_TABLE_COLUMNS], content.kind
+    return {**shown, "type": "table", "columns": columns, "rows": cells, "kind": kind, "total_rows": len(content.rows)}
+
+
+def _settings(config: str) -> dict[str, Any] | None:
+    """Return the values of a config by their path, such as ``optimizer.lr``; None if it cannot be read."""
+    import yaml  # most reports need none
+
+    try:
+        parsed = yaml.safe_load(config)
+    except (yaml.YAMLError, RecursionError):
+        return None
+    settings: dict[str, Any] = {}
+
+    def add(path: str, value: Any, depth: int) -> None:
+        # Aliases in the config of a stranger can make a small text a huge tree.
+        if len(settings) >= MOST_SETTINGS or depth > 20:
+            return
+        inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        if not inner or (isinstance(value, list) and not any(isinstance(one, (dict, list)) for one in value)):
+            settings[path] = strict_json.short_repr(value) if isinstance(value, list) else value
+            return
+        for key, one in inner:
+            # Hooks are told apart by their name, not by their place in the list.
+            name = one["name"] if isinstance(value, list) and isinstance(one, dict) and "name" in one else key
+            add(f"{path}.{name}" if path else str(name), one, depth + 1)
+
+    add("", parsed, 0)
+    return settings

@@ -1,0 +1,114 @@
+"""Make the numbers of a report fit its size: neighbouring ranges of steps become one, until they do.
+
+A spike survives: curves keep the lowest and the highest value of a range, layers the value farthest from 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hookline.record.curves import Curve
+from hookline.record.summary import HistogramTable, LayerTable, RunSummary
+
+Array = NDArray[Any]
+_FEWEST = 8  # ranges of steps that are not merged any more
+
+
+@dataclass(frozen=True)
+class CurveArrays:
+    """The arrays of a curve, one entry per range of steps."""
+
+    steps: Array
+    mean: Array
+    lowest: Array
+    highest: Array
+    width: int
+
+    @classmethod
+    def of(cls, curve: Curve) -> CurveArrays:
+        """Return the arrays of a curve in the precision of the page; a curve of single steps has one for all three."""
+        with np.errstate(over="ignore"):  # beyond float32 is infinite, and drawn as a gap
+            mean = curve.mean.astype(np.float32)
+            extremes = (curve.lowest, curve.highest) if curve.width > 1 else (mean, mean)
+            lowest, highest = (one.astype(np.float32, copy=False) for one in extremes)
+        return cls(curve.steps, mean, lowest, highest, curve.width)
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the values; the steps are shared by most curves."""
+        return self.mean.nbytes * (1 if self.lowest is self.mean else 3)
+
+
+@dataclass
+class Numbers:
+    """The numbers of a run."""
+
+    curves: dict[str, CurveArrays]
+    layers: dict[str, LayerTable]
+    histograms: dict[str, HistogramTable]
+
+    @classmethod
+    def of(cls, summary: RunSummary) -> Numbers:
+        """Return the numbers of a summary."""
+        curves = {name: CurveArrays.of(curve) for name, curve in summary.curves.items()}
+        return cls(curves, summary.layers, summary.histograms)
+
+
+def fit(runs: Sequence[Numbers], budget: int) -> None:
+    """Merge ranges until all numbers take at most this many bytes; always those of the kind that takes most.
+
+    If the names alone are too many, the last ones of the kind are left out.
+    """
+    curves, layers, histograms = ([getattr(run, kind) for run in runs] for kind in ("curves", "layers", "histograms"))
+    kinds: list[tuple[list[dict[str, Any]], Callable[[Any], int], Callable[[Any], Any]]] = [
+        (curves, lambda one: one.nbytes, _halve_curve),
+        (layers, lambda one: one.values.size * 4, _halve_layers),
+        (histograms, lambda one: one.counts.size, _halve_histograms),  # a byte for each in the page
+    ]
+    sizes = [_size(tables, size_of) for tables, size_of, _ in kinds]
+    while sum(sizes) > budget:
+        largest = sizes.index(max(sizes))
+        tables, size_of, halve = kinds[largest]
+        for table in tables:
+            table.update({name: halve(one) for name, one in table.items() if len(one.steps) > _FEWEST})
+        if (size := _size(tables, size_of)) == sizes[largest]:
+            for table in tables:
+                for name in list(table)[len(table) // 2 :]:
+                    del table[name]
+            size = _size(tables, size_of)
+        sizes[largest] = size
+
+
+def _size(tables: Sequence[dict[str, Any]], size_of: Callable[[Any], int]) -> int:
+    return sum(size_of(one) for table in tables for one in table.values())
+
+
+def _halve_curve(curve: CurveArrays) -> CurveArrays:
+    mean = _merge_pairs(curve.mean, lambda a, b: np.where(np.isnan(a), b, np.where(np.isnan(b), a, (a + b) / 2)))
+    lowest, highest = _merge_pairs(curve.lowest, np.fmin), _merge_pairs(curve.highest, np.fmax)
+    return CurveArrays(curve.steps[::2], mean, lowest, highest, curve.width * 2)
+
+
+def _halve_layers(layers: LayerTable) -> LayerTable:
+    return replace(layers, steps=layers.steps[::2], values=_merge_pairs(layers.values, _farther_from_zero))
+
+
+def _halve_histograms(histograms: HistogramTable) -> HistogramTable:
+    return replace(histograms, steps=histograms.steps[::2], counts=_merge_pairs(histograms.counts, np.add))
+
+
+def _merge_pairs(values: Array, merge: Callable[[Array, Array], Array]) -> Array:
+    """Merge each two entries along the first axis; the last one of an odd number stays alone."""
+    even = len(values) - len(values) % 2
+    merged = merge(values[0:even:2], values[1:even:2])
+    return np.concatenate([merged, values[even:]]).astype(values.dtype, copy=False)
+
+
+def _farther_from_zero(first: Array, second: Array) -> Array:
+    with np.errstate(invalid="ignore"):
+        return np.where((np.abs(second) > np.abs(first)) | np.isnan(first), second, first)

@@ -1,0 +1,246 @@
+"""The report in a real browser: what is plotted, searching, zooming, keys, printing, and hostile names."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import Browser
+from report_page import write_record
+from small_config import config_with
+
+from hookline import read_layers, read_metrics
+from hookline.cli import main
+
+TEXT = {  # of hostile input, each of which becomes a part of every name and text of a run
+    "markup": "<img src=x onerror=pwned()><svg/onload=pwned()><b>",
+    "end of the script": "</script><script>pwned()</script><!--<script>",
+    "template": "{{data}}${pwned()}'\"`;pwned()//\\u003cscript>",
+    "control characters": "\x00\x07\x1b[31m\r\n\u202e\u2028\u2066\ufeff",
+    "object": "__proto__",
+    "long": "x" * 10_000,
+}
+SPY = """
+window.pwned = () => { window.isPwned = true; };
+addEventListener("securitypolicyviolation", (event) => (window.violations ??= []).push(event.blockedURI));
+"""
+INJECT = """(() => {
+  const script = document.createElement("script"), box = document.createElement("div");
+  script.textContent = "window.isPwned = true";
+  box.innerHTML = '<img src="https://example.invalid/x.png" onerror="window.isPwned = true"><p style="color: red">';
+  document.body.append(script, box);
+})()"""
+STRANGE = "main svg, main b, main script, main iframe, main img:not([src^='data:image/png'])"
+TOO_WIDE = """[...document.querySelectorAll("main figure, main canvas")].filter(
+  (one) => !one.closest(".scroll") && one.getBoundingClientRect().right > innerWidth).length"""
+SMOOTH = """(() => {
+  const slider = document.querySelector("#smoothing");
+  slider.value = 0.5;
+  slider.dispatchEvent(new Event("input"));
+})()"""
+PLOTS = "[...document.querySelectorAll('.plot, .heat')].map((one) => one.plot).filter(Boolean)"
+PLOT_OF = "{plots}.find((plot) => plot.title === '{title}')"
+
+
+def plot(title: str) -> str:
+    """Return the expression for the plot with a title."""
+    return PLOT_OF.format(plots=PLOTS, title=title)
+
+
+def show(browser: Browser, expression: str) -> None:
+    """Scroll to a plot and wait until it is drawn."""
+    browser.run(f"{expression}.element.scrollIntoView({{ block: 'center' }})")
+    browser.wait(f"{expression}.stale === false")
+    browser.frames()
+
+
+def plotted(browser: Browser, title: str, column: int) -> list[tuple[float, float]]:
+    """Return the points that uPlot draws of a curve."""
+    show(browser, plot(title))
+    data: Any = browser.run(f"{plot(title)}.chart.data.map((column) => Array.from(column, (value) => value ?? null))")
+    return [(step, value) for step, value in zip(data[0], data[column], strict=True) if value is not None]
+
+
+@pytest.fixture(scope="module")
+def real_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Train a tiny model with monitors, and return the run's directory."""
+    root = tmp_path_factory.mktemp("real")
+    config = config_with("{name: gradient_monitor, log_frequency: 2, log_histogram: true}, {name: lr_monitor}")
+    forward = "{name: monitor, modules: '*', metrics: [mean, std], every: 2}"
+    (root / "a.yaml").write_text(f"{config}  forward: [{forward}]\n")
+    words = ["trainer.max_steps=12", "trainer.validate_every=4", "--output", str(root / "runs")]
+    assert main(["train", str(root / "a.yaml"), *words]) == 0
+    return next((root / "runs").iterdir())
+
+
+def test_a_real_run_is_plotted_as_it_was_recorded(chromium: Browser, real_run: Path) -> None:
+    """The curves, heat maps and the gradient flow show the numbers of the record."""
+    chromium.open(real_run / "report.html")
+    rows = [row for row in read_metrics(real_run) if "train/loss" in row]
+    assert plotted(chromium, "loss", 1) == [(row["step"], pytest.approx(row["train/loss"])) for row in rows]
+    validated = [(row["step"], row["val/loss"]) for row in read_metrics(real_run) if "val/loss" in row]
+    assert plotted(chromium, "loss", 3) == [(step, pytest.approx(loss)) for step, loss in validated]
+    gradients = read_layers(real_run)["gradients"]
+    norms = gradients.values[-1, :, gradients.columns.index("norm")].tolist()
+    flow = "[...document.querySelectorAll('#flow .plot')][0].plot"
+    show(chromium, flow)
+    assert chromium.run(f"{flow}.chart.data[1]") == pytest.approx(norms)
+    heat = "document.querySelector('#layers .heat').plot"
+    show(chromium, heat)
+    shown = chromium.run(f"{heat}.rows.map((row) => {heat}.cell({heat}.steps.length - 1, row))")
+    assert shown == pytest.approx(norms)
+    assert chromium.problems() == []
+
+
+def test_searching_a_layer(chromium: Browser, real_run: Path) -> None:
+    """A search leaves the layers whose name contains the text; / goes to the box, Escape leaves it."""
+    chromium.open(real_run / "report.html")
+    chromium.key("/")
+    for letter in "mlp.widen":
+        chromium.key(letter)
+    assert chromium.run("document.activeElement.id") == "find"
+    names = [name for name in read_layers(real_run)["gradients"].names if "mlp.widen" in name]
+    heat = "document.querySelector('#layers .heat').plot"
+    show(chromium, heat)
+    assert chromium.run(f"{heat}.rows.map((row) => {heat}.nameOf(row))") == names
+    assert f"{len(set(names)) + 1} layers" in chromium.run("document.querySelector('#found').textContent")
+    chromium.key("Escape")
+    assert chromium.run("document.activeElement.id") != "find"
+
+
+def test_zoom_by_drag_and_by_keys(chromium: Browser, real_run: Path) -> None:
+    """Dragging over one plot zooms all of them; + and - zoom, and 0 shows all steps."""
+    chromium.open(real_run / "report.html", height=2000)
+    show(chromium, plot("loss"))
+    area: Any = chromium.run(f"{plot('loss')}.chart.over.getBoundingClientRect().toJSON()")
+    left, top, width, height = (area[name] for name in ("left", "top", "width", "height"))
+    scale = f"{plot('lr')}.chart.scales.x"
+    before = chromium.run(f"[{scale}.min, {scale}.max]")
+    chromium.mouse("mouseMoved", left + width * 0.25, top + height / 2)
+    chromium.mouse("mousePressed", left + width * 0.25, top + height / 2, "left")
+    chromium.mouse("mouseMoved", left + width * 0.5, top + height / 2, "left")
+    chromium.mouse("mouseReleased", left + width * 0.5, top + height / 2, "left")
+    chromium.frames()
+    first, last = before
+    quarter = (last - first) / 4
+    assert chromium.run(f"[{scale}.min, {scale}.max]") == pytest.approx([first + quarter, first + 2 * quarter], abs=0.1)
+    chromium.key("0")
+    assert chromium.run(f"[{scale}.min, {scale}.max]") == before
+    chromium.key("+")
+    zoomed: Any = chromium.run(f"[{scale}.min, {scale}.max]")
+    assert zoomed[1] - zoomed[0] == pytest.approx((last - first) / 2)
+    chromium.key("-")
+    assert chromium.run(f"[{scale}.min, {scale}.max]") == pytest.approx(before)
+
+
+def test_the_cursor_is_linked_and_moved_by_keys(chromium: Browser, real_run: Path) -> None:
+    """Arrow keys move the cursor of the focused plot, and every plot shows its value at that step."""
+    chromium.open(real_run / "report.html", height=2000)
+    show(chromium, plot("loss"))
+    chromium.run(f"{plot('loss')}.figure.focus()")
+    chromium.key("Home")
+    chromium.key("ArrowRight")
+    rows = {row["step"]: row for row in read_metrics(real_run) if "lr" in row}
+    shown = chromium.run(f"{plot('lr')}.legend.querySelector('.value').textContent")
+    assert float(shown) == pytest.approx(rows[2]["lr"], rel=1e-3)
+    chromium.key("Escape")
+    assert chromium.run(f"{plot('lr')}.legend.querySelector('.value').textContent").startswith("last ")
+
+
+def test_smoothing_and_log_axis(chromium: Browser, real_run: Path) -> None:
+    """Smoothing is a moving average without a bias at the beginning; the log axis is one of uPlot's."""
+    chromium.open(real_run / "report.html")
+    raw = [value for _, value in plotted(chromium, "loss", 1)]
+    chromium.run(SMOOTH)
+    chromium.frames()
+    smoothed = [value for _, value in plotted(chromium, "loss", 2)]
+    assert smoothed[0] == pytest.approx(raw[0]) and smoothed[1] == pytest.approx((0.25 * raw[0] + 0.5 * raw[1]) / 0.75)
+    chromium.run(f"{plot('loss')}.figure.focus()")
+    chromium.key("l")
+    assert chromium.run(f"{plot('loss')}.chart.scales.y.distr") == 3
+
+
+def test_a_comparison_draws_runs_over_each_other(chromium: Browser, tmp_path: Path) -> None:
+    """Each run is a line with its own colour, and the settings that differ are listed."""
+    runs = [write_record(tmp_path, name, lr=lr) for name, lr in (("first", 0.1), ("second", 0.2))]
+    assert main(["report", *map(str, runs), "--output", str(tmp_path / "both.html")]) == 0
+    chromium.open(tmp_path / "both.html")
+    for column, run in ((1, runs[0]), (3, runs[1])):
+        rows = [(row["step"], pytest.approx(row["lr"])) for row in read_metrics(run) if "lr" in row]
+        assert plotted(chromium, "lr", column) == rows
+    strokes = chromium.run(f"[1, 3].map((index) => {plot('lr')}.chart.series[index].stroke())")
+    assert len(set(strokes)) == 2
+    assert "optimizer.lr" in chromium.run("document.querySelector('#differences').innerText")
+    assert chromium.problems() == []
+
+
+def test_alerts_lead_to_their_place(chromium: Browser, tmp_path: Path) -> None:
+    """Alerts come first; one about a layer goes to its heat map, selects the layer and moves the cursor there."""
+    run = write_record(tmp_path, "one")
+    assert main(["report", str(run)]) == 0
+    chromium.open(run / "report.html")
+    assert chromium.run("document.querySelector('main section').id") == "alerts"
+    link = "[...document.querySelectorAll('.alert a')].find((link) => link.textContent.includes('blocks.1'))"
+    chromium.run(f"{link}.click()")
+    chromium.frames()
+    heat = "document.querySelector('#layers .heat').plot"
+    assert chromium.run(f"document.activeElement === {heat}.figure")
+    assert "blocks.1.mlp · step 40 · nans 5" in chromium.run(f"{heat}.readout.textContent")
+    show(chromium, plot("loss"))
+    chromium.run("document.querySelector('#events tr:nth-child(4)').click()")
+    assert "stop requested, step 50" in chromium.run(f"{plot('loss')}.tip.textContent")
+
+
+def test_a_value_that_was_nan_has_its_own_colour(chromium: Browser, tmp_path: Path) -> None:
+    """A cell whose layer had NaN is marked as such, not as missing."""
+    run = write_record(tmp_path, "one")
+    assert main(["report", str(run)]) == 0
+    chromium.open(run / "report.html")
+    heat = "document.querySelector('#layers .heat').plot"
+    show(chromium, heat)
+    cells = chromium.run(f"{heat}.rows.map((row) => String({heat}.cell(3, row)))")
+    assert cells[1] == "NaN" and all(math.isfinite(float(cell)) for place, cell in enumerate(cells) if place != 1)
+    assert "NaN or infinity" in chromium.run("document.querySelector('#layers .scale').textContent")
+
+
+@pytest.mark.parametrize("text", list(TEXT.values()), ids=list(TEXT))
+def test_no_script_of_a_run_is_executed(chromium: Browser, tmp_path: Path, text: str) -> None:
+    """Hostile names and texts are shown as text: no script runs, and the page's policy has nothing to block."""
+    run = write_record(tmp_path, "hostile", text=text)
+    assert main(["report", str(run)]) == 0
+    chromium.open(run / "report.html", height=12_000, script=SPY)
+    chromium.frames()
+    assert chromium.run("[window.isPwned, window.violations, {}.polluted]") == [None, None, None]
+    assert chromium.problems() == []
+    assert chromium.run(f'document.querySelectorAll("{STRANGE}").length') == 0
+    assert "Events" in chromium.run("document.body.innerText")
+    assert chromium.run("document.documentElement.scrollWidth") <= 1280
+
+
+def test_the_policy_blocks_injected_code(chromium: Browser, real_run: Path) -> None:
+    """Even if markup got into the page, neither its script nor its style nor its image would be loaded."""
+    chromium.open(real_run / "report.html", script=SPY)
+    chromium.run(INJECT)
+    chromium.wait("(window.violations ?? []).length >= 3")
+    assert chromium.run("window.isPwned ?? null") is None
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_nothing_is_wider_than_the_page(chromium: Browser, real_run: Path, width: int) -> None:
+    """The page fits on a desktop and on a phone, and it follows the system's theme."""
+    chromium.open(real_run / "report.html", width=width, height=6000, dark=True)
+    chromium.frames()
+    assert chromium.run("document.documentElement.scrollWidth") == width
+    assert chromium.run(TOO_WIDE) == 0
+    assert chromium.run("document.querySelector('#theme').textContent") == "Light"
+    chromium.key("t")
+    assert chromium.run("document.documentElement.dataset.theme") == "light"
+
+
+def test_printing_draws_every_plot(chromium: Browser, real_run: Path, tmp_path: Path) -> None:
+    """Plots that were never scrolled to are on paper, too."""
+    chromium.open(real_run / "report.html", height=600)
+    assert chromium.run(f"{PLOTS}.some((plot) => plot.stale)")
+    chromium.print(tmp_path / "report.pdf")
+    assert chromium.run(f"{PLOTS}.every((plot) => plot.drawnWidth > 0)")
+    assert (tmp_path / "report.pdf").stat().st_size > 20_000

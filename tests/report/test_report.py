@@ -1,0 +1,184 @@
+"""When the report is written, what it holds, how large it is, and what `hookline report` says."""
+
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from report_page import curve_of, read_page, write_record
+from torch import nn
+
+from hookline import TrainingHook, get_trainer, read_metrics
+from hookline.cli import main
+from hookline.record.curves import Curve
+from hookline.record.packing import SeriesHeader
+from hookline.record.summary import RunSummary
+from hookline.report.page import make_report
+
+Captured = pytest.CaptureFixture[str]
+
+
+def make_trainer(*hooks: TrainingHook, **options: Any) -> Any:
+    """Return a trainer of a tiny model."""
+    torch.manual_seed(0)
+    model, data = nn.Linear(3, 1), [(torch.rand(2, 3), torch.rand(2, 1)) for _ in range(8)]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = get_trainer("simple", model, data, optimizer, "cpu", loss_fn=nn.MSELoss(), **{"max_steps": 2, **options})
+    for hook in hooks:
+        trainer.add_hook(hook)
+    return trainer
+
+
+def test_a_run_has_a_report_with_its_outcome() -> None:
+    """At the end report.html is in the run's directory, with the outcome and every step."""
+    trainer = make_trainer(max_steps=3)
+    trainer.train()
+    assert trainer.run_dir is not None
+    page = read_page(trainer.run_dir / "report.html")
+    assert page["runs"][0]["run"]["outcome"] == "completed"
+    losses = [row["train/loss"] for row in read_metrics(trainer.run_dir) if "train/loss" in row]
+    assert curve_of(page, "train/loss") == pytest.approx(losses)
+
+
+def test_a_report_is_written_after_a_checkpoint() -> None:
+    """A run that is killed later has the report of its last checkpoint."""
+    found = []
+
+    class Look(TrainingHook):
+        def on_step_end(self, trainer: Any, step: int) -> None:
+            if step == 1:
+                trainer.save()
+            trainer.record.flush(wait=True)
+            found.append((trainer.run_dir / "report.html").exists())
+            if found[-1]:
+                assert read_page(trainer.run_dir / "report.html")["runs"][0]["run"]["outcome"] is None
+
+    trainer = make_trainer(Look(), max_steps=4)
+    trainer.train()
+    assert found[0] is False and found[-1] is True
+
+
+def test_report_can_be_switched_off() -> None:
+    """`report: false` writes none; a run without a directory has none either."""
+    trainer = make_trainer(report=False)
+    trainer.train()
+    assert trainer.run_dir is not None and not (trainer.run_dir / "report.html").exists()
+    in_memory = make_trainer(record=False)
+    in_memory.train()
+    assert not list(Path().glob("**/report.html"))
+
+
+def test_a_disk_that_refuses_the_report_does_not_end_the_run(caplog: pytest.LogCaptureFixture) -> None:
+    """The run completes, with one warning."""
+
+    class InTheWay(TrainingHook):
+        def on_train_start(self, trainer: Any) -> None:
+            (trainer.run_dir / "report.html").mkdir()
+
+    trainer = make_trainer(InTheWay())
+    trainer.train()
+    assert trainer.record.run["outcome"] == "completed"
+    assert [record for record in caplog.records if "the report was not written" in record.getMessage()]
+
+
+def test_a_resumed_run_has_one_report_of_all_attempts() -> None:
+    """The steps of earlier attempts are in the report, and those that were discarded are not."""
+    first = make_trainer(max_steps=2)
+    first.train()
+    again = make_trainer(max_steps=4)
+    again.fit(resume=first.run_dir)
+    assert again.run_dir == first.run_dir and again.run_dir is not None
+    page = read_page(again.run_dir / "report.html")
+    assert curve_of(page, "train/loss", "steps") == [1, 2, 3, 4]
+    assert len(page["runs"][0]["run"]["attempts"]) == 2
+
+
+def test_100_000_steps_of_200_metrics_take_3_mb() -> None:
+    """The page of a long run is bounded, and a spike of one step is in it."""
+    summary, steps, draw = RunSummary({"run_id": "long"}), list(range(1, 100_001)), np.random.default_rng(0)
+    rows = draw.normal(size=(2000, 200))
+    for start in range(0, 100_000, 2000):
+        part = rows + draw.normal(size=(1, 200))
+        if start == 50_000:
+            part[7] = 1e6
+        for index in range(200):
+            name = f"group{index // 20}/metric{index}"
+            curve = summary.curves.setdefault(name, Curve())
+            curve.extend(steps[start : start + 2000], part[:, index].tolist())
+    html = make_report([summary])
+    assert len(html) <= 3_000_000
+    page = read_page(html)
+    assert len(page["runs"][0]["curves"]) == 200
+    assert max(curve_of(page, "group3/metric77", "highest")) == 1e6
+
+
+def test_much_of_everything_still_fits(tmp_path: Path) -> None:
+    """Layers, histograms and images share the page's size with the curves."""
+    summary = RunSummary({"run_id": "wide"})
+    for number in range(6):
+        header = SeriesHeader(f"series{number}", tuple(f"layer{index}" for index in range(150)), ("a", "b", "c"))
+        for step in range(0, 3000, 10):
+            values = np.random.default_rng(step).normal(size=(150, 3))
+            summary.write_layers([SimpleNamespace(step=step, header=header, values=values)])  # type: ignore[list-item]
+    assert len(make_report([summary])) <= 3_000_000
+    assert len(read_page(make_report([summary]))["runs"][0]["layers"]) == 6
+
+
+def test_nothing_of_a_run_is_markup(tmp_path: Path) -> None:
+    """The page's data has no "<", and its policy names hashes only."""
+    run = write_record(tmp_path, "one", text="</script><script>x()</script>")
+    assert main(["report", str(run)]) == 0
+    html = (run / "report.html").read_text(encoding="utf-8")
+    (data,) = re.findall(r'id="data">(.*?)</script>', html, re.DOTALL)
+    assert "<" not in data and html.count("<script") == 3
+    (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', html)
+    assert policy.startswith("default-src 'none'; script-src 'sha256-") and "unsafe" not in policy
+    assert json.loads(data)["runs"][0]["run"]["hooks"][0]["name"] == "watch</script><script>x()</script>"
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+def test_report_command_prints_the_path(tmp_path: Path, capsys: Captured) -> None:
+    """One run's report goes into its directory, a comparison to comparison.html unless --output names a file."""
+    runs = [write_record(tmp_path, name) for name in ("first", "second")]
+    assert main(["report", str(runs[0])]) == 0
+    assert main(["report", *map(str, runs)]) == 0
+    assert main(["report", str(runs[1]), "--output", "mine.html"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["first/report.html", "comparison.html", "mine.html"]
+    assert [run["run_id"] for run in read_page("comparison.html")["runs"]] == ["first", "second"]
+
+
+def test_report_of_a_torn_record(tmp_path: Path) -> None:
+    """A run that was killed in the middle of a line has a report of its whole lines, which says so."""
+    run = write_record(tmp_path, "torn")
+    for name in ("metrics.jsonl", "layers.jsonl", "events.jsonl"):
+        with (run / name).open("ab") as file:
+            file.write(b'{"step": 99, "tr')
+    assert main(["report", str(run)]) == 0
+    page = read_page(run / "report.html")
+    assert curve_of(page, "train/loss", "steps")[-1] == 60
+    assert "incomplete" in json.dumps(page["runs"][0]["alerts"])
+
+
+@pytest.mark.parametrize("kind", ["no such directory", "an empty directory", "a foreign run.json", "a link"])
+def test_report_of_what_is_not_a_run(tmp_path: Path, capsys: Captured, kind: str) -> None:
+    """The message says what is wrong, on one line, and nothing is written elsewhere."""
+    directory = tmp_path / "x"
+    if kind != "no such directory":
+        directory.mkdir()
+    if kind == "a foreign run.json":
+        (directory / "run.json").write_text("[1, 2]")
+    if kind == "a link":
+        directory = write_record(tmp_path, "linked")
+        (tmp_path / "target").write_text("mine")
+        (directory / "report.html").symlink_to(tmp_path / "target")
+    assert main(["report", str(directory)]) == 2
+    error = capsys.readouterr().err
+    expected = {"a foreign run.json": "is not a JSON object", "a link": "symbolic link"}
+    assert expected.get(kind, "is not the directory of a run") in error and error.count("\n") == 1
+    assert kind != "a link" or (tmp_path / "target").read_text() == "mine"
