@@ -461,8 +461,6 @@ import logging, random, sys, time, warnings
 import torch
 logging.basicConfig()
 from hookline import get_trainer, TrainingHook
-from hookline.hooks import live_view
-live_view.TERMINAL_SECONDS = 0.0
 torch.manual_seed(0)
 model = torch.nn.Linear(3, 1)
 data = [(torch.randn(4, 3), torch.randn(4, 1))] * 30
@@ -477,6 +475,7 @@ class Talks(TrainingHook):
         if step == 15:
             sys.stderr.write("\\r      \\r")
             print("answer", input("prompt? "))
+assert "rich" not in sys.modules
 random.seed(0)
 trainer = get_trainer("simple", model, data, torch.optim.SGD(model.parameters(), 0.1), "cpu", hooks=[Talks()],
     loss_fn=torch.nn.functional.mse_loss, record=False)

@@ -91,8 +91,7 @@ class ConsoleLogHook(TrainingHook):
 
             self._view = LiveView(self._out)
         self._view.start(trainer, self._started)
-        record = getattr(trainer, "record", None)  # another host than our trainer has none
-        self._sink = None if record is None else record.add_own_sink(self._view)
+        self._sink = trainer.record.add_own_sink(self._view)
         self._draw(trainer, self._started)
 
     def on_train_end(self, trainer: RunControl, state: Mapping[str, Any]) -> None:

@@ -181,10 +181,11 @@ class LiveView:
         pace, in_step = self._steps_per_second(now), max(len(trainer.window()), 1)
         left_in_epoch = None if batches is None else (batches - self.batches) / in_step
         left = None if total is None else total - self.step
-        units = ("", "") if self._fitting_layout().width < NARROW else ("batches", "steps")
+        width = self._fitting_layout().width
+        units, name = ("batches", "steps") if width >= NARROW else ("", ""), self._name if width >= WIDE else ""
         return {
             f"epoch {of_total(trainer.epoch + 1, epochs)}": _bar(self.batches, batches, units[0], left_in_epoch, pace),
-            "run": _bar(self.step, total, units[1], left, pace, self._name),
+            "run": _bar(self.step, total, units[1], left, pace, name),
         }
 
     def _loss_parts(self, trainer: RunControl) -> list[Part]:
