@@ -42,6 +42,7 @@ NOT_LISTS = {
     "hookline replay --weights",
     "hookline COMMAND", "hookline COMMAND --help", "hookline hooks NAME prints one hook in full",
     "hookline events --event NAME prints one event in full",
+    "hookline label NAME", "hookline plot", "hookline resume NAME", "hookline runs",
 }  # fmt: skip
 """References in messages that do not promise a list."""
 

@@ -77,7 +77,7 @@ def choose(known: Mapping[str, Mapping[str, Curve]], metrics: Sequence[str]) -> 
         raise HooklineError(f"give --metric; {nearest('', names)}")
     for name in wanted:
         if name not in names:
-            raise HooklineError(f"--metric {name}: no such metric; {nearest(name, names, '`hookline show RUN`')}")
+            raise HooklineError(f"--metric {name}: no such metric; {nearest(name, names)}")
     return {name: {label: curves[name] for label, curves in known.items() if name in curves} for name in wanted}
 
 
