@@ -31,6 +31,7 @@ from hookline.trainer.data.loaders import Loaders, epoch_length, first_batches, 
 from hookline.trainer.engine import Engine
 from hookline.trainer.event_args import EventArgs, RankEventArgs
 from hookline.trainer.loop import Loop, steps_of_run
+from hookline.trainer.metrics import check_metrics
 from hookline.trainer.options import TrainerOptions
 from hookline.trainer.parameters import trained_parameters
 from hookline.trainer.relaunch import continued_run, describe_launch
@@ -38,7 +39,7 @@ from hookline.trainer.rng import preserve_rng, restore_rng, rng_state
 from hookline.trainer.run import keep_stop_iteration, run_context, unfinished_steppers
 from hookline.trainer.run_state import SIGNAL, Progress, RunStatus, Stop
 from hookline.trainer.step_fn import StepFunction, count_tokens, loss_and_metrics, make_step
-from hookline.trainer.validation import check_metrics, eval_batches, validate
+from hookline.trainer.validation import eval_batches, validate
 
 if TYPE_CHECKING:
     from hookline.activations.manager import HookManager
