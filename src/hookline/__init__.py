@@ -15,8 +15,8 @@ _NAMES = {  # By module.
     "config.load": "load_config",
     "config.schema": "HooksConfig RunConfig TrainerConfig",
     "core.base": "ForwardHook StepContext TrainerHooks TrainingHook UpdateHook not_an_event",
-    "core.plugins": "register_data register_hook register_loss register_model register_optimizer register_scheduler "
-    "register_trainer",
+    "core.plugins": "register_data register_hook register_loss register_metric register_model register_optimizer "
+    "register_scheduler register_trainer",
     "core.registry": "HookRegistry HookRunner",
     "core.run_control": "RunControl",
     "core.sampling": "Sample",

@@ -19,6 +19,7 @@ from hookline.core.base import not_an_event as not_an_event
 from hookline.core.plugins import register_data as register_data
 from hookline.core.plugins import register_hook as register_hook
 from hookline.core.plugins import register_loss as register_loss
+from hookline.core.plugins import register_metric as register_metric
 from hookline.core.plugins import register_model as register_model
 from hookline.core.plugins import register_optimizer as register_optimizer
 from hookline.core.plugins import register_scheduler as register_scheduler

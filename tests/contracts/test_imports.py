@@ -86,7 +86,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "checkpoints": SHARED | {"core"},
     "hooks": below("hooks"),
     "trainer": SHARED | {"core", "gradients", "record", "checkpoints"},
-    "config": SHARED | {"core", "trainer.options"},
+    "config": SHARED | {"core", "trainer.metrics", "trainer.options"},
     "demo": below("demo"),
     "verify": below("verify"),
     "build": below("build"),

@@ -201,6 +201,7 @@ class RunConfig(BaseModel):
     optimizer: Component
     scheduler: Component | None = None
     loss: Component | None = None
+    metrics: list[Component] | None = None
     trainer: TrainerOptions = Field(default_factory=TrainerOptions)
     hooks: HooksConfig = Field(default_factory=HooksConfig)
 

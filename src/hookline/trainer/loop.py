@@ -75,6 +75,7 @@ def micro_batches(loop: Loop, epoch: list[Iterable[Any]]) -> Generator[Tensor, N
     optimizers, plain, steps_directly, more_to_do = trainer.optimizers, loop.plain, loop.steps_directly, loop.more_to_do
     agreement, window = loop.agreement, loop.window
     recent, unrecorded, unowned, several = loop.stats.recent, loop.unrecorded, loop.unowned, len(optimizers) > 1
+    measures = bool(trainer.training_metrics)
 
     # No variable may hold the batches: if the run fails, the traceback would keep them, and the workers of a DataLoader
     # with them, beyond on_train_end.
@@ -100,7 +101,7 @@ def micro_batches(loop: Loop, epoch: list[Iterable[Any]]) -> Generator[Tensor, N
             handler(args)
 
         # ---- forward and backward
-        reads_output = table.output_readers
+        reads_output = measures or table.output_readers
         # The model's forward hooks fire in here.
         result = loop.compute_and_read(batch) if reads_output else trainer.compute(batch)
         loss = result if loop.bare_loss and type(result) is Tensor else loop.find_loss(result)
@@ -396,11 +397,19 @@ class Loop:
             self.trainer.log(name, value)
 
     def compute_and_read(self, batch: Any) -> Any:
-        """Run the forward pass of a batch, and set its output and target for hooks that name them."""
-        with self._outputs.attached(self.trainer.called_model):
-            result = self.trainer.compute(batch)
-        self.args.set_output(self._outputs.take(result), find_target(result, batch))
-        return result
+        """Run the forward pass of a batch, set its output and target for hooks that name them, and measure metrics.
+
+        The metrics of the batch are returned beside the loss, as if `step_fn` had returned them.
+        """
+        trainer = self.trainer
+        with self._outputs.attached(trainer.called_model):
+            result = trainer.compute(batch)
+        output = self._outputs.take(result)
+        self.args.set_output(output, find_target(result, batch))
+        if not trainer.training_metrics:
+            return result
+        loss, metrics = loss_and_metrics(result)
+        return {"loss": loss, **metrics, **trainer.training_metrics.measure_batch(batch, result, output)}
 
     def find_loss(self, result: Any) -> Tensor:
         """Return the loss in the result of a step; the first one is checked."""

@@ -31,7 +31,7 @@ from hookline.trainer.data.loaders import Loaders, epoch_length, first_batches, 
 from hookline.trainer.engine import Engine
 from hookline.trainer.event_args import EventArgs, RankEventArgs
 from hookline.trainer.loop import Loop, steps_of_run
-from hookline.trainer.metrics import check_metrics
+from hookline.trainer.metrics import TrainingMetrics, check_metrics
 from hookline.trainer.options import TrainerOptions
 from hookline.trainer.parameters import trained_parameters
 from hookline.trainer.relaunch import continued_run, describe_launch
@@ -123,7 +123,9 @@ class Trainer:
         self.called_eval_model, inner = self.called_model, self.engine.eval_model(self.model)
         if inner is not self.model:
             self.called_eval_model = torch.compile(inner) if self.options.compile else inner
-        self.validation_metrics = check_metrics(parts.metrics)
+        metrics = check_metrics(parts.metrics)
+        self.validation_metrics = {name: one.metric for name, one in metrics.items() if "validation" in one.phases}
+        self.training_metrics = TrainingMetrics({n: one.metric for n, one in metrics.items() if "train" in one.phases})
         self.agreement = Agreement(self)
         # batch -> what step_fn, loss_fn or the model returns
         self.compute = self.agreement.times.measure(self._make_step())
