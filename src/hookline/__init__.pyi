@@ -36,6 +36,7 @@ from hookline.gradients.transforms import Identity as Identity
 from hookline.hooks.activation_stats import ActivationStats as ActivationStats
 from hookline.hooks.checkpoint import CheckpointHook as CheckpointHook
 from hookline.hooks.checkpoint import ModelCheckpoint as ModelCheckpoint
+from hookline.hooks.confusion_matrix import ConfusionMatrix as ConfusionMatrix
 from hookline.hooks.console_log import ConsoleLogHook as ConsoleLogHook
 from hookline.hooks.debug_training import DebugHook as DebugHook
 from hookline.hooks.early_stopping import EarlyStopping as EarlyStopping
@@ -48,6 +49,7 @@ from hookline.hooks.nan_forensics.dump import replay_crash as replay_crash
 from hookline.hooks.nan_forensics.hook import NanForensics as NanForensics
 from hookline.hooks.notify import NotifyHook as NotifyHook
 from hookline.hooks.profiler import Profiler as Profiler
+from hookline.hooks.sample_predictions import SamplePredictions as SamplePredictions
 from hookline.hooks.stall_watchdog import StallWatchdog as StallWatchdog
 from hookline.hooks.throughput import ThroughputMonitor as ThroughputMonitor
 from hookline.hooks.webhook import allow_host as allow_host

@@ -18,6 +18,7 @@ NAMES = """
     LayerSeries LearningRateMonitor LoadedRun LossSpike ModelCheckpoint NanForensics NotifyHook Profiler
     ResumableSampler RunConfig RunControl Sample Schedule SimpleTrainer StallWatchdog StepContext StopTraining
     ThroughputMonitor Trainer TrainerConfig TrainerHooks TrainingHook UpdateHook allow_host get_trainer load_config
+    ConfusionMatrix SamplePredictions
     Image MediaRow Table read_media register_metric
     load_run not_an_event read_layers read_metrics register_data register_hook register_loss register_model
     register_optimizer register_scheduler register_trainer replay_crash trainer_from_config
@@ -65,9 +66,11 @@ HOOKS_KEYS = """
     lr_monitor_config model_checkpoint_config update
 """
 BUILT_IN = """
-    ablate activation_stats add_activation capture centralize checkpoint clip_adaptive clip_norm clip_value console_log
+    ablate activation_stats add_activation capture centralize checkpoint clip_adaptive clip_norm clip_value
+    confusion_matrix console_log
     debug debug_training early_stopping ema freeze gradient_flow gradient_monitor grokfast identity json_log link_norms
     loss_spike lr_monitor mask measure monitor nan_forensics noise normalize notify patch profiler replace_activation
+    sample_predictions
     sample_text scale scale_activation sign skip_nonfinite spike_guard stall_watchdog steer throughput
 """
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from hookline import _checks
-from hookline.errors import TrainingError, with_article
-from hookline.trainer.step_fn import IGNORE_INDEX
+from hookline._predictions import IGNORE_INDEX, align_classes, as_tensors, predicted_classes
+from hookline.errors import TrainingError
 
 BUILT_IN: dict[str, str] = {
     "accuracy": "hookline.trainer.built_in_metrics:Accuracy",
@@ -73,35 +73,9 @@ class _OfClasses(SumMetric):
         self.shift = _checks.boolean(shift, "shift")
         self.threshold = _checks.number(threshold, "threshold")
 
-    def scores(self, predictions: Any, target: Any) -> tuple[Tensor, Tensor]:
-        """Return scores [samples, classes], or the predicted classes [samples], and the targets [samples].
-
-        Raises:
-            TrainingError: If the shapes do not fit.
-        """
-        predictions, target = _tensors(type(self).__name__, predictions, target)
-        # torch's losses have the classes in the second dimension, language models in the last one.
-        moved = (*predictions.shape[:1], *predictions.shape[2:])
-        if predictions.shape[:-1] != target.shape and predictions.dim() > 2 and moved == target.shape:
-            predictions = predictions.movedim(1, -1)
-        if self.shift:
-            if target.dim() < 2:
-                raise TrainingError(f"shift needs targets [batch, time], got {list(target.shape)}")
-            predictions, target = predictions[:, :-1], target[:, 1:]
-        if predictions.shape == (*target.shape, 1):
-            predictions = predictions.squeeze(-1)
-        if predictions.shape == target.shape:
-            if predictions.is_floating_point():
-                predictions = (predictions > self.threshold).long()
-                target = target.round().long() if target.is_floating_point() else target.long()
-            return predictions.reshape(-1).long(), target.reshape(-1).long()
-        if predictions.shape[:-1] != target.shape:
-            shapes = f"predictions {list(predictions.shape)} do not fit targets {list(target.shape)}"
-            raise TrainingError(
-                f"{type(self).__name__}: {shapes}; expected [..., classes] and [...], [batch, classes, ...] and "
-                "[batch, ...], or the same shape"
-            )
-        return predictions.reshape(-1, predictions.shape[-1]), target.reshape(-1).long()
+    def align(self, predictions: Any, target: Any) -> tuple[Tensor, Tensor]:
+        """Return scores [..., classes] and targets [...], or two tensors of one shape."""
+        return align_classes(type(self).__name__, predictions, target, self.shift)
 
 
 class Accuracy(_OfClasses):
@@ -126,16 +100,15 @@ class Accuracy(_OfClasses):
 
     def measure(self, predictions: Any, target: Any) -> Tensor:
         """Return how many predictions are right, and of how many."""
-        scores, target = self.scores(predictions, target)
-        counts = target != self.ignore_index
-        if scores.dim() == 1:
-            right = scores == target
-        elif self.k == 1:
-            right = scores.argmax(-1) == target
+        scores, target = self.align(predictions, target)
+        if self.k == 1 or scores.shape == target.shape:
+            predicted, target, _ = predicted_classes(scores, target, self.threshold)
+            right = predicted == target
         else:
             if self.k > scores.shape[-1]:
                 raise TrainingError(f"accuracy: k={self.k}, and there are {scores.shape[-1]} classes")
             right = (scores.topk(self.k, dim=-1).indices == target.unsqueeze(-1)).any(-1)
+        counts = target != self.ignore_index
         return torch.stack([(right & counts).sum(), counts.sum()]).double()
 
     def value(self, sums: Tensor) -> Tensor:
@@ -148,10 +121,11 @@ class _ByClass(_OfClasses):
 
     def measure(self, predictions: Any, target: Any) -> Tensor:
         """Return, for each class, how many are right, were predicted, and are there: [3 * classes]."""
-        scores, target = self.scores(predictions, target)
-        is_binary = scores.dim() == 1
-        classes = 2 if is_binary else scores.shape[-1]
-        predicted = scores if is_binary else scores.argmax(-1)
+        scores, target = self.align(predictions, target)
+        is_binary = scores.shape == target.shape
+        predicted, target, classes = predicted_classes(scores, target, self.threshold)
+        if classes is None:
+            raise TrainingError(f"{type(self).__name__} needs the scores of all classes, not the predicted classes")
         counts = (target != self.ignore_index).double()
         # Added up by index rather than by `bincount`, which waits for the device. What does not count is added as 0.
         target, predicted = target.clamp(0, classes - 1), predicted.clamp(0, classes - 1)
@@ -234,7 +208,7 @@ class _MeanError(SumMetric):
 
     def measure(self, predictions: Any, target: Any) -> Tensor:
         """Return the sum of the errors, and of how many."""
-        predictions, target = _tensors(type(self).__name__, predictions, target)
+        predictions, target = as_tensors(type(self).__name__, predictions, target)
         if predictions.numel() != target.numel():  # [batch, 1] and [batch] are meant alike; nothing else is broadcast
             raise TrainingError(
                 f"{type(self).__name__}: predictions {list(predictions.shape)} do not fit targets {list(target.shape)}"
@@ -265,13 +239,3 @@ class MeanAbsoluteError(_MeanError):
     def errors(self, differences: Tensor) -> Tensor:
         """Return the absolute values."""
         return differences.abs()
-
-
-def _tensors(name: str, predictions: Any, target: Any) -> tuple[Tensor, Tensor]:
-    for what, value in (("output", predictions), ("target", target)):
-        if not isinstance(value, Tensor):
-            raise TrainingError(
-                f"{name}: the {what} is {with_article(type(value).__name__)}, not a tensor; let step_fn return "
-                "{'loss': loss, 'output': output, 'target': target}"
-            )
-    return predictions.detach(), target.detach()

@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from hookline._predictions import find_predictions
 from hookline.errors import TrainingError, add_note, with_article
 from hookline.ranks import OneProcess, add_up
 from hookline.trainer.built_in_metrics import SumMetric
-from hookline.trainer.outputs import UNKNOWN, find_predictions, find_target
+from hookline.trainer.outputs import UNKNOWN, find_target
 from hookline.trainer.step_fn import as_python_number, is_numpy_number
 
 PHASES = ("train", "validation")

@@ -43,9 +43,3 @@ def find_target(result: Any, batch: Any) -> Any:
     if isinstance(batch, (tuple, list)):
         return batch[1] if len(batch) > 1 else UNKNOWN
     return batch.get("labels", UNKNOWN) if isinstance(batch, Mapping) else UNKNOWN
-
-
-def find_predictions(output: Any) -> Any:
-    """Return the `logits` of an output as Hugging Face models have them, else the output itself."""
-    found = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
-    return output if found is None else found
