@@ -222,7 +222,8 @@ class RunConfig(BaseModel):
 
     def as_mapping(self) -> dict[str, Any]:
         """Return everything as plain values that can be written and read again, without unused hook settings."""
-        return {**self.model_dump(), "hooks": self.hooks.model_dump(exclude_defaults=True)}
+        unused = {"metrics"} if self.metrics is None else None
+        return {**self.model_dump(exclude=unused), "hooks": self.hooks.model_dump(exclude_defaults=True)}
 
 
 raise_config_errors(HooksConfig, "hooks.")
