@@ -15,8 +15,8 @@ _NAMES = {  # By module.
     "config.load": "load_config",
     "config.schema": "HooksConfig RunConfig TrainerConfig",
     "core.base": "ForwardHook StepContext TrainerHooks TrainingHook UpdateHook not_an_event",
-    "core.plugins": "register_data register_hook register_loss register_model register_optimizer register_scheduler "
-    "register_trainer",
+    "core.plugins": "register_data register_hook register_loss register_metric register_model register_optimizer "
+    "register_scheduler register_trainer",
     "core.registry": "HookRegistry HookRunner",
     "core.run_control": "RunControl",
     "core.sampling": "Sample",
@@ -25,6 +25,7 @@ _NAMES = {  # By module.
     "gradients.transforms": "ClipNorm Identity",
     "hooks.activation_stats": "ActivationStats",
     "hooks.checkpoint": "CheckpointHook ModelCheckpoint",
+    "hooks.confusion_matrix": "ConfusionMatrix",
     "hooks.console_log": "ConsoleLogHook",
     "hooks.debug_training": "DebugHook",
     "hooks.early_stopping": "EarlyStopping",
@@ -37,6 +38,7 @@ _NAMES = {  # By module.
     "hooks.nan_forensics.hook": "NanForensics",
     "hooks.notify": "NotifyHook",
     "hooks.profiler": "Profiler",
+    "hooks.sample_predictions": "SamplePredictions",
     "hooks.stall_watchdog": "StallWatchdog",
     "hooks.throughput": "ThroughputMonitor",
     "hooks.trackers.base": "Tracker",

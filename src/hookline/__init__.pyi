@@ -19,6 +19,7 @@ from hookline.core.base import not_an_event as not_an_event
 from hookline.core.plugins import register_data as register_data
 from hookline.core.plugins import register_hook as register_hook
 from hookline.core.plugins import register_loss as register_loss
+from hookline.core.plugins import register_metric as register_metric
 from hookline.core.plugins import register_model as register_model
 from hookline.core.plugins import register_optimizer as register_optimizer
 from hookline.core.plugins import register_scheduler as register_scheduler
@@ -35,6 +36,7 @@ from hookline.gradients.transforms import Identity as Identity
 from hookline.hooks.activation_stats import ActivationStats as ActivationStats
 from hookline.hooks.checkpoint import CheckpointHook as CheckpointHook
 from hookline.hooks.checkpoint import ModelCheckpoint as ModelCheckpoint
+from hookline.hooks.confusion_matrix import ConfusionMatrix as ConfusionMatrix
 from hookline.hooks.console_log import ConsoleLogHook as ConsoleLogHook
 from hookline.hooks.debug_training import DebugHook as DebugHook
 from hookline.hooks.early_stopping import EarlyStopping as EarlyStopping
@@ -47,6 +49,7 @@ from hookline.hooks.nan_forensics.dump import replay_crash as replay_crash
 from hookline.hooks.nan_forensics.hook import NanForensics as NanForensics
 from hookline.hooks.notify import NotifyHook as NotifyHook
 from hookline.hooks.profiler import Profiler as Profiler
+from hookline.hooks.sample_predictions import SamplePredictions as SamplePredictions
 from hookline.hooks.stall_watchdog import StallWatchdog as StallWatchdog
 from hookline.hooks.throughput import ThroughputMonitor as ThroughputMonitor
 from hookline.hooks.trackers.base import Tracker as Tracker

@@ -29,6 +29,7 @@ _DTYPES = {dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dt
 _FLOATS = {dtype for dtype in _DTYPES if dtype.is_floating_point and "float4" not in str(dtype)}
 _STRIDED = torch.strided
 _SPARSE = {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
+_NOT_LAZY = (RuntimeError, AttributeError, NotImplementedError)  # what torch raises where it has no lazy clone
 # Classes of these modules keep keys and values of attention in attributes, possibly nested.
 _CACHE_MODULES = ("transformers.cache_utils",)
 
@@ -186,6 +187,22 @@ def clone_tensor(tensor: torch.Tensor) -> torch.Tensor | None:
             raise
         return None
     return made if isinstance(made, torch.Tensor) else None
+
+
+def copy_on_write(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return a detached view that becomes a copy at the first write on either side.
+
+    It is a clone at once where torch cannot do that, and None for a tensor that cannot be copied.
+    """
+    # Of a quantized tensor, torch makes a lazy clone without a quantizer, and reading that ends the process. Under
+    # `vmap` it makes one of each sample and warns. A subclass need not support it.
+    if type(tensor) is torch.Tensor and not tensor.is_quantized and not is_wrapped(tensor):
+        try:
+            # In grad mode the clone itself would become a node of the graph and keep it alive.
+            return (tensor.detach() if torch.is_grad_enabled() else tensor)._lazy_clone()
+        except _NOT_LAZY:
+            pass
+    return clone_tensor(tensor)
 
 
 def stored_values(tensor: torch.Tensor) -> torch.Tensor:

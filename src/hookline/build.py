@@ -13,6 +13,7 @@ import torch
 from hookline.activations.manager import HookManager
 from hookline.config.factory import COMPONENTS, Factory, ImportPolicy, find_factory
 from hookline.config.hooks import is_from_file, read_hook_specs, register_specs
+from hookline.config.metrics import make_metrics
 from hookline.core.plugins import TRAINERS as TRAINER_NAMES
 from hookline.core.registry import HookRegistry
 from hookline.errors import ConfigError, HooklineError, TrainingError, nearest, with_article
@@ -47,7 +48,7 @@ class TrainingKeywords(TrainerKeywords, total=False):
         step_fn: Computes the loss, ``(model, batch) -> loss`` or a dict with it; else `loss_fn` or the model does.
         loss_fn: Computes the loss from the model's output and the target.
         optimizer_step: Replaces ``optimizer.step()``; gets the optimizer.
-        metrics: Validation metrics by name.
+        metrics: A list of metrics that are registered, or a dict of functions and objects by name.
         count_tokens: Counts the tokens of a batch.
     """
 
@@ -55,7 +56,7 @@ class TrainingKeywords(TrainerKeywords, total=False):
     step_fn: StepFunction | None
     loss_fn: Callable[..., Any] | None
     optimizer_step: Callable[[torch.optim.Optimizer], Any] | None
-    metrics: Mapping[str, Any] | None
+    metrics: Sequence[str | Mapping[str, Any]] | Mapping[str, Any] | None
     count_tokens: Callable[[Any], int] | None
 
 
@@ -314,6 +315,7 @@ def trainer_from_config(
     policy = ImportPolicy(allow, from_file or is_from_file(config))
     specs = read_hook_specs(settings, allow=policy.allow, from_file=policy.from_file)
     factories = find_factories(settings, policy)
+    metrics = make_metrics([one.model_dump() for one in settings.metrics or ()], policy)
     check_launcher(settings.trainer)
     options = start_processes(settings.trainer)
     if options.seed is not None:
@@ -334,7 +336,7 @@ def trainer_from_config(
     scheduler = make_scheduler(factories.get("scheduler"), optimizer, options, data.train)
     parts = make_parts(
         model, optimizer, device, manager, scheduler=scheduler, options=options, config=settings,
-        loss_fn=factories["loss"].make() if "loss" in factories else None,
+        loss_fn=factories["loss"].make() if "loss" in factories else None, metrics=metrics,
         train_loaders=data.train, val_loaders=getattr(data, "validation", None),
         resolved=restore_references(settings.as_mapping(), written),
     )  # fmt: skip
@@ -437,6 +439,7 @@ def make_parts(
     """
     check_model(model)
     parts = {name: keywords.pop(name) for name in PARTS if name in keywords}
+    parts["metrics"] = make_metrics(parts.get("metrics"), ImportPolicy(from_file=False))
     # A copy, because the trainer may change its options.
     options = TrainerOptions.make({**(vars(options) if options else {}), **keywords})
     listed = checked_list(optimizers, "optimizers", "an optimizer", at_least=1)

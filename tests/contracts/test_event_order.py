@@ -273,8 +273,8 @@ TYPES: dict[str, Any] = {
     "dataloader_idx": int, "dataloader_name": str, "loader_idx": int, "loader_name": str, "tokens_seen": int,
     "lr": float, "loss": float, "metrics": dict, "state": dict, "ctx": StepContext, "grad_norm": float, "grads": dict,
     "reason": str, "checkpoint_path": str, "path": str, "resumed": bool, "exception": BaseException, "name": str,
-    "module": torch.nn.Module, "inputs": tuple, "output": torch.Tensor, "phase": str, "kwargs": dict,
-    "live_output": torch.Tensor, "seconds": float, "memory": int,
+    "module": torch.nn.Module, "inputs": tuple, "output": torch.Tensor, "target": torch.Tensor, "phase": str,
+    "kwargs": dict, "live_output": torch.Tensor, "seconds": float, "memory": int,
 }  # fmt: skip
 
 

@@ -19,7 +19,8 @@ NAMES = """
     ResumableSampler RunConfig RunControl Sample Schedule SimpleTrainer StallWatchdog StepContext StopTraining
     TensorBoardTracker Tracker TrackioTracker WandbTracker
     ThroughputMonitor Trainer TrainerConfig TrainerHooks TrainingHook UpdateHook allow_host get_trainer load_config
-    Image MediaRow Table read_media
+    ConfusionMatrix SamplePredictions
+    Image MediaRow Table read_media register_metric
     load_run not_an_event read_layers read_metrics register_data register_hook register_loss register_model
     register_optimizer register_scheduler register_trainer replay_crash trainer_from_config
 """
@@ -39,11 +40,11 @@ EVENTS = {
     "on_before_optimizer_step on_pre_optimizer_step": f"{BATCH} grad_norm grads loss lr optimizer_idx",
     "on_after_optimizer_step": f"{BATCH} grad_norm grads loss lr optimizer_idx",
     "on_step_skipped": f"{BATCH} loss optimizer_idx reason",
-    "on_train_batch_end on_batch_end": f"{BATCH} loss metrics",
+    "on_train_batch_end on_batch_end": f"{BATCH} loss metrics output target",
     "on_step_end": f"{BATCH} ctx grad_norm loss lr",
     "on_validation_start on_eval_begin on_eval_start": RUN,
     "on_validation_batch_start": BATCH,
-    "on_validation_batch_end": f"{BATCH} loss metrics",
+    "on_validation_batch_end": f"{BATCH} loss metrics output target",
     "on_validation_end on_eval_end": f"{RUN} metrics",
     "on_epoch_end": RUN,
     "on_checkpoint_save": f"{RUN} checkpoint_path path",
@@ -66,10 +67,11 @@ HOOKS_KEYS = """
     lr_monitor_config model_checkpoint_config update
 """
 BUILT_IN = """
-    ablate activation_stats add_activation capture centralize checkpoint clip_adaptive clip_norm clip_value console_log
+    ablate activation_stats add_activation capture centralize checkpoint clip_adaptive clip_norm clip_value
+    confusion_matrix console_log
     debug debug_training early_stopping ema freeze gradient_flow gradient_monitor grokfast identity json_log link_norms
     loss_spike lr_monitor mask measure mlflow monitor nan_forensics noise normalize notify patch profiler
-    replace_activation sample_text scale scale_activation sign skip_nonfinite spike_guard stall_watchdog steer
+    replace_activation sample_predictions sample_text scale scale_activation sign skip_nonfinite spike_guard stall_watchdog steer
     tensorboard throughput trackio wandb
 """
 
@@ -95,9 +97,8 @@ def test_events() -> None:
 
 def test_config_keys() -> None:
     """A config file has exactly these keys."""
-    assert sorted(RunConfig.model_fields) == [
-        "data", "hooks", "loss", "model", "optimizer", "scheduler", "trackers", "trainer",
-    ]  # fmt: skip
+    sections = "data hooks loss metrics model optimizer scheduler trackers trainer"
+    assert sorted(RunConfig.model_fields) == sections.split()
     assert sorted(field.name for field in fields(TrainerOptions)) == TRAINER_KEYS.split()
     assert sorted(HooksConfig.model_fields) == HOOKS_KEYS.split()
     assert sorted(RESERVED) == sorted(RESERVED_KEYS.split())

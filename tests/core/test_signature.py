@@ -62,7 +62,7 @@ def test_arguments_that_no_hook_names_are_never_read() -> None:
         ("metrics", "available in on_train_batch_end, on_validation_batch_end, on_validation_end$"),
         ("val_metrics", "available in on_validation_end, as 'metrics'$"),
         ("exception", "available in on_exception$"),
-        ("output", "available in on_forward$"),
+        ("live_output", "available in on_forward$"),
     ],
 )
 def test_an_argument_of_other_events_is_rejected_with_their_names(name: str, remedy: str) -> None:

@@ -36,6 +36,7 @@ REGISTRIES = (
     plugins.OPTIMIZERS,
     plugins.SCHEDULERS,
     plugins.LOSSES,
+    plugins.METRICS,
     plugins.TRAINERS,
 )
 RUNNABLE = ("hookline events", "hookline hooks")

@@ -29,7 +29,7 @@ class PlainRun:
         self.optimizers = [torch.optim.SGD(self.params.values(), lr=self.lr)]
         self.hooks, self.hook_data, self.requested_checkpoints = HookManager(), {}, set()
         self.run_dir, self.checkpoint_dir = run_dir, run_dir and run_dir / "checkpoints"
-        self.logged, self.layers, self.notes = {}, {}, []
+        self.logged, self.layers, self.notes, self.tables, self.images = {}, {}, [], {}, {}
         self.record = Record.in_memory()
         self.record.start([])
         self.state = {"model": self.model, "optimizer": self.optimizers[0], "current_epoch": 0, "status": "training"}
@@ -42,10 +42,14 @@ class PlainRun:
         self.request_stop = lambda reason, by=None: vars(self).update(stop_reason=reason, stopped_by=by)
         self.note = lambda kind, step=None, **fields: self.notes.append({"kind": kind, **fields})
         self.log_layers = lambda series, names, columns, values, step: self.layers.update({(series, step): values})
+        self.log_image = lambda name, image, *, step=None: self.images.update({name: image})
         self.inference = lambda: self.rerunning(self.random_state())
 
     def log(self, name, value, step=None, reduce="mean"):
         self.logged[name, self.step if step is None else step] = value
+
+    def log_table(self, name, columns, rows, *, step=None, kind=None):
+        self.tables[name] = (tuple(columns), [tuple(row) for row in rows])
 
     @property
     def rank_tokens(self):
@@ -65,6 +69,9 @@ class PlainRun:
     def validate(self, **metrics):
         self.validations_in_progress = 1
         self.fire("on_validation_start")
+        batch = torch.eye(3), torch.tensor([[0.0], [1.0], [1.0]])
+        at = {"batch": batch, "batch_idx": 0, "dataloader_name": "val", "metrics": {"loss": 1.0}}
+        self.fire("on_validation_batch_end", output=self.model(batch[0]), target=batch[1], **at)
         self.fire("on_validation_end", metrics=metrics)
         self.validations_in_progress = 0
 

@@ -70,6 +70,12 @@ def check_checkpoint(run: PlainRun) -> None:
     assert (run.checkpoint_dir / "step-00000004").is_dir() and run.notes[0]["kind"] == "best_checkpoint"
 
 
+def check_confusion_matrix(run: PlainRun) -> None:
+    run_with(run, "confusion_matrix")
+    columns, rows = run.tables["confusion_matrix"]
+    assert columns == ("target", "0", "1") and [sum(row[1:]) for row in rows] == [1, 2]
+
+
 def check_console_log(run: PlainRun, capsys: pytest.CaptureFixture[str]) -> None:
     run_with(run, "console_log", log_every_n_batches=1)
     printed = capsys.readouterr().out
@@ -176,6 +182,11 @@ def check_notify(run: PlainRun, server: Server) -> None:
 def check_profiler(run: PlainRun) -> None:
     hook = run_with(run, "profiler", first_step=2, steps=2)
     assert [path.name for path in hook.traces] == ["step-00000002.json.gz"] and run.notes[0]["kind"] == "trace_written"
+
+
+def check_sample_predictions(run: PlainRun) -> None:
+    run_with(run, "sample_predictions", samples=2)
+    assert [row[:2] for row in run.tables["sample_predictions"][1]] == [(0, 0.0), (1, 1.0)]
 
 
 def check_sample_text(run: PlainRun, capsys: pytest.CaptureFixture[str]) -> None:

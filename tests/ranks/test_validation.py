@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from rank_runs import FEATURES, make_batches, make_model, make_trainer
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hookline import TrainingHook
+from hookline import Table, TrainingHook, read_media
 
 KINDS = ["ddp", "fsdp2"]
 SHARES = [[4, 4, 3], [5, 6]]  # the sizes of the batches of two ranks: 22 samples in all
@@ -151,3 +152,35 @@ def validate_unevenly(rank: int) -> int:
 
 def test_a_rank_without_validation_batches_takes_part_in_what_hooks_name() -> None:
     assert run_on_ranks(validate_unevenly, 2, timeout=30)[0].value > 0
+
+
+def measure_classes(rank: int, world_size: int) -> dict[str, float]:
+    """Validate with metrics that are made from sums, on batches of different sizes."""
+    share = None if world_size == 1 else rank
+    batches = [(inputs, (target > 0).float()) for inputs, target in validation_batches(share)]
+    metrics = ["accuracy", "f1", "mse"]
+    return make_trainer("ddp", rank, world_size, None, val_loaders=batches, metrics=metrics).validate()
+
+
+def test_metrics_by_name_are_those_of_one_process() -> None:
+    """Sums are added up over the ranks, so it does not matter how these divide the samples."""
+    alone = run_on_ranks(measure_classes, 1, 1)[0].value
+    for result in run_on_ranks(measure_classes, 2, 2):
+        assert result.value == pytest.approx(alone)
+    assert {"val/accuracy", "val/f1", "val/mse"} <= set(alone) and 0 < alone["val/f1"] < 1
+
+
+def confuse(rank: int, world_size: int, folder: str) -> None:
+    """Train one step with a validation that counts predictions."""
+    share = None if world_size == 1 else rank
+    batches = [(inputs, (target > 0).float()) for inputs, target in validation_batches(share)]
+    trainer = make_trainer("ddp", rank, world_size, folder, val_loaders=batches, max_steps=1, validate_every=1)
+    trainer.add_hook("confusion_matrix")
+    trainer.train()
+
+
+def test_a_confusion_matrix_counts_the_samples_of_all_ranks(tmp_path: Path) -> None:
+    """Rank 0 records one table, which has each sample once."""
+    run_on_ranks(confuse, 2, 2, str(tmp_path))
+    (row,) = [row for run in tmp_path.iterdir() for row in read_media(run)]
+    assert isinstance(row.content, Table) and sum(sum(cells[1:]) for cells in row.content.rows) == 22

@@ -208,13 +208,13 @@ def test_training_is_untouched() -> None:
 @pytest.mark.parametrize(
     ("metrics", "said"),
     [
-        ([right], "expected a dict of metrics by name, got a list"),
+        (3, "expected a dict of metrics by name, got an int"),
         ({"loss": right}, "'loss' cannot be a name; loss and perplexity are always measured"),
         ({3: right}, "3 cannot be a name"),
         ({"accuracy": 0.5}, "'accuracy' is 0.5; give a function of"),
         ({"accuracy": Accuracy}, "an object with update, compute and reset"),
     ],
-    ids=["list", "taken", "number", "constant", "class"],
+    ids=["int", "taken", "number", "constant", "class"],
 )
 def test_what_is_not_a_metric_is_rejected(metrics: Any, said: str) -> None:
     """When the trainer is made, with what would be right."""

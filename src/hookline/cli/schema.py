@@ -21,8 +21,9 @@ from hookline.config.factory import COMPONENTS, parameters_of, type_hint
 from hookline.config.hooks import FLAGS, KINDS
 from hookline.config.schema import RunConfig
 from hookline.core.failures import POLICIES
-from hookline.core.plugins import HOOKS, PluginTable
+from hookline.core.plugins import HOOKS, METRICS, PluginTable
 from hookline.errors import HooklineError
+from hookline.trainer.metrics import PHASES
 from hookline.trainer.options import TrainerOptions
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -78,6 +79,8 @@ def config_schema() -> dict[str, Any]:
         entries = {name: _component_entry(key, name, names) for name in names.names()}
         required = key in schema["required"]
         schema["properties"][key] = _by_name(entries) if required else {"anyOf": [_by_name(entries), NULL]}
+    metrics = _by_name({name: _metric_entry(name) for name in METRICS.names()})
+    schema["properties"]["metrics"] = {"anyOf": [{"type": "array", "items": metrics}, NULL]}
     options = definitions["TrainerOptions"]["properties"]
     for option in fields(TrainerOptions):
         options[option.name] = {**_or_reference(options[option.name]), "description": option.metadata["about"]}
@@ -108,6 +111,21 @@ def _component_entry(key: str, name: str, names: PluginTable) -> dict[str, Any]:
     own = _config_parameters(factory, positional)
     properties = {"name": {"const": name}, **{one.name: _default(one) for one in own}}
     required = [one.name for one in own if one.default is one.empty and one.name not in provided]
+    return {**_mapping(factory, properties), "required": ["name", *required]}
+
+
+def _metric_entry(name: str) -> dict[str, Any]:
+    """Return the schema of an entry in the list of metrics; a function's first two parameters are output and batch."""
+    factory = _factory(METRICS, name)
+    own = _config_parameters(factory, 0 if isinstance(factory, type) else 2)
+    phases = {"enum": list(PHASES)}
+    properties = {
+        "name": {"const": name},
+        "as": {"type": ["string", "null"], "description": "what it is recorded as"},
+        "phases": {"anyOf": [phases, {"type": "array", "items": phases}, NULL], "description": "when it is measured"},
+        **{one.name: _default(one) for one in own},
+    }
+    required = [one.name for one in own if one.default is one.empty]
     return {**_mapping(factory, properties), "required": ["name", *required]}
 
 

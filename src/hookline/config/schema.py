@@ -201,6 +201,7 @@ class RunConfig(BaseModel):
     optimizer: Component
     scheduler: Component | None = None
     loss: Component | None = None
+    metrics: list[Component] | None = None
     trainer: TrainerOptions = Field(default_factory=TrainerOptions)
     hooks: HooksConfig = Field(default_factory=HooksConfig)
     trackers: Entries | None = None
@@ -223,8 +224,8 @@ class RunConfig(BaseModel):
 
     def as_mapping(self) -> dict[str, Any]:
         """Return everything as plain values that can be written and read again, without unused hook settings."""
-        left_out = set() if self.trackers else {"trackers"}
-        return {**self.model_dump(exclude=left_out), "hooks": self.hooks.model_dump(exclude_defaults=True)}
+        unused = {name for name in ("metrics", "trackers") if not getattr(self, name)}
+        return {**self.model_dump(exclude=unused), "hooks": self.hooks.model_dump(exclude_defaults=True)}
 
 
 raise_config_errors(HooksConfig, "hooks.")

@@ -67,7 +67,16 @@ _ARGUMENTS = [
     Argument("module", "the module that ran"),
     Argument("inputs", "the module's positional inputs, as copy-on-write views", "a view per tensor"),
     Argument("kwargs", "the module's keyword inputs, as copy-on-write views", "a view per tensor"),
-    Argument("output", "the module's output, as copy-on-write views", "a view per tensor"),
+    Argument(
+        "output",
+        "the module's output, at the end of a batch the model's or step_fn's 'output', as copy-on-write views",
+        "a view per tensor",
+    ),
+    Argument(
+        "target",
+        "a tuple batch's second item, a dict's 'labels' or step_fn's 'target', as copy-on-write views; else None",
+        "a view per tensor",
+    ),
     Argument("live_output", "the output itself, to be read and never written: a write is noticed and ends the run"),
     Argument("seconds", "host time of the module's forward", "a clock before and after"),
     Argument(
@@ -275,7 +284,7 @@ class Events:
         """The optimizer was not stepped: the gradients were not finite, or a guard said so."""
 
     @inner_event(
-        BATCH + " loss metrics",
+        BATCH + " loss metrics output=model_output target",
         order="batch loss state",
         fires="every micro-batch",
         gradients="gone if a step was made, else those of the window so far",
@@ -305,7 +314,7 @@ class Events:
         """A validation batch is on the device."""
 
     @event(
-        BATCH + " loss metrics",
+        BATCH + " loss metrics output=model_output target",
         order="trainer batch batch_idx dataloader_idx dataloader_name metrics",
         fires="every validation batch",
     )

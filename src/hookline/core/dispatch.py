@@ -40,6 +40,7 @@ FAILED: Final = object()
 _NO_KEYWORDS: Mapping[str, Any] = {}
 
 INNER = [event.name for event in CATALOG.values() if event.inner]
+OUTPUT_AND_TARGET = {"model_output", "target"}
 LEADS_TO_NORM, LEADS_TO_LR = {"grad_norm", "ctx"}, {"lr", "ctx"}
 BETWEEN_UPDATE_AND_CLEAR = ("on_before_optimizer_step", "on_after_optimizer_step", "on_step_skipped")
 MAX_TABLES = 64  # Sets of due hooks whose callables are stored.
@@ -286,8 +287,9 @@ class DispatchTable:
         """Listeners of each event, whether due and enabled or not."""
         self.argument_costs: defaultdict[str, Cost] = defaultdict(Cost)
         # Some values cost every step something, and are computed only if a listener may read them: at on_step_end the
-        # norm of gradients that are gone by then and the step's learning rate, anywhere metrics that hooks add to.
-        self.norm_readers = self.lr_readers = self.metric_readers = 0
+        # norm of gradients that are gone by then and the step's learning rate, anywhere metrics that hooks add to, and
+        # at the end of a batch the model's output.
+        self.norm_readers = self.lr_readers = self.metric_readers = self.output_readers = 0
         self.gradient_writers = 0
         """User listeners between the update chain and zero_grad, which may clear or replace gradients."""
         self.optional_arguments = 0
@@ -307,6 +309,7 @@ class DispatchTable:
             self.norm_readers += by * (at_step_end and not LEADS_TO_NORM.isdisjoint(wanted))
             self.lr_readers += by * (at_step_end and not LEADS_TO_LR.isdisjoint(wanted))
             self.metric_readers += by * ("metrics" in wanted)
+            self.output_readers += by * (not OUTPUT_AND_TARGET.isdisjoint(wanted))
             self.gradient_writers += by * (not entry.built_in and event in BETWEEN_UPDATE_AND_CLEAR)
 
     def reset(self) -> None:

@@ -107,6 +107,7 @@ DATA = PluginTable("data", "data", "hookline.demo:DATA")
 SCHEDULERS = PluginTable("scheduler", "schedulers", "hookline.demo:SCHEDULERS")
 OPTIMIZERS = PluginTable("optimizer", "optimizers", "hookline.demo:OPTIMIZERS")
 LOSSES = PluginTable("loss", "losses", "hookline.demo:LOSSES")
+METRICS = PluginTable("metric", "metrics", "hookline.trainer.built_in_metrics:BUILT_IN")
 TRAINERS = PluginTable("trainer", "trainers", "hookline.build:TRAINERS")
 
 register_hook = HOOKS.add
@@ -115,4 +116,5 @@ register_data = DATA.add
 register_scheduler = SCHEDULERS.add
 register_optimizer = OPTIMIZERS.add
 register_loss = LOSSES.add
+register_metric = METRICS.add
 register_trainer = TRAINERS.add

@@ -14,11 +14,13 @@ from weakref import ref
 
 import torch
 
+from hookline._tensors import copy_on_write, map_tensors
 from hookline.core.base import StepContext
 from hookline.core.run_control import MicroBatch
 from hookline.errors import TrainingError
 from hookline.gradients.local_storage import total_norm
 from hookline.trainer.config_view import view_of
+from hookline.trainer.outputs import UNKNOWN
 from hookline.trainer.step_fn import is_numpy_number
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ LossRef = Callable[[], torch.Tensor | None]  # a weak reference to the loss that
 _OF_BATCH = (
     "batch", "phase", "live_loss", "step_metrics", "_source",
     "_loss_read", "_metrics", "_metrics_ref", "val_metrics", "eval_metrics",
+    "live_output", "live_target",
 )  # fmt: skip
 
 
@@ -83,6 +86,8 @@ class EventArgs:
         self.live_loss: torch.Tensor | None = None
         self.window: list[MicroBatch] = []  # of this step; empty if a step is one micro-batch
         self.step_metrics: dict[str, Any] = {}  # what step_fn returned beside the loss
+        self.live_output: Any = UNKNOWN  # of the model, until the batch ends, if a hook or a metric needs it
+        self.live_target: Any = UNKNOWN
         self.optimizer_idx = 0
         self.used_lr: float | None = None  # the rate that this step used, if it may have changed since
         self.phase = "train"
@@ -201,6 +206,7 @@ class EventArgs:
     def end_run(self, reason: str) -> None:
         """Set the reason for on_train_end, and release the graph of the last loss, which stays readable."""
         self.reason, self.resumed = reason, False  # the next run of this trainer need not be a resumed one
+        self.release_output()  # of a batch that failed
         if self.live_loss is not None:
             live, self.live_loss = self.live_loss, self.live_loss.detach()
             detached, (read, loss) = ref(self.live_loss), self._loss_read
@@ -272,6 +278,28 @@ class EventArgs:
             self.eval_metrics.update(replace_prefix(self.val_metrics, "val/", "eval/"))
         elif name == "eval_metrics":
             self.val_metrics.update(replace_prefix(self.eval_metrics, "eval/", "val/"))
+
+    # ---- the model's output ----------------------------------------------------------------------------------------
+
+    @property
+    def model_output(self) -> Any:
+        """What the model returned for this batch, as copy-on-write views; None if it is not known."""
+        return None if self.live_output is UNKNOWN else map_tensors(copy_on_write, self.live_output)
+
+    @property
+    def target(self) -> Any:
+        """What the output is compared with, as copy-on-write views; None if it is not known."""
+        return None if self.live_target is UNKNOWN else map_tensors(copy_on_write, self.live_target)
+
+    def set_output(self, output: Any, target: Any) -> None:
+        """Set the model's output and the target of this batch; `UNKNOWN` where nothing tells."""
+        self.live_output, self.live_target = output, target
+
+    def release_output(self) -> None:
+        """Release the output and the target: the batch is over."""
+        self.live_output = self.live_target = UNKNOWN
+
+    # ---- windows ---------------------------------------------------------------------------------------------------
 
     def window_tensor(self) -> torch.Tensor:
         """Return the step's loss on its device: the weighted mean over the window's micro-batches."""

@@ -27,6 +27,7 @@ from hookline.trainer.data.loaders import TrainLoaders, why_empty
 from hookline.trainer.data.rank_checks import check_all_read, check_first_batch, check_lengths
 from hookline.trainer.epoch_stats import EpochStats, detached_copy
 from hookline.trainer.event_args import weighted_mean
+from hookline.trainer.outputs import OutputReader, find_target
 from hookline.trainer.parameters import group_sizes, unowned_parameters
 from hookline.trainer.step_fn import LOSS_SOURCES, count_tokens, loss_and_metrics
 from hookline.trainer.window import Window
@@ -74,6 +75,7 @@ def micro_batches(loop: Loop, epoch: list[Iterable[Any]]) -> Generator[Tensor, N
     optimizers, plain, steps_directly, more_to_do = trainer.optimizers, loop.plain, loop.steps_directly, loop.more_to_do
     agreement, window = loop.agreement, loop.window
     recent, unrecorded, unowned, several = loop.stats.recent, loop.unrecorded, loop.unowned, len(optimizers) > 1
+    measures = bool(trainer.training_metrics)
 
     # No variable may hold the batches: if the run fails, the traceback would keep them, and the workers of a DataLoader
     # with them, beyond on_train_end.
@@ -99,7 +101,9 @@ def micro_batches(loop: Loop, epoch: list[Iterable[Any]]) -> Generator[Tensor, N
             handler(args)
 
         # ---- forward and backward
-        result = trainer.compute(batch)  # the model's forward hooks fire in here
+        reads_output = measures or table.output_readers
+        # The model's forward hooks fire in here.
+        result = loop.compute_and_read(batch) if reads_output else trainer.compute(batch)
         loss = result if loop.bare_loss and type(result) is Tensor else loop.find_loss(result)
         del result  # the rest of it (logits, for example) need not live until the next batch
         # This releases the last batch's graph, which its backward pass emptied; releasing it earlier costs 4 µs more.
@@ -120,6 +124,8 @@ def micro_batches(loop: Loop, epoch: list[Iterable[Any]]) -> Generator[Tensor, N
                 handler(args)
                 if table.metric_readers:
                     loop.log_added_metrics()
+            if reads_output:
+                args.release_output()
             loop.reading = True
             yield detached
             continue
@@ -169,6 +175,8 @@ def micro_batches(loop: Loop, epoch: list[Iterable[Any]]) -> Generator[Tensor, N
             handler(args)
             if table.metric_readers:
                 loop.log_added_metrics()
+        if reads_output:
+            args.release_output()
 
         # ---- the step is over: its metrics, and now and then a boundary
         window.count = 0
@@ -239,6 +247,7 @@ class Loop:
         self._compared = False  # whether the first batches of the ranks have been compared
         self.over = False  # a stop was requested, or the last step is done
         self.reading = False  # whether the next batch is being read: an error is then the loader's
+        self._outputs = OutputReader()
         self._had_bad_loss = False  # whether a loss that was read was not finite
 
     # ---- epochs ----------------------------------------------------------------------------------------------------
@@ -386,6 +395,21 @@ class Loop:
         """Record what hooks added to the metrics of a micro-batch."""
         for name, value in self.args.added_metrics().items():
             self.trainer.log(name, value)
+
+    def compute_and_read(self, batch: Any) -> Any:
+        """Run the forward pass of a batch, set its output and target for hooks that name them, and measure metrics.
+
+        The metrics of the batch are returned beside the loss, as if `step_fn` had returned them.
+        """
+        trainer = self.trainer
+        with self._outputs.attached(trainer.called_model):
+            result = trainer.compute(batch)
+        output = self._outputs.take(result)
+        self.args.set_output(output, find_target(result, batch))
+        if not trainer.training_metrics:
+            return result
+        loss, metrics = loss_and_metrics(result)
+        return {"loss": loss, **metrics, **trainer.training_metrics.measure_batch(batch, result, output)}
 
     def find_loss(self, result: Any) -> Tensor:
         """Return the loss in the result of a step; the first one is checked."""

@@ -10,11 +10,10 @@ from typing import Any, TypeGuard
 
 import torch
 
+from hookline._predictions import IGNORE_INDEX
 from hookline.errors import TrainingError, add_note
 
 StepFunction = Callable[[torch.nn.Module, Any], Any]
-
-IGNORE_INDEX = -100  # torch's default
 
 LOSS_SOURCES = (
     "the loss is, in order: what step_fn returns, what loss_fn returns, the output's 'loss' (out['loss'] or out.loss), "

@@ -32,6 +32,7 @@ from hookline.trainer.data.loaders import Loaders, epoch_length, first_batches, 
 from hookline.trainer.engine import Engine
 from hookline.trainer.event_args import EventArgs, RankEventArgs
 from hookline.trainer.loop import Loop, steps_of_run
+from hookline.trainer.metrics import TrainingMetrics, check_metrics
 from hookline.trainer.options import TrainerOptions
 from hookline.trainer.parameters import trained_parameters
 from hookline.trainer.relaunch import continued_run, describe_launch
@@ -39,7 +40,7 @@ from hookline.trainer.rng import preserve_rng, restore_rng, rng_state
 from hookline.trainer.run import keep_stop_iteration, run_context, unfinished_steppers
 from hookline.trainer.run_state import SIGNAL, Progress, RunStatus, Stop
 from hookline.trainer.step_fn import StepFunction, count_tokens, loss_and_metrics, make_step
-from hookline.trainer.validation import check_metrics, eval_batches, validate
+from hookline.trainer.validation import eval_batches, validate
 
 if TYPE_CHECKING:
     from hookline.activations.manager import HookManager
@@ -123,7 +124,9 @@ class Trainer:
         self.called_eval_model, inner = self.called_model, self.engine.eval_model(self.model)
         if inner is not self.model:
             self.called_eval_model = torch.compile(inner) if self.options.compile else inner
-        self.validation_metrics = check_metrics(parts.metrics)
+        metrics = check_metrics(parts.metrics)
+        self.validation_metrics = {name: one.metric for name, one in metrics.items() if "validation" in one.phases}
+        self.training_metrics = TrainingMetrics({n: one.metric for n, one in metrics.items() if "train" in one.phases})
         self.agreement = Agreement(self)
         # batch -> what step_fn, loss_fn or the model returns
         self.compute = self.agreement.times.measure(self._make_step())

@@ -1,15 +1,10 @@
-"""Validate: in eval mode, without grad, with training's random streams preserved and metrics averaged by samples.
-
-The user's metrics are functions, called as ``fn(output, batch)`` for every batch and averaged by samples, and objects
-such as torchmetrics': they get every batch as ``update(predictions, target)`` and are computed at the end.
-"""
+"""Validate: in eval mode, without grad, with training's random streams preserved and metrics averaged by samples."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from copy import deepcopy
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from itertools import count, islice, repeat
 from typing import TYPE_CHECKING, Any
 
@@ -18,20 +13,20 @@ import torch
 from hookline._tensors import count_samples
 from hookline.core.catalog import find_event
 from hookline.core.dispatch import EventSlots
-from hookline.errors import TrainingError, add_note, with_article
+from hookline.errors import TrainingError
 from hookline.ranks import OneProcess, add_up
 from hookline.trainer.data.loader_state import preserve_parts
 from hookline.trainer.data.loaders import raise_no_batches, why_empty
 from hookline.trainer.data.sampler import ResumableSampler
 from hookline.trainer.event_args import single_numbers
+from hookline.trainer.metrics import ValidationMetrics, merge_metrics
+from hookline.trainer.outputs import OutputReader, find_target
 from hookline.trainer.rng import preserve_rng
-from hookline.trainer.step_fn import as_python_number, is_numpy_number, loss_and_metrics
+from hookline.trainer.step_fn import as_python_number, loss_and_metrics
 
 if TYPE_CHECKING:
     from hookline.trainer.trainer import Trainer
 
-_TAKEN_NAMES = ("loss", "perplexity")
-_NO_OUTPUT = object()
 SANITY_EVENTS = ("on_validation_start", "on_validation_batch_start", "on_validation_batch_end")
 
 
@@ -124,9 +119,10 @@ def _measure(
 ) -> dict[str, Any]:
     """Run the loaders through the model, and return the metrics over all batches, those of the user included."""
     args, averages, tokens, ranks = trainer.event_args, SampleAverages(), 0, trainer.ranks
-    user = UserMetrics(trainer.validation_metrics, loaders, trainer.device, nested=len(args.validating) > 1)
-    compute = trainer.eval_compute()
-    with user.read_outputs(trainer.called_eval_model):
+    user = ValidationMetrics(trainer.validation_metrics, loaders, trainer.device, nested=len(args.validating) > 1)
+    compute, reader = trainer.eval_compute(), OutputReader()
+    reads = bool(trainer.validation_metrics) or trainer.hooks.dispatch_table.output_readers
+    with reader.attached(trainer.called_eval_model) if reads else nullcontext():
         for loader_index, (name, loader) in enumerate(loaders.items()):
             # Not one batch more than the limit is read: an iterator would lose it.
             batches: Iterator[tuple[Any, bool]] = zip(islice(loader, limit), repeat(True), strict=False)
@@ -144,9 +140,11 @@ def _measure(
                 result = compute(placed)
                 loss, metrics = loss_and_metrics(result)
                 args.live_loss = loss
-                args.step_metrics = {**metrics, **user.measure_batch(name, placed, result)}
+                args.set_output(reader.take(result), find_target(result, placed))
+                args.step_metrics = {**metrics, **user.measure_batch(name, placed, result, args.live_output)}
                 if handler := slots.on_validation_batch_end:
                     handler(args)
+                args.release_output()
                 results = {"loss": loss.detach(), **args.step_metrics, **args.added_metrics()}
                 averages.add(name, count_samples(placed), results)
                 tokens += trainer.count_tokens(placed)
@@ -242,187 +240,3 @@ class SampleAverages:
     def _mean(self, key: str, loaders: list[str]) -> float:
         total = sum(float(self._sums[loader][key]) for loader in loaders)
         return total / sum(self.samples[loader][key] for loader in loaders)
-
-
-# ---- the user's metrics ----------------------------------------------------------------------------------------------
-
-
-def check_metrics(metrics: Any) -> dict[str, Any]:
-    """Return the metrics that a trainer was given; reject what is not a metric."""
-    if not isinstance(metrics, Mapping | None):
-        raise TrainingError(f"metrics: expected a dict of metrics by name, got {with_article(type(metrics).__name__)}")
-    for name, metric in (metrics or {}).items():
-        if not isinstance(name, str) or name in _TAKEN_NAMES:
-            raise TrainingError(f"metrics: {name!r} cannot be a name; {' and '.join(_TAKEN_NAMES)} are always measured")
-        if isinstance(metric, type) or not (callable(metric) or _is_metric_object(metric)):
-            raise TrainingError(
-                f"metrics: {name!r} is {metric!r}; give a function of (output, batch), or an object with update, "
-                "compute and reset"
-            )
-    return dict(metrics or {})
-
-
-class UserMetrics:
-    """The user's metrics during one validation.
-
-    Args:
-        metrics: Functions and metric objects by name, as `check_metrics` returned them.
-        loaders: Names of the validation loaders.
-        device: Where metric modules are moved to.
-        nested: Whether this validation runs inside another one, whose metric objects still accumulate.
-    """
-
-    def __init__(
-        self, metrics: Mapping[str, Any], loaders: Collection[str], device: torch.device, nested: bool
-    ) -> None:
-        objects = {name: metric for name, metric in metrics.items() if _is_metric_object(metric)}
-        self._functions = {name: metric for name, metric in metrics.items() if name not in objects}
-        self._objects = _copies(objects, "a validation inside another") if nested else objects
-        for name, metric in self._objects.items():
-            with _note_in_errors(f"in the metric {name!r}, in reset"):
-                metric.reset()
-            if isinstance(metric, torch.nn.Module):
-                metric.to(device)
-        # An object accumulates all batches; the values of each of several loaders need copies.
-        each = list(loaders) if len(loaders) > 1 else []
-        why = "each validation loader, because there are several"
-        self._copies = {loader: _copies(self._objects, why) for loader in each}
-        self._output: Any = _NO_OUTPUT
-
-    def read_outputs(self, model: Any) -> AbstractContextManager[Any]:
-        """Read the model's outputs inside the block; if a step calls the model several times, the last one counts."""
-
-        def store_output(module: torch.nn.Module, inputs: Any, output: Any) -> None:
-            self._output = output
-
-        if not self._functions and not self._objects:
-            return nullcontext()
-        return model.register_forward_hook(store_output)  # type: ignore[no-any-return]
-
-    def measure_batch(self, loader: str, batch: Any, result: Any) -> dict[str, Any]:
-        """Update the objects and return what the functions say.
-
-        Args:
-            loader: The batch's loader.
-            batch: The batch.
-            result: What the step returned for it.
-
-        Returns:
-            Numbers by name.
-        """
-        if not self._functions and not self._objects:
-            return {}
-        output, self._output = self._find_output(result), _NO_OUTPUT
-        found: dict[str, Any] = {}
-        for name, function in self._functions.items():
-            with _note_in_errors(f"in the metric {name!r}, on the validation loader {loader!r}"):
-                found.update(_as_numbers(name, function(output, batch)))
-        arguments = _predictions(output), _target(result, batch)
-        for objects in (self._objects, self._copies.get(loader, {})):
-            for name, one in objects.items():
-                with _note_in_errors(f"in the metric {name!r}, on the validation loader {loader!r}"):
-                    one.update(*arguments)
-        return found
-
-    def compute(self, ranks: OneProcess) -> dict[str, float]:
-        """Compute the objects: `val/<name>`, and with several loaders `val/<loader>/<name>`.
-
-        Only an object knows how its values of several ranks become one; torchmetrics' do that themselves. What those
-        that do not return is averaged over the ranks, so that all ranks decide by the same numbers.
-        """
-        if not self._objects:
-            return {}
-        found: dict[str, float] = {}
-        for loader, copies in self._copies.items():
-            found.update(_compute(f"val/{loader}/", copies))
-        found = merge_metrics(found, _compute("val/", self._objects))
-        added = add_up(ranks, {name: [value, 1.0] for name, value in found.items()}, width=2)
-        return {name: total / count for name, (total, count) in added.items()}
-
-    def _find_output(self, result: Any) -> Any:
-        """Return what step_fn returned as 'output', else the model's output."""
-        returned = result if isinstance(result, Mapping) else {}
-        for name in (*self._functions, *self._objects):
-            if name in returned:
-                raise TrainingError(f"metrics: {name!r} is also what the step returns beside the loss; rename one")
-        output = returned.get("output", self._output)
-        if output is _NO_OUTPUT:
-            raise TrainingError(
-                "metrics need the model's output, and step_fn did not call the model itself: "
-                "let it return {'loss': loss, 'output': output}"
-            )
-        return output
-
-
-def merge_metrics(*parts: Mapping[str, float]) -> dict[str, float]:
-    """Merge the metrics of a validation.
-
-    Raises:
-        TrainingError: If two of them have one name.
-    """
-    found: dict[str, float] = {}
-    for part in parts:
-        for name in part:
-            if name in found:
-                raise TrainingError(
-                    f"two validation metrics would both be {name!r}: the numbers of each of several loaders are "
-                    "val/<loader>/<metric>, those of all val/<metric>; rename the metric or the loader"
-                )
-        found.update(part)
-    return found
-
-
-def _is_metric_object(metric: Any) -> bool:
-    return all(callable(getattr(metric, method, None)) for method in ("update", "compute", "reset"))
-
-
-def _copies(objects: Mapping[str, Any], why: str) -> dict[str, Any]:
-    copies = {}
-    for name, metric in objects.items():
-        with _note_in_errors(f"the metric {name!r} is copied for {why}"):
-            copies[name] = deepcopy(metric)
-    return copies
-
-
-@contextmanager
-def _note_in_errors(note: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        add_note(error, note)
-        raise
-
-
-def _predictions(output: Any) -> Any:
-    """Return the `logits` of an output as Hugging Face models have them, else the output itself."""
-    found = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
-    return output if found is None else found
-
-
-def _target(result: Any, batch: Any) -> Any:
-    """Return step_fn's 'target', else the second item of a tuple batch or the 'labels' of a dict, else the batch."""
-    if isinstance(result, Mapping) and "target" in result:
-        return result["target"]
-    if isinstance(batch, (tuple, list)) and len(batch) > 1:
-        return batch[1]
-    return batch.get("labels", batch) if isinstance(batch, Mapping) else batch
-
-
-def _compute(prefix: str, objects: Mapping[str, Any]) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for name, one in objects.items():
-        with _note_in_errors(f"in the metric {name!r}, computing {prefix}{name}"):
-            found.update({f"{prefix}{key}": float(value) for key, value in _as_numbers(name, one.compute()).items()})
-    return found
-
-
-def _as_numbers(name: str, value: Any) -> dict[str, Any]:
-    """Return a metric's value as numbers by name: one, or those of a dict under their own names."""
-    if isinstance(value, Mapping):
-        return {key: one for inner, item in value.items() for key, one in _as_numbers(f"{name}/{inner}", item).items()}
-    if isinstance(value, torch.Tensor) and value.numel() == 1:
-        return {name: value.detach().reshape(())}
-    if isinstance(value, (int, float)) or is_numpy_number(value):
-        return {name: float(as_python_number(value))}
-    shown = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
-    raise TrainingError(f"the metric {name!r} gave {shown}; a metric is one number, or a dict of numbers by name")

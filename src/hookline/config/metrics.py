@@ -1,0 +1,85 @@
+"""Make the metrics that a config or a list names: `name`, `as`, `phases`, and every other key is a parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from hookline._checks import names
+from hookline.config.factory import Factory, ImportPolicy, find_factory, parameters_of
+from hookline.core.plugins import METRICS
+from hookline.errors import ConfigError, HooklineError, got, nearest
+from hookline.trainer.metrics import PHASES, Measured, is_mean, is_metric_object
+
+OPTIONS_OF_METRICS = ("as", "phases")  # not `on`: YAML 1.1 reads it as true
+_TORCHMETRICS = "torchmetrics"  # a file may name its classes, which only compute
+
+
+def make_metrics(given: Any, policy: ImportPolicy) -> Mapping[str, Any] | None:
+    """Make the metrics that a list names; a dict of functions and objects by name is returned as it is.
+
+    Args:
+        given: Names and mappings with `name`, or a dict of metrics.
+        policy: Which dotted paths may be imported, besides classes of torchmetrics.
+
+    Returns:
+        The metrics by the name they are recorded as.
+
+    Raises:
+        ConfigError: If a name, an option or a parameter is wrong, or two metrics have one name.
+    """
+    if not isinstance(given, (list, tuple)):
+        return given  # type: ignore[no-any-return]  # the trainer checks it
+    policy = ImportPolicy((*policy.allow, _TORCHMETRICS), policy.from_file)
+    entries = [_entry(one, f"metrics.{index}") for index, one in enumerate(given)]
+    for index, entry in enumerate(entries):  # every name is checked before the first import
+        policy.check_name(entry["name"], METRICS, f"metrics.{index}.name")
+    found: dict[str, Measured] = {}
+    for index, entry in enumerate(entries):
+        name, measured = _make(entry, f"metrics.{index}")
+        if name in found:
+            raise ConfigError(f"metrics.{index}", f"two metrics are recorded as {name!r}; give one another name: as: …")
+        found[name] = measured
+    return found
+
+
+def _entry(given: Any, path: str) -> dict[str, Any]:
+    entry = {"name": given} if isinstance(given, str) else given
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
+        hint = "; a dict takes functions and objects by name" if callable(given) else ""
+        raise ConfigError(path, f"expected the name of a metric, or a mapping with `name`, {got(given)}{hint}")
+    return dict(entry)
+
+
+def _make(entry: dict[str, Any], path: str) -> tuple[str, Measured]:
+    """Make one metric: a class with the parameters, a function with the parameters after output and batch."""
+    name, recorded_as, given = entry.pop("name"), entry.pop("as", None), entry.pop("phases", None)
+    try:
+        made = find_factory(name, METRICS)
+    except HooklineError as error:
+        raise ConfigError(f"{path}.name", str(error)) from error
+    if name.startswith(f"{_TORCHMETRICS}.") and not (isinstance(made, type) and is_metric_object(made)):
+        raise ConfigError(f"{path}.name", f"{name!r} is not a metric class: it has no update, compute and reset")
+    factory = Factory(path, name, made, entry, options=OPTIONS_OF_METRICS)
+    if isinstance(made, type):
+        metric = factory.make()
+    else:
+        first_two = [*(parameters_of(made) or {})][:2]
+        parameters = factory.check(skip=first_two)
+        metric = partial(made, **parameters) if parameters else made
+    default = PHASES if is_mean(metric) else ("validation",)
+    phases = default if given is None else _phases(given, f"{path}.phases")
+    if recorded_as is not None and (not isinstance(recorded_as, str) or not recorded_as):
+        raise ConfigError(f"{path}.as", f"expected a name, {got(recorded_as)}")
+    return recorded_as or getattr(metric, "label", None) or name.rpartition(".")[2], Measured(metric, phases)
+
+
+def _phases(given: Any, path: str) -> tuple[str, ...]:
+    found = names(given, path)
+    for one in found:
+        if one not in PHASES:
+            raise ConfigError(path, f"invalid value {one!r}; {nearest(str(one), PHASES)}")
+    if not found:
+        raise ConfigError(path, f"expected {' or '.join(PHASES)}, {got(given)}")
+    return found

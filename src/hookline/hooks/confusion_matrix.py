@@ -1,0 +1,122 @@
+"""`confusion_matrix`: record which classes a validation took for which others, as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookline import _checks
+from hookline._predictions import IGNORE_INDEX, align_classes, find_predictions, predicted_classes
+from hookline.core.run_control import RunControl, Sizes
+from hookline.errors import ConfigError, TrainingError
+from hookline.hooks.base import NamedHook
+
+MOST_CLASSES = 99  # with the targets in the first column, a table of at most 10,000 cells
+
+
+class ConfusionMatrix(NamedHook):
+    """Records a table of each validation: a row per target, a column per prediction, and how many samples had both.
+
+    The table has the hook's name. Counts stay on the device until the validation ends. With several ranks they are
+    those of all ranks. Targets that are not classes are left out, with a warning.
+
+    Args:
+        classes: The names of the classes, in their order; their numbers by default.
+        ignore_index: Targets that do not count.
+        shift: Compare the prediction at each position with the target of the next one, for language models whose
+            labels are their inputs, as those of Hugging Face.
+        threshold: From which output on a sample with one output is positive: 0 for logits, 0.5 for probabilities.
+
+    Raises:
+        ConfigError: If a parameter has an invalid value.
+    """
+
+    built_in = True
+    name = "confusion_matrix"
+
+    def __init__(
+        self,
+        classes: Sequence[str] | None = None,
+        ignore_index: int = IGNORE_INDEX,
+        shift: bool = False,
+        threshold: float = 0.0,
+    ) -> None:
+        self.classes = _checks.optional(_checks.names, classes, "classes")
+        if self.classes is not None and not 2 <= len(self.classes) <= MOST_CLASSES:
+            raise ConfigError("classes", f"expected 2 to {MOST_CLASSES} names, got {len(self.classes)}")
+        self.ignore_index = _checks.integer(ignore_index, "ignore_index")
+        self.shift = _checks.boolean(shift, "shift")
+        self.threshold = _checks.number(threshold, "threshold")
+        self._counts: Tensor | None = None  # of pairs of target and prediction, and of samples without a class
+
+    def on_validation_start(self, trainer: RunControl) -> None:
+        """Begin to count, unless this validation is inside another one."""
+        if trainer.validations_in_progress <= 1:
+            self._counts = None
+
+    def on_validation_batch_end(self, trainer: RunControl, output: Any, target: Any) -> None:
+        """Count the samples of a batch."""
+        if trainer.validations_in_progress > 1:
+            return
+        scores, target = align_classes(self.registered_name, find_predictions(output), target, self.shift)
+        predicted, target, known = predicted_classes(scores, target, self.threshold)
+        count = known or (len(self.classes) if self.classes else None)
+        if count is None or count > MOST_CLASSES or (self.classes is not None and len(self.classes) != count):
+            given = "an unknown number of" if count is None else count
+            expected = f"at most {MOST_CLASSES}" if self.classes is None else f"those in `classes`, {len(self.classes)}"
+            raise TrainingError(f"{self.registered_name}: the output has {given} classes; expected {expected}")
+        # One number for each pair; what does not count goes to a place after the last pair. `bincount` would wait.
+        is_class = (target >= 0) & (target < count) & (predicted >= 0) & (predicted < count)
+        place = torch.where(is_class, target * count + predicted, count * count)
+        weight = (target != self.ignore_index).double()
+        counts = torch.zeros(count * count + 1, dtype=torch.float64, device=target.device).index_add_(0, place, weight)
+        self._counts = counts if self._counts is None else self._counts + counts
+
+    def on_validation_end(self, trainer: RunControl) -> None:
+        """Record the table; with several ranks once their counts are together."""
+        if trainer.validations_in_progress > 1:
+            return
+        counts, self._counts = self._counts, None
+        part = _Counts(self, trainer, counts)
+        if trainer.ranks.act_together:
+            trainer.share(part)
+        elif counts is not None:
+            self.record(trainer, trainer.step, counts)
+
+    def record(self, trainer: RunControl, step: int, counts: Tensor) -> None:
+        """Record the table of counts, [targets x predictions] and those without a class."""
+        *pairs, left_out = counts.long().tolist()
+        size = round(len(pairs) ** 0.5)
+        names = self.classes or [str(index) for index in range(size)]
+        rows = [[name, *pairs[index * size : (index + 1) * size]] for index, name in enumerate(names)]
+        trainer.log_table(self.registered_name, ["target", *names], rows, step=step, kind="confusion_matrix")
+        if left_out:
+            self.warn(f"{left_out} samples are left out: their target is not one of {size} classes", once="left out")
+
+
+class _Counts:
+    """The counts of one rank, which are added up over the ranks."""
+
+    epoch = 0
+
+    def __init__(self, hook: ConfusionMatrix, trainer: RunControl, counts: Tensor | None) -> None:
+        self.key, self.step = f"{hook.registered_name} {trainer.step}", trainer.step
+        self._hook, self._trainer, self._counts = hook, trainer, counts
+        self.sizes: Sizes = {} if counts is None else {"counts": (0, counts.numel())}
+
+    def maxima(self) -> Tensor:
+        """Return none."""
+        return torch.empty(0, dtype=torch.float64)
+
+    def sums(self, maxima: Tensor) -> Tensor:
+        """Return the counts."""
+        return self.maxima() if self._counts is None else self._counts.cpu()
+
+    def finish(self, sizes: Sizes, maxima: Tensor, sums: Tensor) -> Mapping[str, float]:
+        """Record the counts of all ranks."""
+        if sums.numel():
+            self._hook.record(self._trainer, self.step, sums)
+        return {}

@@ -1,0 +1,241 @@
+"""The metrics that a config can name; they are computed from sums, however batches and ranks divide the samples."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookline import _checks
+from hookline._predictions import IGNORE_INDEX, align_classes, as_tensors, predicted_classes
+from hookline.errors import TrainingError
+
+BUILT_IN: dict[str, str] = {
+    "accuracy": "hookline.trainer.built_in_metrics:Accuracy",
+    "f1": "hookline.trainer.built_in_metrics:F1",
+    "mae": "hookline.trainer.built_in_metrics:MeanAbsoluteError",
+    "mse": "hookline.trainer.built_in_metrics:MeanSquaredError",
+    "precision": "hookline.trainer.built_in_metrics:Precision",
+    "recall": "hookline.trainer.built_in_metrics:Recall",
+}
+
+
+class SumMetric(ABC):
+    """A metric that is computed from sums over all samples, on their device; it waits for it only to be read."""
+
+    is_mean = False
+    """Whether it is a mean over samples, so that its value for one training batch means something."""
+    label: str | None = None
+    """What it is recorded as, instead of its name in the config."""
+
+    def __init__(self) -> None:
+        self.sums: Tensor | None = None
+
+    def reset(self) -> None:
+        """Forget all batches."""
+        self.sums = None
+
+    def update(self, predictions: Any, target: Any) -> None:
+        """Add the sums of a batch."""
+        sums = self.measure(predictions, target)
+        self.sums = sums if self.sums is None else self.sums + sums
+
+    def compute(self) -> Tensor:
+        """Return the value over all batches since `reset`."""
+        if self.sums is None:
+            raise TrainingError(f"{type(self).__name__}: there were no batches")
+        return self.value(self.sums)
+
+    @abstractmethod
+    def measure(self, predictions: Any, target: Any) -> Tensor:
+        """Return the sums of one batch, float64 [sums], on its device."""
+
+    @abstractmethod
+    def value(self, sums: Tensor) -> Tensor:
+        """Return the metric that follows from sums."""
+
+
+class _OfClasses(SumMetric):
+    """A metric of predicted classes.
+
+    Args:
+        ignore_index: Targets that do not count.
+        shift: Compare the prediction at each position with the target of the next one, for language models whose
+            labels are their inputs, as those of Hugging Face.
+        threshold: From which output on a sample with one output is positive: 0 for logits, 0.5 for probabilities.
+    """
+
+    def __init__(self, ignore_index: int = IGNORE_INDEX, shift: bool = False, threshold: float = 0.0) -> None:
+        super().__init__()
+        self.ignore_index = _checks.integer(ignore_index, "ignore_index")
+        self.shift = _checks.boolean(shift, "shift")
+        self.threshold = _checks.number(threshold, "threshold")
+
+    def align(self, predictions: Any, target: Any) -> tuple[Tensor, Tensor]:
+        """Return scores [..., classes] and targets [...], or two tensors of one shape."""
+        return align_classes(type(self).__name__, predictions, target, self.shift)
+
+
+class Accuracy(_OfClasses):
+    """The share of samples whose target is the class with the highest output, or among the `k` highest.
+
+    Args:
+        k: How many of the highest outputs count; above 1 it is recorded as ``top<k>_accuracy``.
+        ignore_index: Targets that do not count.
+        shift: Compare the prediction at each position with the target of the next one, for language models whose
+            labels are their inputs, as those of Hugging Face.
+        threshold: From which output on a sample with one output is positive: 0 for logits, 0.5 for probabilities.
+    """
+
+    is_mean = True
+
+    def __init__(
+        self, k: int = 1, ignore_index: int = IGNORE_INDEX, shift: bool = False, threshold: float = 0.0
+    ) -> None:
+        super().__init__(ignore_index, shift, threshold)
+        self.k = _checks.integer(k, "k", at_least=1)
+        self.label = f"top{k}_accuracy" if k > 1 else None
+
+    def measure(self, predictions: Any, target: Any) -> Tensor:
+        """Return how many predictions are right, and of how many."""
+        scores, target = self.align(predictions, target)
+        if self.k == 1 or scores.shape == target.shape:
+            predicted, target, _ = predicted_classes(scores, target, self.threshold)
+            right = predicted == target
+        else:
+            if self.k > scores.shape[-1]:
+                raise TrainingError(f"accuracy: k={self.k}, and there are {scores.shape[-1]} classes")
+            right = (scores.topk(self.k, dim=-1).indices == target.unsqueeze(-1)).any(-1)
+        counts = target != self.ignore_index
+        return torch.stack([(right & counts).sum(), counts.sum()]).double()
+
+    def value(self, sums: Tensor) -> Tensor:
+        """Return the share."""
+        return sums[0] / sums[1]
+
+
+class _ByClass(_OfClasses):
+    """A metric that is measured for each class and averaged over those that occur."""
+
+    def measure(self, predictions: Any, target: Any) -> Tensor:
+        """Return, for each class, how many are right, were predicted, and are there: [3 * classes]."""
+        scores, target = self.align(predictions, target)
+        is_binary = scores.shape == target.shape
+        predicted, target, classes = predicted_classes(scores, target, self.threshold)
+        if classes is None:
+            raise TrainingError(f"{type(self).__name__} needs the scores of all classes, not the predicted classes")
+        counts = (target != self.ignore_index).double()
+        # Added up by index rather than by `bincount`, which waits for the device. What does not count is added as 0.
+        target, predicted = target.clamp(0, classes - 1), predicted.clamp(0, classes - 1)
+        sums = torch.zeros(3, classes, dtype=torch.float64, device=target.device)
+        sums[0].index_add_(0, target, counts * (predicted == target))
+        sums[1].index_add_(0, predicted, counts)
+        sums[2].index_add_(0, target, counts)
+        return (sums[:, 1:] if is_binary else sums).reshape(-1)
+
+    def value(self, sums: Tensor) -> Tensor:
+        """Return the mean over the classes that were predicted or are there."""
+        right, predicted, actual = sums.reshape(3, -1)
+        occurs = predicted + actual > 0
+        mean: Tensor = (self.of_class(right, predicted, actual) * occurs).sum() / occurs.sum().clamp(min=1)
+        return mean
+
+    @abstractmethod
+    def of_class(self, right: Tensor, predicted: Tensor, actual: Tensor) -> Tensor:
+        """Return the value of each class; 0 where it would be 0 / 0."""
+
+
+class Precision(_ByClass):
+    """The share of predictions of a class that are right.
+
+    It is measured for each class and averaged over those that occur. Of samples with one output it is that of the
+    positive class.
+
+    Args:
+        ignore_index: Targets that do not count.
+        shift: Compare the prediction at each position with the target of the next one, for language models whose
+            labels are their inputs, as those of Hugging Face.
+        threshold: From which output on a sample with one output is positive: 0 for logits, 0.5 for probabilities.
+    """
+
+    def of_class(self, right: Tensor, predicted: Tensor, actual: Tensor) -> Tensor:
+        """Return the value of each class."""
+        return right / predicted.clamp(min=1)
+
+
+class Recall(_ByClass):
+    """The share of a class's samples that are predicted as it.
+
+    It is measured for each class and averaged over those that occur. Of samples with one output it is that of the
+    positive class.
+
+    Args:
+        ignore_index: Targets that do not count.
+        shift: Compare the prediction at each position with the target of the next one, for language models whose
+            labels are their inputs, as those of Hugging Face.
+        threshold: From which output on a sample with one output is positive: 0 for logits, 0.5 for probabilities.
+    """
+
+    def of_class(self, right: Tensor, predicted: Tensor, actual: Tensor) -> Tensor:
+        """Return the value of each class."""
+        return right / actual.clamp(min=1)
+
+
+class F1(_ByClass):
+    """The harmonic mean of precision and recall.
+
+    It is measured for each class and averaged over those that occur. Of samples with one output it is that of the
+    positive class.
+
+    Args:
+        ignore_index: Targets that do not count.
+        shift: Compare the prediction at each position with the target of the next one, for language models whose
+            labels are their inputs, as those of Hugging Face.
+        threshold: From which output on a sample with one output is positive: 0 for logits, 0.5 for probabilities.
+    """
+
+    def of_class(self, right: Tensor, predicted: Tensor, actual: Tensor) -> Tensor:
+        """Return the value of each class."""
+        return 2 * right / (predicted + actual).clamp(min=1)
+
+
+class _MeanError(SumMetric):
+    """A mean over all elements of the difference between outputs and targets."""
+
+    is_mean = True
+
+    def measure(self, predictions: Any, target: Any) -> Tensor:
+        """Return the sum of the errors, and of how many."""
+        predictions, target = as_tensors(type(self).__name__, predictions, target)
+        if predictions.numel() != target.numel():  # [batch, 1] and [batch] are meant alike; nothing else is broadcast
+            raise TrainingError(
+                f"{type(self).__name__}: predictions {list(predictions.shape)} do not fit targets {list(target.shape)}"
+            )
+        errors = self.errors(predictions.reshape(-1).double() - target.reshape(-1).double())
+        return torch.stack([errors.sum(), torch.full_like(errors.sum(), errors.numel())])
+
+    def value(self, sums: Tensor) -> Tensor:
+        """Return the mean."""
+        return sums[0] / sums[1]
+
+    @abstractmethod
+    def errors(self, differences: Tensor) -> Tensor:
+        """Return the error of each element."""
+
+
+class MeanSquaredError(_MeanError):
+    """The mean of the squared differences between outputs and targets."""
+
+    def errors(self, differences: Tensor) -> Tensor:
+        """Return the squares."""
+        return differences.square()
+
+
+class MeanAbsoluteError(_MeanError):
+    """The mean of the absolute differences between outputs and targets."""
+
+    def errors(self, differences: Tensor) -> Tensor:
+        """Return the absolute values."""
+        return differences.abs()

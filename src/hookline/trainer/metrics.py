@@ -1,0 +1,276 @@
+"""Measure the metrics of a run, in validation and in training.
+
+They are functions, called as ``fn(output, batch)`` for every batch and averaged by samples, and objects such as
+torchmetrics': they get every batch as ``update(predictions, target)`` and are computed at the end. Training measures
+functions, and objects whose value is a mean over samples: what they say of a batch is treated like a number that
+`step_fn` returns beside the loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import Any, NamedTuple
+
+import torch
+
+from hookline._predictions import find_predictions
+from hookline.errors import TrainingError, add_note, with_article
+from hookline.ranks import OneProcess, add_up
+from hookline.trainer.built_in_metrics import SumMetric
+from hookline.trainer.outputs import UNKNOWN, find_target
+from hookline.trainer.step_fn import as_python_number, is_numpy_number
+
+PHASES = ("train", "validation")
+_TAKEN_NAMES = ("loss", "perplexity")
+
+
+class Measured(NamedTuple):
+    """A metric, and in which phases it is measured."""
+
+    metric: Any
+    phases: Collection[str] = ("validation",)
+
+
+def check_metrics(metrics: Any) -> dict[str, Measured]:
+    """Return the metrics that a trainer was given; reject what is not a metric, or cannot be measured in training."""
+    if not isinstance(metrics, Mapping | None):
+        raise TrainingError(f"metrics: expected a dict of metrics by name, got {with_article(type(metrics).__name__)}")
+    found = {}
+    for name, given in (metrics or {}).items():
+        metric, phases = measured = given if isinstance(given, Measured) else Measured(given)
+        if not isinstance(name, str) or name in _TAKEN_NAMES:
+            raise TrainingError(f"metrics: {name!r} cannot be a name; {' and '.join(_TAKEN_NAMES)} are always measured")
+        if isinstance(metric, type) or not (callable(metric) or is_metric_object(metric)):
+            raise TrainingError(
+                f"metrics: {name!r} is {metric!r}; give a function of (output, batch), or an object with update, "
+                "compute and reset"
+            )
+        if "train" in phases and is_metric_object(metric) and not is_mean(metric):
+            raise TrainingError(
+                f"metrics: {name!r} is computed over all samples, so one training batch has no value of it; measure it "
+                "in validation"
+            )
+        found[name] = measured
+    return found
+
+
+class TrainingMetrics:
+    """The metrics that are measured on every training batch, without waiting for a device.
+
+    Args:
+        metrics: Functions, and objects that are means over samples, by name.
+    """
+
+    def __init__(self, metrics: Mapping[str, Any]) -> None:
+        self._metrics = dict(metrics)
+
+    def __bool__(self) -> bool:
+        return bool(self._metrics)
+
+    @torch.no_grad()
+    def measure_batch(self, batch: Any, result: Any, output: Any) -> dict[str, Any]:
+        """Return the numbers of one batch by name.
+
+        Args:
+            batch: The batch.
+            result: What the step returned for it.
+            output: The model's output.
+        """
+        check_measurable(self._metrics, result, output)
+        found: dict[str, Any] = {}
+        for name, metric in self._metrics.items():
+            with _note_in_errors(f"in the metric {name!r}, on a training batch"):
+                if isinstance(metric, SumMetric):
+                    value: Any = metric.value(metric.measure(*_arguments(output, result, batch)))
+                else:
+                    value = metric(output, batch)
+                found.update(_as_numbers(name, value))
+        return found
+
+
+class ValidationMetrics:
+    """The user's metrics during one validation.
+
+    Args:
+        metrics: Functions and metric objects by name, as `check_metrics` returned them.
+        loaders: Names of the validation loaders.
+        device: Where metric modules are moved to.
+        nested: Whether this validation runs inside another one, whose metric objects still accumulate.
+    """
+
+    def __init__(
+        self, metrics: Mapping[str, Any], loaders: Collection[str], device: torch.device, nested: bool
+    ) -> None:
+        objects = {name: metric for name, metric in metrics.items() if is_metric_object(metric)}
+        self._functions = {name: metric for name, metric in metrics.items() if name not in objects}
+        self._objects = _copies(objects, "a validation inside another") if nested else objects
+        for name, metric in self._objects.items():
+            with _note_in_errors(f"in the metric {name!r}, in reset"):
+                metric.reset()
+            if isinstance(metric, torch.nn.Module):
+                metric.to(device)
+        # An object accumulates all batches; the values of each of several loaders need copies.
+        each = list(loaders) if len(loaders) > 1 else []
+        why = "each validation loader, because there are several"
+        self._copies = {loader: _copies(self._objects, why) for loader in each}
+
+    def measure_batch(self, loader: str, batch: Any, result: Any, output: Any) -> dict[str, Any]:
+        """Update the objects and return what the functions say.
+
+        Args:
+            loader: The batch's loader.
+            batch: The batch.
+            result: What the step returned for it.
+            output: The model's output.
+
+        Returns:
+            Numbers by name.
+        """
+        if not self._functions and not self._objects:
+            return {}
+        check_measurable([*self._functions, *self._objects], result, output)
+        found: dict[str, Any] = {}
+        for name, function in self._functions.items():
+            with _note_in_errors(f"in the metric {name!r}, on the validation loader {loader!r}"):
+                found.update(_as_numbers(name, function(output, batch)))
+        arguments = _arguments(output, result, batch)
+        for objects in (self._objects, self._copies.get(loader, {})):
+            for name, one in objects.items():
+                with _note_in_errors(f"in the metric {name!r}, on the validation loader {loader!r}"):
+                    one.update(*arguments)
+        return found
+
+    def compute(self, ranks: OneProcess) -> dict[str, float]:
+        """Compute the objects: `val/<name>`, and with several loaders `val/<loader>/<name>`.
+
+        The sums of built-in metrics are added up over the ranks. Of others, only an object knows how its values of
+        several ranks become one; torchmetrics' do that themselves. What those that do not return is averaged over the
+        ranks, so that all ranks decide by the same numbers.
+        """
+        if not self._objects:
+            return {}
+        found: dict[str, float] = {}
+        for loader, copies in self._copies.items():
+            found.update(_compute(f"val/{loader}/", copies))
+        found = merge_metrics(found, _compute("val/", self._objects))
+        added = add_up(ranks, {name: [value, 1.0] for name, value in found.items()}, width=2)
+        averages = {name: total / count for name, (total, count) in added.items()}
+        return merge_metrics(averages, self._from_sums(ranks))
+
+    def _from_sums(self, ranks: OneProcess) -> dict[str, float]:
+        """Compute the metrics that are made from sums over all samples of all ranks."""
+        groups = {"val/": self._objects} | {f"val/{loader}/": copies for loader, copies in self._copies.items()}
+        metrics = {
+            f"{prefix}{name}": metric
+            for prefix, objects in groups.items()
+            for name, metric in objects.items()
+            if isinstance(metric, SumMetric)
+        }
+        if not metrics:
+            return {}
+        own = {name: [] if one.sums is None else one.sums.tolist() for name, one in metrics.items()}
+        named = {f"{name}\n{index}": [value] for name, sums in own.items() for index, value in enumerate(sums)}
+        totals: dict[str, dict[int, float]] = {}
+        for key, (total,) in add_up(ranks, named, width=1).items():  # a rank without batches has no sums
+            name, _, index = key.partition("\n")
+            totals.setdefault(name, {})[int(index)] = total
+        return {
+            name: float(metrics[name].value(torch.tensor([sums[index] for index in sorted(sums)], dtype=torch.float64)))
+            for name, sums in totals.items()
+        }
+
+
+def check_measurable(names: Collection[str], result: Any, output: Any) -> None:
+    """Check that metrics can be measured on what a step returned.
+
+    Args:
+        names: Their names.
+        result: What the step returned.
+        output: The model's output.
+
+    Raises:
+        TrainingError: If a name is taken by what the step returns beside the loss, or there is no output.
+    """
+    for name in names:
+        if isinstance(result, Mapping) and name in result:
+            raise TrainingError(f"metrics: {name!r} is also what the step returns beside the loss; rename one")
+    if output is UNKNOWN:
+        raise TrainingError(
+            "metrics need the model's output, and step_fn did not call the model itself: "
+            "let it return {'loss': loss, 'output': output}"
+        )
+
+
+def merge_metrics(*parts: Mapping[str, float]) -> dict[str, float]:
+    """Merge the metrics of a validation.
+
+    Raises:
+        TrainingError: If two of them have one name.
+    """
+    found: dict[str, float] = {}
+    for part in parts:
+        for name in part:
+            if name in found:
+                raise TrainingError(
+                    f"two validation metrics would both be {name!r}: the numbers of each of several loaders are "
+                    "val/<loader>/<metric>, those of all val/<metric>; rename the metric or the loader"
+                )
+        found.update(part)
+    return found
+
+
+def is_metric_object(metric: Any) -> bool:
+    """Return whether a metric is an object that accumulates batches, or its class."""
+    return all(callable(getattr(metric, method, None)) for method in ("update", "compute", "reset"))
+
+
+def is_mean(metric: Any) -> bool:
+    """Return whether a metric object is a mean over samples, which one training batch has, too."""
+    return isinstance(metric, SumMetric) and metric.is_mean
+
+
+def _copies(objects: Mapping[str, Any], why: str) -> dict[str, Any]:
+    copies = {}
+    for name, metric in objects.items():
+        with _note_in_errors(f"the metric {name!r} is copied for {why}"):
+            copies[name] = deepcopy(metric)
+    return copies
+
+
+@contextmanager
+def _note_in_errors(note: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        add_note(error, note)
+        raise
+
+
+def _arguments(output: Any, result: Any, batch: Any) -> tuple[Any, Any]:
+    """Return predictions and target as metric objects take them: without a target, the batch is the target."""
+    target = find_target(result, batch)
+    return find_predictions(output), batch if target is UNKNOWN else target
+
+
+def _compute(prefix: str, objects: Mapping[str, Any]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name, one in objects.items():
+        if isinstance(one, SumMetric):
+            continue
+        with _note_in_errors(f"in the metric {name!r}, computing {prefix}{name}"):
+            found.update({f"{prefix}{key}": float(value) for key, value in _as_numbers(name, one.compute()).items()})
+    return found
+
+
+def _as_numbers(name: str, value: Any) -> dict[str, Any]:
+    """Return a metric's value as numbers by name: one, or those of a dict under their own names."""
+    if isinstance(value, Mapping):
+        return {key: one for inner, item in value.items() for key, one in _as_numbers(f"{name}/{inner}", item).items()}
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return {name: value.detach().reshape(())}
+    if isinstance(value, (int, float)) or is_numpy_number(value):
+        return {name: float(as_python_number(value))}
+    shown = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
+    raise TrainingError(f"the metric {name!r} gave {shown}; a metric is one number, or a dict of numbers by name")

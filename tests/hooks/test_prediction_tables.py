@@ -1,0 +1,127 @@
+"""Test `confusion_matrix` and `sample_predictions`: tables of what the model predicts in each validation."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hookline import SimpleTrainer, Table, trainer_from_config
+from hookline.errors import HooklineError
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+LOGITS = torch.tensor([[9.0, 0, 0], [0, 9, 0], [0, 9, 0], [0, 0, 9], [9, 0, 0]])  # 0 1 1 2 0
+TARGETS = torch.tensor([0, 1, 2, -100, 1])
+BATCHES = [(LOGITS[:3], TARGETS[:3]), (LOGITS[3:], TARGETS[3:])]
+
+
+class Scaled(nn.Module):
+    """Returns its input times a number close to 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.scale
+
+
+def make_trainer(batches: Any, hook: str, loss_fn: Any = nn.functional.cross_entropy, **parameters: Any) -> Any:
+    """Make a trainer that validates once, with a hook."""
+    model = Scaled()
+    return SimpleTrainer(
+        model, batches, torch.optim.SGD(model.parameters(), 1e-6), "cpu", val_dataloader=batches, loss_fn=loss_fn,
+        hooks={"lifecycle": [{"name": hook, **parameters}]}, record=False, console=False,
+    )  # fmt: skip
+
+
+def tables(trainer: Any) -> list[tuple[int, str, Table]]:
+    return [(row.step, row.name, row.content) for row in trainer.record.media]
+
+
+def run(name: str, batches: Any = BATCHES, **parameters: Any) -> Any:
+    """Train with a hook and return the table of the first validation."""
+    loss_fn = parameters.pop("loss_fn", nn.functional.cross_entropy)
+    trainer = make_trainer(batches, name, loss_fn=loss_fn, **parameters)
+    trainer.train()
+    assert [one.failures for one in trainer.hooks.list_hooks()] == [0] * len(trainer.hooks)
+    ((step, recorded_as, table),) = tables(trainer)
+    assert step == len(batches) and recorded_as == name
+    return table
+
+
+def test_pairs_of_target_and_prediction_are_counted() -> None:
+    """Over all batches, without ignored targets; classes have numbers or names."""
+    table = run("confusion_matrix")
+    assert table == Table(
+        ("target", "0", "1", "2"), (("0", 1, 0, 0), ("1", 1, 1, 0), ("2", 0, 1, 0)), "confusion_matrix"
+    )
+    assert run("confusion_matrix", classes=["cat", "dog", "owl"]).columns == ("target", "cat", "dog", "owl")
+
+
+def test_two_classes_with_one_output() -> None:
+    """Positive above the threshold; targets that are not classes are left out with a warning."""
+    batches = [(torch.tensor([2.0, -1.0, 3.0, 1.0]), torch.tensor([1.0, 1.0, 0.0, 7.0]))]
+    table = run("confusion_matrix", batches, loss_fn=nn.functional.mse_loss)
+    assert table.rows == (("0", 0, 1), ("1", 1, 1))
+
+
+def test_too_many_classes_are_a_failure_of_the_hook(caplog: pytest.LogCaptureFixture) -> None:
+    """The run continues, and the message says how many a table can have."""
+    batches = [(torch.randn(4, 200), torch.zeros(4, dtype=torch.long))]
+    trainer = make_trainer(batches, "confusion_matrix")
+    trainer.train()
+    assert trainer.step == 1 and "the output has 200 classes; expected at most 99" in caplog.text
+    with pytest.raises(HooklineError, match="classes: expected 2 to 99 names"):
+        run("confusion_matrix", classes=["only"])
+
+
+def test_the_first_samples_are_shown() -> None:
+    """Target, prediction and its probability, of as many samples as were asked for, over several batches."""
+    table = run("sample_predictions", samples=4, classes=["cat", "dog", "owl"])
+    assert table.columns == ("sample", "target", "prediction", "probability")
+    assert [row[:3] for row in table.rows] == [
+        (0, "cat", "cat"), (1, "dog", "dog"), (2, "owl", "dog"), (3, "-100", "owl"),
+    ]  # fmt: skip
+    assert all(0.99 < row[3] <= 1 for row in table.rows)
+
+
+def test_numbers_are_shown_as_numbers() -> None:
+    """For a regression there is no probability."""
+    batches = [(torch.tensor([[2.0], [3.0]]), torch.tensor([[2.5], [3.5]]))]
+    table = run("sample_predictions", batches, loss_fn=nn.functional.mse_loss)
+    assert [row[1] for row in table.rows] == [2.5, 3.5] and [row[3] for row in table.rows] == [None, None]
+    assert [row[2] for row in table.rows] == pytest.approx([2.0, 3.0], rel=1e-4)
+
+
+def test_a_language_model_shows_text() -> None:
+    """With a vocabulary in `trainer.hook_data`, which the data of a config gives."""
+    config = {
+        "model": {"name": "char_gpt", "context": 8, "width": 8, "heads": 2, "layers": 1},
+        "data": {"name": "stdlib_text", "context": 8, "batch_size": 4, "max_bytes": 20000},
+        "optimizer": "sgd",
+        "hooks": {"lifecycle": [{"name": "sample_predictions", "samples": 3}]},
+        "trainer": {"max_steps": 1, "validate_every": 1, "record": False, "console": False},
+    }
+    trainer = trainer_from_config(config, device="cpu")
+    trainer.train()
+    ((_, _, table),) = tables(trainer)
+    assert len(table.rows) == 3
+    for _, target, prediction, probability in table.rows:
+        assert len(target) == len(prediction) == 8 and 0 < probability < 1
+
+
+def test_a_validation_inside_another_one_has_no_table() -> None:
+    """A hook that validates in the middle of a validation does not disturb the table."""
+    trainer = make_trainer(BATCHES, "confusion_matrix")
+    asked: list[bool] = []
+
+    @trainer.on("validation_batch_end", name="nested")
+    def validate(trainer: Any) -> None:
+        if not asked:
+            asked.append(True)
+            trainer.validate(BATCHES[:1])
+
+    trainer.train()
+    ((_, _, table),) = tables(trainer)
+    assert sum(sum(row[1:]) for row in table.rows) == 4

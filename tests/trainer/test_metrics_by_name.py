@@ -1,0 +1,295 @@
+"""Test metrics that a config or a list names: their values, in training and validation, and clear errors."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torchmetrics.classification as tm
+from torch import nn
+
+from hookline import SimpleTrainer, load_config, read_metrics, register_metric, trainer_from_config
+from hookline.core import plugins
+from hookline.errors import ConfigError, HooklineError, TrainingError
+
+CLASSES = 4
+PARTS = {
+    "model": {"name": "char_gpt", "context": 8, "width": 8, "heads": 2, "layers": 1},
+    "data": {"name": "stdlib_text", "context": 8, "batch_size": 4, "max_bytes": 20000},
+    "optimizer": "sgd",
+    "trainer": {"max_steps": 3, "validate_every": 3, "console": False, "limit_train_batches": 4},
+}
+
+
+@pytest.fixture(autouse=True)
+def forget_registered() -> Iterator[None]:
+    """Forget what the test registers."""
+    added = dict(plugins.METRICS._added)
+    yield
+    plugins.METRICS._added = added
+
+
+def make_batches(*sizes: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    stream = torch.Generator().manual_seed(3)
+    made = []
+    for size in sizes:
+        inputs, target = torch.randn(size, 3, generator=stream), torch.randint(0, CLASSES, (size,), generator=stream)
+        target[0] = -100  # which the loss ignores, too
+        made.append((inputs, target))
+    return made
+
+
+def make_trainer(metrics: Any, model: Any = None, batches: Any = None, **options: Any) -> SimpleTrainer:
+    torch.manual_seed(0)
+    model = model or nn.Linear(3, CLASSES)
+    options = {"record": False, "console": False, "loss_fn": nn.functional.cross_entropy, **options}
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    return SimpleTrainer(model, batches or make_batches(8, 8), optimizer, "cpu", metrics=metrics, **options)
+
+
+def rows(trainer: Any) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = trainer.record.metrics
+    return found
+
+
+# ---- values ----------------------------------------------------------------------------------------------------------
+
+
+def test_metrics_of_classes_are_those_of_torchmetrics() -> None:
+    """Over batches of different sizes and ignored targets, each is the number that torchmetrics computes."""
+    theirs = {
+        "accuracy": tm.MulticlassAccuracy(CLASSES, average="micro", ignore_index=-100),
+        "top2_accuracy": tm.MulticlassAccuracy(CLASSES, average="micro", top_k=2, ignore_index=-100),
+        "precision": tm.MulticlassPrecision(CLASSES, ignore_index=-100),
+        "recall": tm.MulticlassRecall(CLASSES, ignore_index=-100),
+        "f1": tm.MulticlassF1Score(CLASSES, ignore_index=-100),
+    }
+    own = ["accuracy", {"name": "accuracy", "k": 2}, "precision", "recall", "f1"]
+    for batches in (make_batches(9, 5, 2), make_batches(3)):  # in the second, some classes do not occur
+        expected = make_trainer(theirs).validate(batches)
+        found = make_trainer(own).validate(batches)
+        assert found == pytest.approx(expected)
+
+
+def test_errors_of_numbers() -> None:
+    """[batch, 1] against [batch] is not broadcast, and every element counts once."""
+    batches = [(torch.randn(size, 3), torch.randn(size)) for size in (5, 2)]
+    trainer = make_trainer(
+        ["mse", "mae"], nn.Linear(3, 1), batches, loss_fn=lambda output, target: output.mean(), max_epochs=1
+    )
+    differences = torch.cat([trainer.model(x).flatten() - y for x, y in batches]).detach()
+    found = trainer.validate(batches)
+    assert found["val/mse"] == pytest.approx(differences.square().mean().item())
+    assert found["val/mae"] == pytest.approx(differences.abs().mean().item())
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_one_output_per_sample_is_positive_above_a_threshold(shape: tuple[int, ...]) -> None:
+    """Logits are positive above 0; precision and recall are those of the positive class."""
+    x = torch.tensor([2.0, -1.0, 3.0, -4.0, 5.0]).reshape(5, 1)
+    target = torch.tensor([1.0, 1.0, 0.0, 0.0, 1.0]).reshape(5, *shape)
+    model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Identity() if shape else nn.Flatten(0))
+    nn.init.ones_(model[0].weight)  # type: ignore[arg-type]
+    metrics = ["accuracy", "precision", "recall", {"name": "accuracy", "threshold": 4, "as": "strict"}]
+    trainer = make_trainer(metrics, model, [(x, target)], loss_fn=nn.functional.binary_cross_entropy_with_logits)
+    found = trainer.validate([(x, target)])
+    numbers = [found[f"val/{name}"] for name in ("accuracy", "precision", "recall", "strict")]
+    assert numbers == pytest.approx([3 / 5, 2 / 3, 2 / 3, 3 / 5])
+
+
+@pytest.mark.parametrize("place", ["last", "second"])
+def test_language_models_and_images(place: str) -> None:
+    """Logits [B, T, V] and targets [B, T], or classes in the second dimension as torch's losses have them."""
+    target = torch.tensor([[0, 2, -100], [1, 1, 3]])
+    right = torch.tensor([[True, False, True], [True, True, False]])
+    chosen = torch.where(right, target.clamp(min=0), (target.clamp(min=0) + 1) % CLASSES)
+    logits = nn.functional.one_hot(chosen, CLASSES).float()
+    logits = logits.movedim(-1, 1) if place == "second" else logits
+
+    def step(model: nn.Module, batch: Any) -> dict[str, Any]:
+        return {"loss": model(torch.ones(1, 3)).sum(), "output": logits, "target": batch[1]}
+
+    trainer = make_trainer(["accuracy"], loss_fn=None, step_fn=step)
+    assert trainer.validate([(torch.ones(2, 1), target)])["val/accuracy"] == pytest.approx(3 / 5)
+
+
+def test_labels_that_the_model_shifts() -> None:
+    """With `shift`, the prediction at a position is compared with the next label, as Hugging Face's models do."""
+    ids = torch.tensor([[1, 2, 3, 0]])
+    logits = nn.functional.one_hot(torch.tensor([[2, 3, 1, 1]]), CLASSES).float()
+
+    def step(model: nn.Module, batch: Any) -> dict[str, Any]:
+        return {"loss": model(torch.ones(1, 3)).sum(), "output": {"logits": logits}}
+
+    trainer = make_trainer([{"name": "accuracy", "shift": True}], loss_fn=None, step_fn=step)
+    assert trainer.validate([{"input_ids": ids, "labels": ids}])["val/accuracy"] == pytest.approx(2 / 3)
+
+
+# ---- training --------------------------------------------------------------------------------------------------------
+
+
+def test_training_measures_means_on_every_step() -> None:
+    """`train/<name>` is that of the step's batch, `train/epoch_<name>` the mean; the curve of the loss is the same."""
+    batches = make_batches(8, 8)
+    expected = []
+    plain = make_trainer(None, batches=batches)
+    for inputs, target in batches:
+        counted = target != -100
+        expected.append(((plain.model(inputs).argmax(-1) == target) & counted).sum().item() / counted.sum().item())
+        plain.training_step((inputs, target))
+    trainer = make_trainer(["accuracy", "f1"], batches=batches, val_dataloader=batches)
+    trainer.train()
+    found = [row["train/accuracy"] for row in rows(trainer)]
+    assert found == pytest.approx(expected)
+    assert rows(trainer)[-1]["train/epoch_accuracy"] == pytest.approx(sum(expected) / 2)
+    assert [row["train/loss"] for row in rows(trainer)] == [row["train/loss"] for row in rows(plain_run(batches))]
+    names = {name for row in rows(trainer) for name in row}
+    assert {"val/accuracy", "val/f1"} <= names and "train/f1" not in names
+
+
+def plain_run(batches: Any) -> SimpleTrainer:
+    trainer = make_trainer(None, batches=batches)
+    trainer.train()
+    return trainer
+
+
+def test_accumulated_steps_have_the_mean_of_their_batches() -> None:
+    """As for what step_fn returns beside the loss."""
+    batches = make_batches(8, 8)
+    single = make_trainer(["accuracy"], batches=batches)
+    values = [single.training_metrics.measure_batch(one, None, single.model(one[0]))["accuracy"] for one in batches]
+    trainer = make_trainer(["accuracy"], batches=batches, accumulate=2)
+    trainer.train()
+    assert rows(trainer)[0]["train/accuracy"] == pytest.approx(float(sum(values)) / 2)
+
+
+@pytest.mark.parametrize(
+    ("phases", "expected"),
+    [("train", {"train"}), (["validation"], {"val"}), (["train", "validation"], {"train", "val"})],
+)
+def test_phases_say_where_a_metric_is_measured(phases: Any, expected: set[str]) -> None:
+    """In training, in validation, or in both; a function of the user's only where it is asked for."""
+
+    @register_metric("largest")
+    def largest(output: torch.Tensor, batch: Any, scale: float = 1.0) -> torch.Tensor:
+        """The largest output."""
+        return output.max() * scale
+
+    entry = {"name": "largest", "scale": 0.0, "phases": phases, "as": "zero"}
+    trainer = make_trainer([entry], val_dataloader=make_batches(4))
+    trainer.train()
+    found = {name for row in rows(trainer) for name in row if name.endswith("/zero")}
+    assert found == {f"{phase}/zero" for phase in expected} and rows(trainer)[-1][found.pop()] == 0.0
+
+
+def test_training_metrics_reach_hooks() -> None:
+    """They are in `metrics` at the end of a batch, and can be monitored."""
+    seen: list[float] = []
+    trainer = make_trainer(["accuracy"])
+    trainer.on("train_batch_end")(lambda metrics, output: seen.append(metrics["accuracy"]))
+    trainer.train()
+    assert len(seen) == 2 and trainer.epoch_metrics()["train/epoch_accuracy"] == pytest.approx(sum(seen) / 2)
+
+
+# ---- configs ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_config_file_names_metrics(tmp_path: Path) -> None:
+    """Names, parameters and classes of torchmetrics in YAML; the run's record has the numbers and the config."""
+    (tmp_path / "run.yaml").write_text(
+        """
+model: {name: char_gpt, context: 8, width: 8, heads: 2, layers: 1}
+data: {name: stdlib_text, context: 8, batch_size: 4, max_bytes: 20000}
+optimizer: sgd
+metrics:
+  - accuracy
+  - {name: accuracy, k: 3}
+  - {name: f1, phases: [validation]}
+trainer: {max_steps: 3, validate_every: 3, limit_train_batches: 4, console: false}
+"""
+    )
+    config, from_file = load_config(tmp_path / "run.yaml", [f"trainer.output_dir={tmp_path}"])
+    trainer = trainer_from_config(config, from_file=from_file, device="cpu")
+    trainer.train()
+    last = read_metrics(trainer.run_dir)[-1]
+    assert 0 <= last["train/accuracy"] <= last["train/top3_accuracy"] <= 1
+    assert 0 <= last["val/accuracy"] <= last["val/top3_accuracy"] <= 1 and "val/f1" in last
+
+
+def test_classes_of_torchmetrics_need_no_permission(tmp_path: Path) -> None:
+    """A file may name them, with their own parameters; nothing else of the package, and no other package."""
+    name = "torchmetrics.classification.MulticlassAccuracy"
+    entry = {"name": name, "num_classes": CLASSES, "average": "micro", "ignore_index": -100, "as": "theirs"}
+    batches = make_batches(9, 5)
+    found = make_trainer(["accuracy", entry]).validate(batches)
+    assert found["val/theirs"] == pytest.approx(found["val/accuracy"])
+    config = {**PARTS, "metrics": [{"name": name, "num_classes": 3}]}
+    assert "MulticlassAccuracy" in trainer_from_config(config, from_file=True, device="cpu").validation_metrics
+    for wrong, words in (
+        ("torchmetrics.utilities.checks.is_overridden", "has no"),
+        ("torchmetrics.functional.accuracy", "not a metric class"),
+        ("os.system", "is not allowed"),
+    ):
+        with pytest.raises(ConfigError, match=rf"metrics\.0\.name: .*{words}"):
+            trainer_from_config({**PARTS, "metrics": [wrong]}, from_file=True, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ("acuracy", r"metrics\.0\.name: there is no metric named 'acuracy'; did you mean 'accuracy'"),
+        ({"name": "accuracy", "kk": 3}, r"metrics\.0\.kk: accuracy has no parameter 'kk'; did you mean 'k'"),
+        ({"name": "accuracy", "k": 0}, r"metrics\.0: .*k: expected an integer of at least 1"),
+        ({"name": "accuracy", "phases": "training"}, r"metrics\.0\.phases: invalid value 'training'; did you mean"),
+        ({"name": "accuracy", "phases": []}, r"metrics\.0\.phases: expected train or validation"),
+        ({"name": "accuracy", "as": 3}, r"metrics\.0\.as: expected a name"),
+        ({"k": 3}, r"metrics\.0.*name"),
+        (3, r"metrics\.0"),
+        (print, r"metrics\.0: expected the name of a metric, or a mapping with `name`.*; a dict takes functions"),
+    ],
+)
+def test_wrong_entries(entry: Any, words: str) -> None:
+    """One clear error with the place, and the nearest name."""
+    with pytest.raises(ConfigError, match=words):
+        make_trainer([entry])
+    with pytest.raises(ConfigError, match=r"metrics\.0"):
+        trainer_from_config({**PARTS, "metrics": [entry]}, device="cpu")  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "words"),
+    [
+        (["accuracy", "accuracy"], r"two metrics are recorded as 'accuracy'; give one another name"),
+        ([{"name": "f1", "phases": "train"}], "'f1' is computed over all samples"),
+        ([{"name": "accuracy", "as": "loss"}], "'loss' cannot be a name"),
+        ("accuracy", "expected a dict of metrics by name"),
+    ],
+)
+def test_wrong_lists(metrics: Any, words: str) -> None:
+    """What does not fit together is an error when the trainer is made."""
+    with pytest.raises(HooklineError, match=words):
+        make_trainer(metrics)
+
+
+@pytest.mark.parametrize(
+    ("metric", "words"),
+    [
+        ({"name": "accuracy", "k": 9}, "k=9, and there are 4 classes"),
+        ("mse", r"predictions \[8, 4\] do not fit targets \[8\]"),
+    ],
+)
+def test_outputs_that_do_not_fit_are_an_error_at_the_first_batch(metric: Any, words: str) -> None:
+    """With the metric's name as a note."""
+    with pytest.raises(TrainingError, match=words) as failure:
+        make_trainer([metric]).train()
+    assert any("on a training batch" in note for note in failure.value.__notes__)
+
+
+def test_a_batch_without_a_target_is_an_error() -> None:
+    """The message says how to give one."""
+    model = nn.Linear(3, CLASSES)
+    batches = [{"input": torch.ones(2, 3)}]
+    trainer = make_trainer(["accuracy"], model, batches, loss_fn=lambda output, batch: output.sum())
+    with pytest.raises(TrainingError, match="the target is a dict, not a tensor; let step_fn return"):
+        trainer.train()

@@ -1,0 +1,175 @@
+"""Test the arguments `output` and `target` at the end of a batch: what they are, that they are views, and their end."""
+
+import gc
+from collections.abc import Callable
+from typing import Any
+from weakref import ref
+
+import pytest
+import torch
+from torch import nn
+
+from hookline import SimpleTrainer, TrainingHook
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+def make_batches(count: int = 2) -> list[Batch]:
+    stream = torch.Generator().manual_seed(3)
+    return [(torch.randn(4, 3, generator=stream), torch.randint(0, 2, (4,), generator=stream)) for _ in range(count)]
+
+
+def make_trainer(batches: Any = None, model: Any = None, **options: Any) -> SimpleTrainer:
+    torch.manual_seed(0)
+    model = model or nn.Linear(3, 2)
+    batches = make_batches() if batches is None else batches
+    options = {"record": False, "console": False, "loss_fn": nn.functional.cross_entropy, **options}
+    return SimpleTrainer(model, batches, torch.optim.SGD(model.parameters(), 0.1), "cpu", **options)
+
+
+class Read(TrainingHook):
+    """Keeps what it gets at the end of every batch."""
+
+    def __init__(self) -> None:
+        self.train: list[tuple[Any, Any]] = []
+        self.validation: list[tuple[Any, Any]] = []
+
+    def on_train_batch_end(self, output: Any, target: Any) -> None:
+        self.train.append((output, target))
+
+    def on_validation_batch_end(self, output: Any, target: Any) -> None:
+        self.validation.append((output, target))
+
+
+def test_with_a_loss_function() -> None:
+    """They are the two arguments of the loss function, without the graph, in training and in validation."""
+    batches, hook = make_batches(), Read()
+    trainer = make_trainer(batches, val_dataloader=batches, hooks=[hook])
+    weights = [parameter.detach().clone() for parameter in trainer.model.parameters()]
+    trainer.train()
+    expected = nn.functional.linear(batches[0][0], *weights)
+    output, target = hook.train[0]
+    assert torch.equal(output, expected) and torch.equal(target, batches[0][1]) and not output.requires_grad
+    output, target = hook.validation[1]
+    assert torch.equal(output, trainer.model(batches[1][0])) and torch.equal(target, batches[1][1])
+    assert (len(hook.train), len(hook.validation)) == (2, 2)
+
+
+def calls_the_model(model: nn.Module, batch: Batch) -> torch.Tensor:
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def names_them(model: nn.Module, batch: Batch) -> dict[str, Any]:
+    output = nn.functional.linear(batch[0], model.weight, model.bias)  # type: ignore[arg-type]
+    return {"loss": nn.functional.cross_entropy(output, batch[1]), "output": output, "target": batch[1]}
+
+
+def hides_the_output(model: nn.Module, batch: Batch) -> torch.Tensor:
+    loss: torch.Tensor = names_them(model, batch)["loss"]
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("step_fn", "known"), [(calls_the_model, True), (names_them, True), (hides_the_output, False)]
+)
+def test_with_a_step_function(step_fn: Callable[..., Any], known: bool) -> None:
+    """The output is the model's, or what step_fn returns as 'output'; None if nothing tells."""
+    batches, hook = make_batches(), Read()
+    trainer = make_trainer(batches, step_fn=step_fn, loss_fn=None, val_dataloader=batches, hooks=[hook])
+    trainer.train()
+    for output, target in (*hook.train, *hook.validation):
+        assert target.shape == (4,) and (output.shape == (4, 2) if known else output is None)
+
+
+@pytest.mark.parametrize(
+    ("batch", "has_target"),
+    [
+        ({"x": torch.ones(4, 3), "labels": torch.zeros(4)}, True),
+        ({"x": torch.ones(4, 3)}, False),
+        (torch.ones(4, 3), False),
+        ((torch.ones(4, 3),), False),
+    ],
+)
+def test_targets_of_batches(batch: Any, has_target: bool) -> None:
+    """A dict has its target as 'labels'; a batch that is one tensor has none."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 1)
+
+        def forward(self, x: Any, labels: Any = None) -> dict[str, torch.Tensor]:
+            logits = self.layer(x)
+            return {"logits": logits, "loss": logits.mean()}
+
+    hook = Read()
+    make_trainer([batch], Model(), loss_fn=None, hooks=[hook]).train()
+    ((output, target),) = hook.train
+    assert set(output) == {"logits", "loss"} and not output["logits"].requires_grad
+    assert (target is not None) is has_target
+
+
+def test_a_hook_that_writes_to_them_changes_nothing() -> None:
+    """They are copies once something is written: the batch, metrics and the curve stay as they are."""
+
+    class Keeps:
+        """A metric that refers to what it was given until the end, as some of torchmetrics do."""
+
+        def reset(self) -> None:
+            self.found: list[torch.Tensor] = []
+
+        def update(self, predictions: torch.Tensor, target: torch.Tensor) -> None:
+            self.found += [predictions, target]
+
+        def compute(self) -> torch.Tensor:
+            return sum(one.double().sum() for one in self.found)  # type: ignore[return-value]
+
+    class Write(TrainingHook):
+        def on_train_batch_end(self, output: Any, target: Any) -> None:
+            output.fill_(9)
+            target.fill_(9)
+
+        on_validation_batch_end = on_train_batch_end
+
+    curves = []
+    for hooks in ([], [Write()]):
+        batches = make_batches()
+        trainer = make_trainer(batches, val_dataloader=batches, hooks=hooks, metrics={"sum": Keeps()}, max_epochs=2)
+        trainer.train()
+        curves.append([{**row, "time": 0} for row in trainer.record.metrics])  # type: ignore[attr-defined]
+        assert all(torch.equal(one[1], other[1]) for one, other in zip(batches, make_batches(), strict=True))
+    assert curves[0] == curves[1]
+
+
+def test_nothing_is_read_unless_a_hook_names_them() -> None:
+    """The model has no forward hook more, and the output is gone when the batch is over."""
+
+    class Remember(nn.Linear):
+        outputs: list[Any] = []  # noqa: RUF012
+        hooks: list[int] = []  # noqa: RUF012
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            output = super().forward(x)
+            self.outputs.append(ref(output))
+            self.hooks.append(len(self._forward_hooks))
+            return output
+
+    model = Remember(3, 2)
+    trainer = make_trainer(make_batches(4), model)
+    alive: list[bool] = []
+
+    def look() -> None:
+        gc.collect()
+        alive.append(model.outputs[-1]() is not None)
+
+    trainer.on("step_end", name="look")(look)
+    steps = trainer.stepper()
+    next(steps)
+    trainer.on("train_batch_end", name="reads")(lambda output: None)
+    next(steps)
+    trainer.on("train_batch_end", name="removes")(lambda: trainer.hooks.remove("reads"))
+    next(steps)
+    trainer.hooks.remove("removes")
+    for _ in steps:
+        pass
+    assert model.hooks == [0, 1, 1, 0] and not any(alive)
