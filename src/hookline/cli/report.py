@@ -7,7 +7,6 @@ from pathlib import Path
 
 from hookline._console import CommandOutput, printable
 from hookline._fs import relative_to_here
-from hookline.errors import HooklineError
 from hookline.record.summary import RunSummary
 from hookline.report.sink import REPORT, write_report
 
@@ -17,9 +16,6 @@ COMPARISON = "comparison.html"
 def run(options: argparse.Namespace) -> int:
     """Write the report, into the run's directory unless another file is given, and print its path."""
     directories = list(dict.fromkeys(Path(run) for run in options.runs))
-    for directory in directories:
-        if not (directory / "run.json").is_file():
-            raise HooklineError(f"{directory} is not the directory of a run: it has no run.json")
     summaries = [RunSummary.read(directory) for directory in directories]
     default = directories[0] / REPORT if len(directories) == 1 else Path(COMPARISON)
     path = default if options.output is None else Path(options.output)

@@ -115,9 +115,11 @@ class Grid extends Plot {
     this.width = Math.max(total - this.left - 12, 10);
     this.rowHeight = this.heightOfRows(count);
     const height = this.top + Math.max(count * this.rowHeight, 20) + this.axisHeight;
-    const { canvas } = this, ctx = canvas.getContext("2d");
+    const { canvas } = this;
     canvas.width = total * ratio;
     canvas.height = height * ratio;
+    this.drawn = new OffscreenCanvas(canvas.width, canvas.height); // what the cursor is drawn over
+    const ctx = this.drawn.getContext("2d");
     canvas.style.width = `${total}px`;
     canvas.style.height = `${height}px`;
     ctx.scale(ratio, ratio);
@@ -125,7 +127,6 @@ class Grid extends Plot {
     if (count && this.steps.length) this.drawCells(ctx, ratio);
     this.drawNames(ctx);
     this.drawAxis(ctx, height - this.axisHeight);
-    this.image = ctx.getImageData(0, 0, canvas.width, canvas.height);
     this.drawCursor();
     this.showValue();
   }
@@ -202,9 +203,12 @@ class Grid extends Plot {
   }
 
   drawCursor() {
-    if (!this.image) return;
+    if (!this.drawn) return;
     const ctx = this.canvas.getContext("2d");
-    ctx.putImageData(this.image, 0, 0);
+    ctx.setTransform(1, 0, 0, 1, 0, 0);
+    ctx.clearRect(0, 0, this.canvas.width, this.canvas.height);
+    ctx.drawImage(this.drawn, 0, 0);
+    ctx.scale(devicePixelRatio, devicePixelRatio);
     ctx.strokeStyle = colour("text");
     ctx.lineWidth = 1;
     if (view.step !== null && view.step >= view.range[0] && view.step <= view.range[1]) {
@@ -476,7 +480,9 @@ class GradientFlow extends Plot {
     if (!width || !this.maps[0].steps.length) return;
     this.drawnWidth = width;
     this.stale = false;
-    const data = this.makeData(), { axis, ...base } = baseOptions(this.element, 380), count = this.shownRows.length;
+    const data = this.makeData(), count = this.shownRows.length;
+    const names = this.shownRows.map((row) => this.maps[0].names[row]), room = Math.min(30 + 6 * Math.max(...names.map((name) => name.length)), 165);
+    const { axis, ...base } = baseOptions(this.element, 215 + room);
     const series = [{}], bands = [];
     this.maps.forEach((map, index) => {
       const stroke = () => lineColour(several ? map.run.index : 0);
@@ -488,7 +494,7 @@ class GradientFlow extends Plot {
     this.legend.replaceChildren(...(several
       ? this.maps.map((map) => el("li", {}, el("span", { class: `swatch line-${map.run.index % COLOURS}` }), named("span", map.run.name, 40)))
       : [el("li", {}, el("span", { class: "swatch line-0" }), "at this step"), el("li", {}, el("span", { class: "swatch box band" }), "least to greatest over all steps")]));
-    const names = this.shownRows.map((row) => this.maps[0].names[row]), most = Math.max(Math.floor((width - 70) / 16), 2), every = Math.ceil(count / most);
+    const most = Math.max(Math.floor((width - 70) / 16), 2), every = Math.ceil(count / most);
     this.chart?.destroy();
     this.chart = new uPlot({
       ...base, series, bands, padding: [10, 14, 0, 0],
@@ -497,7 +503,7 @@ class GradientFlow extends Plot {
         y: { distr: 3, range: logRange },
       },
       axes: [
-        { ...axis, size: 165, rotate: -90, gap: 6, splits: () => data[0].filter((place) => place % every === 0), values: (u, places) => places.map((place) => short(names[place] ?? "", 22)) },
+        { ...axis, size: room, rotate: -90, gap: 6, splits: () => data[0].filter((place) => place % every === 0), values: (u, places) => places.map((place) => short(names[place] ?? "", 22)) },
         { ...axis, ...LOG_AXIS, size: 58, values: (u, values) => values.map((v) => (v === null ? null : tick(v))) },
       ],
       cursor: { y: false, drag: { x: false, y: false }, points: { size: 7 } },

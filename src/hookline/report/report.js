@@ -29,7 +29,7 @@ const figures = (text) => el("span", { class: "number" }, text);
 
 /** Make a list of names and values; nested values are indented, empty ones left out. */
 function facts(value) {
-  const entries = Object.entries(value ?? {}).filter(([, one]) => one !== null && one !== undefined && one !== "");
+  const entries = Object.entries(value ?? {}).filter(([, one]) => one !== null && one !== undefined && one !== "" && !(Array.isArray(one) && !one.length));
   return el("dl", { class: "facts" }, ...entries.flatMap(([name, one]) => [named("dt", name.replace(/_/g, " "), 60), el("dd", {}, factValue(one))]));
 }
 
@@ -58,7 +58,8 @@ function runName(run, tag = "span") {
 const SEVERITIES = { error: "Error", warning: "Warning", info: "Note" };
 
 function alerts() {
-  const all = runs.flatMap((run) => run.alerts);
+  const rank = ({ severity }) => Math.max(Object.keys(SEVERITIES).indexOf(severity), 0);
+  const all = runs.flatMap((run) => run.alerts).sort((a, b) => rank(a) - rank(b)); // those of each run are sorted already
   if (!all.length) return el("p", { class: "quiet" }, "Nothing was found that needs attention.");
   const items = all.map((alert) => {
     const severity = alert.severity in SEVERITIES ? alert.severity : "info";
@@ -295,11 +296,12 @@ function media(run) {
     const caption = el("figcaption", {}, named("h4", one.name, 60), el("span", { class: "unit" }, `step ${number(one.step)}`));
     if (one.type === "image") {
       const image = el("img", { alt: short(`${one.name} at step ${one.step}`, 200), loading: "lazy" });
+      image.addEventListener("load", () => image.classList.toggle("tiny", image.naturalWidth < 128));
       image.src = `data:image/png;base64,${one.png}`;
       return el("figure", { class: "card" }, caption, image);
     }
     const more = one.total_rows > one.rows.length ? el("p", { class: "note" }, `the first ${number(one.rows.length)} of ${plural(one.total_rows, "row")}`) : null;
-    const rows = one.kind === "confusion_matrix" ? shaded(one.rows) : one.rows.map((cells) => cells.map((cell) => (typeof cell === "number" ? cell : cell === null ? "–" : String(cell))));
+    const rows = one.kind === "confusion_matrix" ? shaded(one.rows) : one.rows.map((cells) => cells.map((cell) => (["NaN", "Infinity", "-Infinity"].includes(cell) ? Number(cell) : typeof cell === "number" ? cell : cell === null ? "–" : String(cell))));
     return el("figure", { class: `card${one.columns.length > 6 ? " wide" : ""}` }, caption, table(one.columns.map(String), rows), more);
   });
   return items.length ? el("div", { class: "cards" }, ...items) : null;

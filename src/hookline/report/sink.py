@@ -34,7 +34,9 @@ class ReportSink:
 
     def __init__(self, record: Record) -> None:
         assert record.path is not None
-        record.flush(wait=True)  # what was recorded before is read from the files, so that it must not arrive again
+        # What was written before is read from the files, so that it must not arrive again. Without waiting, which would
+        # be an exchange between several ranks, and only rank 0 is here.
+        record.flush()
         self._record, self._path = record, record.path / REPORT
         self._summary = RunSummary.read(record.path)
         self._next_write = 0.0
