@@ -71,7 +71,8 @@ BUILT_IN = """
     confusion_matrix console_log
     debug debug_training early_stopping ema freeze gradient_flow gradient_monitor grokfast identity json_log link_norms
     loss_spike lr_monitor mask measure mlflow monitor nan_forensics noise normalize notify patch profiler
-    replace_activation sample_predictions sample_text scale scale_activation sign skip_nonfinite spike_guard stall_watchdog steer
+    replace_activation sample_predictions sample_text scale scale_activation sign skip_nonfinite spike_guard
+    stall_watchdog steer
     tensorboard throughput trackio wandb
 """
 

@@ -28,6 +28,7 @@ def make_trainer(root: Path, steps: int = 3) -> Trainer:
             {"name": "profiler", "first_step": 2, "steps": 1, "warmup": 0},
             {"name": "nan_forensics", "stop_run": False},
             {"name": "json_log", "log_every_n_batches": 1},
+            "tensorboard",
         ],
         "forward": [{"name": "capture", "save": True}, "activation_stats"],
     }
