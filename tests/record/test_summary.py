@@ -146,6 +146,16 @@ def test_what_a_resumed_run_discarded_is_not_in_the_summary(tmp_path: Path) -> N
     assert summary.layers["gradients"].values[:, 0, 0].tolist() == [*range(1, 21), *range(-21, -26, -1)]
 
 
+def test_a_run_that_continues_reads_nothing_of_later_steps(tmp_path: Path) -> None:
+    record = record_of(tmp_path)
+    for step in range(1, 31):
+        record.log(step, 0, "train/loss", float(step))
+        record.log_layers("gradients", step, ("a",), ("norm",), torch.tensor([[float(step)]]))
+    summary = RunSummary.read(close(record), until=20)
+    assert summary.curves["train/loss"].last == Point(20, 20.0)
+    assert summary.layers["gradients"].steps.tolist() == [*range(1, 21)]
+
+
 def test_layers_are_bounded_and_keep_what_is_farthest_from_zero() -> None:
     summary = RunSummary()
     record = Record.in_memory()

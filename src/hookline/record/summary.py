@@ -232,8 +232,12 @@ class RunSummary:
     # ---- reading files -----------------------------------------------------------------------------------------------
 
     @classmethod
-    def read(cls, directory: Path | str) -> RunSummary:
+    def read(cls, directory: Path | str, until: int | None = None) -> RunSummary:
         """Read the files of a run, also of one that is running or was killed.
+
+        Args:
+            directory: The run's directory.
+            until: The last step to read metrics and layers of, for a run that continues from there.
 
         Raises:
             RecordError: If the directory is not a run, or one of its files cannot be read.
@@ -246,11 +250,11 @@ class RunSummary:
             logger.warning("%s", error)
             config = ""
         summary = cls(run, config, path)
-        for rows in read_rows(path / "metrics.jsonl", summary.torn):
+        for rows in read_rows(path / "metrics.jsonl", summary.torn, until):
             summary.write_metrics(rows)
         if (path / "layers.jsonl").exists():
             headers: dict[Any, SeriesHeader] = {}
-            for rows in read_rows(path / "layers.jsonl", summary.torn):
+            for rows in read_rows(path / "layers.jsonl", summary.torn, until):
                 summary._read_layers(rows, headers)
         if (path / "media.jsonl").exists():
             from hookline.record.media import read_media  # imports torch, which runs without media do not need
@@ -275,12 +279,13 @@ class RunSummary:
                     self._add_layers(row["step"], header, values.reshape(header.shape))
 
 
-def read_rows(path: Path, torn: list[str]) -> Iterator[list[dict[str, Any]]]:
+def read_rows(path: Path, torn: list[str], until: int | None = None) -> Iterator[list[dict[str, Any]]]:
     """Yield the rows of metrics.jsonl or layers.jsonl in batches, without those that a resumed run has discarded.
 
     Args:
         path: The file.
         torn: Receives the file's name if a line in it is incomplete.
+        until: The last step to yield rows of.
 
     Raises:
         RecordError: If the file cannot be read.
@@ -288,7 +293,7 @@ def read_rows(path: Path, torn: list[str]) -> Iterator[list[dict[str, Any]]]:
     parts = list(_attempts(read_bytes(path)))
     for index, (attempt, _) in enumerate(parts):
         lines = [line for line in attempt.split(b"\n") if line]
-        limits = [resumed_at for _, resumed_at in parts[index + 1 :] if resumed_at is not None]
+        limits = [one for one in (until, *(resumed_at for _, resumed_at in parts[index + 1 :])) if one is not None]
         count = 0
         for batch in parse_lines(lines):
             count += len(batch)

@@ -27,18 +27,19 @@ class ReportSink:
 
     Args:
         record: The record of the run, in a directory; it may have rows of earlier attempts.
+        step: The step that the run begins after; what earlier attempts recorded of later ones does not count.
 
     Raises:
         RecordError: If the record cannot be read.
     """
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: Record, step: int) -> None:
         assert record.path is not None
         # What was written before is read from the files, so that it must not arrive again. Without waiting, which would
         # be an exchange between several ranks, and only rank 0 is here.
         record.flush()
         self._record, self._path = record, record.path / REPORT
-        self._summary = RunSummary.read(record.path)
+        self._summary = RunSummary.read(record.path, until=step)
         self._next_write = 0.0
         self._warned = False
 

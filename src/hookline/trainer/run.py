@@ -151,7 +151,7 @@ def _add_report(trainer: Trainer) -> SinkHandle | None:
     from hookline.report.sink import ReportSink
 
     try:
-        return trainer.record.add_sink(ReportSink(trainer.record))
+        return trainer.record.add_sink(ReportSink(trainer.record, trainer.progress.steps_done))
     except RecordError as error:
         logger.warning("this run will have no report: %s", error)
         return None
