@@ -32,8 +32,8 @@ PICKING = ("keyword", "deselect", "ignore", "ignore_glob", "lf", "stepwise")  # 
 
 # A busy machine generates examples slowly, which says nothing about the code.
 NO_CLOCK = [hypothesis.HealthCheck.too_slow]
-hypothesis.settings.register_profile("same", derandomize=True, suppress_health_check=NO_CLOCK)
-hypothesis.settings.register_profile("new", derandomize=False, suppress_health_check=NO_CLOCK)
+hypothesis.settings.register_profile("same", derandomize=True, deadline=None, suppress_health_check=NO_CLOCK)
+hypothesis.settings.register_profile("new", derandomize=False, deadline=None, suppress_health_check=NO_CLOCK)
 hypothesis.settings.load_profile("same")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell has it for what runs in the background

@@ -30,7 +30,8 @@ STEPS_PER_EPOCH, EPOCHS, SAVE_EVERY = 18, 2, 2
 STEPS_AHEAD_S = 0.05  # some steps' time
 CALLS_PER_SAVE = 60  # to the _fs, about: open, write, fsync and rename
 CURVE = ("train/loss", "train/lr", "train/grad_norm", "train/epoch_loss", "val/loss")
-LEFT_OUT = {"sample_text", "notify", "profiler", "identity"}  # no text here, no network, and a trace per attempt
+# No text here, no network, a trace per attempt; trackers have their own tests, with kills, too.
+LEFT_OUT = {"sample_text", "notify", "profiler", "identity", "mlflow", "tensorboard", "trackio", "wandb"}
 NEEDED: dict[str, dict[str, Any]] = {
     "checkpoint": {"save_every_n_steps": SAVE_EVERY},
     "clip_norm": {"max_norm": 0.5},

@@ -15,7 +15,8 @@ from torch import nn
 from hookline import TrainingHook, get_trainer
 from hookline.core.plugins import HOOKS
 
-OBSERVERS = [name for name in HOOKS.names() if not HOOKS.find(name).intervenes]
+SERVICES = {"mlflow", "trackio", "wandb"}  # slow to start; test_harmless.py trains with them
+OBSERVERS = [name for name in HOOKS.names() if not HOOKS.find(name).intervenes and name not in SERVICES]
 PARAMETERS: dict[str, dict[str, Any]] = {  # where the default would do little in so short a run, or cannot be
     "checkpoint": {"save_every_n_steps": 3},
     "console_log": {"log_every_n_batches": 1},

@@ -45,7 +45,8 @@ def media_rows() -> list[Any]:
 
 def offline_files(run_dir: Path) -> list[Path]:
     """Return what wandb wrote offline, one file per attempt, the oldest first."""
-    return sorted((run_dir / "wandb").glob("offline-run-*/run-*.wandb"), key=lambda path: path.stat().st_mtime_ns)
+    # Their folders are named after the time; a process that was killed may leave one that is still written to.
+    return sorted((run_dir / "wandb").glob("offline-run-*/run-*.wandb"), key=lambda path: path.parent.name)
 
 
 def read_offline(path: Path) -> list[Any]:

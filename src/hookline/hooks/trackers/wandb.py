@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import io
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -66,7 +67,8 @@ class WandbTracker(Tracker):
         if run.directory is not None and self.directory is None:
             refuse_link(run.directory / "wandb")  # a run from elsewhere must not lead to any directory
         wandb = import_module(self.package)
-        self._is_online = (self.mode or wandb.setup().settings.mode) not in ("offline", "disabled", "dryrun")
+        mode = self.mode or os.environ.get("WANDB_MODE") or wandb.setup().settings.mode
+        self._is_online = mode not in ("offline", "disabled", "dryrun")
         if self._is_online and not wandb.login(prompt=False, verify=False):
             remedy = "run `wandb login`, set WANDB_API_KEY, or give mode: offline"
             raise TrainingError(f"hook {self.registered_name!r}: you are not logged in to wandb; {remedy}")
