@@ -17,6 +17,7 @@ from terminal import Terminal, run_at_terminal
 
 from hookline import ConsoleLogHook, EarlyStopping, Trainer, TrainingHook, get_trainer
 from hookline.hooks import live_view
+from hookline.hooks.step_times import Report
 
 LABELS = ["epoch", "run", "loss", "validation", "speed"]
 
@@ -143,19 +144,22 @@ def test_the_parts_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     run = PlainRun()
     view = live_view.LiveView(terminal)
     view.start(run, 0.0)
-    view.times = {
+    view.report = Report(1, {
         "step_seconds": 0.01, "steps_per_s": 100.0, "samples_per_s": 3200.0, "tokens_per_s": 0.0,
         "data_wait_seconds": 0.006, "forward_backward_seconds": 0.003, "optimizer_seconds": 0.0005,
         "hooks_seconds": 0.0001,
-    }  # fmt: skip
+    }, 0.01)  # fmt: skip
     view.draw(run, 1.0)
     shown = region(terminal.screen())
     assert shown[4] == "speed       3,200 samples/s  100 steps/s  0:01 so far"
     assert shown[5] == "time        data 60%  forward-backward 30%  optimizer 5%  hooks 1%  input-bound"
-    view.times |= {"data_wait_seconds": 0.001}
+    view.report.values["data_wait_seconds"] = 0.001
     monkeypatch.setenv("COLUMNS", "60")
     view.draw(run, 1.0)
     assert region(terminal.screen())[5] == "time        data 10%  fwd-bwd 30%  optim 5%  hooks 1%"
+    monkeypatch.setenv("COLUMNS", "100")
+    view.draw(run, 1.0)
+    assert region(terminal.screen())[5].endswith("hooks 1%  other 54%")
     view.place.close()
 
 

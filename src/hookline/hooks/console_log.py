@@ -97,8 +97,8 @@ class ConsoleLogHook(TrainingHook):
     def on_train_end(self, trainer: RunControl, state: Mapping[str, Any]) -> None:
         """Replace the live view by a summary, and print the table of costs."""
         if self._view is not None:
-            if (report := self._times.finish(trainer)) is not None and not self._view.times:
-                self._view.times = report.values
+            if (report := self._times.finish(trainer)) is not None and self._view.report is None:
+                self._view.report = report
             self._view.close(trainer, perf_counter(), state["latest_loss"], state["avg_loss"])
             self.close()
         if self.costs and (rows := trainer.hooks.costs()):
@@ -120,7 +120,7 @@ class ConsoleLogHook(TrainingHook):
         """Start to measure a batch that is due."""
         self._is_due = True
         if self._view is not None and (report := self._times.start_batch(trainer, batch, step)) is not None:
-            self._view.times = report.values
+            self._view.report = report
 
     def on_after_backward(self) -> None:
         """End the forward and backward pass."""
@@ -179,10 +179,13 @@ class ConsoleLogHook(TrainingHook):
     def _catch_up(self, step: int, trainer: RunControl) -> None:
         self._times.catch_up(step, trainer)
 
-    def _exclude(self) -> None:
-        self._times.exclude()
+    on_epoch_end = _catch_up
 
-    on_epoch_end, on_epoch_start = _catch_up, _exclude
+    def on_epoch_start(self, epoch: int) -> None:
+        """Exclude the time between epochs, and start another mean."""
+        self._times.exclude()
+        if self._view is not None:
+            self._view.start_epoch(epoch)
 
     def on_validation_start(self, step: int, trainer: RunControl) -> None:
         """Exclude the validation from the time of steps."""
@@ -202,6 +205,8 @@ class ConsoleLogHook(TrainingHook):
             self._view.add_validation(step, numbers)
         shown = "  ".join(f"{name} {value:.4f}" for name, value in numbers.items())
         self._print(f"step {step}  validation  {shown}")
+        if self._view is not None:
+            self._draw(trainer, perf_counter())  # so that it shows the same
         self._times.exclude()
 
     def on_checkpoint_save(self, trainer: RunControl, step: int, checkpoint_path: str) -> None:

@@ -14,10 +14,12 @@ from hookline.core.run_control import RunControl
 from hookline.hooks.live_layout import Layout, Part
 from hookline.hooks.monitored import MetricHook
 from hookline.hooks.progress_text import duration, number, of_total, rate
+from hookline.hooks.step_times import Report
 
 TERMINAL_SECONDS, NOTEBOOK_SECONDS = 0.25, 0.5  # between two drawings
 NOTEBOOK_WIDTH = 100
 NARROW, WIDE = 70, 120  # columns from which there is room for words, and for what is only nice to have
+WORTH_NAMING = 0.01  # the share of a step's time from which what belongs to no part is shown
 INPUT_BOUND = 0.4  # the share of a step's time from which waiting for data is worth a word
 MEGABYTE = 2**20
 MEMORY_DRAWS = 20  # of so many drawings the least memory counts
@@ -65,8 +67,8 @@ class LiveView:
         self._stream, self._in_notebook = stream, is_notebook(stream)
         self.place: Region | NotebookOutput = NotebookOutput(stream) if self._in_notebook else open_region(stream)
         self.seconds = NOTEBOOK_SECONDS if self._in_notebook else TERMINAL_SECONDS
-        self.times: Mapping[str, float] = {}
-        """The values of the last report of `StepTimes`."""
+        self.report: Report | None = None
+        """The last report of `StepTimes`."""
         self.step = self.batches = 0  # done, in the run and in the epoch
         self.validation_batches: int | None = None  # begun, while a validation runs
         self._layout: Layout | None = None
@@ -74,7 +76,7 @@ class LiveView:
         self._started = 0.0
         self._first_step = 0
         self._first: tuple[float, int] | None = None  # time and number of the first steps, which pay for warming up
-        self._loss = math.nan
+        self._loss: float | None = None  # none yet
         self._epoch, self._sum, self._count = -1, 0.0, 0  # of the losses
         self._metrics: dict[str, float] = {}
         self._monitor, self._sign = "val/loss", 1  # -1 if larger is better
@@ -108,11 +110,18 @@ class LiveView:
 
     def add_loss(self, loss: float, epoch: int) -> None:
         """Take the loss of a step; the mean is that of the epoch so far."""
-        if epoch != self._epoch:
-            self._epoch, self._sum, self._count = epoch, 0.0, 0
+        if epoch < self._epoch:  # the record is written later than the epoch begins
+            self._loss = loss
+            return
+        if epoch > self._epoch:
+            self.start_epoch(epoch)
         self._loss = loss
         if math.isfinite(loss):
             self._sum, self._count = self._sum + loss, self._count + 1
+
+    def start_epoch(self, epoch: int) -> None:
+        """Start the mean of another epoch."""
+        self._epoch, self._sum, self._count = epoch, 0.0, 0
 
     def add_validation(self, step: int, metrics: Mapping[str, float]) -> None:
         """Take the metrics of a validation."""
@@ -131,7 +140,7 @@ class LiveView:
         if trainer.has_validation or self._metrics:
             rows.append(layout.row("validation", self._validation_parts()))
         rows.append(layout.row("speed", [*self._speed_parts(now), f"{duration(now - self._started)} so far"]))
-        if self.times:
+        if self.report is not None:
             rows.append(layout.row("host time" if on_device else "time", self._time_parts(layout, on_device)))
         if on_device:
             rows.append(layout.row("memory", self._memory_parts(trainer)))
@@ -190,10 +199,9 @@ class LiveView:
 
     def _loss_parts(self, trainer: RunControl) -> list[Part]:
         whose = " on rank 0" if trainer.ranks.world_size > 1 else ""
-        is_bad = self._count and not math.isfinite(self._loss)
-        known = bool(self._count) or is_bad
+        is_bad = self._loss is not None and not math.isfinite(self._loss)
         return [
-            (f"{number(self._loss)}{whose}" if known else "-", "bold red" if is_bad else "bold"),
+            ("-" if self._loss is None else f"{number(self._loss)}{whose}", "bold red" if is_bad else "bold"),
             f"mean {number(self._sum / self._count)}" if self._count else "mean -",
             f"lr {trainer.lr:.3g}",
         ]
@@ -211,24 +219,29 @@ class LiveView:
 
     def _speed_parts(self, now: float) -> list[Part]:
         parts: list[Part] = []
-        if tokens := self.times.get("tokens_per_s"):
+        times = {} if self.report is None else self.report.values
+        if tokens := times.get("tokens_per_s"):
             parts.append(rate(tokens, "token"))
-        if samples := self.times.get("samples_per_s"):
+        if samples := times.get("samples_per_s"):
             parts.append(rate(samples, "sample"))
-        steps = self.times.get("steps_per_s") or self._steps_per_second(now)
+        steps = times.get("steps_per_s") or self._steps_per_second(now)
         return [*parts, rate(steps, "step")] if steps else parts
 
     def _time_parts(self, layout: Layout, on_device: bool) -> list[Part]:
-        whole = self.times["step_seconds"]
-        seconds = {key: self.times[key] for key in PARTS if key in self.times}
-        # Parts are measured in some of the steps only, and together may come to more than the mean of all.
-        shares = {key: one / max(whole, sum(seconds.values())) for key, one in seconds.items()}
+        assert self.report is not None
+        times = self.report.values
+        seconds = {key: times[key] for key in PARTS if key in times}
+        # Hooks also run inside the other parts, so that the sum may come to more than the whole.
+        whole = max(self.report.measured, sum(seconds.values()), 1e-9)
+        shares = {key: one / whole for key, one in seconds.items()}
         is_short = layout.width < NARROW
         parts: list[Part] = [(f"{PARTS[key][is_short]} {share:.0%}", PARTS[key][2]) for key, share in shares.items()]
         if shares.get("data_wait_seconds", 0.0) >= INPUT_BOUND:
             parts.append(("maybe input-bound" if on_device else "input-bound", "bold yellow"))
+        if (rest := 1 - sum(shares.values())) >= WORTH_NAMING:
+            parts.append(f"other {rest:.0%}")
         if layout.width >= WIDE:
-            parts.append(f"of {1000 * whole:,.1f} ms a step")
+            parts.append(f"of {1000 * times['step_seconds']:,.1f} ms a step")
         return parts
 
     def _memory_parts(self, trainer: RunControl) -> list[Part]:

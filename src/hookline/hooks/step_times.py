@@ -30,6 +30,8 @@ class Interval:
     backwards: int = 0
     optimizer: float = 0.0
     optimizer_steps: int = 0
+    measured: float = 0.0  # from the start to the end of the batches whose parts are measured
+    measured_batches: int = 0
 
     @property
     def batches_per_step(self) -> float:
@@ -44,6 +46,8 @@ class Report:
     step: int
     values: dict[str, float]
     """``step_seconds``, ``steps_per_s``, ``samples_per_s``, ``tokens_per_s``, and the parts of a step in seconds."""
+    measured: float
+    """The seconds of the steps whose parts were measured, which are all of them unless the owner is on a schedule."""
 
 
 class StepTimes:
@@ -70,6 +74,7 @@ class StepTimes:
         self._last_step = self._tokens = -1  # the last step that ended, and the tokens by then
         self._batch_started = self._optimizer_started = 0.0  # 0 outside of these parts of a step
         self._optimized_in = -1  # the last step with an optimizer step
+        self._measured_from = 0.0  # the start of a measured batch, or its end before its step has ended; 0 outside
 
     # ---- the parts of a step -----------------------------------------------------------------------------------------
 
@@ -89,7 +94,8 @@ class StepTimes:
             interval.waits += 1
         interval.batches_started += 1
         interval.samples += count_samples(batch)
-        self._batch_started = now
+        self._batch_started = self._measured_from = now
+        interval.measured_batches += 1
         return report
 
     def end_backward(self) -> None:
@@ -117,6 +123,9 @@ class StepTimes:
         self._ended, self._ended_in = now, step
         if self._interval is not None:
             self._interval.batches += 1
+            if self._measured_from:
+                self._interval.measured += now - self._measured_from
+                self._measured_from = now
         return now
 
     def end_step(self, step: int, trainer: RunControl) -> None:
@@ -124,6 +133,9 @@ class StepTimes:
         self._ended, self._last_step, self._tokens = perf_counter(), step, trainer.rank_tokens
         if self._interval is not None:
             self._interval.steps += 1
+            if self._measured_from:
+                self._interval.measured += self._ended - self._measured_from
+        self._measured_from = 0.0
 
     # ---- what does not count -----------------------------------------------------------------------------------------
 
@@ -171,7 +183,8 @@ class StepTimes:
             values["optimizer_seconds"] = interval.optimizer / interval.optimizer_steps
         # Scaled up from samples, so that a later estimate may be lower than an earlier one.
         values["hooks_seconds"] = max(hooks - interval.hooks, 0.0) / steps
-        return Report(step, values)
+        measured = interval.measured / max(interval.measured_batches, 1) * per_step
+        return Report(step, values, measured + values.get("data_wait_seconds", 0.0))
 
 
 def _hook_seconds(trainer: RunControl) -> float:

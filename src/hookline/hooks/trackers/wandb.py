@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import io
+import os
 from collections import deque
 from collections.abc import Mapping, Sequence
 from importlib import import_module
