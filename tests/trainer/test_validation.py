@@ -40,6 +40,19 @@ def test_metrics_are_weighted_by_samples() -> None:
     assert trainer.validate(batches)["val/loss"] == pytest.approx(loss_of(trainer, batches), rel=1e-5)
 
 
+def test_metrics_are_recorded_if_a_hook_fails_at_the_end() -> None:
+    """A misspelt metric of a checkpoint hook ends the run, and the record still has what was measured."""
+    trainer = make_trainer(val_dataloader=make_batches(2))
+
+    @trainer.on("validation_end", on_error="raise")
+    def broken() -> None:
+        raise ValueError("no good")
+
+    with pytest.raises(ValueError, match="no good"):
+        trainer.train()
+    assert "val/loss" in trainer.record.metrics[-1]
+
+
 def test_several_loaders() -> None:
     """Each has its own loss, and val/loss is that of all samples."""
     trainer = make_trainer()

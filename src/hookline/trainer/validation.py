@@ -80,11 +80,13 @@ def validate(trainer: Trainer, loaders: Mapping[str, Iterable[Any]], limit: int 
         metrics = _measure(trainer, loaders, limit, slots)
         args.val_metrics, args.eval_metrics = metrics, {}
         args.mirror_metrics("val_metrics")
-        if handler := slots.on_validation_end:
-            handler(args)
-        args.mirror_metrics("eval_metrics")
-    for key, value in single_numbers(metrics).items():
-        trainer.log(key, value)
+        try:
+            if handler := slots.on_validation_end:
+                handler(args)
+            args.mirror_metrics("eval_metrics")
+        finally:  # what was measured is recorded, also if a hook ends the run here
+            for key, value in single_numbers(metrics).items():
+                trainer.log(key, value)
     if trainer.running and trainer.ranks.act_together:
         trainer.loop.flush(wait=True)  # ranks exchange what they have recorded
     return metrics
