@@ -211,9 +211,13 @@ def measure(rounds: int, only: list[str]) -> Table:
                 batches = make_batches()
                 if as_dicts:
                     batches = [{"inputs": inputs, "targets": targets} for inputs, targets in batches]
-                contenders[name] = Threaded(loop, batches)
-                contenders[name].turn(BLOCK)
-                seconds[name] = []
+                try:
+                    contenders[name] = Threaded(loop, batches)
+                    contenders[name].turn(BLOCK)
+                    seconds[name] = []
+                except Exception as error:  # it is not installed
+                    contenders.pop(name, None)
+                    table.notes.append(f"{name}: not measured ({error})")
             order, shuffle = list(contenders), random.Random(0).shuffle
             for _ in range(max(rounds // 40, FEWEST_ROUNDS)):
                 shuffle(order)
@@ -223,7 +227,7 @@ def measure(rounds: int, only: list[str]) -> Table:
                     seconds[name].append((perf_counter() - started) / BLOCK)
         finally:
             close_all(contenders)
-    for name, _, baseline, _, goal in rows:
+    for name, _, baseline, _, goal in [row for row in rows if row[0] in seconds]:
         step = median(seconds[name])
         if baseline is None or baseline not in seconds:
             table.rows.append((name, f"{step * 1e3:.2f}", "", "", "", goal))
