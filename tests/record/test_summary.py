@@ -156,6 +156,43 @@ def test_a_run_that_continues_reads_nothing_of_later_steps(tmp_path: Path) -> No
     assert summary.layers["gradients"].steps.tolist() == [*range(1, 21)]
 
 
+def test_of_many_attempts_each_counts_up_to_where_a_later_one_began(tmp_path: Path) -> None:
+    path = close(record_of(tmp_path))
+    lines = [f'{{"step":{step},"resumed":true}}\n{{"step":{step + 2},"x":{step}}}\n' for step in range(5000)]
+    (path / "metrics.jsonl").write_text("".join(lines))
+    curve = RunSummary.read(path).curves["x"]
+    assert curve.points == 1
+    assert curve.last == Point(5001, 4999.0)
+
+
+def test_no_metric_can_be_named_like_the_mark_of_a_resumed_run() -> None:
+    with pytest.raises(RecordError, match="no metric can be named 'resumed'"):
+        Record.in_memory().log(3, 0, "resumed", 1)
+
+
+def test_a_report_that_cannot_be_prepared_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever is wrong with the files of earlier attempts, the run trains."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError("of the summary")
+
+    monkeypatch.setattr(RunSummary, "read", fail)
+    model = torch.nn.Linear(4, 1)
+    trainer = hookline.SimpleTrainer(
+        model,
+        [torch.randn(2, 4)] * 3,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        step_fn=lambda model, batch: model(batch).square().mean(),
+        output_dir=str(tmp_path),
+        console=False,
+    )
+    trainer.train()
+    assert trainer.progress.steps_done == 3
+    assert "no report: ZeroDivisionError: of the summary" in caplog.text
+
+
 def test_layers_are_bounded_and_keep_what_is_farthest_from_zero() -> None:
     summary = RunSummary()
     record = Record.in_memory()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hookline.record.config_yaml import flatten_config, read_config
-from hookline.record.json_lines import NON_FINITE, RESERVED
+from hookline.record.json_lines import NON_FINITE, NOT_METRICS
 from hookline.record.summary import RunSummary, read_rows
 
 MISSING = "(not there)"
@@ -126,8 +126,7 @@ def _numbers(run: RunSummary) -> dict[int, dict[str, Any]]:
     steps: dict[int, dict[str, Any]] = {}
     for row in _rows(run.path / "metrics.jsonl"):
         if type(row.get("step")) is int:
-            values = {name: row[name] for name in row if name not in RESERVED and not name.startswith(_BY_THE_CLOCK)}
-            values.pop("resumed", None)
+            values = {name: row[name] for name in row if name not in NOT_METRICS and not name.startswith(_BY_THE_CLOCK)}
             if values:
                 steps.setdefault(row["step"], {}).update(values)
     series: dict[Any, str] = {}

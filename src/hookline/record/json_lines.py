@@ -13,6 +13,7 @@ from hookline.errors import RecordError
 from hookline.record import strict_json
 
 RESERVED = frozenset({"step", "epoch", "time"})  # fields of every row of metrics
+NOT_METRICS = RESERVED | {"resumed"}  # a row with the latter marks where a run was resumed
 NON_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 TEXT_FIELDS = frozenset({
     "time", "kind", "name", "hook", "event", "by", "reason", "message", "error", "text", "run_id",

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from hookline._console import logger
 from hookline.errors import RecordError
 from hookline.record.curves import Curve
-from hookline.record.json_lines import RESERVED, parse_lines, read_bytes, read_jsonl
+from hookline.record.json_lines import NOT_METRICS, parse_lines, read_bytes, read_jsonl
 from hookline.record.packing import HEADER_FIELDS, Floats, SeriesHeader, read_header, unpack
 from hookline.record.runs import RunFiles
 
@@ -32,7 +32,6 @@ MOST_MEDIA, MOST_MEDIA_BYTES = 8, 1 << 20  # the newest tables and images of eac
 _MOST_CELLS = 150_000  # of a table of layers over a run
 _MOST_COUNTS = 400_000  # of a table of histograms
 _LOWEST_OCTAVE, _OCTAVES = -32, 48  # of the histograms: from 2^-32 to 2^16 in both directions
-_NOT_METRICS = RESERVED | {"resumed"}
 _TOPS = {  # by series of histograms and their column: where the octave in which each one's bins end is
     ("gradient_histograms", "count"): ("gradients", "top_octave"),
     ("activation_histograms", "counts"): ("activations", "histogram_top"),
@@ -129,7 +128,7 @@ class RunSummary:
             for name, values in columns.items():
                 if name == "time":
                     self.times.extend(steps, values)
-                elif name not in _NOT_METRICS:
+                elif name not in NOT_METRICS:
                     curve = self.curves.get(name)
                     if curve is None:
                         curve = self.curves[name] = Curve()
@@ -290,15 +289,13 @@ def read_rows(path: Path, torn: list[str], until: int | None = None) -> Iterator
     Raises:
         RecordError: If the file cannot be read.
     """
-    parts = list(_attempts(read_bytes(path)))
-    for index, (attempt, _) in enumerate(parts):
-        lines = [line for line in attempt.split(b"\n") if line]
-        limits = [one for one in (until, *(resumed_at for _, resumed_at in parts[index + 1 :])) if one is not None]
+    attempts = list(_attempts(read_bytes(path)))
+    for attempt, limit in zip(attempts, _last_steps(attempts, until), strict=True):
+        lines = [line for line in attempt[0].split(b"\n") if line]
         count = 0
         for batch in parse_lines(lines):
             count += len(batch)
-            # A later attempt began after this step.
-            yield [row for row in batch if not _is_after(row.get("step"), min(limits))] if limits else batch
+            yield batch if limit is None else [row for row in batch if not _is_after(row.get("step"), limit)]
         if count < len(lines) and path.name not in torn:
             torn.append(path.name)
 
@@ -336,6 +333,15 @@ def _attempts(content: bytes) -> Iterator[tuple[bytes, int | None]]:
                 begin, resumed_at = line_begin, step
         found = content.find(b'"resumed":', line_end)
     yield content[begin:], resumed_at
+
+
+def _last_steps(attempts: Sequence[tuple[bytes, int | None]], until: int | None) -> list[int | None]:
+    """Return the last step that counts of each attempt: the first one that a later attempt began after."""
+    limits, limit = [], until
+    for _, resumed_at in reversed(attempts):
+        limits.append(limit)
+        limit = min((one for one in (limit, resumed_at) if one is not None), default=None)
+    return limits[::-1]
 
 
 def _is_after(step: Any, limit: int) -> bool:
