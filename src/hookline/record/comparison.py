@@ -11,6 +11,7 @@ from typing import Any
 
 from hookline.record.config_yaml import flatten_config, read_config
 from hookline.record.json_lines import NON_FINITE, NOT_METRICS
+from hookline.record.packing import HEADER_FIELDS, read_header
 from hookline.record.summary import RunSummary, read_rows
 
 MISSING = "(not there)"
@@ -129,13 +130,16 @@ def _numbers(run: RunSummary) -> dict[int, dict[str, Any]]:
             values = {name: row[name] for name in row if name not in NOT_METRICS and not name.startswith(_BY_THE_CLOCK)}
             if values:
                 steps.setdefault(row["step"], {}).update(values)
-    series: dict[Any, str] = {}
+    series: dict[int, str] = {}
     if (run.path / "layers.jsonl").exists():
         for row in _rows(run.path / "layers.jsonl"):
-            if "columns" in row:
-                if not {"time", "memory"} & set(row["columns"]):  # these depend on the clock
-                    series[row.get("series")] = f"{row.get('name')}: {', '.join(map(str, row['columns']))}"
-            elif type(row.get("step")) is int and row.get("series") in series:
+            if type(row.get("series")) is not int:  # not a line of ours
+                continue
+            if row.keys() >= HEADER_FIELDS:
+                header = read_header(row)
+                if header is not None and not {"time", "memory"} & set(header.columns):  # these depend on the clock
+                    series[row["series"]] = f"{header.series}: {', '.join(header.columns)}"
+            elif type(row.get("step")) is int and row["series"] in series:
                 packed = row.get("data", row.get("counts"))
                 steps.setdefault(row["step"], {})[series[row["series"]]] = packed
     return steps
@@ -190,13 +194,17 @@ def _events_before(first: RunSummary, second: RunSummary, parting: Parting) -> I
     # What changes after a step changes the next update, and so the loss of the step after that.
     earliest = 0 if parting.last_same is None else parting.last_same - 1
     happened = [
-        {(event.get("kind"), event.get("step"), str(event.get("by", event.get("hook")))) for event in run.events}
+        {
+            (str(event.get("kind")), event["step"], str(event.get("by", event.get("hook"))))
+            for event in run.events
+            if type(event.get("step")) is int
+        }
         for run in (first, second)
     ]
     for index, run in enumerate((first, second)):
         name = run.run.get("run_id")
         for kind, at, by in sorted(happened[index] - happened[1 - index], key=str):
-            if type(at) is not int or not earliest <= at <= (parting.step or 0):
+            if not earliest <= at <= (parting.step or 0):
                 continue
             if kind in _CHANGES:
                 yield f"{name}: {kind.replace('_', ' ')} at step {at} by {by}"

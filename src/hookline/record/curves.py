@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hookline.record.json_lines import FARTHEST_STEP, as_number, is_step
+
 Steps = NDArray[np.int64]
 Values = NDArray[np.float64]
 
@@ -179,11 +181,12 @@ class Curve:
 def _as_numbers(steps: list[int], values: list[Any]) -> tuple[Steps, Values]:
     """Return arrays without the values that are not numbers, which only a damaged or foreign record has."""
     try:
-        return np.array(steps, np.int64), np.array(values, np.float64)
+        numbers = np.array(steps, np.int64), np.array(values, np.float64)
     except (ValueError, TypeError, OverflowError):
-        kept = [
-            (step, float(value))
-            for step, value in zip(steps, values, strict=True)
-            if abs(step) < 2**63 and (isinstance(value, (int, float)) or value in ("NaN", "Infinity", "-Infinity"))
-        ]
-        return np.array([step for step, _ in kept], np.int64), np.array([value for _, value in kept], np.float64)
+        pass
+    else:
+        if numbers[1].ndim == 1 and -FARTHEST_STEP <= min(steps) and max(steps) <= FARTHEST_STEP:
+            return numbers
+    found = zip(steps, map(as_number, values), strict=True)
+    kept = [(step, number) for step, number in found if number is not None and is_step(step)]
+    return np.array([step for step, _ in kept], np.int64), np.array([value for _, value in kept], np.float64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ NON_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float(
 TEXT_FIELDS = frozenset({
     "time", "kind", "name", "hook", "event", "by", "reason", "message", "error", "text", "run_id",
 })  # fmt: skip
+FARTHEST_STEP = 1 << 53  # numbers beyond are not exact in every reader of JSON
 _BATCH = 10_000  # lines
 _APPEND = os.O_RDWR | os.O_APPEND | os.O_CREAT
 
@@ -130,6 +132,24 @@ def parse_lines(lines: Sequence[bytes]) -> Iterator[list[dict[str, Any]]]:
             yield records
         else:  # one of the lines is torn
             yield [record for line in batch if (record := _parse(line)) is not None]
+
+
+def as_number(value: Any) -> float | None:
+    """Return a number of a record; None for what is not one, which a damaged or foreign record may have instead.
+
+    The strings that stand for non-finite numbers are numbers. An integer that is too large for a float is infinite.
+    """
+    if isinstance(value, str):
+        return NON_FINITE.get(value)
+    try:
+        return float(value) if isinstance(value, (int, float)) else None
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def is_step(value: Any) -> bool:
+    """Return whether a value of a record can be a step."""
+    return type(value) is int and abs(value) <= FARTHEST_STEP
 
 
 def read_bytes(path: Path) -> bytes:

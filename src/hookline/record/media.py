@@ -22,7 +22,7 @@ from hookline._fs import explain, make_directory, refuse_link, write_atomic
 from hookline._host_copy import HostCopy
 from hookline.errors import RecordError, with_article
 from hookline.record import strict_json
-from hookline.record.json_lines import NON_FINITE, JsonLines, read_bytes
+from hookline.record.json_lines import NON_FINITE, JsonLines, as_number, read_bytes
 from hookline.record.reader import directory_of, whole_lines
 from hookline.record.redaction import redact_name, redact_text
 
@@ -357,8 +357,8 @@ def read_media(run_dir: Path | str | None) -> list[MediaRow]:
         if content is None:
             unreadable.append(str(line.get("file")))
         else:
-            epoch, time = (line[key] if isinstance(line.get(key), (int, float)) else 0 for key in ("epoch", "time"))
-            rows.append(MediaRow(line["step"], int(epoch), float(time), line["name"], content))
+            epoch, time = line.get("epoch"), as_number(line.get("time")) or 0.0
+            rows.append(MediaRow(line["step"], epoch if type(epoch) is int else 0, time, line["name"], content))
     if unreadable:
         what = f"{unreadable[0]} is missing or damaged" + (f", and {len(unreadable) - 1} more" * (len(unreadable) > 1))
         warn(f"{path}: {what[:300]}; the others were read", stacklevel=2)
@@ -382,7 +382,11 @@ def _read_content(directory: Path, line: dict[str, Any]) -> Table | Image | None
 
 
 def _read_table(read: Any) -> Table | None:
-    if not isinstance(read, dict) or not isinstance(read.get("columns"), list) or not isinstance(read["rows"], list):
+    if (
+        not isinstance(read, dict)
+        or not isinstance(read.get("columns"), list)
+        or not isinstance(read.get("rows"), list)
+    ):
         return None
     columns, kind = tuple(read["columns"]), read.get("kind")
     rows = tuple(tuple(map(_read_cell, row)) for row in read["rows"] if isinstance(row, list))

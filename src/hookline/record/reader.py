@@ -13,7 +13,7 @@ import torch
 
 from hookline._console import warn
 from hookline.errors import RecordError, nearest
-from hookline.record.json_lines import NON_FINITE, RESERVED, TEXT_FIELDS, read_jsonl
+from hookline.record.json_lines import NON_FINITE, RESERVED, TEXT_FIELDS, as_number, read_jsonl
 from hookline.record.packing import HEADER_FIELDS, SeriesHeader, read_header, unpack
 
 _MOST_GAPS = 1000  # places of a table per value in the file: hooks that change leave some places without a value
@@ -82,8 +82,7 @@ def read_events(run_dir: Path | str | None) -> list[dict[str, Any]]:
 
 
 def _time_of(event: dict[str, Any]) -> float:
-    time = event.get("time")
-    return time if isinstance(time, (int, float)) else 0.0
+    return as_number(event.get("time")) or 0.0
 
 
 # ---- layers.jsonl ----------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from typing import Any
 
 from hookline._fs import open_plain
 from hookline.errors import RecordError
+from hookline.record.json_lines import as_number
 from hookline.record.labels import Labels, read_labels
 from hookline.record.lock import has_owner
 
@@ -96,12 +97,12 @@ class RunFiles:
     def score(self) -> Score | None:
         """The best value that a checkpoint hook monitors, or the last val/loss or train/loss."""
         for row in self._last_rows("events.jsonl"):
-            value = _number(row.get("value")) if row.get("kind") == "best_checkpoint" else None
+            value = as_number(row.get("value")) if row.get("kind") == "best_checkpoint" else None
             if value is not None:
                 return Score(str(row.get("monitor")), value, True)
         for name in ("val/loss", "train/loss"):
             for row in self._last_metrics:
-                if (value := _number(row.get(name))) is not None:
+                if (value := as_number(row.get(name))) is not None:
                     return Score(name, value, False)
         return None
 
@@ -187,9 +188,3 @@ def read_time(text: Any) -> datetime | None:
         return datetime.fromisoformat(text).astimezone()
     except (TypeError, ValueError, OverflowError, OSError):
         return None
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, str) and value in ("NaN", "Infinity", "-Infinity"):
-        return float(value)
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None

@@ -6,6 +6,7 @@ needs NumPy and not torch, so that these commands start quickly.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from hookline._console import logger
 from hookline.errors import RecordError
 from hookline.record.curves import Curve
-from hookline.record.json_lines import NOT_METRICS, parse_lines, read_bytes, read_jsonl
+from hookline.record.json_lines import NOT_METRICS, as_number, is_step, parse_lines, read_bytes, read_jsonl
 from hookline.record.packing import HEADER_FIELDS, Floats, SeriesHeader, read_header, unpack
 from hookline.record.runs import RunFiles
 
@@ -205,7 +206,8 @@ class RunSummary:
     @property
     def costs(self) -> list[Mapping[str, Any]]:
         """The time that each hook took; each has its seconds."""
-        return [one for one in self._mappings("costs") if isinstance(one.get("seconds"), (int, float))]
+        costs = [(one, as_number(one.get("seconds"))) for one in self._mappings("costs")]
+        return [one for one, seconds in costs if seconds is not None and math.isfinite(seconds)]
 
     def _mappings(self, field: str) -> list[Mapping[str, Any]]:
         """Return the mappings in a list of run.json, which may have been edited."""
@@ -268,10 +270,12 @@ class RunSummary:
 
     def _read_layers(self, rows: Sequence[dict[str, Any]], headers: dict[Any, SeriesHeader]) -> None:
         for row in rows:
+            if type(row.get("series")) is not int:  # not a line of ours
+                continue
             if row.keys() >= HEADER_FIELDS:
                 if (header := read_header(row)) is not None:
                     headers[row["series"]] = header
-            elif type(row.get("step")) is int and row.get("series") in headers:
+            elif is_step(row.get("step")) and row["series"] in headers:
                 header = headers[row["series"]]
                 values = unpack(row, int(np.prod(header.shape)))
                 if values is not None:  # otherwise the line is damaged
@@ -349,8 +353,7 @@ def _is_after(step: Any, limit: int) -> bool:
 
 
 def _time_of(event: dict[str, Any]) -> float:
-    time = event.get("time")
-    return float(time) if isinstance(time, (int, float)) else 0.0
+    return as_number(event.get("time")) or 0.0
 
 
 def _farther_from_zero(first: Array, second: Array) -> Array:
