@@ -18,18 +18,27 @@ HUGE = "1" + "0" * 400
 HEADER = '{"series":1,"name":"g","names":["a"],"columns":["c"]}\n'
 MEDIA = '{"step":1,"epoch":%s,"time":%s,"name":"t","type":"table","file":"media/t.json"}\n'
 LINES = {
-    "metric that no float holds": ("metrics.jsonl", '{"step":1,"train/loss":%s}\n' % HUGE),
+    "metric that no float holds": ("metrics.jsonl", '{"step":1,"train/loss":HUGE}\n'.replace("HUGE", HUGE)),
     "metrics that are lists": ("metrics.jsonl", '{"step":1,"x":[1,2]}\n{"step":2,"x":[1,2]}\n'),
-    "metric at a huge step": ("metrics.jsonl", '{"step":%s,"x":1}\n{"step":%d,"x":1}\n' % (HUGE, 2**63 - 1)),
-    "huge time of an event": ("events.jsonl", '{"kind":"a","time":%s}\n{"kind":"b","time":1.5}\n' % HUGE),
+    "metric at a huge step": ("metrics.jsonl", f'{{"step":{HUGE},"x":1}}\n{{"step":{2**63 - 1},"x":1}}\n'),
+    "huge time of an event": (
+        "events.jsonl",
+        '{"kind":"a","time":HUGE}\n{"kind":"b","time":1.5}\n'.replace("HUGE", HUGE),
+    ),
     "hook that is a list": ("events.jsonl", '{"kind":"hook_failed","hook":["x"]}\n'),
     "kind and step that are lists": ("events.jsonl", '{"kind":["x"],"step":[1]}\n'),
-    "huge loss of a spike": ("events.jsonl", '{"kind":"loss_spike","loss":%s,"spreads":1,"median":1}\n' % HUGE),
-    "huge best value": ("events.jsonl", '{"kind":"best_checkpoint","value":%s}\n' % HUGE),
+    "huge loss of a spike": (
+        "events.jsonl",
+        '{"kind":"loss_spike","loss":HUGE,"spreads":1,"median":1}\n'.replace("HUGE", HUGE),
+    ),
+    "huge best value": ("events.jsonl", '{"kind":"best_checkpoint","value":HUGE}\n'.replace("HUGE", HUGE)),
     "series that is a list": ("layers.jsonl", HEADER.replace('"series":1', '"series":[1]')),
     "values of a series that is a list": ("layers.jsonl", '{"series":[1],"step":1,"data":"AAAAAA=="}\n'),
     "columns that are a number": ("layers.jsonl", HEADER.replace('["c"]', "5")),
-    "layers at a huge step": ("layers.jsonl", HEADER + '{"series":1,"step":%s,"data":"AAAAAA=="}\n' % HUGE),
+    "layers at a huge step": (
+        "layers.jsonl",
+        HEADER + '{"series":1,"step":HUGE,"data":"AAAAAA=="}\n'.replace("HUGE", HUGE),
+    ),
     "infinite epoch of a table": ("media.jsonl", MEDIA % ("1e999", HUGE)),
     "epoch of a table that is NaN": ("media.jsonl", MEDIA % ("NaN", "0")),
 }

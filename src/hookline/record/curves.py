@@ -185,7 +185,7 @@ def _as_numbers(steps: list[int], values: list[Any]) -> tuple[Steps, Values]:
     except (ValueError, TypeError, OverflowError):
         pass
     else:
-        if numbers[1].ndim == 1 and -FARTHEST_STEP <= min(steps) and max(steps) <= FARTHEST_STEP:
+        if numbers[1].ndim == 1 and min(steps) >= -FARTHEST_STEP and max(steps) <= FARTHEST_STEP:
             return numbers
     found = zip(steps, map(as_number, values), strict=True)
     kept = [(step, number) for step, number in found if number is not None and is_step(step)]
