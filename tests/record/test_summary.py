@@ -93,6 +93,18 @@ def test_the_last_value_of_a_step_counts() -> None:
     assert curve.points == 3
 
 
+@pytest.mark.parametrize("looked_at", [False, True])
+def test_a_value_that_was_replaced_is_not_an_extreme(looked_at: bool) -> None:
+    """Whether the curve was looked at between the two values does not matter."""
+    curve = Curve()
+    curve.extend([1, 2, 3, 4], [5.0, -100.0, 100.0, "NaN"])
+    if looked_at:
+        assert curve.points == 4
+    curve.extend([2, 3, 4], [6.0, 7.0, 8.0])
+    assert (curve.least, curve.greatest) == (Point(1, 5.0), Point(4, 8.0))
+    assert (curve.last, curve.non_finite, curve.points) == (Point(4, 8.0), None, 4)
+
+
 def test_what_is_not_a_number_is_left_out() -> None:
     curve = Curve()
     curve.extend([1, 2, 3, 4], [1.0, "text", {"a": 1}, None])

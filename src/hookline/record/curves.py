@@ -127,7 +127,9 @@ class Curve:
             is_latest = np.append(steps[1:] != steps[:-1], True)
             steps, values = steps[is_latest], values[is_latest]
         finite = np.isfinite(values)
-        self._note_points(steps, values, finite)
+        self._points += steps.size
+        if self._last is None or steps[-1] >= self._last.step:
+            self._last = Point(int(steps[-1]), float(values[-1]))
         is_new = self._starts.size == 0 or steps[0] > self._starts[-1] + self.width - 1
         if self.width == 1 and not is_new:
             replaced = np.isin(self._starts, steps)
@@ -138,6 +140,11 @@ class Curve:
         self._data = np.hstack([self._data, [shown, shown, np.where(finite, values, 0.0), finite]])
         if not is_new:
             self._select(np.argsort(self._starts, kind="stable"))
+        if self.width == 1:
+            # A value that was replaced must not stay the lowest or highest one, so these come from what is left.
+            self._least = self._greatest = self._non_finite = None
+            steps, values, finite = self._starts, self._data[0], self._data[3] > 0
+        self._note_extremes(steps, values, finite)
         self._merge_ranges()
         while self._starts.size > MOST_RANGES:
             self.width *= 2
@@ -160,11 +167,8 @@ class Curve:
             self._data = np.array([one.reduceat(row, begins) for one, row in zip(merge, self._data, strict=True)])
             self._starts = self._starts[begins]
 
-    def _note_points(self, steps: Steps, values: Values, finite: NDArray[np.bool_]) -> None:
-        """Update the counts and the most important points with values in the order of their steps."""
-        self._points += steps.size
-        if self._last is None or steps[-1] >= self._last.step:
-            self._last = Point(int(steps[-1]), float(values[-1]))
+    def _note_extremes(self, steps: Steps, values: Values, finite: NDArray[np.bool_]) -> None:
+        """Update the extremes and the count of values that are not finite, with values in the order of their steps."""
         if not finite.all():
             first, count = int(steps[~finite][0]), int((~finite).sum())
             before = self._non_finite
