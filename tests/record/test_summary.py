@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,19 @@ def test_a_value_that_was_replaced_is_not_an_extreme(looked_at: bool) -> None:
     curve.extend([2, 3, 4], [6.0, 7.0, 8.0])
     assert (curve.least, curve.greatest) == (Point(1, 5.0), Point(4, 8.0))
     assert (curve.last, curve.non_finite, curve.points) == (Point(4, 8.0), None, 4)
+
+
+def test_a_curve_takes_as_little_memory_as_its_summary_says() -> None:
+    tracemalloc.start()
+    try:
+        curves, most = [Curve() for _ in range(10)], 0
+        for begin in range(0, 5000, 47):  # as the record is flushed
+            for curve in curves:
+                curve.extend([*range(begin, begin + 47)], [1.1 * step for step in range(begin, begin + 47)])
+            most = max(most, tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+    assert most / len(curves) < 60_000  # 45 kB, and the integers that metrics of one row share
 
 
 def test_what_is_not_a_number_is_left_out() -> None:

@@ -19,7 +19,7 @@ Steps = NDArray[np.int64]
 Values = NDArray[np.float64]
 
 MOST_RANGES = 800  # of a curve: about as many as a plot has pixels
-_MOST_PENDING = 2048  # values that are summarized together, which is faster than one by one
+_MOST_PENDING = 256  # values that are summarized together, which is faster than one by one
 
 
 @dataclass(frozen=True)

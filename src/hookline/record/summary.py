@@ -98,7 +98,7 @@ class HistogramTable:
 class RunSummary:
     """A run in bounded memory; a sink of its record.
 
-    It takes at most 32 kB for each metric, 1 MB for each series of statistics per layer and 4 MB for each series of
+    It takes at most 45 kB for each metric, 1 MB for each series of statistics per layer and 4 MB for each series of
     histograms, as long as a series has fewer than 40,000 values a step, and 1 MB for all images.
 
     Args:
