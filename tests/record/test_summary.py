@@ -246,6 +246,31 @@ def test_two_hooks_that_write_one_series_share_a_table() -> None:
     assert np.isnan(table.values[0, 1]).all()
 
 
+def test_a_spike_survives_if_the_layers_of_a_series_change() -> None:
+    """Where the ranges of both sets of layers begin at the same step, the value farthest from zero counts."""
+    summary, record = RunSummary(), Record.in_memory()
+    record.add_sink(summary)
+    for step in range(1, 8000):
+        names = ("a", "b") if step < 600 else ("a",)
+        value = 1e6 if step == 577 else 1.0
+        record.log_layers("gradients", step, names, ("norm",), torch.full((len(names), 1), value))
+    record.flush(wait=True)
+    assert np.nanmax(summary.layers["gradients"].values[:, 0, 0]) == 1e6
+
+
+def test_layers_that_change_at_every_step_take_bounded_memory() -> None:
+    """A model that skips layers at random keeps the newest sets of layers, and one that is written all the time."""
+    summary, record = RunSummary(), Record.in_memory()
+    record.add_sink(summary)
+    for step in range(1, 101):
+        record.log_layers("activations", step, ("always",), ("mean",), torch.ones(1, 1))
+        record.log_layers("activations", step, (f"layer {step}",), ("mean",), torch.ones(1, 1))
+    record.flush(wait=True)
+    table = summary.layers["activations"]
+    assert table.names == ("always", *(f"layer {step}" for step in range(86, 101)))
+    assert table.steps.tolist() == [*range(1, 101)]
+
+
 def test_histograms_count_the_values_of_a_monitored_model(tmp_path: Path) -> None:
     """Every value of an activation is in one bin, between edges that enclose it."""
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))

@@ -32,6 +32,7 @@ MOST_EVENTS = 1000  # as many of the first and as many of the last are kept
 MOST_MEDIA, MOST_MEDIA_BYTES = 8, 1 << 20  # the newest tables and images of each name, and the size of all images
 _MOST_CELLS = 150_000  # of a table of layers over a run
 _MOST_COUNTS = 400_000  # of a table of histograms
+_MOST_HEADERS = 16  # of a series: more than hooks that share one, or change, make
 _LOWEST_OCTAVE, _OCTAVES = -32, 48  # of the histograms: from 2^-32 to 2^16 in both directions
 _TOPS = {  # by series of histograms and their column: where the octave in which each one's bins end is
     ("gradient_histograms", "count"): ("gradients", "top_octave"),
@@ -99,7 +100,8 @@ class RunSummary:
     """A run in bounded memory; a sink of its record.
 
     It takes at most 45 kB for each metric, 1 MB for each series of statistics per layer and 4 MB for each series of
-    histograms, as long as a series has fewer than 40,000 values a step, and 1 MB for all images.
+    histograms, as long as a series has fewer than 40,000 values a step, and 1 MB for all images. A series whose layers
+    change takes as much for each set of layers, of which it keeps 16.
 
     Args:
         run: The fields of run.json.
@@ -172,6 +174,7 @@ class RunSummary:
         ranges = self._layers.get(header)
         if ranges is None:
             cells = max(len(header.names) * len(header.columns), 1)
+            _make_room(self._layers, header.series)
             ranges = self._layers[header] = Ranges(min(max(_MOST_CELLS // cells, 4), 400), _farther_from_zero)
         ranges.add(step, values)
         for series, column in _TOPS.values():
@@ -186,6 +189,7 @@ class RunSummary:
             return
         key = (header.series if column in ("count", "counts") else f"{header.series}: {column}", header.names)
         if key not in self._histograms:
+            _make_room(self._histograms, key[0])
             most = _MOST_COUNTS // (max(len(header.names), 1) * (2 * _OCTAVES + 1))
             self._histograms[key] = Ranges(min(max(most, 4), 100), np.add)
         octaves = np.array([tops[name] for name in header.names])
@@ -356,6 +360,16 @@ def _time_of(event: dict[str, Any]) -> float:
     return as_number(event.get("time")) or 0.0
 
 
+def _make_room(tables: dict[Any, Ranges], series: str) -> None:
+    """Drop the table of a series that was written the longest time ago if the series has as many as it may.
+
+    A model that skips layers at random has another header at nearly every step.
+    """
+    own = [header for header in tables if header[0] == series]
+    if len(own) >= _MOST_HEADERS:
+        del tables[min(own, key=lambda header: tables[header].starts[-1])]
+
+
 def _farther_from_zero(first: Array, second: Array) -> Array:
     with np.errstate(invalid="ignore"):
         return np.where((np.abs(second) > np.abs(first)) | np.isnan(first), second, first)
@@ -372,7 +386,8 @@ def _one_table(parts: Sequence[tuple[SeriesHeader, Ranges]]) -> LayerTable:
         rows = [row_of[name] for name in header.names]
         across = [column_of[column] for column in header.columns]
         for start, array in zip(ranges.starts, ranges.arrays, strict=True):
-            values[np.ix_([step_of[start]], rows, across)] = array
+            places = np.ix_([step_of[start]], rows, across)
+            values[places] = _farther_from_zero(values[places], array)
     return LayerTable(names, columns, np.array(steps), values)
 
 
