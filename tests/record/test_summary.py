@@ -323,7 +323,23 @@ def test_torn_lines_are_left_out_and_named(tmp_path: Path) -> None:
         file.write('{"step": 2, "train/lo')
     summary = RunSummary.read(path)
     assert summary.curves["train/loss"].points == 1
-    assert summary.torn == ["metrics.jsonl"]
+    assert summary.incomplete == ["metrics.jsonl"]
+    assert [alert.text for alert in find_alerts(summary)] == ["a line of metrics.jsonl is incomplete"]
+
+
+@pytest.mark.parametrize("file", ["metrics.jsonl", "layers.jsonl", "events.jsonl"])
+def test_a_line_that_a_live_run_is_writing_is_not_incomplete(tmp_path: Path, file: str) -> None:
+    record = record_of(tmp_path)
+    record.log(1, 0, "train/loss", 1.0)
+    record.flush(wait=True)
+    assert record.path is not None
+    with (record.path / file).open("a") as stream:
+        stream.write('{"step": 2, "tra')
+    assert RunSummary.read(record.path).incomplete == []
+    close(record)
+    with (record.path / file).open("a") as stream:
+        stream.write('{"step": 2, "tra')
+    assert RunSummary.read(record.path).incomplete == [file]
 
 
 @pytest.mark.parametrize(

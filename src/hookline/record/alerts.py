@@ -72,8 +72,8 @@ def _from_outcome(summary: RunSummary) -> Iterator[Alert]:
     run = summary.run
     if isinstance(run.get("lost"), int) and run["lost"]:
         yield Alert("lost", "error", None, f"{run['lost']:,} lines or values of the record could not be written")
-    for file in summary.torn:
-        yield Alert("torn", "info", None, f"a line of {file} is incomplete, because its writer was killed")
+    for file in summary.incomplete:
+        yield Alert("incomplete", "info", None, f"a line of {file} is incomplete")
 
 
 # ---- events ----------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import Any
 from hookline._fs import explain, open_plain, write_atomic
 from hookline.errors import RecordError
 from hookline.record import strict_json
+from hookline.record.lock import has_owner
 
 RESERVED = frozenset({"step", "epoch", "time"})  # fields of every row of metrics
 NOT_METRICS = RESERVED | {"resumed"}  # a row with the latter marks where a run was resumed
@@ -104,11 +105,11 @@ def read_json(path: Path | str) -> dict[str, Any]:
 
 
 def read_jsonl(path: Path | str) -> tuple[list[dict[str, Any]], bool]:
-    """Read the whole lines of a file; also return whether any line was torn by a kill during its write.
+    """Read the whole lines of a file; also return whether any line is incomplete, as after a kill during its write.
 
     The strings that stand for non-finite numbers become numbers again, except in fields that contain text.
     """
-    lines = [line for line in read_bytes(Path(path)).split(b"\n") if line]
+    lines = [line for line in read_lines(Path(path)).split(b"\n") if line]
     records = [record for batch in parse_lines(lines) for record in batch]
     for record in records:
         for key, value in record.items():
@@ -132,6 +133,17 @@ def parse_lines(lines: Sequence[bytes]) -> Iterator[list[dict[str, Any]]]:
             yield records
         else:  # one of the lines is torn
             yield [record for line in batch if (record := _parse(line)) is not None]
+
+
+def read_lines(path: Path) -> bytes:
+    """Read a file of lines, without a last line that the process which owns the run is still writing.
+
+    Raises:
+        RecordError: If the file cannot be read.
+    """
+    content = read_bytes(path)
+    is_ended = not content or content.endswith(b"\n")
+    return content if is_ended or not has_owner(path.parent) else content[: content.rfind(b"\n") + 1]
 
 
 def as_number(value: Any) -> float | None:

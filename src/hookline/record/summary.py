@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from hookline._console import logger
 from hookline.errors import RecordError
 from hookline.record.curves import Curve
-from hookline.record.json_lines import NOT_METRICS, as_number, is_step, parse_lines, read_bytes, read_jsonl
+from hookline.record.json_lines import NOT_METRICS, as_number, is_step, parse_lines, read_bytes, read_jsonl, read_lines
 from hookline.record.packing import HEADER_FIELDS, Floats, SeriesHeader, read_header, unpack
 from hookline.record.runs import RunFiles
 
@@ -34,7 +34,7 @@ _MOST_CELLS = 150_000  # of a table of layers over a run
 _MOST_COUNTS = 400_000  # of a table of histograms
 _MOST_HEADERS = 16  # of a series: more than hooks that share one, or change, make
 _LOWEST_OCTAVE, _OCTAVES = -32, 48  # of the histograms: from 2^-32 to 2^16 in both directions
-_TOPS = {  # by series of histograms and their column: where the octave in which each one's bins end is
+_WINDOW_COLUMNS = {  # by series of histograms and their column: the statistic that says in which octave its bins end
     ("gradient_histograms", "count"): ("gradients", "top_octave"),
     ("activation_histograms", "counts"): ("activations", "histogram_top"),
     ("activation_histograms", "grad_counts"): ("activations", "grad_histogram_top"),
@@ -115,12 +115,12 @@ class RunSummary:
         self.times = Curve()  # seconds since 1970 at each step
         self.event_counts: Counter[str] = Counter()
         self.media: list[MediaRow] = []  # the newest ones
-        self.torn: list[str] = []  # files with lines that a kill left incomplete
+        self.incomplete: list[str] = []  # files with a line that is not whole, as after a kill
         self._first_events: list[dict[str, Any]] = []
         self._last_events: list[dict[str, Any]] = []
         self._layers: dict[SeriesHeader, Ranges] = {}
         self._histograms: dict[tuple[str, tuple[str, ...]], Ranges] = {}
-        self._tops: dict[tuple[str, str], tuple[int, dict[str, float]]] = {}  # of the newest step
+        self._window_ends: dict[tuple[str, str], tuple[int, dict[str, float]]] = {}  # of the newest step
 
     # ---- receiving rows ----------------------------------------------------------------------------------------------
 
@@ -177,22 +177,22 @@ class RunSummary:
             _make_room(self._layers, header.series)
             ranges = self._layers[header] = Ranges(min(max(_MOST_CELLS // cells, 4), 400), _farther_from_zero)
         ranges.add(step, values)
-        for series, column in _TOPS.values():
+        for series, column in _WINDOW_COLUMNS.values():
             if header.series == series and column in header.columns:
-                tops = values[:, header.columns.index(column)].tolist()
-                self._tops[series, column] = step, dict(zip(header.names, tops, strict=True))
+                ends = values[:, header.columns.index(column)].tolist()
+                self._window_ends[series, column] = step, dict(zip(header.names, ends, strict=True))
 
     def _add_histograms(self, step: int, header: SeriesHeader, column: str, counts: Floats) -> None:
         """Add histograms whose windows are known: each counts the octaves below its largest value."""
-        measured, tops = self._tops.get(_TOPS.get((header.series, column), ("", "")), (None, {}))
-        if measured != step or not all(name in tops for name in header.names):
+        measured, ends = self._window_ends.get(_WINDOW_COLUMNS.get((header.series, column), ("", "")), (None, {}))
+        if measured != step or not all(name in ends for name in header.names):
             return
         key = (header.series if column in ("count", "counts") else f"{header.series}: {column}", header.names)
         if key not in self._histograms:
             _make_room(self._histograms, key[0])
             most = _MOST_COUNTS // (max(len(header.names), 1) * (2 * _OCTAVES + 1))
             self._histograms[key] = Ranges(min(max(most, 4), 100), np.add)
-        octaves = np.array([tops[name] for name in header.names])
+        octaves = np.array([ends[name] for name in header.names])
         self._histograms[key].add(step, _in_octaves(counts, octaves))
 
     # ---- what is known -----------------------------------------------------------------------------------------------
@@ -201,6 +201,11 @@ class RunSummary:
     def events(self) -> list[dict[str, Any]]:
         """The first and the last events; `event_counts` counts all."""
         return [*self._first_events, *self._last_events[-MOST_EVENTS:]]
+
+    @property
+    def torn(self) -> list[str]:
+        """The former name of `incomplete`, which `hookline plot` uses."""
+        return self.incomplete
 
     @property
     def hooks(self) -> list[Mapping[str, Any]]:
@@ -255,20 +260,20 @@ class RunSummary:
             logger.warning("%s", error)
             config = ""
         summary = cls(run, config, path)
-        for rows in read_rows(path / "metrics.jsonl", summary.torn, until):
+        for rows in read_rows(path / "metrics.jsonl", summary.incomplete, until):
             summary.write_metrics(rows)
         if (path / "layers.jsonl").exists():
             headers: dict[Any, SeriesHeader] = {}
-            for rows in read_rows(path / "layers.jsonl", summary.torn, until):
+            for rows in read_rows(path / "layers.jsonl", summary.incomplete, until):
                 summary._read_layers(rows, headers)
         if (path / "media.jsonl").exists():
             from hookline.record.media import read_media  # imports torch, which runs without media do not need
 
             summary.write_media(read_media(path))
-        events, torn = read_jsonl(path / "events.jsonl")
+        events, is_incomplete = read_jsonl(path / "events.jsonl")
         for one in (path / "ranks").glob("*/events.jsonl"):
             events += read_jsonl(one)[0]
-        summary.torn += ["events.jsonl"] * torn
+        summary.incomplete += ["events.jsonl"] * is_incomplete
         summary.write_events(sorted(events, key=_time_of))
         return summary
 
@@ -286,26 +291,26 @@ class RunSummary:
                     self._add_layers(row["step"], header, values.reshape(header.shape))
 
 
-def read_rows(path: Path, torn: list[str], until: int | None = None) -> Iterator[list[dict[str, Any]]]:
+def read_rows(path: Path, incomplete: list[str], until: int | None = None) -> Iterator[list[dict[str, Any]]]:
     """Yield the rows of metrics.jsonl or layers.jsonl in batches, without those that a resumed run has discarded.
 
     Args:
         path: The file.
-        torn: Receives the file's name if a line in it is incomplete.
+        incomplete: Receives the file's name if a line in it is incomplete.
         until: The last step to yield rows of.
 
     Raises:
         RecordError: If the file cannot be read.
     """
-    attempts = list(_attempts(read_bytes(path)))
+    attempts = list(_attempts(read_lines(path)))
     for attempt, limit in zip(attempts, _last_steps(attempts, until), strict=True):
         lines = [line for line in attempt[0].split(b"\n") if line]
         count = 0
         for batch in parse_lines(lines):
             count += len(batch)
             yield batch if limit is None else [row for row in batch if not _is_after(row.get("step"), limit)]
-        if count < len(lines) and path.name not in torn:
-            torn.append(path.name)
+        if count < len(lines) and path.name not in incomplete:
+            incomplete.append(path.name)
 
 
 def _columns(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, list[Any]]]:
@@ -397,7 +402,7 @@ def octave_edges() -> Array:
     return np.concatenate([-octaves[::-1], octaves])
 
 
-def _in_octaves(counts: Floats, tops: Array) -> Array:
+def _in_octaves(counts: Floats, ends: Array) -> Array:
     """Move counts [names, bins], as in `hookline.stats.histograms`, into bins of whole octaves that all names share.
 
     NaN and infinities are left out; the statistics have their numbers. Values beyond an end are in its last bin.
@@ -410,9 +415,9 @@ def _in_octaves(counts: Floats, tops: Array) -> Array:
     positive = np.add.reduceat(counts[:, per_sign + 2 : 2 * per_sign + 2][:, ::-1], begins, axis=1)
     moved = np.zeros((names, 2 * _OCTAVES + 1), np.float32)
     moved[:, _OCTAVES] = counts[:, per_sign + 1]
-    rows, top = np.arange(names), np.where(np.isfinite(tops), tops, 0).astype(np.int64)
+    rows, end = np.arange(names), np.where(np.isfinite(ends), ends, 0).astype(np.int64)
     for below in range(len(begins)):
-        octave = np.clip(top - below - _LOWEST_OCTAVE, 0, _OCTAVES - 1)
+        octave = np.clip(end - below - _LOWEST_OCTAVE, 0, _OCTAVES - 1)
         moved[rows, _OCTAVES - 1 - octave] += negative[:, below]
         moved[rows, _OCTAVES + 1 + octave] += positive[:, below]
     return moved
