@@ -59,7 +59,7 @@ def write_run(directory: Path, **fields: Any) -> Path:
 
 def look_at(path: Path, other: Path) -> RunSummary:
     """Do what the commands runs, show and compare do, and look at every array of the summary."""
-    summary, second = RunSummary.read(path), RunSummary.read(other)
+    summary, second = RunSummary.read(path, media=True), RunSummary.read(other)
     differences = find_differences([summary, second])
     parting = find_parting(summary, second)
     assert parting is not None
@@ -97,7 +97,7 @@ def test_a_table_that_is_damaged_is_left_out(tmp_path: Path, content: str) -> No
     with (path / "media.jsonl").open("a") as stream:
         stream.write(MEDIA % (0, 0))
     with pytest.warns(RuntimeWarning, match=r"media/t\.json is missing or damaged"):
-        assert RunSummary.read(path).media == []
+        assert RunSummary.read(path, media=True).media == []
 
 
 def test_a_metric_that_no_float_holds_is_infinite_for_a_sink_of_the_run() -> None:

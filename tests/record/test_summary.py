@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 import tracemalloc
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -310,9 +311,45 @@ def test_the_newest_tables_and_images_are_kept(tmp_path: Path) -> None:
         record.log_table(step, 0, "predictions", ["step"], [[step]])
         record.log_image(step, 0, "sample", torch.rand(64, 64))
     path = close(record)
-    for summary in (live, RunSummary.read(path)):
+    for summary in (live, RunSummary.read(path, media=True)):
         assert [row.step for row in summary.media if row.name == "predictions"] == [*range(23, 31)]
         assert [row.step for row in summary.media if row.name == "sample"] == [*range(23, 31)]
+
+
+def test_an_image_that_is_too_large_displaces_no_other(tmp_path: Path) -> None:
+    record = record_of(tmp_path)
+    live = RunSummary()
+    record.add_sink(live)
+    record.log_table(1, 0, "predictions", ["step"], [[1]])
+    record.log_image(1, 0, "small", torch.rand(8, 8))
+    record.log_image(2, 0, "large", torch.rand(3, 700, 700, generator=torch.Generator().manual_seed(0)))
+    path = close(record)
+    for summary in (live, RunSummary.read(path, media=True)):
+        assert [row.name for row in summary.media] == ["predictions", "small"]
+
+
+def test_tables_take_bounded_memory() -> None:
+    summary, record = RunSummary(), Record.in_memory()
+    record.add_sink(summary)
+    for step in range(8):
+        record.log_table(step, 0, "texts", ["text"], [["x" * 1000]] * 1000)
+    record.flush(wait=True)
+    assert [row.step for row in summary.media] == [5, 6, 7]
+
+
+def test_only_files_of_media_that_are_kept_are_opened(tmp_path: Path) -> None:
+    """Without `media`, none is; the newest of each name otherwise, so that the others may be missing."""
+    record = record_of(tmp_path)
+    for step in range(1, 31):
+        record.log_table(step, 0, "predictions", ["step"], [[step]])
+    path = close(record)
+    for step in range(1, 23):
+        (path / "media" / f"predictions-{step}.json").unlink()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert [row.step for row in RunSummary.read(path, media=True).media] == [*range(23, 31)]
+        (path / "media" / "predictions-30.json").unlink()
+        assert RunSummary.read(path).media == []
 
 
 def test_torn_lines_are_left_out_and_named(tmp_path: Path) -> None:
@@ -362,10 +399,15 @@ def test_a_directory_that_is_not_a_run_is_one_clear_error(tmp_path: Path, missin
         RunSummary.read(path)
 
 
-def test_reading_a_summary_does_not_import_torch() -> None:
+def test_reading_a_summary_does_not_import_torch(tmp_path: Path) -> None:
     """Commands that only read a record start in a tenth of the time."""
-    code = "import sys, hookline.record.alerts; assert 'torch' not in sys.modules, 'torch was imported'"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    record = record_of(tmp_path)
+    record.log_table(1, 0, "predictions", ["step"], [[1]])
+    code = (
+        "import sys, hookline.record.alerts; from hookline.record.summary import RunSummary;"
+        "assert RunSummary.read(sys.argv[1], media=True).media; assert 'torch' not in sys.modules, 'torch was imported'"
+    )
+    subprocess.run([sys.executable, "-c", code, str(close(record))], check=True, timeout=60)
 
 
 # ---- alerts ----------------------------------------------------------------------------------------------------------

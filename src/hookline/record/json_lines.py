@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hookline._console import warn
 from hookline._fs import explain, open_plain, write_atomic
 from hookline.errors import RecordError
 from hookline.record import strict_json
@@ -116,6 +118,25 @@ def read_jsonl(path: Path | str) -> tuple[list[dict[str, Any]], bool]:
             if isinstance(value, str) and value in NON_FINITE and key not in TEXT_FIELDS:
                 record[key] = NON_FINITE[value]
     return records, len(records) < len(lines)
+
+
+def whole_lines(path: Path | str) -> list[dict[str, Any]]:
+    """Read the whole lines of a file and warn of a torn one at the line that called the public reader."""
+    records, torn = read_jsonl(path)
+    if torn:
+        message = f"{path}: a line was torn because its writer was killed; the whole lines were read"
+        depth = 1
+        while sys._getframe(depth).f_globals.get("__name__", "").startswith("hookline.record."):
+            depth += 1  # `load_run` calls the other public readers
+        warn(message, stacklevel=depth + 1)
+    return records
+
+
+def directory_of(run_dir: Path | str | None) -> Path:
+    """Return the directory of a run; `trainer.run_dir` is None without one."""
+    if run_dir is None:
+        raise RecordError("this run has no directory: it keeps its record in memory (record=False), or has not begun")
+    return Path(run_dir)
 
 
 def parse_lines(lines: Sequence[bytes]) -> Iterator[list[dict[str, Any]]]:

@@ -21,15 +21,16 @@ from hookline._console import logger
 from hookline.errors import RecordError
 from hookline.record.curves import Curve
 from hookline.record.json_lines import NOT_METRICS, as_number, is_step, parse_lines, read_bytes, read_jsonl, read_lines
+from hookline.record.media_reader import Image, MediaRow, read_newest_media
 from hookline.record.packing import HEADER_FIELDS, Floats, SeriesHeader, read_header, unpack
 from hookline.record.runs import RunFiles
 
 if TYPE_CHECKING:
     from hookline.record.layers import LayerRow
-    from hookline.record.media import MediaRow
 
 MOST_EVENTS = 1000  # as many of the first and as many of the last are kept
-MOST_MEDIA, MOST_MEDIA_BYTES = 8, 1 << 20  # the newest tables and images of each name, and the size of all images
+MOST_MEDIA = 8  # the newest tables and images of each name
+MOST_MEDIA_BYTES = {"image": 1 << 20, "table": 4 << 20}  # of all images, and about what all tables take in memory
 _MOST_CELLS = 150_000  # of a table of layers over a run
 _MOST_COUNTS = 400_000  # of a table of histograms
 _MOST_HEADERS = 16  # of a series: more than hooks that share one, or change, make
@@ -100,8 +101,8 @@ class RunSummary:
     """A run in bounded memory; a sink of its record.
 
     It takes at most 45 kB for each metric, 1 MB for each series of statistics per layer and 4 MB for each series of
-    histograms, as long as a series has fewer than 40,000 values a step, and 1 MB for all images. A series whose layers
-    change takes as much for each set of layers, of which it keeps 16.
+    histograms, as long as a series has fewer than 40,000 values a step, 1 MB for all images and 4 MB for all tables. A
+    series whose layers change takes as much for each set of layers, of which it keeps 16.
 
     Args:
         run: The fields of run.json.
@@ -154,17 +155,8 @@ class RunSummary:
                     del self._last_events[:-MOST_EVENTS]
 
     def write_media(self, rows: Iterable[MediaRow], /) -> None:
-        """Add tables and images; of each name the newest are kept, as long as all images together are not too large."""
-        self.media.extend(rows)
-        kept: list[MediaRow] = []
-        counts: Counter[str] = Counter()
-        size = 0
-        for row in reversed(self.media):
-            counts[row.name] += 1
-            size += len(getattr(row.content, "png", b""))
-            if counts[row.name] <= MOST_MEDIA and size <= MOST_MEDIA_BYTES:
-                kept.append(row)
-        self.media = kept[::-1]
+        """Add tables and images; of each name the newest are kept, except those for which there is no room."""
+        self.media = _with_room([*self.media, *rows][::-1])
 
     def _add_layers(self, step: int, header: SeriesHeader, values: Floats) -> None:
         if header.bins is not None:
@@ -242,12 +234,13 @@ class RunSummary:
     # ---- reading files -----------------------------------------------------------------------------------------------
 
     @classmethod
-    def read(cls, directory: Path | str, until: int | None = None) -> RunSummary:
+    def read(cls, directory: Path | str, until: int | None = None, *, media: bool = False) -> RunSummary:
         """Read the files of a run, also of one that is running or was killed.
 
         Args:
             directory: The run's directory.
             until: The last step to read metrics and layers of, for a run that continues from there.
+            media: Whether to read tables and images, which only reports show.
 
         Raises:
             RecordError: If the directory is not a run, or one of its files cannot be read.
@@ -266,10 +259,8 @@ class RunSummary:
             headers: dict[Any, SeriesHeader] = {}
             for rows in read_rows(path / "layers.jsonl", summary.incomplete, until):
                 summary._read_layers(rows, headers)
-        if (path / "media.jsonl").exists():
-            from hookline.record.media import read_media  # imports torch, which runs without media do not need
-
-            summary.write_media(read_media(path))
+        if media:
+            summary.media = _with_room(read_newest_media(path, MOST_MEDIA))
         events, is_incomplete = read_jsonl(path / "events.jsonl")
         for one in (path / "ranks").glob("*/events.jsonl"):
             events += read_jsonl(one)[0]
@@ -363,6 +354,28 @@ def _is_after(step: Any, limit: int) -> bool:
 
 def _time_of(event: dict[str, Any]) -> float:
     return as_number(event.get("time")) or 0.0
+
+
+def _with_room(newest_first: Iterable[MediaRow]) -> list[MediaRow]:
+    """Return the tables and images that a summary keeps, the oldest first. One that is too large displaces no other."""
+    kept: list[MediaRow] = []
+    counts: Counter[str] = Counter()
+    room = dict(MOST_MEDIA_BYTES)
+    for row in newest_first:
+        kind, size = _size_of_media(row)
+        counts[row.name] += 1
+        if counts[row.name] <= MOST_MEDIA and size <= room[kind]:
+            room[kind] -= size
+            kept.append(row)
+    return kept[::-1]
+
+
+def _size_of_media(row: MediaRow) -> tuple[str, int]:
+    content = row.content
+    if isinstance(content, Image):
+        return "image", len(content.png)
+    cells = (*content.columns, *(cell for cells in content.rows for cell in cells))
+    return "table", sum(60 + len(cell) if isinstance(cell, str) else 32 for cell in cells)
 
 
 def _make_room(tables: dict[Any, Ranges], series: str) -> None:
