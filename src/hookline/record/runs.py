@@ -167,7 +167,8 @@ class RunFiles:
     @cached_property
     def _last_metrics(self) -> list[dict[str, Any]]:
         """The rows in the last 64 kB of metrics, or the last one if it is longer."""
-        rows, size = [], 0
+        rows: list[dict[str, Any]] = []
+        size = 0
         for line in self._last_lines("metrics.jsonl"):
             size += len(line) + 1
             if size > _TAIL and rows:
