@@ -6,6 +6,8 @@ import json
 import math
 import subprocess
 import sys
+import tracemalloc
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +95,31 @@ def test_the_last_value_of_a_step_counts() -> None:
     assert curve.points == 3
 
 
+@pytest.mark.parametrize("looked_at", [False, True])
+def test_a_value_that_was_replaced_is_not_an_extreme(looked_at: bool) -> None:
+    """Whether the curve was looked at between the two values does not matter."""
+    curve = Curve()
+    curve.extend([1, 2, 3, 4], [5.0, -100.0, 100.0, "NaN"])
+    if looked_at:
+        assert curve.points == 4
+    curve.extend([2, 3, 4], [6.0, 7.0, 8.0])
+    assert (curve.least, curve.greatest) == (Point(1, 5.0), Point(4, 8.0))
+    assert (curve.last, curve.non_finite, curve.points) == (Point(4, 8.0), None, 4)
+
+
+def test_a_curve_takes_as_little_memory_as_its_summary_says() -> None:
+    tracemalloc.start()
+    try:
+        curves, most = [Curve() for _ in range(10)], 0
+        for begin in range(0, 5000, 47):  # as the record is flushed
+            for curve in curves:
+                curve.extend([*range(begin, begin + 47)], [1.1 * step for step in range(begin, begin + 47)])
+            most = max(most, tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+    assert most / len(curves) < 60_000  # 45 kB, and the integers that metrics of one row share
+
+
 def test_what_is_not_a_number_is_left_out() -> None:
     curve = Curve()
     curve.extend([1, 2, 3, 4], [1.0, "text", {"a": 1}, None])
@@ -156,6 +183,43 @@ def test_a_run_that_continues_reads_nothing_of_later_steps(tmp_path: Path) -> No
     assert summary.layers["gradients"].steps.tolist() == [*range(1, 21)]
 
 
+def test_of_many_attempts_each_counts_up_to_where_a_later_one_began(tmp_path: Path) -> None:
+    path = close(record_of(tmp_path))
+    lines = [f'{{"step":{step},"resumed":true}}\n{{"step":{step + 2},"x":{step}}}\n' for step in range(5000)]
+    (path / "metrics.jsonl").write_text("".join(lines))
+    curve = RunSummary.read(path).curves["x"]
+    assert curve.points == 1
+    assert curve.last == Point(5001, 4999.0)
+
+
+def test_no_metric_can_be_named_like_the_mark_of_a_resumed_run() -> None:
+    with pytest.raises(RecordError, match="no metric can be named 'resumed'"):
+        Record.in_memory().log(3, 0, "resumed", 1)
+
+
+def test_a_report_that_cannot_be_prepared_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever is wrong with the files of earlier attempts, the run trains."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError("of the summary")
+
+    monkeypatch.setattr(RunSummary, "read", fail)
+    model = torch.nn.Linear(4, 1)
+    trainer = hookline.SimpleTrainer(
+        model,
+        [torch.randn(2, 4)] * 3,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        step_fn=lambda model, batch: model(batch).square().mean(),
+        output_dir=str(tmp_path),
+        console=False,
+    )
+    trainer.train()
+    assert trainer.progress.steps_done == 3
+    assert "no report: ZeroDivisionError: of the summary" in caplog.text
+
+
 def test_layers_are_bounded_and_keep_what_is_farthest_from_zero() -> None:
     summary = RunSummary()
     record = Record.in_memory()
@@ -181,6 +245,31 @@ def test_two_hooks_that_write_one_series_share_a_table() -> None:
     assert table.values[0, 0, 0] == 1.0
     assert table.values[1, 1, 1] == 3.0
     assert np.isnan(table.values[0, 1]).all()
+
+
+def test_a_spike_survives_if_the_layers_of_a_series_change() -> None:
+    """Where the ranges of both sets of layers begin at the same step, the value farthest from zero counts."""
+    summary, record = RunSummary(), Record.in_memory()
+    record.add_sink(summary)
+    for step in range(1, 8000):
+        names = ("a", "b") if step < 600 else ("a",)
+        value = 1e6 if step == 577 else 1.0
+        record.log_layers("gradients", step, names, ("norm",), torch.full((len(names), 1), value))
+    record.flush(wait=True)
+    assert np.nanmax(summary.layers["gradients"].values[:, 0, 0]) == 1e6
+
+
+def test_layers_that_change_at_every_step_take_bounded_memory() -> None:
+    """A model that skips layers at random keeps the newest sets of layers, and one that is written all the time."""
+    summary, record = RunSummary(), Record.in_memory()
+    record.add_sink(summary)
+    for step in range(1, 101):
+        record.log_layers("activations", step, ("always",), ("mean",), torch.ones(1, 1))
+        record.log_layers("activations", step, (f"layer {step}",), ("mean",), torch.ones(1, 1))
+    record.flush(wait=True)
+    table = summary.layers["activations"]
+    assert table.names == ("always", *(f"layer {step}" for step in range(86, 101)))
+    assert table.steps.tolist() == [*range(1, 101)]
 
 
 def test_histograms_count_the_values_of_a_monitored_model(tmp_path: Path) -> None:
@@ -222,9 +311,45 @@ def test_the_newest_tables_and_images_are_kept(tmp_path: Path) -> None:
         record.log_table(step, 0, "predictions", ["step"], [[step]])
         record.log_image(step, 0, "sample", torch.rand(64, 64))
     path = close(record)
-    for summary in (live, RunSummary.read(path)):
+    for summary in (live, RunSummary.read(path, media=True)):
         assert [row.step for row in summary.media if row.name == "predictions"] == [*range(23, 31)]
         assert [row.step for row in summary.media if row.name == "sample"] == [*range(23, 31)]
+
+
+def test_an_image_that_is_too_large_displaces_no_other(tmp_path: Path) -> None:
+    record = record_of(tmp_path)
+    live = RunSummary()
+    record.add_sink(live)
+    record.log_table(1, 0, "predictions", ["step"], [[1]])
+    record.log_image(1, 0, "small", torch.rand(8, 8))
+    record.log_image(2, 0, "large", torch.rand(3, 700, 700, generator=torch.Generator().manual_seed(0)))
+    path = close(record)
+    for summary in (live, RunSummary.read(path, media=True)):
+        assert [row.name for row in summary.media] == ["predictions", "small"]
+
+
+def test_tables_take_bounded_memory() -> None:
+    summary, record = RunSummary(), Record.in_memory()
+    record.add_sink(summary)
+    for step in range(8):
+        record.log_table(step, 0, "texts", ["text"], [["x" * 1000]] * 1000)
+    record.flush(wait=True)
+    assert [row.step for row in summary.media] == [5, 6, 7]
+
+
+def test_only_files_of_media_that_are_kept_are_opened(tmp_path: Path) -> None:
+    """Without `media`, none is; the newest of each name otherwise, so that the others may be missing."""
+    record = record_of(tmp_path)
+    for step in range(1, 31):
+        record.log_table(step, 0, "predictions", ["step"], [[step]])
+    path = close(record)
+    for step in range(1, 23):
+        (path / "media" / f"predictions-{step}.json").unlink()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert [row.step for row in RunSummary.read(path, media=True).media] == [*range(23, 31)]
+        (path / "media" / "predictions-30.json").unlink()
+        assert RunSummary.read(path).media == []
 
 
 def test_torn_lines_are_left_out_and_named(tmp_path: Path) -> None:
@@ -235,7 +360,23 @@ def test_torn_lines_are_left_out_and_named(tmp_path: Path) -> None:
         file.write('{"step": 2, "train/lo')
     summary = RunSummary.read(path)
     assert summary.curves["train/loss"].points == 1
-    assert summary.torn == ["metrics.jsonl"]
+    assert summary.incomplete == ["metrics.jsonl"]
+    assert [alert.text for alert in find_alerts(summary)] == ["a line of metrics.jsonl is incomplete"]
+
+
+@pytest.mark.parametrize("file", ["metrics.jsonl", "layers.jsonl", "events.jsonl"])
+def test_a_line_that_a_live_run_is_writing_is_not_incomplete(tmp_path: Path, file: str) -> None:
+    record = record_of(tmp_path)
+    record.log(1, 0, "train/loss", 1.0)
+    record.flush(wait=True)
+    assert record.path is not None
+    with (record.path / file).open("a") as stream:
+        stream.write('{"step": 2, "tra')
+    assert RunSummary.read(record.path).incomplete == []
+    close(record)
+    with (record.path / file).open("a") as stream:
+        stream.write('{"step": 2, "tra')
+    assert RunSummary.read(record.path).incomplete == [file]
 
 
 @pytest.mark.parametrize(
@@ -258,10 +399,15 @@ def test_a_directory_that_is_not_a_run_is_one_clear_error(tmp_path: Path, missin
         RunSummary.read(path)
 
 
-def test_reading_a_summary_does_not_import_torch() -> None:
+def test_reading_a_summary_does_not_import_torch(tmp_path: Path) -> None:
     """Commands that only read a record start in a tenth of the time."""
-    code = "import sys, hookline.record.alerts; assert 'torch' not in sys.modules, 'torch was imported'"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    record = record_of(tmp_path)
+    record.log_table(1, 0, "predictions", ["step"], [[1]])
+    code = (
+        "import sys, hookline.record.alerts; from hookline.record.summary import RunSummary;"
+        "assert RunSummary.read(sys.argv[1], media=True).media; assert 'torch' not in sys.modules, 'torch was imported'"
+    )
+    subprocess.run([sys.executable, "-c", code, str(close(record))], check=True, timeout=60)
 
 
 # ---- alerts ----------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ COMPARISON = "comparison.html"
 def run(options: argparse.Namespace) -> int:
     """Write the report, into the run's directory unless another file is given, and print its path."""
     directories = list(dict.fromkeys(Path(run) for run in options.runs))
-    summaries = [RunSummary.read(directory) for directory in directories]
+    summaries = [RunSummary.read(directory, media=True) for directory in directories]
     default = directories[0] / REPORT if len(directories) == 1 else Path(COMPARISON)
     path = default if options.output is None else Path(options.output)
     write_report(path, summaries)

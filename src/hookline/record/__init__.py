@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hookline.record.json_lines import read_json, read_jsonl
-    from hookline.record.media import Image, MediaRow, Table, read_media
+    from hookline.record.media_reader import Image, MediaRow, Table, read_media
     from hookline.record.reader import LayerSeries, read_events, read_layers, read_metrics
     from hookline.record.record import Record
     from hookline.record.redaction import redact
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _NAMES = {  # By module.
     "json_lines": "read_json read_jsonl",
-    "media": "Image MediaRow Table read_media",
+    "media_reader": "Image MediaRow Table read_media",
     "reader": "LayerSeries read_events read_layers read_metrics",
     "record": "Record",
     "redaction": "redact",

@@ -72,8 +72,8 @@ def _from_outcome(summary: RunSummary) -> Iterator[Alert]:
     run = summary.run
     if isinstance(run.get("lost"), int) and run["lost"]:
         yield Alert("lost", "error", None, f"{run['lost']:,} lines or values of the record could not be written")
-    for file in summary.torn:
-        yield Alert("torn", "info", None, f"a line of {file} is incomplete, because its writer was killed")
+    for file in summary.incomplete:
+        yield Alert("incomplete", "info", None, f"a line of {file} is incomplete")
 
 
 # ---- events ----------------------------------------------------------------------------------------------------------
@@ -81,24 +81,24 @@ def _from_outcome(summary: RunSummary) -> Iterator[Alert]:
 
 def _from_events(summary: RunSummary) -> Iterator[Alert]:
     """Yield an alert for each event that means trouble; of many alike the first ones, and how many there are."""
-    listed: dict[tuple[str, Any], int] = {}
+    listed: dict[tuple[str, str | None], int] = {}
     for event in summary.events:
         kind = str(event.get("kind"))
         if kind not in _EVENTS or (kind == "gradient_flow" and not event.get("parameters")):
             continue
-        source = event.get("hook", event.get("by"))
+        source = _source(event)
         listed[kind, source] = listed.get((kind, source), 0) + 1
         if listed[kind, source] > _MOST_PER_KIND:
             continue
         severity, template = _EVENTS[kind]
-        named = f"{source}: " if isinstance(source, str) else ""
+        named = f"{source}: " if source else ""
         step = event.get("step")
         yield Alert(
             kind, severity, step if type(step) is int else None, f"{named}{_filled(template, event)}", _place(event)
         )
     for (kind, source), count in listed.items():
         if count > _MOST_PER_KIND:
-            named = f" of {source}" if isinstance(source, str) else ""
+            named = f" of {source}" if source else ""
             more = count - _MOST_PER_KIND
             yield Alert(kind, _EVENTS[kind][0], None, f"{more:,} more {kind.replace('_', ' ')} events{named}")
 
@@ -107,7 +107,7 @@ def _filled(template: str, event: Mapping[str, Any]) -> str:
     """Fill in the fields of an event; a record from elsewhere may lack them or have others."""
     try:
         return template.format(**event)
-    except (KeyError, ValueError, TypeError, IndexError, AttributeError):
+    except (KeyError, ValueError, TypeError, IndexError, AttributeError, OverflowError):
         fields = {key: value for key, value in event.items() if key not in ("time", "kind", "step", "by", "hook")}
         return ", ".join(f"{key} {value}" for key, value in fields.items()) or str(event.get("kind"))
 
@@ -119,8 +119,14 @@ def _place(event: Mapping[str, Any]) -> dict[str, str]:
         return {"series": "gradients", "name": str(next(iter(event["parameters"]))), "column": "norm"}
     if isinstance(event.get("monitor"), str):
         return {"curve": event["monitor"]}
+    source = _source(event)
+    return {"hook": source} if source else {}
+
+
+def _source(event: Mapping[str, Any]) -> str | None:
+    """Return the hook that an event is about or comes from."""
     source = event.get("hook", event.get("by"))
-    return {"hook": source} if isinstance(source, str) else {}
+    return source if isinstance(source, str) else None
 
 
 # ---- curves ----------------------------------------------------------------------------------------------------------

@@ -9,20 +9,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hookline.record.config_yaml import read_config
-from hookline.record.json_lines import NON_FINITE, RESERVED
+from hookline.record.config_yaml import flatten_config, read_config
+from hookline.record.json_lines import NON_FINITE, NOT_METRICS
+from hookline.record.packing import HEADER_FIELDS, read_header
 from hookline.record.summary import RunSummary, read_rows
 
 MISSING = "(not there)"
 """Stands for a value that a run does not have."""
 
-_BY_THE_CLOCK = ("throughput/",)  # metrics that differ between any two runs
+_BY_THE_CLOCK = ("throughput/", "ranks/")  # metrics that differ between any two runs
 _NOT_COMPARED = frozenset({"hostname", "argv"})  # of the environment: they say nothing about numbers
 # Options of the trainer that cannot change what is computed.
-_HARMLESS = frozenset({
-    "async_save", "console", "debug", "max_epochs", "max_steps", "name", "notes", "on_save_error", "output_dir",
-    "rank_timeout", "record", "report", "tags", "trainable_only", "validate_every", "sanity_batches", "warn_above",
+_CANNOT_CHANGE_NUMBERS = frozenset({
+    "async_save", "console", "debug", "on_save_error", "output_dir", "rank_timeout", "record", "report",
+    "trainable_only", "validate_every", "sanity_batches", "warn_above",
 })  # fmt: skip
+_LABELS = frozenset({"name", "tags", "notes"})  # options of the trainer that only describe a run
+_THERE = "there"
 _CHANGES = ("lr_changed", "loss_fn_changed", "step_fn_changed", "parameters_changed", "hook_wrote", "hook_drew")
 
 
@@ -55,21 +58,21 @@ class Parting:
 
 
 def find_differences(runs: Sequence[RunSummary]) -> list[Difference]:
-    """Return everything that differs between the configs, hooks, environments and commits of runs."""
+    """Return everything that differs between the configs, hooks, environments and commits of runs.
+
+    Labels are left out. A hook that some of the runs lack is one difference.
+    """
     sections = {
         "config": [_config_values(run) for run in runs],
-        "hooks": [_hook_values(run) for run in runs],
-        "environment": [_flat(_mapping(run.run.get("environment")), skip=_NOT_COMPARED) for run in runs],
-        "git": [_flat(_mapping(run.run.get("git"))) for run in runs],
+        "hooks": _hook_values(runs),
+        "environment": [_environment(run) for run in runs],
+        "git": [flatten_config(run.run.get("git")) for run in runs],
     }
     found = []
     for section, values in sections.items():
         for key in dict.fromkeys(key for one in values for key in one):
             across = tuple(one.get(key, MISSING) for one in values)
-            if any(
-                json.dumps(one, sort_keys=True, default=str) != json.dumps(across[0], sort_keys=True, default=str)
-                for one in across[1:]
-            ):
+            if any(_text(one) != _text(across[0]) for one in across[1:]):
                 found.append(Difference(section, key, across))
     return found
 
@@ -78,35 +81,45 @@ def _config_values(run: RunSummary) -> dict[str, Any]:
     """Return the values of a config by their dotted keys, without its hooks, which are compared by name."""
     config = {} if run.path is None else read_config(run.path / "config.yaml")
     values = {key: value for key, value in _mapping(config).items() if key != "hooks"}
-    flat = _flat(values)
+    if isinstance(trainer := values.get("trainer"), Mapping):
+        values["trainer"] = {key: value for key, value in trainer.items() if key not in _LABELS}
+    flat = flatten_config(values)
     if "trainer.seed" not in flat and run.run.get("seed") is not None:
         flat["seed"] = run.run["seed"]
     return flat
 
 
-def _hook_values(run: RunSummary) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for hook in run.hooks:
-        fields = {key: hook.get(key) for key in ("kind", "enabled", "schedule")}
-        values |= _flat({hook["name"]: {**fields, **_mapping(hook.get("parameters"))}})
-    return values
+def _hook_values(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
+    """Return the values of each run's hooks; of a hook that some runs lack, those that differ between the others."""
+    hooks = [{hook["name"]: _values_of_hook(hook) for hook in run.hooks} for run in runs]
+    found: list[dict[str, Any]] = [{} for _ in runs]
+    for name in dict.fromkeys(name for own in hooks for name in own):
+        having = [own[name] for own in hooks if name in own]
+        alike = {key for key, value in having[0].items() if all(_text(one.get(key)) == _text(value) for one in having)}
+        for own, values in zip(hooks, found, strict=True):
+            if len(having) < len(runs) and name in own:
+                values[name] = _THERE
+            values |= {key: value for key, value in own.get(name, {}).items() if key not in alike}
+    return found
+
+
+def _values_of_hook(hook: Mapping[str, Any]) -> dict[str, Any]:
+    fields = {key: hook.get(key) for key in ("kind", "enabled", "schedule")}
+    return flatten_config({hook["name"]: {**fields, **_mapping(hook.get("parameters"))}})
+
+
+def _text(value: Any) -> str:
+    """Return a value in a form in which 1 and 1.0 and True differ, and the order of keys does not matter."""
+    return json.dumps(value, sort_keys=True, default=str)
+
+
+def _environment(run: RunSummary) -> dict[str, Any]:
+    values = _mapping(run.run.get("environment"))
+    return flatten_config({key: value for key, value in values.items() if key not in _NOT_COMPARED})
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "", skip: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """Return nested values by their dotted keys."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        if key in skip:
-            continue
-        if isinstance(value, Mapping) and value:
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
 
 
 # ---- the first step at which runs part -------------------------------------------------------------------------------
@@ -134,17 +147,19 @@ def _numbers(run: RunSummary) -> dict[int, dict[str, Any]]:
     steps: dict[int, dict[str, Any]] = {}
     for row in _rows(run.path / "metrics.jsonl"):
         if type(row.get("step")) is int:
-            values = {name: row[name] for name in row if name not in RESERVED and not name.startswith(_BY_THE_CLOCK)}
-            values.pop("resumed", None)
+            values = {name: row[name] for name in row if name not in NOT_METRICS and not name.startswith(_BY_THE_CLOCK)}
             if values:
                 steps.setdefault(row["step"], {}).update(values)
-    series: dict[Any, str] = {}
+    series: dict[int, str] = {}
     if (run.path / "layers.jsonl").exists():
         for row in _rows(run.path / "layers.jsonl"):
-            if "columns" in row:
-                if not {"time", "memory"} & set(row["columns"]):  # these depend on the clock
-                    series[row.get("series")] = f"{row.get('name')}: {', '.join(map(str, row['columns']))}"
-            elif type(row.get("step")) is int and row.get("series") in series:
+            if type(row.get("series")) is not int:  # not a line of ours
+                continue
+            if row.keys() >= HEADER_FIELDS:
+                header = read_header(row)
+                if header is not None and not {"time", "memory"} & set(header.columns):  # these depend on the clock
+                    series[row["series"]] = f"{header.series}: {', '.join(header.columns)}"
+            elif type(row.get("step")) is int and row["series"] in series:
                 packed = row.get("data", row.get("counts"))
                 steps.setdefault(row["step"], {})[series[row["series"]]] = packed
     return steps
@@ -199,13 +214,17 @@ def _events_before(first: RunSummary, second: RunSummary, parting: Parting) -> I
     # What changes after a step changes the next update, and so the loss of the step after that.
     earliest = 0 if parting.last_same is None else parting.last_same - 1
     happened = [
-        {(event.get("kind"), event.get("step"), str(event.get("by", event.get("hook")))) for event in run.events}
+        {
+            (str(event.get("kind")), event["step"], str(event.get("by", event.get("hook"))))
+            for event in run.events
+            if type(event.get("step")) is int
+        }
         for run in (first, second)
     ]
     for index, run in enumerate((first, second)):
         name = run.run.get("run_id")
         for kind, at, by in sorted(happened[index] - happened[1 - index], key=str):
-            if type(at) is not int or not earliest <= at <= (parting.step or 0):
+            if not earliest <= at <= (parting.step or 0):
                 continue
             if kind in _CHANGES:
                 yield f"{name}: {kind.replace('_', ' ')} at step {at} by {by}"
@@ -225,7 +244,7 @@ def _rank(one: Difference, changing: set[str]) -> int | None:
     if section == "trainer":
         if option == "seed":
             return 0
-        return None if option in _HARMLESS else 1
+        return None if option in _CANNOT_CHANGE_NUMBERS else 1
     if section in ("metrics", "trackers"):
         return None
     return 0 if one.key == "seed" else 1

@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hookline.record.json_lines import FARTHEST_STEP, as_number, is_step
+
 Steps = NDArray[np.int64]
 Values = NDArray[np.float64]
 
 MOST_RANGES = 800  # of a curve: about as many as a plot has pixels
-_MOST_PENDING = 2048  # values that are summarized together, which is faster than one by one
+_MOST_PENDING = 256  # values that are summarized together, which is faster than one by one
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,9 @@ class Curve:
             is_latest = np.append(steps[1:] != steps[:-1], True)
             steps, values = steps[is_latest], values[is_latest]
         finite = np.isfinite(values)
-        self._note_points(steps, values, finite)
+        self._points += steps.size
+        if self._last is None or steps[-1] >= self._last.step:
+            self._last = Point(int(steps[-1]), float(values[-1]))
         is_new = self._starts.size == 0 or steps[0] > self._starts[-1] + self.width - 1
         if self.width == 1 and not is_new:
             replaced = np.isin(self._starts, steps)
@@ -136,6 +140,11 @@ class Curve:
         self._data = np.hstack([self._data, [shown, shown, np.where(finite, values, 0.0), finite]])
         if not is_new:
             self._select(np.argsort(self._starts, kind="stable"))
+        if self.width == 1:
+            # A value that was replaced must not stay the lowest or highest one, so these come from what is left.
+            self._least = self._greatest = self._non_finite = None
+            steps, values, finite = self._starts, self._data[0], self._data[3] > 0
+        self._note_extremes(steps, values, finite)
         self._merge_ranges()
         while self._starts.size > MOST_RANGES:
             self.width *= 2
@@ -158,11 +167,8 @@ class Curve:
             self._data = np.array([one.reduceat(row, begins) for one, row in zip(merge, self._data, strict=True)])
             self._starts = self._starts[begins]
 
-    def _note_points(self, steps: Steps, values: Values, finite: NDArray[np.bool_]) -> None:
-        """Update the counts and the most important points with values in the order of their steps."""
-        self._points += steps.size
-        if self._last is None or steps[-1] >= self._last.step:
-            self._last = Point(int(steps[-1]), float(values[-1]))
+    def _note_extremes(self, steps: Steps, values: Values, finite: NDArray[np.bool_]) -> None:
+        """Update the extremes and the count of values that are not finite, with values in the order of their steps."""
         if not finite.all():
             first, count = int(steps[~finite][0]), int((~finite).sum())
             before = self._non_finite
@@ -179,11 +185,12 @@ class Curve:
 def _as_numbers(steps: list[int], values: list[Any]) -> tuple[Steps, Values]:
     """Return arrays without the values that are not numbers, which only a damaged or foreign record has."""
     try:
-        return np.array(steps, np.int64), np.array(values, np.float64)
+        numbers = np.array(steps, np.int64), np.array(values, np.float64)
     except (ValueError, TypeError, OverflowError):
-        kept = [
-            (step, float(value))
-            for step, value in zip(steps, values, strict=True)
-            if abs(step) < 2**63 and (isinstance(value, (int, float)) or value in ("NaN", "Infinity", "-Infinity"))
-        ]
-        return np.array([step for step, _ in kept], np.int64), np.array([value for _, value in kept], np.float64)
+        pass
+    else:
+        if numbers[1].ndim == 1 and min(steps) >= -FARTHEST_STEP and max(steps) <= FARTHEST_STEP:
+            return numbers
+    found = zip(steps, map(as_number, values), strict=True)
+    kept = [(step, number) for step, number in found if number is not None and is_step(step)]
+    return np.array([step for step, _ in kept], np.int64), np.array([value for _, value in kept], np.float64)

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hookline._console import warn
 from hookline._fs import explain, open_plain, write_atomic
 from hookline.errors import RecordError
 from hookline.record import strict_json
+from hookline.record.lock import has_owner
 
 RESERVED = frozenset({"step", "epoch", "time"})  # fields of every row of metrics
+NOT_METRICS = RESERVED | {"resumed"}  # a row with the latter marks where a run was resumed
 NON_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 TEXT_FIELDS = frozenset({
     "time", "kind", "name", "hook", "event", "by", "reason", "message", "error", "text", "run_id",
 })  # fmt: skip
+FARTHEST_STEP = 1 << 53  # numbers beyond are not exact in every reader of JSON
 _BATCH = 10_000  # lines
 _APPEND = os.O_RDWR | os.O_APPEND | os.O_CREAT
 
@@ -101,17 +107,36 @@ def read_json(path: Path | str) -> dict[str, Any]:
 
 
 def read_jsonl(path: Path | str) -> tuple[list[dict[str, Any]], bool]:
-    """Read the whole lines of a file; also return whether any line was torn by a kill during its write.
+    """Read the whole lines of a file; also return whether any line is incomplete, as after a kill during its write.
 
     The strings that stand for non-finite numbers become numbers again, except in fields that contain text.
     """
-    lines = [line for line in read_bytes(Path(path)).split(b"\n") if line]
+    lines = [line for line in read_lines(Path(path)).split(b"\n") if line]
     records = [record for batch in parse_lines(lines) for record in batch]
     for record in records:
         for key, value in record.items():
             if isinstance(value, str) and value in NON_FINITE and key not in TEXT_FIELDS:
                 record[key] = NON_FINITE[value]
     return records, len(records) < len(lines)
+
+
+def whole_lines(path: Path | str) -> list[dict[str, Any]]:
+    """Read the whole lines of a file and warn of a torn one at the line that called the public reader."""
+    records, torn = read_jsonl(path)
+    if torn:
+        message = f"{path}: a line was torn because its writer was killed; the whole lines were read"
+        depth = 1
+        while sys._getframe(depth).f_globals.get("__name__", "").startswith("hookline.record."):
+            depth += 1  # `load_run` calls the other public readers
+        warn(message, stacklevel=depth + 1)
+    return records
+
+
+def directory_of(run_dir: Path | str | None) -> Path:
+    """Return the directory of a run; `trainer.run_dir` is None without one."""
+    if run_dir is None:
+        raise RecordError("this run has no directory: it keeps its record in memory (record=False), or has not begun")
+    return Path(run_dir)
 
 
 def parse_lines(lines: Sequence[bytes]) -> Iterator[list[dict[str, Any]]]:
@@ -129,6 +154,35 @@ def parse_lines(lines: Sequence[bytes]) -> Iterator[list[dict[str, Any]]]:
             yield records
         else:  # one of the lines is torn
             yield [record for line in batch if (record := _parse(line)) is not None]
+
+
+def read_lines(path: Path) -> bytes:
+    """Read a file of lines, without a last line that the process which owns the run is still writing.
+
+    Raises:
+        RecordError: If the file cannot be read.
+    """
+    content = read_bytes(path)
+    is_ended = not content or content.endswith(b"\n")
+    return content if is_ended or not has_owner(path.parent) else content[: content.rfind(b"\n") + 1]
+
+
+def as_number(value: Any) -> float | None:
+    """Return a number of a record; None for what is not one, which a damaged or foreign record may have instead.
+
+    The strings that stand for non-finite numbers are numbers. An integer that is too large for a float is infinite.
+    """
+    if isinstance(value, str):
+        return NON_FINITE.get(value)
+    try:
+        return float(value) if isinstance(value, (int, float)) else None
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def is_step(value: Any) -> bool:
+    """Return whether a value of a record can be a step."""
+    return type(value) is int and abs(value) <= FARTHEST_STEP
 
 
 def read_bytes(path: Path) -> bytes:

@@ -1,76 +1,40 @@
-"""Tables and images of a run: check and encode what hooks log, write media.jsonl and the files in media/, read them."""
+"""Tables and images of a run: check and encode what hooks log, write media.jsonl and the files in media/."""
 
 from __future__ import annotations
 
 import hashlib
 import io
-import json
 import re
 import struct
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from hookline._console import logger, warn
+from hookline._console import logger
 from hookline._fs import explain, make_directory, refuse_link, write_atomic
 from hookline._host_copy import HostCopy
 from hookline.errors import RecordError, with_article
 from hookline.record import strict_json
-from hookline.record.json_lines import NON_FINITE, JsonLines, read_bytes
-from hookline.record.reader import directory_of, whole_lines
+from hookline.record.json_lines import JsonLines
+from hookline.record.media_reader import LARGEST_SIDE, PNG, size_of_png
+from hookline.record.media_reader import Image as Image
+from hookline.record.media_reader import MediaRow as MediaRow
+from hookline.record.media_reader import Table as Table
+from hookline.record.media_reader import read_media as read_media
 from hookline.record.redaction import redact_name, redact_text
 
 MOST_CELLS = 10_000
 LONGEST_CELL = 1000  # characters of a text in a table
-LARGEST_SIDE = 4096  # pixels of an image
 
 _COLOUR_TYPES = {1: 0, 3: 2, 4: 6}  # of PNG, by the number of channels: grey, RGB, RGB with alpha
-_PNG = b"\x89PNG\r\n\x1a\n"
 _SLACK = 1e-3  # interpolation leaves 0..1 by a little, which is not worth a warning
 # A name that a file can have as it is. Others get a part of their hash, so that no two names share a file; file systems
 # that ignore case would let upper case share one.
 _FILE_NAME = re.compile(r"(?!.*-[0-9a-f]{8}$)[a-z0-9](?:[a-z0-9_.-]{0,78}[a-z0-9])?")
-_FILE = re.compile(r"media/[A-Za-z0-9_][A-Za-z0-9_.-]*")
-_PLAIN = (str, int, float, bool, type(None))
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table of plain values: texts, numbers, booleans and None."""
-
-    columns: tuple[str, ...]
-    rows: tuple[tuple[Any, ...], ...]
-    kind: str | None = None
-    """What it shows, for viewers that draw it in another way. A table of the kind "confusion_matrix" has a row per
-    target, named in its first column, and a column per prediction."""
-
-
-@dataclass(frozen=True)
-class Image:
-    """An image as a PNG file."""
-
-    png: bytes
-    width: int
-    height: int
-
-    def __repr__(self) -> str:
-        return f"Image({self.width} x {self.height}, {len(self.png):,} bytes)"
-
-
-class MediaRow(NamedTuple):
-    """A table or an image of one step."""
-
-    step: int
-    epoch: int
-    time: float
-    name: str
-    content: Table | Image
 
 
 class PendingMedia:
@@ -233,7 +197,7 @@ class Pixels:
         filters = torch.zeros(self._height, 1, dtype=torch.uint8)  # each line begins with the number of its filter
         data = zlib.compress(torch.cat([filters, lines], dim=1).numpy().tobytes(), 6)
         header = struct.pack(">IIBBBBB", self._width, self._height, 8, _COLOUR_TYPES[self._channels], 0, 0, 0)
-        png = _PNG + _chunk(b"IHDR", header) + _chunk(b"IDAT", data) + _chunk(b"IEND", b"")
+        png = PNG + _chunk(b"IHDR", header) + _chunk(b"IDAT", data) + _chunk(b"IEND", b"")
         return Image(png, self._width, self._height)
 
 
@@ -271,7 +235,7 @@ def make_image(name: str, image: Any) -> Image | Pixels:
     except Exception as error:  # of an array of objects, of a mode that PNG lacks, of a broken figure
         raise RecordError(f"image {name!r} cannot be written as PNG ({type(error).__name__}: {error})") from error
     png = buffer.getvalue()
-    size = _size_of(png)
+    size = size_of_png(png)
     if size is None:
         raise RecordError(f"image {name!r}: its own writer did not make a PNG")
     _check_size(name, *size)
@@ -282,14 +246,6 @@ def _check_size(name: str, width: int, height: int) -> None:
     if width > LARGEST_SIDE or height > LARGEST_SIDE:
         most = f"at most {LARGEST_SIDE} x {LARGEST_SIDE}"
         raise RecordError(f"image {name!r} is {width} x {height} pixels, {most} can be logged; make it smaller")
-
-
-def _size_of(png: bytes) -> tuple[int, int] | None:
-    """Return width and height of a PNG file, None if it is not one."""
-    if len(png) < 33 or not png.startswith(_PNG) or png[12:16] != b"IHDR":
-        return None
-    width, height = struct.unpack(">II", png[16:24])
-    return width, height
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------
@@ -331,66 +287,3 @@ def _table_bytes(table: Table) -> bytes:
     """Return a table as strict JSON. A number that JSON lacks is ``{"float": "NaN"}``, because a text may be "NaN"."""
     rows = [[{"float": one} if isinstance(one, float) and one - one != 0 else one for one in row] for row in table.rows]
     return strict_json.dumps({"columns": table.columns, "rows": rows, "kind": table.kind}).encode("ascii")
-
-
-def read_media(run_dir: Path | str | None) -> list[MediaRow]:
-    """Read the tables and images of a run in the order of their lines; empty if the run logged none.
-
-    Of several with one name and step, the last counts. Those whose file is missing or damaged are left out with a
-    `RuntimeWarning`, as are lines torn by a kill.
-    """
-    directory = directory_of(run_dir)
-    path = directory / "media.jsonl"
-    if directory.is_dir() and not path.exists() and not path.is_symlink():
-        return []
-    lines: dict[tuple[int, str], dict[str, Any]] = {}
-    for line in whole_lines(path):
-        step, name = line.get("step"), line.get("name")
-        if type(line.get("resumed")) is int:
-            lines = {key: one for key, one in lines.items() if key[0] <= line["resumed"]}
-        elif type(step) is int and isinstance(name, str):
-            lines.pop((step, name), None)
-            lines[step, name] = line
-    rows, unreadable = [], []
-    for line in lines.values():
-        content = _read_content(directory, line)
-        if content is None:
-            unreadable.append(str(line.get("file")))
-        else:
-            epoch, time = (line[key] if isinstance(line.get(key), (int, float)) else 0 for key in ("epoch", "time"))
-            rows.append(MediaRow(line["step"], int(epoch), float(time), line["name"], content))
-    if unreadable:
-        what = f"{unreadable[0]} is missing or damaged" + (f", and {len(unreadable) - 1} more" * (len(unreadable) > 1))
-        warn(f"{path}: {what[:300]}; the others were read", stacklevel=2)
-    return rows
-
-
-def _read_content(directory: Path, line: dict[str, Any]) -> Table | Image | None:
-    """Return what a line's file contains; None if it is not a file of ours."""
-    file = line.get("file")
-    if not isinstance(file, str) or not _FILE.fullmatch(file):  # a run from elsewhere may name any file
-        return None
-    try:
-        refuse_link(directory / "media")
-        data = read_bytes(directory / file)
-        if line.get("type") == "image":
-            size = _size_of(data)
-            return None if size is None or max(size) > LARGEST_SIDE else Image(data, *size)
-        return _read_table(json.loads(data))
-    except (RecordError, OSError, ValueError, RecursionError):
-        return None
-
-
-def _read_table(read: Any) -> Table | None:
-    if not isinstance(read, dict) or not isinstance(read.get("columns"), list) or not isinstance(read["rows"], list):
-        return None
-    columns, kind = tuple(read["columns"]), read.get("kind")
-    rows = tuple(tuple(map(_read_cell, row)) for row in read["rows"] if isinstance(row, list))
-    is_plain = all(len(row) == len(columns) and all(isinstance(one, _PLAIN) for one in row) for row in rows)
-    if not is_plain or len(rows) != len(read["rows"]) or not all(isinstance(title, str) for title in columns):
-        return None
-    return Table(columns, rows, kind if isinstance(kind, str) else None)
-
-
-def _read_cell(cell: Any) -> Any:
-    return NON_FINITE.get(str(cell.get("float")), cell) if isinstance(cell, dict) else cell

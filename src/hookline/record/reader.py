@@ -4,45 +4,21 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from hookline._console import warn
 from hookline.errors import RecordError, nearest
-from hookline.record.json_lines import NON_FINITE, RESERVED, TEXT_FIELDS, read_jsonl
+from hookline.record.json_lines import NON_FINITE, RESERVED, TEXT_FIELDS, as_number, directory_of, whole_lines
 from hookline.record.packing import HEADER_FIELDS, SeriesHeader, read_header, unpack
 
 _MOST_GAPS = 1000  # places of a table per value in the file: hooks that change leave some places without a value
 _Steps = dict[int, dict[SeriesHeader, torch.Tensor]]  # the values of a series that were read so far
 
 
-# ---- files -----------------------------------------------------------------------------------------------------------
-
-
-def whole_lines(path: Path | str) -> list[dict[str, Any]]:
-    """Read the whole lines of a file and warn of a torn one at the line that called the public reader."""
-    records, torn = read_jsonl(path)
-    if torn:
-        message = f"{path}: a line was torn because its writer was killed; the whole lines were read"
-        depth = 1
-        while sys._getframe(depth).f_globals.get("__name__", "").startswith("hookline.record."):
-            depth += 1  # `load_run` calls the other public readers
-        warn(message, stacklevel=depth + 1)
-    return records
-
-
 # ---- metrics.jsonl ---------------------------------------------------------------------------------------------------
-
-
-def directory_of(run_dir: Path | str | None) -> Path:
-    """Return the directory of a run; `trainer.run_dir` is None without one."""
-    if run_dir is None:
-        raise RecordError("this run has no directory: it keeps its record in memory (record=False), or has not begun")
-    return Path(run_dir)
 
 
 def read_metrics(run_dir: Path | str | None) -> list[dict[str, Any]]:
@@ -82,8 +58,7 @@ def read_events(run_dir: Path | str | None) -> list[dict[str, Any]]:
 
 
 def _time_of(event: dict[str, Any]) -> float:
-    time = event.get("time")
-    return time if isinstance(time, (int, float)) else 0.0
+    return as_number(event.get("time")) or 0.0
 
 
 # ---- layers.jsonl ----------------------------------------------------------------------------------------------------

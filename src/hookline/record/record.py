@@ -22,7 +22,7 @@ from hookline._fs import explain, refuse_link
 from hookline.core.run_control import SharedPart
 from hookline.errors import RecordError, nearest
 from hookline.record import strict_json
-from hookline.record.json_lines import RESERVED
+from hookline.record.json_lines import NOT_METRICS
 from hookline.record.labels import Labels, read_labels, redact_labels
 from hookline.record.layers import LayerRow, LayerStep
 from hookline.record.media import MediaRow, PendingMedia, make_image, make_table, media_name
@@ -254,8 +254,9 @@ class Record:
         """
         if type(value) is not float:
             value = snapshot(name, value)
-        if name in RESERVED:
-            raise RecordError(f"no metric can be named {name!r}, a field of every row; try 'train/{name}'")
+        if name in NOT_METRICS:
+            where = "which marks where a run was resumed" if name == "resumed" else "a field of every row"
+            raise RecordError(f"no metric can be named {name!r}, {where}; try 'train/{name}'")
         self._entries.append((step, epoch, name, value, time.time()))
 
     def extend(self, entries: Iterable[Entry]) -> None:
@@ -337,7 +338,7 @@ class Record:
         """Record that the run continues from this step; what an earlier attempt wrote about later ones is discarded."""
         self.flush(wait=True)
         self._storage.resume_at(step)
-        self.log(step, epoch, "resumed", True, reduce=None)
+        self.extend([(step, epoch, "resumed", True, time.time())])
         self.flush()
 
     # ---- where it goes -----------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -15,6 +16,7 @@ from typing import Any
 
 from hookline._fs import open_plain
 from hookline.errors import RecordError
+from hookline.record.json_lines import as_number
 from hookline.record.labels import Labels, read_labels
 from hookline.record.lock import has_owner
 
@@ -24,6 +26,7 @@ OUTCOMES = ("completed", "stopped", "non_finite", "interrupted", "failed")
 RUNNING, KILLED = "running", "killed"  # instead of an outcome
 _LARGEST = 64 << 20  # bytes of a run.json
 _TAIL = 64 << 10  # bytes: hundreds of rows of metrics
+_FARTHEST_BACK = 4 << 20  # bytes from the end of a file, for what is not in the tail
 _STOPPED_BY = re.compile(r"stopped by (\S+?)(?: on rank \d+)?: ")
 
 
@@ -38,7 +41,7 @@ class Score:
 
 @dataclass(frozen=True)
 class RunFiles:
-    """What the small files of a run say. Reading one takes about a millisecond, however long the run was."""
+    """What the small files of a run say, and the last 64 kB to 4 MB of the others, however long the run was."""
 
     path: Path
     run: dict[str, Any]
@@ -95,13 +98,13 @@ class RunFiles:
     @cached_property
     def score(self) -> Score | None:
         """The best value that a checkpoint hook monitors, or the last val/loss or train/loss."""
-        for row in self._last_rows("events.jsonl"):
-            value = _number(row.get("value")) if row.get("kind") == "best_checkpoint" else None
+        for row in self._last_rows("events.jsonl", containing=b'"best_checkpoint"'):
+            value = as_number(row.get("value")) if row.get("kind") == "best_checkpoint" else None
             if value is not None:
                 return Score(str(row.get("monitor")), value, True)
         for name in ("val/loss", "train/loss"):
             for row in self._last_metrics:
-                if (value := _number(row.get(name))) is not None:
+                if (value := as_number(row.get(name))) is not None:
                     return Score(name, value, False)
         return None
 
@@ -115,18 +118,40 @@ class RunFiles:
 
     @property
     def seconds(self) -> float | None:
-        """The time of all attempts; one that was killed ends with the last metrics that were written."""
+        """The time of all attempts.
+
+        An attempt that was killed ends with its last row of metrics. If a later attempt has written more than 4 MB
+        since, the row is not looked for, and the start of the next attempt counts instead.
+        """
         total, known = 0.0, False
         attempts = self.run.get("attempts")
-        attempts = attempts if isinstance(attempts, list) else []
-        for attempt in attempts:
-            fields = attempt if isinstance(attempt, dict) else {}
-            begin, end = read_time(fields.get("started")), read_time(fields.get("closed"))
-            if attempt is attempts[-1] and end is None:
+        attempts = [one if isinstance(one, dict) else {} for one in attempts] if isinstance(attempts, list) else []
+        for index, attempt in enumerate(attempts):
+            begin, end = read_time(attempt.get("started")), read_time(attempt.get("closed"))
+            if end is None and index == len(attempts) - 1:
                 end = datetime.now().astimezone() if self.outcome == RUNNING else self._last_written
+            elif end is None and begin is not None:
+                end = self._killed_at(begin, read_time(attempts[index + 1].get("started")))
             if begin is not None and end is not None:
                 total, known = total + max((end - begin).total_seconds(), 0.0), True
         return total if known else None
+
+    def _killed_at(self, begin: datetime, following: datetime | None) -> datetime | None:
+        """Return when an attempt that was killed wrote its last metrics; None if it wrote none."""
+        if following is None:
+            return None
+        times = [time for time in self._row_times if time < following.timestamp()]
+        if times and max(times) >= begin.timestamp():
+            return datetime.fromtimestamp(max(times)).astimezone()
+        # Rows from before the attempt say that it wrote none; without them, its own may be too far back.
+        is_all_read = bool(times) or self._size("metrics.jsonl") <= _FARTHEST_BACK
+        return None if is_all_read else following
+
+    @cached_property
+    def _row_times(self) -> list[float]:
+        """The times of the last rows of metrics, as far back as is read at all."""
+        found = (as_number(row.get("time")) for row in self._last_rows("metrics.jsonl"))
+        return [time for time in found if time is not None and math.isfinite(time)]
 
     @property
     def _last_written(self) -> datetime | None:
@@ -134,24 +159,45 @@ class RunFiles:
             return datetime.fromtimestamp((self.path / "metrics.jsonl").stat().st_mtime).astimezone()
         return None
 
+    def _size(self, name: str) -> int:
+        with suppress(OSError):
+            return (self.path / name).stat().st_size
+        return 0
+
     @cached_property
     def _last_metrics(self) -> list[dict[str, Any]]:
-        return list(self._last_rows("metrics.jsonl"))
+        """The rows in the last 64 kB of metrics, or the last one if it is longer."""
+        rows: list[dict[str, Any]] = []
+        size = 0
+        for line in self._last_lines("metrics.jsonl"):
+            size += len(line) + 1
+            if size > _TAIL and rows:
+                break
+            rows += _parse(line)
+        return rows
 
-    def _last_rows(self, name: str) -> Iterator[dict[str, Any]]:
-        """Yield the last whole rows of a file, the newest first."""
+    def _last_rows(self, name: str, containing: bytes = b"") -> Iterator[dict[str, Any]]:
+        """Yield the last whole rows of a file, the newest first; only those whose lines have certain bytes."""
+        for line in self._last_lines(name):
+            if containing in line:
+                yield from _parse(line)
+
+    def _last_lines(self, name: str) -> Iterator[bytes]:
+        """Yield the last lines of a file, the newest first; more is read when it is asked for, up to 4 MB."""
         try:
             with open(open_plain(self.path / name, os.O_RDONLY), "rb") as file:  # noqa: PTH123
-                size = file.seek(0, os.SEEK_END)
-                file.seek(max(size - _TAIL, 0))
-                lines = file.read().split(b"\n")
+                size = begin = file.seek(0, os.SEEK_END)
+                first = b""  # the line that begins before what was read
+                while begin > 0 and size - begin < _FARTHEST_BACK:
+                    block = min(begin, max(_TAIL, size - begin))  # as much as before, so that long lines are not slow
+                    begin -= block
+                    file.seek(begin)
+                    first, *lines = (file.read(block) + first).split(b"\n")
+                    yield from reversed(lines)
+                if begin == 0:
+                    yield first
         except OSError:
             return
-        for line in reversed(lines if size <= _TAIL else lines[1:]):
-            with suppress(ValueError, RecursionError):
-                row = json.loads(line)
-                if isinstance(row, dict):
-                    yield row
 
 
 def list_runs(directory: Path | str) -> tuple[list[RunFiles], list[Path]]:
@@ -189,7 +235,9 @@ def read_time(text: Any) -> datetime | None:
         return None
 
 
-def _number(value: Any) -> float | None:
-    if isinstance(value, str) and value in ("NaN", "Infinity", "-Infinity"):
-        return float(value)
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+def _parse(line: bytes) -> list[dict[str, Any]]:
+    """Return the row of a line; nothing if it is not a JSON object."""
+    with suppress(ValueError, RecursionError):
+        row = json.loads(line)
+        return [row] if isinstance(row, dict) else []
+    return []

@@ -77,7 +77,8 @@ class SharedRecord(Record):
     ) -> None:
         super().__init__(storage, config, seed, run_id)
         self._ranks = ranks
-        self._reductions: dict[str, str | None] = {}  # by the name of a metric; "mean" if it is not among them
+        # By the name of a metric; "mean" if it is not among them.
+        self._reductions: dict[str, str | None] = {"resumed": None}
         self._own_sinks = AddedSinks()
         self._arriving: deque[MetricBatch] = deque()  # this rank's metrics, on their way to the host, in order
         self._arrived: list[Entry] = []  # those on the host that were not exchanged; a tensor was lost with its device

@@ -6,6 +6,7 @@ needs NumPy and not torch, so that these commands start quickly.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,21 +20,22 @@ from numpy.typing import NDArray
 from hookline._console import logger
 from hookline.errors import RecordError
 from hookline.record.curves import Curve
-from hookline.record.json_lines import RESERVED, parse_lines, read_bytes, read_jsonl
+from hookline.record.json_lines import NOT_METRICS, as_number, is_step, parse_lines, read_bytes, read_jsonl, read_lines
+from hookline.record.media_reader import Image, MediaRow, read_newest_media
 from hookline.record.packing import HEADER_FIELDS, Floats, SeriesHeader, read_header, unpack
 from hookline.record.runs import RunFiles
 
 if TYPE_CHECKING:
     from hookline.record.layers import LayerRow
-    from hookline.record.media import MediaRow
 
 MOST_EVENTS = 1000  # as many of the first and as many of the last are kept
-MOST_MEDIA, MOST_MEDIA_BYTES = 8, 1 << 20  # the newest tables and images of each name, and the size of all images
+MOST_MEDIA = 8  # the newest tables and images of each name
+MOST_MEDIA_BYTES = {"image": 1 << 20, "table": 4 << 20}  # of all images, and about what all tables take in memory
 _MOST_CELLS = 150_000  # of a table of layers over a run
 _MOST_COUNTS = 400_000  # of a table of histograms
+_MOST_HEADERS = 16  # of a series: more than hooks that share one, or change, make
 _LOWEST_OCTAVE, _OCTAVES = -32, 48  # of the histograms: from 2^-32 to 2^16 in both directions
-_NOT_METRICS = RESERVED | {"resumed"}
-_TOPS = {  # by series of histograms and their column: where the octave in which each one's bins end is
+_WINDOW_COLUMNS = {  # by series of histograms and their column: the statistic that says in which octave its bins end
     ("gradient_histograms", "count"): ("gradients", "top_octave"),
     ("activation_histograms", "counts"): ("activations", "histogram_top"),
     ("activation_histograms", "grad_counts"): ("activations", "grad_histogram_top"),
@@ -98,8 +100,9 @@ class HistogramTable:
 class RunSummary:
     """A run in bounded memory; a sink of its record.
 
-    It takes at most 32 kB for each metric, 1 MB for each series of statistics per layer and 4 MB for each series of
-    histograms, as long as a series has fewer than 40,000 values a step, and 1 MB for all images.
+    It takes at most 45 kB for each metric, 1 MB for each series of statistics per layer and 4 MB for each series of
+    histograms, as long as a series has fewer than 40,000 values a step, 1 MB for all images and 4 MB for all tables. A
+    series whose layers change takes as much for each set of layers, of which it keeps 16.
 
     Args:
         run: The fields of run.json.
@@ -113,12 +116,12 @@ class RunSummary:
         self.times = Curve()  # seconds since 1970 at each step
         self.event_counts: Counter[str] = Counter()
         self.media: list[MediaRow] = []  # the newest ones
-        self.torn: list[str] = []  # files with lines that a kill left incomplete
+        self.incomplete: list[str] = []  # files with a line that is not whole, as after a kill
         self._first_events: list[dict[str, Any]] = []
         self._last_events: list[dict[str, Any]] = []
         self._layers: dict[SeriesHeader, Ranges] = {}
         self._histograms: dict[tuple[str, tuple[str, ...]], Ranges] = {}
-        self._tops: dict[tuple[str, str], tuple[int, dict[str, float]]] = {}  # of the newest step
+        self._window_ends: dict[tuple[str, str], tuple[int, dict[str, float]]] = {}  # of the newest step
 
     # ---- receiving rows ----------------------------------------------------------------------------------------------
 
@@ -129,7 +132,7 @@ class RunSummary:
             for name, values in columns.items():
                 if name == "time":
                     self.times.extend(steps, values)
-                elif name not in _NOT_METRICS:
+                elif name not in NOT_METRICS:
                     curve = self.curves.get(name)
                     if curve is None:
                         curve = self.curves[name] = Curve()
@@ -152,17 +155,8 @@ class RunSummary:
                     del self._last_events[:-MOST_EVENTS]
 
     def write_media(self, rows: Iterable[MediaRow], /) -> None:
-        """Add tables and images; of each name the newest are kept, as long as all images together are not too large."""
-        self.media.extend(rows)
-        kept: list[MediaRow] = []
-        counts: Counter[str] = Counter()
-        size = 0
-        for row in reversed(self.media):
-            counts[row.name] += 1
-            size += len(getattr(row.content, "png", b""))
-            if counts[row.name] <= MOST_MEDIA and size <= MOST_MEDIA_BYTES:
-                kept.append(row)
-        self.media = kept[::-1]
+        """Add tables and images; of each name the newest are kept, except those for which there is no room."""
+        self.media = _with_room([*self.media, *rows][::-1])
 
     def _add_layers(self, step: int, header: SeriesHeader, values: Floats) -> None:
         if header.bins is not None:
@@ -172,23 +166,25 @@ class RunSummary:
         ranges = self._layers.get(header)
         if ranges is None:
             cells = max(len(header.names) * len(header.columns), 1)
+            _make_room(self._layers, header.series)
             ranges = self._layers[header] = Ranges(min(max(_MOST_CELLS // cells, 4), 400), _farther_from_zero)
         ranges.add(step, values)
-        for series, column in _TOPS.values():
+        for series, column in _WINDOW_COLUMNS.values():
             if header.series == series and column in header.columns:
-                tops = values[:, header.columns.index(column)].tolist()
-                self._tops[series, column] = step, dict(zip(header.names, tops, strict=True))
+                ends = values[:, header.columns.index(column)].tolist()
+                self._window_ends[series, column] = step, dict(zip(header.names, ends, strict=True))
 
     def _add_histograms(self, step: int, header: SeriesHeader, column: str, counts: Floats) -> None:
         """Add histograms whose windows are known: each counts the octaves below its largest value."""
-        measured, tops = self._tops.get(_TOPS.get((header.series, column), ("", "")), (None, {}))
-        if measured != step or not all(name in tops for name in header.names):
+        measured, ends = self._window_ends.get(_WINDOW_COLUMNS.get((header.series, column), ("", "")), (None, {}))
+        if measured != step or not all(name in ends for name in header.names):
             return
         key = (header.series if column in ("count", "counts") else f"{header.series}: {column}", header.names)
         if key not in self._histograms:
+            _make_room(self._histograms, key[0])
             most = _MOST_COUNTS // (max(len(header.names), 1) * (2 * _OCTAVES + 1))
             self._histograms[key] = Ranges(min(max(most, 4), 100), np.add)
-        octaves = np.array([tops[name] for name in header.names])
+        octaves = np.array([ends[name] for name in header.names])
         self._histograms[key].add(step, _in_octaves(counts, octaves))
 
     # ---- what is known -----------------------------------------------------------------------------------------------
@@ -199,6 +195,11 @@ class RunSummary:
         return [*self._first_events, *self._last_events[-MOST_EVENTS:]]
 
     @property
+    def torn(self) -> list[str]:
+        """The former name of `incomplete`, which `hookline plot` uses."""
+        return self.incomplete
+
+    @property
     def hooks(self) -> list[Mapping[str, Any]]:
         """The descriptions of the run's hooks; each has a name."""
         return [one for one in self._mappings("hooks") if isinstance(one.get("name"), str)]
@@ -206,7 +207,8 @@ class RunSummary:
     @property
     def costs(self) -> list[Mapping[str, Any]]:
         """The time that each hook took; each has its seconds."""
-        return [one for one in self._mappings("costs") if isinstance(one.get("seconds"), (int, float))]
+        costs = [(one, as_number(one.get("seconds"))) for one in self._mappings("costs")]
+        return [one for one, seconds in costs if seconds is not None and math.isfinite(seconds)]
 
     def _mappings(self, field: str) -> list[Mapping[str, Any]]:
         """Return the mappings in a list of run.json, which may have been edited."""
@@ -232,12 +234,13 @@ class RunSummary:
     # ---- reading files -----------------------------------------------------------------------------------------------
 
     @classmethod
-    def read(cls, directory: Path | str, until: int | None = None) -> RunSummary:
+    def read(cls, directory: Path | str, until: int | None = None, *, media: bool = False) -> RunSummary:
         """Read the files of a run, also of one that is running or was killed.
 
         Args:
             directory: The run's directory.
             until: The last step to read metrics and layers of, for a run that continues from there.
+            media: Whether to read tables and images, which only reports show.
 
         Raises:
             RecordError: If the directory is not a run, or one of its files cannot be read.
@@ -250,57 +253,55 @@ class RunSummary:
             logger.warning("%s", error)
             config = ""
         summary = cls(run, config, path)
-        for rows in read_rows(path / "metrics.jsonl", summary.torn, until):
+        for rows in read_rows(path / "metrics.jsonl", summary.incomplete, until):
             summary.write_metrics(rows)
         if (path / "layers.jsonl").exists():
             headers: dict[Any, SeriesHeader] = {}
-            for rows in read_rows(path / "layers.jsonl", summary.torn, until):
+            for rows in read_rows(path / "layers.jsonl", summary.incomplete, until):
                 summary._read_layers(rows, headers)
-        if (path / "media.jsonl").exists():
-            from hookline.record.media import read_media  # imports torch, which runs without media do not need
-
-            summary.write_media(read_media(path))
-        events, torn = read_jsonl(path / "events.jsonl")
+        if media:
+            summary.media = _with_room(read_newest_media(path, MOST_MEDIA))
+        events, is_incomplete = read_jsonl(path / "events.jsonl")
         for one in (path / "ranks").glob("*/events.jsonl"):
             events += read_jsonl(one)[0]
-        summary.torn += ["events.jsonl"] * torn
+        summary.incomplete += ["events.jsonl"] * is_incomplete
         summary.write_events(sorted(events, key=_time_of))
         return summary
 
     def _read_layers(self, rows: Sequence[dict[str, Any]], headers: dict[Any, SeriesHeader]) -> None:
         for row in rows:
+            if type(row.get("series")) is not int:  # not a line of ours
+                continue
             if row.keys() >= HEADER_FIELDS:
                 if (header := read_header(row)) is not None:
                     headers[row["series"]] = header
-            elif type(row.get("step")) is int and row.get("series") in headers:
+            elif is_step(row.get("step")) and row["series"] in headers:
                 header = headers[row["series"]]
                 values = unpack(row, int(np.prod(header.shape)))
                 if values is not None:  # otherwise the line is damaged
                     self._add_layers(row["step"], header, values.reshape(header.shape))
 
 
-def read_rows(path: Path, torn: list[str], until: int | None = None) -> Iterator[list[dict[str, Any]]]:
+def read_rows(path: Path, incomplete: list[str], until: int | None = None) -> Iterator[list[dict[str, Any]]]:
     """Yield the rows of metrics.jsonl or layers.jsonl in batches, without those that a resumed run has discarded.
 
     Args:
         path: The file.
-        torn: Receives the file's name if a line in it is incomplete.
+        incomplete: Receives the file's name if a line in it is incomplete.
         until: The last step to yield rows of.
 
     Raises:
         RecordError: If the file cannot be read.
     """
-    parts = list(_attempts(read_bytes(path)))
-    for index, (attempt, _) in enumerate(parts):
-        lines = [line for line in attempt.split(b"\n") if line]
-        limits = [one for one in (until, *(resumed_at for _, resumed_at in parts[index + 1 :])) if one is not None]
+    attempts = list(_attempts(read_lines(path)))
+    for attempt, limit in zip(attempts, _last_steps(attempts, until), strict=True):
+        lines = [line for line in attempt[0].split(b"\n") if line]
         count = 0
         for batch in parse_lines(lines):
             count += len(batch)
-            # A later attempt began after this step.
-            yield [row for row in batch if not _is_after(row.get("step"), min(limits))] if limits else batch
-        if count < len(lines) and path.name not in torn:
-            torn.append(path.name)
+            yield batch if limit is None else [row for row in batch if not _is_after(row.get("step"), limit)]
+        if count < len(lines) and path.name not in incomplete:
+            incomplete.append(path.name)
 
 
 def _columns(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, list[Any]]]:
@@ -338,13 +339,53 @@ def _attempts(content: bytes) -> Iterator[tuple[bytes, int | None]]:
     yield content[begin:], resumed_at
 
 
+def _last_steps(attempts: Sequence[tuple[bytes, int | None]], until: int | None) -> list[int | None]:
+    """Return the last step that counts of each attempt: the first one that a later attempt began after."""
+    limits, limit = [], until
+    for _, resumed_at in reversed(attempts):
+        limits.append(limit)
+        limit = min((one for one in (limit, resumed_at) if one is not None), default=None)
+    return limits[::-1]
+
+
 def _is_after(step: Any, limit: int) -> bool:
     return type(step) is int and step > limit
 
 
 def _time_of(event: dict[str, Any]) -> float:
-    time = event.get("time")
-    return float(time) if isinstance(time, (int, float)) else 0.0
+    return as_number(event.get("time")) or 0.0
+
+
+def _with_room(newest_first: Iterable[MediaRow]) -> list[MediaRow]:
+    """Return the tables and images that a summary keeps, the oldest first. One that is too large displaces no other."""
+    kept: list[MediaRow] = []
+    counts: Counter[str] = Counter()
+    room = dict(MOST_MEDIA_BYTES)
+    for row in newest_first:
+        kind, size = _size_of_media(row)
+        counts[row.name] += 1
+        if counts[row.name] <= MOST_MEDIA and size <= room[kind]:
+            room[kind] -= size
+            kept.append(row)
+    return kept[::-1]
+
+
+def _size_of_media(row: MediaRow) -> tuple[str, int]:
+    content = row.content
+    if isinstance(content, Image):
+        return "image", len(content.png)
+    cells = (*content.columns, *(cell for cells in content.rows for cell in cells))
+    return "table", sum(60 + len(cell) if isinstance(cell, str) else 32 for cell in cells)
+
+
+def _make_room(tables: dict[Any, Ranges], series: str) -> None:
+    """Drop the table of a series that was written the longest time ago if the series has as many as it may.
+
+    A model that skips layers at random has another header at nearly every step.
+    """
+    own = [header for header in tables if header[0] == series]
+    if len(own) >= _MOST_HEADERS:
+        del tables[min(own, key=lambda header: tables[header].starts[-1])]
 
 
 def _farther_from_zero(first: Array, second: Array) -> Array:
@@ -363,7 +404,8 @@ def _one_table(parts: Sequence[tuple[SeriesHeader, Ranges]]) -> LayerTable:
         rows = [row_of[name] for name in header.names]
         across = [column_of[column] for column in header.columns]
         for start, array in zip(ranges.starts, ranges.arrays, strict=True):
-            values[np.ix_([step_of[start]], rows, across)] = array
+            places = np.ix_([step_of[start]], rows, across)
+            values[places] = _farther_from_zero(values[places], array)
     return LayerTable(names, columns, np.array(steps), values)
 
 
@@ -373,7 +415,7 @@ def octave_edges() -> Array:
     return np.concatenate([-octaves[::-1], octaves])
 
 
-def _in_octaves(counts: Floats, tops: Array) -> Array:
+def _in_octaves(counts: Floats, ends: Array) -> Array:
     """Move counts [names, bins], as in `hookline.stats.histograms`, into bins of whole octaves that all names share.
 
     NaN and infinities are left out; the statistics have their numbers. Values beyond an end are in its last bin.
@@ -386,9 +428,9 @@ def _in_octaves(counts: Floats, tops: Array) -> Array:
     positive = np.add.reduceat(counts[:, per_sign + 2 : 2 * per_sign + 2][:, ::-1], begins, axis=1)
     moved = np.zeros((names, 2 * _OCTAVES + 1), np.float32)
     moved[:, _OCTAVES] = counts[:, per_sign + 1]
-    rows, top = np.arange(names), np.where(np.isfinite(tops), tops, 0).astype(np.int64)
+    rows, end = np.arange(names), np.where(np.isfinite(ends), ends, 0).astype(np.int64)
     for below in range(len(begins)):
-        octave = np.clip(top - below - _LOWEST_OCTAVE, 0, _OCTAVES - 1)
+        octave = np.clip(end - below - _LOWEST_OCTAVE, 0, _OCTAVES - 1)
         moved[rows, _OCTAVES - 1 - octave] += negative[:, below]
         moved[rows, _OCTAVES + 1 + octave] += positive[:, below]
     return moved

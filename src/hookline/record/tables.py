@@ -12,9 +12,9 @@ import torch
 
 from hookline.record import strict_json
 from hookline.record.config_yaml import read_config
-from hookline.record.json_lines import read_json
-from hookline.record.media import MediaRow, read_media
-from hookline.record.reader import LayerSeries, directory_of, read_events, read_metrics, read_written_layers
+from hookline.record.json_lines import directory_of, read_json
+from hookline.record.media_reader import MediaRow, read_media
+from hookline.record.reader import LayerSeries, read_events, read_metrics, read_written_layers
 from hookline.record.runs import check_format
 
 Columns = dict[str, list[Any]]  # equally long

@@ -39,7 +39,7 @@ class ReportSink:
         # be an exchange between several ranks, and only rank 0 is here.
         record.flush()
         self._record, self._path = record, record.path / REPORT
-        self._summary = RunSummary.read(record.path, until=step)
+        self._summary = RunSummary.read(record.path, until=step, media=True)
         self._next_write = 0.0
         self._warned = False
 

@@ -152,8 +152,8 @@ def _add_report(trainer: Trainer) -> SinkHandle | None:
 
     try:
         return trainer.record.add_sink(ReportSink(trainer.record, trainer.progress.steps_done))
-    except RecordError as error:
-        logger.warning("this run will have no report: %s", error)
+    except Exception as error:  # no report is worth a run
+        logger.warning("this run will have no report: %s", error_text(error))
         return None
 
 

@@ -1,0 +1,111 @@
+"""Records that were damaged, edited or not written by Hookline: wrong types are left out, and nothing fails."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hookline.record import Record, read_events
+from hookline.record.alerts import find_alerts
+from hookline.record.comparison import find_differences, find_parting, likely_causes
+from hookline.record.runs import list_runs
+from hookline.record.summary import RunSummary
+
+HUGE = "1" + "0" * 400
+HEADER = '{"series":1,"name":"g","names":["a"],"columns":["c"]}\n'
+MEDIA = '{"step":1,"epoch":%s,"time":%s,"name":"t","type":"table","file":"media/t.json"}\n'
+LINES = {
+    "metric that no float holds": ("metrics.jsonl", '{"step":1,"train/loss":HUGE}\n'.replace("HUGE", HUGE)),
+    "metrics that are lists": ("metrics.jsonl", '{"step":1,"x":[1,2]}\n{"step":2,"x":[1,2]}\n'),
+    "metric at a huge step": ("metrics.jsonl", f'{{"step":{HUGE},"x":1}}\n{{"step":{2**63 - 1},"x":1}}\n'),
+    "huge time of an event": (
+        "events.jsonl",
+        '{"kind":"a","time":HUGE}\n{"kind":"b","time":1.5}\n'.replace("HUGE", HUGE),
+    ),
+    "hook that is a list": ("events.jsonl", '{"kind":"hook_failed","hook":["x"]}\n'),
+    "kind and step that are lists": ("events.jsonl", '{"kind":["x"],"step":[1]}\n'),
+    "huge loss of a spike": (
+        "events.jsonl",
+        '{"kind":"loss_spike","loss":HUGE,"spreads":1,"median":1}\n'.replace("HUGE", HUGE),
+    ),
+    "huge best value": ("events.jsonl", '{"kind":"best_checkpoint","value":HUGE}\n'.replace("HUGE", HUGE)),
+    "series that is a list": ("layers.jsonl", HEADER.replace('"series":1', '"series":[1]')),
+    "values of a series that is a list": ("layers.jsonl", '{"series":[1],"step":1,"data":"AAAAAA=="}\n'),
+    "columns that are a number": ("layers.jsonl", HEADER.replace('["c"]', "5")),
+    "layers at a huge step": (
+        "layers.jsonl",
+        HEADER + '{"series":1,"step":HUGE,"data":"AAAAAA=="}\n'.replace("HUGE", HUGE),
+    ),
+    "infinite epoch of a table": ("media.jsonl", MEDIA % ("1e999", HUGE)),
+    "epoch of a table that is NaN": ("media.jsonl", MEDIA % ("NaN", "0")),
+}
+
+
+def write_run(directory: Path, **fields: Any) -> Path:
+    record = Record.on_disk(directory, config={}, seed=1)
+    record.start([])
+    for step in (1, 2, 3):
+        record.log(step, 0, "train/loss", 1 / step)
+    record.log_table(1, 0, "t", ["a"], [[1]])
+    record.close("completed", None, [], [], {"step": 3})
+    assert record.path is not None
+    (record.path / "media" / "t.json").write_text('{"columns":["a"],"rows":[]}')
+    (record.path / "run.json").write_text(json.dumps(json.loads((record.path / "run.json").read_text()) | fields))
+    return record.path
+
+
+def look_at(path: Path, other: Path) -> RunSummary:
+    """Do what the commands runs, show and compare do, and look at every array of the summary."""
+    summary, second = RunSummary.read(path, media=True), RunSummary.read(other)
+    differences = find_differences([summary, second])
+    parting = find_parting(summary, second)
+    assert parting is not None
+    likely_causes(summary, second, parting, differences)
+    find_alerts(summary)
+    assert [len(curve.steps) for curve in summary.curves.values()]
+    assert all(table.steps.dtype == int for table in summary.layers.values())
+    assert sum(cost["seconds"] * 1.0 for cost in summary.costs) < 10
+    runs, _ = list_runs(path.parent)
+    assert all((one.score, one.step, one.seconds) for one in runs)
+    read_events(path)
+    return summary
+
+
+@pytest.mark.parametrize("what", LINES)
+def test_lines_with_values_of_another_type_do_not_matter(tmp_path: Path, what: str) -> None:
+    path, (file, lines) = write_run(tmp_path), LINES[what]
+    with (path / file).open("a") as stream:
+        stream.write(lines)
+    look_at(path, write_run(tmp_path))
+
+
+def test_costs_that_no_float_holds_do_not_matter(tmp_path: Path) -> None:
+    costs = [{"hook": "a", "seconds": int(HUGE)}, {"hook": "b", "seconds": [1]}, {"hook": "c", "seconds": 1}]
+    summary = look_at(write_run(tmp_path, costs=costs), write_run(tmp_path))
+    assert [cost["hook"] for cost in summary.costs] == ["c"]
+
+
+@pytest.mark.parametrize(
+    "content", ['{"columns":["a"]}', '{"columns":["a"],"rows":5}', '{"columns":5,"rows":[]}', "[]"]
+)
+def test_a_table_that_is_damaged_is_left_out(tmp_path: Path, content: str) -> None:
+    path = write_run(tmp_path)
+    (path / "media" / "t.json").write_text(content)
+    with (path / "media.jsonl").open("a") as stream:
+        stream.write(MEDIA % (0, 0))
+    with pytest.warns(RuntimeWarning, match=r"media/t\.json is missing or damaged"):
+        assert RunSummary.read(path, media=True).media == []
+
+
+def test_a_metric_that_no_float_holds_is_infinite_for_a_sink_of_the_run() -> None:
+    record, live = Record.in_memory(), RunSummary()
+    record.add_sink(live)
+    record.log(1, 0, "big", -(10**400))
+    record.log(2, 0, "big", 7)
+    record.flush(wait=True)
+    curve = live.curves["big"]
+    assert (curve.non_finite, curve.points) == ((1, 1), 2)
+    assert find_alerts(live)[0].text == "big: 1 value is not finite"

@@ -1,0 +1,66 @@
+"""What a list of runs says of each: its step, score and duration, without reading long files."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hookline.record.runs import RunFiles, Score
+
+BEGIN = 1_767_225_600  # 2026-01-01T00:00:00Z
+
+
+def clock(hours: float) -> str:
+    return datetime.fromtimestamp(BEGIN + 3600 * hours, UTC).isoformat()
+
+
+def write_run(path: Path, metrics: Any = (), events: Any = (), **fields: Any) -> RunFiles:
+    (path / "run.json").write_text(json.dumps({"run_id": "r", "outcome": None, **fields}))
+    for name, rows in (("metrics", metrics), ("events", events)):
+        (path / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return RunFiles.read(path)
+
+
+def row(step: int, hours: float = 0.0, **values: Any) -> dict[str, Any]:
+    return {"step": step, "epoch": 0, "time": BEGIN + 3600 * hours, "train/loss": step / 10, **values}
+
+
+@pytest.mark.parametrize("width", [1, 3000, 100_000])
+def test_rows_of_any_width_say_step_and_score(tmp_path: Path, width: int) -> None:
+    run = write_run(tmp_path, [row(step, text="x" * width) for step in range(1, 11)])
+    assert (run.step, run.score) == (10, Score("train/loss", 1.0, False))
+
+
+def test_a_row_that_is_too_wide_says_nothing(tmp_path: Path) -> None:
+    run = write_run(tmp_path, [row(1, text="x" * (9 << 20))])
+    assert (run.step, run.score) == (None, None)
+
+
+def test_the_best_checkpoint_is_found_behind_thousands_of_other_events(tmp_path: Path) -> None:
+    best = [{"kind": "best_checkpoint", "monitor": "val/loss", "value": value} for value in (0.5, 0.1)]
+    others = [{"kind": "checkpoint_saved", "step": step, "path": "x" * 80} for step in range(10_000)]
+    run = write_run(tmp_path, [row(1)], [*best, *others])
+    assert run.score == Score("val/loss", 0.1, True)
+
+
+def test_attempts_that_were_killed_count_until_their_last_row(tmp_path: Path) -> None:
+    """The days until the run was resumed do not count, nor does an attempt without any row."""
+    attempts = [
+        {"started": clock(0)},  # killed after ten hours
+        {"started": clock(60)},  # killed before its first step
+        {"started": clock(90), "closed": clock(91)},
+    ]
+    metrics = [*(row(step, step) for step in range(1, 11)), row(11, 90.5)]
+    run = write_run(tmp_path, metrics, attempts=attempts, outcome="completed")
+    assert run.seconds == 11 * 3600
+
+
+def test_an_attempt_whose_rows_are_too_far_back_ends_when_the_next_one_begins(tmp_path: Path) -> None:
+    attempts = [{"started": clock(0)}, {"started": clock(12), "closed": clock(13)}]
+    metrics = [row(1, 1), *(row(step, 12.5, text="x" * 1000) for step in range(2, 10_000))]
+    run = write_run(tmp_path, metrics, attempts=attempts, outcome="completed")
+    assert run.seconds == 13 * 3600
