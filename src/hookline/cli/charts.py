@@ -31,7 +31,7 @@ _SUFFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def draw_chart(
-    console: Console, curves: Mapping[str, Curve], *, title: str, height: int = 10, log: bool = False
+    console: Console, curves: Mapping[str, Curve | None], *, title: str, height: int = 10, log: bool = False
 ) -> None:
     """Draw curves over each other, as wide as the terminal, with both axes and a legend.
 
@@ -40,16 +40,19 @@ def draw_chart(
     Args:
         console: Where to print. Without colours, several curves are drawn with a marker each.
         curves: By label: steps, and the lowest and highest value of each (the same array for single values). A range
-            is drawn as a vertical line, so that spikes inside a bucket stay visible.
+            is drawn as a vertical line, so that spikes inside a bucket stay visible. None keeps the colour and the
+            marker of its place, so that a run looks the same in charts of metrics that others lack.
         title: What the chart shows.
         height: Rows of the plot.
         log: Whether the axis of values is logarithmic; values that are not positive leave a gap.
     """
     heading(console, title)
-    series = [_Series.make(label, curve, log) for label, curve in curves.items()]
+    series = [
+        _Series.make(label, index, curve, log) for index, (label, curve) in enumerate(curves.items()) if curve is not None
+    ]
     drawn = [one for one in series if one.steps.size]
     if drawn:
-        _draw(console, drawn, max(height, 2), log)
+        _draw(console, drawn, max(height, 2), log, with_markers=len(curves) > 1)
     else:
         paragraph(console, "no value to draw")
     for one in series:
@@ -63,6 +66,7 @@ class _Series:
     """A curve whose values can be drawn, sorted by step; of a logarithmic axis, the logarithms."""
 
     label: str
+    index: int  # of its colour and marker
     steps: Numbers
     low: Numbers
     high: Numbers
@@ -71,7 +75,7 @@ class _Series:
     left_out: int
 
     @classmethod
-    def make(cls, label: str, curve: Curve, log: bool) -> _Series:
+    def make(cls, label: str, index: int, curve: Curve, log: bool) -> _Series:
         steps, low, high = (np.asarray(one, dtype=np.float64).ravel() for one in curve)
         order = np.argsort(steps, kind="stable")
         # Near the largest float, differences would overflow.
@@ -84,13 +88,13 @@ class _Series:
         low, high = np.where(np.isnan(low), high, low), np.where(np.isnan(high), low, high)
         there = (np.isfinite(low) | np.isfinite(high)) & np.isfinite(steps)
         runs = np.cumsum(~there).astype(np.float64)
-        return cls(label, steps[there], low[there], high[there], runs[there], len(steps), int((~there).sum()))
+        return cls(label, index, steps[there], low[there], high[there], runs[there], len(steps), int((~there).sum()))
 
 
-def _draw(console: Console, series: Sequence[_Series], height: int, log: bool) -> None:
+def _draw(console: Console, series: Sequence[_Series], height: int, log: bool, with_markers: bool) -> None:
     coloured = console.color_system is not None and not console.no_color
     has_dots = _can_print("⣿│┤└─┬…", console)
-    with_dots = has_dots and (coloured or len(series) == 1)
+    with_dots = has_dots and (coloured or not with_markers)
     bottom, top = _limits([value for one in series for value in (one.low, one.high)])
     if top == bottom:
         room = 0.05 if log else abs(top) / 10 or 1.0
@@ -102,15 +106,15 @@ def _draw(console: Console, series: Sequence[_Series], height: int, log: bool) -
     columns = max(min(console.width, _WIDEST) - margin - 1, _NARROWEST)
     shape = (height * 4, columns * 2) if with_dots else (height, columns)
     bits, owners = np.zeros((height, columns), dtype=np.uint32), np.full((height, columns), -1)
-    for index, one in enumerate(series):
+    for one in series:
         pixels = _rasterise(one, shape, (first, last), (bottom, top))
         if with_dots:
             cells = pixels.reshape(height, 4, columns, 2)
             dots = np.where(cells, _BITS[None, :, None, :], 0).sum(axis=(1, 3)).astype(np.uint32)
             bits |= dots
-            owners[dots > 0] = index
+            owners[dots > 0] = one.index
         else:
-            owners[pixels] = index
+            owners[pixels] = one.index
     frame = "┤│└─┬" if has_dots else "+|+-+"
     for row in range(height):
         edge = f"{labels.get(row, ''):>{margin}}{frame[0] if row in labels else frame[1]}"
@@ -248,9 +252,9 @@ def _print_legend(console: Console, series: Sequence[_Series], indent: int, line
     """Print what each colour or marker is, as many as fit on a line."""
     width = max(min(console.width, _WIDEST), 20)
     shown = Text(" " * indent)
-    for index, one in enumerate(series):
-        sign = line * 2 or MARKERS[index % len(MARKERS)]
-        entry = Text.assemble((sign, COLOURS[index % len(COLOURS)]), f" {_shorten(one.label)}")
+    for one in series:
+        sign = line * 2 or MARKERS[one.index % len(MARKERS)]
+        entry = Text.assemble((sign, COLOURS[one.index % len(COLOURS)]), f" {_shorten(one.label)}")
         if shown.cell_len > indent and shown.cell_len + 3 + entry.cell_len > width:
             _print(console, shown)
             shown = Text(" " * indent)

@@ -117,12 +117,12 @@ def print_differences(console: Console, names: Sequence[str], differences: Seque
 def print_curves(console: Console, names: Sequence[str], summaries: Sequence[RunSummary]) -> None:
     """Draw the losses of all runs over each other."""
     for metric in ("train/loss", "val/loss"):
+        curves = [run.curves.get(metric) for run in summaries]
         drawn = {
-            name: (curve.steps, curve.lowest, curve.highest)
-            for name, curve in ((name, run.curves.get(metric)) for name, run in zip(names, summaries, strict=True))
-            if curve is not None and curve.points > 1
+            name: None if curve is None or curve.points < 2 else (curve.steps, curve.lowest, curve.highest)
+            for name, curve in zip(names, curves, strict=True)
         }
-        if drawn:
+        if any(drawn.values()):
             console.print()
             draw_chart(console, drawn, title=metric)
 

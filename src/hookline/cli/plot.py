@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
         ids = dict(zip(labels, files, strict=True))
         print_json([{"metric": metric, "runs": _points(found, ids)} for metric, found in curves.items()])
     if options.output is not None:
-        write_figure(Path(options.output), curves, options.log)
+        write_figure(Path(options.output), curves, labels, options.log)
         if not options.json:
             CommandOutput().write(f"{printable(options.output)}\n")
     elif not options.json:
@@ -85,7 +85,10 @@ def print_charts(curves: Curves, labels: Sequence[str], log: bool) -> None:
     """Draw every metric in the terminal, and name the runs that do not have it."""
     console = open_console()
     for metric, found in curves.items():
-        series = {label: (curve.steps, curve.lowest, curve.highest) for label, curve in found.items()}
+        series = {
+            label: (found[label].steps, found[label].lowest, found[label].highest) if label in found else None
+            for label in labels
+        }
         draw_chart(console, series, title=metric, height=14, log=log)
         if missing := [label for label in labels if label not in found]:
             paragraph(console, f"without this metric: {', '.join(missing)}")
@@ -107,18 +110,30 @@ def _points(found: Mapping[str, Curve], files: Mapping[str, RunFiles]) -> list[d
     ]
 
 
-def write_figure(path: Path, curves: Curves, log: bool) -> None:
-    """Write the charts below each other as a file, with matplotlib."""
+def write_figure(path: Path, curves: Curves, labels: Sequence[str], log: bool) -> None:
+    """Write the charts below each other as a file, with matplotlib; a run has the same colour in all of them.
+
+    Args:
+        path: The file; its suffix says which format it has.
+        curves: By metric and label of the run.
+        labels: The labels of all runs.
+        log: Whether the axes of values are logarithmic.
+
+    Raises:
+        HooklineError: If matplotlib is missing, or the file cannot be written.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise HooklineError("--output needs the package matplotlib: pip install 'hookline[plot]'") from error
     figure = Figure(figsize=(8, 4.5 * len(curves)), layout="constrained")
+    axes = None
     for index, (metric, found) in enumerate(curves.items(), start=1):
-        axes = figure.add_subplot(len(curves), 1, index)
+        axes = figure.add_subplot(len(curves), 1, index, sharex=axes)
         for label, curve in found.items():
-            (line,) = axes.plot(curve.steps, curve.mean, linewidth=1.2, label=_plain(label))
-            axes.fill_between(curve.steps, curve.lowest, curve.highest, color=line.get_color(), alpha=0.2, linewidth=0)
+            colour = f"C{labels.index(label)}"
+            axes.plot(curve.steps, curve.mean, linewidth=1.2, color=colour, label=_plain(label))
+            axes.fill_between(curve.steps, curve.lowest, curve.highest, color=colour, alpha=0.2, linewidth=0)
         axes.set(xlabel="step", ylabel=_plain(metric), yscale="log" if log else "linear")
         axes.grid(alpha=0.3)
         axes.legend()
