@@ -23,7 +23,8 @@ MARKERS = "*+ox#@"
 _WIDEST = 240  # columns; rich reports any width for a pipe that sets COLUMNS
 _NARROWEST = 10  # columns of the plot, also in a terminal that is too narrow for it
 _ROWS_PER_TICK, _COLUMNS_PER_TICK = 2, 10  # at least
-_LARGEST = 1e300  # larger values are drawn there
+_LARGEST, _SMALLEST = 1e300, 1e-300  # larger values are drawn there; smaller ones are 0, or there on a log axis
+_ROUNDING = 1e-12  # numbers that differ by a smaller share are one
 _LONGEST_LABEL = 60  # characters of the legend
 # The bit of each dot in a braille character, by row and column; U+2800 has no dot.
 _BRAILLE, _BITS = 0x2800, np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]], dtype=np.uint32)
@@ -83,7 +84,10 @@ class _Series:
         steps, low, high = steps[order], low[order], high[order]
         if log:
             with np.errstate(divide="ignore", invalid="ignore"):
-                low, high = (np.where(one > 0, np.log10(np.maximum(one, 1 / _LARGEST)), np.nan) for one in (low, high))
+                low, high = (np.where(one > 0, np.log10(np.maximum(one, _SMALLEST)), np.nan) for one in (low, high))
+        else:
+            # Between subnormal numbers there may be no room for ticks.
+            low, high = (np.where(np.abs(one) < _SMALLEST, 0.0, one) for one in (low, high))
         # A bucket may have one finite end: the other one is drawn to the edge if infinite, and left out if NaN.
         low, high = np.where(np.isnan(low), high, low), np.where(np.isnan(high), low, high)
         there = (np.isfinite(low) | np.isfinite(high)) & np.isfinite(steps)
@@ -100,7 +104,7 @@ def _draw(console: Console, series: Sequence[_Series], height: int, log: bool, w
         room = 0.05 if log else abs(top) / 10 or 1.0
         bottom, top = bottom - room, top + room
     first, last = _limits([one.steps for one in series])
-    last = max(last, first + 1)
+    last = max(last, first + max(1.0, abs(first) * _ROUNDING))  # beyond 2^53, adding 1 changes nothing
     labels = _value_labels(bottom, top, height, log)
     margin = max(len(text) for text in ("step", *labels.values())) + 1
     columns = max(min(console.width, _WIDEST) - margin - 1, _NARROWEST)
@@ -169,7 +173,7 @@ def _limits(arrays: Sequence[Numbers]) -> tuple[float, float]:
     finite = np.concatenate(arrays)
     finite = finite[np.isfinite(finite)]
     least, most = float(finite.min()), float(finite.max())
-    return (least, least) if most - least <= 1e-12 * max(abs(least), abs(most)) else (least, most)
+    return (least, least) if most - least <= _ROUNDING * max(abs(least), abs(most)) else (least, most)
 
 
 def _round_step(span: float, count: int) -> float:
