@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hookline.record.config_yaml import read_config
+from hookline.record.config_yaml import flatten_config, read_config
 from hookline.record.json_lines import NON_FINITE, RESERVED
 from hookline.record.summary import RunSummary, read_rows
 
@@ -59,8 +59,8 @@ def find_differences(runs: Sequence[RunSummary]) -> list[Difference]:
     sections = {
         "config": [_config_values(run) for run in runs],
         "hooks": [_hook_values(run) for run in runs],
-        "environment": [_flat(_mapping(run.run.get("environment")), skip=_NOT_COMPARED) for run in runs],
-        "git": [_flat(_mapping(run.run.get("git"))) for run in runs],
+        "environment": [_environment(run) for run in runs],
+        "git": [flatten_config(run.run.get("git")) for run in runs],
     }
     found = []
     for section, values in sections.items():
@@ -78,7 +78,7 @@ def _config_values(run: RunSummary) -> dict[str, Any]:
     """Return the values of a config by their dotted keys, without its hooks, which are compared by name."""
     config = {} if run.path is None else read_config(run.path / "config.yaml")
     values = {key: value for key, value in _mapping(config).items() if key != "hooks"}
-    flat = _flat(values)
+    flat = flatten_config(values)
     if "trainer.seed" not in flat and run.run.get("seed") is not None:
         flat["seed"] = run.run["seed"]
     return flat
@@ -88,25 +88,17 @@ def _hook_values(run: RunSummary) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for hook in run.hooks:
         fields = {key: hook.get(key) for key in ("kind", "enabled", "schedule")}
-        values |= _flat({hook["name"]: {**fields, **_mapping(hook.get("parameters"))}})
+        values |= flatten_config({hook["name"]: {**fields, **_mapping(hook.get("parameters"))}})
     return values
+
+
+def _environment(run: RunSummary) -> dict[str, Any]:
+    values = _mapping(run.run.get("environment"))
+    return flatten_config({key: value for key, value in values.items() if key not in _NOT_COMPARED})
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "", skip: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """Return nested values by their dotted keys."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        if key in skip:
-            continue
-        if isinstance(value, Mapping) and value:
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
 
 
 # ---- the first step at which runs part -------------------------------------------------------------------------------

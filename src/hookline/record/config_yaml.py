@@ -1,14 +1,19 @@
-"""Write and read config.yaml, the resolved config of a run."""
+"""Write, read and flatten config.yaml, the resolved config of a run."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from hookline.errors import RecordError
 from hookline.record import strict_json
 from hookline.record.json_lines import read_bytes
+
+_MOST_VALUES, _DEEPEST, _LONGEST_KEY = 10_000, 32, 200  # of a config that is flattened
+_CUT = "…"  # stands for what is beyond these
 
 
 def as_yaml(config: Any) -> str:
@@ -44,3 +49,36 @@ def read_config(path: Path) -> Any:
     except Exception as error:  # also ValueError for impossible dates, and what else a damaged file causes
         reason = " ".join(str(error).split())
         raise RecordError(f"{path} is damaged or was not written by Hookline: {reason}") from error
+
+
+def flatten_config(config: Any) -> dict[str, Any]:
+    """Return the values of a config by their dotted keys; a list is one value.
+
+    A few lines of YAML from elsewhere can stand for more values than fit into memory, because an alias may repeat a
+    part that has aliases itself. So at most 10,000 values are visited, where 100 characters of a text count as one, and
+    32 levels; "…" stands for the rest.
+    """
+    left = _MOST_VALUES
+
+    def copy(value: Any, depth: int) -> Any:
+        nonlocal left
+        size = len(value) if isinstance(value, (str, bytes, set, frozenset)) else 0
+        left -= 1 + (size // 100 if isinstance(value, (str, bytes)) else size)
+        if left < 0 or depth > _DEEPEST:
+            return _CUT
+        if isinstance(value, Mapping):
+            items = islice(value.items(), left + 1)
+            return {strict_json.key_text(key)[:_LONGEST_KEY]: copy(item, depth + 1) for key, item in items}
+        if isinstance(value, (list, tuple)):
+            return [copy(item, depth + 1) for item in islice(value, left + 1)]
+        return strict_json.simplify(value)
+
+    return dict(_dotted(copy(config, 0))) if isinstance(config, Mapping) else {}
+
+
+def _dotted(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _dotted(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
