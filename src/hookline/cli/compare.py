@@ -14,14 +14,14 @@ from hookline.cli.charts import draw_chart
 from hookline.cli.formatting import heading, labelled, open_console, paragraph, print_json, table
 from hookline.errors import HooklineError
 from hookline.record.comparison import MISSING, Difference, Parting, find_differences, find_parting, likely_causes
-from hookline.record.curves import Point
+from hookline.record.curves import Curve, Point
 from hookline.record.json_lines import NON_FINITE
 from hookline.record.runs import RunFiles
 from hookline.record.summary import RunSummary
+from hookline.report.direction import Direction, better
 
 _MOST_DIFFERENCES, _MOST_CAUSES, _MOST_METRICS = 40, 5, 12
 _LONGEST_VALUE = 60
-_HIGH_IS_GOOD = ("acc", "f1", "precision", "recall", "auc", "score", "bleu", "rouge", "mfu", "_per_s")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -56,7 +56,6 @@ def describe(
     causes: Sequence[Sequence[str]],
 ) -> dict[str, Any]:
     """Return a comparison for programs."""
-    metrics = _common_metrics(summaries)
     return {
         "runs": [{"run_id": one.run_id, "name": one.labels.name, "path": str(one.path)} for one in files],
         "differences": [asdict(one) for one in differences],
@@ -66,12 +65,10 @@ def describe(
         ],
         "metrics": {
             name: [
-                {"last": _fields(summary.curves[name].last), "best": _fields(_best(name, summary))}
-                if name in summary.curves
-                else None
-                for summary in summaries
+                None if curve is None else {"last": _fields(curve.last), "best": _fields(_best(curve, direction))}
+                for curve in (summary.curves.get(name) for summary in summaries)
             ]
-            for name in metrics
+            for name, direction in _common_metrics(summaries).items()
         },
     }
 
@@ -128,19 +125,20 @@ def print_curves(console: Console, names: Sequence[str], summaries: Sequence[Run
 
 
 def print_metrics(console: Console, names: Sequence[str], summaries: Sequence[RunSummary]) -> None:
-    """Print the last and the best value of each run side by side."""
+    """Print the last value of each run side by side, and the best one if it is known which direction is better."""
     metrics = _common_metrics(summaries)
     if not metrics:
         return
     console.print()
-    heading(console, "metrics", "last, and best with its step")
+    heading(console, "metrics", "last; best with its step, if lower or higher is better")
     rows = []
-    for metric in metrics[:_MOST_METRICS]:
+    for metric, direction in list(metrics.items())[:_MOST_METRICS]:
         cells = []
         for summary in summaries:
             curve = summary.curves.get(metric)
-            last, best = (None, None) if curve is None else (curve.last, _best(metric, summary))
-            cells.append("-" if last is None else f"{last.value:.4g}, {_at(best)}")
+            last, best = (None, None) if curve is None else (curve.last, _best(curve, direction))
+            shown = "" if best is None else f"; {best.value:.4g} at {best.step:,}"
+            cells.append("-" if last is None else f"{last.value:.4g}{shown}")
         rows.append(([metric, *cells], ""))
     table(console, {"metric": {}, **{name: {} for name in names}}, rows, width=console.width)
 
@@ -151,24 +149,19 @@ def _names(files: Sequence[RunFiles]) -> list[str]:
     return [name if names.count(name) == 1 else f"{name} ({one.path})" for name, one in zip(names, files, strict=True)]
 
 
-def _common_metrics(summaries: Sequence[RunSummary]) -> list[str]:
-    """Return the losses, learning rates and the metrics of validations that runs have, the losses first."""
-    found = dict.fromkeys(name for summary in summaries for name in summary.curves)
-    chosen = [name for name in found if name.startswith(("val/", "train/"))]
-    return sorted(chosen, key=lambda name: (not name.endswith("/loss"), name))
+def _common_metrics(summaries: Sequence[RunSummary]) -> dict[str, Direction | None]:
+    """Return the metrics of training and validation that runs have, the losses first, and which direction is better."""
+    found = {name for summary in summaries for name in summary.curves if name.startswith(("val/", "train/"))}
+    hooks = [hook for summary in summaries for hook in summary.hooks]
+    return {name: better(name, hooks) for name in sorted(found, key=lambda name: (not name.endswith("/loss"), name))}
 
 
-def _best(name: str, summary: RunSummary) -> Point | None:
-    curve = summary.curves[name]
-    return curve.greatest if any(word in name.lower() for word in _HIGH_IS_GOOD) else curve.least
+def _best(curve: Curve, direction: Direction | None) -> Point | None:
+    return None if direction is None else curve.least if direction == "low" else curve.greatest
 
 
 def _fields(point: Point | None) -> dict[str, Any] | None:
     return None if point is None else asdict(point)
-
-
-def _at(point: Point | None) -> str:
-    return "-" if point is None else f"{point.value:.4g} at {point.step:,}"
 
 
 def _number(value: Any) -> str:
