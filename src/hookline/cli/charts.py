@@ -49,7 +49,9 @@ def draw_chart(
     """
     heading(console, title)
     series = [
-        _Series.make(label, index, curve, log) for index, (label, curve) in enumerate(curves.items()) if curve is not None
+        _Series.make(label, index, curve, log)
+        for index, (label, curve) in enumerate(curves.items())
+        if curve is not None
     ]
     drawn = [one for one in series if one.steps.size]
     if drawn:

@@ -8,12 +8,14 @@ from typing import Any, Literal
 
 Direction = Literal["low", "high"]
 
-_LOW = frozenset(
-    "loss losses error errors err mse rmse mae nll perplexity ppl wer cer bpb bpc fid ece brier".split()
-)
-_HIGH = frozenset(
-    "acc accuracy f1 precision recall auc auroc auprc score bleu rouge meteor iou miou dice map r2 psnr ssim mfu".split()
-)
+_LOW = frozenset({
+    "loss", "losses", "error", "errors", "err", "mse", "rmse", "mae", "nll", "perplexity", "ppl", "wer", "cer",
+    "bpb", "bpc", "fid", "ece", "brier",
+})  # fmt: skip
+_HIGH = frozenset({
+    "acc", "accuracy", "f1", "precision", "recall", "auc", "auroc", "auprc", "score", "bleu", "rouge", "meteor",
+    "iou", "miou", "dice", "map", "r2", "psnr", "ssim", "mfu",
+})  # fmt: skip
 _NEITHER = frozenset({"scale", "weight", "lr"})  # train/loss_scale is not a loss
 _LOW_PHRASE = re.compile(r"(bits_per_(byte|char|character|token|dim)|cross_entropy)$")
 _HIGH_PHRASE = re.compile(r"(_per_s(ec|econd)?|exact_match)$")
@@ -31,9 +33,10 @@ def better(name: str, hooks: Iterable[Mapping[str, Any]] = ()) -> Direction | No
     """
     for hook in hooks:
         parameters = hook.get("parameters")
-        if isinstance(parameters, Mapping) and parameters.get("mode") in ("min", "max"):
-            if re.sub(r"^eval/", "val/", str(parameters.get("monitor"))) == name:
-                return "low" if parameters["mode"] == "min" else "high"
+        if not isinstance(parameters, Mapping) or parameters.get("mode") not in ("min", "max"):
+            continue
+        if re.sub(r"^eval/", "val/", str(parameters.get("monitor"))) == name:
+            return "low" if parameters["mode"] == "min" else "high"
     last = name[-200:].rpartition("/")[2]
     split = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", last)  # valLoss is two words, mAP is one
     last = last.lower()

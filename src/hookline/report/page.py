@@ -121,7 +121,8 @@ def _run_fields(summary: RunSummary) -> dict[str, Any]:
     run = summary.run
     attempts = [one for one in _list(run.get("attempts")) if isinstance(one, Mapping)]
     mappings = {
-        name: value if isinstance(value := run.get(name), Mapping) else {} for name in ("counters", "environment", "git")
+        name: value if isinstance(value := run.get(name), Mapping) else {}
+        for name in ("counters", "environment", "git")
     }
     return {**run, **mappings, "attempts": attempts, "hooks": summary.hooks, "costs": summary.costs}
 
@@ -141,8 +142,8 @@ def _last_attempt(summary: RunSummary) -> dict[str, Any]:
     run, step = summary.run, _run_fields(summary)["counters"].get("step")
     attempts = _list(run.get("attempts"))[-1:]
     seconds = None if summary.path is None else RunFiles(summary.path, {**run, "attempts": attempts}).seconds
-    loaded = [event.get("step") for event in summary.events if event.get("kind") == "checkpoint_loaded"]
-    resumed_at = next((one for one in reversed(loaded) if isinstance(one, int)), 0)
+    begun = [event.get("step") for event in summary.events if event.get("kind") in ("checkpoint_loaded", "begun_again")]
+    resumed_at = next((one for one in reversed(begun) if isinstance(one, int)), 0)
     return {"seconds": seconds, "steps": step - resumed_at if isinstance(step, int) else None}
 
 

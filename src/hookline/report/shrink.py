@@ -62,32 +62,40 @@ class Numbers:
 def fit(runs: Sequence[Numbers], budget: int) -> None:
     """Merge ranges until all numbers take at most this many bytes; always those of the kind that takes most.
 
-    If one range for all steps takes too much, the last names of the kind are left out.
+    If one range for all steps takes too much, the last names of the largest kind are left out.
     """
     kinds: dict[str, tuple[Callable[[Any], int], Callable[[Any], Any]]] = {
         "curves": (lambda one: one.nbytes, _halve_curve),
-        "layers": (lambda one: one.values.size * 4, _halve_layers),
-        "histograms": (lambda one: one.counts.size, _halve_histograms),  # a byte for each in the page
+        "layers": (lambda one: one.values.size * 4 + _size_of_names(one), _halve_layers),
+        "histograms": (lambda one: one.counts.size + _size_of_names(one), _halve_histograms),  # a byte for each count
     }
     sizes = {kind: _size(runs, kind, size_of) for kind, (size_of, _) in kinds.items()}
     while sum(sizes.values()) > budget:
-        kind = max(sizes, key=sizes.__getitem__)
+        mergeable = [kind for kind in kinds if any(len(one.steps) > 1 for one in _tables(runs, kind))]
+        kind = max(mergeable or kinds, key=sizes.__getitem__)
         size_of, halve = kinds[kind]
         for run in runs:
             tables = getattr(run, kind)
-            tables.update({name: halve(one) for name, one in tables.items() if len(one.steps) > 1})
-        if (size := _size(runs, kind, size_of)) == sizes[kind]:
-            for run in runs:
-                tables = getattr(run, kind)
-                for name in list(tables)[len(tables) // 2 :]:
-                    del tables[name]
-                    run.left_out.setdefault(kind, []).append(name)
-            size = _size(runs, kind, size_of)
-        sizes[kind] = size
+            if mergeable:
+                tables.update({name: halve(one) for name, one in tables.items() if len(one.steps) > 1})
+                continue
+            for name in list(tables)[len(tables) // 2 :]:
+                del tables[name]
+                run.left_out.setdefault(kind, []).append(name)
+        sizes[kind] = _size(runs, kind, size_of)
+
+
+def _tables(runs: Sequence[Numbers], kind: str) -> list[Any]:
+    return [one for run in runs for one in getattr(run, kind).values()]
 
 
 def _size(runs: Sequence[Numbers], kind: str, size_of: Callable[[Any], int]) -> int:
-    return sum(size_of(one) for run in runs for one in getattr(run, kind).values())
+    return sum(map(size_of, _tables(runs, kind)))
+
+
+def _size_of_names(table: LayerTable | HistogramTable) -> int:
+    """Return the size of the names, with quotes and a comma; numbers are written as base64, names are not."""
+    return sum(len(name) + 3 for name in table.names) * 3 // 4
 
 
 def _halve_curve(curve: CurveArrays) -> CurveArrays:
