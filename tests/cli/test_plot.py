@@ -78,7 +78,10 @@ def test_errors(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "--metric train/los: no such metric; did you mean 'train/loss'?" in error_of("one", "--metric", "train/los")
     assert "no metric has been written yet" in error_of("empty")
     assert "must end with .svg or .png" in error_of("one", "--output", "x.jpg")
-    assert "nowhere is not a run" in error_of("nowhere")
+    assert "nowhere: no run in runs/ has this path, id or name" in error_of("nowhere")
+    Path("x.svg").mkdir()
+    assert "x.svg: it is a directory" in error_of("one", "--output", "x.svg")
+    assert "the directory no/ does not exist; create it first" in error_of("one", "--output", "no/x.svg")
     original = builtins.__import__
 
     def missing(name: str, *arguments: Any) -> Any:
@@ -87,7 +90,7 @@ def test_errors(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
         return original(name, *arguments)
 
     monkeypatch.setattr(builtins, "__import__", missing)
-    assert "pip install 'hookline[plot]'" in error_of("one", "--output", "x.svg")
+    assert "pip install 'hookline[plot]'" in error_of("one", "--output", "y.svg")
 
 
 def test_what_a_file_gets(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from hookline._console import printable
-from hookline.cli.formatting import heading, paragraph
+from hookline.cli.formatting import cut, heading, paragraph
 
 Numbers = NDArray[np.float64]
 Curve = tuple[Any, Any, Any]  # steps, lowest and highest values, equally long
@@ -47,7 +47,7 @@ def draw_chart(
         height: Rows of the plot.
         log: Whether the axis of values is logarithmic; values that are not positive leave a gap.
     """
-    heading(console, title)
+    heading(console, cut(title, 200))
     series = [
         _Series.make(label, index, curve, log)
         for index, (label, curve) in enumerate(curves.items())
@@ -270,8 +270,7 @@ def _print_legend(console: Console, series: Sequence[_Series], indent: int, line
 
 def _shorten(label: str) -> str:
     """Return a label on one line, safe to print, of bounded length."""
-    text = " ".join(printable(label[: 2 * _LONGEST_LABEL]).split()) or "(no name)"
-    return text if len(text) <= _LONGEST_LABEL else f"{text[: _LONGEST_LABEL - 1]}…"
+    return cut(" ".join(printable(label[: 2 * _LONGEST_LABEL]).split()) or "(no name)", _LONGEST_LABEL)
 
 
 def _print(console: Console, line: Text) -> None:

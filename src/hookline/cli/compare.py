@@ -6,12 +6,14 @@ import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from hookline.cli.charts import draw_chart
-from hookline.cli.formatting import heading, labelled, open_console, paragraph, print_json, table
+from hookline.cli.find_run import run_labels
+from hookline.cli.formatting import cut, heading, labelled, open_console, paragraph, print_json, table
 from hookline.errors import HooklineError
 from hookline.record.comparison import MISSING, Difference, Parting, find_differences, find_parting, likely_causes
 from hookline.record.curves import Curve, Point
@@ -26,9 +28,9 @@ _LONGEST_VALUE = 60
 
 def run(options: argparse.Namespace) -> int:
     """Print the comparison of two or more runs; the others are compared with the first."""
-    if len(options.runs) < 2:
+    files = list({path.resolve(): RunFiles.read(path) for path in map(Path, options.runs)}.values())
+    if len(files) < 2:
         raise HooklineError("compare needs at least two runs; `hookline runs` lists them")
-    files = [RunFiles.read(path) for path in options.runs]
     summaries = [RunSummary.read(one.path) for one in files]
     differences = find_differences(summaries)
     partings = [find_parting(summaries[0], other) for other in summaries[1:]]
@@ -36,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
         [] if parting is None else likely_causes(summaries[0], other, parting, find_differences([summaries[0], other]))
         for other, parting in zip(summaries[1:], partings, strict=True)
     ]
-    names = _names(files)
+    names = [cut(label, _LONGEST_VALUE) for label in run_labels(files)]
     if options.json:
         print_json(describe(files, summaries, differences, partings, causes))
         return 0
@@ -89,9 +91,9 @@ def print_partings(
         same = f"the {parting.before:,} steps before it are the same" if parting.before else "it is the first step"
         first, second = (_number(value) for value in parting.values)
         values = "" if first == second == "" else f": {first} and {second}"
-        paragraph(console, f"part at step {parting.step:,}, where {parting.name} differs{values}; {same}")
+        paragraph(console, f"part at step {parting.step:,}, where {cut(parting.name, 100)} differs{values}; {same}")
         for index, cause in enumerate(why[:_MOST_CAUSES]):
-            labelled(console, "" if index else "likely", cause, width=8)
+            labelled(console, "" if index else "likely", cut(cause), width=8)
         if len(why) > _MOST_CAUSES:
             labelled(console, "", f"and {len(why) - _MOST_CAUSES} more below", width=8)
 
@@ -104,7 +106,7 @@ def print_differences(console: Console, names: Sequence[str], differences: Seque
         return
     rows, section = [], ""
     for one in differences[:_MOST_DIFFERENCES]:
-        rows.append(([one.section if one.section != section else "", one.key, *map(_shown, one.values)], ""))
+        rows.append(([one.section if one.section != section else "", cut(one.key, 100), *map(_shown, one.values)], ""))
         section = one.section
     table(console, {"": {"style": "dim"}, "key": {}, **{name: {} for name in names}}, rows, width=console.width)
     if len(differences) > _MOST_DIFFERENCES:
@@ -139,14 +141,8 @@ def print_metrics(console: Console, names: Sequence[str], summaries: Sequence[Ru
             last, best = (None, None) if curve is None else (curve.last, _best(curve, direction))
             shown = "" if best is None else f"; {best.value:.4g} at {best.step:,}"
             cells.append("-" if last is None else f"{last.value:.4g}{shown}")
-        rows.append(([metric, *cells], ""))
+        rows.append(([cut(metric, 100), *cells], ""))
     table(console, {"metric": {}, **{name: {} for name in names}}, rows, width=console.width)
-
-
-def _names(files: Sequence[RunFiles]) -> list[str]:
-    """Return a short name for each run, different for all: its name, otherwise its id."""
-    names = [one.labels.name or one.run_id for one in files]
-    return [name if names.count(name) == 1 else f"{name} ({one.path})" for name, one in zip(names, files, strict=True)]
 
 
 def _common_metrics(summaries: Sequence[RunSummary]) -> dict[str, Direction | None]:
@@ -172,5 +168,4 @@ def _number(value: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    text = value if value == MISSING else json.dumps(value, default=str, ensure_ascii=False)
-    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 1]}…"
+    return cut(value if value == MISSING else json.dumps(value, default=str, ensure_ascii=False), _LONGEST_VALUE)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import warnings
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,8 @@ from typing import Any
 from hookline._console import CommandOutput, printable
 from hookline._fs import explain
 from hookline.cli.charts import draw_chart
-from hookline.cli.formatting import open_console, paragraph, print_json
+from hookline.cli.find_run import run_labels
+from hookline.cli.formatting import check_output, cut, open_console, paragraph, print_json
 from hookline.errors import HooklineError, nearest
 from hookline.record.curves import Curve
 from hookline.record.runs import RunFiles
@@ -31,6 +31,8 @@ def run(options: argparse.Namespace) -> int:
     suffix = None if options.output is None else Path(options.output).suffix.lower()
     if suffix is not None and suffix not in FORMATS:
         raise HooklineError(f"--output {options.output}: the name must end with {' or '.join(FORMATS)}")
+    if options.output is not None:
+        check_output(Path(options.output))
     labels = run_labels(files)
     known = {label: read_curves(one) for label, one in zip(labels, files, strict=True)}
     curves = choose(known, options.metric)
@@ -44,19 +46,6 @@ def run(options: argparse.Namespace) -> int:
     elif not options.json:
         print_charts(curves, labels, options.log)
     return 0
-
-
-def run_labels(files: Sequence[RunFiles]) -> list[str]:
-    """Return a label for each run: its name; its id, if it has none; both, if several runs have the name."""
-    names = Counter(one.labels.name for one in files)
-    return [
-        one.path.name
-        if not one.labels.name
-        else one.labels.name
-        if names[one.labels.name] == 1
-        else f"{one.labels.name} ({one.path.name})"
-        for one in files
-    ]
 
 
 def read_curves(one: RunFiles) -> dict[str, Curve]:
@@ -91,7 +80,7 @@ def print_charts(curves: Curves, labels: Sequence[str], log: bool) -> None:
         }
         draw_chart(console, series, title=metric, height=14, log=log)
         if missing := [label for label in labels if label not in found]:
-            paragraph(console, f"without this metric: {', '.join(missing)}")
+            paragraph(console, f"without this metric: {cut(', '.join(missing))}")
 
 
 def _points(found: Mapping[str, Curve], files: Mapping[str, RunFiles]) -> list[dict[str, Any]]:

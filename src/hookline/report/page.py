@@ -24,8 +24,8 @@ from hookline.record.alerts import find_alerts
 from hookline.record.comparison import find_differences
 from hookline.record.labels import read_labels
 from hookline.record.provenance import utc_now
-from hookline.record.runs import RunFiles
 from hookline.report.direction import better
+from hookline.report.run_fields import last_attempt_seconds, run_fields
 from hookline.report.shrink import CurveArrays, Numbers, fit
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def make_report(summaries: Sequence[RunSummary]) -> bytes:
         runs.append({
             "run_id": summary.run.get("run_id"),
             "labels": _labels(summary),
-            "run": _cut(_run_fields(summary)),
+            "run": _cut(run_fields(summary)),
             "epochs": _completed_epochs(summary),
             "attempt": _last_attempt(summary),
             "config": summary.config[:LONGEST_CONFIG],
@@ -116,20 +116,9 @@ def _parts() -> tuple[str, str, str, str]:
 # ---- the parts of a run ----------------------------------------------------------------------------------------------
 
 
-def _run_fields(summary: RunSummary) -> dict[str, Any]:
-    """Return the fields of run.json, with the types that the script expects: the file may have been edited."""
-    run = summary.run
-    attempts = [one for one in _list(run.get("attempts")) if isinstance(one, Mapping)]
-    mappings = {
-        name: value if isinstance(value := run.get(name), Mapping) else {}
-        for name in ("counters", "environment", "git")
-    }
-    return {**run, **mappings, "attempts": attempts, "hooks": summary.hooks, "costs": summary.costs}
-
-
 def _completed_epochs(summary: RunSummary) -> int | None:
     """Return how many epochs were completed: run.json has the number of the last one that began, from 0."""
-    counters = _run_fields(summary)["counters"]
+    counters = run_fields(summary)["counters"]
     epoch, losses = counters.get("epoch"), summary.curves.get("train/epoch_loss")
     if not isinstance(epoch, int):
         return None
@@ -139,9 +128,8 @@ def _completed_epochs(summary: RunSummary) -> int | None:
 
 def _last_attempt(summary: RunSummary) -> dict[str, Any]:
     """Return the duration and the steps of the last attempt, which the costs of hooks are about."""
-    run, step = summary.run, _run_fields(summary)["counters"].get("step")
-    attempts = _list(run.get("attempts"))[-1:]
-    seconds = None if summary.path is None else RunFiles(summary.path, {**run, "attempts": attempts}).seconds
+    step = run_fields(summary)["counters"].get("step")
+    seconds = None if summary.path is None else last_attempt_seconds(summary.path, summary.run)
     begun = [event.get("step") for event in summary.events if event.get("kind") in ("checkpoint_loaded", "begun_again")]
     resumed_at = next((one for one in reversed(begun) if isinstance(one, int)), 0)
     return {"seconds": seconds, "steps": step - resumed_at if isinstance(step, int) else None}
@@ -159,10 +147,6 @@ def _differences(summaries: Sequence[RunSummary]) -> list[Any] | None:
         return [_cut(strict_json.field_values(one)) for one in find_differences(summaries)[:MOST_DIFFERENCES]]
     except RecordError:
         return None
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 def _labels(summary: RunSummary) -> Any:
