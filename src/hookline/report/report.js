@@ -392,7 +392,8 @@ function mediaCard(all) {
   };
   slider.addEventListener("input", () => show(Number(slider.value)));
   show(last);
-  const isWide = all.some((one) => one.columns?.length > 6);
+  const hasLongText = (one) => one.rows?.some((cells) => cells.some((cell) => String(cell).length > 150));
+  const isWide = all.some((one) => one.columns?.length > 6 || hasLongText(one));
   return el("figure", { class: `card${isWide ? " wide" : ""}` }, el("figcaption", {}, named("h4", all[last].name, 60),
     el("label", { class: "slide unit" }, "step ", last ? slider : null, shown)), body);
 }
