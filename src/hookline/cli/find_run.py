@@ -89,8 +89,8 @@ def _unknown_text(given: str, directory: Path, runs: list[Path]) -> str:
     known = [name for run in runs for name in (run.name, _name_of(run)) if name]
     near = difflib.get_close_matches(Path(given).name, known, 1)
     question = f"did you mean {near[0]!r}? " if near else ""
-    command = "hookline runs" if directory == Path(RUNS) else f"hookline runs {directory}"
-    return f"{given}: no run in {directory}/ has this path, id or name; {question}`{command}` lists them"
+    where = "" if directory == Path(RUNS) else f" {directory}"
+    return f"{given}: no run in {directory}/ has this path, id or name; {question}`hookline runs{where}` lists them"
 
 
 def _described(run: Path) -> str:

@@ -133,7 +133,10 @@ function headline(run) {
   });
 }
 
-const lastStep = (run) => (run.curves.size ? Math.max(...[...run.curves.values()].map((curve) => curve.lastStep)) : null);
+/** Return the last step of a run that has not ended; null if nothing was recorded. */
+function lastStep(run) {
+  return run.curves.size ? Math.max(...[...run.curves.values()].map((curve) => curve.lastStep)) : null;
+}
 
 const FACTS = [
   ["outcome", (run) => outcome(run)],
@@ -303,7 +306,9 @@ function anatomy(run) {
   const parts = ANATOMY.map((name) => [name.replace(/_/g, " "), seconds(name)]).filter(([, value]) => value !== null);
   const has = (wanted) => parts.some(([name]) => name === wanted), { costs } = run.run, { steps } = run.data.attempt;
   // The costs of hooks are those of the last attempt.
-  if (!has("hooks") && costs.length && steps > 0) parts.push(["hooks", sum(costs.map((cost) => toNumber(cost.seconds) || 0)) / steps]);
+  if (!has("hooks") && costs.length && steps > 0) {
+    parts.push(["hooks", sum(costs.map((cost) => toNumber(cost.seconds) || 0)) / steps]);
+  }
   const rest = Math.max(step - sum(parts.map(([, value]) => value)), 0);
   if (rest > step * 0.001) parts.push([has("forward backward") ? "other" : "model and optimizer", rest]);
   const total = Math.max(step, sum(parts.map(([, value]) => value)));
@@ -361,7 +366,8 @@ function events(run) {
   const heads = [figures("step"), "event", "what", "time"];
   const count = run.data.event_count ?? rows.length;
   const note = `Of ${number(count)} events, the first and the last ${number(rows.length / 2)} are here.`;
-  const first = el("div", {}, table(heads, rows.slice(0, 20)), count > rows.length ? el("p", { class: "note" }, note) : null);
+  const first = el("div", {}, table(heads, rows.slice(0, 20)),
+    count > rows.length ? el("p", { class: "note" }, note) : null);
   if (rows.length <= 20) return first;
   const more = el("summary", {}, `${number(rows.length - 20)} more`);
   return el("div", {}, first, el("details", {}, more, table(heads, rows.slice(20))));
@@ -431,8 +437,9 @@ function shaded(rows) {
 
 function differences() {
   const found = page.differences;
-  if (!found) return [el("p", { class: "quiet" }, "A config of these runs cannot be read, so that they are not compared.")];
-  if (!found.length) return [el("p", { class: "quiet" }, "Configs, hooks, environments and code of these runs are the same.")];
+  const say = (text) => [el("p", { class: "quiet" }, text)];
+  if (!found) return say("A config of these runs cannot be read, so that they are not compared.");
+  if (!found.length) return say("Configs, hooks, environments and code of these runs are the same.");
   const text = (value) => (typeof value === "string" ? value : JSON.stringify(value));
   const rows = found.map(({ section: where, key, values }) =>
     [el("span", { class: "row-label" }, where), el("span", { class: "row-label" }, short(key, 80)), ...values.map(text)]);
@@ -471,7 +478,8 @@ function about(run) {
   const code = { ...git, "config hash": hash, seed, "lost lines": lost || null };
   const parts = [["Environment", facts(environment)], ["Code", facts(code)]];
   if (from) parts.push(["Lineage", facts(typeof from === "object" ? from : { from })]);
-  const lists = el("div", { class: "columns" }, ...parts.map(([title, content]) => el("div", {}, el("h4", {}, title), content)));
+  const part = ([title, content]) => el("div", {}, el("h4", {}, title), content);
+  const lists = el("div", { class: "columns" }, ...parts.map(part));
   const list = attempts(run);
   return el("div", {}, lists, ...(list ? [el("h4", {}, "Attempts"), list] : []));
 }
@@ -566,7 +574,10 @@ function connect() {
     for (const plot of view.plots) plot.draw();
   });
   addEventListener("afterprint", () => {
-    for (const details of document.querySelectorAll("details[data-closed]")) details.open = false, delete details.dataset.closed;
+    for (const details of document.querySelectorAll("details[data-closed]")) {
+      details.open = false;
+      delete details.dataset.closed;
+    }
     document.documentElement.classList.remove("printing");
     setTheme(before || null);
   });
