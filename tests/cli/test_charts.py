@@ -99,12 +99,14 @@ def test_a_log_axis() -> None:
 
 @pytest.mark.parametrize(
     "values",
-    [[], [NAN], [INF, -INF], [1.0], [0.0], [2.0] * 5, [1e308, -1e308], [5e-324], [1e-320, 2e-320], [1.0, 1.0 + 1e-16]],
-)
+    [[], [NAN], [INF, -INF], [1.0], [0.0], [2.0] * 5, [1e308, -1e308], [5e-324], [1e-320, 2e-320], [1.0, 1.0 + 1e-16],
+     [1.04e-322, 5e-323], [3e-323]],
+)  # fmt: skip
 @pytest.mark.parametrize("log", [False, True])
-def test_any_numbers_are_drawn(values: list[float], log: bool) -> None:
+@pytest.mark.parametrize("first", [1, 2**60, 2**63 - 10])
+def test_any_numbers_are_drawn(values: list[float], log: bool, first: int) -> None:
     """No number raises, and what has nothing to draw says so."""
-    text = draw(one(values), log=log)
+    text = draw(one(values, np.arange(first, first + len(values))), log=log)
     finite = [value for value in values if np.isfinite(value) and (value > 0 or not log)]
     assert ("no value to draw" in text) is (not finite)
 

@@ -43,7 +43,10 @@ def test_a_damaged_checkpoint_is_described(run: Path, capsys: Captured) -> None:
 def test_a_directory_without_checkpoints_is_an_error(capsys: Captured) -> None:
     """The message for an empty or missing directory says what to give instead."""
     assert main(["checkpoints", "nowhere"]) == 2
-    assert "no checkpoint in nowhere; give a run's directory" in capsys.readouterr().err
+    assert "nowhere: no run is in runs/; give a run's directory" in capsys.readouterr().err
+    Path("empty").mkdir()
+    assert main(["checkpoints", "empty"]) == 2
+    assert "no checkpoint in empty; give a run's directory" in capsys.readouterr().err
 
 
 def test_one_checkpoint_is_verified(run: Path, capsys: Captured) -> None:

@@ -139,3 +139,25 @@ def test_runs_without_a_common_step(tmp_path: Path, capsys: pytest.CaptureFixtur
     first, second = train(tmp_path), train(tmp_path)
     (second / "metrics.jsonl").write_text("")
     assert "have no step in common" in compare(capsys, first, second)
+
+
+def test_the_best_value_is_shown_where_a_direction_is_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A name says it, as of a word error rate; a hook that monitors the metric decides; a learning rate has none."""
+
+    class Own(hookline.TrainingHook):
+        name = "own"
+
+        def on_step_end(self, trainer: hookline.RunControl, step: int) -> None:
+            trainer.log("val/wer", step)
+            trainer.log("train/lr", 0.01)
+
+    monitor = hookline.CheckpointHook(monitor="train/epoch_loss", mode="max")
+    runs = [train(tmp_path, Own(), monitor, steps=10, max_epochs=2) for _ in range(2)]
+    metrics = json.loads(compare(capsys, *runs, "--json"))["metrics"]
+    assert metrics["val/wer"][0]["best"] == {"step": 1, "value": 1.0}
+    highest = metrics["train/epoch_loss"][0]["best"]
+    assert highest["step"] == 10 and highest["value"] > 0
+    assert metrics["train/lr"][0] == {"last": {"step": 20, "value": 0.01}, "best": None}
+    rows = [line.split() for line in compare(capsys, *runs).splitlines()]
+    assert ["train/lr", "0.01", "0.01"] in rows
+    assert ["val/wer", "20;", "1", "at", "1", "20;", "1", "at", "1"] in rows

@@ -105,7 +105,7 @@ def test_label_errors_are_one_line(capsys: Captured) -> None:
     for arguments, expected in (
         (["one", "--untag", "dmo"], "did you mean 'demo'"),
         (["other", "--tag", "x"], "other is not a run: has no run.json"),
-        (["nothing", "--tag", "x"], "nothing is not a run"),
+        (["nothing", "--tag", "x"], "nothing: no run in runs/ has this path, id or name; `hookline runs` lists them"),
         (["two", "--tag", "x"], f"{damaged} is damaged".removeprefix(f"{Path.cwd()}/")),
         (["three", "--tag", "x"], "which a newer Hookline wrote"),
     ):
@@ -180,9 +180,21 @@ def test_names_name_runs(capsys: Captured) -> None:
     assert found("2026-a") == "2026"  # a name, and not the beginning of two ids
     assert found("latest") == "2026"
     assert "is not a run" in found("2026-aa")  # the directory of that name comes first
-    assert "2 runs in runs/ begin with it: 2026-aa, 2026-ab; give more" in found("2026-")
-    write_run("third", labels=Labels("base"))
-    assert "base: 2 runs in runs/ have this name: 2026-aa, third; give an id" in found("base")
+    assert "2 runs in runs/ begin with it: 2026-aa (completed, " in found("2026-")
+    assert "no run in runs/ has this path, id or name; did you mean 'base'? `hookline runs` lists" in found("bsae")
+    assert "did you mean 'elsewhere'? `hookline runs deep/dir` lists them" in found("deep/dir/elswhere")
+
+
+def test_a_name_that_several_runs_have_is_the_newest(capsys: Captured) -> None:
+    """Training from one config again is normal; which run is used is printed."""
+    for run_id, started in (("b", "2026-01-02"), ("a", "2026-01-03"), ("c", "2026-01-01")):
+        run = write_run(run_id, labels=Labels("base"))
+        described = json.loads((run / "run.json").read_text())
+        (run / "run.json").write_text(json.dumps({**described, "started": f"{started}T00:00:00+00:00"}))
+    assert main(["label", "base", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["run_id"] == "a"
+    assert err == "hookline: 3 runs are named base; the newest, a, is used\n"
 
 
 def test_a_newer_format_is_refused(capsys: Captured) -> None:

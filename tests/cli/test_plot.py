@@ -37,7 +37,19 @@ def test_runs_over_each_other(capsys: Captured) -> None:
     out = capsys.readouterr().out
     first, second = out.split("val/loss\n")
     assert first.startswith("train/loss\n") and "* base   + two" in first
-    assert "── base" in second and "without this metric: two" in second
+    assert "* base\n" in second and "without this metric: two" in second
+
+
+def test_a_run_has_the_same_colour_and_marker_in_all_charts(capsys: Captured) -> None:
+    """Also in the chart of a metric that the runs before it do not have."""
+    write_run("one", "base", train_loss=[3.0, 2.0, 1.0])
+    write_run("two", "wide", train_loss=[4.0, 3.0, 2.0], val_loss=[3.0, 2.0])
+    assert main(["plot", "base", "wide"]) == 0
+    first, second = capsys.readouterr().out.split("val/loss\n")
+    assert "* base   + wide" in first and "+ wide" in second and "*" not in second
+    assert main(["compare", "base", "wide"]) == 0
+    first, second = capsys.readouterr().out.split("val/loss\n")
+    assert "* base   + wide" in first and "+ wide" in second
 
 
 def test_points(capsys: Captured) -> None:
@@ -66,7 +78,10 @@ def test_errors(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "--metric train/los: no such metric; did you mean 'train/loss'?" in error_of("one", "--metric", "train/los")
     assert "no metric has been written yet" in error_of("empty")
     assert "must end with .svg or .png" in error_of("one", "--output", "x.jpg")
-    assert "nowhere is not a run" in error_of("nowhere")
+    assert "nowhere: no run in runs/ has this path, id or name" in error_of("nowhere")
+    Path("x.svg").mkdir()
+    assert "x.svg: it is a directory" in error_of("one", "--output", "x.svg")
+    assert "the directory no/ does not exist; create it first" in error_of("one", "--output", "no/x.svg")
     original = builtins.__import__
 
     def missing(name: str, *arguments: Any) -> Any:
@@ -75,7 +90,7 @@ def test_errors(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
         return original(name, *arguments)
 
     monkeypatch.setattr(builtins, "__import__", missing)
-    assert "pip install 'hookline[plot]'" in error_of("one", "--output", "x.svg")
+    assert "pip install 'hookline[plot]'" in error_of("one", "--output", "y.svg")
 
 
 def test_what_a_file_gets(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,9 +98,8 @@ def test_what_a_file_gets(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> 
     calls: list[tuple[str, Any]] = []
 
     class Axes:
-        def plot(self, *values: Any, label: str, **more: Any) -> Any:
-            calls.append(("label", label))
-            return [SimpleNamespace(get_color=lambda: "red")]
+        def plot(self, *values: Any, label: str, color: str, **more: Any) -> None:
+            calls.append((color, label))
 
         def set(self, **fields: Any) -> None:
             calls.append(("set", fields["yscale"]))
@@ -96,7 +110,8 @@ def test_what_a_file_gets(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> 
     class Figure:
         def __init__(self, **more: Any) -> None: ...
 
-        def add_subplot(self, *place: int) -> Axes:
+        def add_subplot(self, *place: int, sharex: Axes | None) -> Axes:
+            assert (sharex is None) == (place[-1] == 1)
             return Axes()
 
         def savefig(self, path: Path, **more: Any) -> None:
@@ -105,9 +120,10 @@ def test_what_a_file_gets(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(sys.modules, "matplotlib", SimpleNamespace())
     monkeypatch.setitem(sys.modules, "matplotlib.figure", SimpleNamespace(Figure=Figure))
     write_run("one", "_$x$", train_loss=[1.0, 2.0])
-    assert main(["plot", "one", "--output", "x.svg", "--log"]) == 0
+    write_run("two", "b", train_loss=[1.0, 2.0], val_loss=[1.0])
+    assert main(["plot", "one", "two", "--output", "x.svg", "--log"]) == 0
     assert capsys.readouterr().out == "x.svg\n" and Path("x.svg").read_text() == "figure"
-    assert calls == [("label", r" _\$x\$"), ("set", "log")]
+    assert calls == [("C0", r" _\$x\$"), ("C1", "b"), ("set", "log"), ("C1", "b"), ("set", "log")]
 
 
 @pytest.mark.parametrize("ending", ["svg", "png"])

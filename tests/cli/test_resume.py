@@ -106,7 +106,7 @@ def refusal(capsys: Captured, *words: str) -> str:
 
 def test_a_path_that_is_not_a_run(capsys: Captured) -> None:
     """A missing path, and a run that was made in code, are errors."""
-    assert "missing is not a run: it has no run.json" in refusal(capsys, "resume", "missing")
+    assert "missing: no run is in runs/; give a run's directory" in refusal(capsys, "resume", "missing")
     model = torch.nn.Linear(2, 1)
     data = [(torch.ones(1, 2), torch.ones(1, 1))]
     trainer = get_trainer(

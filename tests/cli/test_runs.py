@@ -105,7 +105,7 @@ def test_sort_filter_and_limit(capsys: Captured) -> None:
     assert main(["runs", "--limit", "1"]) == 0
     assert capsys.readouterr().out.endswith("2 more; --limit 3 prints all\n")
     assert main(["runs", "--tag", "z"]) == 0
-    assert "no run is in runs/ that the filters leave; without them there are 3" in capsys.readouterr().out
+    assert "no run in runs/ passes the filters; without them there are 3" in capsys.readouterr().out
     for wrong in (["--sort", "lenght"], ["--outcome", "faild"], ["elsewhere"]):
         assert main(["runs", *wrong]) == 2
         assert capsys.readouterr().err.count("\n") == 1
@@ -166,3 +166,22 @@ def test_listing_needs_no_torch() -> None:
     code = "import sys\nfrom hookline.cli import main\nmain(['runs'])\nassert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "one" in done.stdout
+
+
+def test_before_the_first_run(capsys: Captured) -> None:
+    """That there is no runs/ yet is not an error; that another directory does not exist is."""
+    assert main(["runs"]) == 0
+    assert capsys.readouterr().out == "no runs yet in runs/\n"
+    assert main(["runs", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+    assert main(["runs", "elsewhere"]) == 2
+
+
+def test_an_empty_outcome_is_listed(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in a terminal that is too narrow for the table, where outcomes are cut."""
+    monkeypatch.setattr("hookline.cli.runs.is_terminal", lambda stream: True)
+    monkeypatch.setenv("COLUMNS", "30")
+    Path("runs/one").mkdir(parents=True)
+    Path("runs/one/run.json").write_text(json.dumps({"run_id": "one", "outcome": ""}))
+    assert main(["runs"]) == 0
+    assert "one" in capsys.readouterr().out

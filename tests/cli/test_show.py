@@ -58,8 +58,35 @@ def test_a_run_is_shown_with_its_outcome_curves_metrics_and_checkpoints(
         "train/loss ",
         "last       runs/",
         f"hookline resume runs/{path.name}",
+        f"report     runs/{path.name}/report.html",
     ):
         assert text in shown
+
+
+def test_the_share_of_hooks_is_that_of_the_last_attempt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A resumed run knows the cost of its hooks in the last attempt only."""
+    path = train(tmp_path)
+    run = json.loads((path / "run.json").read_text())
+    (attempt,) = run["attempts"]
+    attempt |= {"started": "2026-01-02T00:00:00+00:00", "closed": "2026-01-02T00:00:10+00:00"}
+    run["attempts"] = [{**attempt, "started": "2026-01-01T00:00:00+00:00"}, attempt]
+    run["costs"] = [{"hook": "slow", "seconds": 5.0}]
+    (path / "run.json").write_text(json.dumps(run))
+    assert ["slow", "5.000", "s", "50.0%"] in [line.split() for line in show(capsys, path).splitlines()]
+
+
+def test_labels_and_reasons_of_any_length_are_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = train(tmp_path)
+    run = json.loads((path / "run.json").read_text())
+    (path / "run.json").write_text(json.dumps({**run, "reason": "r" * 10**6, "seed": None}))
+    labels = {"version": 1, "name": "n" * 10**5, "tags": ["t" * 10**5] * 3, "notes": "o" * 10**5}
+    (path / "labels.json").write_text(json.dumps(labels))
+    shown = show(capsys, path)
+    assert len(shown) < 10_000 and "seed" not in shown
+    other = train(tmp_path)
+    for command in (["label", path], ["compare", path, other], ["plot", path, other]):
+        assert main([*map(str, command)]) == 0
+        assert len(capsys.readouterr().out) < 30_000
 
 
 def test_who_stopped_a_run_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

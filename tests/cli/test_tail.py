@@ -164,4 +164,4 @@ def test_ctrl_c_in_a_terminal_leaves_the_run() -> None:
 def test_what_is_not_a_run(capsys: Captured) -> None:
     """One line, and the status of wrong usage."""
     assert main(["tail", "nowhere"]) == 2
-    assert capsys.readouterr().err.startswith("hookline: error: nowhere is not a run")
+    assert capsys.readouterr().err.startswith("hookline: error: nowhere: no run is in runs/")

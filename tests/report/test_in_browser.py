@@ -1,16 +1,19 @@
 """The report in a real browser: what is plotted, searching, zooming, keys, printing, and hostile names."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from browser import Browser
 from report_page import write_record
 from small_config import config_with
 
 from hookline import read_layers, read_metrics
 from hookline.cli import main
+from hookline.record import Record
 
 TEXT = {  # of hostile input, each of which becomes a part of every name and text of a run
     "markup": "<img src=x onerror=pwned()><svg/onload=pwned()><b>",
@@ -172,6 +175,52 @@ def test_a_comparison_draws_runs_over_each_other(chromium: Browser, tmp_path: Pa
     assert len(set(strokes)) == 2
     assert "optimizer.lr" in chromium.run("document.querySelector('#differences').innerText")
     assert chromium.problems() == []
+
+
+def test_metrics_without_a_known_direction_show_both_extremes(chromium: Browser, tmp_path: Path) -> None:
+    """A loss has its lowest value, another metric of a validation the lowest and the highest."""
+    run = write_record(tmp_path, "one")
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 1, "val/own": 5}\n{"step": 2, "val/own": 3}\n')
+    assert main(["report", str(run)]) == 0
+    chromium.open(run / "report.html")
+    tiles: Any = chromium.run("[...document.querySelectorAll('.tile')].map((tile) => tile.innerText)")
+    assert any("val/loss" in tile and "lowest" in tile and "highest" not in tile for tile in tiles)
+    assert any("val/own" in tile and "lowest 3 at step 2, highest 5 at step 1" in tile for tile in tiles)
+
+
+def test_images_of_one_name_share_a_card(chromium: Browser, tmp_path: Path) -> None:
+    """The newest is shown, and a slider shows the earlier ones."""
+    record = Record.on_disk(tmp_path, config={}, seed=1, run_id="one")
+    record.start([])
+    for step in (5, 10):
+        record.log_table(step, 0, "samples", ["text"], [[f"of step {step} " + "x" * 2000]])
+        record.log_image(step, 0, "map", torch.full((4, 4), step / 10))
+    record.close("completed", None, [], [], {"step": 10, "tokens_seen": 0})
+    assert main(["report", str(tmp_path / "one")]) == 0
+    chromium.open(tmp_path / "one" / "report.html")
+    cards = "[...document.querySelectorAll('#media figure')]"
+    assert chromium.run(f"{cards}.length") == 2
+    assert "tokens" not in chromium.run("document.querySelector('#overview').innerText")
+    text: Any = chromium.run(f"{cards}[0].innerText")
+    assert "of step 10" in text and 1000 <= len(text) < 1100
+    chromium.run(f"{cards}[0].querySelector('input').value = 0")
+    chromium.run(f"{cards}[0].querySelector('input').dispatchEvent(new Event('input'))")
+    assert "of step 5" in chromium.run(f"{cards}[0].innerText")
+    assert chromium.problems() == []
+
+
+@pytest.mark.parametrize("value", [None, 5, "abc", {}, {"a": 1}, [1], [{"name": 1, "hook": [], "seconds": "x"}]])
+def test_fields_of_other_types_do_not_stop_the_script(chromium: Browser, tmp_path: Path, value: Any) -> None:
+    """A run.json that was edited, or that another program wrote, is shown as far as it goes."""
+    run = write_record(tmp_path, "one")
+    fields = json.loads((run / "run.json").read_text())
+    changed = ("hooks", "costs", "attempts", "counters", "environment", "git", "lineage", "reason", "started", "seed")
+    (run / "run.json").write_text(json.dumps({**fields, **dict.fromkeys(changed, value)}))
+    assert main(["report", str(run)]) == 0
+    chromium.open(run / "report.html")
+    assert chromium.problems() == []
+    assert chromium.run("document.querySelector('#config') !== null")
 
 
 def test_alerts_lead_to_their_place(chromium: Browser, tmp_path: Path) -> None:

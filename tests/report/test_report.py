@@ -2,6 +2,7 @@
 
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from report_page import curve_of, read_page, write_record
 from torch import nn
 
-from hookline import TrainingHook, get_trainer, read_metrics
+from hookline import CheckpointHook, TrainingHook, get_trainer, read_metrics
 from hookline.cli import main
 from hookline.record.curves import Curve
 from hookline.record.packing import SeriesHeader
@@ -128,6 +129,62 @@ def test_much_of_everything_still_fits(tmp_path: Path) -> None:
     assert len(read_page(make_report([summary]))["runs"][0]["layers"]) == 6
 
 
+def test_histograms_of_a_large_model_are_kept() -> None:
+    """Ranges of steps are merged, down to a single one, before a series is left out; what is left out is named."""
+
+    def make(layers: int) -> dict[str, Any]:
+        summary, counts = RunSummary({"run_id": "large"}), np.ones((layers, 1, 60), np.float32)
+        names = tuple(f"layer{index}" for index in range(layers))
+        tops = SeriesHeader("gradients", names, ("top_octave",))
+        bins = SeriesHeader("gradient_histograms", names, ("count",), 60)
+        for step in range(8):
+            rows = [(tops, np.zeros((layers, 1), np.float32)), (bins, counts)]
+            summary.write_layers([SimpleNamespace(step=step, header=header, values=one) for header, one in rows])  # type: ignore[misc]
+        html = make_report([summary])
+        assert len(html) <= 3_000_000
+        return dict(read_page(html)["runs"][0])
+
+    kept = make(15_000)
+    assert len(kept["histograms"]["gradient_histograms"]["names"]) == 15_000 and kept["left_out"]["names"] == {}
+    too_large = make(40_000)
+    assert too_large["histograms"] == {} and too_large["left_out"]["names"] == {"histograms": ["gradient_histograms"]}
+
+
+def test_completed_epochs() -> None:
+    """An epoch that the run ended in counts only if it was completed."""
+    for options, epochs in (({"max_epochs": 2, "max_steps": None}, 2), ({"max_steps": 12}, 1), ({"max_steps": 3}, 0)):
+        trainer = make_trainer(**options)
+        trainer.train()
+        assert read_page(trainer.run_dir / "report.html")["runs"][0]["epochs"] == epochs
+
+
+def test_costs_are_those_of_the_last_attempt() -> None:
+    """The steps and the duration that hooks' costs are divided by are those of the last attempt, too."""
+    first = make_trainer(CheckpointHook(save_every_n_steps=5), max_steps=5)
+    first.train()
+    again = make_trainer(max_steps=8)
+    again.fit(resume=first.run_dir)
+    run = json.loads((again.run_dir / "run.json").read_text())
+    run["attempts"][0] |= {"started": "2026-01-01T00:00:00+00:00", "closed": "2026-01-02T00:00:00+00:00"}
+    (again.run_dir / "run.json").write_text(json.dumps(run))
+    assert main(["report", str(again.run_dir)]) == 0
+    attempt = read_page(again.run_dir / "report.html")["runs"][0]["attempt"]
+    assert attempt["steps"] == 3 and attempt["seconds"] < 3600
+
+
+BOMB = "a: &a {x: 1}\n" + "".join(f"{b}: &{b} [*{a}, *{a}, *{a}, *{a}]\n" for a, b in pairwise("abcdefghijklmnopqrst"))
+
+
+@pytest.mark.parametrize("config", ["a: 2026-99-99", BOMB, "a: [", "{a: 1, <<: {b: 2}}"])
+def test_configs_of_strangers_are_compared(tmp_path: Path, config: str) -> None:
+    """A date that does not exist, aliases that multiply and a file that is not YAML neither fail nor take long."""
+    runs = [write_record(tmp_path, name) for name in ("first", "second")]
+    (runs[0] / "config.yaml").write_text(config)
+    assert main(["report", *map(str, runs)]) == 0
+    page = read_page("comparison.html")
+    assert page["differences"] is None or any(one["section"] == "config" for one in page["differences"])
+
+
 def test_nothing_of_a_run_is_markup(tmp_path: Path) -> None:
     """The page's data has no "<", and its policy names hashes only."""
     run = write_record(tmp_path, "one", text="</script><script>x()</script>")
@@ -179,6 +236,6 @@ def test_report_of_what_is_not_a_run(tmp_path: Path, capsys: Captured, kind: str
         (directory / "report.html").symlink_to(tmp_path / "target")
     assert main(["report", str(directory)]) == 2
     error = capsys.readouterr().err
-    expected = "symbolic link" if kind == "a link" else "is not a run"
+    expected = {"a link": "symbolic link", "no such directory": "no run is in"}.get(kind, "is not a run")
     assert expected in error and error.count("\n") == 1
     assert kind != "a link" or (tmp_path / "target").read_text() == "mine"

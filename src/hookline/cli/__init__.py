@@ -79,7 +79,8 @@ _ARGUMENTS: dict[str, dict[str, Any]] = {
     "--name TEXT": {"help": "the run's name; an empty one removes it"},
     "--name WORD": {"help": "only runs whose name contains this"},
     "--notes TEXT": {"help": "a text about the run; an empty one removes it"},
-    "--tag TAG": {**_REPEATED, "help": "the run's tag, or only runs with this tag"},
+    "--tag TAG": {**_REPEATED, "help": "add this tag"},
+    "--tag WORD": {**_REPEATED, "help": "only runs with this tag"},
     "--untag TAG": {**_REPEATED, "help": "remove this tag"},
     "--outcome OUTCOME": {"help": "only runs that ended like this, such as failed, or are running or killed"},
     "--sort KEY": {"default": "started", "help": "started, id, name, outcome, best, steps or duration (started)"},
@@ -101,7 +102,7 @@ _TRUST = ("--import MODULE", "--allow PREFIX", "--allow-host HOST")
 _RUN = ("--device DEVICE", *_TRUST)
 _OVERRIDES = "words a.b=value"
 _FROM_CONFIG = ("config CONFIG", _OVERRIDES)
-_FILTERS = ("--tag TAG", "--outcome OUTCOME", "--name WORD")
+_FILTERS = ("--tag WORD", "--outcome OUTCOME", "--name WORD")
 COMMANDS: dict[str, tuple[str, Sequence[str]]] = {
     "train": ("train from a config", (*_FROM_CONFIG, "--hook NAME", "--fast-dev-run N", "--output DIR", *_RUN)),
     "example": ("print the config of the default job, to start from", ()),
@@ -187,8 +188,10 @@ def run_command(arguments: Sequence[str]) -> int:
         for argument in {"run", "runs", "weights"} & vars(options).keys():
             given = getattr(options, argument)
             if given is not None:
-                found = [resolve_run(one) for one in given] if isinstance(given, list) else resolve_run(given)
-                setattr(options, argument, found)
+                listed = given if isinstance(given, list) else [given]
+                is_run = argument != "weights"  # which may also be a checkpoint
+                found = [resolve_run(one, must_exist=is_run) for one in listed]
+                setattr(options, argument, found if isinstance(given, list) else found[0])
         with user_imports(options):
             return int(import_module(f"hookline.cli.{options.module}").run(options))
     except OutputError:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from hookline._console import printable
-from hookline.cli.formatting import heading, paragraph
+from hookline.cli.formatting import cut, heading, paragraph
 
 Numbers = NDArray[np.float64]
 Curve = tuple[Any, Any, Any]  # steps, lowest and highest values, equally long
@@ -23,7 +23,8 @@ MARKERS = "*+ox#@"
 _WIDEST = 240  # columns; rich reports any width for a pipe that sets COLUMNS
 _NARROWEST = 10  # columns of the plot, also in a terminal that is too narrow for it
 _ROWS_PER_TICK, _COLUMNS_PER_TICK = 2, 10  # at least
-_LARGEST = 1e300  # larger values are drawn there
+_LARGEST, _SMALLEST = 1e300, 1e-300  # larger values are drawn there; smaller ones are 0, or there on a log axis
+_ROUNDING = 1e-12  # numbers that differ by a smaller share are one
 _LONGEST_LABEL = 60  # characters of the legend
 # The bit of each dot in a braille character, by row and column; U+2800 has no dot.
 _BRAILLE, _BITS = 0x2800, np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]], dtype=np.uint32)
@@ -31,7 +32,7 @@ _SUFFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def draw_chart(
-    console: Console, curves: Mapping[str, Curve], *, title: str, height: int = 10, log: bool = False
+    console: Console, curves: Mapping[str, Curve | None], *, title: str, height: int = 10, log: bool = False
 ) -> None:
     """Draw curves over each other, as wide as the terminal, with both axes and a legend.
 
@@ -40,16 +41,21 @@ def draw_chart(
     Args:
         console: Where to print. Without colours, several curves are drawn with a marker each.
         curves: By label: steps, and the lowest and highest value of each (the same array for single values). A range
-            is drawn as a vertical line, so that spikes inside a bucket stay visible.
+            is drawn as a vertical line, so that spikes inside a bucket stay visible. None keeps the colour and the
+            marker of its place, so that a run looks the same in charts of metrics that others lack.
         title: What the chart shows.
         height: Rows of the plot.
         log: Whether the axis of values is logarithmic; values that are not positive leave a gap.
     """
-    heading(console, title)
-    series = [_Series.make(label, curve, log) for label, curve in curves.items()]
+    heading(console, cut(title, 200))
+    series = [
+        _Series.make(label, index, curve, log)
+        for index, (label, curve) in enumerate(curves.items())
+        if curve is not None
+    ]
     drawn = [one for one in series if one.steps.size]
     if drawn:
-        _draw(console, drawn, max(height, 2), log)
+        _draw(console, drawn, max(height, 2), log, with_markers=len(curves) > 1)
     else:
         paragraph(console, "no value to draw")
     for one in series:
@@ -63,6 +69,7 @@ class _Series:
     """A curve whose values can be drawn, sorted by step; of a logarithmic axis, the logarithms."""
 
     label: str
+    index: int  # of its colour and marker
     steps: Numbers
     low: Numbers
     high: Numbers
@@ -71,7 +78,7 @@ class _Series:
     left_out: int
 
     @classmethod
-    def make(cls, label: str, curve: Curve, log: bool) -> _Series:
+    def make(cls, label: str, index: int, curve: Curve, log: bool) -> _Series:
         steps, low, high = (np.asarray(one, dtype=np.float64).ravel() for one in curve)
         order = np.argsort(steps, kind="stable")
         # Near the largest float, differences would overflow.
@@ -79,38 +86,41 @@ class _Series:
         steps, low, high = steps[order], low[order], high[order]
         if log:
             with np.errstate(divide="ignore", invalid="ignore"):
-                low, high = (np.where(one > 0, np.log10(np.maximum(one, 1 / _LARGEST)), np.nan) for one in (low, high))
+                low, high = (np.where(one > 0, np.log10(np.maximum(one, _SMALLEST)), np.nan) for one in (low, high))
+        else:
+            # Between subnormal numbers there may be no room for ticks.
+            low, high = (np.where(np.abs(one) < _SMALLEST, 0.0, one) for one in (low, high))
         # A bucket may have one finite end: the other one is drawn to the edge if infinite, and left out if NaN.
         low, high = np.where(np.isnan(low), high, low), np.where(np.isnan(high), low, high)
         there = (np.isfinite(low) | np.isfinite(high)) & np.isfinite(steps)
         runs = np.cumsum(~there).astype(np.float64)
-        return cls(label, steps[there], low[there], high[there], runs[there], len(steps), int((~there).sum()))
+        return cls(label, index, steps[there], low[there], high[there], runs[there], len(steps), int((~there).sum()))
 
 
-def _draw(console: Console, series: Sequence[_Series], height: int, log: bool) -> None:
+def _draw(console: Console, series: Sequence[_Series], height: int, log: bool, with_markers: bool) -> None:
     coloured = console.color_system is not None and not console.no_color
     has_dots = _can_print("⣿│┤└─┬…", console)
-    with_dots = has_dots and (coloured or len(series) == 1)
+    with_dots = has_dots and (coloured or not with_markers)
     bottom, top = _limits([value for one in series for value in (one.low, one.high)])
     if top == bottom:
         room = 0.05 if log else abs(top) / 10 or 1.0
         bottom, top = bottom - room, top + room
     first, last = _limits([one.steps for one in series])
-    last = max(last, first + 1)
+    last = max(last, first + max(1.0, abs(first) * _ROUNDING))  # beyond 2^53, adding 1 changes nothing
     labels = _value_labels(bottom, top, height, log)
     margin = max(len(text) for text in ("step", *labels.values())) + 1
     columns = max(min(console.width, _WIDEST) - margin - 1, _NARROWEST)
     shape = (height * 4, columns * 2) if with_dots else (height, columns)
     bits, owners = np.zeros((height, columns), dtype=np.uint32), np.full((height, columns), -1)
-    for index, one in enumerate(series):
+    for one in series:
         pixels = _rasterise(one, shape, (first, last), (bottom, top))
         if with_dots:
             cells = pixels.reshape(height, 4, columns, 2)
             dots = np.where(cells, _BITS[None, :, None, :], 0).sum(axis=(1, 3)).astype(np.uint32)
             bits |= dots
-            owners[dots > 0] = index
+            owners[dots > 0] = one.index
         else:
-            owners[pixels] = index
+            owners[pixels] = one.index
     frame = "┤│└─┬" if has_dots else "+|+-+"
     for row in range(height):
         edge = f"{labels.get(row, ''):>{margin}}{frame[0] if row in labels else frame[1]}"
@@ -165,7 +175,7 @@ def _limits(arrays: Sequence[Numbers]) -> tuple[float, float]:
     finite = np.concatenate(arrays)
     finite = finite[np.isfinite(finite)]
     least, most = float(finite.min()), float(finite.max())
-    return (least, least) if most - least <= 1e-12 * max(abs(least), abs(most)) else (least, most)
+    return (least, least) if most - least <= _ROUNDING * max(abs(least), abs(most)) else (least, most)
 
 
 def _round_step(span: float, count: int) -> float:
@@ -248,9 +258,9 @@ def _print_legend(console: Console, series: Sequence[_Series], indent: int, line
     """Print what each colour or marker is, as many as fit on a line."""
     width = max(min(console.width, _WIDEST), 20)
     shown = Text(" " * indent)
-    for index, one in enumerate(series):
-        sign = line * 2 or MARKERS[index % len(MARKERS)]
-        entry = Text.assemble((sign, COLOURS[index % len(COLOURS)]), f" {_shorten(one.label)}")
+    for one in series:
+        sign = line * 2 or MARKERS[one.index % len(MARKERS)]
+        entry = Text.assemble((sign, COLOURS[one.index % len(COLOURS)]), f" {_shorten(one.label)}")
         if shown.cell_len > indent and shown.cell_len + 3 + entry.cell_len > width:
             _print(console, shown)
             shown = Text(" " * indent)
@@ -260,8 +270,7 @@ def _print_legend(console: Console, series: Sequence[_Series], indent: int, line
 
 def _shorten(label: str) -> str:
     """Return a label on one line, safe to print, of bounded length."""
-    text = " ".join(printable(label[: 2 * _LONGEST_LABEL]).split()) or "(no name)"
-    return text if len(text) <= _LONGEST_LABEL else f"{text[: _LONGEST_LABEL - 1]}…"
+    return cut(" ".join(printable(label[: 2 * _LONGEST_LABEL]).split()) or "(no name)", _LONGEST_LABEL)
 
 
 def _print(console: Console, line: Text) -> None:

@@ -6,29 +6,31 @@ import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from hookline.cli.charts import draw_chart
-from hookline.cli.formatting import heading, labelled, open_console, paragraph, print_json, table
+from hookline.cli.find_run import run_labels
+from hookline.cli.formatting import cut, heading, labelled, open_console, paragraph, print_json, table
 from hookline.errors import HooklineError
 from hookline.record.comparison import MISSING, Difference, Parting, find_differences, find_parting, likely_causes
-from hookline.record.curves import Point
+from hookline.record.curves import Curve, Point
 from hookline.record.json_lines import NON_FINITE
 from hookline.record.runs import RunFiles
 from hookline.record.summary import RunSummary
+from hookline.report.direction import Direction, better
 
 _MOST_DIFFERENCES, _MOST_CAUSES, _MOST_METRICS = 40, 5, 12
 _LONGEST_VALUE = 60
-_HIGH_IS_GOOD = ("acc", "f1", "precision", "recall", "auc", "score", "bleu", "rouge", "mfu", "_per_s")
 
 
 def run(options: argparse.Namespace) -> int:
     """Print the comparison of two or more runs; the others are compared with the first."""
-    if len(options.runs) < 2:
+    files = list({path.resolve(): RunFiles.read(path) for path in map(Path, options.runs)}.values())
+    if len(files) < 2:
         raise HooklineError("compare needs at least two runs; `hookline runs` lists them")
-    files = [RunFiles.read(path) for path in options.runs]
     summaries = [RunSummary.read(one.path) for one in files]
     differences = find_differences(summaries)
     partings = [find_parting(summaries[0], other) for other in summaries[1:]]
@@ -36,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
         [] if parting is None else likely_causes(summaries[0], other, parting, find_differences([summaries[0], other]))
         for other, parting in zip(summaries[1:], partings, strict=True)
     ]
-    names = _names(files)
+    names = [cut(label, _LONGEST_VALUE) for label in run_labels(files)]
     if options.json:
         print_json(describe(files, summaries, differences, partings, causes))
         return 0
@@ -56,7 +58,6 @@ def describe(
     causes: Sequence[Sequence[str]],
 ) -> dict[str, Any]:
     """Return a comparison for programs."""
-    metrics = _common_metrics(summaries)
     return {
         "runs": [{"run_id": one.run_id, "name": one.labels.name, "path": str(one.path)} for one in files],
         "differences": [asdict(one) for one in differences],
@@ -66,12 +67,10 @@ def describe(
         ],
         "metrics": {
             name: [
-                {"last": _fields(summary.curves[name].last), "best": _fields(_best(name, summary))}
-                if name in summary.curves
-                else None
-                for summary in summaries
+                None if curve is None else {"last": _fields(curve.last), "best": _fields(_best(curve, direction))}
+                for curve in (summary.curves.get(name) for summary in summaries)
             ]
-            for name in metrics
+            for name, direction in _common_metrics(summaries).items()
         },
     }
 
@@ -92,9 +91,9 @@ def print_partings(
         same = f"the {parting.before:,} steps before it are the same" if parting.before else "it is the first step"
         first, second = (_number(value) for value in parting.values)
         values = "" if first == second == "" else f": {first} and {second}"
-        paragraph(console, f"part at step {parting.step:,}, where {parting.name} differs{values}; {same}")
+        paragraph(console, f"part at step {parting.step:,}, where {cut(parting.name, 100)} differs{values}; {same}")
         for index, cause in enumerate(why[:_MOST_CAUSES]):
-            labelled(console, "" if index else "likely", cause, width=8)
+            labelled(console, "" if index else "likely", cut(cause), width=8)
         if len(why) > _MOST_CAUSES:
             labelled(console, "", f"and {len(why) - _MOST_CAUSES} more below", width=8)
 
@@ -107,7 +106,7 @@ def print_differences(console: Console, names: Sequence[str], differences: Seque
         return
     rows, section = [], ""
     for one in differences[:_MOST_DIFFERENCES]:
-        rows.append(([one.section if one.section != section else "", one.key, *map(_shown, one.values)], ""))
+        rows.append(([one.section if one.section != section else "", cut(one.key, 100), *map(_shown, one.values)], ""))
         section = one.section
     table(console, {"": {"style": "dim"}, "key": {}, **{name: {} for name in names}}, rows, width=console.width)
     if len(differences) > _MOST_DIFFERENCES:
@@ -117,58 +116,48 @@ def print_differences(console: Console, names: Sequence[str], differences: Seque
 def print_curves(console: Console, names: Sequence[str], summaries: Sequence[RunSummary]) -> None:
     """Draw the losses of all runs over each other."""
     for metric in ("train/loss", "val/loss"):
+        curves = [run.curves.get(metric) for run in summaries]
         drawn = {
-            name: (curve.steps, curve.lowest, curve.highest)
-            for name, curve in ((name, run.curves.get(metric)) for name, run in zip(names, summaries, strict=True))
-            if curve is not None and curve.points > 1
+            name: None if curve is None or curve.points < 2 else (curve.steps, curve.lowest, curve.highest)
+            for name, curve in zip(names, curves, strict=True)
         }
-        if drawn:
+        if any(drawn.values()):
             console.print()
             draw_chart(console, drawn, title=metric)
 
 
 def print_metrics(console: Console, names: Sequence[str], summaries: Sequence[RunSummary]) -> None:
-    """Print the last and the best value of each run side by side."""
+    """Print the last value of each run side by side, and the best one if it is known which direction is better."""
     metrics = _common_metrics(summaries)
     if not metrics:
         return
     console.print()
-    heading(console, "metrics", "last, and best with its step")
+    heading(console, "metrics", "last; best with its step, if lower or higher is better")
     rows = []
-    for metric in metrics[:_MOST_METRICS]:
+    for metric, direction in list(metrics.items())[:_MOST_METRICS]:
         cells = []
         for summary in summaries:
             curve = summary.curves.get(metric)
-            last, best = (None, None) if curve is None else (curve.last, _best(metric, summary))
-            cells.append("-" if last is None else f"{last.value:.4g}, {_at(best)}")
-        rows.append(([metric, *cells], ""))
+            last, best = (None, None) if curve is None else (curve.last, _best(curve, direction))
+            shown = "" if best is None else f"; {best.value:.4g} at {best.step:,}"
+            cells.append("-" if last is None else f"{last.value:.4g}{shown}")
+        rows.append(([cut(metric, 100), *cells], ""))
     table(console, {"metric": {}, **{name: {} for name in names}}, rows, width=console.width)
 
 
-def _names(files: Sequence[RunFiles]) -> list[str]:
-    """Return a short name for each run, different for all: its name, otherwise its id."""
-    names = [one.labels.name or one.run_id for one in files]
-    return [name if names.count(name) == 1 else f"{name} ({one.path})" for name, one in zip(names, files, strict=True)]
+def _common_metrics(summaries: Sequence[RunSummary]) -> dict[str, Direction | None]:
+    """Return the metrics of training and validation that runs have, the losses first, and which direction is better."""
+    found = {name for summary in summaries for name in summary.curves if name.startswith(("val/", "train/"))}
+    hooks = [hook for summary in summaries for hook in summary.hooks]
+    return {name: better(name, hooks) for name in sorted(found, key=lambda name: (not name.endswith("/loss"), name))}
 
 
-def _common_metrics(summaries: Sequence[RunSummary]) -> list[str]:
-    """Return the losses, learning rates and the metrics of validations that runs have, the losses first."""
-    found = dict.fromkeys(name for summary in summaries for name in summary.curves)
-    chosen = [name for name in found if name.startswith(("val/", "train/"))]
-    return sorted(chosen, key=lambda name: (not name.endswith("/loss"), name))
-
-
-def _best(name: str, summary: RunSummary) -> Point | None:
-    curve = summary.curves[name]
-    return curve.greatest if any(word in name.lower() for word in _HIGH_IS_GOOD) else curve.least
+def _best(curve: Curve, direction: Direction | None) -> Point | None:
+    return None if direction is None else curve.least if direction == "low" else curve.greatest
 
 
 def _fields(point: Point | None) -> dict[str, Any] | None:
     return None if point is None else asdict(point)
-
-
-def _at(point: Point | None) -> str:
-    return "-" if point is None else f"{point.value:.4g} at {point.step:,}"
 
 
 def _number(value: Any) -> str:
@@ -179,5 +168,4 @@ def _number(value: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    text = value if value == MISSING else json.dumps(value, default=str, ensure_ascii=False)
-    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 1]}…"
+    return cut(value if value == MISSING else json.dumps(value, default=str, ensure_ascii=False), _LONGEST_VALUE)

@@ -1,10 +1,15 @@
-"""`latest`, a run's name, or the first characters of its id, in place of a run's directory."""
+"""Find the run that `latest`, a name or the first characters of an id stand for, and tell runs apart by labels."""
 
 from __future__ import annotations
 
+import difflib
 import os
+import sys
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
+from hookline._console import print_line, printable
 from hookline.errors import HooklineError, RecordError
 from hookline.record.labels import LATEST, read_labels
 from hookline.record.runs import RUN, RunFiles
@@ -13,15 +18,18 @@ RUNS = "runs"
 _MOST_LISTED = 10  # runs in a message
 
 
-def resolve_run(given: str) -> str:
+def resolve_run(given: str, *, must_exist: bool = True) -> str:
     """Return the directory of the run that is named: a path that exists, or what is found in runs/ or in its DIR.
 
     ``latest`` and ``DIR/latest`` are the newest run; otherwise ``TEXT`` and ``DIR/TEXT`` are, in this order, the run
-    with this id, the run with this name, and the run whose id begins with it. What names no run is returned as it is,
-    because each command says what it expects.
+    with this id, the newest run with this name, and the run whose id begins with it.
+
+    Args:
+        given: What a command line names.
+        must_exist: Whether it can only be a run; otherwise what names no run is returned as it is.
 
     Raises:
-        HooklineError: If there is no run for ``latest``, or several runs have the name or the beginning of the id.
+        HooklineError: If there is no such run, or several runs have the beginning of the id.
     """
     path = Path(given)
     if os.path.exists(path) or not path.name:  # noqa: PTH110 - unlike Path's, it never raises
@@ -36,20 +44,63 @@ def resolve_run(given: str) -> str:
     if directory / path.name in runs:
         return str(directory / path.name)
     if named := [run for run in runs if _name_of(run) == path.name]:
-        return _only(named, given, f"in {directory}/ have this name", "an id")
+        return _newest_of(named, given)
     if len(path.parts) > 1 and (named := [run for run in _runs_in(Path(RUNS)) if _name_of(run) == given]):
-        return _only(named, given, f"in {RUNS}/ have this name", "an id")
+        return _newest_of(named, given)
     begin = [run for run in runs if run.name.startswith(path.name)]
-    return _only(begin, given, f"in {directory}/ begin with it", "more of the id") if begin else given
+    if not begin and not must_exist:
+        return given
+    if not begin:
+        raise HooklineError(_unknown_text(given, directory, runs))
+    if len(begin) > 1:
+        more = f" and {len(begin) - _MOST_LISTED} more" if len(begin) > _MOST_LISTED else ""
+        listed = ", ".join(map(_described, begin[:_MOST_LISTED]))
+        what = f"{len(begin)} runs in {directory}/ begin with it: {listed}{more}"
+        raise HooklineError(f"{given}: {what}; give more of the id")
+    return str(begin[0])
 
 
-def _only(runs: list[Path], given: str, what: str, remedy: str) -> str:
-    """Return the only run, or raise an error that lists all of them."""
+def run_labels(files: Sequence[RunFiles]) -> list[str]:
+    """Return a label for each run, different for all: its name or, without one, its id; both or the path, if needed."""
+    names = [one.labels.name or one.path.name for one in files]
+    labels = names
+    for asides in ([one.path.name for one in files], [str(one.path) for one in files]):
+        counts = Counter(labels)
+        labels = [
+            label if counts[label] == 1 else f"{name} ({aside})"
+            for label, name, aside in zip(labels, names, asides, strict=True)
+        ]
+    return labels
+
+
+def _newest_of(runs: list[Path], given: str) -> str:
+    """Return the newest of the runs with a name; the one that is used is printed if there are several."""
+    newest = _newest(runs) or runs[-1]
     if len(runs) > 1:
-        more = f" and {len(runs) - _MOST_LISTED} more" if len(runs) > _MOST_LISTED else ""
-        listed = ", ".join(run.name for run in runs[:_MOST_LISTED])
-        raise HooklineError(f"{given}: {len(runs)} runs {what}: {listed}{more}; give {remedy}")
-    return str(runs[0])
+        text = f"{len(runs)} runs are named {given}; the newest, {newest.name}, is used"
+        print_line(f"hookline: {printable(text)}", sys.stderr)
+    return str(newest)
+
+
+def _unknown_text(given: str, directory: Path, runs: list[Path]) -> str:
+    """Return what is wrong with a name that no run has, with the nearest one."""
+    if not runs:
+        return f"{given}: no run is in {directory}/; give a run's directory"
+    known = [name for run in runs for name in (run.name, _name_of(run)) if name]
+    near = difflib.get_close_matches(Path(given).name, known, 1)
+    question = f"did you mean {near[0]!r}? " if near else ""
+    where = "" if directory == Path(RUNS) else f" {directory}"
+    return f"{given}: no run in {directory}/ has this path, id or name; {question}`hookline runs{where}` lists them"
+
+
+def _described(run: Path) -> str:
+    """Return a run's id with its outcome and when it began."""
+    try:
+        found = RunFiles.read(run)
+    except RecordError:
+        return run.name
+    started = "" if found.started is None else f", {found.started:%Y-%m-%d %H:%M}"
+    return f"{run.name} ({found.outcome[:20]}{started})"
 
 
 def _runs_in(directory: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""The layout of the commands' output: headings, paragraphs whose lines keep their indentation, and tables.
+"""The layout of the commands' output: headings, paragraphs whose lines keep their indentation, tables, durations.
 
 What is printed here may come from a stranger's file, so every function makes its text safe for a terminal.
 """
@@ -9,6 +9,7 @@ import json
 import math
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TextIO, cast
 
 from rich.console import Console
@@ -16,8 +17,38 @@ from rich.table import Table
 from rich.text import Text
 
 from hookline._console import CommandOutput, printable
+from hookline.errors import HooklineError
 
 WIDEST = 100  # longer lines are tiring to read
+
+
+def cut(text: str, longest: int = 300) -> str:
+    """Return a text of bounded length; one that is longer ends with "…"."""
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
+
+
+def duration_text(seconds: float | None) -> str:
+    """Return a duration in its two largest units.
+
+    >>> [duration_text(seconds) for seconds in (4.2, 75, 3725, 200_000)]
+    ['4.2 s', '1 m 15 s', '1 h 02 m', '2 d 07 h']
+    """
+    if seconds is None:
+        return ""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    units = ((86_400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s"))
+    size, unit, smaller, name = next(one for one in units if whole >= one[0])
+    return f"{whole // size} {unit} {whole % size // smaller:02} {name}"
+
+
+def check_output(path: Path) -> None:
+    """Raise `HooklineError` if a file cannot be written there because of its path."""
+    if path.is_dir():
+        raise HooklineError(f"cannot write {path}: it is a directory; give the name of a file")
+    if not path.parent.is_dir():
+        raise HooklineError(f"cannot write {path}: the directory {path.parent}/ does not exist; create it first")
 
 
 def open_console() -> Console:

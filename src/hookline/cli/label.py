@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import argparse
 
-from hookline.cli.formatting import heading, labelled, open_console, paragraph, print_json
+from hookline.cli.formatting import cut, heading, labelled, open_console, paragraph, print_json
 from hookline.errors import HooklineError, nearest
-from hookline.record.labels import Labels, check_name, check_notes, check_tags, read_labels, write_labels
+from hookline.record.labels import (
+    LONGEST_NAME,
+    LONGEST_NOTES,
+    LONGEST_TAG,
+    MOST_TAGS,
+    Labels,
+    check_name,
+    check_notes,
+    check_tags,
+    read_labels,
+    write_labels,
+)
 from hookline.record.runs import RunFiles
 
 
@@ -21,10 +32,10 @@ def run(options: argparse.Namespace) -> int:
         print_json({"run_id": found.run_id, **labels.to_json()})
         return 0
     console = open_console()
-    heading(console, found.run_id)
-    labelled(console, "name", labels.name or "-", width=7)
-    labelled(console, "tags", ", ".join(labels.tags) or "-", width=7)
-    first, *others = (labels.notes or "-").splitlines()
+    heading(console, cut(found.run_id))
+    labelled(console, "name", cut(labels.name or "-", LONGEST_NAME), width=7)
+    labelled(console, "tags", cut(", ".join(labels.tags) or "-", MOST_TAGS * (LONGEST_TAG + 2)), width=7)
+    first, *others = cut(labels.notes or "-", LONGEST_NOTES).splitlines() or ["-"]
     labelled(console, "notes", first, width=7)
     for line in others:
         paragraph(console, line, indent=11)

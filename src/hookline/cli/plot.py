@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import warnings
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,8 @@ from typing import Any
 from hookline._console import CommandOutput, printable
 from hookline._fs import explain
 from hookline.cli.charts import draw_chart
-from hookline.cli.formatting import open_console, paragraph, print_json
+from hookline.cli.find_run import run_labels
+from hookline.cli.formatting import check_output, cut, open_console, paragraph, print_json
 from hookline.errors import HooklineError, nearest
 from hookline.record.curves import Curve
 from hookline.record.runs import RunFiles
@@ -31,6 +31,8 @@ def run(options: argparse.Namespace) -> int:
     suffix = None if options.output is None else Path(options.output).suffix.lower()
     if suffix is not None and suffix not in FORMATS:
         raise HooklineError(f"--output {options.output}: the name must end with {' or '.join(FORMATS)}")
+    if options.output is not None:
+        check_output(Path(options.output))
     labels = run_labels(files)
     known = {label: read_curves(one) for label, one in zip(labels, files, strict=True)}
     curves = choose(known, options.metric)
@@ -38,25 +40,12 @@ def run(options: argparse.Namespace) -> int:
         ids = dict(zip(labels, files, strict=True))
         print_json([{"metric": metric, "runs": _points(found, ids)} for metric, found in curves.items()])
     if options.output is not None:
-        write_figure(Path(options.output), curves, options.log)
+        write_figure(Path(options.output), curves, labels, options.log)
         if not options.json:
             CommandOutput().write(f"{printable(options.output)}\n")
     elif not options.json:
         print_charts(curves, labels, options.log)
     return 0
-
-
-def run_labels(files: Sequence[RunFiles]) -> list[str]:
-    """Return a label for each run: its name; its id, if it has none; both, if several runs have the name."""
-    names = Counter(one.labels.name for one in files)
-    return [
-        one.path.name
-        if not one.labels.name
-        else one.labels.name
-        if names[one.labels.name] == 1
-        else f"{one.labels.name} ({one.path.name})"
-        for one in files
-    ]
 
 
 def read_curves(one: RunFiles) -> dict[str, Curve]:
@@ -85,10 +74,13 @@ def print_charts(curves: Curves, labels: Sequence[str], log: bool) -> None:
     """Draw every metric in the terminal, and name the runs that do not have it."""
     console = open_console()
     for metric, found in curves.items():
-        series = {label: (curve.steps, curve.lowest, curve.highest) for label, curve in found.items()}
+        series = {
+            label: (found[label].steps, found[label].lowest, found[label].highest) if label in found else None
+            for label in labels
+        }
         draw_chart(console, series, title=metric, height=14, log=log)
         if missing := [label for label in labels if label not in found]:
-            paragraph(console, f"without this metric: {', '.join(missing)}")
+            paragraph(console, f"without this metric: {cut(', '.join(missing))}")
 
 
 def _points(found: Mapping[str, Curve], files: Mapping[str, RunFiles]) -> list[dict[str, Any]]:
@@ -107,18 +99,30 @@ def _points(found: Mapping[str, Curve], files: Mapping[str, RunFiles]) -> list[d
     ]
 
 
-def write_figure(path: Path, curves: Curves, log: bool) -> None:
-    """Write the charts below each other as a file, with matplotlib."""
+def write_figure(path: Path, curves: Curves, labels: Sequence[str], log: bool) -> None:
+    """Write the charts below each other as a file, with matplotlib; a run has the same colour in all of them.
+
+    Args:
+        path: The file; its suffix says which format it has.
+        curves: By metric and label of the run.
+        labels: The labels of all runs.
+        log: Whether the axes of values are logarithmic.
+
+    Raises:
+        HooklineError: If matplotlib is missing, or the file cannot be written.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise HooklineError("--output needs the package matplotlib: pip install 'hookline[plot]'") from error
     figure = Figure(figsize=(8, 4.5 * len(curves)), layout="constrained")
+    axes = None
     for index, (metric, found) in enumerate(curves.items(), start=1):
-        axes = figure.add_subplot(len(curves), 1, index)
+        axes = figure.add_subplot(len(curves), 1, index, sharex=axes)
         for label, curve in found.items():
-            (line,) = axes.plot(curve.steps, curve.mean, linewidth=1.2, label=_plain(label))
-            axes.fill_between(curve.steps, curve.lowest, curve.highest, color=line.get_color(), alpha=0.2, linewidth=0)
+            colour = f"C{labels.index(label)}"
+            axes.plot(curve.steps, curve.mean, linewidth=1.2, color=colour, label=_plain(label))
+            axes.fill_between(curve.steps, curve.lowest, curve.highest, color=colour, alpha=0.2, linewidth=0)
         axes.set(xlabel="step", ylabel=_plain(metric), yscale="log" if log else "linear")
         axes.grid(alpha=0.3)
         axes.legend()

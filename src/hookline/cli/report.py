@@ -7,14 +7,18 @@ from pathlib import Path
 
 from hookline._console import CommandOutput, printable
 from hookline._fs import relative_to_here
+from hookline.cli.formatting import check_output
 from hookline.record.summary import RunSummary
-from hookline.report.sink import REPORT, write_report
+from hookline.report import REPORT
+from hookline.report.sink import write_report
 
 COMPARISON = "comparison.html"
 
 
 def run(options: argparse.Namespace) -> int:
     """Write the report, into the run's directory unless another file is given, and print its path."""
+    if options.output is not None:
+        check_output(Path(options.output))
     directories = list(dict.fromkeys(Path(run) for run in options.runs))
     summaries = [RunSummary.read(directory, media=True) for directory in directories]
     default = directories[0] / REPORT if len(directories) == 1 else Path(COMPARISON)

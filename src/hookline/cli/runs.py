@@ -7,13 +7,15 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from rich.cells import cell_len
 
 from hookline._console import is_terminal, print_line, printable
 from hookline.cli import one_line
-from hookline.cli.formatting import open_console, paragraph, print_json, table
+from hookline.cli.find_run import RUNS
+from hookline.cli.formatting import duration_text, open_console, paragraph, print_json, table
 from hookline.errors import HooklineError, nearest
 from hookline.record.runs import KILLED, OUTCOMES, RUNNING, RunFiles, list_runs
 
@@ -35,7 +37,8 @@ def run(options: argparse.Namespace) -> int:
     if options.outcome not in (None, RUNNING, KILLED, *OUTCOMES):
         known = nearest(options.outcome, (RUNNING, KILLED, *OUTCOMES))
         raise HooklineError(f"--outcome {options.outcome}: {known}")
-    found, others = list_runs(options.directory)
+    is_new = options.directory == RUNS and not Path(RUNS).exists()  # nothing has been trained here yet
+    found, others = ([], []) if is_new else list_runs(options.directory)
     chosen = sort([one for one in found if matches(one, options)], options.sort)
     chosen = list(reversed(chosen)) if options.reverse else chosen
     shown = chosen[: options.limit]
@@ -134,7 +137,7 @@ def print_table(rows: Sequence[dict[str, str]], ids: Sequence[str]) -> None:
     if not is_terminal(sys.stdout):
         console.width = full
     if full > console.width:
-        rows = [{**row, "id": _short_id(row["id"], ids), "outcome": row["outcome"].split()[0]} for row in rows]
+        rows = [{**row, "id": _short_id(row["id"], ids), "outcome": row["outcome"].partition(" ")[0]} for row in rows]
         widths = _widths(rows, _NARROW_CELL)
     kept: list[str] = []
     left = console.width + 2
@@ -173,28 +176,13 @@ def _short_id(run_id: str, others: Sequence[str]) -> str:
     return run_id
 
 
-def duration_text(seconds: float | None) -> str:
-    """Return a duration in its two largest units.
-
-    >>> [duration_text(seconds) for seconds in (4.2, 75, 3725, 200_000)]
-    ['4.2 s', '1 m 15 s', '1 h 02 m', '2 d 07 h']
-    """
-    if seconds is None:
-        return ""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    for size, unit, smaller, name in ((86_400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
-        if whole >= size:
-            return f"{whole // size} {unit} {whole % size // smaller:02} {name}"
-    return f"{whole} s"
-
-
 def started_text(started: datetime | None) -> str:
     """Return a time without its seconds."""
     return "" if started is None else f"{started:%Y-%m-%d %H:%M}"
 
 
 def _none_text(options: argparse.Namespace, count: int) -> str:
-    filtered = f" that the filters leave; without them there are {count}" if count else ""
-    return f"no run is in {options.directory}/{filtered}"
+    if not count:
+        return f"no runs yet in {options.directory}/"
+    there = "is 1" if count == 1 else f"are {count}"
+    return f"no run in {options.directory}/ passes the filters; without them there {there}"

@@ -13,12 +13,13 @@ from rich.console import Console
 
 from hookline._fs import relative_to_here
 from hookline.cli.charts import draw_chart
-from hookline.cli.formatting import heading, labelled, open_console, paragraph, print_json, table
-from hookline.cli.runs import duration_text
+from hookline.cli.formatting import cut, duration_text, heading, labelled, open_console, paragraph, print_json, table
 from hookline.record.alerts import Alert, find_alerts
 from hookline.record.curves import Curve, Point
 from hookline.record.runs import RUNNING, RunFiles
 from hookline.record.summary import RunSummary
+from hookline.report import REPORT
+from hookline.report.run_fields import last_attempt_seconds, run_fields
 
 _MOST_ALERTS, _MOST_METRICS, _MOST_HOOKS, _MOST_TAKEN = 12, 14, 6, 3
 _FIRST = ("train/loss", "val/loss")
@@ -40,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
         print_json(describe(files, summary, alerts))
         return 0
     console = open_console()
-    print_origin(console, files)
+    print_origin(console, files, summary)
     print_alerts(console, alerts, summary)
     print_curves(console, summary)
     print_metrics(console, summary)
@@ -81,33 +82,38 @@ def describe_curve(curve: Curve) -> dict[str, Any]:
 # ---- where the run came from, and how it ended -----------------------------------------------------------------------
 
 
-def print_origin(console: Console, files: RunFiles) -> None:
+def print_origin(console: Console, files: RunFiles, summary: RunSummary) -> None:
     """Print the name, outcome and provenance of a run."""
-    run, labels = files.run, files.labels
-    heading(console, labels.name or files.run_id, files.run_id if labels.name else "")
-    steps = "" if files.step is None else f", {files.step:,} steps"
+    run, labels = run_fields(summary), files.labels
+    heading(console, cut(labels.name or files.run_id), cut(files.run_id) if labels.name else "")
+    steps = "" if files.step is None else f", {files.step:,} step{'' if files.step == 1 else 's'}"
     seconds = "" if files.seconds is None else f" in {duration_text(files.seconds)}"
-    reason = f" ({run['reason']})" if run.get("reason") else ""
-    labelled(console, "outcome", f"{files.outcome.replace('_', '-')}{reason}{steps}{seconds}")
+    reason = f" ({cut(str(run['reason']))})" if run.get("reason") else ""
+    labelled(console, "outcome", f"{cut(files.outcome.replace('_', '-'), 60)}{reason}{steps}{seconds}")
     if labels.tags:
-        labelled(console, "tags", ", ".join(labels.tags))
+        labelled(console, "tags", cut(", ".join(labels.tags)))
     if labels.notes:
-        labelled(console, "notes", labels.notes)
+        labelled(console, "notes", cut(labels.notes, 1000))
     labelled(console, "started", _started(files))
-    git, environment = _mapping(run.get("git")), _mapping(run.get("environment"))
+    git, environment = run["git"], run["environment"]
     changed = ", with changes that are not committed" if git.get("dirty") else ""
     labelled(console, "code", f"git {str(git.get('commit', 'unknown'))[:12]}{changed}")
-    labelled(console, "config", f"{str(run.get('config_hash', 'unknown'))[:12]}, seed {run.get('seed')}")
-    devices = ", ".join(map(str, _list(environment.get("gpus")))) or f"{environment.get('cpu_count', '?')} CPU cores"
+    seed = "" if run.get("seed") is None else f", seed {cut(str(run['seed']), 30)}"
+    labelled(console, "config", f"{str(run.get('config_hash', 'unknown'))[:12]}{seed}")
+    gpus = environment.get("gpus")
+    cores = f"{environment.get('cpu_count', '?')} CPU cores"
+    devices = ", ".join(map(str, gpus)) if isinstance(gpus, list) and gpus else cores
     versions = f"hookline {environment.get('hookline', '?')}, torch {environment.get('torch', '?')}"
-    labelled(console, "machine", f"{environment.get('hostname', '?')}, {devices}, {versions}")
+    labelled(console, "machine", cut(f"{environment.get('hostname', '?')}, {devices}, {versions}"))
     lineage = run.get("lineage")
     if isinstance(lineage, Mapping):
-        labelled(console, "from", f"run {lineage.get('run_id')}, step {lineage.get('step')}")
-    attempts = _list(run.get("attempts"))
+        labelled(console, "from", cut(f"run {lineage.get('run_id')}, step {lineage.get('step')}"))
+    attempts = run["attempts"]
     if len(attempts) > 1:
-        ends = [str(one.get("outcome") or "killed") for one in attempts[:-1] if isinstance(one, Mapping)]
-        labelled(console, "attempts", f"{len(attempts)}; those before the last one ended as: {', '.join(ends)}")
+        ends = ", ".join(str(one.get("outcome") or "killed") for one in attempts[:-1])
+        labelled(console, "attempts", f"{len(attempts)}; those before the last one ended as: {cut(ends)}")
+    if (report := files.path / REPORT).is_file():
+        labelled(console, "report", str(relative_to_here(report)))
 
 
 def _started(files: RunFiles) -> str:
@@ -123,16 +129,12 @@ def print_alerts(console: Console, alerts: list[Alert], summary: RunSummary) -> 
     heading(console, "alerts", "" if alerts else "none")
     for alert in alerts[:_MOST_ALERTS]:
         at = "" if alert.step is None else f"step {alert.step:,}: "
-        labelled(console, alert.severity, f"{at}{_cut(alert.text)}", style=_STYLES[alert.severity])
+        labelled(console, alert.severity, f"{at}{cut(alert.text)}", style=_STYLES[alert.severity])
     if len(alerts) > _MOST_ALERTS:
         paragraph(console, f"and {len(alerts) - _MOST_ALERTS} more; --json has all", indent=0)
     off = [hook["name"] for hook in summary.hooks if hook.get("enabled") is False and hook.get("failures")]
     if off:
-        paragraph(console, f"switched off: {', '.join(map(str, off))}", indent=0)
-
-
-def _cut(text: str, longest: int = 300) -> str:
-    return text if len(text) <= longest else f"{text[:longest]}…"
+        paragraph(console, f"switched off: {cut(', '.join(map(str, off)))}", indent=0)
 
 
 def print_curves(console: Console, summary: RunSummary) -> None:
@@ -158,7 +160,7 @@ def print_metrics(console: Console, summary: RunSummary) -> None:
     for name in names[:_MOST_METRICS]:
         curve = summary.curves[name]
         last = "-" if curve.last is None else f"{curve.last.value:.4g}"
-        rows.append(([_cut(name, 60), last, _point(curve.least), _point(curve.greatest)], ""))
+        rows.append(([cut(name, 60), last, _point(curve.least), _point(curve.greatest)], ""))
     right: dict[str, Any] = {"justify": "right", "no_wrap": True}
     columns: dict[str, dict[str, Any]] = {
         "metric": {"overflow": "fold"},
@@ -189,15 +191,16 @@ def _point(point: Point | None) -> str:
 def print_costs(console: Console, files: RunFiles, summary: RunSummary) -> None:
     """Print the slowest hooks, and where a step's time goes if the run recorded it."""
     costs = summary.costs
-    seconds = files.seconds
+    seconds = last_attempt_seconds(files.path, files.run)
     if costs:
         console.print()
         heading(console, "slowest hooks")
         rows = []
         for one in sorted(costs, key=lambda one: -one["seconds"])[:_MOST_HOOKS]:
             share = f"{one['seconds'] / seconds:.1%}" if seconds else "-"
-            rows.append(([str(one.get("hook")), f"{one['seconds']:.3f} s", share], ""))
-        table(console, {"hook": {}, "time": {"justify": "right"}, "of the run": {"justify": "right"}}, rows)
+            rows.append(([cut(str(one.get("hook")), 100), f"{one['seconds']:.3f} s", share], ""))
+        whole = "of the last attempt" if len(run_fields(summary)["attempts"]) > 1 else "of the run"
+        table(console, {"hook": {}, "time": {"justify": "right"}, whole: {"justify": "right"}}, rows)
     parts = {text: summary.curves[name].last for name, text in _ANATOMY.items() if name in summary.curves}
     known = {text: point.value for text, point in parts.items() if point is not None}
     if len(known) > 1:
@@ -232,11 +235,3 @@ def find_checkpoints(directory: Path, summary: RunSummary) -> tuple[Path | None,
 def resume_command(files: RunFiles) -> str:
     """Return the command that continues a run from its newest checkpoint."""
     return f"hookline resume {shlex.quote(str(relative_to_here(files.path)))}"
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []

@@ -21,8 +21,11 @@ from numpy.typing import NDArray
 from hookline.errors import RecordError
 from hookline.record import strict_json
 from hookline.record.alerts import find_alerts
+from hookline.record.comparison import find_differences
 from hookline.record.labels import read_labels
 from hookline.record.provenance import utc_now
+from hookline.report.direction import better
+from hookline.report.run_fields import last_attempt_seconds, run_fields
 from hookline.report.shrink import CurveArrays, Numbers, fit
 
 if TYPE_CHECKING:
@@ -39,8 +42,8 @@ LIBRARY = "uPlot.iife.min.js"
 BYTES_OF_NUMBERS, BYTES_OF_NUMBERS_PER_FURTHER_RUN = 2_050_000, 700_000
 BYTES_OF_MEDIA = 400_000
 MOST_TABLE_ROWS, MOST_TABLE_COLUMNS = 200, 50
-MOST_SETTINGS = 2000
-LONGEST_CONFIG, LONGEST_TEXT = 100_000, 2000  # characters
+MOST_DIFFERENCES, MOST_LEFT_OUT = 1000, 50
+LONGEST_CONFIG, LONGEST_TEXT, LONGEST_CELL = 100_000, 2000, 1000  # characters
 MOST_EVENTS = 600
 
 
@@ -51,24 +54,30 @@ def make_report(summaries: Sequence[RunSummary]) -> bytes:
     budget = BYTES_OF_NUMBERS + BYTES_OF_NUMBERS_PER_FURTHER_RUN * (count - 1)
     fit(numbers, budget - sum(_size_of_media(row) for rows in media for row in rows) * 3 // 4)
     runs, arrays = [], Arrays()
+    hooks = [hook for summary in summaries for hook in summary.hooks]
     for index, summary in enumerate(summaries):
         one = numbers[index]
         runs.append({
             "run_id": summary.run.get("run_id"),
             "labels": _labels(summary),
-            "run": _cut(summary.run),
+            "run": _cut(run_fields(summary)),
+            "epochs": _completed_epochs(summary),
+            "attempt": _last_attempt(summary),
             "config": summary.config[:LONGEST_CONFIG],
-            # Parsing YAML takes as long as everything else here, and only a comparison needs the settings one by one.
-            "settings": _settings(summary.config) if count > 1 else None,
-            "curves": {name: _curve(summary.curves[name], curve, arrays) for name, curve in one.curves.items()},
+            "curves": {
+                name: {**_curve(summary.curves[name], curve, arrays), "better": better(name, hooks)}
+                for name, curve in one.curves.items()
+            },
             "layers": {series: _layers(table, arrays) for series, table in one.layers.items()},
             "histograms": {series: _histograms(table, arrays) for series, table in one.histograms.items()},
             "events": _cut(_first_and_last(summary.events)),
             "event_count": summary.event_counts.total(),
             "alerts": [_cut(strict_json.field_values(alert)) for alert in find_alerts(summary)],
             "media": [_shown_media(row) for row in media[index]],
+            "left_out": _left_out(one, len(summary.media) - len(media[index])),
         })
-    data = strict_json.dumps({"version": 1, "written": utc_now(), "runs": runs})
+    differences = _differences(summaries) if count > 1 else None
+    data = strict_json.dumps({"version": 1, "written": utc_now(), "runs": runs, "differences": differences})
     # Base64 needs no care, and converting megabytes of it as other texts would take most of the time.
     listed = '","'.join(arrays.encoded)
     return assemble(f'{data[:-1]},"arrays":["{listed}"]}}')
@@ -107,6 +116,39 @@ def _parts() -> tuple[str, str, str, str]:
 # ---- the parts of a run ----------------------------------------------------------------------------------------------
 
 
+def _completed_epochs(summary: RunSummary) -> int | None:
+    """Return how many epochs were completed: run.json has the number of the last one that began, from 0."""
+    counters = run_fields(summary)["counters"]
+    epoch, losses = counters.get("epoch"), summary.curves.get("train/epoch_loss")
+    if not isinstance(epoch, int):
+        return None
+    ended = losses is not None and losses.last is not None and losses.last.step == counters.get("step")
+    return epoch + ended
+
+
+def _last_attempt(summary: RunSummary) -> dict[str, Any]:
+    """Return the duration and the steps of the last attempt, which the costs of hooks are about."""
+    step = run_fields(summary)["counters"].get("step")
+    seconds = None if summary.path is None else last_attempt_seconds(summary.path, summary.run)
+    begun = [event.get("step") for event in summary.events if event.get("kind") in ("checkpoint_loaded", "begun_again")]
+    resumed_at = next((one for one in reversed(begun) if isinstance(one, int)), 0)
+    return {"seconds": seconds, "steps": step - resumed_at if isinstance(step, int) else None}
+
+
+def _left_out(numbers: Numbers, media: int) -> dict[str, Any]:
+    """Return what the page has no room for: names by kind, and the number of tables and images."""
+    names = {kind: [*map(_cut, kinds[:MOST_LEFT_OUT])] for kind, kinds in numbers.left_out.items()}
+    return {"names": names, "counts": {kind: len(kinds) for kind, kinds in numbers.left_out.items()} | {"media": media}}
+
+
+def _differences(summaries: Sequence[RunSummary]) -> list[Any] | None:
+    """Return what differs between runs, with the value of each; None if a config cannot be read."""
+    try:
+        return [_cut(strict_json.field_values(one)) for one in find_differences(summaries)[:MOST_DIFFERENCES]]
+    except RecordError:
+        return None
+
+
 def _labels(summary: RunSummary) -> Any:
     """Read the labels of a run, which may have changed since it began; none if they cannot be read."""
     try:
@@ -136,10 +178,10 @@ def _first_and_last(events: list[Any]) -> list[Any]:
     return events if len(events) <= MOST_EVENTS else [*events[: MOST_EVENTS // 2], *events[-MOST_EVENTS // 2 :]]
 
 
-def _cut(value: Any) -> Any:
+def _cut(value: Any, longest: int = LONGEST_TEXT) -> Any:
     """Return plain values with long texts cut: a page of megabytes of text is not read."""
     if isinstance(value, str):
-        return value if len(value) <= LONGEST_TEXT else f"{value[:LONGEST_TEXT]} … ({len(value):,} characters)"
+        return value if len(value) <= longest else f"{value[:longest]} … ({len(value):,} characters)"
     if isinstance(value, Mapping):
         return {key: _cut(one) for key, one in value.items()}
     return [_cut(one) for one in value] if isinstance(value, (list, tuple)) else value
@@ -151,8 +193,6 @@ def _curve(curve: Curve, values: CurveArrays, arrays: Arrays) -> dict[str, Any]:
         "mean": (mean := arrays.add(values.mean, "<f4")),
         "lowest": mean if values.lowest is values.mean else arrays.add(values.lowest, "<f4"),
         "highest": mean if values.lowest is values.mean else arrays.add(values.highest, "<f4"),
-        "width": values.width,
-        "points": curve.points,
         **{
             name: None if point is None else [point.step, point.value]
             for name, point in (("last", curve.last), ("least", curve.least), ("greatest", curve.greatest))
@@ -196,33 +236,6 @@ def _shown_media(row: MediaRow) -> dict[str, Any]:
     content, shown = row.content, {"step": row.step, "name": row.name}
     if hasattr(content, "png"):
         return {**shown, "type": "image", "png": b64encode(content.png).decode()}
-    cells = [cells[:MOST_TABLE_COLUMNS] for cells in content.rows[:MOST_TABLE_ROWS]]
+    cells = [[_cut(cell, LONGEST_CELL) for cell in row[:MOST_TABLE_COLUMNS]] for row in content.rows[:MOST_TABLE_ROWS]]
     columns, kind = content.columns[:MOST_TABLE_COLUMNS], content.kind
     return {**shown, "type": "table", "columns": columns, "rows": cells, "kind": kind, "total_rows": len(content.rows)}
-
-
-def _settings(config: str) -> dict[str, Any] | None:
-    """Return the values of a config by their path, such as ``optimizer.lr``; None if it cannot be read."""
-    import yaml  # most reports need none
-
-    try:
-        parsed = yaml.safe_load(config)
-    except (yaml.YAMLError, RecursionError):
-        return None
-    settings: dict[str, Any] = {}
-
-    def add(path: str, value: Any, depth: int) -> None:
-        # Aliases in the config of a stranger can make a small text a huge tree.
-        if len(settings) >= MOST_SETTINGS or depth > 20:
-            return
-        inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-        if not inner or (isinstance(value, list) and not any(isinstance(one, (dict, list)) for one in value)):
-            settings[path] = strict_json.short_repr(value) if isinstance(value, list) else value
-            return
-        for key, one in inner:
-            # Hooks are told apart by their name, not by their place in the list.
-            name = one["name"] if isinstance(value, list) and isinstance(one, dict) and "name" in one else key
-            add(f"{path}.{name}" if path else str(name), one, depth + 1)
-
-    add("", parsed, 0)
-    return settings

@@ -13,29 +13,35 @@ function section(id, title, ...content) {
   byId("sections").append(el("a", { href: `#${id}` }, title));
 }
 
-/** Make a table of rows; cells are nodes, numbers or text. */
-function table(heads, rows, attributes = {}) {
+/** Make a table of rows; cells are nodes, numbers or text, which is cut after `most` characters. */
+function table(heads, rows, attributes = {}, most = 300) {
   const cell = (tag, content) => {
     const isNumber = typeof content === "number";
-    const node = content instanceof Node ? content : isNumber ? number(content) : named("span", content ?? "–", 300);
+    const node = content instanceof Node ? content : isNumber ? number(content) : named("span", content ?? "–", most);
     return el(tag, isNumber || content?.classList?.contains("number") ? { class: "number" } : {}, node);
   };
+  const line = (row) => (row instanceof Node ? row : el("tr", {}, ...row.map((content) => cell("td", content))));
   return el("div", { class: "scroll" }, el("table", attributes,
     heads ? el("thead", {}, el("tr", {}, ...heads.map((head) => cell("th", head)))) : null,
-    el("tbody", {}, ...rows.map((row) => (row instanceof Node ? row : el("tr", {}, ...row.map((content) => cell("td", content))))))));
+    el("tbody", {}, ...rows.map(line))));
 }
 
 const figures = (text) => el("span", { class: "number" }, text);
 
 /** Make a list of names and values; nested values are indented, empty ones left out. */
 function facts(value) {
-  const entries = Object.entries(value ?? {}).filter(([, one]) => one !== null && one !== undefined && one !== "" && !(Array.isArray(one) && !one.length));
-  return el("dl", { class: "facts" }, ...entries.flatMap(([name, one]) => [named("dt", name.replace(/_/g, " "), 60), el("dd", {}, factValue(one))]));
+  const isThere = (one) => one !== null && one !== undefined && one !== "" && !(Array.isArray(one) && !one.length);
+  const entries = Object.entries(value ?? {}).filter(([, one]) => isThere(one));
+  return el("dl", { class: "facts" }, ...entries.flatMap(([name, one]) =>
+    [named("dt", name.replace(/_/g, " "), 60), el("dd", {}, factValue(one))]));
 }
 
 function factValue(one) {
   if (one instanceof Node) return one;
-  if (Array.isArray(one)) return one.every((item) => typeof item !== "object" || item === null) ? named("span", one.join(" "), 400) : el("div", {}, ...one.map((item) => factValue(item)));
+  if (Array.isArray(one)) {
+    const isPlain = one.every((item) => typeof item !== "object" || item === null);
+    return isPlain ? named("span", one.join(" "), 400) : el("div", {}, ...one.map((item) => factValue(item)));
+  }
   if (typeof one === "object" && one !== null) return facts(one);
   return typeof one === "number" ? number(one, 6) : named("span", one, 400);
 }
@@ -50,7 +56,20 @@ function perRun(make) {
 }
 
 function runName(run, tag = "span") {
-  return el(tag, { class: "run-name" }, el("span", { class: `swatch line-${run.index % COLOURS}` }), named("span", run.name, 50));
+  const swatch = el("span", { class: `swatch line-${run.index % COLOURS}` });
+  return el(tag, { class: "run-name" }, swatch, named("span", run.name, 50));
+}
+
+/** Say which names of a kind (curves, layers, histograms) the page has no room for. */
+function leftOut(kind, nouns) {
+  return perRun(({ data }) => {
+    const names = data.left_out?.names?.[kind] ?? [], count = data.left_out?.counts?.[kind] ?? 0;
+    if (!count) return null;
+    const more = count > names.length ? ` and ${number(count - names.length)} more` : "";
+    const what = `Left out, because the page would become too large: ${number(count)} ${nouns}: `;
+    return el("p", { class: "note" }, what, ...names.flatMap((name, index) =>
+      [index ? ", " : "", named("span", name, 60)]), `${more}. The run's record has everything.`);
+  });
 }
 
 // ---- alerts and overview ----------------------------------------------------------------------------------------------
@@ -63,13 +82,16 @@ function alerts() {
   if (!all.length) return el("p", { class: "quiet" }, "Nothing was found that needs attention.");
   const items = all.map((alert) => {
     const severity = alert.severity in SEVERITIES ? alert.severity : "info";
-    const link = el("a", { href: "#curves", on: { click: (event) => (event.preventDefault(), goTo(alert)) } }, visible(alert.text).slice(0, 500));
+    const click = (event) => (event.preventDefault(), goTo(alert));
+    const link = el("a", { href: "#curves", on: { click } }, visible(alert.text).slice(0, 500));
     const where = alert.step === null || alert.step === undefined ? "" : `step ${number(alert.step)}`;
-    return el("li", { class: `alert ${severity}` }, el("span", { class: "severity" }, SEVERITIES[severity]), el("span", { class: "what" }, several ? runName(alert.run) : null, link), el("span", { class: "where" }, where));
+    return el("li", { class: `alert ${severity}` }, el("span", { class: "severity" }, SEVERITIES[severity]),
+      el("span", { class: "what" }, several ? runName(alert.run) : null, link), el("span", { class: "where" }, where));
   });
   const list = el("ul", { class: "alerts" }, ...items.slice(0, 12));
   if (items.length <= 12) return list;
-  return el("div", {}, list, el("details", {}, el("summary", {}, `${items.length - 12} more`), el("ul", { class: "alerts" }, ...items.slice(12))));
+  const rest = el("ul", { class: "alerts" }, ...items.slice(12));
+  return el("div", {}, list, el("details", {}, el("summary", {}, `${items.length - 12} more`), rest));
 }
 
 /** Scroll to what an alert is about, with the cursor at its step. */
@@ -82,7 +104,10 @@ function goTo(alert) {
     map?.select(place.name, place.column);
     target = map?.figure;
   } else if ("hook" in place) target = places.hooks.get(place.hook);
-  else if ("event" in place) target = places.events.get(`${alert.run.index}/${place.event}/${alert.step}`) ?? places.events.get(`${alert.run.index}/${place.event}`);
+  else if ("event" in place) {
+    const key = `${alert.run.index}/${place.event}`;
+    target = places.events.get(`${key}/${alert.step}`) ?? places.events.get(key);
+  }
   target ??= byId("curves") ?? byId("overview");
   target.closest("details")?.setAttribute("open", "");
   target.scrollIntoView({ block: "center", behavior: "instant" });
@@ -94,50 +119,76 @@ function goTo(alert) {
   }
 }
 
-const LESS_IS_BETTER = /loss|perplexity|error|mse|mae/i;
-
-/** Return the metrics that a reader asks for first, with their last and their best value. */
+/** Return the metrics that a reader asks for first, with their last and their best value; if no direction is known to
+ * be better, with the lowest and the highest one. */
 function headline(run) {
-  const wanted = [...run.curves.values()].filter(({ name }) => /^val\//.test(name) || name === "train/loss").slice(0, 6);
-  return wanted.map((curve) => {
-    const less = LESS_IS_BETTER.test(curve.name), best = less ? curve.data.least : curve.data.greatest;
-    return { curve, best, word: less ? "lowest" : "highest" };
+  const isFirst = ({ name }) => /^val\//.test(name) || name === "train/loss";
+  return [...run.curves.values()].filter(isFirst).slice(0, 6).map((curve) => {
+    const extremes = { low: [["lowest", curve.data.least]], high: [["highest", curve.data.greatest]] };
+    const shown = extremes[curve.data.better] ?? [...extremes.low, ...extremes.high];
+    const { format } = curve.unit;
+    const note = shown.filter(([, point]) => point)
+      .map(([word, [step, value]]) => `${word} ${format(value)} at step ${number(step)}`).join(", ");
+    return { curve, last: format(curve.data.last?.[1]), note };
   });
 }
 
+/** Return the last step of a run that has not ended; null if nothing was recorded. */
+function lastStep(run) {
+  return run.curves.size ? Math.max(...[...run.curves.values()].map((curve) => curve.lastStep)) : null;
+}
+
+const FACTS = [
+  ["outcome", (run) => outcome(run)],
+  ["reason", (run) => run.run.reason],
+  ["steps", (run) => run.run.counters.step ?? lastStep(run)],
+  ["completed epochs", (run) => run.data.epochs || null],
+  ["duration", (run) => (run.run.counters.seconds ? duration(run.run.counters.seconds) : null)],
+  ["tokens", (run) => run.run.counters.tokens_seen || null],
+  ["started", (run) => (run.run.started ? time(run.run.started) : null)],
+  ["run id", (run) => run.id],
+  ["name", (run) => (several ? run.labels.name : null)],
+  ["tags", (run) => (run.labels.tags?.length ? run.labels.tags.join(", ") : null)],
+  ["notes", (run) => (run.labels.notes ? el("span", { class: "notes" }, visible(run.labels.notes)) : null)],
+  ["resumed from", (run) => lineage(run)],
+  ["attempts", (run) => (run.run.attempts.length > 1 ? run.run.attempts.length : null)],
+];
+
 function overview() {
-  const rows = [["outcome", (run) => outcome(run)], ["reason", (run) => run.run.reason],
-    ["steps", (run) => run.run.counters?.step ?? (run.curves.size ? Math.max(...[...run.curves.values()].map((curve) => curve.lastStep)) : null)],
-    ["epochs", (run) => run.run.counters?.epoch || null], ["duration", (run) => (run.run.counters ? duration(run.run.counters.seconds) : null)],
-    ["tokens", (run) => run.run.counters?.tokens_seen], ["started", (run) => (run.run.started ? time(run.run.started) : null)],
-    ["run id", (run) => run.id], ["name", (run) => (several ? run.labels.name : null)], ["tags", (run) => (run.labels.tags?.length ? run.labels.tags.join(", ") : null)],
-    ["notes", (run) => (run.labels.notes ? el("span", { class: "notes" }, visible(run.labels.notes)) : null)],
-    ["resumed from", (run) => lineage(run)], ["attempts", (run) => (run.run.attempts?.length > 1 ? run.run.attempts.length : null)]];
-  if (several) {
-    const names = [...new Set(runs.flatMap((run) => headline(run).map(({ curve }) => curve.name)))];
-    for (const name of names) rows.push([name, (run) => {
-      const found = headline(run).find(({ curve }) => curve.name === name);
-      return found ? `${found.curve.unit.format(found.curve.data.last?.[1])} (${found.word} ${found.curve.unit.format(found.best?.[1])} at step ${number(found.best?.[0])})` : null;
-    }]);
-    const filled = rows.map(([label, read]) => [label, runs.map(read)]).filter(([, values]) => values.some((value) => value !== null && value !== undefined && value !== ""));
-    return table(["", ...runs.map((run) => runName(run))], filled.map(([label, values]) => [el("span", { class: "row-label" }, short(label)), ...values]), { class: "compare" });
-  }
+  if (several) return sideBySide();
   const [run] = runs;
-  const tiles = headline(run).map(({ curve, best, word }) => el("div", { class: "tile" }, named("span", curve.name, 30, { class: "tile-name" }),
-    el("span", { class: "tile-value" }, curve.unit.format(curve.data.last?.[1])), el("span", { class: "tile-note" }, best ? `${word} ${curve.unit.format(best[1])} at step ${number(best[0])}` : "")));
-  return el("div", {}, tiles.length ? el("div", { class: "tiles" }, ...tiles) : null, facts(Object.fromEntries(rows.map(([label, read]) => [label, read(run)]))));
+  const tiles = headline(run).map(({ curve, last, note }) => el("div", { class: "tile" },
+    named("span", curve.name, 30, { class: "tile-name" }), el("span", { class: "tile-value" }, last),
+    el("span", { class: "tile-note" }, note)));
+  return el("div", {}, tiles.length ? el("div", { class: "tiles" }, ...tiles) : null,
+    facts(Object.fromEntries(FACTS.map(([label, read]) => [label, read(run)]))));
+}
+
+/** Make a table with a column for each run. */
+function sideBySide() {
+  const metrics = new Set(runs.flatMap((run) => headline(run).map(({ curve }) => curve.name)));
+  const rows = [...FACTS, ...[...metrics].map((name) => [name, (run) => {
+    const found = headline(run).find(({ curve }) => curve.name === name);
+    return found ? `${found.last} (${found.note})` : null;
+  }])];
+  const isThere = (value) => value !== null && value !== undefined && value !== "";
+  const filled = rows.map(([label, read]) => [label, runs.map(read)]).filter(([, values]) => values.some(isThere));
+  const shown = filled.map(([label, values]) => [el("span", { class: "row-label" }, short(label)), ...values]);
+  return table(["", ...runs.map((run) => runName(run))], shown, { class: "compare" });
 }
 
 function outcome(run) {
   const text = run.run.outcome ?? "still running, or killed, when this was written";
   const good = text === "completed", bad = ["failed", "non_finite"].includes(text);
-  return el("span", { class: `outcome ${good ? "good" : bad ? "bad" : "open"}` }, text === "non_finite" ? "non-finite weights" : short(text));
+  const shown = text === "non_finite" ? "non-finite weights" : short(text);
+  return el("span", { class: `outcome ${good ? "good" : bad ? "bad" : "open"}` }, shown);
 }
 
 function lineage(run) {
   const from = run.run.lineage;
   if (!from) return null;
-  return typeof from === "object" ? short(Object.entries(from).map(([name, value]) => `${name}: ${value}`).join(", "), 200) : short(from, 200);
+  if (typeof from !== "object") return short(from, 200);
+  return short(Object.entries(from).map(([name, value]) => `${name}: ${value}`).join(", "), 200);
 }
 
 // ---- curves -----------------------------------------------------------------------------------------------------------
@@ -185,7 +236,8 @@ function curves() {
       drawn.set(key, plot);
       for (const name of names) places.curves.set(name, plot);
     }
-    content.push(el("div", { class: "group" }, named("h3", group, 60), el("div", { class: "cards" }, ...[...drawn.values()].map((plot) => plot.figure))));
+    const cards = el("div", { class: "cards" }, ...[...drawn.values()].map((plot) => plot.figure));
+    content.push(el("div", { class: "group" }, named("h3", group, 60), cards));
   }
   if (!content.length) return [el("p", { class: "quiet" }, "No metrics were recorded.")];
   return [eventLegend(), ...content];
@@ -196,20 +248,28 @@ function eventLegend() {
   const counts = new Map();
   for (const event of marks()) counts.set(markOf(event), (counts.get(markOf(event)) ?? 0) + 1);
   if (!counts.size) return null;
-  const buttons = EVENT_KINDS.filter((kind) => counts.has(kind)).map((kind) => el("button", { type: "button", class: "chip", "aria-pressed": "true", title: "Show or hide these marks", on: { click: ({ currentTarget }) => {
-    const hide = !view.hiddenMarks.has(kind);
-    view.hiddenMarks[hide ? "add" : "delete"](kind);
-    currentTarget.setAttribute("aria-pressed", String(!hide));
-    view.update("hiddenMarks");
-  } } }, el("span", { class: `mark ${MARK_COLOURS[kind]}` }, kind === "checkpoint" ? "▲" : "▼"), `${kind} (${number(counts.get(kind))})`));
-  return el("div", { class: "chips", role: "group", "aria-label": "Events on the time axis" }, el("span", { class: "note" }, "Events on the step axis:"), ...buttons);
+  const buttons = EVENT_KINDS.filter((kind) => counts.has(kind)).map((kind) => {
+    const click = ({ currentTarget }) => {
+      const hide = !view.hiddenMarks.has(kind);
+      view.hiddenMarks[hide ? "add" : "delete"](kind);
+      currentTarget.setAttribute("aria-pressed", String(!hide));
+      view.update("hiddenMarks");
+    };
+    const title = "Show or hide these marks";
+    return el("button", { type: "button", class: "chip", "aria-pressed": "true", title, on: { click } },
+      el("span", { class: `mark ${MARK_COLOURS[kind]}` }, kind === "checkpoint" ? "▲" : "▼"),
+      `${kind} (${number(counts.get(kind))})`);
+  });
+  return el("div", { class: "chips", role: "group", "aria-label": "Events on the time axis" },
+    el("span", { class: "note" }, "Events on the step axis:"), ...buttons);
 }
 
 // ---- layers -----------------------------------------------------------------------------------------------------------
 
 function collect(kind) {
   const names = [...new Set(runs.flatMap((run) => [...run[kind].keys()]))];
-  return names.map((name) => [name, runs.map((run) => run[kind].get(name)).filter((one) => one && one.names.length)]).filter(([, maps]) => maps.length);
+  const found = (name) => runs.map((run) => run[kind].get(name)).filter((one) => one && one.names.length);
+  return names.map((name) => [name, found(name)]).filter(([, maps]) => maps.length);
 }
 
 function layers() {
@@ -222,7 +282,8 @@ function layers() {
 }
 
 function gradientFlow() {
-  const found = collect("layers").find(([name, maps]) => /grad/i.test(name) && maps[0].columns.includes("norm") && maps[0].steps.length);
+  const isGradients = ([name, [map]]) => /grad/i.test(name) && map.columns.includes("norm") && map.steps.length;
+  const found = collect("layers").find(isGradients);
   return found ? [new GradientFlow(found[1]).figure] : [];
 }
 
@@ -230,81 +291,135 @@ const histograms = () => collect("histograms").map(([name, found]) => new Histog
 
 // ---- cost -------------------------------------------------------------------------------------------------------------
 
-const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
+const sum = (values) => values.reduce((total, value) => total + value, 0);
+const mean = (values) => sum(values) / values.length;
 
 /** Return the parts of a step with their share of its time over the whole run. */
 function anatomy(run) {
   const seconds = (name) => {
-    const curve = run.curves.get(`throughput/${name}_seconds`), values = curve ? Array.from(curve.mean).filter(Number.isFinite) : [];
+    const curve = run.curves.get(`throughput/${name}_seconds`);
+    const values = curve ? Array.from(curve.mean).filter(Number.isFinite) : [];
     return values.length ? mean(values) : null;
   };
   const step = seconds("step");
   if (!step) return null;
   const parts = ANATOMY.map((name) => [name.replace(/_/g, " "), seconds(name)]).filter(([, value]) => value !== null);
-  if (!parts.some(([name]) => name === "hooks") && run.run.costs?.length && run.run.counters?.step) {
-    parts.push(["hooks", run.run.costs.reduce((sum, cost) => sum + (toNumber(cost.seconds) || 0), 0) / run.run.counters.step]);
+  const has = (wanted) => parts.some(([name]) => name === wanted), { costs } = run.run, { steps } = run.data.attempt;
+  // The costs of hooks are those of the last attempt.
+  if (!has("hooks") && costs.length && steps > 0) {
+    parts.push(["hooks", sum(costs.map((cost) => toNumber(cost.seconds) || 0)) / steps]);
   }
-  const rest = Math.max(step - parts.reduce((sum, [, value]) => sum + value, 0), 0);
-  if (rest > step * 0.001) parts.push([parts.some(([name]) => name === "forward backward") ? "other" : "model and optimizer", rest]);
-  const total = Math.max(step, parts.reduce((sum, [, value]) => sum + value, 0));
-  const bar = el("div", { class: "stack", role: "img", "aria-label": parts.map(([name, value]) => `${name} ${PERCENT.format(value / total)}`).join(", ") },
+  const rest = Math.max(step - sum(parts.map(([, value]) => value)), 0);
+  if (rest > step * 0.001) parts.push([has("forward backward") ? "other" : "model and optimizer", rest]);
+  const total = Math.max(step, sum(parts.map(([, value]) => value)));
+  const label = parts.map(([name, value]) => `${name} ${PERCENT.format(value / total)}`).join(", ");
+  const bar = el("div", { class: "stack", role: "img", "aria-label": label },
     ...parts.map(([, value], index) => {
       const part = el("span", { class: `fill-${index % COLOURS}` });
       part.style.width = `${(100 * value) / total}%`;
       return part;
     }));
-  const legend = el("ul", { class: "legend" }, ...parts.map(([name, value], index) => el("li", {}, el("span", { class: `swatch box line-${index % COLOURS}` }), `${name} ${duration(value)} (${PERCENT.format(value / total)})`)));
+  const legend = el("ul", { class: "legend" }, ...parts.map(([name, value], index) => el("li", {},
+    el("span", { class: `swatch box line-${index % COLOURS}` }),
+    `${name} ${duration(value)} (${PERCENT.format(value / total)})`)));
   return el("div", { class: "card wide" }, el("h4", {}, `A step takes ${duration(step)} on average`), bar, legend);
 }
 
 function hookCosts(run) {
-  const costs = (run.run.costs ?? []).filter((cost) => cost && typeof cost === "object");
+  const { costs, attempts } = run.run;
   if (!costs.length) return null;
-  const total = toNumber(run.run.counters?.seconds) || null, most = Math.max(...costs.map((cost) => toNumber(cost.seconds) || 0));
+  const total = run.data.attempt.seconds, most = Math.max(...costs.map((cost) => toNumber(cost.seconds) || 0));
   const rows = costs.map((cost) => {
     const seconds = toNumber(cost.seconds) || 0, bar = el("span", { class: "cost" });
     bar.style.width = `${most ? (100 * seconds) / most : 0}%`;
-    const row = el("tr", {}, el("td", {}, named("span", cost.hook, 40)), el("td", {}, short(cost.kind ?? "", 40)), el("td", { class: "number" }, number(cost.calls)),
-      el("td", { class: "number" }, duration(seconds)), el("td", { class: "number" }, cost.calls ? duration(seconds / cost.calls) : "–"),
-      el("td", { class: "number" }, total ? PERCENT.format(seconds / total) : "–"), el("td", { class: "bar-cell" }, bar));
+    const numbers = [number(cost.calls), duration(seconds), cost.calls ? duration(seconds / cost.calls) : "–",
+      total ? PERCENT.format(seconds / total) : "–"];
+    const row = el("tr", {}, el("td", { class: "whole" }, named("span", cost.hook, 40)),
+      el("td", {}, short(cost.kind ?? "", 40)), ...numbers.map((text) => el("td", { class: "number" }, text)),
+      el("td", { class: "bar-cell" }, bar));
     if (!places.hooks.has(cost.hook)) places.hooks.set(cost.hook, row);
     return row;
   });
-  return el("div", { class: "card wide" }, el("h4", {}, "Time in hooks"), table(["hook", "kind", figures("calls"), figures("total"), figures("per call"), figures("of the run"), ""], rows));
+  const resumed = attempts.length > 1;
+  const heads = ["calls", "total", "per call", resumed ? "of the attempt" : "of the run"].map(figures);
+  return el("div", { class: "card wide" }, el("h4", {}, resumed ? "Time in hooks, last attempt" : "Time in hooks"),
+    table(["hook", "kind", ...heads, ""], rows));
 }
 
 // ---- events, tables and images, config --------------------------------------------------------------------------------
 
+const LONGEST_CELL = 1000; // characters
+
 function events(run) {
   if (!run.events.length) return null;
   const rows = run.events.map((event) => {
-    const row = el("tr", {}, el("td", { class: "number" }, typeof event.step === "number" ? number(event.step) : "–"), el("td", {}, el("span", { class: `mark ${MARK_COLOURS[markOf(event)]}` }, "● "), short(event.kind.replace(/_/g, " "), 40)),
-      el("td", { class: "text" }, named("span", eventText(event), 240)), el("td", { class: "time" }, typeof event.time === "number" ? time(event.time) : "–"));
+    const mark = el("span", { class: `mark ${MARK_COLOURS[markOf(event)]}` }, "● ");
+    const row = el("tr", {}, el("td", { class: "number" }, typeof event.step === "number" ? number(event.step) : "–"),
+      el("td", {}, mark, short(event.kind.replace(/_/g, " "), 40)),
+      el("td", { class: "text" }, named("span", eventText(event), LONGEST_CELL)),
+      el("td", { class: "time" }, typeof event.time === "number" ? time(event.time) : "–"));
     places.events.set(`${run.index}/${event.kind}/${event.step}`, row);
     if (!places.events.has(`${run.index}/${event.kind}`)) places.events.set(`${run.index}/${event.kind}`, row);
     if (typeof event.step === "number") row.addEventListener("click", () => view.moveTo(event.step));
     return row;
   });
   const heads = [figures("step"), "event", "what", "time"];
-  const left = (run.data.event_count ?? rows.length) - rows.length;
-  const first = el("div", {}, table(heads, rows.slice(0, 20)), left > 0 ? el("p", { class: "note" }, `Of ${number(run.data.event_count)} events, the first and the last ${number(rows.length / 2)} are here.`) : null);
-  return rows.length <= 20 ? first : el("div", {}, first, el("details", {}, el("summary", {}, `${number(rows.length - 20)} more`), table(heads, rows.slice(20))));
+  const count = run.data.event_count ?? rows.length;
+  const note = `Of ${number(count)} events, the first and the last ${number(rows.length / 2)} are here.`;
+  const first = el("div", {}, table(heads, rows.slice(0, 20)),
+    count > rows.length ? el("p", { class: "note" }, note) : null);
+  if (rows.length <= 20) return first;
+  const more = el("summary", {}, `${number(rows.length - 20)} more`);
+  return el("div", {}, first, el("details", {}, more, table(heads, rows.slice(20))));
 }
 
+/** Make a card for each name of tables and images. */
 function media(run) {
-  const items = (run.data.media ?? []).map((one) => {
-    const caption = el("figcaption", {}, named("h4", one.name, 60), el("span", { class: "unit" }, `step ${number(one.step)}`));
-    if (one.type === "image") {
-      const image = el("img", { alt: short(`${one.name} at step ${one.step}`, 200), loading: "lazy" });
-      image.addEventListener("load", () => image.classList.toggle("tiny", image.naturalWidth < 128));
-      image.src = `data:image/png;base64,${one.png}`;
-      return el("figure", { class: "card" }, caption, image);
-    }
-    const more = one.total_rows > one.rows.length ? el("p", { class: "note" }, `the first ${number(one.rows.length)} of ${plural(one.total_rows, "row")}`) : null;
-    const rows = one.kind === "confusion_matrix" ? shaded(one.rows) : one.rows.map((cells) => cells.map((cell) => (["NaN", "Infinity", "-Infinity"].includes(cell) ? Number(cell) : typeof cell === "number" ? cell : cell === null ? "–" : String(cell))));
-    return el("figure", { class: `card${one.columns.length > 6 ? " wide" : ""}` }, caption, table(one.columns.map(String), rows), more);
-  });
-  return items.length ? el("div", { class: "cards" }, ...items) : null;
+  const byName = new Map();
+  for (const one of run.data.media ?? []) {
+    const key = JSON.stringify([one.type, one.name]);
+    byName.set(key, [...(byName.get(key) ?? []), one]);
+  }
+  if (!byName.size) return null;
+  const left = run.data.left_out?.counts?.media ?? 0;
+  const note = `Of tables and images the newest are here; the record has ${number(left)} more of them.`;
+  return el("div", {}, el("div", { class: "cards" }, ...[...byName.values()].map(mediaCard)),
+    left ? el("p", { class: "note" }, note) : null);
+}
+
+/** Make the card of the tables or images of one name: the newest is shown, a slider chooses an earlier one. */
+function mediaCard(all) {
+  const last = all.length - 1, body = el("div", {}), shown = el("output", {});
+  const slider = el("input", { type: "range", min: 0, max: last, value: last, "aria-label": "Step" });
+  const show = (index) => {
+    shown.textContent = number(all[index].step);
+    slider.setAttribute("aria-valuetext", `step ${shown.textContent}`);
+    body.replaceChildren(...(all[index].type === "image" ? [imageOf(all[index])] : tableOf(all[index])));
+  };
+  slider.addEventListener("input", () => show(Number(slider.value)));
+  show(last);
+  const hasLongText = (one) => one.rows?.some((cells) => cells.some((cell) => String(cell).length > 150));
+  const isWide = all.some((one) => one.columns?.length > 6 || hasLongText(one));
+  return el("figure", { class: `card${isWide ? " wide" : ""}` }, el("figcaption", {}, named("h4", all[last].name, 60),
+    el("label", { class: "slide unit" }, "step ", last ? slider : null, shown)), body);
+}
+
+function imageOf(one) {
+  const image = el("img", { alt: short(`${one.name} at step ${one.step}`, 200) });
+  image.addEventListener("load", () => image.classList.toggle("tiny", image.naturalWidth < 128));
+  image.src = `data:image/png;base64,${one.png}`;
+  return image;
+}
+
+function tableOf(one) {
+  const value = (cell) => {
+    if (typeof cell === "number") return cell;
+    return ["NaN", "Infinity", "-Infinity"].includes(cell) ? Number(cell) : cell === null ? "–" : String(cell);
+  };
+  const rows = one.kind === "confusion_matrix" ? shaded(one.rows) : one.rows.map((cells) => cells.map(value));
+  const note = `the first ${number(one.rows.length)} of ${plural(one.total_rows, "row")}`;
+  return [table(one.columns.map(String), rows, {}, LONGEST_CELL),
+    ...(one.total_rows > one.rows.length ? [el("p", { class: "note" }, note)] : [])];
 }
 
 /** Return the rows of a confusion matrix, each cell shaded by its share of the row. */
@@ -321,21 +436,27 @@ function shaded(rows) {
 }
 
 function differences() {
-  const settings = runs.map((run) => run.data.settings ?? {});
-  const paths = [...new Set(settings.flatMap((one) => Object.keys(one)))];
-  const text = (value) => (value === undefined ? "–" : value === null ? "null" : String(value));
-  const differing = paths.filter((path) => new Set(settings.map((one) => text(one[path]))).size > 1);
-  if (!differing.length) return [el("p", { class: "quiet" }, "The configs of these runs are the same.")];
-  return [table(["setting", ...runs.map((run) => runName(run))], differing.map((path) => [el("span", { class: "row-label" }, short(path, 80)), ...settings.map((one) => text(one[path]))]), { class: "compare" })];
+  const found = page.differences;
+  const say = (text) => [el("p", { class: "quiet" }, text)];
+  if (!found) return say("A config of these runs cannot be read, so that they are not compared.");
+  if (!found.length) return say("Configs, hooks, environments and code of these runs are the same.");
+  const text = (value) => (typeof value === "string" ? value : JSON.stringify(value));
+  const rows = found.map(({ section: where, key, values }) =>
+    [el("span", { class: "row-label" }, where), el("span", { class: "row-label" }, short(key, 80)), ...values.map(text)]);
+  return [table(["", "setting", ...runs.map((run) => runName(run))], rows, { class: "compare" })];
 }
 
 function hookList(run) {
-  const hooks = (run.run.hooks ?? []).filter((hook) => hook && typeof hook === "object");
+  const { hooks } = run.run;
   if (!hooks.length) return null;
+  const value = (one) => (typeof one === "object" ? JSON.stringify(one) : one);
   const rows = hooks.map((hook) => {
-    const values = Object.entries(hook.parameters ?? {}).filter(([, value]) => value !== null).map(([name, value]) => `${name}=${typeof value === "object" ? JSON.stringify(value) : value}`).join(", ");
-    const row = el("tr", {}, ...[hook.name, hook.kind, hook.enabled ? "on" : "switched off", hook.schedule, hook.policy].map((text) => el("td", {}, named("span", text ?? "–", 40))),
-      el("td", { class: "number" }, number(hook.failures ?? 0)), el("td", { class: "parameters" }, named("span", values, 200)));
+    const given = Object.entries(hook.parameters ?? {}).filter(([, one]) => one !== null);
+    const parameters = given.map(([name, one]) => `${name}=${value(one)}`).join(", ");
+    const texts = [hook.name, hook.kind, hook.enabled ? "on" : "switched off", hook.schedule, hook.policy];
+    const row = el("tr", {}, ...texts.map((text) => el("td", { class: "whole" }, named("span", text ?? "–", 40))),
+      el("td", { class: "number" }, number(hook.failures ?? 0)),
+      el("td", { class: "parameters" }, named("span", parameters, 200)));
     if (!places.hooks.has(hook.name)) places.hooks.set(hook.name, row);
     return row;
   });
@@ -343,27 +464,48 @@ function hookList(run) {
 }
 
 function attempts(run) {
-  const all = (run.run.attempts ?? []).filter((one) => one && typeof one === "object");
+  const all = run.run.attempts;
   if (!all.length) return null;
-  const rows = all.map((one, index) => [index + 1, one.started ? time(one.started) : "–", one.closed ? time(one.closed) : "–", one.outcome ?? "–", one.reason ?? "", one.host ?? "–", figures(String(one.world_size ?? 1))]);
-  return table([figures("attempt"), "started", "ended", "outcome", "reason", "host", figures("processes")], rows);
+  const at = (text) => (text ? time(text) : "–");
+  const rows = all.map((one, index) => [index + 1, at(one.started), at(one.closed), one.outcome ?? "–", one.reason ?? "",
+    one.host ?? "–", figures(String(one.world_size ?? 1))]);
+  const heads = ["started", "ended", "outcome", "reason", "host"];
+  return table([figures("attempt"), ...heads, figures("processes")], rows);
 }
 
 function about(run) {
   const { environment, git, config_hash: hash, seed, lineage: from, lost } = run.run;
-  const parts = [["Environment", facts(environment)], ["Code", facts({ ...git, "config hash": hash, seed, "lost lines": lost || null })]];
+  const code = { ...git, "config hash": hash, seed, "lost lines": lost || null };
+  const parts = [["Environment", facts(environment)], ["Code", facts(code)]];
   if (from) parts.push(["Lineage", facts(typeof from === "object" ? from : { from })]);
-  const lists = el("div", { class: "columns" }, ...parts.map(([title, content]) => el("div", {}, el("h4", {}, title), content)));
+  const part = ([title, content]) => el("div", {}, el("h4", {}, title), content);
+  const lists = el("div", { class: "columns" }, ...parts.map(part));
   const list = attempts(run);
   return el("div", {}, lists, ...(list ? [el("h4", {}, "Attempts"), list] : []));
 }
 
-const config = (run) => (run.data.config ? el("details", { open: !several }, el("summary", {}, "config.yaml"), el("pre", {}, visible(run.data.config))) : null);
+function config(run) {
+  if (!run.data.config) return null;
+  const text = el("pre", {}, visible(run.data.config));
+  return el("details", { open: !several }, el("summary", {}, "config.yaml"), text);
+}
 
 // ---- controls ---------------------------------------------------------------------------------------------------------
 
-const KEYS = [["/", "find a layer or a metric"], ["Tab", "go from plot to plot"], ["← →", "move the cursor in the focused plot; with Shift ten times as far"], ["↑ ↓", "choose a layer in a heat map"], ["Home End", "go to the first or the last step"],
-  ["+ −", "zoom in or out around the cursor"], ["[ ]", "move the zoomed steps to the left or right"], ["0", "show all steps"], ["l", "log axis of the focused plot"], ["t", "light or dark"], ["Esc", "remove the cursor; leave the search"], ["?", "these keys"]];
+const KEYS = [
+  ["/", "find a layer or a metric"],
+  ["Tab", "go from plot to plot"],
+  ["← →", "move the cursor in the focused plot; with Shift ten times as far"],
+  ["↑ ↓", "choose a layer in a heat map"],
+  ["Home End", "go to the first or the last step"],
+  ["+ −", "zoom in or out around the cursor"],
+  ["[ ]", "move the zoomed steps to the left or right"],
+  ["0", "show all steps"],
+  ["l", "log axis of the focused plot"],
+  ["t", "light or dark"],
+  ["Esc", "remove the cursor; leave the search"],
+  ["?", "these keys"],
+];
 
 /** Show only the plots and layers whose name contains a text; a kind without any match stays as it is. */
 function find(text) {
@@ -371,8 +513,11 @@ function find(text) {
   const curvePlots = view.plots.filter((plot) => plot instanceof CurvePlot);
   const found = curvePlots.filter((plot) => view.matches(plot.searched));
   for (const plot of curvePlots) plot.figure.hidden = found.length > 0 && !found.includes(plot);
-  for (const group of document.querySelectorAll(".group")) group.hidden = ![...group.querySelectorAll("figure")].some((figure) => !figure.hidden);
-  const layerNames = new Set(runs.flatMap((run) => [...run.layers.values(), ...run.histograms.values()].flatMap((map) => map.names)));
+  for (const group of document.querySelectorAll(".group")) {
+    group.hidden = [...group.querySelectorAll("figure")].every((figure) => figure.hidden);
+  }
+  const maps = runs.flatMap((run) => [...run.layers.values(), ...run.histograms.values()]);
+  const layerNames = new Set(maps.flatMap((map) => map.names));
   const count = [...layerNames].filter((name) => view.matches(name)).length;
   byId("found").textContent = view.find ? `${plural(count, "layer")}, ${plural(found.length, "plot")}` : "";
   view.update("find");
@@ -391,15 +536,30 @@ function connect() {
   byId("theme").addEventListener("click", () => setTheme(isDark() ? "light" : "dark"));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", themeChanged);
   const dialog = byId("keys");
-  dialog.append(el("h2", { id: "keys-title" }, "Keys"), el("dl", { class: "keys" }, ...KEYS.flatMap(([key, what]) => [el("dt", {}, ...key.split(" ").map((one) => el("kbd", {}, one))), el("dd", {}, what)])),
-    el("p", { class: "note" }, "With a mouse: drag over a plot to zoom, double-click to show all steps."), el("form", { method: "dialog" }, el("button", {}, "Close")));
+  const keys = KEYS.flatMap(([key, what]) =>
+    [el("dt", {}, ...key.split(" ").map((one) => el("kbd", {}, one))), el("dd", {}, what)]);
+  dialog.append(el("h2", { id: "keys-title" }, "Keys"), el("dl", { class: "keys" }, ...keys),
+    el("p", { class: "note" }, "With a mouse: drag over a plot to zoom, double-click to show all steps."),
+    el("form", { method: "dialog" }, el("button", {}, "Close")));
   byId("help").addEventListener("click", () => dialog.showModal());
-  const actions = { "/": () => byId("find").focus(), "?": () => dialog.showModal(), "+": () => view.zoomBy(0.5), "=": () => view.zoomBy(0.5), "-": () => view.zoomBy(2), "[": () => view.pan(-0.25), "]": () => view.pan(0.25),
-    0: () => view.zoom(null), t: () => setTheme(isDark() ? "light" : "dark"), Escape: () => view.moveTo(null) };
+  const actions = {
+    "/": () => byId("find").focus(),
+    "?": () => dialog.showModal(),
+    "+": () => view.zoomBy(0.5),
+    "=": () => view.zoomBy(0.5),
+    "-": () => view.zoomBy(2),
+    "[": () => view.pan(-0.25),
+    "]": () => view.pan(0.25),
+    0: () => view.zoom(null),
+    t: () => setTheme(isDark() ? "light" : "dark"),
+    Escape: () => view.moveTo(null),
+  };
   document.addEventListener("keydown", (event) => {
-    const typing = ["INPUT", "SELECT", "TEXTAREA"].includes(event.target.tagName) && event.target.type !== "range" && event.target.type !== "checkbox";
+    const { tagName, type } = event.target;
+    const typing = ["INPUT", "SELECT", "TEXTAREA"].includes(tagName) && type !== "range" && type !== "checkbox";
     if (typing && event.key === "Escape") event.target.blur();
-    if (typing || dialog.open || event.ctrlKey || event.metaKey || event.altKey || !Object.hasOwn(actions, event.key)) return;
+    if (typing || dialog.open || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (!Object.hasOwn(actions, event.key)) return;
     event.preventDefault();
     actions[event.key]();
   });
@@ -414,7 +574,10 @@ function connect() {
     for (const plot of view.plots) plot.draw();
   });
   addEventListener("afterprint", () => {
-    for (const details of document.querySelectorAll("details[data-closed]")) details.open = false, delete details.dataset.closed;
+    for (const details of document.querySelectorAll("details[data-closed]")) {
+      details.open = false;
+      delete details.dataset.closed;
+    }
     document.documentElement.classList.remove("printing");
     setTheme(before || null);
   });
@@ -426,14 +589,16 @@ function build() {
   const title = several ? `${runs.length} runs` : runs[0].name;
   document.title = `${short(title, 80)} · Hookline report`;
   byId("title").replaceChildren(named("span", title, 60));
-  byId("subtitle").textContent = `${several ? "Hookline comparison" : runs[0].name === runs[0].id ? "Hookline report" : short(runs[0].id, 60)} · written ${time(page.written)}`;
+  const unnamed = runs[0].name === runs[0].id;
+  const subtitle = several ? "Hookline comparison" : unnamed ? "Hookline report" : short(runs[0].id, 60);
+  byId("subtitle").textContent = `${subtitle} · written ${time(page.written)}`;
   section("alerts", "Alerts", alerts());
   section("overview", "Overview", overview());
-  if (several) section("differences", "Config differences", ...differences());
-  section("curves", "Curves", ...curves());
-  section("layers", "Layers", ...layers());
+  if (several) section("differences", "Differences", ...differences());
+  section("curves", "Curves", ...curves(), ...leftOut("curves", "metrics"));
+  section("layers", "Layers", ...layers(), ...leftOut("layers", "series"));
   section("flow", "Gradient flow", ...gradientFlow());
-  section("histograms", "Histograms", ...histograms());
+  section("histograms", "Histograms", ...histograms(), ...leftOut("histograms", "series"));
   section("cost", "Cost", ...perRun(anatomy), ...perRun(hookCosts));
   section("media", "Tables and images", ...perRun(media));
   section("events", "Events", ...perRun(events));

@@ -6,7 +6,7 @@ A spike survives: curves keep the lowest and the highest value of a range, layer
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,6 @@ from hookline.record.curves import Curve
 from hookline.record.summary import HistogramTable, LayerTable, RunSummary
 
 Array = NDArray[Any]
-_FEWEST = 8  # ranges of steps that are not merged any more
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,6 @@ class CurveArrays:
     mean: Array
     lowest: Array
     highest: Array
-    width: int
 
     @classmethod
     def of(cls, curve: Curve) -> CurveArrays:
@@ -36,7 +34,7 @@ class CurveArrays:
             mean = curve.mean.astype(np.float32)
             extremes = (curve.lowest, curve.highest) if curve.width > 1 else (mean, mean)
             lowest, highest = (one.astype(np.float32, copy=False) for one in extremes)
-        return cls(curve.steps, mean, lowest, highest, curve.width)
+        return cls(curve.steps, mean, lowest, highest)
 
     @property
     def nbytes(self) -> int:
@@ -51,6 +49,8 @@ class Numbers:
     curves: dict[str, CurveArrays]
     layers: dict[str, LayerTable]
     histograms: dict[str, HistogramTable]
+    left_out: dict[str, list[str]] = field(default_factory=dict)
+    """By kind, the names for which there was no room."""
 
     @classmethod
     def of(cls, summary: RunSummary) -> Numbers:
@@ -62,36 +62,46 @@ class Numbers:
 def fit(runs: Sequence[Numbers], budget: int) -> None:
     """Merge ranges until all numbers take at most this many bytes; always those of the kind that takes most.
 
-    If the names alone are too many, the last ones of the kind are left out.
+    If one range for all steps takes too much, the last names of the largest kind are left out.
     """
-    curves, layers, histograms = ([getattr(run, kind) for run in runs] for kind in ("curves", "layers", "histograms"))
-    kinds: list[tuple[list[dict[str, Any]], Callable[[Any], int], Callable[[Any], Any]]] = [
-        (curves, lambda one: one.nbytes, _halve_curve),
-        (layers, lambda one: one.values.size * 4, _halve_layers),
-        (histograms, lambda one: one.counts.size, _halve_histograms),  # a byte for each in the page
-    ]
-    sizes = [_size(tables, size_of) for tables, size_of, _ in kinds]
-    while sum(sizes) > budget:
-        largest = sizes.index(max(sizes))
-        tables, size_of, halve = kinds[largest]
-        for table in tables:
-            table.update({name: halve(one) for name, one in table.items() if len(one.steps) > _FEWEST})
-        if (size := _size(tables, size_of)) == sizes[largest]:
-            for table in tables:
-                for name in list(table)[len(table) // 2 :]:
-                    del table[name]
-            size = _size(tables, size_of)
-        sizes[largest] = size
+    kinds: dict[str, tuple[Callable[[Any], int], Callable[[Any], Any]]] = {
+        "curves": (lambda one: one.nbytes, _halve_curve),
+        "layers": (lambda one: one.values.size * 4 + _size_of_names(one), _halve_layers),
+        "histograms": (lambda one: one.counts.size + _size_of_names(one), _halve_histograms),  # a byte for each count
+    }
+    sizes = {kind: _size(runs, kind, size_of) for kind, (size_of, _) in kinds.items()}
+    while sum(sizes.values()) > budget:
+        mergeable = [kind for kind in kinds if any(len(one.steps) > 1 for one in _tables(runs, kind))]
+        kind = max(mergeable or kinds, key=sizes.__getitem__)
+        size_of, halve = kinds[kind]
+        for run in runs:
+            tables = getattr(run, kind)
+            if mergeable:
+                tables.update({name: halve(one) for name, one in tables.items() if len(one.steps) > 1})
+                continue
+            for name in list(tables)[len(tables) // 2 :]:
+                del tables[name]
+                run.left_out.setdefault(kind, []).append(name)
+        sizes[kind] = _size(runs, kind, size_of)
 
 
-def _size(tables: Sequence[dict[str, Any]], size_of: Callable[[Any], int]) -> int:
-    return sum(size_of(one) for table in tables for one in table.values())
+def _tables(runs: Sequence[Numbers], kind: str) -> list[Any]:
+    return [one for run in runs for one in getattr(run, kind).values()]
+
+
+def _size(runs: Sequence[Numbers], kind: str, size_of: Callable[[Any], int]) -> int:
+    return sum(map(size_of, _tables(runs, kind)))
+
+
+def _size_of_names(table: LayerTable | HistogramTable) -> int:
+    """Return the size of the names, with quotes and a comma; numbers are written as base64, names are not."""
+    return sum(len(name) + 3 for name in table.names) * 3 // 4
 
 
 def _halve_curve(curve: CurveArrays) -> CurveArrays:
     mean = _merge_pairs(curve.mean, lambda a, b: np.where(np.isnan(a), b, np.where(np.isnan(b), a, (a + b) / 2)))
     lowest, highest = _merge_pairs(curve.lowest, np.fmin), _merge_pairs(curve.highest, np.fmax)
-    return CurveArrays(curve.steps[::2], mean, lowest, highest, curve.width * 2)
+    return CurveArrays(curve.steps[::2], mean, lowest, highest)
 
 
 def _halve_layers(layers: LayerTable) -> LayerTable:

@@ -11,12 +11,12 @@ from hookline._console import logger
 from hookline._fs import explain, refuse_link, write_atomic
 from hookline.errors import HooklineError
 from hookline.record.summary import RunSummary
+from hookline.report import REPORT
 from hookline.report.page import make_report
 
 if TYPE_CHECKING:
     from hookline.record.record import Record
 
-REPORT = "report.html"
 _MOST_OF_TIME = 0.02  # of a run that is spent on reports, if it saves checkpoints very often
 
 
