@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from tracked_runs import history_of, make_trainer, media_rows, offline_files, read_offline
 
 from hookline import HooklineError, TrackioTracker, WandbTracker, read_metrics
@@ -38,6 +39,18 @@ def test_every_number_reaches_wandb_at_its_step() -> None:
     axes = {record.metric.glob_name: record.metric.step_metric for record in records if record.HasField("metric")}
     assert axes.get("*") == "trainer/step"
     assert kinds.count("alert") == 1 and "events" in rows[-1]
+
+
+def test_a_histogram_with_too_many_bins_is_sent_with_wider_ones() -> None:
+    """wandb accepts 512 bins; of 1025, each three neighbours are one, and no count is lost."""
+    trainer = make_trainer(tracker(), max_steps=1)
+    counts = torch.arange(1.0, 1026.0).reshape(1, 1, -1)
+    trainer.on("step_end", name="logs")(lambda trainer: trainer.log_layers("mine", ["a"], ["n"], counts))
+    trainer.train()
+    (path,) = offline_files(trainer.run_dir)
+    (histogram,) = [row["mine/a"] for row in history_of(read_offline(path)) if "mine/a" in row]
+    assert len(histogram["values"]) == 342 and histogram["values"][:2] == [6.0, 15.0]
+    assert sum(histogram["values"]) == counts.sum() and histogram["bins"][-2:] == [1023.0, 1025.0]
 
 
 def test_what_is_sent_has_no_secrets_no_code_and_no_command_line(monkeypatch: pytest.MonkeyPatch) -> None:

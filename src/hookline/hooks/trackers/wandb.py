@@ -17,6 +17,7 @@ from hookline.hooks.trackers.layers import Histogram
 
 MODES = ("online", "offline", "disabled")
 STEP = "trainer/step"
+MOST_BINS = 512  # that wandb accepts
 MOST_EVENTS = 1000  # in the table of events
 ALERTS = ("exception", "non_finite_weights", "stall", "loss_spike", "checkpoint_failed")
 """Kinds of events that are sent as alerts, too."""
@@ -115,9 +116,9 @@ class WandbTracker(Tracker):
         self._log(dict(values), step)
 
     def write_histogram(self, step: int, histogram: Histogram) -> None:
-        """Send a histogram with the record's own bins."""
-        counted = (histogram.counts, histogram.edges)
-        self._log({histogram.tag: self._package.Histogram(np_histogram=counted)}, step)
+        """Send a histogram with the record's own bins, or with wider ones if there are too many."""
+        tag, edges, counts = histogram.merged(MOST_BINS)
+        self._log({tag: self._package.Histogram(np_histogram=(counts, edges))}, step)
 
     def write_events(self, rows: Sequence[dict[str, Any]]) -> None:
         """Keep events for a table at the end of the run; send what went wrong as an alert at once."""
