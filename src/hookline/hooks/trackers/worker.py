@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from sys import getsizeof
 from typing import Any
 
 _ENTRY_BYTES = 200  # about what one entry of a dict or one cell of a table takes: the key, the value and their slots
@@ -125,10 +126,23 @@ class Worker:
 def size_of(row: Any) -> int:
     """Return about how many bytes a row takes."""
     if isinstance(row, dict):
-        return len(row) * _ENTRY_BYTES
+        return _size_of_values(row.values())
     if (values := getattr(row, "values", None)) is not None:
         return int(values.nbytes)
     content = row.content
     if (png := getattr(content, "png", None)) is not None:
         return len(png)
-    return len(content.columns) * (len(content.rows) + 1) * _ENTRY_BYTES
+    return _size_of_values(content.columns) + sum(map(_size_of_values, content.rows))
+
+
+def _size_of_values(values: Collection[Any]) -> int:
+    """Return about how many bytes values and their slots take: numbers are alike, texts and lists are not."""
+    size = len(values) * _ENTRY_BYTES
+    for value in values:
+        if isinstance(value, str):
+            size += getsizeof(value)
+        elif isinstance(value, dict):
+            size += _size_of_values(value.values())
+        elif isinstance(value, (list, tuple)):
+            size += _size_of_values(value)
+    return size
