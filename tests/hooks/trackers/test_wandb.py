@@ -54,7 +54,7 @@ def test_a_histogram_with_too_many_bins_is_sent_with_wider_ones() -> None:
 
 
 def test_what_is_sent_has_no_secrets_no_code_and_no_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The config is the record's, with the id and the commit beside it."""
+    """The config is the record's, with the id and, of git, the commit beside it."""
     monkeypatch.setattr(sys, "argv", ["train.py", "--password=hunter2hunter2"])
     trainer = make_trainer(tracker(project="mine", group="g"), max_steps=1)
     trainer.add_hook("json_log", path="https://me:hunter2hunter2@host/x.jsonl", every=1, enabled=False)
@@ -63,6 +63,7 @@ def test_what_is_sent_has_no_secrets_no_code_and_no_command_line(monkeypatch: py
     (run,) = [record.run for record in read_offline(path) if record.WhichOneof("record_type") == "run"][:1]
     config = {item.key: json.loads(item.value_json) for item in run.config.update}
     assert (run.run_id, run.project, run.run_group) == (trainer.run_id, "mine", "g")
+    assert config["hookline"]["git"] == {"commit": (trainer.record.run["git"] or {}).get("commit")}
     assert config["hookline"]["run_id"] == trainer.run_id and config["trainer"]["max_steps"] == 1
     files = [one for one in path.parent.rglob("*") if one.is_file()]
     assert not any(b"hunter2" in one.read_bytes() for one in files)

@@ -27,8 +27,9 @@ class WandbTracker(Tracker):
     """Sends the record to Weights & Biases: metrics over the trainer's step, histograms, images, tables and alerts.
 
     The run's id is that of the record, so that a resumed run continues. The API key is never a parameter: log in with
-    ``wandb login`` or set WANDB_API_KEY. Neither the code, the command line nor git is sent. Other settings, such as
-    the server, are environment variables of wandb: a config must not be able to send the key to another host.
+    ``wandb login`` or set WANDB_API_KEY. Neither the code nor the command line is sent, and of git only the commit. Other
+    settings, such as the server, are environment variables of wandb: a config must not be able to send the key to
+    another host.
 
     Args:
         project: The project.
@@ -202,5 +203,6 @@ class TrackioTracker(WandbTracker):
 
 def config_of(run: TrackedRun) -> dict[str, Any]:
     """Return the config, and beside it what identifies the run."""
-    about = {key: run.description.get(key) for key in ("run_id", "git", "seed", "config_hash", "lineage")}
+    about = {key: run.description.get(key) for key in ("run_id", "seed", "config_hash", "lineage")}
+    about["git"] = {"commit": (run.description.get("git") or {}).get("commit")}
     return {**run.config, "hookline": {**about, "name": run.name, "tags": list(run.tags), "notes": run.notes}}
