@@ -83,6 +83,24 @@ def test_a_resumed_run_is_another_segment_with_the_same_id() -> None:
     assert steps == [[1, 2, 3, 4], [5, 6, 7, 8]]
 
 
+def test_two_trackers_of_a_run_have_two_ids() -> None:
+    """The second adds its name to the record's id, also after a resume."""
+
+    def make(steps: int) -> Any:
+        return make_trainer(tracker(), tracker(project="other"), max_steps=steps)
+
+    trainer = make(4)
+    trainer.add_hook("checkpoint", save_every_n_steps=4)
+    trainer.train()
+    make(8).fit(resume=trainer.run_dir)
+    names = [f"run-{trainer.run_id}-wandb_2.wandb", f"run-{trainer.run_id}.wandb"]
+    files = offline_files(trainer.run_dir)
+    assert sorted(path.name for path in files) == sorted(names * 2)
+    for name in names:
+        rows = [row for path in files if path.name == name for row in history_of(read_offline(path))]
+        assert [row["trainer/step"] for row in rows if "train/loss" in row] == list(range(1, 9))
+
+
 def test_images_and_tables() -> None:
     """They are media files of the run."""
     trainer = make_trainer(tracker(), max_steps=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from collections import deque
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -19,6 +20,7 @@ MODES = ("online", "offline", "disabled")
 STEP = "trainer/step"
 MOST_BINS = 512  # that wandb accepts
 MOST_EVENTS = 1000  # in the table of events
+_NOT_IN_IDS = re.compile(r"[^A-Za-z0-9_-]")
 ALERTS = ("exception", "non_finite_weights", "stall", "loss_spike", "checkpoint_failed")
 """Kinds of events that are sent as alerts, too."""
 
@@ -26,7 +28,8 @@ ALERTS = ("exception", "non_finite_weights", "stall", "loss_spike", "checkpoint_
 class WandbTracker(Tracker):
     """Sends the record to Weights & Biases: metrics over the trainer's step, histograms, images, tables and alerts.
 
-    The run's id is that of the record, so that a resumed run continues. The API key is never a parameter: log in with
+    The run's id is that of the record, so that a resumed run continues; a tracker that is not registered as ``wandb``, such
+    as the second of two, adds its name. The API key is never a parameter: log in with
     ``wandb login`` or set WANDB_API_KEY. Neither the code nor the command line is sent, and of git only the commit. Other
     settings, such as the server, are environment variables of wandb: a config must not be able to send the key to
     another host.
@@ -81,6 +84,12 @@ class WandbTracker(Tracker):
         self._events: deque[tuple[Any, ...]] = deque(maxlen=MOST_EVENTS)
         self._run = self._init(run)
 
+    def _id_of(self, run: TrackedRun) -> str:
+        """Return the run's id, with the tracker's name unless that is the usual one: two trackers need two ids."""
+        if self.registered_name == self.name:
+            return run.run_id
+        return f"{run.run_id}-{_NOT_IN_IDS.sub('_', self.registered_name)}"
+
     def _init(self, run: TrackedRun) -> Any:
         settings = {
             "console": "off",  # it would replace sys.stdout
@@ -97,7 +106,7 @@ class WandbTracker(Tracker):
         directory = self.directory or (None if run.directory is None else str(run.directory))
         tracked = self._package.init(
             project=self.project, entity=self.entity, group=self.group, mode=self.mode, dir=directory,
-            id=run.run_id, resume="allow" if self._is_online else None, reinit="create_new",
+            id=self._id_of(run), resume="allow" if self._is_online else None, reinit="create_new",
             name=run.name or run.run_id, notes=run.notes, tags=list(run.tags) or None, config=config_of(run),
             settings=self._package.Settings(**settings),
         )  # fmt: skip
@@ -191,7 +200,7 @@ class TrackioTracker(WandbTracker):
 
     def _init(self, run: TrackedRun) -> Any:
         return self._package.init(
-            project=self.project, name=run.run_id, group=self.group, config=config_of(run), resume="allow", embed=False,
+            project=self.project, name=self._id_of(run), group=self.group, config=config_of(run), resume="allow", embed=False,
         )  # fmt: skip
 
     def _end(self, run: Mapping[str, Any]) -> None:
