@@ -112,6 +112,20 @@ def test_a_hanging_tracker_neither_delays_nor_stops_training(caplog: pytest.LogC
     gate.set()
 
 
+@pytest.mark.filterwarnings("error")
+def test_an_abandoned_tracker_that_fails_later_is_not_reported_again(caplog: pytest.LogCaptureFixture) -> None:
+    """The record is closed by then; nothing is lost that was not reported."""
+    gate, before = threading.Event(), threading.enumerate()
+    tracker = ListTracker(gate, fails_at="open", timeout=0.05)
+    trainer = make_trainer(tracker)
+    trainer.train()
+    (thread,) = (one for one in threading.enumerate() if one.name == "hookline-tracker" and one not in before)
+    gate.set()
+    thread.join(60)
+    assert tracker.calls[-1][0] == "open" and kinds_of(trainer) == ["tracker_abandoned"]
+    assert len(caplog.records) == 1 and "was abandoned" in caplog.text and trainer.record.lost == 0
+
+
 def test_what_does_not_fit_into_the_queue_is_dropped_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     """One warning and one event at the end have the number of rows; the others arrive in order."""
     gate = threading.Event()

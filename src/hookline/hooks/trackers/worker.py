@@ -22,7 +22,7 @@ class Worker:
         write: Called with a kind (metrics, layers, events or media) and rows of it, in the thread.
         finish: Called last, in the thread, with the fields of run.json.
         limit: How many bytes of rows may wait. A batch that comes when none waits is taken whatever its size.
-        on_failure: Called in the thread with what one of the functions has raised.
+        on_failure: Called in the thread with what one of the functions has raised, unless it was abandoned before.
         on_close: Called when the record is closed, on its thread, with the fields of run.json.
         skip: Kinds that are not taken.
     """
@@ -41,7 +41,7 @@ class Worker:
         self.close = on_close
         self._open, self._write, self._finish = open, write, finish
         self._limit, self._on_failure, self._skip = limit, on_failure, skip
-        self._has_failed = False
+        self._has_failed = self._is_abandoned = False
         self._waiting: deque[tuple[str, Sequence[Any], int]] = deque()
         self._bytes = 0
         self._changed = threading.Condition()
@@ -73,11 +73,14 @@ class Worker:
         with self._changed:
             self._end = dict(run)
             self._changed.notify()
-        self._thread.join(seconds)
-        with self._changed:
-            unwritten = sum(len(rows) for _, rows, _ in self._waiting)
-            self._clear()
-            return unwritten
+        try:
+            self._thread.join(seconds)
+        finally:  # Ctrl-C ends the wait, too
+            with self._changed:
+                self._is_abandoned = True
+                unwritten = sum(len(rows) for _, rows, _ in self._waiting)
+                self._clear()
+        return unwritten
 
     @property
     def is_alive(self) -> bool:
@@ -106,7 +109,9 @@ class Worker:
             with self._changed:
                 self._has_failed = True
                 self._clear()
-            self._on_failure(error)
+                is_of_interest = not self._is_abandoned
+            if is_of_interest:  # the record is closed otherwise, and has the event that the tracker was abandoned
+                self._on_failure(error)
 
     def _next(self) -> tuple[str, Sequence[Any]] | None:
         """Return the next rows, waiting for them; None at the end."""
