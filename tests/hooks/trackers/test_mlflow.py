@@ -67,7 +67,9 @@ def test_a_config_cannot_send_the_record_behind_a_firewall() -> None:
         "http://127.0.0.1:5000": "allow_host",
         "https://10.0.0.1": "private address",
         "https://me:secret@example.org": "MLFLOW_TRACKING_PASSWORD",
-        **dict.fromkeys(("postgresql://db/x", "databricks", "databricks-uc", "uc", "databricks:me"), "a local store or"),
+        **dict.fromkeys(
+            ("postgresql://db/x", "databricks", "databricks-uc", "uc", "databricks:me"), "a local store or"
+        ),
     }.items():
         with pytest.raises(HooklineError, match=why):
             MLflowTracker(uri)
