@@ -28,10 +28,10 @@ ALERTS = ("exception", "non_finite_weights", "stall", "loss_spike", "checkpoint_
 class WandbTracker(Tracker):
     """Sends the record to Weights & Biases: metrics over the trainer's step, histograms, images, tables and alerts.
 
-    The run's id is that of the record, so that a resumed run continues; a tracker with another name than ``wandb``, such
-    as the second of two, adds its name. The API key is never a parameter: log in with ``wandb login`` or set
-    WANDB_API_KEY. Neither the code nor the command line is sent, and of git only the commit. Other settings, such as the
-    server, are environment variables of wandb: a config must not be able to send the key to another host.
+    The run's id is that of the record, so that a resumed run continues; a tracker with another name than ``wandb``,
+    such as the second of two, adds its name. The API key is never a parameter: log in with ``wandb login`` or set
+    WANDB_API_KEY. Neither the code nor the command line is sent, and of git only the commit. Other settings, such as
+    the server, are environment variables of wandb: a config must not be able to send the key to another host.
 
     Args:
         project: The project.
@@ -169,8 +169,8 @@ class WandbTracker(Tracker):
 class TrackioTracker(WandbTracker):
     """Sends the record to trackio, a local tracker with the interface of Weights & Biases.
 
-    A resumed run continues under its name, the record's id as for ``wandb``. Everything stays on this machine unless trackio's
-    environment variables, such as TRACKIO_SPACE_ID, say otherwise.
+    A resumed run continues under its name, which is the id as for ``wandb``. Everything stays on this machine unless
+    trackio's environment variables, such as TRACKIO_SPACE_ID, say otherwise.
 
     Args:
         project: The project.
