@@ -3,7 +3,7 @@
 import bdb
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -234,6 +234,31 @@ def test_an_interruption_in_a_sink_loses_nothing(tmp_path: Path, interruption: t
     assert [row["step"] for row in other.rows("metrics")] == [1, 2]
     assert json.loads((tmp_path / "run" / "run.json").read_text())["outcome"] == "completed"
     Record.on_disk(tmp_path, config={}, seed=0, run_id="run")  # the lock was released
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [(KeyboardInterrupt, KeyboardInterrupt), (SystemExit, SystemExit), (bdb.BdbQuit, KeyboardInterrupt)],
+)
+def test_an_interruption_while_a_sink_is_closed_closes_the_others(
+    tmp_path: Path, raised: type[BaseException], expected: type[BaseException]
+) -> None:
+    """A second Ctrl-C while a tracker sends its last rows does not cost another sink its outcome."""
+
+    class Closed(ListSink):
+        def close(self, run: Mapping[str, Any]) -> None:
+            self.calls.append(("close", [run["outcome"]]))
+
+    class Interrupted(ListSink):
+        def close(self, run: Mapping[str, Any]) -> None:
+            raise raised
+
+    record, other = make_record("disk", tmp_path), Closed()
+    record.add_sink(Interrupted())
+    record.add_sink(other)
+    with pytest.raises(expected):
+        close(record)
+    assert other.rows("close") == ["completed"]
 
 
 def test_a_handle_removes_its_sink(tmp_path: Path) -> None:

@@ -129,14 +129,20 @@ class AddedSinks:
 
     def close(self, run: Mapping[str, Any], report_failure: Callable[[Sink, int | None, Exception], None]) -> None:
         """Call `close` of every sink that has it; one that raises is reported."""
+        interruption: BaseException | None = None
         for sink in list(self._sinks):
             try:
                 if callable(close := getattr(sink, "close", None)):
                     close(run)
             except BdbQuit as error:
-                raise_if_quit(error, "a sink")
+                interruption = interruption or error
             except Exception as error:
                 report_failure(sink, None, error)
+            except BaseException as error:  # Ctrl-C while a sink sends its last rows
+                interruption = interruption or error
+        if interruption is not None:  # it ends the run, now that the other sinks are closed
+            raise_if_quit(interruption, "a sink")
+            raise interruption
 
     def _remove(self, sink: Sink) -> None:
         self._sinks[:] = [one for one in self._sinks if one is not sink]

@@ -1,6 +1,10 @@
 """What `mlflow` writes into a local store, read by MLflow's own client."""
 
 import json
+import random
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +14,7 @@ from tracked_runs import PNG, make_trainer, media_rows
 
 from hookline import HooklineError, MLflowTracker, read_metrics
 from hookline.hooks.webhook import hosts_allowed
+from hookline.record import read_events
 
 # MLflow uses what SQLAlchemy 2.1 deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -62,12 +67,62 @@ def test_a_config_cannot_send_the_record_behind_a_firewall() -> None:
         "http://127.0.0.1:5000": "allow_host",
         "https://10.0.0.1": "private address",
         "https://me:secret@example.org": "MLFLOW_TRACKING_PASSWORD",
-        "postgresql://db/x": "set MLFLOW_TRACKING_URI",
+        **dict.fromkeys(
+            ("postgresql://db/x", "databricks", "databricks-uc", "uc", "databricks:me"), "a local store or"
+        ),
     }.items():
         with pytest.raises(HooklineError, match=why):
             MLflowTracker(uri)
     with hosts_allowed(["127.0.0.1"]):
         assert MLflowTracker("http://127.0.0.1:5000").tracking_uri == "http://127.0.0.1:5000"
+    assert [MLflowTracker(uri).tracking_uri for uri in ("mlruns", "file:mlruns", "C:\\\\runs")]
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, list[str]]]:
+    """A server that is not available at /busy and redirects from /moved, and the paths of its requests."""
+    paths: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            paths.append(self.path)
+            self.send_response(307 if self.path.startswith("/moved") else 503)
+            self.send_header("Location", "/busy/elsewhere")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *args: Any) -> None:
+            """Print nothing."""
+
+    for name, value in {"MAX_RETRIES": "2", "BACKOFF_FACTOR": "0"}.items():
+        monkeypatch.setenv(f"MLFLOW_HTTP_REQUEST_{name}", value)
+    for name in ("MLFLOW_HTTP_REQUEST_BACKOFF_JITTER", "MLFLOW_ALLOW_HTTP_REDIRECTS"):
+        monkeypatch.setenv(name, "")  # so that what the tracker sets is removed after the test
+        monkeypatch.delenv(name)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http, hosts_allowed(["127.0.0.1"]):
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{http.server_port}", paths
+        http.shutdown()
+
+
+def test_retries_do_not_draw_from_the_streams_of_training(server: tuple[str, list[str]]) -> None:
+    """The pauses of MLflow's client have no random part, so that a busy server does not change the run."""
+    url, paths = server
+    trainer = make_trainer(tracker(f"{url}/busy"), max_steps=1)
+    random.seed(3)
+    before = random.getstate()
+    trainer.train()
+    assert [event["kind"] for event in read_events(trainer.run_dir)] == ["tracker_failed"]
+    assert len(paths) == 3 and random.getstate() == before
+
+
+def test_redirects_are_not_followed(server: tuple[str, list[str]]) -> None:
+    """A public server could lead to a host that a config must not name."""
+    url, paths = server
+    trainer = make_trainer(tracker(f"{url}/moved"), max_steps=1)
+    trainer.train()
+    assert [event["kind"] for event in read_events(trainer.run_dir)] == ["tracker_failed"]
+    assert paths and all(path.startswith("/moved") for path in paths)
 
 
 def test_a_resumed_run_continues(uri: str) -> None:

@@ -64,6 +64,13 @@ class ListTracker(Tracker):
         return [content for one, content in self.calls if one == kind]
 
 
+class TableTracker(ListTracker):
+    """One that gets tables, too."""
+
+    def write_media(self, rows: Sequence[Any]) -> None:
+        self.note_call("media", rows)
+
+
 def kinds_of(trainer: Any) -> list[str]:
     return [event["kind"] for event in read_jsonl(trainer.run_dir / "events.jsonl")[0]]
 
@@ -105,6 +112,20 @@ def test_a_hanging_tracker_neither_delays_nor_stops_training(caplog: pytest.LogC
     gate.set()
 
 
+@pytest.mark.filterwarnings("error")
+def test_an_abandoned_tracker_that_fails_later_is_not_reported_again(caplog: pytest.LogCaptureFixture) -> None:
+    """The record is closed by then; nothing is lost that was not reported."""
+    gate, before = threading.Event(), threading.enumerate()
+    tracker = ListTracker(gate, fails_at="open", timeout=0.05)
+    trainer = make_trainer(tracker)
+    trainer.train()
+    (thread,) = (one for one in threading.enumerate() if one.name == "hookline-tracker" and one not in before)
+    gate.set()
+    thread.join(60)
+    assert tracker.calls[-1][0] == "open" and kinds_of(trainer) == ["tracker_abandoned"]
+    assert len(caplog.records) == 1 and "was abandoned" in caplog.text and trainer.record.lost == 0
+
+
 def test_what_does_not_fit_into_the_queue_is_dropped_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     """One warning and one event at the end have the number of rows; the others arrive in order."""
     gate = threading.Event()
@@ -125,6 +146,44 @@ def test_what_does_not_fit_into_the_queue_is_dropped_and_counted(caplog: pytest.
     assert event["kind"] == "tracker_dropped_rows" and event["rows"] == len(rows) - len(received) > 0
     assert received[0] == rows[0] and [row["step"] for row in received] == sorted(row["step"] for row in received)
     assert len([one for one in caplog.records if "dropped" in one.getMessage()]) == 1
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_the_limit_of_the_queue_counts_texts(nested: bool) -> None:
+    """Of eight events of 0.1 MB each, those that wait have at most 0.3 MB together."""
+    gate = threading.Event()
+    tracker = ListTracker(gate, queue_mb=0.3)
+    trainer = make_trainer(tracker)
+
+    @trainer.on("step_end", name="writes")
+    def write(step: int) -> None:
+        tracker.entered.wait(60)  # it is in `open`, so that everything waits
+        text = "y" * 99_000 + str(step)
+        trainer.record.event("large", step, text=[{"text": text}] if nested else text)
+        trainer.record.flush()
+
+    trainer.on("train_end", name="open_gate")(gate.set)
+    trainer.train()
+    steps = [row["step"] for rows in tracker.of("events") for row in rows if row["kind"] == "large"]
+    assert steps[:2] == [1, 2] and len(steps) <= 3
+
+
+def test_the_limit_of_the_queue_counts_the_texts_of_tables() -> None:
+    """A table of long texts is not counted as one of numbers."""
+    gate = threading.Event()
+    tracker = TableTracker(gate, queue_mb=0.3)
+    trainer = make_trainer(tracker)
+
+    @trainer.on("step_end", name="writes")
+    def write(step: int) -> None:
+        tracker.entered.wait(60)
+        trainer.log_table("texts", ["text"], [["y" * 900] for _ in range(90)])
+        trainer.record.flush()
+
+    trainer.on("train_end", name="open_gate")(gate.set)
+    trainer.train()
+    assert [row.step for rows in tracker.of("media") for row in rows][:2] == [1, 2]
+    assert len(tracker.of("media")) <= 3
 
 
 @pytest.mark.parametrize("place", ["open", "metrics", "finish"])

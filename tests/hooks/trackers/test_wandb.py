@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from tracked_runs import history_of, make_trainer, media_rows, offline_files, read_offline
 
 from hookline import HooklineError, TrackioTracker, WandbTracker, read_metrics
@@ -40,8 +41,20 @@ def test_every_number_reaches_wandb_at_its_step() -> None:
     assert kinds.count("alert") == 1 and "events" in rows[-1]
 
 
+def test_a_histogram_with_too_many_bins_is_sent_with_wider_ones() -> None:
+    """wandb accepts 512 bins; of 1025, each three neighbours are one, and no count is lost."""
+    trainer = make_trainer(tracker(), max_steps=1)
+    counts = torch.arange(1.0, 1026.0).reshape(1, 1, -1)
+    trainer.on("step_end", name="logs")(lambda trainer: trainer.log_layers("mine", ["a"], ["n"], counts))
+    trainer.train()
+    (path,) = offline_files(trainer.run_dir)
+    (histogram,) = [row["mine/a"] for row in history_of(read_offline(path)) if "mine/a" in row]
+    assert len(histogram["values"]) == 342 and histogram["values"][:2] == [6.0, 15.0]
+    assert sum(histogram["values"]) == counts.sum() and histogram["bins"][-2:] == [1023.0, 1025.0]
+
+
 def test_what_is_sent_has_no_secrets_no_code_and_no_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The config is the record's, with the id and the commit beside it."""
+    """The config is the record's, with the id and, of git, the commit beside it."""
     monkeypatch.setattr(sys, "argv", ["train.py", "--password=hunter2hunter2"])
     trainer = make_trainer(tracker(project="mine", group="g"), max_steps=1)
     trainer.add_hook("json_log", path="https://me:hunter2hunter2@host/x.jsonl", every=1, enabled=False)
@@ -50,6 +63,7 @@ def test_what_is_sent_has_no_secrets_no_code_and_no_command_line(monkeypatch: py
     (run,) = [record.run for record in read_offline(path) if record.WhichOneof("record_type") == "run"][:1]
     config = {item.key: json.loads(item.value_json) for item in run.config.update}
     assert (run.run_id, run.project, run.run_group) == (trainer.run_id, "mine", "g")
+    assert config["hookline"]["git"] == {"commit": (trainer.record.run["git"] or {}).get("commit")}
     assert config["hookline"]["run_id"] == trainer.run_id and config["trainer"]["max_steps"] == 1
     files = [one for one in path.parent.rglob("*") if one.is_file()]
     assert not any(b"hunter2" in one.read_bytes() for one in files)
@@ -67,6 +81,24 @@ def test_a_resumed_run_is_another_segment_with_the_same_id() -> None:
     rows = [list(history_of(read_offline(path))) for path in files]
     steps = [[row["trainer/step"] for row in some if "train/loss" in row] for some in rows]
     assert steps == [[1, 2, 3, 4], [5, 6, 7, 8]]
+
+
+def test_two_trackers_of_a_run_have_two_ids() -> None:
+    """The second adds its name to the record's id, also after a resume."""
+
+    def make(steps: int) -> Any:
+        return make_trainer(tracker(), tracker(project="other"), max_steps=steps)
+
+    trainer = make(4)
+    trainer.add_hook("checkpoint", save_every_n_steps=4)
+    trainer.train()
+    make(8).fit(resume=trainer.run_dir)
+    names = [f"run-{trainer.run_id}-wandb_2.wandb", f"run-{trainer.run_id}.wandb"]
+    files = offline_files(trainer.run_dir)
+    assert sorted(path.name for path in files) == sorted(names * 2)
+    for name in names:
+        rows = [row for path in files if path.name == name for row in history_of(read_offline(path))]
+        assert [row["trainer/step"] for row in rows if "train/loss" in row] == list(range(1, 9))
 
 
 def test_images_and_tables() -> None:

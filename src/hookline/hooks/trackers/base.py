@@ -47,7 +47,8 @@ class Tracker(NamedHook):
 
     These methods are called in a thread. Training neither waits for them nor fails with them: rows that do not fit
     into the queue are dropped and counted; a tracker that raises is reported once and gets no more rows. A
-    `fast_dev_run` and `hookline verify` send nothing.
+    `fast_dev_run` and `hookline verify` send nothing. The methods must not draw from the global random streams of
+    `random`, `numpy.random` and `torch`: a draw would change training, at a moment that differs from run to run.
 
     Args:
         layers: Which statistics per layer to send: "histograms" (series with bins), "all" (also each number of the

@@ -22,6 +22,11 @@ class Histogram(NamedTuple):
     edges: NDArray[np.float64]
     counts: NDArray[np.float64]
 
+    def merged(self, most: int) -> Histogram:
+        """Return a histogram with at most so many bins: each is the sum of as many neighbours as that needs."""
+        starts = np.arange(0, len(self.counts), -(-len(self.counts) // most))
+        return Histogram(self.tag, np.append(self.edges[starts], self.edges[-1]), np.add.reduceat(self.counts, starts))
+
 
 def scalars(row: LayerRow) -> dict[str, float]:
     """Return every number of a row without bins as ``<series>/<layer>/<column>``."""

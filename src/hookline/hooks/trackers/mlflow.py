@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tempfile
 from collections import deque
@@ -19,6 +20,10 @@ RUN_ID = "hookline.run_id"
 MOST_METRICS, MOST_PARAMS = 1000, 100  # that MLflow accepts in one call
 LONGEST_PARAM = 6000  # characters
 MOST_EVENTS = 10_000  # that are kept for the artifact
+STORES = ("file", "sqlite")  # schemes of local stores
+REMOTE_NAMES = ("databricks", "databricks-uc", "uc")  # that MLflow reads as servers, although they look like paths
+SETTINGS = {"MLFLOW_HTTP_REQUEST_BACKOFF_JITTER": "0", "MLFLOW_DISABLE_TELEMETRY": "true"}
+"""Both would draw from Python's `random` in a thread: the pauses between retries, and whether telemetry is sent."""
 STATUS = {"completed": "FINISHED", "stopped": "FINISHED", "interrupted": "KILLED"}  # FAILED otherwise
 
 _NOT_IN_NAMES = re.compile(r"[^\w\-. :/]")
@@ -31,7 +36,8 @@ class MLflowTracker(Tracker):
 
     Args:
         tracking_uri: A local store, such as ``sqlite:///mlflow.db``, or a server: like a webhook's, its host must be
-            public and use https, unless it was allowed by `allow_host`. If not given, what MLFLOW_TRACKING_URI says.
+            public and use https, unless it was allowed by `allow_host`, and redirects are not followed. If not given,
+            what MLFLOW_TRACKING_URI says.
         experiment: The name of the experiment, which is created if there is none.
         layers: Which statistics per layer to send: "all", each as a metric; otherwise none.
         queue_mb: How many megabytes of rows may wait.
@@ -57,8 +63,16 @@ class MLflowTracker(Tracker):
         if scheme in PORTS:
             parts, host, is_allowed = check_url(str(tracking_uri), "tracking_uri")
             self._server = host, parts.port or PORTS[scheme], is_allowed
-        elif tracking_uri is not None and "://" in tracking_uri and scheme not in ("file", "sqlite"):
+        elif tracking_uri is not None and not is_local(tracking_uri):
             raise RegistrationError("tracking_uri: expected a local store or https://host; set MLFLOW_TRACKING_URI")
+
+    def import_package(self) -> None:
+        """Import MLflow, with settings that the environment may replace."""
+        # A server could redirect to hosts that a config must not name.
+        redirects = {} if self._server is None else {"MLFLOW_ALLOW_HTTP_REDIRECTS": "false"}
+        for name, value in {**SETTINGS, **redirects}.items():
+            os.environ.setdefault(name, value)
+        super().import_package()
 
     def open(self, run: TrackedRun) -> None:
         """Create the run, or find it by its tag."""
@@ -140,6 +154,13 @@ class MLflowTracker(Tracker):
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / name).write_bytes(content)
             self._client.log_artifact(self._id, str(Path(folder) / name), "media")
+
+
+def is_local(uri: str) -> bool:
+    """Return whether a URI that is not a URL names a local store: a path, or one with the scheme of a store."""
+    scheme, colon, _ = uri.partition(":")
+    is_path = not colon or (len(scheme) == 1 and scheme.isalpha())  # a drive of Windows
+    return scheme in STORES or (is_path and uri not in REMOTE_NAMES)
 
 
 def clean(name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from collections import deque
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -17,7 +18,9 @@ from hookline.hooks.trackers.layers import Histogram
 
 MODES = ("online", "offline", "disabled")
 STEP = "trainer/step"
+MOST_BINS = 512  # that wandb accepts
 MOST_EVENTS = 1000  # in the table of events
+_NOT_IN_IDS = re.compile(r"[^A-Za-z0-9_-]")
 ALERTS = ("exception", "non_finite_weights", "stall", "loss_spike", "checkpoint_failed")
 """Kinds of events that are sent as alerts, too."""
 
@@ -25,8 +28,9 @@ ALERTS = ("exception", "non_finite_weights", "stall", "loss_spike", "checkpoint_
 class WandbTracker(Tracker):
     """Sends the record to Weights & Biases: metrics over the trainer's step, histograms, images, tables and alerts.
 
-    The run's id is that of the record, so that a resumed run continues. The API key is never a parameter: log in with
-    ``wandb login`` or set WANDB_API_KEY. Neither the code, the command line nor git is sent. Other settings, such as
+    The run's id is that of the record, so that a resumed run continues; a tracker with another name than ``wandb``,
+    such as the second of two, adds its name. The API key is never a parameter: log in with ``wandb login`` or set
+    WANDB_API_KEY. Neither the code nor the command line is sent, and of git only the commit. Other settings, such as
     the server, are environment variables of wandb: a config must not be able to send the key to another host.
 
     Args:
@@ -79,6 +83,12 @@ class WandbTracker(Tracker):
         self._events: deque[tuple[Any, ...]] = deque(maxlen=MOST_EVENTS)
         self._run = self._init(run)
 
+    def _id_of(self, run: TrackedRun) -> str:
+        """Return the run's id, with the tracker's name unless that is the usual one: two trackers need two ids."""
+        if self.registered_name == self.name:
+            return run.run_id
+        return f"{run.run_id}-{_NOT_IN_IDS.sub('_', self.registered_name)}"
+
     def _init(self, run: TrackedRun) -> Any:
         settings = {
             "console": "off",  # it would replace sys.stdout
@@ -95,7 +105,7 @@ class WandbTracker(Tracker):
         directory = self.directory or (None if run.directory is None else str(run.directory))
         tracked = self._package.init(
             project=self.project, entity=self.entity, group=self.group, mode=self.mode, dir=directory,
-            id=run.run_id, resume="allow" if self._is_online else None, reinit="create_new",
+            id=self._id_of(run), resume="allow" if self._is_online else None, reinit="create_new",
             name=run.name or run.run_id, notes=run.notes, tags=list(run.tags) or None, config=config_of(run),
             settings=self._package.Settings(**settings),
         )  # fmt: skip
@@ -115,9 +125,9 @@ class WandbTracker(Tracker):
         self._log(dict(values), step)
 
     def write_histogram(self, step: int, histogram: Histogram) -> None:
-        """Send a histogram with the record's own bins."""
-        counted = (histogram.counts, histogram.edges)
-        self._log({histogram.tag: self._package.Histogram(np_histogram=counted)}, step)
+        """Send a histogram with the record's own bins, or with wider ones if there are too many."""
+        tag, edges, counts = histogram.merged(MOST_BINS)
+        self._log({tag: self._package.Histogram(np_histogram=(counts, edges))}, step)
 
     def write_events(self, rows: Sequence[dict[str, Any]]) -> None:
         """Keep events for a table at the end of the run; send what went wrong as an alert at once."""
@@ -159,8 +169,8 @@ class WandbTracker(Tracker):
 class TrackioTracker(WandbTracker):
     """Sends the record to trackio, a local tracker with the interface of Weights & Biases.
 
-    A resumed run continues under its name, the record's id. Everything stays on this machine unless trackio's
-    environment variables, such as TRACKIO_SPACE_ID, say otherwise.
+    A resumed run continues under its name, which is the id as for ``wandb``. Everything stays on this machine unless
+    trackio's environment variables, such as TRACKIO_SPACE_ID, say otherwise.
 
     Args:
         project: The project.
@@ -189,7 +199,8 @@ class TrackioTracker(WandbTracker):
 
     def _init(self, run: TrackedRun) -> Any:
         return self._package.init(
-            project=self.project, name=run.run_id, group=self.group, config=config_of(run), resume="allow", embed=False,
+            project=self.project, name=self._id_of(run), group=self.group, config=config_of(run), resume="allow",
+            embed=False,
         )  # fmt: skip
 
     def _end(self, run: Mapping[str, Any]) -> None:
@@ -201,5 +212,6 @@ class TrackioTracker(WandbTracker):
 
 def config_of(run: TrackedRun) -> dict[str, Any]:
     """Return the config, and beside it what identifies the run."""
-    about = {key: run.description.get(key) for key in ("run_id", "git", "seed", "config_hash", "lineage")}
+    about = {key: run.description.get(key) for key in ("run_id", "seed", "config_hash", "lineage")}
+    about["git"] = {"commit": (run.description.get("git") or {}).get("commit")}
     return {**run.config, "hookline": {**about, "name": run.name, "tags": list(run.tags), "notes": run.notes}}

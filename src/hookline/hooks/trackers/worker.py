@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from sys import getsizeof
 from typing import Any
 
 _ENTRY_BYTES = 200  # about what one entry of a dict or one cell of a table takes: the key, the value and their slots
@@ -21,7 +22,7 @@ class Worker:
         write: Called with a kind (metrics, layers, events or media) and rows of it, in the thread.
         finish: Called last, in the thread, with the fields of run.json.
         limit: How many bytes of rows may wait. A batch that comes when none waits is taken whatever its size.
-        on_failure: Called in the thread with what one of the functions has raised.
+        on_failure: Called in the thread with what one of the functions has raised, unless it was abandoned before.
         on_close: Called when the record is closed, on its thread, with the fields of run.json.
         skip: Kinds that are not taken.
     """
@@ -40,7 +41,7 @@ class Worker:
         self.close = on_close
         self._open, self._write, self._finish = open, write, finish
         self._limit, self._on_failure, self._skip = limit, on_failure, skip
-        self._has_failed = False
+        self._has_failed = self._is_abandoned = False
         self._waiting: deque[tuple[str, Sequence[Any], int]] = deque()
         self._bytes = 0
         self._changed = threading.Condition()
@@ -72,11 +73,14 @@ class Worker:
         with self._changed:
             self._end = dict(run)
             self._changed.notify()
-        self._thread.join(seconds)
-        with self._changed:
-            unwritten = sum(len(rows) for _, rows, _ in self._waiting)
-            self._clear()
-            return unwritten
+        try:
+            self._thread.join(seconds)
+        finally:  # Ctrl-C ends the wait, too
+            with self._changed:
+                self._is_abandoned = True
+                unwritten = sum(len(rows) for _, rows, _ in self._waiting)
+                self._clear()
+        return unwritten
 
     @property
     def is_alive(self) -> bool:
@@ -105,7 +109,9 @@ class Worker:
             with self._changed:
                 self._has_failed = True
                 self._clear()
-            self._on_failure(error)
+                is_of_interest = not self._is_abandoned
+            if is_of_interest:  # the record is closed otherwise, and has the event that the tracker was abandoned
+                self._on_failure(error)
 
     def _next(self) -> tuple[str, Sequence[Any]] | None:
         """Return the next rows, waiting for them; None at the end."""
@@ -125,10 +131,23 @@ class Worker:
 def size_of(row: Any) -> int:
     """Return about how many bytes a row takes."""
     if isinstance(row, dict):
-        return len(row) * _ENTRY_BYTES
+        return _size_of_values(row.values())
     if (values := getattr(row, "values", None)) is not None:
         return int(values.nbytes)
     content = row.content
     if (png := getattr(content, "png", None)) is not None:
         return len(png)
-    return len(content.columns) * (len(content.rows) + 1) * _ENTRY_BYTES
+    return _size_of_values(content.columns) + sum(map(_size_of_values, content.rows))
+
+
+def _size_of_values(values: Collection[Any]) -> int:
+    """Return about how many bytes values and their slots take: numbers are alike, texts and lists are not."""
+    size = len(values) * _ENTRY_BYTES
+    for value in values:
+        if isinstance(value, str):
+            size += getsizeof(value)
+        elif isinstance(value, dict):
+            size += _size_of_values(value.values())
+        elif isinstance(value, (list, tuple)):
+            size += _size_of_values(value)
+    return size
