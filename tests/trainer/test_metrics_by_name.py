@@ -72,6 +72,22 @@ def test_metrics_of_classes_are_those_of_torchmetrics() -> None:
         assert found == pytest.approx(expected)
 
 
+def test_targets_that_are_not_classes_are_misses() -> None:
+    """As in accuracy: the prediction for them is wrong, and they are not samples of a class."""
+
+    def step(model: nn.Module, batch: Any) -> dict[str, Any]:
+        return {"loss": model(torch.ones(1, 3)).sum(), "output": batch[0], "target": batch[1]}
+
+    trainer = make_trainer(["accuracy", "precision", "recall", "f1"], loss_fn=None, step_fn=step)
+    names = ("accuracy", "precision", "recall", "f1")
+    for chosen, wrong in ((0, -1), (2, 7)):  # one of four predictions of a class is right
+        logits = torch.eye(3)[[chosen] * 4]
+        found = trainer.validate([(logits, torch.tensor([chosen, wrong, wrong, wrong]))])
+        assert [found[f"val/{name}"] for name in names] == pytest.approx([1 / 4, 1 / 4, 1.0, 2 / 5])
+    found = trainer.validate([(torch.tensor([2.0, 2.0, -2.0]), torch.tensor([1, 5, -1]))])
+    assert [found[f"val/{name}"] for name in names] == pytest.approx([1 / 3, 1 / 2, 1.0, 2 / 3])
+
+
 def test_errors_of_numbers() -> None:
     """[batch, 1] against [batch] is not broadcast, and every element counts once."""
     batches = [(torch.randn(size, 3), torch.randn(size)) for size in (5, 2)]

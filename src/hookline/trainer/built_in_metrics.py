@@ -128,12 +128,13 @@ class _ByClass(_OfClasses):
             raise TrainingError(f"{type(self).__name__} needs the scores of all classes, not the predicted classes")
         counts = (target != self.ignore_index).double()
         # Added up by index rather than by `bincount`, which waits for the device. What does not count is added as 0.
-        target, predicted = target.clamp(0, classes - 1), predicted.clamp(0, classes - 1)
-        sums = torch.zeros(3, classes, dtype=torch.float64, device=target.device)
+        # A target that is not a class has a place after the last one, so that every prediction for it is a miss.
+        target = torch.where((target >= 0) & (target < classes), target, classes)
+        sums = torch.zeros(3, classes + 1, dtype=torch.float64, device=target.device)
         sums[0].index_add_(0, target, counts * (predicted == target))
         sums[1].index_add_(0, predicted, counts)
         sums[2].index_add_(0, target, counts)
-        return (sums[:, 1:] if is_binary else sums).reshape(-1)
+        return sums[:, int(is_binary) : classes].reshape(-1)
 
     def value(self, sums: Tensor) -> Tensor:
         """Return the mean over the classes that were predicted or are there."""
