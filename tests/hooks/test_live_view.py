@@ -88,6 +88,19 @@ def test_the_view_fits_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatc
     assert (trainer.record.run_id in shown[1]) == (columns == 200)
 
 
+def test_the_number_of_the_epoch_is_shown_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many digits it has; the other lines have the same column."""
+    terminal = at_terminal(monkeypatch)
+    run, view = PlainRun(), live_view.LiveView(terminal)
+    run.epoch, run.total_epochs = 9, 1000
+    view.start(run, 0.0)
+    view.draw(run, 1.0)
+    shown = region(terminal.screen())
+    assert shown[0].startswith("epoch 10/1,000 ─") and shown[1].startswith("run            ─")
+    assert shown[2].startswith("loss           -  mean")
+    view.place.close()
+
+
 def test_what_stays_when_the_run_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """A summary of the run in the place of the view, the table of costs, and the closing line."""
     terminal = at_terminal(monkeypatch)
