@@ -24,11 +24,12 @@ _LOCK_SECONDS = 1.0  # a forked process may inherit a lock that nothing releases
 
 
 def terminal_size(stream: Any) -> os.terminal_size:
-    """Return columns and rows of the terminal that a stream writes to, now."""
-    try:
-        return os.get_terminal_size(stream.fileno())
-    except Exception:  # not a file, or closed
-        return get_terminal_size()
+    """Return columns and rows of the terminal that a stream writes to, now; the usual ones if nothing says them."""
+    with suppress(Exception):  # not a file, or closed
+        size = os.get_terminal_size(stream.fileno())
+        if size.columns and size.lines:  # the terminal of a container may say 0
+            return size
+    return get_terminal_size()
 
 
 def is_notebook(stream: Any) -> bool:

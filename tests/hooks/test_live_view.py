@@ -3,6 +3,7 @@
 import io
 import logging
 import os
+import pty
 import random
 import re
 import sys
@@ -309,6 +310,25 @@ def test_a_terminal_that_is_too_low_shows_less(monkeypatch: pytest.MonkeyPatch) 
     hook.on_train_start(PlainRun(), 0)
     assert [line.split()[0] for line in terminal.screen(rows=3) if line] == LABELS[:2]
     hook.close()
+
+
+def test_a_terminal_without_a_size_has_the_usual_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a new pseudo-terminal, and those of some containers."""
+    for name in ("COLUMNS", "LINES"):
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(sys, "__stdout__", None)  # whose size does not matter
+    terminal, inner = pty.openpty()
+    try:
+        with os.fdopen(inner, "w", encoding="utf-8") as stream:
+            assert os.get_terminal_size(inner) == (0, 0)
+            os.set_blocking(terminal, False)
+            hook = ConsoleLogHook(stream=stream)
+            hook.on_train_start(PlainRun(), 0)
+            shown = Terminal(os.read(terminal, 65536).decode()).screen(80, 24)
+            hook.close()
+    finally:
+        os.close(terminal)
+    assert [line.split()[0] for line in region(shown)] == LABELS
 
 
 def test_a_broken_terminal_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
