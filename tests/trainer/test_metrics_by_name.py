@@ -234,7 +234,7 @@ trainer: {max_steps: 3, validate_every: 3, limit_train_batches: 4, console: fals
 
 
 def test_classes_of_torchmetrics_need_no_permission(tmp_path: Path) -> None:
-    """A file may name them, with their own parameters; nothing else of the package, and no other package."""
+    """A file may name those that only compute, with their own parameters; others only if the package is allowed."""
     name = "torchmetrics.classification.MulticlassAccuracy"
     entry = {"name": name, "num_classes": CLASSES, "average": "micro", "ignore_index": -100, "as": "theirs"}
     batches = make_batches(9, 5)
@@ -243,12 +243,34 @@ def test_classes_of_torchmetrics_need_no_permission(tmp_path: Path) -> None:
     config = {**PARTS, "metrics": [{"name": name, "num_classes": 3}]}
     assert "MulticlassAccuracy" in trainer_from_config(config, from_file=True, device="cpu").validation_metrics
     for wrong, words in (
-        ("torchmetrics.utilities.checks.is_overridden", "has no"),
-        ("torchmetrics.functional.accuracy", "not a metric class"),
+        ("torchmetrics.classification.accuracy.nothing", "has no"),
+        ("torchmetrics.classification.accuracy._accuracy_reduce", "not a metric class"),
+        ("torchmetrics.functional.accuracy", "is not allowed.*--allow torchmetrics"),
+        ("torchmetrics.text.BERTScore", "is not allowed"),  # its parameter is a model to download
+        ("torchmetrics.text.bert.BERTScore", "is not allowed"),
         ("os.system", "is not allowed"),
     ):
         with pytest.raises(ConfigError, match=rf"metrics\.0\.name: .*{words}"):
             trainer_from_config({**PARTS, "metrics": [wrong]}, from_file=True, device="cpu")
+
+
+def test_torchmetrics_that_is_allowed() -> None:
+    """All its classes may be named then."""
+    config = {**PARTS, "metrics": ["torchmetrics.text.Perplexity"]}
+    trainer = trainer_from_config(config, from_file=True, allow=["torchmetrics"], device="cpu")
+    assert "Perplexity" in trainer.validation_metrics
+
+
+def test_any_error_of_a_constructor_names_the_metric() -> None:
+    """Also one that says that a package is missing."""
+
+    @register_metric("needs")
+    class Needs:
+        def __init__(self) -> None:
+            raise ModuleNotFoundError("No module named 'transformers'")
+
+    with pytest.raises(ConfigError, match=r"metrics\.0: needs cannot be made: ModuleNotFoundError: No module named"):
+        make_trainer(["needs"])
 
 
 @pytest.mark.parametrize(
