@@ -405,7 +405,8 @@ class Loop:
         with self._outputs.attached(trainer.called_model):
             result = trainer.compute(batch)
         output = self._outputs.take(result)
-        self.args.set_output(output, find_target(result, batch))
+        if self.table.output_readers:  # a metric reads it here; its memory is not in use during the backward pass
+            self.args.set_output(output, find_target(result, batch))
         if not trainer.training_metrics:
             return result
         loss, metrics = loss_and_metrics(result)
