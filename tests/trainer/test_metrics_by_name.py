@@ -1,5 +1,6 @@
 """Test metrics that a config or a list names: their values, in training and validation, and clear errors."""
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,20 @@ def test_training_measures_means_on_every_step() -> None:
     assert [row["train/loss"] for row in rows(trainer)] == [row["train/loss"] for row in rows(plain_run(batches))]
     names = {name for row in rows(trainer) for name in row}
     assert {"val/accuracy", "val/f1"} <= names and "train/f1" not in names
+
+
+def test_a_batch_whose_targets_are_all_ignored_has_no_part_in_the_mean() -> None:
+    """The epoch's accuracy is that of the other batches; without any it is not a number."""
+    (first, ignored, last) = make_batches(8, 8, 8)
+    ignored[1].fill_(-100)
+    options: dict[str, Any] = {"loss_fn": lambda output, target: output.sum() * 1e-9}
+    trainer = make_trainer(["accuracy"], batches=[first, ignored, last], **options)
+    trainer.train()
+    found = [row["train/accuracy"] for row in rows(trainer)]
+    assert math.isnan(found[1]) and rows(trainer)[-1]["train/epoch_accuracy"] == pytest.approx((found[0] + found[2]) / 2)
+    trainer = make_trainer(["accuracy"], batches=[ignored], **options)
+    trainer.train()
+    assert math.isnan(rows(trainer)[-1]["train/epoch_accuracy"])
 
 
 def plain_run(batches: Any) -> SimpleTrainer:

@@ -214,7 +214,7 @@ class Loop:
         self.progress, self.args, self.status = trainer.progress, trainer.event_args, trainer.run_status
         self.engine, self.record, self.agreement = trainer.engine, trainer.record, trainer.agreement
         self.record.reduce_as({"train/lr": None, "train/grad_norm": None})  # the same on all ranks
-        self.stats = EpochStats()
+        self.stats = EpochStats(trainer.training_metrics.optional)
         self.ranks = trainer.ranks
         # Most runs neither accumulate nor scale: for them a step is backward() and optimizer.step(), called directly.
         self.plain = options.accumulate == 1 and options.loss_weight == "batches" and self.engine.scaler is None

@@ -65,6 +65,8 @@ class TrainingMetrics:
 
     def __init__(self, metrics: Mapping[str, Any]) -> None:
         self._metrics = dict(metrics)
+        self.optional = frozenset(f"train/{name}" for name, metric in metrics.items() if is_mean(metric))
+        """What is recorded of which a batch may have no value: all its targets may be ignored."""
 
     def __bool__(self) -> bool:
         return bool(self._metrics)
