@@ -329,7 +329,7 @@ def test_wrong_lists(metrics: Any, words: str) -> None:
     ("metric", "words"),
     [
         ({"name": "accuracy", "k": 9}, "k=9, and there are 4 classes"),
-        ("mse", r"predictions \[8, 4\] do not fit targets \[8\]"),
+        ("mse", r"mse: predictions \[8, 4\] do not fit targets \[8\]"),
     ],
 )
 def test_outputs_that_do_not_fit_are_an_error_at_the_first_batch(metric: Any, words: str) -> None:
@@ -337,6 +337,19 @@ def test_outputs_that_do_not_fit_are_an_error_at_the_first_batch(metric: Any, wo
     with pytest.raises(TrainingError, match=words) as failure:
         make_trainer([metric]).train()
     assert any("on a training batch" in note for note in failure.value.__notes__)
+
+
+def test_errors_of_numbers_need_equal_shapes() -> None:
+    """As many elements are not enough: a transposed target would be compared with other elements."""
+    target = torch.arange(12.0).reshape(4, 3)
+
+    def step(model: nn.Module, batch: Any) -> dict[str, Any]:
+        return {"loss": model(torch.ones(1, 3)).sum(), "output": batch[0], "target": batch[1]}
+
+    trainer = make_trainer(["mae"], loss_fn=None, step_fn=step)
+    with pytest.raises(TrainingError, match=r"mae: predictions \[3, 4\] do not fit targets \[4, 3\]"):
+        trainer.validate([(target.T, target)])
+    assert trainer.validate([(target.unsqueeze(1) + 2, target)])["val/mae"] == pytest.approx(2.0)
 
 
 def test_a_batch_without_a_target_is_an_error() -> None:
