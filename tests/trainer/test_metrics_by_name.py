@@ -296,6 +296,10 @@ def test_any_error_of_a_constructor_names_the_metric() -> None:
         ({"name": "accuracy", "k": 0}, r"metrics\.0: .*k: expected an integer of at least 1"),
         ({"name": "accuracy", "phases": "training"}, r"metrics\.0\.phases: invalid value 'training'; did you mean"),
         ({"name": "accuracy", "phases": []}, r"metrics\.0\.phases: expected train or validation"),
+        ({"name": "accuracy", "as": "loss"}, r"metrics\.0: 'loss' cannot be a name.*; give it another name: as"),
+        ({"name": "accuracy", "as": "lr"}, r"metrics\.0: 'lr' cannot be the name of a metric in training"),
+        ({"name": "accuracy", "as": "grad_norm"}, r"metrics\.0: 'grad_norm' cannot be the name"),
+        ({"name": "accuracy", "as": "epoch_loss"}, r"metrics\.0: 'epoch_loss' cannot be the name"),
         ({"name": "accuracy", "as": 3}, r"metrics\.0\.as: expected a name"),
         ({"k": 3}, r"metrics\.0.*name"),
         (3, r"metrics\.0"),
@@ -310,13 +314,19 @@ def test_wrong_entries(entry: Any, words: str) -> None:
         trainer_from_config({**PARTS, "metrics": [entry]}, device="cpu")  # type: ignore[dict-item]
 
 
+def test_names_that_only_training_has_are_free_in_validation() -> None:
+    """`val/lr` is not recorded otherwise."""
+    trainer = make_trainer([{"name": "accuracy", "as": "lr", "phases": "validation"}])
+    assert "val/lr" in trainer.validate(make_batches(4))
+
+
 @pytest.mark.parametrize(
     ("metrics", "words"),
     [
         (["accuracy", "accuracy"], r"two metrics are recorded as 'accuracy'; give one another name"),
         ([{"name": "f1", "phases": "train"}], "'f1' is computed over all samples"),
         ([{"name": "accuracy", "as": "loss"}], "'loss' cannot be a name"),
-        ("accuracy", "expected a dict of metrics by name"),
+        ("accuracy", "metrics: expected a list of names, or a dict of metrics by name, got a str"),
     ],
 )
 def test_wrong_lists(metrics: Any, words: str) -> None:

@@ -208,7 +208,7 @@ def test_training_is_untouched() -> None:
 @pytest.mark.parametrize(
     ("metrics", "said"),
     [
-        (3, "expected a dict of metrics by name, got an int"),
+        (3, "a dict of metrics by name, got an int"),
         ({"loss": right}, "'loss' cannot be a name; loss and perplexity are always measured"),
         ({3: right}, "3 cannot be a name"),
         ({"accuracy": 0.5}, "'accuracy' is 0.5; give a function of"),

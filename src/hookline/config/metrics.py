@@ -10,7 +10,7 @@ from hookline._checks import names
 from hookline.config.factory import Factory, ImportPolicy, find_factory, parameters_of
 from hookline.core.plugins import METRICS
 from hookline.errors import ConfigError, HooklineError, got, nearest
-from hookline.trainer.metrics import PHASES, Measured, is_mean, is_metric_object
+from hookline.trainer.metrics import PHASES, Measured, is_mean, is_metric_object, problem_with_name
 
 OPTIONS_OF_METRICS = ("as", "phases")  # not `on`: YAML 1.1 reads it as true
 # What a file may name of torchmetrics: classes that only compute. Those of its other modules download models or read
@@ -84,7 +84,10 @@ def _make(entry: dict[str, Any], path: str) -> tuple[str, Measured]:
     phases = default if given is None else _phases(given, f"{path}.phases")
     if recorded_as is not None and (not isinstance(recorded_as, str) or not recorded_as):
         raise ConfigError(f"{path}.as", f"expected a name, {got(recorded_as)}")
-    return recorded_as or getattr(metric, "label", None) or name.rpartition(".")[2], Measured(metric, phases)
+    recorded_as = recorded_as or getattr(metric, "label", None) or name.rpartition(".")[2]
+    if problem := problem_with_name(recorded_as, phases):
+        raise ConfigError(path, f"{problem}; give it another name: as: …")
+    return recorded_as, Measured(metric, phases)
 
 
 def _phases(given: Any, path: str) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from hookline.trainer.step_fn import as_python_number, is_numpy_number
 
 PHASES = ("train", "validation")
 _TAKEN_NAMES = ("loss", "perplexity")
+_TAKEN_IN_TRAINING = ("lr", "grad_norm")
 
 
 class Measured(NamedTuple):
@@ -36,12 +37,13 @@ class Measured(NamedTuple):
 def check_metrics(metrics: Any) -> dict[str, Measured]:
     """Return the metrics that a trainer was given; reject what is not a metric, or cannot be measured in training."""
     if not isinstance(metrics, Mapping | None):
-        raise TrainingError(f"metrics: expected a dict of metrics by name, got {with_article(type(metrics).__name__)}")
+        expected = "a list of names, or a dict of metrics by name"
+        raise TrainingError(f"metrics: expected {expected}, got {with_article(type(metrics).__name__)}")
     found = {}
     for name, given in (metrics or {}).items():
         metric, phases = measured = given if isinstance(given, Measured) else Measured(given)
-        if not isinstance(name, str) or name in _TAKEN_NAMES:
-            raise TrainingError(f"metrics: {name!r} cannot be a name; {' and '.join(_TAKEN_NAMES)} are always measured")
+        if problem := problem_with_name(name, phases):
+            raise TrainingError(f"metrics: {problem}")
         if isinstance(metric, type) or not (callable(metric) or is_metric_object(metric)):
             raise TrainingError(
                 f"metrics: {name!r} is {metric!r}; give a function of (output, batch), or an object with update, "
@@ -54,6 +56,16 @@ def check_metrics(metrics: Any) -> dict[str, Measured]:
             )
         found[name] = measured
     return found
+
+
+def problem_with_name(name: Any, phases: Collection[str]) -> str | None:
+    """Return why metrics of some phases cannot be recorded under a name; None if they can."""
+    if not isinstance(name, str) or name in _TAKEN_NAMES:
+        return f"{name!r} cannot be a name; {' and '.join(_TAKEN_NAMES)} are always measured"
+    if "train" in phases and (name in _TAKEN_IN_TRAINING or name.startswith("epoch_")):
+        taken = f"{' and '.join(_TAKEN_IN_TRAINING)} are recorded anyway, and epoch_… are the means of epochs"
+        return f"{name!r} cannot be the name of a metric in training: {taken}"
+    return None
 
 
 class TrainingMetrics:
