@@ -20,7 +20,8 @@ from hookline import ConsoleLogHook, EarlyStopping, Trainer, TrainingHook, get_t
 from hookline.hooks import live_view
 from hookline.hooks.step_times import Report
 
-LABELS = ["epoch", "run", "loss", "validation", "speed"]
+LABELS = ["epoch", "run", "loss", "speed"]
+WITH_VALIDATION = ["epoch", "run", "loss", "validation", "speed"]
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +80,7 @@ def test_the_view_fits_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatc
     trainer = make_trainer(1200, max_epochs=3, validate_every=20, max_steps=50, hooks=[looks])
     trainer.train()
     shown = region(looks.screens[40])
-    assert [line.split()[0] for line in shown[:5]] == LABELS and len(shown) <= 6
+    assert [line.split()[0] for line in shown[:5]] == WITH_VALIDATION and len(shown) <= 6
     assert re.match("epoch 1/3   [━╸]+─+  40/1,200", shown[0]) and "3%" in shown[0]
     assert shown[1].startswith("run         ━━") and re.search(r"39/50( steps)? +78% +0:0\d left", shown[1])
     assert re.match(r"loss        (-|\d\.\d{4})  mean (-|\d\.\d{4})  lr 0\.1$", shown[2])
@@ -99,6 +100,28 @@ def test_the_number_of_the_epoch_is_shown_as_a_whole(monkeypatch: pytest.MonkeyP
     shown = region(terminal.screen())
     assert shown[0].startswith("epoch 10/1,000 ─") and shown[1].startswith("run            ─")
     assert shown[2].startswith("loss           -  mean")
+    view.place.close()
+
+
+def test_the_time_left_of_an_epoch_with_accumulation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the same after each micro-batch of a step, and that of the run if the epoch is its last."""
+    terminal = at_terminal(monkeypatch)
+    run, view = PlainRun(), live_view.LiveView(terminal)
+    run.total_steps, run.epoch_batches = 100, 400
+    view.start(run, 0.0)
+    left = []
+    for batch in range(200):
+        run.window = lambda batch=batch: [None] * (batch % 4 + 1)
+        view.end_batch(batch)
+        if batch in (4, 160, 161, 162, 163):
+            view.draw(run, batch / 4)  # a step takes a second
+            left += re.findall(r"(\d:\d\d) left", region(terminal.screen())[0])
+        if batch % 4 == 3:
+            view.end_step(batch // 4 + 1)
+    assert len(left) == 4 and set(left) <= {"1:00", "1:01", "1:02"}
+    run.total_steps = 60
+    view.draw(run, 50.0)
+    assert " left" not in region(terminal.screen())[0] and " left" in region(terminal.screen())[1]
     view.place.close()
 
 
@@ -165,15 +188,15 @@ def test_the_parts_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     }, 0.01)  # fmt: skip
     view.draw(run, 1.0)
     shown = region(terminal.screen())
-    assert shown[4] == "speed       3,200 samples/s  100 steps/s  0:01 so far"
-    assert shown[5] == "time        data 60%  forward-backward 30%  optimizer 5%  hooks 1%  input-bound"
+    assert shown[3] == "speed       3,200 samples/s  100 steps/s  0:01 so far"
+    assert shown[4] == "time        data 60%  forward-backward 30%  optimizer 5%  hooks 1%  input-bound"
     view.report.values["data_wait_seconds"] = 0.001
     monkeypatch.setenv("COLUMNS", "60")
     view.draw(run, 1.0)
-    assert region(terminal.screen())[5] == "time        data 10%  fwd-bwd 30%  optim 5%  hooks 1%"
+    assert region(terminal.screen())[4] == "time        data 10%  fwd-bwd 30%  optim 5%  hooks 1%"
     monkeypatch.setenv("COLUMNS", "100")
     view.draw(run, 1.0)
-    assert region(terminal.screen())[5].endswith("hooks 1%  other 54%")
+    assert region(terminal.screen())[4].endswith("hooks 1%  other 54%")
     view.place.close()
 
 
@@ -256,7 +279,7 @@ def test_another_progress_bar_is_above_it(monkeypatch: pytest.MonkeyPatch) -> No
     assert screen[1:3] == ["3: upper", "3: lower"] and [line.split()[0] for line in screen[3:]] == LABELS
     screen = looks.screens[5]  # after a validation, whose line stays
     assert screen[1].startswith("step 3  validation") and screen[2:4] == ["5: upper", "5: lower"]
-    assert [line.split()[0] for line in screen[4:]] == LABELS
+    assert [line.split()[0] for line in screen[4:]] == WITH_VALIDATION
 
 
 def test_an_unfinished_line_is_continued(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,8 +138,8 @@ class ConsoleLogHook(TrainingHook):
         """Print the progress line if it is due, or draw the live view if it is time."""
         if self._view is not None:
             now = self._times.end_batch(step)
+            self._view.end_batch(batch_idx)
             if now >= self._draw_at:
-                self._view.batches = batch_idx + 1
                 self._draw(trainer, now)
         elif self._is_due:
             self._print_progress(trainer, trainer.epoch, step)
@@ -149,7 +149,7 @@ class ConsoleLogHook(TrainingHook):
         """Count a step."""
         if self._view is not None:
             self._times.end_step(step, trainer)
-            self._view.step = step
+            self._view.end_step(step)
 
     def _draw(self, trainer: RunControl, now: float) -> None:
         assert self._view is not None

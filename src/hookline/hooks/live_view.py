@@ -70,6 +70,7 @@ class LiveView:
         self.report: Report | None = None
         """The last report of `StepTimes`."""
         self.step = self.batches = 0  # done, in the run and in the epoch
+        self._batches_seen = self._batches_of_steps = 0  # since the start, and those of steps that are done
         self.validation_batches: int | None = None  # begun, while a validation runs
         self._layout: Layout | None = None
         self._name = ""
@@ -123,6 +124,14 @@ class LiveView:
         """Start the mean of another epoch."""
         self._epoch, self._sum, self._count = epoch, 0.0, 0
 
+    def end_batch(self, batch_idx: int) -> None:
+        """Count a batch."""
+        self.batches, self._batches_seen = batch_idx + 1, self._batches_seen + 1
+
+    def end_step(self, step: int) -> None:
+        """Count a step, and the batches so far as batches of steps that are done."""
+        self.step, self._batches_of_steps = step, self._batches_seen
+
     def add_validation(self, step: int, metrics: Mapping[str, float]) -> None:
         """Take the metrics of a validation."""
         self._metrics, self.validation_batches = dict(metrics), None
@@ -137,7 +146,7 @@ class LiveView:
         layout, on_device = self._fitting_layout(), _device.is_accelerator(trainer.device)
         rows = layout.bars(self._bars(trainer, now))
         rows.append(layout.row("loss", self._loss_parts(trainer)))
-        if trainer.has_validation or self._metrics:
+        if self._metrics or self.validation_batches is not None:
             rows.append(layout.row("validation", self._validation_parts()))
         rows.append(layout.row("speed", [*self._speed_parts(now), f"{duration(now - self._started)} so far"]))
         if self.report is not None:
@@ -187,9 +196,11 @@ class LiveView:
 
     def _bars(self, trainer: RunControl, now: float) -> dict[str, tuple[float | None, list[str]]]:
         batches, total, epochs = trainer.epoch_batches, trainer.total_steps, trainer.total_epochs
-        pace, in_step = self._steps_per_second(now), max(len(trainer.window()), 1)
-        left_in_epoch = None if batches is None else (batches - self.batches) / in_step
+        pace, in_step = self._steps_per_second(now), self._batches_of_steps / max(self.step - self._first_step, 1)
+        left_in_epoch = None if batches is None else (batches - self.batches) / max(in_step, 1)
         left = None if total is None else total - self.step
+        if left_in_epoch is not None and left is not None and left_in_epoch > left + 1:
+            left_in_epoch = None  # the run ends before the epoch
         width = self._fitting_layout().width
         units, name = ("batches", "steps") if width >= NARROW else ("", ""), self._name if width >= WIDE else ""
         return {
@@ -215,7 +226,7 @@ class LiveView:
             parts.append(f"{name} {number(self._metrics[name])}")
             if name == self._monitor and self._best is not None:
                 parts.append((f"best {number(self._best[0])} at step {self._best[1]:,}", "green"))
-        return parts or ["none yet"]
+        return parts
 
     def _speed_parts(self, now: float) -> list[Part]:
         parts: list[Part] = []
