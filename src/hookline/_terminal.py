@@ -50,6 +50,11 @@ class Region:
         self.lines: Sequence[str] = ()
         self.width = 0
 
+    @property
+    def columns(self) -> int:
+        """The columns of the terminal now."""
+        return self._screen.size().columns
+
     def draw(self, lines: Sequence[str], width: int) -> None:
         """Replace the lines, none of which is longer than the width; nothing is drawn after `close`."""
         self.lines, self.width = lines, width
@@ -80,6 +85,10 @@ class Screen:
         self._out = watch(stream, self)
         self._watched = [watch(one, self) for one in (sys.stdout, sys.stderr) if is_terminal(one)]
 
+    def size(self) -> os.terminal_size:
+        """Return columns and rows now, without the erasing that other code which asks for the descriptor causes."""
+        return terminal_size(self._out)
+
     def add(self) -> Region:
         """Add a region without lines."""
         region = Region(self)
@@ -105,7 +114,7 @@ class Screen:
     def draw(self) -> None:
         """Draw all regions, unless the terminal has become too small for their lines."""
         with self._locked():
-            (columns, rows), above = terminal_size(self._out), self._cursor.below + 1
+            (columns, rows), above = self.size(), self._cursor.below + 1
             lines = [line for region in self._regions for line in region.lines][: max(rows - above, 0)]
             if not lines or any(region.width > columns for region in self._regions):
                 self.erase()

@@ -354,6 +354,19 @@ def test_a_terminal_without_a_size_has_the_usual_one(monkeypatch: pytest.MonkeyP
     assert [line.split()[0] for line in region(shown)] == LABELS
 
 
+def test_a_drawing_replaces_the_last_one_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Erasing the lines before they are drawn again would flicker."""
+    terminal = at_terminal(monkeypatch)
+    run, hook = PlainRun(), ConsoleLogHook(costs=False)
+    run.step_loss = lambda: 1.0
+    hook.on_train_start(run, 0)
+    before = len(terminal.getvalue())
+    hook.on_train_batch_end(run, 1, 0)
+    drawn = terminal.getvalue()[before:]
+    assert drawn.count("\x1b[J") == 1 and drawn.index("\x1b[J") < drawn.index("epoch")
+    hook.close()
+
+
 def test_a_broken_terminal_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing can be written to it from some step on."""
 

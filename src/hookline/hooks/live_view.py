@@ -9,7 +9,7 @@ from typing import Any
 
 from hookline import _device
 from hookline._console import print_line
-from hookline._terminal import Region, is_notebook, open_region, terminal_size
+from hookline._terminal import Region, is_notebook, open_region
 from hookline.core.run_control import RunControl
 from hookline.hooks.live_layout import Layout, Part
 from hookline.hooks.monitored import MetricHook
@@ -17,7 +17,7 @@ from hookline.hooks.progress_text import duration, number, of_total, rate
 from hookline.hooks.step_times import Report
 
 TERMINAL_SECONDS, NOTEBOOK_SECONDS = 0.25, 0.5  # between two drawings
-NOTEBOOK_WIDTH = 100
+NOTEBOOK_COLUMNS = 101
 NARROW, WIDE = 70, 120  # columns from which there is room for words, and for what is only nice to have
 WORTH_NAMING = 0.01  # the share of a step's time from which what belongs to no part is shown
 INPUT_BOUND = 0.4  # the share of a step's time from which waiting for data is worth a word
@@ -33,6 +33,8 @@ PARTS = {  # of a step: its name, a short one for narrow terminals, and a style
 
 class NotebookOutput:
     """One output of a notebook's cell, which is replaced; the counterpart of a terminal's `Region`."""
+
+    columns = NOTEBOOK_COLUMNS
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -144,7 +146,7 @@ class LiveView:
     def draw(self, trainer: RunControl, now: float) -> None:
         """Draw the present state."""
         layout, on_device = self._fitting_layout(), _device.is_accelerator(trainer.device)
-        rows = layout.bars(self._bars(trainer, now))
+        rows = layout.bars(self._bars(trainer, now, layout.width))
         rows.append(layout.row("loss", self._loss_parts(trainer)))
         if self._metrics or self.validation_batches is not None:
             rows.append(layout.row("validation", self._validation_parts()))
@@ -179,7 +181,7 @@ class LiveView:
             print_line(line, self._stream)
 
     def _fitting_layout(self) -> Layout:
-        width = NOTEBOOK_WIDTH if self._in_notebook else terminal_size(self._stream).columns - 1
+        width = self.place.columns - 1
         if self._layout is None or self._layout.width != width:
             self._layout = Layout(self._stream, width, plain=self._in_notebook)
         return self._layout
@@ -194,14 +196,13 @@ class LiveView:
             return None
         return (self.step - self._first[1]) / max(now - self._first[0], 1e-9)
 
-    def _bars(self, trainer: RunControl, now: float) -> dict[str, tuple[float | None, list[str]]]:
+    def _bars(self, trainer: RunControl, now: float, width: int) -> dict[str, tuple[float | None, list[str]]]:
         batches, total, epochs = trainer.epoch_batches, trainer.total_steps, trainer.total_epochs
         pace, in_step = self._steps_per_second(now), self._batches_of_steps / max(self.step - self._first_step, 1)
         left_in_epoch = None if batches is None else (batches - self.batches) / max(in_step, 1)
         left = None if total is None else total - self.step
         if left_in_epoch is not None and left is not None and left_in_epoch > left + 1:
             left_in_epoch = None  # the run ends before the epoch
-        width = self._fitting_layout().width
         units, name = ("batches", "steps") if width >= NARROW else ("", ""), self._name if width >= WIDE else ""
         return {
             f"epoch {of_total(trainer.epoch + 1, epochs)}": _bar(self.batches, batches, units[0], left_in_epoch, pace),
