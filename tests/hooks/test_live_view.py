@@ -367,6 +367,22 @@ def test_a_drawing_replaces_the_last_one_at_once(monkeypatch: pytest.MonkeyPatch
     hook.close()
 
 
+def test_a_hook_that_is_disabled_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A view that stays as it was would look as if the run hung; once the hook is enabled it is there again."""
+    terminal = at_terminal(monkeypatch)
+    looks = Looks(terminal)
+    trainer = make_trainer(120, hooks=[looks])
+
+    @trainer.on("train_batch_start", name="switches")
+    def switch(trainer: Any, step: int) -> None:
+        if step in (10, 110):
+            (trainer.hooks.disable if step == 10 else trainer.hooks.enable)("console_log")
+
+    trainer.train()
+    is_shown = {step: any(line.startswith("epoch") for line in looks.screens[step]) for step in (9, 100, 120)}
+    assert is_shown == {9: True, 100: False, 120: True}
+
+
 def test_a_broken_terminal_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing can be written to it from some step on."""
 

@@ -89,7 +89,8 @@ class ConsoleLogHook(TrainingHook):
         with preserved_random():
             from hookline.hooks.live_view import LiveView
 
-            self._view = LiveView(self._out)
+            own = [entry for entry in trainer.hooks.entries() if entry.hook is self]
+            self._view = LiveView(self._out, lambda: all(entry.enabled for entry in own))
         self._view.start(trainer, self._started)
         self._sink = trainer.record.add_own_sink(self._view)
         self._draw(trainer, self._started)

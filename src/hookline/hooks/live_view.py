@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hookline import _device
@@ -63,9 +63,11 @@ class LiveView:
 
     Args:
         stream: Where the run prints: to a terminal or into a notebook.
+        is_enabled: Whether the hook that draws it is enabled. While it is not, nothing is shown.
     """
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: Any, is_enabled: Callable[[], bool] = lambda: True) -> None:
+        self._is_enabled = is_enabled
         self._stream, self._in_notebook = stream, is_notebook(stream)
         self.place: Region | NotebookOutput = NotebookOutput(stream) if self._in_notebook else open_region(stream)
         self.seconds = NOTEBOOK_SECONDS if self._in_notebook else TERMINAL_SECONDS
@@ -100,7 +102,9 @@ class LiveView:
                 break
 
     def write_metrics(self, rows: Sequence[Mapping[str, Any]], /) -> None:
-        """Take the losses of rows of the record."""
+        """Take the losses of rows of the record; the record gives them also while the hook is disabled."""
+        if not self._is_enabled():
+            self.place.draw([], 0)  # until the hook draws again
         for row in rows:
             if (loss := row.get("train/loss")) is not None:
                 self.add_loss(loss, row["epoch"])
