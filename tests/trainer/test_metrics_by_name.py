@@ -214,6 +214,26 @@ def test_phases_say_where_a_metric_is_measured(phases: Any, expected: set[str]) 
     assert found == {f"{phase}/zero" for phase in expected} and rows(trainer)[-1][found.pop()] == 0.0
 
 
+def test_a_function_that_is_measured_in_training_changes_nothing() -> None:
+    """It may write to what it gets and draw random numbers: the curve is that of a run without it."""
+
+    @register_metric("careless")
+    def careless(output: torch.Tensor, batch: Any) -> float:
+        """Overwrite everything."""
+        output.zero_()
+        batch[0].zero_()
+        return torch.rand(3).sum().item()
+
+    curves = []
+    for metrics in (None, [{"name": "careless", "phases": "train"}]):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Dropout(0.5), nn.Linear(3, CLASSES), nn.Tanh())
+        trainer = make_trainer(metrics, model, make_batches(8, 8, 8), max_epochs=2)
+        trainer.train()
+        curves.append([row["train/loss"] for row in rows(trainer)])
+    assert curves[0] == curves[1]
+
+
 def test_training_metrics_reach_hooks() -> None:
     """They are in `metrics` at the end of a batch, and can be monitored."""
     seen: list[float] = []

@@ -16,10 +16,12 @@ from typing import Any, NamedTuple
 import torch
 
 from hookline._predictions import find_predictions
+from hookline._tensors import copy_on_write, map_tensors
 from hookline.errors import TrainingError, add_note, with_article
 from hookline.ranks import OneProcess, add_up
 from hookline.trainer.built_in_metrics import SumMetric
 from hookline.trainer.outputs import UNKNOWN, find_target
+from hookline.trainer.rng import preserve_rng
 from hookline.trainer.step_fn import as_python_number, is_numpy_number
 
 PHASES = ("train", "validation")
@@ -99,7 +101,10 @@ class TrainingMetrics:
                 if isinstance(metric, SumMetric):
                     value: Any = metric.value(metric.measure(*_arguments(output, result, batch)))
                 else:
-                    value = metric(output, batch)
+                    # The backward pass follows, so a function gets what hooks get: views that it cannot change
+                    # training with, and random streams that training does not draw from afterwards.
+                    with preserve_rng():
+                        value = metric(map_tensors(copy_on_write, output), map_tensors(copy_on_write, batch))
                 found.update(_as_numbers(name, value))
         return found
 
