@@ -217,8 +217,8 @@ def check_measurable(names: Collection[str], result: Any, output: Any) -> None:
             raise TrainingError(f"metrics: {name!r} is also what the step returns beside the loss; rename one")
     if output is UNKNOWN:
         raise TrainingError(
-            "metrics need the model's output, and step_fn did not call the model itself: "
-            "let it return {'loss': loss, 'output': output}"
+            "metrics need the model's output, and step_fn did not call the model itself, or was compiled with "
+            "torch.compile before a metric or hook read the output: let it return {'loss': loss, 'output': output}"
         )
 
 
