@@ -152,6 +152,16 @@ def test_the_loss_comes_from_the_record(monkeypatch: pytest.MonkeyPatch) -> None
     assert region(looks.screens[written + 1])[2].startswith(shown)
 
 
+def test_metrics_of_training_are_in_the_line_of_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last ones that were recorded, as far as there is room."""
+    terminal = at_terminal(monkeypatch)
+    looks = Looks(terminal)
+    trainer = make_trainer(60, hooks=[looks], metrics=["mae", {"name": "mse", "as": "a_name_that_is_quite_long_for_it"}])
+    trainer.train()
+    recorded = [f"mae {row['train/mae']:.4f}" for row in trainer.record.metrics]
+    assert re.search(r"lr 0\.1  (mae \d\.\d{4})$", region(looks.screens[60])[2])[1] in recorded  # type: ignore[index]
+
+
 def test_nothing_in_a_step_is_read_from_the_device() -> None:
     """The hook names no argument that costs something at an event of a step."""
     trainer = make_trainer(console=False)

@@ -21,6 +21,7 @@ NOTEBOOK_COLUMNS = 101
 NARROW, WIDE = 70, 120  # columns from which there is room for words, and for what is only nice to have
 WORTH_NAMING = 0.01  # the share of a step's time from which what belongs to no part is shown
 INPUT_BOUND = 0.4  # the share of a step's time from which waiting for data is worth a word
+SHOWN_ANYWAY = ("loss", "lr", "grad_norm")  # or not worth a place in the line of the loss
 MEGABYTE = 2**20
 MEMORY_DRAWS = 20  # of so many drawings the least memory counts
 PARTS = {  # of a step: its name, a short one for narrow terminals, and a style
@@ -83,6 +84,7 @@ class LiveView:
         self._first: tuple[float, int] | None = None  # time and number of the first steps, which pay for warming up
         self._loss: float | None = None  # none yet
         self._epoch, self._sum, self._count = -1, 0.0, 0  # of the losses
+        self._step_metrics: dict[str, float] = {}  # the last ones of training, beside the loss
         self._metrics: dict[str, float] = {}
         self._monitor, self._sign = "val/loss", 1  # -1 if larger is better
         self._best: tuple[float, int] | None = None
@@ -102,12 +104,13 @@ class LiveView:
                 break
 
     def write_metrics(self, rows: Sequence[Mapping[str, Any]], /) -> None:
-        """Take the losses of rows of the record; the record gives them also while the hook is disabled."""
+        """Take losses and metrics of steps from rows of the record; the record gives them also while the hook is disabled."""
         if not self._is_enabled():
             self.place.draw([], 0)  # until the hook draws again
         for row in rows:
             if (loss := row.get("train/loss")) is not None:
                 self.add_loss(loss, row["epoch"])
+            self._step_metrics |= {key: row[key] for key in row if _is_step_metric(key)}
 
     def write_layers(self, rows: Sequence[Any], /) -> None:
         """Do nothing."""
@@ -220,6 +223,7 @@ class LiveView:
             ("-" if self._loss is None else f"{number(self._loss)}{whose}", "bold red" if is_bad else "bold"),
             f"mean {number(self._sum / self._count)}" if self._count else "mean -",
             f"lr {trainer.lr:.3g}",
+            *(f"{key.removeprefix('train/')} {number(value)}" for key, value in self._step_metrics.items()),
         ]
 
     def _validation_parts(self) -> list[Part]:
@@ -274,6 +278,12 @@ class LiveView:
         least, step = self._early_memory
         growth = (min(self._memory) - least) / MEGABYTE / max(self.step - step, 1) * 1000
         return [*parts, (f"drift {growth:+,.1f} MB per 1,000 steps", "bold yellow" if growth >= 1 else "")]
+
+
+def _is_step_metric(key: str) -> bool:
+    """Return whether a key of the record is a metric of a step that the view does not show otherwise."""
+    place, _, name = key.rpartition("/")
+    return place == "train" and name not in SHOWN_ANYWAY and not name.startswith("epoch_")
 
 
 def _bar(
