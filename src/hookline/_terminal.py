@@ -80,7 +80,7 @@ class Screen:
         self.stream = stream
         self.is_drawn = self._draws_again = False
         self._regions: list[Region] = []
-        self._cursor = OtherOutput()
+        self._cursor = CursorPosition()
         self._lock = threading.RLock()
         self._out = watch(stream, self)
         self._watched = [watch(one, self) for one in (sys.stdout, sys.stderr) if is_terminal(one)]
@@ -250,7 +250,7 @@ def _attributes(stream: Any) -> dict[str, Any]:
     return getattr(stream, "__dict__", {})
 
 
-class OtherOutput:
+class CursorPosition:
     """Where other output has left the cursor."""
 
     def __init__(self) -> None:

@@ -156,7 +156,8 @@ def test_metrics_of_training_are_in_the_line_of_the_loss(monkeypatch: pytest.Mon
     """The last ones that were recorded, as far as there is room."""
     terminal = at_terminal(monkeypatch)
     looks = Looks(terminal)
-    trainer = make_trainer(60, hooks=[looks], metrics=["mae", {"name": "mse", "as": "a_name_that_is_quite_long_for_it"}])
+    metrics = ["mae", {"name": "mse", "as": "a_name_that_is_quite_long_for_it"}]
+    trainer = make_trainer(60, hooks=[looks], metrics=metrics)
     trainer.train()
     recorded = [f"mae {row['train/mae']:.4f}" for row in trainer.record.metrics]
     assert re.search(r"lr 0\.1  (mae \d\.\d{4})$", region(looks.screens[60])[2])[1] in recorded  # type: ignore[index]
@@ -368,7 +369,6 @@ def test_a_drawing_replaces_the_last_one_at_once(monkeypatch: pytest.MonkeyPatch
     """Erasing the lines before they are drawn again would flicker."""
     terminal = at_terminal(monkeypatch)
     run, hook = PlainRun(), ConsoleLogHook(costs=False)
-    run.step_loss = lambda: 1.0
     hook.on_train_start(run, 0)
     before = len(terminal.getvalue())
     hook.on_train_batch_end(run, 1, 0)
@@ -494,7 +494,6 @@ def test_a_terminal_without_unicode_gets_ascii(monkeypatch: pytest.MonkeyPatch) 
     run = PlainRun()
     hook = ConsoleLogHook(stream=stream)
     hook.on_train_start(run, 0)
-    run.step_loss = lambda: 1.0
     hook.on_step_end(run, 3)
     hook.on_train_batch_end(run, 4, 3)
     assert re.match(r"run         #+-+ +3/6 steps  50%", region(stream.screen())[1])

@@ -173,7 +173,8 @@ def test_a_batch_whose_targets_are_all_ignored_has_no_part_in_the_mean() -> None
     trainer = make_trainer(["accuracy"], batches=[first, ignored, last], **options)
     trainer.train()
     found = [row["train/accuracy"] for row in rows(trainer)]
-    assert math.isnan(found[1]) and rows(trainer)[-1]["train/epoch_accuracy"] == pytest.approx((found[0] + found[2]) / 2)
+    assert math.isnan(found[1])
+    assert rows(trainer)[-1]["train/epoch_accuracy"] == pytest.approx((found[0] + found[2]) / 2)
     trainer = make_trainer(["accuracy"], batches=[ignored], **options)
     trainer.train()
     assert math.isnan(rows(trainer)[-1]["train/epoch_accuracy"])

@@ -10,7 +10,7 @@ from hookline._checks import names
 from hookline.config.factory import Factory, ImportPolicy, find_factory, parameters_of
 from hookline.core.plugins import METRICS
 from hookline.errors import ConfigError, HooklineError, got, nearest
-from hookline.trainer.metrics import PHASES, Measured, is_mean, is_metric_object, problem_with_name
+from hookline.trainer.metrics import PHASES, MetricEntry, is_mean, is_metric_object, problem_with_name
 
 OPTIONS_OF_METRICS = ("as", "phases")  # not `on`: YAML 1.1 reads it as true
 # What a file may name of torchmetrics: classes that only compute. Those of its other modules download models or read
@@ -42,12 +42,12 @@ def make_metrics(given: Any, policy: ImportPolicy) -> Mapping[str, Any] | None:
     entries = [_entry(one, f"metrics.{index}") for index, one in enumerate(given)]
     for index, entry in enumerate(entries):  # every name is checked before the first import
         with_torchmetrics.check_name(entry["name"], METRICS, f"metrics.{index}.name")
-    found: dict[str, Measured] = {}
+    found: dict[str, MetricEntry] = {}
     for index, entry in enumerate(entries):
-        name, measured = _make(entry, f"metrics.{index}")
+        name, made = _make(entry, f"metrics.{index}")
         if name in found:
             raise ConfigError(f"metrics.{index}", f"two metrics are recorded as {name!r}; give one another name: as: …")
-        found[name] = measured
+        found[name] = made
     return found
 
 
@@ -59,7 +59,7 @@ def _entry(given: Any, path: str) -> dict[str, Any]:
     return dict(entry)
 
 
-def _make(entry: dict[str, Any], path: str) -> tuple[str, Measured]:
+def _make(entry: dict[str, Any], path: str) -> tuple[str, MetricEntry]:
     """Make one metric: a class with the parameters, a function with the parameters after output and batch."""
     name, recorded_as, given = entry.pop("name"), entry.pop("as", None), entry.pop("phases", None)
     try:
@@ -87,7 +87,7 @@ def _make(entry: dict[str, Any], path: str) -> tuple[str, Measured]:
     recorded_as = recorded_as or getattr(metric, "label", None) or name.rpartition(".")[2]
     if problem := problem_with_name(recorded_as, phases):
         raise ConfigError(path, f"{problem}; give it another name: as: …")
-    return recorded_as, Measured(metric, phases)
+    return recorded_as, MetricEntry(metric, phases)
 
 
 def _phases(given: Any, path: str) -> tuple[str, ...]:

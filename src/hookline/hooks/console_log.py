@@ -154,8 +154,6 @@ class ConsoleLogHook(TrainingHook):
 
     def _draw(self, trainer: RunControl, now: float) -> None:
         assert self._view is not None
-        if self._sink is None and self._view.step:
-            self._view.add_loss(trainer.step_loss(), trainer.epoch)
         self._view.draw(trainer, now)
         self._draw_at = now + self._view.seconds
 

@@ -104,7 +104,7 @@ class LiveView:
                 break
 
     def write_metrics(self, rows: Sequence[Mapping[str, Any]], /) -> None:
-        """Take losses and metrics of steps from rows of the record; the record gives them also while the hook is disabled."""
+        """Take losses and metrics of steps; the record gives them also while the hook is disabled."""
         if not self._is_enabled():
             self.place.draw([], 0)  # until the hook draws again
         for row in rows:

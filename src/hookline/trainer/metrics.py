@@ -29,21 +29,21 @@ _TAKEN_NAMES = ("loss", "perplexity")
 _TAKEN_IN_TRAINING = ("lr", "grad_norm")
 
 
-class Measured(NamedTuple):
+class MetricEntry(NamedTuple):
     """A metric, and in which phases it is measured."""
 
     metric: Any
     phases: Collection[str] = ("validation",)
 
 
-def check_metrics(metrics: Any) -> dict[str, Measured]:
+def check_metrics(metrics: Any) -> dict[str, MetricEntry]:
     """Return the metrics that a trainer was given; reject what is not a metric, or cannot be measured in training."""
     if not isinstance(metrics, Mapping | None):
         expected = "a list of names, or a dict of metrics by name"
         raise TrainingError(f"metrics: expected {expected}, got {with_article(type(metrics).__name__)}")
     found = {}
     for name, given in (metrics or {}).items():
-        metric, phases = measured = given if isinstance(given, Measured) else Measured(given)
+        metric, phases = entry = given if isinstance(given, MetricEntry) else MetricEntry(given)
         if problem := problem_with_name(name, phases):
             raise TrainingError(f"metrics: {problem}")
         if isinstance(metric, type) or not (callable(metric) or is_metric_object(metric)):
@@ -56,7 +56,7 @@ def check_metrics(metrics: Any) -> dict[str, Measured]:
                 f"metrics: {name!r} is computed over all samples, so one training batch has no value of it; measure it "
                 "in validation"
             )
-        found[name] = measured
+        found[name] = entry
     return found
 
 
