@@ -24,11 +24,12 @@ _LOCK_SECONDS = 1.0  # a forked process may inherit a lock that nothing releases
 
 
 def terminal_size(stream: Any) -> os.terminal_size:
-    """Return columns and rows of the terminal that a stream writes to, now."""
-    try:
-        return os.get_terminal_size(stream.fileno())
-    except Exception:  # not a file, or closed
-        return get_terminal_size()
+    """Return columns and rows of the terminal that a stream writes to, now; the usual ones if nothing says them."""
+    with suppress(Exception):  # not a file, or closed
+        size = os.get_terminal_size(stream.fileno())
+        if size.columns and size.lines:  # the terminal of a container may say 0
+            return size
+    return get_terminal_size()
 
 
 def is_notebook(stream: Any) -> bool:
@@ -48,6 +49,11 @@ class Region:
         self._screen = screen
         self.lines: Sequence[str] = ()
         self.width = 0
+
+    @property
+    def columns(self) -> int:
+        """The columns of the terminal now."""
+        return self._screen.size().columns
 
     def draw(self, lines: Sequence[str], width: int) -> None:
         """Replace the lines, none of which is longer than the width; nothing is drawn after `close`."""
@@ -74,10 +80,14 @@ class Screen:
         self.stream = stream
         self.is_drawn = self._draws_again = False
         self._regions: list[Region] = []
-        self._cursor = OtherOutput()
+        self._cursor = CursorPosition()
         self._lock = threading.RLock()
         self._out = watch(stream, self)
         self._watched = [watch(one, self) for one in (sys.stdout, sys.stderr) if is_terminal(one)]
+
+    def size(self) -> os.terminal_size:
+        """Return columns and rows now, without the erasing that other code which asks for the descriptor causes."""
+        return terminal_size(self._out)
 
     def add(self) -> Region:
         """Add a region without lines."""
@@ -104,7 +114,7 @@ class Screen:
     def draw(self) -> None:
         """Draw all regions, unless the terminal has become too small for their lines."""
         with self._locked():
-            (columns, rows), above = terminal_size(self._out), self._cursor.below + 1
+            (columns, rows), above = self.size(), self._cursor.below + 1
             lines = [line for region in self._regions for line in region.lines][: max(rows - above, 0)]
             if not lines or any(region.width > columns for region in self._regions):
                 self.erase()
@@ -240,7 +250,7 @@ def _attributes(stream: Any) -> dict[str, Any]:
     return getattr(stream, "__dict__", {})
 
 
-class OtherOutput:
+class CursorPosition:
     """Where other output has left the cursor."""
 
     def __init__(self) -> None:

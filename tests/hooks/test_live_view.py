@@ -3,6 +3,7 @@
 import io
 import logging
 import os
+import pty
 import random
 import re
 import sys
@@ -19,7 +20,8 @@ from hookline import ConsoleLogHook, EarlyStopping, Trainer, TrainingHook, get_t
 from hookline.hooks import live_view
 from hookline.hooks.step_times import Report
 
-LABELS = ["epoch", "run", "loss", "validation", "speed"]
+LABELS = ["epoch", "run", "loss", "speed"]
+WITH_VALIDATION = ["epoch", "run", "loss", "validation", "speed"]
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +80,7 @@ def test_the_view_fits_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatc
     trainer = make_trainer(1200, max_epochs=3, validate_every=20, max_steps=50, hooks=[looks])
     trainer.train()
     shown = region(looks.screens[40])
-    assert [line.split()[0] for line in shown[:5]] == LABELS and len(shown) <= 6
+    assert [line.split()[0] for line in shown[:5]] == WITH_VALIDATION and len(shown) <= 6
     assert re.match("epoch 1/3   [━╸]+─+  40/1,200", shown[0]) and "3%" in shown[0]
     assert shown[1].startswith("run         ━━") and re.search(r"39/50( steps)? +78% +0:0\d left", shown[1])
     assert re.match(r"loss        (-|\d\.\d{4})  mean (-|\d\.\d{4})  lr 0\.1$", shown[2])
@@ -86,6 +88,41 @@ def test_the_view_fits_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatc
     assert shown[4].endswith("so far") and "steps/s" in shown[4]
     assert all(len(line) < columns for line in shown)
     assert (trainer.record.run_id in shown[1]) == (columns == 200)
+
+
+def test_the_number_of_the_epoch_is_shown_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many digits it has; the other lines have the same column."""
+    terminal = at_terminal(monkeypatch)
+    run, view = PlainRun(), live_view.LiveView(terminal)
+    run.epoch, run.total_epochs = 9, 1000
+    view.start(run, 0.0)
+    view.draw(run, 1.0)
+    shown = region(terminal.screen())
+    assert shown[0].startswith("epoch 10/1,000 ─") and shown[1].startswith("run            ─")
+    assert shown[2].startswith("loss           -  mean")
+    view.place.close()
+
+
+def test_the_time_left_of_an_epoch_with_accumulation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the same after each micro-batch of a step, and that of the run if the epoch is its last."""
+    terminal = at_terminal(monkeypatch)
+    run, view = PlainRun(), live_view.LiveView(terminal)
+    run.total_steps, run.epoch_batches = 100, 400
+    view.start(run, 0.0)
+    left = []
+    for batch in range(200):
+        run.window = lambda batch=batch: [None] * (batch % 4 + 1)
+        view.end_batch(batch)
+        if batch in (4, 160, 161, 162, 163):
+            view.draw(run, batch / 4)  # a step takes a second
+            left += re.findall(r"(\d:\d\d) left", region(terminal.screen())[0])
+        if batch % 4 == 3:
+            view.end_step(batch // 4 + 1)
+    assert len(left) == 4 and set(left) <= {"1:00", "1:01", "1:02"}
+    run.total_steps = 60
+    view.draw(run, 50.0)
+    assert " left" not in region(terminal.screen())[0] and " left" in region(terminal.screen())[1]
+    view.place.close()
 
 
 def test_what_stays_when_the_run_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,6 +150,17 @@ def test_the_loss_comes_from_the_record(monkeypatch: pytest.MonkeyPatch) -> None
     written = next(step for step, screen in looks.screens.items() if "mean -" not in region(screen)[2]) - 1
     shown = f"loss        {losses[written - 1]:.4f}  mean {sum(losses[:written]) / written:.4f}"
     assert region(looks.screens[written + 1])[2].startswith(shown)
+
+
+def test_metrics_of_training_are_in_the_line_of_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last ones that were recorded, as far as there is room."""
+    terminal = at_terminal(monkeypatch)
+    looks = Looks(terminal)
+    metrics = ["mae", {"name": "mse", "as": "a_name_that_is_quite_long_for_it"}]
+    trainer = make_trainer(60, hooks=[looks], metrics=metrics)
+    trainer.train()
+    recorded = [f"mae {row['train/mae']:.4f}" for row in trainer.record.metrics]
+    assert re.search(r"lr 0\.1  (mae \d\.\d{4})$", region(looks.screens[60])[2])[1] in recorded  # type: ignore[index]
 
 
 def test_nothing_in_a_step_is_read_from_the_device() -> None:
@@ -151,15 +199,15 @@ def test_the_parts_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     }, 0.01)  # fmt: skip
     view.draw(run, 1.0)
     shown = region(terminal.screen())
-    assert shown[4] == "speed       3,200 samples/s  100 steps/s  0:01 so far"
-    assert shown[5] == "time        data 60%  forward-backward 30%  optimizer 5%  hooks 1%  input-bound"
+    assert shown[3] == "speed       3,200 samples/s  100 steps/s  0:01 so far"
+    assert shown[4] == "time        data 60%  forward-backward 30%  optimizer 5%  hooks 1%  input-bound"
     view.report.values["data_wait_seconds"] = 0.001
     monkeypatch.setenv("COLUMNS", "60")
     view.draw(run, 1.0)
-    assert region(terminal.screen())[5] == "time        data 10%  fwd-bwd 30%  optim 5%  hooks 1%"
+    assert region(terminal.screen())[4] == "time        data 10%  fwd-bwd 30%  optim 5%  hooks 1%"
     monkeypatch.setenv("COLUMNS", "100")
     view.draw(run, 1.0)
-    assert region(terminal.screen())[5].endswith("hooks 1%  other 54%")
+    assert region(terminal.screen())[4].endswith("hooks 1%  other 54%")
     view.place.close()
 
 
@@ -242,7 +290,7 @@ def test_another_progress_bar_is_above_it(monkeypatch: pytest.MonkeyPatch) -> No
     assert screen[1:3] == ["3: upper", "3: lower"] and [line.split()[0] for line in screen[3:]] == LABELS
     screen = looks.screens[5]  # after a validation, whose line stays
     assert screen[1].startswith("step 3  validation") and screen[2:4] == ["5: upper", "5: lower"]
-    assert [line.split()[0] for line in screen[4:]] == LABELS
+    assert [line.split()[0] for line in screen[4:]] == WITH_VALIDATION
 
 
 def test_an_unfinished_line_is_continued(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,6 +344,53 @@ def test_a_terminal_that_is_too_low_shows_less(monkeypatch: pytest.MonkeyPatch) 
     hook.on_train_start(PlainRun(), 0)
     assert [line.split()[0] for line in terminal.screen(rows=3) if line] == LABELS[:2]
     hook.close()
+
+
+def test_a_terminal_without_a_size_has_the_usual_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a new pseudo-terminal, and those of some containers."""
+    for name in ("COLUMNS", "LINES"):
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(sys, "__stdout__", None)  # whose size does not matter
+    terminal, inner = pty.openpty()
+    try:
+        with os.fdopen(inner, "w", encoding="utf-8") as stream:
+            assert os.get_terminal_size(inner) == (0, 0)
+            os.set_blocking(terminal, False)
+            hook = ConsoleLogHook(stream=stream)
+            hook.on_train_start(PlainRun(), 0)
+            shown = Terminal(os.read(terminal, 65536).decode()).screen(80, 24)
+            hook.close()
+    finally:
+        os.close(terminal)
+    assert [line.split()[0] for line in region(shown)] == LABELS
+
+
+def test_a_drawing_replaces_the_last_one_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Erasing the lines before they are drawn again would flicker."""
+    terminal = at_terminal(monkeypatch)
+    run, hook = PlainRun(), ConsoleLogHook(costs=False)
+    hook.on_train_start(run, 0)
+    before = len(terminal.getvalue())
+    hook.on_train_batch_end(run, 1, 0)
+    drawn = terminal.getvalue()[before:]
+    assert drawn.count("\x1b[J") == 1 and drawn.index("\x1b[J") < drawn.index("epoch")
+    hook.close()
+
+
+def test_a_hook_that_is_disabled_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A view that stays as it was would look as if the run hung; once the hook is enabled it is there again."""
+    terminal = at_terminal(monkeypatch)
+    looks = Looks(terminal)
+    trainer = make_trainer(120, hooks=[looks])
+
+    @trainer.on("train_batch_start", name="switches")
+    def switch(trainer: Any, step: int) -> None:
+        if step in (10, 110):
+            (trainer.hooks.disable if step == 10 else trainer.hooks.enable)("console_log")
+
+    trainer.train()
+    is_shown = {step: any(line.startswith("epoch") for line in looks.screens[step]) for step in (9, 100, 120)}
+    assert is_shown == {9: True, 100: False, 120: True}
 
 
 def test_a_broken_terminal_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -399,7 +494,6 @@ def test_a_terminal_without_unicode_gets_ascii(monkeypatch: pytest.MonkeyPatch) 
     run = PlainRun()
     hook = ConsoleLogHook(stream=stream)
     hook.on_train_start(run, 0)
-    run.step_loss = lambda: 1.0
     hook.on_step_end(run, 3)
     hook.on_train_batch_end(run, 4, 3)
     assert re.match(r"run         #+-+ +3/6 steps  50%", region(stream.screen())[1])

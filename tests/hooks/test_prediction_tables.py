@@ -111,6 +111,16 @@ def test_a_language_model_shows_text() -> None:
         assert len(target) == len(prediction) == 8 and 0 < probability < 1
 
 
+@pytest.mark.parametrize(("ignored", "parameters"), [(-100, {}), (0, {"ignore_index": 0})])
+def test_ignored_positions_of_a_sequence_are_not_shown(ignored: int, parameters: dict[str, int]) -> None:
+    """Neither their targets nor their predictions, so that the others stand at the same places."""
+    target = torch.tensor([[ignored, 2, 1], [ignored] * 3])
+    batches = [(torch.eye(3)[torch.tensor([[1, 2, 2], [1, 1, 1]])] * 9, target)]
+    table = run("sample_predictions", batches, loss_fn=lambda output, target: output.sum() * 0, **parameters)
+    assert [row[1:3] for row in table.rows] == [("2, 1", "2, 2"), ("", "")]
+    assert table.rows[0][3] > 0.99 and table.rows[1][3] is None
+
+
 def test_a_validation_inside_another_one_has_no_table() -> None:
     """A hook that validates in the middle of a validation does not disturb the table."""
     trainer = make_trainer(BATCHES, "confusion_matrix")

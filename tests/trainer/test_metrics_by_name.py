@@ -1,5 +1,6 @@
 """Test metrics that a config or a list names: their values, in training and validation, and clear errors."""
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,22 @@ def test_metrics_of_classes_are_those_of_torchmetrics() -> None:
         expected = make_trainer(theirs).validate(batches)
         found = make_trainer(own).validate(batches)
         assert found == pytest.approx(expected)
+
+
+def test_targets_that_are_not_classes_are_misses() -> None:
+    """As in accuracy: the prediction for them is wrong, and they are not samples of a class."""
+
+    def step(model: nn.Module, batch: Any) -> dict[str, Any]:
+        return {"loss": model(torch.ones(1, 3)).sum(), "output": batch[0], "target": batch[1]}
+
+    trainer = make_trainer(["accuracy", "precision", "recall", "f1"], loss_fn=None, step_fn=step)
+    names = ("accuracy", "precision", "recall", "f1")
+    for chosen, wrong in ((0, -1), (2, 7)):  # one of four predictions of a class is right
+        logits = torch.eye(3)[[chosen] * 4]
+        found = trainer.validate([(logits, torch.tensor([chosen, wrong, wrong, wrong]))])
+        assert [found[f"val/{name}"] for name in names] == pytest.approx([1 / 4, 1 / 4, 1.0, 2 / 5])
+    found = trainer.validate([(torch.tensor([2.0, 2.0, -2.0]), torch.tensor([1, 5, -1]))])
+    assert [found[f"val/{name}"] for name in names] == pytest.approx([1 / 3, 1 / 2, 1.0, 2 / 3])
 
 
 def test_errors_of_numbers() -> None:
@@ -148,6 +165,21 @@ def test_training_measures_means_on_every_step() -> None:
     assert {"val/accuracy", "val/f1"} <= names and "train/f1" not in names
 
 
+def test_a_batch_whose_targets_are_all_ignored_has_no_part_in_the_mean() -> None:
+    """The epoch's accuracy is that of the other batches; without any it is not a number."""
+    (first, ignored, last) = make_batches(8, 8, 8)
+    ignored[1].fill_(-100)
+    options: dict[str, Any] = {"loss_fn": lambda output, target: output.sum() * 1e-9}
+    trainer = make_trainer(["accuracy"], batches=[first, ignored, last], **options)
+    trainer.train()
+    found = [row["train/accuracy"] for row in rows(trainer)]
+    assert math.isnan(found[1])
+    assert rows(trainer)[-1]["train/epoch_accuracy"] == pytest.approx((found[0] + found[2]) / 2)
+    trainer = make_trainer(["accuracy"], batches=[ignored], **options)
+    trainer.train()
+    assert math.isnan(rows(trainer)[-1]["train/epoch_accuracy"])
+
+
 def plain_run(batches: Any) -> SimpleTrainer:
     trainer = make_trainer(None, batches=batches)
     trainer.train()
@@ -181,6 +213,26 @@ def test_phases_say_where_a_metric_is_measured(phases: Any, expected: set[str]) 
     trainer.train()
     found = {name for row in rows(trainer) for name in row if name.endswith("/zero")}
     assert found == {f"{phase}/zero" for phase in expected} and rows(trainer)[-1][found.pop()] == 0.0
+
+
+def test_a_function_that_is_measured_in_training_changes_nothing() -> None:
+    """It may write to what it gets and draw random numbers: the curve is that of a run without it."""
+
+    @register_metric("careless")
+    def careless(output: torch.Tensor, batch: Any) -> float:
+        """Overwrite everything."""
+        output.zero_()
+        batch[0].zero_()
+        return torch.rand(3).sum().item()
+
+    curves = []
+    for metrics in (None, [{"name": "careless", "phases": "train"}]):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Dropout(0.5), nn.Linear(3, CLASSES), nn.Tanh())
+        trainer = make_trainer(metrics, model, make_batches(8, 8, 8), max_epochs=2)
+        trainer.train()
+        curves.append([row["train/loss"] for row in rows(trainer)])
+    assert curves[0] == curves[1]
 
 
 def test_training_metrics_reach_hooks() -> None:
@@ -218,7 +270,7 @@ trainer: {max_steps: 3, validate_every: 3, limit_train_batches: 4, console: fals
 
 
 def test_classes_of_torchmetrics_need_no_permission(tmp_path: Path) -> None:
-    """A file may name them, with their own parameters; nothing else of the package, and no other package."""
+    """A file may name those that only compute, with their own parameters; others only if the package is allowed."""
     name = "torchmetrics.classification.MulticlassAccuracy"
     entry = {"name": name, "num_classes": CLASSES, "average": "micro", "ignore_index": -100, "as": "theirs"}
     batches = make_batches(9, 5)
@@ -227,12 +279,34 @@ def test_classes_of_torchmetrics_need_no_permission(tmp_path: Path) -> None:
     config = {**PARTS, "metrics": [{"name": name, "num_classes": 3}]}
     assert "MulticlassAccuracy" in trainer_from_config(config, from_file=True, device="cpu").validation_metrics
     for wrong, words in (
-        ("torchmetrics.utilities.checks.is_overridden", "has no"),
-        ("torchmetrics.functional.accuracy", "not a metric class"),
+        ("torchmetrics.classification.accuracy.nothing", "has no"),
+        ("torchmetrics.classification.accuracy._accuracy_reduce", "not a metric class"),
+        ("torchmetrics.functional.accuracy", "is not allowed.*--allow torchmetrics"),
+        ("torchmetrics.text.BERTScore", "is not allowed"),  # its parameter is a model to download
+        ("torchmetrics.text.bert.BERTScore", "is not allowed"),
         ("os.system", "is not allowed"),
     ):
         with pytest.raises(ConfigError, match=rf"metrics\.0\.name: .*{words}"):
             trainer_from_config({**PARTS, "metrics": [wrong]}, from_file=True, device="cpu")
+
+
+def test_torchmetrics_that_is_allowed() -> None:
+    """All its classes may be named then."""
+    config = {**PARTS, "metrics": ["torchmetrics.text.Perplexity"]}
+    trainer = trainer_from_config(config, from_file=True, allow=["torchmetrics"], device="cpu")
+    assert "Perplexity" in trainer.validation_metrics
+
+
+def test_any_error_of_a_constructor_names_the_metric() -> None:
+    """Also one that says that a package is missing."""
+
+    @register_metric("needs")
+    class Needs:
+        def __init__(self) -> None:
+            raise ModuleNotFoundError("No module named 'transformers'")
+
+    with pytest.raises(ConfigError, match=r"metrics\.0: needs cannot be made: ModuleNotFoundError: No module named"):
+        make_trainer(["needs"])
 
 
 @pytest.mark.parametrize(
@@ -243,6 +317,10 @@ def test_classes_of_torchmetrics_need_no_permission(tmp_path: Path) -> None:
         ({"name": "accuracy", "k": 0}, r"metrics\.0: .*k: expected an integer of at least 1"),
         ({"name": "accuracy", "phases": "training"}, r"metrics\.0\.phases: invalid value 'training'; did you mean"),
         ({"name": "accuracy", "phases": []}, r"metrics\.0\.phases: expected train or validation"),
+        ({"name": "accuracy", "as": "loss"}, r"metrics\.0: 'loss' cannot be a name.*; give it another name: as"),
+        ({"name": "accuracy", "as": "lr"}, r"metrics\.0: 'lr' cannot be the name of a metric in training"),
+        ({"name": "accuracy", "as": "grad_norm"}, r"metrics\.0: 'grad_norm' cannot be the name"),
+        ({"name": "accuracy", "as": "epoch_loss"}, r"metrics\.0: 'epoch_loss' cannot be the name"),
         ({"name": "accuracy", "as": 3}, r"metrics\.0\.as: expected a name"),
         ({"k": 3}, r"metrics\.0.*name"),
         (3, r"metrics\.0"),
@@ -257,13 +335,19 @@ def test_wrong_entries(entry: Any, words: str) -> None:
         trainer_from_config({**PARTS, "metrics": [entry]}, device="cpu")  # type: ignore[dict-item]
 
 
+def test_names_that_only_training_has_are_free_in_validation() -> None:
+    """`val/lr` is not recorded otherwise."""
+    trainer = make_trainer([{"name": "accuracy", "as": "lr", "phases": "validation"}])
+    assert "val/lr" in trainer.validate(make_batches(4))
+
+
 @pytest.mark.parametrize(
     ("metrics", "words"),
     [
         (["accuracy", "accuracy"], r"two metrics are recorded as 'accuracy'; give one another name"),
         ([{"name": "f1", "phases": "train"}], "'f1' is computed over all samples"),
         ([{"name": "accuracy", "as": "loss"}], "'loss' cannot be a name"),
-        ("accuracy", "expected a dict of metrics by name"),
+        ("accuracy", "metrics: expected a list of names, or a dict of metrics by name, got a str"),
     ],
 )
 def test_wrong_lists(metrics: Any, words: str) -> None:
@@ -276,7 +360,7 @@ def test_wrong_lists(metrics: Any, words: str) -> None:
     ("metric", "words"),
     [
         ({"name": "accuracy", "k": 9}, "k=9, and there are 4 classes"),
-        ("mse", r"predictions \[8, 4\] do not fit targets \[8\]"),
+        ("mse", r"mse: predictions \[8, 4\] do not fit targets \[8\]"),
     ],
 )
 def test_outputs_that_do_not_fit_are_an_error_at_the_first_batch(metric: Any, words: str) -> None:
@@ -284,6 +368,19 @@ def test_outputs_that_do_not_fit_are_an_error_at_the_first_batch(metric: Any, wo
     with pytest.raises(TrainingError, match=words) as failure:
         make_trainer([metric]).train()
     assert any("on a training batch" in note for note in failure.value.__notes__)
+
+
+def test_errors_of_numbers_need_equal_shapes() -> None:
+    """As many elements are not enough: a transposed target would be compared with other elements."""
+    target = torch.arange(12.0).reshape(4, 3)
+
+    def step(model: nn.Module, batch: Any) -> dict[str, Any]:
+        return {"loss": model(torch.ones(1, 3)).sum(), "output": batch[0], "target": batch[1]}
+
+    trainer = make_trainer(["mae"], loss_fn=None, step_fn=step)
+    with pytest.raises(TrainingError, match=r"mae: predictions \[3, 4\] do not fit targets \[4, 3\]"):
+        trainer.validate([(target.T, target)])
+    assert trainer.validate([(target.unsqueeze(1) + 2, target)])["val/mae"] == pytest.approx(2.0)
 
 
 def test_a_batch_without_a_target_is_an_error() -> None:

@@ -141,6 +141,24 @@ def test_a_hook_that_writes_to_them_changes_nothing() -> None:
     assert curves[0] == curves[1]
 
 
+def test_a_metric_does_not_keep_the_output_for_the_backward_pass() -> None:
+    """Its memory would be in use longer; a hook that names it needs it until the batch ends."""
+    outputs: list[Any] = []
+    is_kept: list[bool] = []
+
+    class Model(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            output = super().forward(x)
+            outputs.append(ref(output))
+            return output
+
+    for hooks in ([], [Read()]):
+        trainer = make_trainer(make_batches(1), Model(3, 2), metrics=["accuracy"], hooks=hooks)
+        trainer.on("before_backward", name="looks")(lambda: is_kept.append(outputs[-1]() is not None))
+        trainer.train()
+    assert is_kept == [False, True]
+
+
 def test_nothing_is_read_unless_a_hook_names_them() -> None:
     """The model has no forward hook more, and the output is gone when the batch is over."""
 

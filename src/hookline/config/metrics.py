@@ -10,10 +10,17 @@ from hookline._checks import names
 from hookline.config.factory import Factory, ImportPolicy, find_factory, parameters_of
 from hookline.core.plugins import METRICS
 from hookline.errors import ConfigError, HooklineError, got, nearest
-from hookline.trainer.metrics import PHASES, Measured, is_mean, is_metric_object
+from hookline.trainer.metrics import PHASES, MetricEntry, is_mean, is_metric_object, problem_with_name
 
 OPTIONS_OF_METRICS = ("as", "phases")  # not `on`: YAML 1.1 reads it as true
-_TORCHMETRICS = "torchmetrics"  # a file may name its classes, which only compute
+# What a file may name of torchmetrics: classes that only compute. Those of its other modules download models or read
+# files that a parameter names.
+_COMPUTING = tuple(
+    f"torchmetrics.{module}"
+    for module in (
+        "aggregation", "classification", "clustering", "nominal", "regression", "retrieval", "segmentation",
+    )
+)  # fmt: skip
 
 
 def make_metrics(given: Any, policy: ImportPolicy) -> Mapping[str, Any] | None:
@@ -21,7 +28,7 @@ def make_metrics(given: Any, policy: ImportPolicy) -> Mapping[str, Any] | None:
 
     Args:
         given: Names and mappings with `name`, or a dict of metrics.
-        policy: Which dotted paths may be imported, besides classes of torchmetrics.
+        policy: Which dotted paths may be imported, besides classes of torchmetrics that only compute.
 
     Returns:
         The metrics by the name they are recorded as.
@@ -31,16 +38,16 @@ def make_metrics(given: Any, policy: ImportPolicy) -> Mapping[str, Any] | None:
     """
     if not isinstance(given, (list, tuple)):
         return given  # type: ignore[no-any-return]  # the trainer checks it
-    policy = ImportPolicy((*policy.allow, _TORCHMETRICS), policy.from_file)
+    with_torchmetrics = ImportPolicy((*policy.allow, *_COMPUTING), policy.from_file)
     entries = [_entry(one, f"metrics.{index}") for index, one in enumerate(given)]
     for index, entry in enumerate(entries):  # every name is checked before the first import
-        policy.check_name(entry["name"], METRICS, f"metrics.{index}.name")
-    found: dict[str, Measured] = {}
+        with_torchmetrics.check_name(entry["name"], METRICS, f"metrics.{index}.name")
+    found: dict[str, MetricEntry] = {}
     for index, entry in enumerate(entries):
-        name, measured = _make(entry, f"metrics.{index}")
+        name, made = _make(entry, f"metrics.{index}")
         if name in found:
             raise ConfigError(f"metrics.{index}", f"two metrics are recorded as {name!r}; give one another name: as: …")
-        found[name] = measured
+        found[name] = made
     return found
 
 
@@ -52,18 +59,23 @@ def _entry(given: Any, path: str) -> dict[str, Any]:
     return dict(entry)
 
 
-def _make(entry: dict[str, Any], path: str) -> tuple[str, Measured]:
+def _make(entry: dict[str, Any], path: str) -> tuple[str, MetricEntry]:
     """Make one metric: a class with the parameters, a function with the parameters after output and batch."""
     name, recorded_as, given = entry.pop("name"), entry.pop("as", None), entry.pop("phases", None)
     try:
         made = find_factory(name, METRICS)
     except HooklineError as error:
         raise ConfigError(f"{path}.name", str(error)) from error
-    if name.startswith(f"{_TORCHMETRICS}.") and not (isinstance(made, type) and is_metric_object(made)):
+    if name.startswith("torchmetrics.") and not (isinstance(made, type) and is_metric_object(made)):
         raise ConfigError(f"{path}.name", f"{name!r} is not a metric class: it has no update, compute and reset")
     factory = Factory(path, name, made, entry, options=OPTIONS_OF_METRICS)
     if isinstance(made, type):
-        metric = factory.make()
+        try:
+            metric = factory.make()
+        except ConfigError:
+            raise
+        except Exception as error:  # a package that is missing, for example
+            raise ConfigError(path, f"{name} cannot be made: {type(error).__name__}: {error}") from error
     else:
         first_two = [*(parameters_of(made) or {})][:2]
         parameters = factory.check(skip=first_two)
@@ -72,7 +84,10 @@ def _make(entry: dict[str, Any], path: str) -> tuple[str, Measured]:
     phases = default if given is None else _phases(given, f"{path}.phases")
     if recorded_as is not None and (not isinstance(recorded_as, str) or not recorded_as):
         raise ConfigError(f"{path}.as", f"expected a name, {got(recorded_as)}")
-    return recorded_as or getattr(metric, "label", None) or name.rpartition(".")[2], Measured(metric, phases)
+    recorded_as = recorded_as or getattr(metric, "label", None) or name.rpartition(".")[2]
+    if problem := problem_with_name(recorded_as, phases):
+        raise ConfigError(path, f"{problem}; give it another name: as: …")
+    return recorded_as, MetricEntry(metric, phases)
 
 
 def _phases(given: Any, path: str) -> tuple[str, ...]:

@@ -89,7 +89,8 @@ class ConsoleLogHook(TrainingHook):
         with preserved_random():
             from hookline.hooks.live_view import LiveView
 
-            self._view = LiveView(self._out)
+            own = [entry for entry in trainer.hooks.entries() if entry.hook is self]
+            self._view = LiveView(self._out, lambda: all(entry.enabled for entry in own))
         self._view.start(trainer, self._started)
         self._sink = trainer.record.add_own_sink(self._view)
         self._draw(trainer, self._started)
@@ -138,8 +139,8 @@ class ConsoleLogHook(TrainingHook):
         """Print the progress line if it is due, or draw the live view if it is time."""
         if self._view is not None:
             now = self._times.end_batch(step)
+            self._view.end_batch(batch_idx)
             if now >= self._draw_at:
-                self._view.batches = batch_idx + 1
                 self._draw(trainer, now)
         elif self._is_due:
             self._print_progress(trainer, trainer.epoch, step)
@@ -149,12 +150,10 @@ class ConsoleLogHook(TrainingHook):
         """Count a step."""
         if self._view is not None:
             self._times.end_step(step, trainer)
-            self._view.step = step
+            self._view.end_step(step)
 
     def _draw(self, trainer: RunControl, now: float) -> None:
         assert self._view is not None
-        if self._sink is None and self._view.step:
-            self._view.add_loss(trainer.step_loss(), trainer.epoch)
         self._view.draw(trainer, now)
         self._draw_at = now + self._view.seconds
 

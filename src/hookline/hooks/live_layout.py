@@ -13,7 +13,7 @@ from rich.style import Style
 
 from hookline._console import printable
 
-LABEL = 12  # columns
+LABEL = 12  # columns; more where a label needs them
 NARROWEST_BAR, WIDEST_BAR = 8, 40
 STYLES = {
     name: Style.parse(name) for name in ("dim", "bold", "green", "magenta", "cyan", "yellow", "bold red", "bold yellow")
@@ -34,14 +34,14 @@ class Layout:
     """
 
     def __init__(self, stream: Any, width: int, plain: bool = False) -> None:
-        self.width = width
+        self.width, self._label = width, LABEL
         self._has_colours = not (plain or os.environ.get("NO_COLOR")) and Console(force_terminal=True).color_system
         self._done, self._half, self._left = ("━", "╸", "─") if _can_write("━╸─", stream) else ("#", "", "-")
 
     def row(self, label: str, parts: Iterable[Part]) -> str:
         """Return a line with as many of the parts as fit as a whole; of the first one as much as fits."""
-        pieces: list[Part] = [(_label(label), "dim")]
-        left = self.width - LABEL
+        pieces: list[Part] = [(f"{label:<{self._label}}", "dim")]
+        left = self.width - self._label
         for index, part in enumerate(parts):
             written, style = (part, "") if isinstance(part, str) else part
             text = ("  " if index else "") + printable(written)
@@ -57,13 +57,14 @@ class Layout:
         Args:
             rows: By label the share that is done, None without a bar, and the texts, the least important one last.
         """
+        self._label = max(LABEL, *(len(label) + 1 for label in rows))  # of the lines that follow, too
         widths = [max(map(len, column)) for column in zip(*(texts for _, texts in rows.values()), strict=True)]
-        while len(widths) > 1 and LABEL + NARROWEST_BAR + sum(widths) + 2 * len(widths) > self.width:
+        while len(widths) > 1 and self._label + NARROWEST_BAR + sum(widths) + 2 * len(widths) > self.width:
             widths.pop()
-        room = min(self.width - LABEL - sum(widths) - 2 * len(widths), WIDEST_BAR)
+        room = min(self.width - self._label - sum(widths) - 2 * len(widths), WIDEST_BAR)
         lines = []
         for label, (share, texts) in rows.items():
-            pieces: list[Part] = [(_label(label), "dim")]
+            pieces: list[Part] = [(f"{label:<{self._label}}", "dim")]
             if room >= NARROWEST_BAR:
                 pieces += [" " * room] if share is None else self._bar(share, room)
                 pieces.append("  ")
@@ -86,10 +87,6 @@ class Layout:
             is_styled = style and text and self._has_colours
             line += STYLES[style].render(text, color_system=ColorSystem.STANDARD) if is_styled else text
         return line
-
-
-def _label(label: str) -> str:
-    return f"{label:<{LABEL - 1}}"[: LABEL - 1] + " "
 
 
 def _can_write(text: str, stream: Any) -> bool:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hookline import _device
 from hookline._console import print_line
-from hookline._terminal import Region, is_notebook, open_region, terminal_size
+from hookline._terminal import Region, is_notebook, open_region
 from hookline.core.run_control import RunControl
 from hookline.hooks.live_layout import Layout, Part
 from hookline.hooks.monitored import MetricHook
@@ -17,10 +17,11 @@ from hookline.hooks.progress_text import duration, number, of_total, rate
 from hookline.hooks.step_times import Report
 
 TERMINAL_SECONDS, NOTEBOOK_SECONDS = 0.25, 0.5  # between two drawings
-NOTEBOOK_WIDTH = 100
+NOTEBOOK_COLUMNS = 101
 NARROW, WIDE = 70, 120  # columns from which there is room for words, and for what is only nice to have
 WORTH_NAMING = 0.01  # the share of a step's time from which what belongs to no part is shown
 INPUT_BOUND = 0.4  # the share of a step's time from which waiting for data is worth a word
+SHOWN_ANYWAY = ("loss", "lr", "grad_norm")  # or not worth a place in the line of the loss
 MEGABYTE = 2**20
 MEMORY_DRAWS = 20  # of so many drawings the least memory counts
 PARTS = {  # of a step: its name, a short one for narrow terminals, and a style
@@ -33,6 +34,8 @@ PARTS = {  # of a step: its name, a short one for narrow terminals, and a style
 
 class NotebookOutput:
     """One output of a notebook's cell, which is replaced; the counterpart of a terminal's `Region`."""
+
+    columns = NOTEBOOK_COLUMNS
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -61,15 +64,18 @@ class LiveView:
 
     Args:
         stream: Where the run prints: to a terminal or into a notebook.
+        is_enabled: Whether the hook that draws it is enabled. While it is not, nothing is shown.
     """
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: Any, is_enabled: Callable[[], bool] = lambda: True) -> None:
+        self._is_enabled = is_enabled
         self._stream, self._in_notebook = stream, is_notebook(stream)
         self.place: Region | NotebookOutput = NotebookOutput(stream) if self._in_notebook else open_region(stream)
         self.seconds = NOTEBOOK_SECONDS if self._in_notebook else TERMINAL_SECONDS
         self.report: Report | None = None
         """The last report of `StepTimes`."""
         self.step = self.batches = 0  # done, in the run and in the epoch
+        self._batches_seen = self._batches_of_steps = 0  # since the start, and those of steps that are done
         self.validation_batches: int | None = None  # begun, while a validation runs
         self._layout: Layout | None = None
         self._name = ""
@@ -78,6 +84,7 @@ class LiveView:
         self._first: tuple[float, int] | None = None  # time and number of the first steps, which pay for warming up
         self._loss: float | None = None  # none yet
         self._epoch, self._sum, self._count = -1, 0.0, 0  # of the losses
+        self._step_metrics: dict[str, float] = {}  # the last ones of training, beside the loss
         self._metrics: dict[str, float] = {}
         self._monitor, self._sign = "val/loss", 1  # -1 if larger is better
         self._best: tuple[float, int] | None = None
@@ -97,10 +104,13 @@ class LiveView:
                 break
 
     def write_metrics(self, rows: Sequence[Mapping[str, Any]], /) -> None:
-        """Take the losses of rows of the record."""
+        """Take losses and metrics of steps; the record gives them also while the hook is disabled."""
+        if not self._is_enabled():
+            self.place.draw([], 0)  # until the hook draws again
         for row in rows:
             if (loss := row.get("train/loss")) is not None:
                 self.add_loss(loss, row["epoch"])
+            self._step_metrics |= {key: row[key] for key in row if _is_step_metric(key)}
 
     def write_layers(self, rows: Sequence[Any], /) -> None:
         """Do nothing."""
@@ -123,6 +133,14 @@ class LiveView:
         """Start the mean of another epoch."""
         self._epoch, self._sum, self._count = epoch, 0.0, 0
 
+    def end_batch(self, batch_idx: int) -> None:
+        """Count a batch."""
+        self.batches, self._batches_seen = batch_idx + 1, self._batches_seen + 1
+
+    def end_step(self, step: int) -> None:
+        """Count a step, and the batches so far as batches of steps that are done."""
+        self.step, self._batches_of_steps = step, self._batches_seen
+
     def add_validation(self, step: int, metrics: Mapping[str, float]) -> None:
         """Take the metrics of a validation."""
         self._metrics, self.validation_batches = dict(metrics), None
@@ -135,9 +153,9 @@ class LiveView:
     def draw(self, trainer: RunControl, now: float) -> None:
         """Draw the present state."""
         layout, on_device = self._fitting_layout(), _device.is_accelerator(trainer.device)
-        rows = layout.bars(self._bars(trainer, now))
+        rows = layout.bars(self._bars(trainer, now, layout.width))
         rows.append(layout.row("loss", self._loss_parts(trainer)))
-        if trainer.has_validation or self._metrics:
+        if self._metrics or self.validation_batches is not None:
             rows.append(layout.row("validation", self._validation_parts()))
         rows.append(layout.row("speed", [*self._speed_parts(now), f"{duration(now - self._started)} so far"]))
         if self.report is not None:
@@ -170,7 +188,7 @@ class LiveView:
             print_line(line, self._stream)
 
     def _fitting_layout(self) -> Layout:
-        width = NOTEBOOK_WIDTH if self._in_notebook else terminal_size(self._stream).columns - 1
+        width = self.place.columns - 1
         if self._layout is None or self._layout.width != width:
             self._layout = Layout(self._stream, width, plain=self._in_notebook)
         return self._layout
@@ -185,12 +203,13 @@ class LiveView:
             return None
         return (self.step - self._first[1]) / max(now - self._first[0], 1e-9)
 
-    def _bars(self, trainer: RunControl, now: float) -> dict[str, tuple[float | None, list[str]]]:
+    def _bars(self, trainer: RunControl, now: float, width: int) -> dict[str, tuple[float | None, list[str]]]:
         batches, total, epochs = trainer.epoch_batches, trainer.total_steps, trainer.total_epochs
-        pace, in_step = self._steps_per_second(now), max(len(trainer.window()), 1)
-        left_in_epoch = None if batches is None else (batches - self.batches) / in_step
+        pace, in_step = self._steps_per_second(now), self._batches_of_steps / max(self.step - self._first_step, 1)
+        left_in_epoch = None if batches is None else (batches - self.batches) / max(in_step, 1)
         left = None if total is None else total - self.step
-        width = self._fitting_layout().width
+        if left_in_epoch is not None and left is not None and left_in_epoch > left + 1:
+            left_in_epoch = None  # the run ends before the epoch
         units, name = ("batches", "steps") if width >= NARROW else ("", ""), self._name if width >= WIDE else ""
         return {
             f"epoch {of_total(trainer.epoch + 1, epochs)}": _bar(self.batches, batches, units[0], left_in_epoch, pace),
@@ -204,6 +223,7 @@ class LiveView:
             ("-" if self._loss is None else f"{number(self._loss)}{whose}", "bold red" if is_bad else "bold"),
             f"mean {number(self._sum / self._count)}" if self._count else "mean -",
             f"lr {trainer.lr:.3g}",
+            *(f"{key.removeprefix('train/')} {number(value)}" for key, value in self._step_metrics.items()),
         ]
 
     def _validation_parts(self) -> list[Part]:
@@ -215,7 +235,7 @@ class LiveView:
             parts.append(f"{name} {number(self._metrics[name])}")
             if name == self._monitor and self._best is not None:
                 parts.append((f"best {number(self._best[0])} at step {self._best[1]:,}", "green"))
-        return parts or ["none yet"]
+        return parts
 
     def _speed_parts(self, now: float) -> list[Part]:
         parts: list[Part] = []
@@ -258,6 +278,12 @@ class LiveView:
         least, step = self._early_memory
         growth = (min(self._memory) - least) / MEGABYTE / max(self.step - step, 1) * 1000
         return [*parts, (f"drift {growth:+,.1f} MB per 1,000 steps", "bold yellow" if growth >= 1 else "")]
+
+
+def _is_step_metric(key: str) -> bool:
+    """Return whether a key of the record is a metric of a step that the view does not show otherwise."""
+    place, _, name = key.rpartition("/")
+    return place == "train" and name not in SHOWN_ANYWAY and not name.startswith("epoch_")
 
 
 def _bar(

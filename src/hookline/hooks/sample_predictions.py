@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hookline import _checks
-from hookline._predictions import align_classes, find_predictions
+from hookline._predictions import IGNORE_INDEX, align_classes, find_predictions
 from hookline.core.run_control import RunControl
 from hookline.hooks.base import NamedHook
 
@@ -28,6 +28,7 @@ class SamplePredictions(NamedHook):
     Args:
         samples: How many samples to show.
         classes: The names of the classes, in their order; their numbers by default.
+        ignore_index: Targets that do not count; in a sequence neither they nor the predictions there are shown.
         shift: Compare the prediction at each position with the target of the next one, for language models whose
             labels are their inputs, as those of Hugging Face.
 
@@ -38,9 +39,16 @@ class SamplePredictions(NamedHook):
     built_in = True
     name = "sample_predictions"
 
-    def __init__(self, samples: int = 8, classes: Sequence[str] | None = None, shift: bool = False) -> None:
+    def __init__(
+        self,
+        samples: int = 8,
+        classes: Sequence[str] | None = None,
+        ignore_index: int = IGNORE_INDEX,
+        shift: bool = False,
+    ) -> None:
         self.samples = _checks.integer(samples, "samples", at_least=1)
         self.classes = _checks.optional(_checks.names, classes, "classes")
+        self.ignore_index = _checks.integer(ignore_index, "ignore_index")
         self.shift = _checks.boolean(shift, "shift")
         self._rows: list[tuple[Any, ...]] = []
 
@@ -63,8 +71,13 @@ class SamplePredictions(NamedHook):
             highest = torch.softmax(scores, -1).max(-1)
             predictions, probabilities = highest.indices, highest.values
         for index in range(len(target)):
-            probability = None if probabilities is None else probabilities[index].mean().item()
-            shown = (self._text(one[index], vocab) for one in (target, predictions))
+            counts: Any = ...  # of a single sample all is shown
+            if target[index].dim() and not target.is_floating_point():
+                counts = target[index] != self.ignore_index
+            probability = None
+            if probabilities is not None and (counted := probabilities[index][counts]).numel():
+                probability = counted.mean().item()
+            shown = (self._text(one[index][counts], vocab) for one in (target, predictions))
             self._rows.append((len(self._rows), *shown, probability))
 
     def on_validation_end(self, trainer: RunControl) -> None:
@@ -74,14 +87,13 @@ class SamplePredictions(NamedHook):
             trainer.log_table(self.registered_name, COLUMNS, rows)
 
     def _text(self, values: Tensor, vocab: Any) -> Any:
-        """Return a class or number, or a sequence of them, as a cell; what is ignored is not shown."""
+        """Return a class or number, or a sequence of them, as a cell."""
         if values.dim() == 0 or values.numel() == 1:
             number = values.item()
             return self._name(number) if self.classes and not values.is_floating_point() else number
         listed = values.flatten()[:LONGEST].tolist()
         if values.is_floating_point():
             return ", ".join(f"{one:.4g}" for one in listed)
-        listed = [one for one in listed if one >= 0]
         if self.classes:
             return ", ".join(map(self._name, listed))
         decode = getattr(vocab, "decode", None)

@@ -27,6 +27,8 @@ class SumMetric(ABC):
 
     is_mean = False
     """Whether it is a mean over samples, so that its value for one training batch means something."""
+    name: str
+    """What a config calls it."""
     label: str | None = None
     """What it is recorded as, instead of its name in the config."""
 
@@ -45,7 +47,7 @@ class SumMetric(ABC):
     def compute(self) -> Tensor:
         """Return the value over all batches since `reset`."""
         if self.sums is None:
-            raise TrainingError(f"{type(self).__name__}: there were no batches")
+            raise TrainingError(f"{self.name}: there were no batches")
         return self.value(self.sums)
 
     @abstractmethod
@@ -75,7 +77,7 @@ class _OfClasses(SumMetric):
 
     def align(self, predictions: Any, target: Any) -> tuple[Tensor, Tensor]:
         """Return scores [..., classes] and targets [...], or two tensors of one shape."""
-        return align_classes(type(self).__name__, predictions, target, self.shift)
+        return align_classes(self.name, predictions, target, self.shift)
 
 
 class Accuracy(_OfClasses):
@@ -89,7 +91,7 @@ class Accuracy(_OfClasses):
         threshold: From which output on a sample with one output is positive: 0 for logits, 0.5 for probabilities.
     """
 
-    is_mean = True
+    name, is_mean = "accuracy", True
 
     def __init__(
         self, k: int = 1, ignore_index: int = IGNORE_INDEX, shift: bool = False, threshold: float = 0.0
@@ -125,15 +127,16 @@ class _ByClass(_OfClasses):
         is_binary = scores.shape == target.shape
         predicted, target, classes = predicted_classes(scores, target, self.threshold)
         if classes is None:
-            raise TrainingError(f"{type(self).__name__} needs the scores of all classes, not the predicted classes")
+            raise TrainingError(f"{self.name} needs the scores of all classes, not the predicted classes")
         counts = (target != self.ignore_index).double()
         # Added up by index rather than by `bincount`, which waits for the device. What does not count is added as 0.
-        target, predicted = target.clamp(0, classes - 1), predicted.clamp(0, classes - 1)
-        sums = torch.zeros(3, classes, dtype=torch.float64, device=target.device)
+        # A target that is not a class has a place after the last one, so that every prediction for it is a miss.
+        target = torch.where((target >= 0) & (target < classes), target, classes)
+        sums = torch.zeros(3, classes + 1, dtype=torch.float64, device=target.device)
         sums[0].index_add_(0, target, counts * (predicted == target))
         sums[1].index_add_(0, predicted, counts)
         sums[2].index_add_(0, target, counts)
-        return (sums[:, 1:] if is_binary else sums).reshape(-1)
+        return sums[:, int(is_binary) : classes].reshape(-1)
 
     def value(self, sums: Tensor) -> Tensor:
         """Return the mean over the classes that were predicted or are there."""
@@ -160,6 +163,8 @@ class Precision(_ByClass):
         threshold: From which output on a sample with one output is positive: 0 for logits, 0.5 for probabilities.
     """
 
+    name = "precision"
+
     def of_class(self, right: Tensor, predicted: Tensor, actual: Tensor) -> Tensor:
         """Return the value of each class."""
         return right / predicted.clamp(min=1)
@@ -177,6 +182,8 @@ class Recall(_ByClass):
             labels are their inputs, as those of Hugging Face.
         threshold: From which output on a sample with one output is positive: 0 for logits, 0.5 for probabilities.
     """
+
+    name = "recall"
 
     def of_class(self, right: Tensor, predicted: Tensor, actual: Tensor) -> Tensor:
         """Return the value of each class."""
@@ -196,6 +203,8 @@ class F1(_ByClass):
         threshold: From which output on a sample with one output is positive: 0 for logits, 0.5 for probabilities.
     """
 
+    name = "f1"
+
     def of_class(self, right: Tensor, predicted: Tensor, actual: Tensor) -> Tensor:
         """Return the value of each class."""
         return 2 * right / (predicted + actual).clamp(min=1)
@@ -208,10 +217,11 @@ class _MeanError(SumMetric):
 
     def measure(self, predictions: Any, target: Any) -> Tensor:
         """Return the sum of the errors, and of how many."""
-        predictions, target = as_tensors(type(self).__name__, predictions, target)
-        if predictions.numel() != target.numel():  # [batch, 1] and [batch] are meant alike; nothing else is broadcast
+        predictions, target = as_tensors(self.name, predictions, target)
+        shapes = [[size for size in one.shape if size != 1] for one in (predictions, target)]
+        if shapes[0] != shapes[1]:  # [batch, 1] and [batch] are meant alike; nothing else is broadcast
             raise TrainingError(
-                f"{type(self).__name__}: predictions {list(predictions.shape)} do not fit targets {list(target.shape)}"
+                f"{self.name}: predictions {list(predictions.shape)} do not fit targets {list(target.shape)}"
             )
         errors = self.errors(predictions.reshape(-1).double() - target.reshape(-1).double())
         return torch.stack([errors.sum(), torch.full_like(errors.sum(), errors.numel())])
@@ -228,6 +238,8 @@ class _MeanError(SumMetric):
 class MeanSquaredError(_MeanError):
     """The mean of the squared differences between outputs and targets."""
 
+    name = "mse"
+
     def errors(self, differences: Tensor) -> Tensor:
         """Return the squares."""
         return differences.square()
@@ -235,6 +247,8 @@ class MeanSquaredError(_MeanError):
 
 class MeanAbsoluteError(_MeanError):
     """The mean of the absolute differences between outputs and targets."""
+
+    name = "mae"
 
     def errors(self, differences: Tensor) -> Tensor:
         """Return the absolute values."""

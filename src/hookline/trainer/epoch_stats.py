@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,16 +21,20 @@ class EpochStats:
     """Means over the micro-batches of one epoch, and the newest value of every metric of a step.
 
     The metrics are the losses of each of several loaders and the numbers that `step_fn` returns beside the loss.
+
+    Args:
+        optional: Metrics of which a micro-batch may have no value, which is NaN then and has no part in the mean.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, optional: Collection[str] = ()) -> None:
+        self._optional = optional
         self.recent: list[torch.Tensor] = []  # detached losses that are not in the sum yet; the loop appends to it
         self._count = 0
         self._sum: Number = 0.0
         self._non_finite: torch.Tensor | int = 0
         self._recent: dict[str, list[Number]] = {}  # metrics that are not in the sums yet
         self._sums: dict[str, Number] = {}
-        self._counts: dict[str, int] = {}
+        self._counts: dict[str, torch.Tensor | int] = {}
         self._latest: dict[str, tuple[int, Number]] = {}  # with the step
         self._began = -1  # the last step before the epoch
         self._shared: dict[str, float] | None = None  # the means over all ranks, until something is added
@@ -38,7 +42,7 @@ class EpochStats:
 
     def next_epoch(self, step: int) -> EpochStats:
         """Return the statistics of an epoch that starts after a step: new means, and the latest values so far."""
-        following = EpochStats()
+        following = EpochStats(self._optional)
         following._latest, following._began = self._latest, step
         return following
 
@@ -55,8 +59,7 @@ class EpochStats:
         if self.recent or self._recent:
             self._shared = None
         for name, values in self._recent.items():
-            self._sums[name] = _add(self._sums.get(name, 0.0), values)
-            self._counts[name] = self._counts.get(name, 0) + len(values)
+            self._fold_metric(name, values)
         self._recent.clear()
         self._fold_losses(len(self.recent), wait=False)
 
@@ -71,9 +74,20 @@ class EpochStats:
         for name, values in self._recent.items():
             while len(values) > CHUNK:  # something is left, as `fold` expects
                 self._shared = None
-                self._sums[name] = _add(self._sums.get(name, 0.0), values[:CHUNK])
-                self._counts[name] = self._counts.get(name, 0) + CHUNK
+                self._fold_metric(name, values[:CHUNK])
                 del values[:CHUNK]
+
+    def _fold_metric(self, name: str, values: Sequence[Number]) -> None:
+        """Add values of a metric to its sum, without those that are missing."""
+        count: torch.Tensor | int = len(values)
+        if name in self._optional:
+            if (stacked := _stack(values)) is not None:
+                count, values = (~stacked.isnan()).sum(), [stacked.nansum()]
+            else:
+                values = [one for one in map(float, values) if not math.isnan(one)]
+                count = len(values)
+        self._sums[name] = _add(self._sums.get(name, 0.0), values)
+        self._counts[name] = self._counts.get(name, 0) + count
 
     def _fold_losses(self, count: int, wait: bool) -> None:
         """Add the first of the recent losses to their sum.
@@ -141,7 +155,8 @@ class EpochStats:
         self.fold()
         means = {}
         for name, total in self._sums.items():
-            means[_epoch_name(name)] = float(total) / self._counts[name]
+            count = int(self._counts[name])
+            means[_epoch_name(name)] = float(total) / count if count else math.nan
         return {**means, "train/epoch_loss": self.mean_loss()}
 
     def latest(self, since: int | None = None) -> dict[str, float]:
@@ -159,7 +174,7 @@ class EpochStats:
         """Return the sums as numbers; waits for the device."""
         self.fold()
         metrics = {
-            "sums": {name: [self._counts[name], float(total)] for name, total in self._sums.items()},
+            "sums": {name: [int(self._counts[name]), float(total)] for name, total in self._sums.items()},
             "newest": {name: [step, float(value)] for name, (step, value) in self._latest.items()},
             "began": self._began,
         }
@@ -207,9 +222,16 @@ def detached_copy(value: Any) -> Any:
 
 def _add(total: Number, values: Sequence[Number]) -> Number:
     """Add values to a sum; on the host one by one, so that no bit depends on when it was done."""
-    tensors = [value for value in values if isinstance(value, torch.Tensor) and not value.is_cpu]
-    if len(tensors) == len(values):
-        return total + torch.stack([one.reshape(()) for one in tensors]).double().sum()
+    if (stacked := _stack(values)) is not None:
+        return total + stacked.sum()
     for value in values:
         total = total + float(value)
     return total
+
+
+def _stack(values: Sequence[Number]) -> torch.Tensor | None:
+    """Return values of a device as one tensor, float64 [values]; None if some are on the host."""
+    tensors = [value for value in values if isinstance(value, torch.Tensor) and not value.is_cpu]
+    if not tensors or len(tensors) != len(values):
+        return None
+    return torch.stack([one.reshape(()) for one in tensors]).double()

@@ -214,7 +214,7 @@ class Loop:
         self.progress, self.args, self.status = trainer.progress, trainer.event_args, trainer.run_status
         self.engine, self.record, self.agreement = trainer.engine, trainer.record, trainer.agreement
         self.record.reduce_as({"train/lr": None, "train/grad_norm": None})  # the same on all ranks
-        self.stats = EpochStats()
+        self.stats = EpochStats(trainer.training_metrics.optional)
         self.ranks = trainer.ranks
         # Most runs neither accumulate nor scale: for them a step is backward() and optimizer.step(), called directly.
         self.plain = options.accumulate == 1 and options.loss_weight == "batches" and self.engine.scaler is None
@@ -405,7 +405,8 @@ class Loop:
         with self._outputs.attached(trainer.called_model):
             result = trainer.compute(batch)
         output = self._outputs.take(result)
-        self.args.set_output(output, find_target(result, batch))
+        if self.table.output_readers:  # a metric reads it here; its memory is not in use during the backward pass
+            self.args.set_output(output, find_target(result, batch))
         if not trainer.training_metrics:
             return result
         loss, metrics = loss_and_metrics(result)

@@ -16,32 +16,36 @@ from typing import Any, NamedTuple
 import torch
 
 from hookline._predictions import find_predictions
+from hookline._tensors import copy_on_write, map_tensors
 from hookline.errors import TrainingError, add_note, with_article
 from hookline.ranks import OneProcess, add_up
 from hookline.trainer.built_in_metrics import SumMetric
 from hookline.trainer.outputs import UNKNOWN, find_target
+from hookline.trainer.rng import preserve_rng
 from hookline.trainer.step_fn import as_python_number, is_numpy_number
 
 PHASES = ("train", "validation")
 _TAKEN_NAMES = ("loss", "perplexity")
+_TAKEN_IN_TRAINING = ("lr", "grad_norm")
 
 
-class Measured(NamedTuple):
+class MetricEntry(NamedTuple):
     """A metric, and in which phases it is measured."""
 
     metric: Any
     phases: Collection[str] = ("validation",)
 
 
-def check_metrics(metrics: Any) -> dict[str, Measured]:
+def check_metrics(metrics: Any) -> dict[str, MetricEntry]:
     """Return the metrics that a trainer was given; reject what is not a metric, or cannot be measured in training."""
     if not isinstance(metrics, Mapping | None):
-        raise TrainingError(f"metrics: expected a dict of metrics by name, got {with_article(type(metrics).__name__)}")
+        expected = "a list of names, or a dict of metrics by name"
+        raise TrainingError(f"metrics: expected {expected}, got {with_article(type(metrics).__name__)}")
     found = {}
     for name, given in (metrics or {}).items():
-        metric, phases = measured = given if isinstance(given, Measured) else Measured(given)
-        if not isinstance(name, str) or name in _TAKEN_NAMES:
-            raise TrainingError(f"metrics: {name!r} cannot be a name; {' and '.join(_TAKEN_NAMES)} are always measured")
+        metric, phases = entry = given if isinstance(given, MetricEntry) else MetricEntry(given)
+        if problem := problem_with_name(name, phases):
+            raise TrainingError(f"metrics: {problem}")
         if isinstance(metric, type) or not (callable(metric) or is_metric_object(metric)):
             raise TrainingError(
                 f"metrics: {name!r} is {metric!r}; give a function of (output, batch), or an object with update, "
@@ -52,8 +56,18 @@ def check_metrics(metrics: Any) -> dict[str, Measured]:
                 f"metrics: {name!r} is computed over all samples, so one training batch has no value of it; measure it "
                 "in validation"
             )
-        found[name] = measured
+        found[name] = entry
     return found
+
+
+def problem_with_name(name: Any, phases: Collection[str]) -> str | None:
+    """Return why metrics of some phases cannot be recorded under a name; None if they can."""
+    if not isinstance(name, str) or name in _TAKEN_NAMES:
+        return f"{name!r} cannot be a name; {' and '.join(_TAKEN_NAMES)} are always measured"
+    if "train" in phases and (name in _TAKEN_IN_TRAINING or name.startswith("epoch_")):
+        taken = f"{' and '.join(_TAKEN_IN_TRAINING)} are recorded anyway, and epoch_… are the means of epochs"
+        return f"{name!r} cannot be the name of a metric in training: {taken}"
+    return None
 
 
 class TrainingMetrics:
@@ -65,6 +79,8 @@ class TrainingMetrics:
 
     def __init__(self, metrics: Mapping[str, Any]) -> None:
         self._metrics = dict(metrics)
+        self.optional = frozenset(f"train/{name}" for name, metric in metrics.items() if is_mean(metric))
+        """What is recorded of which a batch may have no value: all its targets may be ignored."""
 
     def __bool__(self) -> bool:
         return bool(self._metrics)
@@ -85,7 +101,10 @@ class TrainingMetrics:
                 if isinstance(metric, SumMetric):
                     value: Any = metric.value(metric.measure(*_arguments(output, result, batch)))
                 else:
-                    value = metric(output, batch)
+                    # The backward pass follows, so a function gets what hooks get: views that it cannot change
+                    # training with, and random streams that training does not draw from afterwards.
+                    with preserve_rng():
+                        value = metric(map_tensors(copy_on_write, output), map_tensors(copy_on_write, batch))
                 found.update(_as_numbers(name, value))
         return found
 
@@ -198,8 +217,8 @@ def check_measurable(names: Collection[str], result: Any, output: Any) -> None:
             raise TrainingError(f"metrics: {name!r} is also what the step returns beside the loss; rename one")
     if output is UNKNOWN:
         raise TrainingError(
-            "metrics need the model's output, and step_fn did not call the model itself: "
-            "let it return {'loss': loss, 'output': output}"
+            "metrics need the model's output, and step_fn did not call the model itself, or was compiled with "
+            "torch.compile before a metric or hook read the output: let it return {'loss': loss, 'output': output}"
         )
 
 
