@@ -72,10 +72,10 @@ def test_runs_part_at_the_first_step_whose_numbers_differ(tmp_path: Path, capsys
 
 
 def test_a_seed_is_the_likely_cause_from_the_first_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = parting(capsys, train(tmp_path), train(tmp_path, seed=2, max_steps=10))
+    found = parting(capsys, train(tmp_path), train(tmp_path, seed=2, warn_above=0.5))
     assert (found["step"], found["before"]) == (1, 0)
     assert "seed: 1 and 2" in found["likely_causes"][0]
-    assert not any("max_steps" in cause for cause in found["likely_causes"])
+    assert not any("warn_above" in cause for cause in found["likely_causes"])
 
 
 def test_a_run_that_was_resumed_is_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
 def read_curves(one: RunFiles) -> dict[str, Curve]:
     """Read the metrics of a run, and nothing else of its record."""
     summary = RunSummary(one.run, path=one.path)
-    for rows in read_rows(one.path / "metrics.jsonl", summary.torn):
+    for rows in read_rows(one.path / "metrics.jsonl", summary.incomplete):
         summary.write_metrics(rows)
     return summary.curves
 

@@ -195,11 +195,6 @@ class RunSummary:
         return [*self._first_events, *self._last_events[-MOST_EVENTS:]]
 
     @property
-    def torn(self) -> list[str]:
-        """The former name of `incomplete`, which `hookline plot` uses."""
-        return self.incomplete
-
-    @property
     def hooks(self) -> list[Mapping[str, Any]]:
         """The descriptions of the run's hooks; each has a name."""
         return [one for one in self._mappings("hooks") if isinstance(one.get("name"), str)]

@@ -208,6 +208,9 @@ def _begin(trainer: Trainer, resume: str | Path | None, fork: bool) -> None:
     options = trainer.options
     if trainer.ranks.world_size > 1:
         compare(trainer.ranks, _compared(trainer), _ALL_ALIKE)
+    for entry in trainer.hooks.entries():
+        if entry.enabled and callable(check := getattr(entry.hook, "check_run", None)):
+            check(trainer)  # before the run has a directory and a name
     # Ranks that share each batch draw alike.
     seed_rank(options.seed, trainer.ranks.rank if trainer.engine.averages else 0)
     run_dir = None if resume is None or fork else run_directory(Path(resume))

@@ -231,10 +231,14 @@ def test_a_missing_package_is_an_error_before_the_first_step() -> None:
 def test_the_command_names_the_missing_package_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`hookline train` fails before its first step, without a traceback."""
+    """`hookline train` leaves no run; what does not track does not need the package."""
     monkeypatch.setitem(sys.modules, "mlflow", None)
-    assert main(["train", "trainer.max_steps=2", "trackers=[mlflow]", "trainer.console=false"]) == 1
-    assert "pip install 'hookline[mlflow]'" in (error := capsys.readouterr().err) and "Traceback" not in error
+    arguments = ["train", "trainer.max_steps=2", "trackers=[mlflow]", "trainer.console=false"]
+    assert main(arguments) == 2 and not Path("runs").exists()
+    assert "pip install 'hookline[mlflow]'" in (error := capsys.readouterr().err) and error.count("\n") == 1
+    assert main(["explain", "trackers=[mlflow]"]) == 0
+    assert main([*arguments, "trackers.mlflow.enabled=false"]) == 0
+    assert main([*arguments, "--fast-dev-run", "1"]) == 0
 
 
 def test_a_trial_run_is_not_tracked() -> None:

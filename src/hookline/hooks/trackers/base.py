@@ -109,13 +109,18 @@ class Tracker(NamedHook):
         """Leave the registration and the run out of copies."""
         return {**vars(self), **dict.fromkeys(("_registered_name", "_trainer", "_worker", "_handle"))}
 
+    def check_run(self, trainer: RunControl) -> None:
+        """Import the package before the run has a directory; raises `TrainingError` if it is missing."""
+        if not trainer.is_trial_run and not is_posting_suspended():
+            self._import_package()
+
     def on_train_start(self, trainer: RunControl) -> None:
         """Import the package and start the thread."""
         self._warned_once, self._is_ending = frozenset(), False
         if trainer.is_trial_run or is_posting_suspended():
             return
         run = describe_run(trainer)
-        self._import_package()
+        self._import_package()  # again: the hook may have been registered or enabled since `check_run`
         self.check(run)
         self._trainer = trainer
         self._histograms = HistogramReader()
