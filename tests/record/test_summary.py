@@ -438,13 +438,15 @@ def test_events_that_mean_trouble_are_alerts_the_worst_first() -> None:
     assert found == [("hook_disabled", "error", 9), ("hook_costly", "warning", 3), ("gradient_flow", "warning", 5)]
 
 
-def test_many_alike_are_a_few_and_a_number() -> None:
-    events = [{"kind": "hook_failed", "step": step, "hook": "bad", "message": "failed"} for step in range(100)]
+def test_events_that_say_the_same_are_one_alert_and_many_others_a_few() -> None:
     summary = RunSummary()
-    summary.write_events(events)
+    failed = {"kind": "hook_failed", "hook": "bad", "message": "failed"}
+    summary.write_events({**failed, "step": step} for step in range(100))
+    summary.write_events({"kind": "stall", "step": step, "seconds": float(step)} for step in range(20))
     found = find_alerts(summary)
-    assert len(found) == 6
-    assert "95 more" in found[-1].text
+    assert (found[0].step, found[0].text) == (0, "bad: failed (100 times)")
+    assert [alert.kind for alert in found] == ["hook_failed", *["stall"] * 6]
+    assert found[-1].text == "15 more stall events"
 
 
 def test_a_loss_that_spikes_once_is_an_alert_at_its_step() -> None:

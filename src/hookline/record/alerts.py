@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -80,27 +80,28 @@ def _from_outcome(summary: RunSummary) -> Iterator[Alert]:
 
 
 def _from_events(summary: RunSummary) -> Iterator[Alert]:
-    """Yield an alert for each event that means trouble; of many alike the first ones, and how many there are."""
-    listed: dict[tuple[str, str | None], int] = {}
+    """Yield an alert for the events that mean trouble: one for all that say the same, and of many others the first."""
+    alike: dict[tuple[str, str], list[Alert]] = {}
     for event in summary.events:
         kind = str(event.get("kind"))
         if kind not in _EVENTS or (kind == "gradient_flow" and not event.get("parameters")):
             continue
-        source = _source(event)
-        listed[kind, source] = listed.get((kind, source), 0) + 1
-        if listed[kind, source] > _MOST_PER_KIND:
-            continue
         severity, template = _EVENTS[kind]
-        named = f"{source}: " if source else ""
-        step = event.get("step")
-        yield Alert(
-            kind, severity, step if type(step) is int else None, f"{named}{_filled(template, event)}", _place(event)
-        )
-    for (kind, source), count in listed.items():
+        source = _source(event)
+        text = f"{source}: {_filled(template, event)}" if source else _filled(template, event)
+        step = event["step"] if type(event.get("step")) is int else None
+        alike.setdefault((kind, text), []).append(Alert(kind, severity, step, text, _place(event)))
+    listed: dict[tuple[str, str], int] = {}
+    for (kind, text), found in alike.items():
+        place = (kind, str(found[0].place))
+        listed[place] = listed.get(place, 0) + 1
+        if listed[place] <= _MOST_PER_KIND:
+            times = f" ({len(found):,} times)" if len(found) > 1 else ""
+            yield replace(found[0], text=f"{text}{times}")
+    for (kind, _), count in listed.items():
         if count > _MOST_PER_KIND:
-            named = f" of {source}" if source else ""
             more = count - _MOST_PER_KIND
-            yield Alert(kind, _EVENTS[kind][0], None, f"{more:,} more {kind.replace('_', ' ')} events{named}")
+            yield Alert(kind, _EVENTS[kind][0], None, f"{more:,} more {kind.replace('_', ' ')} events")
 
 
 def _filled(template: str, event: Mapping[str, Any]) -> str:
