@@ -181,7 +181,8 @@ def test_an_empty_outcome_is_listed(capsys: Captured, monkeypatch: pytest.Monkey
     """Also in a terminal that is too narrow for the table, where outcomes are cut."""
     monkeypatch.setattr("hookline.cli.runs.is_terminal", lambda stream: True)
     monkeypatch.setenv("COLUMNS", "30")
-    Path("runs/one").mkdir(parents=True)
-    Path("runs/one/run.json").write_text(json.dumps({"run_id": "one", "outcome": ""}))
+    run = Path("runs", "one" * 12)
+    run.mkdir(parents=True)
+    (run / "run.json").write_text(json.dumps({"run_id": "one", "outcome": ""}))
     assert main(["runs"]) == 0
     assert "one" in capsys.readouterr().out
