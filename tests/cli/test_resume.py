@@ -168,7 +168,7 @@ def test_a_signal_is_the_exit_status(
     out, error = capsys.readouterr()
     run = Path(out.splitlines()[-1])
     assert (run / "checkpoints" / "step-00000007").is_dir()
-    assert out.splitlines()[-2].startswith(f"interrupted ({signal.Signals(number).name}): 7 steps in ")
+    assert out.splitlines()[-3].startswith(f"interrupted ({signal.Signals(number).name}): 7 steps in ")
     _, told, command = error.rpartition("hookline: to continue from step-00000007:\n")
     cd, _, resume = command.partition(" && ")
     expected = ["hookline", "resume", f"runs/{run.name}", hooks, "--allow", "mine", "--import", "parts"]
