@@ -1,9 +1,11 @@
 """What looking at a run costs: the live view, the report, the trackers, beside those of Lightning and the HF Trainer.
 
 What is drawn or written by the clock does not happen in every step, so blocks of steps are timed, not single steps.
+Each contender has a process of its own: the threads of its trackers would take time from the others, too.
 """
 
 import logging
+import multiprocessing
 import os
 import pty
 import random
@@ -11,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import chdir, contextmanager
+from multiprocessing.connection import Connection
 from statistics import median
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -19,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from bench.interleave import Contender, HandOver, Threaded, close_all, standard_error_of_median
+from bench.interleave import HandOver, Threaded, standard_error_of_median
 from bench.peers import STEPS_WITHOUT_END, silence
 from bench.table import Table
 
@@ -27,12 +30,13 @@ TITLE = "What looking at a run costs"
 COLUMNS = ("contender", "step ms", "above plain µs", "± s.e.", "of a step", "goal")
 NOTES = [
     "Model: three layers of 640 units, batch 64, SGD, on one thread. Above plain: the median over the rounds of"
-    " (contender - the same trainer without views) in the same round, per step of a block of 100 steps; s.e. of it.",
+    " (contender - the same trainer without views) in the same round, per step of a block of 500 steps; s.e. of it.",
     "Output goes to a pseudo-terminal that a process reads. All trackers write to the disk: TensorBoard, W&B offline,"
     " MLflow to sqlite.",
     "Every trainer logs the loss of every step, which is its default here and not there.",
 ]
-WIDTH, BATCH, BLOCK, FEWEST_ROUNDS = 640, 64, 100, 8
+WIDTH, BATCH, BLOCK, FEWEST_ROUNDS = 640, 64, 500, 8
+STEPS_OF_A_ROUND = 80  # a round here counts as so many of other benchmarks, which time single steps
 
 loss_fn = nn.CrossEntropyLoss()
 
@@ -197,36 +201,76 @@ def terminal() -> Iterator[None]:
     os.close(controller)
 
 
+def serve(name: str, connection: Connection) -> None:
+    """Make blocks of steps of one contender on request, and send their seconds; the body of its process."""
+    loop, as_dicts = next((loop, as_dicts) for row, loop, _, as_dicts, _ in ROWS if row == name)
+    batches = make_batches()
+    if as_dicts:
+        batches = [{"inputs": inputs, "targets": targets} for inputs, targets in batches]
+    os.environ |= {"WANDB_SILENT": "true", "WANDB_MODE": "offline"}
+    logging.getLogger("mlflow").setLevel(logging.CRITICAL)
+    with TemporaryDirectory() as directory, chdir(directory), terminal():
+        try:
+            contender = Threaded(loop, batches)
+            contender.turn(BLOCK)  # to warm up
+        except Exception as error:  # it is not installed
+            connection.send(error)
+            return
+        connection.send(None)
+        while connection.recv():
+            started = perf_counter()
+            contender.turn(BLOCK - 1)
+            connection.send((perf_counter() - started) / BLOCK)
+
+
+class InProcess:
+    """A contender in a process of its own."""
+
+    def __init__(self, name: str) -> None:
+        """Start the process."""
+        context = multiprocessing.get_context("spawn")
+        self._connection, other = context.Pipe()
+        self._process = context.Process(target=serve, args=(name, other), daemon=True)
+        self._process.start()
+
+    def wait(self) -> None:
+        """Wait until the contender has made its first steps."""
+        if (error := self._connection.recv()) is not None:
+            raise error
+
+    def turn(self) -> float:
+        """Make a block of steps, and return the seconds of one."""
+        self._connection.send(True)
+        seconds: float = self._connection.recv()
+        return seconds
+
+    def close(self) -> None:
+        """End the process; what its run would write at its end is of no use."""
+        self._process.kill()
+        self._process.join()
+
+
 def measure(rounds: int, only: list[str]) -> Table:
     """Time blocks of steps of every contender in turn."""
     table = Table(TITLE, COLUMNS, notes=list(NOTES))
     rows = [row for row in ROWS if not only or any(name.lower() in row[0].lower() for name in (*only, "plain pytorch"))]
-    os.environ |= {"WANDB_SILENT": "true", "WANDB_MODE": "offline"}
-    logging.getLogger("mlflow").setLevel(logging.CRITICAL)
     seconds: dict[str, list[float]] = {}
-    contenders: dict[str, Contender] = {}
-    with TemporaryDirectory() as directory, chdir(directory), terminal():
-        try:
-            for name, loop, _, as_dicts, _ in rows:
-                batches = make_batches()
-                if as_dicts:
-                    batches = [{"inputs": inputs, "targets": targets} for inputs, targets in batches]
-                try:
-                    contenders[name] = Threaded(loop, batches)
-                    contenders[name].turn(BLOCK)
-                    seconds[name] = []
-                except Exception as error:  # it is not installed
-                    contenders.pop(name, None)
-                    table.notes.append(f"{name}: not measured ({error})")
-            order, shuffle = list(contenders), random.Random(0).shuffle
-            for _ in range(max(rounds // 40, FEWEST_ROUNDS)):
-                shuffle(order)
-                for name in order:
-                    started = perf_counter()
-                    contenders[name].turn(BLOCK - 1)
-                    seconds[name].append((perf_counter() - started) / BLOCK)
-        finally:
-            close_all(contenders)
+    contenders = {row[0]: InProcess(row[0]) for row in rows}
+    try:
+        for name, contender in contenders.items():
+            try:
+                contender.wait()
+                seconds[name] = []
+            except Exception as error:
+                table.notes.append(f"{name}: not measured ({error})")
+        order, shuffle = list(seconds), random.Random(0).shuffle
+        for _ in range(max(rounds // STEPS_OF_A_ROUND, FEWEST_ROUNDS)):
+            shuffle(order)
+            for name in order:
+                seconds[name].append(contenders[name].turn())
+    finally:
+        for contender in contenders.values():
+            contender.close()
     for name, _, baseline, _, goal in [row for row in rows if row[0] in seconds]:
         step = median(seconds[name])
         if baseline is None or baseline not in seconds:
