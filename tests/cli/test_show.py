@@ -75,6 +75,38 @@ def test_the_share_of_hooks_is_that_of_the_last_attempt(tmp_path: Path, capsys: 
     assert ["slow", "5.000", "s", "50.0%"] in [line.split() for line in show(capsys, path).splitlines()]
 
 
+def test_every_reader_adds_up_the_seconds_of_all_attempts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A pause between two attempts does not count, and `show`, `runs` and the report say the same."""
+    path = train(tmp_path)
+    run = json.loads((path / "run.json").read_text())
+    times = [("2026-01-01T00:00:00+00:00", "2026-01-01T00:00:30+00:00")]
+    times.append(("2026-01-02T00:00:00+00:00", "2026-01-02T00:00:10+00:00"))
+    run["attempts"] = [{**run["attempts"][0], "started": started, "closed": closed} for started, closed in times]
+    (path / "run.json").write_text(json.dumps(run))
+    assert "30 steps in 40.0 s" in show(capsys, path)
+    assert json.loads(show(capsys, path, "--json"))["seconds"] == 40
+    assert main(["runs", str(path.parent), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["seconds"] == 40
+    assert main(["report", str(path)]) == 0
+    assert '"seconds":40.0,"step_seconds"' in (path / "report.html").read_text()
+
+
+def test_where_a_step_spends_its_time_is_a_mean_over_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The report has the same numbers."""
+    record = Record.on_disk(tmp_path, config={}, seed=None)
+    record.start([])
+    for step, seconds in ((1, 0.1), (2, 0.3)):
+        record.log(step, 0, "throughput/step_seconds", seconds)
+        record.log(step, 0, "throughput/data_wait_seconds", seconds / 2)
+    record.close("completed", None, [], [], {"step": 2})
+    assert record.path is not None
+    assert "mean time  a step 200 ms, waiting for data 100 ms" in show(capsys, record.path)
+    assert main(["report", str(record.path)]) == 0
+    assert '"step_seconds":{"step":0.2,"data_wait":0.1}' in (record.path / "report.html").read_text()
+
+
 def test_labels_and_reasons_of_any_length_are_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = train(tmp_path)
     run = json.loads((path / "run.json").read_text())

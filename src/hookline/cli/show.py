@@ -24,12 +24,7 @@ from hookline.report.run_fields import last_attempt_seconds, run_fields
 _MOST_ALERTS, _MOST_METRICS, _MOST_HOOKS, _MOST_TAKEN = 12, 14, 6, 3
 _FIRST = ("train/loss", "val/loss")
 _STYLES = {"error": "red", "warning": "yellow", "info": ""}
-_ANATOMY = {  # where a step's time goes, by metric
-    "throughput/data_wait_seconds": "waiting for data",
-    "throughput/forward_backward_seconds": "forward and backward",
-    "throughput/optimizer_seconds": "optimizer",
-    "throughput/hooks_seconds": "hooks",
-}
+_PARTS = {"step": "a step", "data_wait": "waiting for data", "forward_backward": "forward and backward"}
 
 
 def run(options: argparse.Namespace) -> int:
@@ -201,11 +196,9 @@ def print_costs(console: Console, files: RunFiles, summary: RunSummary) -> None:
             rows.append(([cut(str(one.get("hook")), 100), f"{one['seconds']:.3f} s", share], ""))
         whole = "of the last attempt" if len(run_fields(summary)["attempts"]) > 1 else "of the run"
         table(console, {"hook": {}, "time": {"justify": "right"}, whole: {"justify": "right"}}, rows)
-    parts = {text: summary.curves[name].last for name, text in _ANATOMY.items() if name in summary.curves}
-    known = {text: point.value for text, point in parts.items() if point is not None}
-    if len(known) > 1:
-        shown = ", ".join(f"{text} {value * 1e3:.3g} ms" for text, value in known.items())
-        labelled(console, "a step", shown, indent=0)
+    times = [f"{_PARTS.get(part, part)} {seconds * 1e3:.3g} ms" for part, seconds in summary.step_seconds.items()]
+    if len(times) > 1:
+        labelled(console, "mean time", ", ".join(times), indent=0)
 
 
 def print_checkpoints(console: Console, files: RunFiles, summary: RunSummary) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hookline.record.config_yaml import flatten_config, read_config
-from hookline.record.json_lines import NON_FINITE, NOT_METRICS
+from hookline.record.json_lines import NON_FINITE, NOT_METRICS, as_mapping
 from hookline.record.packing import HEADER_FIELDS, read_header
 from hookline.record.summary import RunSummary, read_rows
 
@@ -80,7 +80,7 @@ def find_differences(runs: Sequence[RunSummary]) -> list[Difference]:
 def _config_values(run: RunSummary) -> dict[str, Any]:
     """Return the values of a config by their dotted keys, without its hooks, which are compared by name."""
     config = {} if run.path is None else read_config(run.path / "config.yaml")
-    values = {key: value for key, value in _mapping(config).items() if key != "hooks"}
+    values = {key: value for key, value in as_mapping(config).items() if key != "hooks"}
     if isinstance(trainer := values.get("trainer"), Mapping):
         values["trainer"] = {key: value for key, value in trainer.items() if key not in _LABELS}
     flat = flatten_config(values)
@@ -105,7 +105,7 @@ def _hook_values(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
 
 def _values_of_hook(hook: Mapping[str, Any]) -> dict[str, Any]:
     fields = {key: hook.get(key) for key in ("kind", "enabled", "schedule")}
-    return flatten_config({hook["name"]: {**fields, **_mapping(hook.get("parameters"))}})
+    return flatten_config({hook["name"]: {**fields, **as_mapping(hook.get("parameters"))}})
 
 
 def _text(value: Any) -> str:
@@ -114,12 +114,8 @@ def _text(value: Any) -> str:
 
 
 def _environment(run: RunSummary) -> dict[str, Any]:
-    values = _mapping(run.run.get("environment"))
+    values = as_mapping(run.run.get("environment"))
     return flatten_config({key: value for key, value in values.items() if key not in _NOT_COMPARED})
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
 
 
 # ---- the first step at which runs part -------------------------------------------------------------------------------

@@ -82,6 +82,12 @@ class Curve:
         return means
 
     @property
+    def average(self) -> float | None:
+        """The mean of all finite values; None if there is none."""
+        count = float(self._row(3).sum())
+        return float(self._row(2).sum()) / count if count else None
+
+    @property
     def points(self) -> int:
         """How many values there are."""
         self._summarize()
