@@ -52,7 +52,8 @@ def _positive(word: str) -> int:
 
 PERMISSIONS = {"--allow": "allow", "--allow-host": "allow_host", "--import": "imports"}  # not for a config to give
 _RUN_NAMES = (
-    "`latest` is the newest run in runs/, DIR/latest the newest in DIR; its name or the beginning of its id is enough"
+    "`latest` is the newest run in runs/, DIR/latest the newest in DIR; "
+    "its name or the beginning or end of its id is enough"
 )
 _REPEATED: dict[str, Any] = {"action": "append", "default": []}
 # Every argument of a command: its name (for an option as it is written) and, where it has a value, what stands for it.
