@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from hookline.cli.charts import draw_chart
+from hookline.cli.charts import FEWEST_POINTS, draw_chart
 from hookline.cli.find_run import run_labels
 from hookline.cli.formatting import cut, heading, labelled, open_console, paragraph, print_json, table
 from hookline.errors import HooklineError
@@ -118,10 +118,10 @@ def print_curves(console: Console, names: Sequence[str], summaries: Sequence[Run
     for metric in ("train/loss", "val/loss"):
         curves = [run.curves.get(metric) for run in summaries]
         drawn = {
-            name: None if curve is None or curve.points < 2 else (curve.steps, curve.lowest, curve.highest)
+            name: None if curve is None or not curve.finite else (curve.steps, curve.lowest, curve.highest)
             for name, curve in zip(names, curves, strict=True)
         }
-        if any(drawn.values()):
+        if any(curve is not None and curve.finite >= FEWEST_POINTS for curve in curves):
             console.print()
             draw_chart(console, drawn, title=metric)
 

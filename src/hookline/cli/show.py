@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -11,10 +10,14 @@ from typing import Any
 
 from rich.console import Console
 
+from hookline._console import printable
 from hookline._fs import relative_to_here
-from hookline.cli.charts import draw_chart
+from hookline.cli.charts import FEWEST_POINTS, draw_chart
+from hookline.cli.command_lines import is_whole, recorded_resume_command
 from hookline.cli.formatting import cut, duration_text, heading, labelled, open_console, paragraph, print_json, table
+from hookline.errors import RecordError
 from hookline.record.alerts import Alert, find_alerts
+from hookline.record.config_yaml import read_config
 from hookline.record.curves import Curve, Point
 from hookline.record.runs import RUNNING, RunFiles
 from hookline.record.summary import RunSummary
@@ -22,6 +25,7 @@ from hookline.report import REPORT
 from hookline.report.run_fields import last_attempt_seconds, run_fields
 
 _MOST_ALERTS, _MOST_METRICS, _MOST_HOOKS, _MOST_TAKEN = 12, 14, 6, 3
+UNKNOWN = "unknown"  # instead of a commit
 _FIRST = ("train/loss", "val/loss")
 _STYLES = {"error": "red", "warning": "yellow", "info": ""}
 _PARTS = {"step": "a step", "data_wait": "waiting for data", "forward_backward": "forward and backward"}
@@ -60,7 +64,7 @@ def describe(files: RunFiles, summary: RunSummary, alerts: list[Alert]) -> dict[
         "metrics": {name: describe_curve(curve) for name, curve in summary.curves.items()},
         "events": dict(summary.event_counts),
         "checkpoints": {"last": None if last is None else str(last), "best": None if best is None else str(best)},
-        "resume": resume_command(files),
+        "resume": resume_command(files) if is_resumable(files, last or best) else None,
     }
 
 
@@ -83,16 +87,16 @@ def print_origin(console: Console, files: RunFiles, summary: RunSummary) -> None
     heading(console, cut(labels.name or files.run_id), cut(files.run_id) if labels.name else "")
     steps = "" if files.step is None else f", {files.step:,} step{'' if files.step == 1 else 's'}"
     seconds = "" if files.seconds is None else f" in {duration_text(files.seconds)}"
-    reason = f" ({cut(str(run['reason']))})" if run.get("reason") else ""
-    labelled(console, "outcome", f"{cut(files.outcome.replace('_', '-'), 60)}{reason}{steps}{seconds}")
+    labelled(console, "outcome", f"{_ending(files)}{steps}{seconds}")
     if labels.tags:
         labelled(console, "tags", cut(", ".join(labels.tags)))
     if labels.notes:
         labelled(console, "notes", cut(labels.notes, 1000))
     labelled(console, "started", _started(files))
     git, environment = run["git"], run["environment"]
+    commit = str(git.get("commit", UNKNOWN))[:12]
     changed = ", with changes that are not committed" if git.get("dirty") else ""
-    labelled(console, "code", f"git {str(git.get('commit', 'unknown'))[:12]}{changed}")
+    labelled(console, "code", "not in a git repository" if commit == UNKNOWN else f"git {commit}{changed}")
     seed = "" if run.get("seed") is None else f", seed {cut(str(run['seed']), 30)}"
     labelled(console, "config", f"{str(run.get('config_hash', 'unknown'))[:12]}{seed}")
     gpus = environment.get("gpus")
@@ -109,6 +113,14 @@ def print_origin(console: Console, files: RunFiles, summary: RunSummary) -> None
         labelled(console, "attempts", f"{len(attempts)}; those before the last one ended as: {cut(ends)}")
     if (report := files.path / REPORT).is_file():
         labelled(console, "report", str(relative_to_here(report)))
+
+
+def _ending(files: RunFiles) -> str:
+    """Return the outcome and the reason, which may begin with the outcome."""
+    outcome, reason = cut(files.outcome.replace("_", "-"), 60), cut(str(files.run.get("reason") or ""))
+    if reason.startswith(f"{outcome} "):
+        return reason
+    return f"{outcome} ({reason})" if reason else outcome
 
 
 def _started(files: RunFiles) -> str:
@@ -136,10 +148,10 @@ def print_curves(console: Console, summary: RunSummary) -> None:
     """Draw the losses over each other."""
     drawn = {
         name: (curve.steps, curve.lowest, curve.highest)
-        for name, curve in ((name, summary.curves.get(name)) for name in _FIRST)
-        if curve is not None and curve.points > 1
+        for name in _FIRST
+        if (curve := summary.curves.get(name)) is not None and curve.finite
     }
-    if drawn:
+    if any(summary.curves[name].finite >= FEWEST_POINTS for name in drawn):
         console.print()
         draw_chart(console, drawn, title="loss")
 
@@ -209,8 +221,10 @@ def print_checkpoints(console: Console, files: RunFiles, summary: RunSummary) ->
     for label, path in (("last", last), ("best", best)):
         if path is not None:
             labelled(console, label, str(relative_to_here(path)))
-    if last is not None and files.outcome != RUNNING:
-        labelled(console, "resume", resume_command(files))
+    if is_resumable(files, last or best):
+        in_code = f"build the same trainer and call trainer.fit(resume={str(relative_to_here(files.path))!r})"
+        # On one line, however long, so that it can be copied.
+        console.print(f"    {'resume':<10} {printable(resume_command(files) or in_code)}", soft_wrap=True)
 
 
 def find_checkpoints(directory: Path, summary: RunSummary) -> tuple[Path | None, Path | None]:
@@ -225,6 +239,15 @@ def find_checkpoints(directory: Path, summary: RunSummary) -> tuple[Path | None,
     return last, best
 
 
-def resume_command(files: RunFiles) -> str:
-    """Return the command that continues a run from its newest checkpoint."""
-    return f"hookline resume {shlex.quote(str(relative_to_here(files.path)))}"
+def is_resumable(files: RunFiles, checkpoint: Path | None) -> bool:
+    """Return whether a run can be continued: it has ended before it was completed, and has a checkpoint."""
+    return checkpoint is not None and files.outcome not in (RUNNING, "completed")
+
+
+def resume_command(files: RunFiles) -> str | None:
+    """Return the command that continues a run; None for one that was made in code, which no command can build."""
+    try:
+        config = read_config(files.path / "config.yaml")
+    except RecordError:
+        return None
+    return recorded_resume_command(files.path, files.run) if is_whole(config) else None

@@ -84,8 +84,12 @@ class Curve:
     @property
     def average(self) -> float | None:
         """The mean of all finite values; None if there is none."""
-        count = float(self._row(3).sum())
-        return float(self._row(2).sum()) / count if count else None
+        return float(self._row(2).sum()) / self.finite if self.finite else None
+
+    @property
+    def finite(self) -> int:
+        """How many values are finite."""
+        return int(self._row(3).sum())
 
     @property
     def points(self) -> int:
