@@ -43,7 +43,7 @@ def test_runs_over_each_other(capsys: Captured) -> None:
 def test_a_run_has_the_same_colour_and_marker_in_all_charts(capsys: Captured) -> None:
     """Also in the chart of a metric that the runs before it do not have."""
     write_run("one", "base", train_loss=[3.0, 2.0, 1.0])
-    write_run("two", "wide", train_loss=[4.0, 3.0, 2.0], val_loss=[3.0, 2.0])
+    write_run("two", "wide", train_loss=[4.0, 3.0, 2.0, 1.5, 1.0], val_loss=[3.0, 2.0, 1.0, 0.8, 0.6])
     assert main(["plot", "base", "wide"]) == 0
     first, second = capsys.readouterr().out.split("val/loss\n")
     assert "* base   + wide" in first and "+ wide" in second and "*" not in second
@@ -53,7 +53,7 @@ def test_a_run_has_the_same_colour_and_marker_in_all_charts(capsys: Captured) ->
 
 
 def test_points(capsys: Captured) -> None:
-    """--json has the points of each run; those with one name are told apart by their ids."""
+    """--json has the points of each run; runs with the same name have different ids."""
     write_run("one", "base", train_loss=[3.0, NAN])
     write_run("two", "base", train_loss=[4.0])
     assert main(["plot", "one", "two", "--metric", "train/loss", "--json"]) == 0

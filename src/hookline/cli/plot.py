@@ -12,13 +12,12 @@ from hookline._console import CommandOutput, printable
 from hookline._fs import explain
 from hookline.cli.charts import draw_chart
 from hookline.cli.find_run import run_labels
-from hookline.cli.formatting import check_output, cut, open_console, paragraph, print_json
+from hookline.cli.formatting import LOSSES, check_output, cut, open_console, paragraph, print_json
 from hookline.errors import HooklineError, nearest
 from hookline.record.curves import Curve
 from hookline.record.runs import RunFiles
 from hookline.record.summary import RunSummary, read_rows
 
-DEFAULT = ("train/loss", "val/loss")
 FORMATS = (".svg", ".png")
 _LONGEST_LABEL = 60  # characters in a file's legend
 
@@ -61,7 +60,7 @@ def choose(known: Mapping[str, Mapping[str, Curve]], metrics: Sequence[str]) -> 
     names = {name for curves in known.values() for name in curves}
     if not names:
         raise HooklineError("no metric has been written yet")
-    wanted = list(dict.fromkeys(metrics)) or [name for name in DEFAULT if name in names]
+    wanted = list(dict.fromkeys(metrics)) or [name for name in LOSSES if name in names]
     if not wanted:
         raise HooklineError(f"give --metric; {nearest('', names)}")
     for name in wanted:

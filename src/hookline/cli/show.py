@@ -14,7 +14,18 @@ from hookline._console import printable
 from hookline._fs import relative_to_here
 from hookline.cli.charts import FEWEST_POINTS, draw_chart
 from hookline.cli.command_lines import is_whole, recorded_resume_command
-from hookline.cli.formatting import cut, duration_text, heading, labelled, open_console, paragraph, print_json, table
+from hookline.cli.formatting import (
+    LOSSES,
+    cut,
+    duration_text,
+    heading,
+    labelled,
+    metric_order,
+    open_console,
+    paragraph,
+    print_json,
+    table,
+)
 from hookline.errors import RecordError
 from hookline.record.alerts import Alert, find_alerts
 from hookline.record.config_yaml import read_config
@@ -26,7 +37,6 @@ from hookline.report.run_fields import last_attempt_seconds, run_fields
 
 _MOST_ALERTS, _MOST_METRICS, _MOST_HOOKS, _MOST_TAKEN = 12, 14, 6, 3
 UNKNOWN = "unknown"  # instead of a commit
-_FIRST = ("train/loss", "val/loss")
 _STYLES = {"error": "red", "warning": "yellow", "info": ""}
 _PARTS = {"step": "a step", "data_wait": "waiting for data", "forward_backward": "forward and backward"}
 
@@ -148,7 +158,7 @@ def print_curves(console: Console, summary: RunSummary) -> None:
     """Draw the losses over each other."""
     drawn = {
         name: (curve.steps, curve.lowest, curve.highest)
-        for name in _FIRST
+        for name in LOSSES
         if (curve := summary.curves.get(name)) is not None and curve.finite
     }
     if any(summary.curves[name].finite >= FEWEST_POINTS for name in drawn):
@@ -161,7 +171,7 @@ def print_metrics(console: Console, summary: RunSummary) -> None:
     if not summary.curves:
         return
     console.print()
-    names = sorted(summary.curves, key=_importance)
+    names = sorted(summary.curves, key=metric_order)
     heading(console, "metrics")
     rows = []
     for name in names[:_MOST_METRICS]:
@@ -178,14 +188,6 @@ def print_metrics(console: Console, summary: RunSummary) -> None:
     table(console, columns, rows)
     if len(names) > _MOST_METRICS:
         paragraph(console, f"and {len(names) - _MOST_METRICS} more; `hookline plot` draws any of them", indent=0)
-
-
-def _importance(name: str) -> tuple[int, str]:
-    if name in _FIRST:
-        return _FIRST.index(name), name
-    prefixes = ("val/", "train/", "lr", "throughput/samples", "throughput/tokens", "throughput/steps", "throughput/")
-    ranks = [index for index, prefix in enumerate(prefixes) if name.startswith(prefix)]
-    return (len(_FIRST) + (ranks[0] if ranks else len(prefixes)), name)
 
 
 def _point(point: Point | None) -> str:
