@@ -93,6 +93,20 @@ def test_errors(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "pip install 'hookline[plot]'" in error_of("one", "--output", "y.svg")
 
 
+def test_a_metric_is_suggested_by_a_part_of_its_name(capsys: Captured) -> None:
+    """Beginnings of words come first, metrics of validation and training before others; `show` lists all."""
+    names = ("train_accuracy", "val_accuracy", "train_a", "train_b", "activations_macc", "x_c", "x_d", "x_e", "x_f")
+    write_run("one", **{name: [1.0] for name in names})
+    assert main(["plot", "one", "--metric", "acc"]) == 2
+    error = capsys.readouterr().err
+    assert "did you mean 'val/accuracy' or 'train/accuracy'? `hookline show RUN --metrics` lists all 9" in error
+    assert main(["plot", "one", "--metric", "zzz"]) == 2
+    assert "`hookline show RUN --metrics` lists all 9" in capsys.readouterr().err
+    assert main(["show", "one", "--metrics"]) == 0
+    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:]]
+    assert sorted(listed) == sorted(name.replace("_", "/", 1) for name in names)
+
+
 def test_what_a_file_gets(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     """A figure gets every curve with a label that is not a formula, and the file is named."""
     calls: list[tuple[str, Any]] = []

@@ -50,10 +50,14 @@ def run(options: argparse.Namespace) -> int:
         print_json(describe(files, summary, alerts))
         return 0
     console = open_console()
+    if options.metrics:
+        print_metrics(console, summary, most=None)
+        return 0
     print_origin(console, files, summary)
     print_alerts(console, alerts, summary)
     print_curves(console, summary)
-    print_metrics(console, summary)
+    console.print()
+    print_metrics(console, summary, _MOST_METRICS)
     print_costs(console, files, summary)
     print_checkpoints(console, files, summary)
     return 0
@@ -166,15 +170,15 @@ def print_curves(console: Console, summary: RunSummary) -> None:
         draw_chart(console, drawn, title="loss")
 
 
-def print_metrics(console: Console, summary: RunSummary) -> None:
-    """Print the last, lowest and highest value of the metrics that say the most."""
+def print_metrics(console: Console, summary: RunSummary, most: int | None) -> None:
+    """Print the last, lowest and highest value of the metrics that say the most, or of all of them."""
     if not summary.curves:
+        heading(console, "metrics", "none")
         return
-    console.print()
     names = sorted(summary.curves, key=metric_order)
     heading(console, "metrics")
     rows = []
-    for name in names[:_MOST_METRICS]:
+    for name in names[:most]:
         curve = summary.curves[name]
         last = "-" if curve.last is None else f"{curve.last.value:.4g}"
         rows.append(([cut(name, 60), last, _point(curve.least), _point(curve.greatest)], ""))
@@ -186,8 +190,8 @@ def print_metrics(console: Console, summary: RunSummary) -> None:
         "highest (step)": right,
     }
     table(console, columns, rows)
-    if len(names) > _MOST_METRICS:
-        paragraph(console, f"and {len(names) - _MOST_METRICS} more; `hookline plot` draws any of them", indent=0)
+    if most is not None and len(names) > most:
+        paragraph(console, f"and {len(names) - most} more; --metrics lists all, `hookline plot` draws any", indent=0)
 
 
 def _point(point: Point | None) -> str:
