@@ -23,6 +23,7 @@ from hookline.cli.formatting import (
     metric_order,
     open_console,
     paragraph,
+    point_text,
     print_json,
     shorten,
     table,
@@ -159,9 +160,11 @@ def print_metrics(console: Console, names: Sequence[str], summaries: Sequence[Ru
     """Print the last value of each run side by side, then the best one of metrics whose better direction is known."""
     metrics = _directions(summaries)
     shown = dict(list(metrics.items())[:_MOST_METRICS])
-    last = [(name, [_point(curve and curve.last) for curve in _curves(summaries, name)]) for name in shown]
+    last = [
+        (name, ["-" if curve is None else _point(curve.last) for curve in _curves(summaries, name)]) for name in shown
+    ]
     best = [
-        (name, [_point(curve and _best(curve, direction), with_step=True) for curve in _curves(summaries, name)])
+        (name, ["-" if curve is None else point_text(_best(curve, direction)) for curve in _curves(summaries, name)])
         for name, direction in shown.items()
         if direction is not None
     ]
@@ -215,10 +218,8 @@ def _best(curve: Curve, direction: Direction | None) -> Point | None:
     return None if direction is None else curve.least if direction == "low" else curve.greatest
 
 
-def _point(point: Point | None, with_step: bool = False) -> str:
-    if point is None:
-        return "-"
-    return f"{point.value:.4g} ({point.step:,})" if with_step else f"{point.value:.4g}"
+def _point(point: Point | None) -> str:
+    return "-" if point is None else f"{point.value:.4g}"
 
 
 def _fields(point: Point | None) -> dict[str, Any] | None:

@@ -10,7 +10,7 @@ import math
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from rich.console import Console
 from rich.table import Table
@@ -18,6 +18,9 @@ from rich.text import Text
 
 from hookline._console import CommandOutput, printable
 from hookline.errors import HooklineError
+
+if TYPE_CHECKING:
+    from hookline.record.curves import Point
 
 LOSSES = ("train/loss", "val/loss")  # what is drawn unless other metrics are asked for
 WIDEST = 100  # longer lines are tiring to read
@@ -54,6 +57,11 @@ def metric_order(name: str) -> tuple[int, str]:
     ranks = [index for index, prefix in enumerate(_FIRST_METRICS) if name.startswith(prefix)]
     place = LOSSES.index(name) if name in LOSSES else len(LOSSES) + min(ranks, default=len(_FIRST_METRICS))
     return place, name
+
+
+def point_text(point: Point | None) -> str:
+    """Return a value and, in parentheses, its step."""
+    return "-" if point is None else f"{point.value:.4g} ({point.step:,})"
 
 
 def duration_text(seconds: float | None) -> str:

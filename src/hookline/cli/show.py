@@ -23,13 +23,14 @@ from hookline.cli.formatting import (
     metric_order,
     open_console,
     paragraph,
+    point_text,
     print_json,
     table,
 )
 from hookline.errors import RecordError
 from hookline.record.alerts import Alert, find_alerts
 from hookline.record.config_yaml import read_config
-from hookline.record.curves import Curve, Point
+from hookline.record.curves import Curve
 from hookline.record.runs import RUNNING, RunFiles
 from hookline.record.summary import RunSummary
 from hookline.report import REPORT
@@ -181,7 +182,7 @@ def print_metrics(console: Console, summary: RunSummary, most: int | None) -> No
     for name in names[:most]:
         curve = summary.curves[name]
         last = "-" if curve.last is None else f"{curve.last.value:.4g}"
-        rows.append(([cut(name, 60), last, _point(curve.least), _point(curve.greatest)], ""))
+        rows.append(([cut(name, 60), last, point_text(curve.least), point_text(curve.greatest)], ""))
     right: dict[str, Any] = {"justify": "right", "no_wrap": True}
     columns: dict[str, dict[str, Any]] = {
         "metric": {"overflow": "fold"},
@@ -192,10 +193,6 @@ def print_metrics(console: Console, summary: RunSummary, most: int | None) -> No
     table(console, columns, rows)
     if most is not None and len(names) > most:
         paragraph(console, f"and {len(names) - most} more; --metrics lists all, `hookline plot` draws any", indent=0)
-
-
-def _point(point: Point | None) -> str:
-    return "-" if point is None else f"{point.value:.4g} ({point.step:,})"
 
 
 # ---- time and checkpoints --------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ _MOST_CELLS = 150_000  # of a table of layers over a run
 _MOST_COUNTS = 400_000  # of a table of histograms
 _MOST_HEADERS = 16  # of a series: more than hooks that share one, or change, make
 _LOWEST_OCTAVE, _OCTAVES = -32, 48  # of the histograms: from 2^-32 to 2^16 in both directions
-_WINDOW_COLUMNS = {  # by series of histograms and their column: the statistic that says in which octave its bins end
+WINDOW_COLUMNS = {  # by series of histograms and their column: the statistic that says in which octave its bins end
     ("gradient_histograms", "count"): ("gradients", "top_octave"),
     ("activation_histograms", "counts"): ("activations", "histogram_top"),
     ("activation_histograms", "grad_counts"): ("activations", "grad_histogram_top"),
@@ -179,14 +179,14 @@ class RunSummary:
             _make_room(self._layers, header.series)
             ranges = self._layers[header] = Ranges(min(max(_MOST_CELLS // cells, 4), 400), _farther_from_zero)
         ranges.add(step, values)
-        for series, column in _WINDOW_COLUMNS.values():
+        for series, column in WINDOW_COLUMNS.values():
             if header.series == series and column in header.columns:
                 ends = values[:, header.columns.index(column)].tolist()
                 self._window_ends[series, column] = step, dict(zip(header.names, ends, strict=True))
 
     def _add_histograms(self, step: int, header: SeriesHeader, column: str, counts: Floats) -> None:
         """Add histograms whose windows are known: each counts the octaves below its largest value."""
-        measured, ends = self._window_ends.get(_WINDOW_COLUMNS.get((header.series, column), ("", "")), (None, {}))
+        measured, ends = self._window_ends.get(WINDOW_COLUMNS.get((header.series, column), ("", "")), (None, {}))
         if measured != step or not all(name in ends for name in header.names):
             return
         key = (header.series if column in ("count", "counts") else f"{header.series}: {column}", header.names)
