@@ -197,7 +197,7 @@ def test_who_stopped_a_run_is_shown(tmp_path: Path, capsys: pytest.CaptureFixtur
                 trainer.request_stop("seen enough", by="stopper")
 
     shown = show(capsys, train(tmp_path, Stopper()))
-    assert "outcome    stopped by stopper: seen enough, 7 steps" in shown
+    assert "outcome    stopped by stopper (seen enough), 7 steps" in shown
 
 
 def test_alerts_come_with_their_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -131,10 +131,10 @@ def print_origin(console: Console, files: RunFiles, summary: RunSummary) -> None
 
 
 def _ending(files: RunFiles) -> str:
-    """Return the outcome and the reason, which may begin with the outcome."""
+    """Return the outcome and, in parentheses, the reason; "stopped by HOOK: why" begins with the outcome."""
     outcome, reason = cut(files.outcome.replace("_", "-"), 60), cut(str(files.run.get("reason") or ""))
     if reason.startswith(f"{outcome} "):
-        return reason
+        outcome, _, reason = reason.partition(": ")
     return f"{outcome} ({reason})" if reason else outcome
 
 
