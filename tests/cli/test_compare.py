@@ -120,7 +120,8 @@ def test_differences_and_values_are_side_by_side(tmp_path: Path, capsys: pytest.
     assert "first and third" in shown
     rows = [line.split() for line in shown.splitlines()]
     assert ["loss_spike.factor", "8.0", "4.0", "(not", "there)"] in rows
-    assert ["config", "trainer.accumulate", "1", "2", "1"] in rows
+    assert rows.index(["config"]) < rows.index(["trainer.accumulate", "1", "2", "1"])
+    assert ["loss_spike", "(there)", "(there)", "(not", "there)"] in rows
     assert "* first   + second   o third" in shown
     assert "likely  trainer.accumulate: 1 and 2" in shown
 
@@ -159,5 +160,55 @@ def test_the_best_value_is_shown_where_a_direction_is_known(tmp_path: Path, caps
     assert highest["step"] == 10 and highest["value"] > 0
     assert metrics["train/lr"][0] == {"last": {"step": 20, "value": 0.01}, "best": None}
     rows = [line.split() for line in compare(capsys, *runs).splitlines()]
-    assert ["train/lr", "0.01", "0.01"] in rows
-    assert ["val/wer", "20;", "1", "at", "1", "20;", "1", "at", "1"] in rows
+    best = rows.index(["best", "value", "(step)"])
+    assert ["train/lr", "0.01", "0.01"] in rows[:best] and ["val/wer", "20", "20"] in rows[:best]
+    assert ["val/wer", "1", "(1)", "1", "(1)"] in rows[best:]
+    assert not [row for row in rows[best:] if row[:1] == ["train/lr"]]
+
+
+class ManyMetrics(hookline.TrainingHook):
+    """Logs metrics whose names differ in the middle and at the end."""
+
+    name = "many_metrics"
+
+    def on_step_end(self, trainer: hookline.RunControl, step: int) -> None:
+        for name in ("accuracy", "accuracy_top5", "f1"):
+            for group in ("first", "second", "third"):
+                trainer.log(f"train/epoch_{group}_group_of_samples_{name}", step / 3)
+
+
+def test_five_runs_are_readable_in_80_columns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No line wraps, every name is distinct, every run is in each table, and what is left out is counted."""
+    monkeypatch.setenv("COLUMNS", "80")
+    runs = [train(tmp_path, ManyMetrics(), lr=0.1 / (index + 1), steps=6) for index in range(5)]
+    shown = compare(capsys, *runs)
+    lines = shown.splitlines()
+    assert max(map(len, lines)) <= 80
+    last = lines[lines.index("last value") : lines.index("best value (step)")]
+    assert sum(len(line.split()) - 1 for line in last if line.startswith("train/loss")) == 5
+    names = [line.split()[0] for line in last if line.startswith("train/epo")]
+    assert len(names) == 20 and len(set(names)) == 10  # in two tables
+    best = lines[lines.index("best value (step)") :]
+    assert sum(line.count("(") for line in best if line.startswith("train/loss")) == 5
+    runs = [train(tmp_path, ManyMetrics(), hookline.GradientMonitor(log_frequency=1), steps=6) for _ in range(2)]
+    found = json.loads(compare(capsys, *runs, "--json"))["metrics"]
+    assert len(found) > 12 and f"and {len(found) - 12} more metrics; --json has all" in compare(capsys, *runs)
+
+
+def test_the_step_before_is_one_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Another learning rate shows in the loss of the second step; the optimizer of code is named by its place."""
+    shown = compare(capsys, train(tmp_path), train(tmp_path, lr=0.2))
+    assert "; the step before it is the same" in " ".join(shown.split())
+    assert "likely  optimizers.0.lr: 0.1 and 0.2" in shown
+
+
+def test_long_values_are_listed_below_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [train(tmp_path, name=name) for name in ("one", "two")]
+    for path in runs:
+        run = json.loads((path / "run.json").read_text())
+        run["environment"]["argv"] = ["code.py", *(f"--option-{number}-of-{path.name}" for number in range(3))]
+        (path / "run.json").write_text(json.dumps(run))
+    shown = compare(capsys, *runs)
+    assert f'environment: argv\n  one  "code.py --option-0-of-{runs[0].name}' in shown

@@ -173,6 +173,18 @@ def test_the_beginning_of_an_id_names_a_run(capsys: Captured) -> None:
     assert "20260101-c: no run in runs/ has this path, id or name; did you mean '2026" in capsys.readouterr().err
 
 
+def test_the_end_of_an_id_names_a_run(capsys: Captured) -> None:
+    """It must be that of one run; a beginning comes first."""
+    for run_id in ("20260101-aax", "20260101-bby", "20260101-ccy", "y-20260101"):
+        write_run(run_id)
+    for given, run_id in {"ax": "20260101-aax", "by": "20260101-bby", "y": "y-20260101"}.items():
+        assert main(["export", given, "--to", "csv"]) == 0
+        assert f"{run_id}-export/metrics.csv" in capsys.readouterr().out
+    Path("runs/y-20260101").rename("elsewhere")
+    assert main(["export", "y", "--to", "csv"]) == 2
+    assert "y: 2 runs in runs/ end with it: 20260101-bby (completed, 2" in capsys.readouterr().err
+
+
 def test_a_format_must_be_given(capsys: Captured) -> None:
     """Without one, or with one that does not exist, the error lists what there is."""
     for arguments in (["export", "r"], ["export", "r", "--to", "xlsx"]):

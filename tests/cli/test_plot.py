@@ -43,7 +43,7 @@ def test_runs_over_each_other(capsys: Captured) -> None:
 def test_a_run_has_the_same_colour_and_marker_in_all_charts(capsys: Captured) -> None:
     """Also in the chart of a metric that the runs before it do not have."""
     write_run("one", "base", train_loss=[3.0, 2.0, 1.0])
-    write_run("two", "wide", train_loss=[4.0, 3.0, 2.0], val_loss=[3.0, 2.0])
+    write_run("two", "wide", train_loss=[4.0, 3.0, 2.0, 1.5, 1.0], val_loss=[3.0, 2.0, 1.0, 0.8, 0.6])
     assert main(["plot", "base", "wide"]) == 0
     first, second = capsys.readouterr().out.split("val/loss\n")
     assert "* base   + wide" in first and "+ wide" in second and "*" not in second
@@ -53,7 +53,7 @@ def test_a_run_has_the_same_colour_and_marker_in_all_charts(capsys: Captured) ->
 
 
 def test_points(capsys: Captured) -> None:
-    """--json has the points of each run; those with one name are told apart by their ids."""
+    """--json has the points of each run; runs with the same name have different ids."""
     write_run("one", "base", train_loss=[3.0, NAN])
     write_run("two", "base", train_loss=[4.0])
     assert main(["plot", "one", "two", "--metric", "train/loss", "--json"]) == 0
@@ -91,6 +91,20 @@ def test_errors(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(builtins, "__import__", missing)
     assert "pip install 'hookline[plot]'" in error_of("one", "--output", "y.svg")
+
+
+def test_a_metric_is_suggested_by_a_part_of_its_name(capsys: Captured) -> None:
+    """Beginnings of words come first, metrics of validation and training before others; `show` lists all."""
+    names = ("train_accuracy", "val_accuracy", "train_a", "train_b", "activations_macc", "x_c", "x_d", "x_e", "x_f")
+    write_run("one", **{name: [1.0] for name in names})
+    assert main(["plot", "one", "--metric", "acc"]) == 2
+    error = capsys.readouterr().err
+    assert "did you mean 'val/accuracy' or 'train/accuracy'? `hookline show RUN --metrics` lists all 9" in error
+    assert main(["plot", "one", "--metric", "zzz"]) == 2
+    assert "`hookline show RUN --metrics` lists all 9" in capsys.readouterr().err
+    assert main(["show", "one", "--metrics"]) == 0
+    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:]]
+    assert sorted(listed) == sorted(name.replace("_", "/", 1) for name in names)
 
 
 def test_what_a_file_gets(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:

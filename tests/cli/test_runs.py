@@ -98,7 +98,7 @@ def test_sort_filter_and_limit(capsys: Captured) -> None:
         return " ".join(one["run_id"] for one in listed(capsys, *arguments))
 
     assert ids() == "c b a" and ids("--reverse") == "a b c"
-    assert ids("--sort", "best") == "b a c" and ids("--sort", "steps") == "b c a" and ids("--sort", "id") == "a b c"
+    assert ids("--sort", "best") == "a b c" and ids("--sort", "steps") == "b c a" and ids("--sort", "id") == "a b c"
     assert ids("--sort", "name") == "a b c" and ids("--sort", "outcome", "--limit", "1") in ("c", "a")
     assert ids("--tag", "x") == "b a" and ids("--tag", "x", "--tag", "y") == "a" and ids("--name", "BASE") == "b a"
     assert ids("--outcome", "failed") == "b" and ids("--tag", "z") == ""
@@ -109,6 +109,33 @@ def test_sort_filter_and_limit(capsys: Captured) -> None:
     for wrong in (["--sort", "lenght"], ["--outcome", "faild"], ["elsewhere"]):
         assert main(["runs", *wrong]) == 2
         assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_the_best_of_each_metric_comes_first(capsys: Captured) -> None:
+    """An accuracy is not compared with a loss; a high accuracy and a low loss are good."""
+    for run_id, best in (("good", 0.9), ("bad", 0.1)):
+        write_run(run_id, best=best)
+    for run_id, steps in (("long", 4), ("short", 2)):  # 1 / steps is the loss
+        write_run(run_id, metric="val/loss", steps=steps)
+    assert [one["run_id"] for one in listed(capsys, "--sort", "best")] == ["good", "bad", "long", "short"]
+
+
+def test_a_mode_of_a_hook_says_what_is_best(capsys: Captured) -> None:
+    """It comes before what the name of the metric says."""
+    for run_id, best in (("low", 0.1), ("high", 0.9)):
+        path = write_run(run_id, best=best)
+        run = json.loads((path / "run.json").read_text())
+        run["hooks"] = [{"name": "checkpoint", "parameters": {"monitor": "val/acc", "mode": "min"}}]
+        (path / "run.json").write_text(json.dumps(run))
+    assert [one["run_id"] for one in listed(capsys, "--sort", "best")] == ["low", "high"]
+
+
+def test_an_outcome_may_have_a_hyphen(capsys: Captured) -> None:
+    """`show` prints it so."""
+    write_run("bad", "non_finite")
+    write_run("good")
+    for given in ("non-finite", "non_finite"):
+        assert [one["run_id"] for one in listed(capsys, "--outcome", given)] == ["bad"]
 
 
 def test_what_is_not_a_run_is_skipped(capsys: Captured) -> None:

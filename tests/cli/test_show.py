@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import platform
+import shlex
 import time
 from pathlib import Path
 from typing import Any
@@ -57,10 +59,75 @@ def test_a_run_is_shown_with_its_outcome_curves_metrics_and_checkpoints(
         "── train/loss",
         "train/loss ",
         "last       runs/",
-        f"hookline resume runs/{path.name}",
         f"report     runs/{path.name}/report.html",
     ):
         assert text in shown
+    assert "resume" not in shown
+
+
+def interrupt(path: Path, hostname: str | None = None, **fields: Any) -> None:
+    """Make a run one that was interrupted, by a command with these fields of its environment."""
+    run = json.loads((path / "run.json").read_text())
+    environment = {**run["environment"], **fields, "hostname": hostname or platform.node()}
+    (path / "run.json").write_text(json.dumps({**run, "outcome": "interrupted", "environment": environment}))
+
+
+RESUMABLE = """
+model: {name: char_gpt, context: 16, width: 8, heads: 2, layers: 1}
+data: {name: stdlib_text, context: 16, batch_size: 2, max_bytes: 60000}
+optimizer: adamw
+trainer: {max_steps: 2}
+hooks: {lifecycle: [{name: checkpoint, save_every_n_steps: 1}]}
+"""
+
+
+def test_the_command_that_resumes_repeats_the_arguments_of_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs as it is printed, on one line, for a run that was not completed; labels are not given again."""
+    monkeypatch.chdir(tmp_path)
+    Path("own_parts.py").write_text("")
+    Path("a.yaml").write_text(RESUMABLE)
+    words = ["a.yaml", "--import", "own_parts", "trainer.name=one", "optimizer.lr=0.01", "--output", "runs"]
+    assert main(["train", *words]) == 0
+    (path,) = Path("runs").iterdir()
+    capsys.readouterr()
+    assert json.loads(show(capsys, "one", "--json"))["resume"] is None
+    interrupt(path, argv=["/bin/hookline", "train", *words])
+    expected = f"hookline resume runs/{path.name} optimizer.lr=0.01 --import own_parts"
+    assert json.loads(show(capsys, "one", "--json"))["resume"] == expected
+    assert f"    resume     {expected}\n" in show(capsys, "one")
+    assert main(shlex.split(expected)[1:]) == 0
+    capsys.readouterr()
+    interrupt(path, argv=["/bin/hookline", "train", "--import"])
+    assert json.loads(show(capsys, "one", "--json"))["resume"] == f"hookline resume runs/{path.name}"
+    interrupt(path, argv=["/bin/hookline", "train", *words], hostname="elsewhere")
+    assert json.loads(show(capsys, "one", "--json"))["resume"] == f"hookline resume runs/{path.name}"
+
+
+def test_a_run_that_was_made_in_code_is_resumed_in_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = train(tmp_path, hookline.CheckpointHook())
+    interrupt(path)
+    assert "build the same trainer and call trainer.fit(resume=" in show(capsys, path)
+    assert json.loads(show(capsys, path, "--json"))["resume"] is None
+
+
+def test_few_points_are_not_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A chart of four points says less than the table, and NaN are not points."""
+    for losses, is_drawn in (([1.0] * 4, False), ([1.0] * 5, True), ([1.0] + [float("nan")] * 60, False)):
+        record = Record.on_disk(tmp_path, config={}, seed=None)
+        record.start([])
+        for step, loss in enumerate(losses, start=1):
+            record.log(step, 0, "train/loss", loss)
+        record.close("completed", None, [], [], {})
+        assert ("┤" in show(capsys, record.path)) == is_drawn
+
+
+def test_a_run_outside_of_a_repository_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = train(tmp_path)
+    run = json.loads((path / "run.json").read_text())
+    (path / "run.json").write_text(json.dumps({**run, "git": {"commit": "unknown", "dirty": None}}))
+    assert "code       not in a git repository\n" in show(capsys, path)
 
 
 def test_the_share_of_hooks_is_that_of_the_last_attempt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,6 +140,38 @@ def test_the_share_of_hooks_is_that_of_the_last_attempt(tmp_path: Path, capsys: 
     run["costs"] = [{"hook": "slow", "seconds": 5.0}]
     (path / "run.json").write_text(json.dumps(run))
     assert ["slow", "5.000", "s", "50.0%"] in [line.split() for line in show(capsys, path).splitlines()]
+
+
+def test_every_reader_adds_up_the_seconds_of_all_attempts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A pause between two attempts does not count, and `show`, `runs` and the report say the same."""
+    path = train(tmp_path)
+    run = json.loads((path / "run.json").read_text())
+    times = [("2026-01-01T00:00:00+00:00", "2026-01-01T00:00:30+00:00")]
+    times.append(("2026-01-02T00:00:00+00:00", "2026-01-02T00:00:10+00:00"))
+    run["attempts"] = [{**run["attempts"][0], "started": started, "closed": closed} for started, closed in times]
+    (path / "run.json").write_text(json.dumps(run))
+    assert "30 steps in 40.0 s" in show(capsys, path)
+    assert json.loads(show(capsys, path, "--json"))["seconds"] == 40
+    assert main(["runs", str(path.parent), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["seconds"] == 40
+    assert main(["report", str(path)]) == 0
+    assert '"seconds":40.0,"step_seconds"' in (path / "report.html").read_text()
+
+
+def test_where_a_step_spends_its_time_is_a_mean_over_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The report has the same numbers."""
+    record = Record.on_disk(tmp_path, config={}, seed=None)
+    record.start([])
+    for step, seconds in ((1, 0.1), (2, 0.3)):
+        record.log(step, 0, "throughput/step_seconds", seconds)
+        record.log(step, 0, "throughput/data_wait_seconds", seconds / 2)
+    record.close("completed", None, [], [], {"step": 2})
+    assert record.path is not None
+    assert "mean time  a step 200 ms, waiting for data 100 ms" in show(capsys, record.path)
+    assert main(["report", str(record.path)]) == 0
+    assert '"step_seconds":{"step":0.2,"data_wait":0.1}' in (record.path / "report.html").read_text()
 
 
 def test_labels_and_reasons_of_any_length_are_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,10 +197,7 @@ def test_who_stopped_a_run_is_shown(tmp_path: Path, capsys: pytest.CaptureFixtur
                 trainer.request_stop("seen enough", by="stopper")
 
     shown = show(capsys, train(tmp_path, Stopper()))
-    assert "stopped" in shown
-    assert "stopper" in shown
-    assert "seen enough" in shown
-    assert "7 steps" in shown
+    assert "outcome    stopped by stopper (seen enough), 7 steps" in shown
 
 
 def test_alerts_come_with_their_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

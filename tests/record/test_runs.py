@@ -59,6 +59,12 @@ def test_attempts_that_were_killed_count_until_their_last_row(tmp_path: Path) ->
     assert run.seconds == 11 * 3600
 
 
+def test_a_killed_run_ends_with_its_last_row_also_after_it_was_copied(tmp_path: Path) -> None:
+    """The times of a copied file say nothing about the run."""
+    run = write_run(tmp_path, [row(1, 0.5), row(2, 2)], attempts=[{"started": clock(0)}])
+    assert run.seconds == 2 * 3600
+
+
 def test_an_attempt_whose_rows_are_too_far_back_ends_when_the_next_one_begins(tmp_path: Path) -> None:
     attempts = [{"started": clock(0)}, {"started": clock(12), "closed": clock(13)}]
     metrics = [row(1, 1), *(row(step, 12.5, text="x" * 1000) for step in range(2, 10_000))]

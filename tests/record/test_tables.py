@@ -12,6 +12,7 @@ import torch
 from hookline import LoadedRun, load_run, read_metrics
 from hookline.errors import RecordError
 from hookline.record import Record
+from hookline.stats.histograms import fold, histograms
 
 NAN = float("nan")
 
@@ -72,6 +73,56 @@ def test_layers_are_long(run: LoadedRun) -> None:
     assert run.layers["hist"] == {
         "step": [2, 2, 2], "name": ["a", "a", "a"], "bin": [0, 1, 2], "counts": [0.0, 1.0, 2.0],
     }  # fmt: skip
+
+
+def log_histograms(record: Record, step: int, *tensors: torch.Tensor, per_octave: int = 8) -> None:
+    """Log histograms of tensors and where their bins end, as `gradient_monitor` does."""
+    counts, tops = histograms(tensors)
+    names = [f"layer{index}" for index in range(len(tensors))]
+    record.log_layers("gradients", step, names, ["norm", "top_octave"], torch.stack([tops, tops], dim=1))
+    record.log_layers("gradient_histograms", step, names, ["count"], fold(counts, per_octave).unsqueeze(1))
+
+
+@pytest.mark.parametrize("per_octave", [1, 2, 4, 8])
+def test_bins_of_a_monitor_have_edges(per_octave: int, tmp_path: Path) -> None:
+    """Each value is counted in the bin that encloses it, and empty bins have no row."""
+    record = make_record(tmp_path)
+    spread = torch.randn(300, generator=torch.Generator().manual_seed(1)) * torch.logspace(-12, 3, 300)
+    log_histograms(record, 7, torch.tensor([0.0, 0.0, 1.0, -1.0, 3.0, -1e-30]), spread, per_octave=per_octave)
+    columns = load(record).layers["gradient_histograms"]
+    assert list(columns) == ["step", "name", "low", "high", "count"] and set(columns["step"]) == {7}
+    assert all(type(count) is int and count > 0 for count in columns["count"])
+    rows = list(zip(columns["name"], columns["low"], columns["high"], columns["count"], strict=True))
+    small = [row[1:] for row in rows if row[0] == "layer0"]
+    assert (0.0, 0.0, 2) in small and sum(count for *_, count in small) == 6
+    assert [count for low, high, count in small if low < -1e-30 < high == 0] == [1]
+    counted = [row[1:] for row in rows if row[0] == "layer1"]
+    assert sum(count for *_, count in counted) == 300
+    for low, high, count in counted:
+        inside = (spread >= low) & (spread < high) if low >= 0 else (spread > low) & (spread <= high)
+        assert int(inside.sum()) == count
+
+
+def test_nan_and_infinities_have_bins(tmp_path: Path) -> None:
+    """Their edges are what is counted."""
+    record = make_record(tmp_path)
+    log_histograms(record, 1, torch.tensor([NAN, NAN, math.inf, -math.inf, 2.0]))
+    columns = load(record).layers["gradient_histograms"]
+    assert same(columns["low"], [-math.inf, columns["low"][1], math.inf, NAN])
+    assert same(columns["high"], [-math.inf, columns["high"][1], math.inf, NAN])
+    assert columns["count"] == [1, 1, 1, 2]
+
+
+def test_histograms_of_one_layer_have_rows_each(tmp_path: Path) -> None:
+    """The bins of activations and of their gradients have different edges; without an end, a step is left out."""
+    record = make_record(tmp_path)
+    counts, tops = histograms([torch.tensor([1.0]), torch.tensor([8.0])])
+    record.log_layers("activations", 1, ["a"], ["histogram_top", "grad_histogram_top"], tops.reshape(1, 2))
+    for step in (1, 2):
+        record.log_layers("activation_histograms", step, ["a"], ["counts", "grad_counts"], counts.unsqueeze(0))
+    columns = load(record).layers["activation_histograms"]
+    assert (columns["step"], columns["counts"], columns["grad_counts"]) == ([1, 1], [1, None], [None, 1])
+    assert columns["low"][0] <= 1 <= columns["high"][0] < columns["low"][1] <= 8 <= columns["high"][1]
 
 
 def test_a_nan_of_a_layer_is_not_a_missing_value(tmp_path: Path) -> None:

@@ -52,7 +52,8 @@ def _positive(word: str) -> int:
 
 PERMISSIONS = {"--allow": "allow", "--allow-host": "allow_host", "--import": "imports"}  # not for a config to give
 _RUN_NAMES = (
-    "`latest` is the newest run in runs/, DIR/latest the newest in DIR; its name or the beginning of its id is enough"
+    "`latest` is the newest run in runs/, DIR/latest the newest in DIR; "
+    "its name or the beginning or end of its id is enough"
 )
 _REPEATED: dict[str, Any] = {"action": "append", "default": []}
 # Every argument of a command: its name (for an option as it is written) and, where it has a value, what stands for it.
@@ -88,6 +89,7 @@ _ARGUMENTS: dict[str, dict[str, Any]] = {
     "--limit N": {"type": _positive, "help": "print at most N"},
     "--lines N": {"type": _positive, "default": 10, "help": "print the last N first (10)"},
     "--metric NAME": {**_REPEATED, "help": "draw this metric; without one, train/loss and val/loss"},
+    "--metrics": {"action": "store_true", "help": "print all metrics of the run, and nothing else"},
     "--log": {"action": "store_true", "help": "draw the values on a logarithmic axis"},
     "--output IMAGE": {"help": "write an .svg or .png file instead; needs matplotlib, hookline[plot]"},
     "--json": {"action": "store_true", "help": "print JSON, for programs"},
@@ -120,7 +122,10 @@ COMMANDS: dict[str, tuple[str, Sequence[str]]] = {
         "draw metrics of runs over each other",
         ("runs RUN", "--metric NAME", "--log", "--output IMAGE", "--json"),
     ),
-    "show": ("print one run at a glance: outcome, curves, alerts, costs, checkpoints", ("run RUN", "--json")),
+    "show": (
+        "print one run at a glance: outcome, curves, alerts, costs, checkpoints",
+        ("run RUN", "--metrics", "--json"),
+    ),
     "compare": ("compare runs, and find the first step at which they part", ("runs RUN", "--json")),
     "checkpoints": ("list the checkpoints of a run, and verify them", ("run RUN", "--json")),
     "verify-checkpoint": ("check that one checkpoint is as it was written", ("path CHECKPOINT", "--json")),

@@ -20,6 +20,7 @@ Curve = tuple[Any, Any, Any]  # steps, lowest and highest values, equally long
 
 COLOURS = ("cyan", "yellow", "magenta", "green", "red", "blue")
 MARKERS = "*+ox#@"
+FEWEST_POINTS = 5  # of a chart that was not asked for: the table of metrics says more than a nearly empty one
 _WIDEST = 240  # columns; rich reports any width for a pipe that sets COLUMNS
 _NARROWEST = 10  # columns of the plot, also in a terminal that is too narrow for it
 _ROWS_PER_TICK, _COLUMNS_PER_TICK = 2, 10  # at least

@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import argparse
-import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
 
-from hookline.cli.charts import draw_chart
+from hookline._console import printable
+from hookline.cli.charts import FEWEST_POINTS, draw_chart
 from hookline.cli.find_run import run_labels
-from hookline.cli.formatting import cut, heading, labelled, open_console, paragraph, print_json, table
+from hookline.cli.formatting import (
+    LOSSES,
+    cut,
+    heading,
+    labelled,
+    metric_order,
+    open_console,
+    paragraph,
+    point_text,
+    print_json,
+    shorten,
+    table,
+)
 from hookline.errors import HooklineError
-from hookline.record.comparison import MISSING, Difference, Parting, find_differences, find_parting, likely_causes
+from hookline.record.comparison import Difference, Parting, find_differences, find_parting, likely_causes, value_text
 from hookline.record.curves import Curve, Point
 from hookline.record.json_lines import NON_FINITE
 from hookline.record.runs import RunFiles
@@ -23,7 +37,7 @@ from hookline.record.summary import RunSummary
 from hookline.report.direction import Direction, better
 
 _MOST_DIFFERENCES, _MOST_CAUSES, _MOST_METRICS = 40, 5, 12
-_LONGEST_VALUE = 60
+_LONGEST_NAME, _LONGEST_TITLE, _NARROWEST_CELL = 60, 12, 14
 
 
 def run(options: argparse.Namespace) -> int:
@@ -38,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
         [] if parting is None else likely_causes(summaries[0], other, parting, find_differences([summaries[0], other]))
         for other, parting in zip(summaries[1:], partings, strict=True)
     ]
-    names = [cut(label, _LONGEST_VALUE) for label in run_labels(files)]
+    names = shorten(run_labels(files), _LONGEST_NAME)
     if options.json:
         print_json(describe(files, summaries, differences, partings, causes))
         return 0
@@ -68,9 +82,9 @@ def describe(
         "metrics": {
             name: [
                 None if curve is None else {"last": _fields(curve.last), "best": _fields(_best(curve, direction))}
-                for curve in (summary.curves.get(name) for summary in summaries)
+                for curve in _curves(summaries, name)
             ]
-            for name, direction in _common_metrics(summaries).items()
+            for name, direction in _directions(summaries).items()
         },
     }
 
@@ -88,7 +102,9 @@ def print_partings(
             steps = f"{parting.before:,} step{'s' if parting.before != 1 else ''}"
             paragraph(console, f"are the same, bit for bit, in all {steps} that both have recorded")
             continue
-        same = f"the {parting.before:,} steps before it are the same" if parting.before else "it is the first step"
+        same = {0: "it is the first step", 1: "the step before it is the same"}.get(
+            parting.before, f"the {parting.before:,} steps before it are the same"
+        )
         first, second = (_number(value) for value in parting.values)
         values = "" if first == second == "" else f": {first} and {second}"
         paragraph(console, f"part at step {parting.step:,}, where {cut(parting.name, 100)} differs{values}; {same}")
@@ -104,56 +120,106 @@ def print_differences(console: Console, names: Sequence[str], differences: Seque
     heading(console, "differences", "" if differences else "none in config, hooks, environment and git")
     if not differences:
         return
-    rows, section = [], ""
+    rows: list[tuple[str, Sequence[str]]] = []
+    listed = []
+    widest = max(console.width * 2 // 3 // len(names) - 2, _NARROWEST_CELL)
+    section = ""
     for one in differences[:_MOST_DIFFERENCES]:
-        rows.append(([one.section if one.section != section else "", cut(one.key, 100), *map(_shown, one.values)], ""))
-        section = one.section
-    table(console, {"": {"style": "dim"}, "key": {}, **{name: {} for name in names}}, rows, width=console.width)
+        cells = [cut(value_text(value)) for value in one.values]
+        if max(map(len, cells)) > widest:
+            listed.append((f"{one.section}: {cut(one.key, 100)}", cells))
+            continue
+        if one.section != section:
+            rows.append((one.section, [""] * len(names)))
+            section = one.section
+        rows.append((f"  {cut(one.key, 100)}", cells))
+    if rows:
+        print_side_by_side(console, names, rows)
+    for key, cells in listed:  # too long for a column
+        paragraph(console, key, indent=0)
+        for name, cell in zip(names, cells, strict=True):
+            labelled(console, name, cell, indent=2, width=max(map(len, names)) + 2)
     if len(differences) > _MOST_DIFFERENCES:
         paragraph(console, f"and {len(differences) - _MOST_DIFFERENCES} more; --json has all", indent=0)
 
 
 def print_curves(console: Console, names: Sequence[str], summaries: Sequence[RunSummary]) -> None:
     """Draw the losses of all runs over each other."""
-    for metric in ("train/loss", "val/loss"):
+    for metric in LOSSES:
         curves = [run.curves.get(metric) for run in summaries]
         drawn = {
-            name: None if curve is None or curve.points < 2 else (curve.steps, curve.lowest, curve.highest)
+            name: None if curve is None or not curve.finite else (curve.steps, curve.lowest, curve.highest)
             for name, curve in zip(names, curves, strict=True)
         }
-        if any(drawn.values()):
+        if any(curve is not None and curve.finite >= FEWEST_POINTS for curve in curves):
             console.print()
             draw_chart(console, drawn, title=metric)
 
 
 def print_metrics(console: Console, names: Sequence[str], summaries: Sequence[RunSummary]) -> None:
-    """Print the last value of each run side by side, and the best one if it is known which direction is better."""
-    metrics = _common_metrics(summaries)
-    if not metrics:
-        return
-    console.print()
-    heading(console, "metrics", "last; best with its step, if lower or higher is better")
-    rows = []
-    for metric, direction in list(metrics.items())[:_MOST_METRICS]:
-        cells = []
-        for summary in summaries:
-            curve = summary.curves.get(metric)
-            last, best = (None, None) if curve is None else (curve.last, _best(curve, direction))
-            shown = "" if best is None else f"; {best.value:.4g} at {best.step:,}"
-            cells.append("-" if last is None else f"{last.value:.4g}{shown}")
-        rows.append(([cut(metric, 100), *cells], ""))
-    table(console, {"metric": {}, **{name: {} for name in names}}, rows, width=console.width)
+    """Print the last value of each run side by side, then the best one of metrics whose better direction is known."""
+    metrics = _directions(summaries)
+    shown = dict(list(metrics.items())[:_MOST_METRICS])
+    last = [
+        (name, ["-" if curve is None else _point(curve.last) for curve in _curves(summaries, name)]) for name in shown
+    ]
+    best = [
+        (name, ["-" if curve is None else point_text(_best(curve, direction)) for curve in _curves(summaries, name)])
+        for name, direction in shown.items()
+        if direction is not None
+    ]
+    for title, rows in (("last value", last), ("best value (step)", best)):
+        if rows:
+            console.print()
+            heading(console, title)
+            print_side_by_side(console, names, rows)
+    if len(metrics) > len(shown):
+        paragraph(console, f"and {len(metrics) - len(shown)} more metrics; --json has all", indent=0)
 
 
-def _common_metrics(summaries: Sequence[RunSummary]) -> dict[str, Direction | None]:
-    """Return the metrics of training and validation that runs have, the losses first, and which direction is better."""
-    found = {name for summary in summaries for name in summary.curves if name.startswith(("val/", "train/"))}
+def print_side_by_side(console: Console, names: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> None:
+    """Print a column per run; those that do not fit the terminal follow in further tables with the same rows.
+
+    Args:
+        console: Where to print.
+        names: Different names of the runs.
+        rows: A key, and a cell for each run.
+    """
+    titles = shorten(names, _LONGEST_TITLE)
+    width = max(cell_len(printable(text)) for text in (*titles, *(cell for _, cells in rows for cell in cells))) + 2
+    # Keys are cut if otherwise the runs would not fit beside each other.
+    keys = shorten([key for key, _ in rows], max(console.width // 3, console.width - 2 - width * len(names)))
+    key_width = max(cell_len(printable(key)) for key in keys) + 2
+    tables = math.ceil(len(names) / max((console.width - key_width) // width, 1))
+    step = math.ceil(len(names) / tables)
+    for begin in range(0, len(names), step):
+        if begin:
+            console.print()
+        columns = ("", *titles[begin : begin + step])
+        shown = [
+            ([key, *cells[begin : begin + step]], "" if any(cells) else "dim")
+            for key, (_, cells) in zip(keys, rows, strict=True)
+        ]
+        table(console, {title: {"overflow": "fold"} for title in columns}, shown, width=console.width)
+
+
+def _curves(summaries: Sequence[RunSummary], metric: str) -> list[Curve | None]:
+    return [summary.curves.get(metric) for summary in summaries]
+
+
+def _directions(summaries: Sequence[RunSummary]) -> dict[str, Direction | None]:
+    """Return the metrics that runs have, the losses first, and which direction is better."""
     hooks = [hook for summary in summaries for hook in summary.hooks]
-    return {name: better(name, hooks) for name in sorted(found, key=lambda name: (not name.endswith("/loss"), name))}
+    names = sorted({name for summary in summaries for name in summary.curves}, key=metric_order)
+    return {name: better(name, hooks) for name in names}
 
 
 def _best(curve: Curve, direction: Direction | None) -> Point | None:
     return None if direction is None else curve.least if direction == "low" else curve.greatest
+
+
+def _point(point: Point | None) -> str:
+    return "-" if point is None else f"{point.value:.4g}"
 
 
 def _fields(point: Point | None) -> dict[str, Any] | None:
@@ -165,7 +231,3 @@ def _number(value: Any) -> str:
     if isinstance(value, (int, float)):
         return repr(value)
     return value if value in NON_FINITE else ""
-
-
-def _shown(value: Any) -> str:
-    return cut(value if value == MISSING else json.dumps(value, default=str, ensure_ascii=False), _LONGEST_VALUE)

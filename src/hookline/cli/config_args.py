@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
 from importlib.resources import as_file, files
-from pathlib import Path
 from typing import Any
 
+from hookline.cli.command_lines import is_file, is_whole, overrides_among
 from hookline.config.factory import OWN_CODE_HINT
 from hookline.config.hooks import KINDS
 from hookline.config.load import FORMATS, load_config
@@ -35,7 +35,7 @@ def read_config(words: list[str], more: Sequence[str] = (), hooks: Sequence[str]
     sources = [word for word in words if word not in changes]
     for word in sources:
         begins_like_a_path = word.split(".")[0] in RunConfig.model_fields
-        if begins_like_a_path and not word.endswith(FORMATS) and not _is_file(word):
+        if begins_like_a_path and not word.endswith(FORMATS) and not is_file(word):
             raise ConfigError(word, f"an override needs a value: {word}=value (and a config file ends in {FORMATS[0]})")
     overrides = [*changes, *more]
     if len(sources) > 1:
@@ -69,11 +69,6 @@ def add_hook(config: dict[str, Any], name: str) -> None:
     entries.append({"name": name})
 
 
-def overrides_among(words: Sequence[str]) -> list[str]:
-    """Return the words that change a value of the config; the name of a file may contain an equals sign, too."""
-    return [word for word in words if "=" in word and not _is_file(word)]
-
-
 def check_whole(config: Mapping[str, Any], where: str, call: str) -> None:
     """Raise an error unless a run can be built from this config alone, without objects that were made in code.
 
@@ -82,15 +77,8 @@ def check_whole(config: Mapping[str, Any], where: str, call: str) -> None:
         where: The place of the record, for the message.
         call: What to call instead, in code.
     """
-    if not {"model", "data", "optimizer"} <= config.keys() <= set(RunConfig.model_fields):
+    if not is_whole(config):
         raise HooklineError(f"{where}: that run was made in code; build the same trainer there and call {call}")
-
-
-def _is_file(word: str) -> bool:
-    try:
-        return Path(word).is_file()
-    except (OSError, ValueError):  # too long for a file name, as an override may be, or a NUL in it
-        return False
 
 
 def suggest_override(option: str, arguments: Sequence[str]) -> str:

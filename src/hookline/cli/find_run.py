@@ -1,4 +1,4 @@
-"""Find the run that `latest`, a name or the first characters of an id stand for, and tell runs apart by labels."""
+"""Find the run that `latest`, a name or the beginning or end of an id stand for, and tell runs apart by labels."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def resolve_run(given: str, *, must_exist: bool = True) -> str:
     """Return the directory of the run that is named: a path that exists, or what is found in runs/ or in its DIR.
 
     ``latest`` and ``DIR/latest`` are the newest run; otherwise ``TEXT`` and ``DIR/TEXT`` are, in this order, the run
-    with this id, the newest run with this name, and the run whose id begins with it.
+    with this id, the newest run with this name, the run whose id begins with it, and the run whose id ends with it.
 
     Args:
         given: What a command line names.
         must_exist: Whether it can only be a run; otherwise what names no run is returned as it is.
 
     Raises:
-        HooklineError: If there is no such run, or several runs have the beginning of the id.
+        HooklineError: If there is no such run, or several runs have this beginning or end of an id.
     """
     path = Path(given)
     if os.path.exists(path) or not path.name:  # noqa: PTH110 - unlike Path's, it never raises
@@ -47,17 +47,19 @@ def resolve_run(given: str, *, must_exist: bool = True) -> str:
         return _newest_of(named, given)
     if len(path.parts) > 1 and (named := [run for run in _runs_in(Path(RUNS)) if _name_of(run) == given]):
         return _newest_of(named, given)
-    begin = [run for run in runs if run.name.startswith(path.name)]
-    if not begin and not must_exist:
+    where, found = "begin", [run for run in runs if run.name.startswith(path.name)]
+    if not found:  # the ids of one day begin alike
+        where, found = "end", [run for run in runs if run.name.endswith(path.name)]
+    if not found and not must_exist:
         return given
-    if not begin:
+    if not found:
         raise HooklineError(_unknown_text(given, directory, runs))
-    if len(begin) > 1:
-        more = f" and {len(begin) - _MOST_LISTED} more" if len(begin) > _MOST_LISTED else ""
-        listed = ", ".join(map(_described, begin[:_MOST_LISTED]))
-        what = f"{len(begin)} runs in {directory}/ begin with it: {listed}{more}"
+    if len(found) > 1:
+        more = f" and {len(found) - _MOST_LISTED} more" if len(found) > _MOST_LISTED else ""
+        listed = ", ".join(map(_described, found[:_MOST_LISTED]))
+        what = f"{len(found)} runs in {directory}/ {where} with it: {listed}{more}"
         raise HooklineError(f"{given}: {what}; give more of the id")
-    return str(begin[0])
+    return str(found[0])
 
 
 def run_labels(files: Sequence[RunFiles]) -> list[str]:

@@ -10,7 +10,7 @@ import math
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from rich.console import Console
 from rich.table import Table
@@ -19,12 +19,49 @@ from rich.text import Text
 from hookline._console import CommandOutput, printable
 from hookline.errors import HooklineError
 
+if TYPE_CHECKING:
+    from hookline.record.curves import Point
+
+LOSSES = ("train/loss", "val/loss")  # what is drawn unless other metrics are asked for
 WIDEST = 100  # longer lines are tiring to read
+_LONGEST_NAME = 200  # characters of a name that is shortened, also if it is then like another one
+_FIRST_METRICS = ("val/", "train/", "lr", "throughput/samples", "throughput/tokens", "throughput/steps", "throughput/")
 
 
 def cut(text: str, longest: int = 300) -> str:
     """Return a text of bounded length; one that is longer ends with "…"."""
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
+
+
+def shorten(names: Sequence[str], longest: int) -> list[str]:
+    """Return names that are cut in the middle where they are too long, and are still different.
+
+    >>> shorten(["train/epoch_accuracy", "train/epoch_loss", "lr"], 12)
+    ['train…curacy', 'train…h_loss', 'lr']
+
+    Args:
+        names: Different names.
+        longest: How many characters each may have; more if they would otherwise be the same.
+    """
+    while True:
+        head = (longest - 1) // 2
+        tail = longest - 1 - head
+        cuts = [name if len(name) <= longest else f"{name[:head]}…{name[-tail:]}" for name in names]
+        if len(set(cuts)) == len(names) or longest >= _LONGEST_NAME:
+            return cuts
+        longest = min(longest * 5 // 4, _LONGEST_NAME)
+
+
+def metric_order(name: str) -> tuple[int, str]:
+    """Return what sorts metrics: the losses, those of validation, of training, then the others."""
+    ranks = [index for index, prefix in enumerate(_FIRST_METRICS) if name.startswith(prefix)]
+    place = LOSSES.index(name) if name in LOSSES else len(LOSSES) + min(ranks, default=len(_FIRST_METRICS))
+    return place, name
+
+
+def point_text(point: Point | None) -> str:
+    """Return a value and, in parentheses, its step."""
+    return "-" if point is None else f"{point.value:.4g} ({point.step:,})"
 
 
 def duration_text(seconds: float | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,14 @@ from hookline._console import CommandOutput, printable
 from hookline._fs import explain
 from hookline.cli.charts import draw_chart
 from hookline.cli.find_run import run_labels
-from hookline.cli.formatting import check_output, cut, open_console, paragraph, print_json
+from hookline.cli.formatting import LOSSES, check_output, cut, metric_order, open_console, paragraph, print_json
 from hookline.errors import HooklineError, nearest
 from hookline.record.curves import Curve
 from hookline.record.runs import RunFiles
 from hookline.record.summary import RunSummary, read_rows
 
-DEFAULT = ("train/loss", "val/loss")
+LISTS_METRICS = "`hookline show RUN --metrics`"
+_FEW, _MOST_SUGGESTED = 8, 3  # metrics: so few are all listed by the message
 FORMATS = (".svg", ".png")
 _LONGEST_LABEL = 60  # characters in a file's legend
 
@@ -61,13 +62,25 @@ def choose(known: Mapping[str, Mapping[str, Curve]], metrics: Sequence[str]) -> 
     names = {name for curves in known.values() for name in curves}
     if not names:
         raise HooklineError("no metric has been written yet")
-    wanted = list(dict.fromkeys(metrics)) or [name for name in DEFAULT if name in names]
+    wanted = list(dict.fromkeys(metrics)) or [name for name in LOSSES if name in names]
     if not wanted:
-        raise HooklineError(f"give --metric; {nearest('', names)}")
+        raise HooklineError(f"give --metric; {nearest('', names, LISTS_METRICS)}")
     for name in wanted:
         if name not in names:
-            raise HooklineError(f"--metric {name}: no such metric; {nearest(name, names)}")
+            raise HooklineError(f"--metric {name}: no such metric; {suggest_metric(name, names)}")
     return {name: {label: curves[name] for label, curves in known.items() if name in curves} for name in wanted}
+
+
+def suggest_metric(name: str, names: Iterable[str]) -> str:
+    """Return the end of a message about an unknown metric: those that contain what was given, or the nearest ones."""
+    valid = sorted(names, key=metric_order)
+    containing = [one for one in valid if name.lower() in one.lower()] if name else []
+    if not containing or len(valid) <= _FEW:
+        return nearest(name, valid, LISTS_METRICS)
+    # "acc" more likely means train/accuracy than train/top2_accuracy.
+    begin = [one for one in containing if one.rpartition("/")[2].lower().startswith(name.lower())]
+    near = " or ".join(map(repr, (begin or containing)[:_MOST_SUGGESTED]))
+    return f"did you mean {near}? {LISTS_METRICS} lists all {len(valid)}"
 
 
 def print_charts(curves: Curves, labels: Sequence[str], log: bool) -> None:

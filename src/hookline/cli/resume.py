@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from hookline.cli.command_lines import LABELS, command_like
 from hookline.cli.config_args import check_whole
-from hookline.cli.train import command_like, train_and_report
+from hookline.cli.train import train_and_report
 from hookline.config.load import load_config
 from hookline.errors import ConfigError, HooklineError
 from hookline.record.record import refuse_links
 from hookline.record.redaction import REDACTED
 
 CONFIG = "config.yaml"
-LABELS = ("name", "tags", "notes")
 
 
 def run(options: argparse.Namespace) -> int:

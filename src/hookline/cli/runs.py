@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,9 @@ from hookline.cli import one_line
 from hookline.cli.find_run import RUNS
 from hookline.cli.formatting import duration_text, open_console, paragraph, print_json, table
 from hookline.errors import HooklineError, nearest
+from hookline.record.json_lines import mappings_in
 from hookline.record.runs import KILLED, OUTCOMES, RUNNING, RunFiles, list_runs
+from hookline.report.direction import better
 
 # The columns from the most to the least important: those that do not fit the terminal are left out.
 PRIORITY = ("id", "outcome", "name", "best", "steps", "duration", "tags", "from", "started")
@@ -34,9 +36,7 @@ _MOST_SKIPPED = 5  # directories in the note
 
 def run(options: argparse.Namespace) -> int:
     """Print the runs that the filters leave, the newest first or sorted by a key."""
-    if options.outcome not in (None, RUNNING, KILLED, *OUTCOMES):
-        known = nearest(options.outcome, (RUNNING, KILLED, *OUTCOMES))
-        raise HooklineError(f"--outcome {options.outcome}: {known}")
+    options.outcome = _check_outcome(options.outcome)
     is_new = options.directory == RUNS and not Path(RUNS).exists()  # nothing has been trained here yet
     found, others = ([], []) if is_new else list_runs(options.directory)
     chosen = sort([one for one in found if matches(one, options)], options.sort)
@@ -58,6 +58,14 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def _check_outcome(given: str | None) -> str | None:
+    """Return an outcome as run.json has it; it may be given as `show` prints it, too, with a hyphen."""
+    outcome = None if given is None else given.replace("-", "_")
+    if outcome not in (None, RUNNING, KILLED, *OUTCOMES):
+        raise HooklineError(f"--outcome {given}: {nearest(outcome, (RUNNING, KILLED, *OUTCOMES))}")
+    return outcome
+
+
 def matches(one: RunFiles, options: argparse.Namespace) -> bool:
     """Return whether a run passes the filters of a command line."""
     named = options.name is None or options.name.lower() in (one.labels.name or "").lower()
@@ -66,7 +74,10 @@ def matches(one: RunFiles, options: argparse.Namespace) -> bool:
 
 
 def sort(runs: Sequence[RunFiles], key: str) -> list[RunFiles]:
-    """Sort runs by a key; those without a value come last. Times and counts begin with the largest."""
+    """Sort runs by a key; those without a value come last. Times and counts begin with the largest.
+
+    Values of different metrics cannot be compared: "best" sorts by the metric's name, then the best value first.
+    """
     if key not in SORT_KEYS:
         raise HooklineError(f"--sort {key}: {nearest(key, SORT_KEYS)}")
     values: dict[str, Any] = {
@@ -74,7 +85,7 @@ def sort(runs: Sequence[RunFiles], key: str) -> list[RunFiles]:
         "id": lambda one: one.path.name,
         "name": lambda one: one.labels.name,
         "outcome": lambda one: one.ending,
-        "best": lambda one: None if one.score is None or math.isnan(one.score.value) else one.score.value,
+        "best": _rank(runs),
         "steps": lambda one: one.step,
         "duration": lambda one: one.seconds,
     }
@@ -83,6 +94,20 @@ def sort(runs: Sequence[RunFiles], key: str) -> list[RunFiles]:
         (pair for pair in keyed if pair[0] is not None), key=lambda pair: pair[0], reverse=key in _LARGEST_FIRST
     )
     return [one for _, one in known] + [one for value, one in keyed if value is None]
+
+
+def _rank(runs: Sequence[RunFiles]) -> Callable[[RunFiles], tuple[str, float] | None]:
+    """Return what sorts runs by their metric and its value; low values come first unless high ones are better."""
+    hooks = [hook for one in runs for hook in mappings_in(one.run.get("hooks"))]
+    directions = {name: better(name, hooks) for name in {one.score.metric for one in runs if one.score is not None}}
+
+    def rank(one: RunFiles) -> tuple[str, float] | None:
+        if one.score is None or math.isnan(one.score.value):
+            return None
+        metric, value = one.score.metric, one.score.value
+        return metric, -value if directions[metric] == "high" else value
+
+    return rank
 
 
 def describe(one: RunFiles) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -11,25 +10,36 @@ from typing import Any
 
 from rich.console import Console
 
+from hookline._console import printable
 from hookline._fs import relative_to_here
-from hookline.cli.charts import draw_chart
-from hookline.cli.formatting import cut, duration_text, heading, labelled, open_console, paragraph, print_json, table
+from hookline.cli.charts import FEWEST_POINTS, draw_chart
+from hookline.cli.command_lines import is_whole, recorded_resume_command
+from hookline.cli.formatting import (
+    LOSSES,
+    cut,
+    duration_text,
+    heading,
+    labelled,
+    metric_order,
+    open_console,
+    paragraph,
+    point_text,
+    print_json,
+    table,
+)
+from hookline.errors import RecordError
 from hookline.record.alerts import Alert, find_alerts
-from hookline.record.curves import Curve, Point
+from hookline.record.config_yaml import read_config
+from hookline.record.curves import Curve
 from hookline.record.runs import RUNNING, RunFiles
 from hookline.record.summary import RunSummary
 from hookline.report import REPORT
 from hookline.report.run_fields import last_attempt_seconds, run_fields
 
 _MOST_ALERTS, _MOST_METRICS, _MOST_HOOKS, _MOST_TAKEN = 12, 14, 6, 3
-_FIRST = ("train/loss", "val/loss")
+UNKNOWN = "unknown"  # instead of a commit
 _STYLES = {"error": "red", "warning": "yellow", "info": ""}
-_ANATOMY = {  # where a step's time goes, by metric
-    "throughput/data_wait_seconds": "waiting for data",
-    "throughput/forward_backward_seconds": "forward and backward",
-    "throughput/optimizer_seconds": "optimizer",
-    "throughput/hooks_seconds": "hooks",
-}
+_PARTS = {"step": "a step", "data_wait": "waiting for data", "forward_backward": "forward and backward"}
 
 
 def run(options: argparse.Namespace) -> int:
@@ -41,10 +51,14 @@ def run(options: argparse.Namespace) -> int:
         print_json(describe(files, summary, alerts))
         return 0
     console = open_console()
+    if options.metrics:
+        print_metrics(console, summary, most=None)
+        return 0
     print_origin(console, files, summary)
     print_alerts(console, alerts, summary)
     print_curves(console, summary)
-    print_metrics(console, summary)
+    console.print()
+    print_metrics(console, summary, _MOST_METRICS)
     print_costs(console, files, summary)
     print_checkpoints(console, files, summary)
     return 0
@@ -65,7 +79,7 @@ def describe(files: RunFiles, summary: RunSummary, alerts: list[Alert]) -> dict[
         "metrics": {name: describe_curve(curve) for name, curve in summary.curves.items()},
         "events": dict(summary.event_counts),
         "checkpoints": {"last": None if last is None else str(last), "best": None if best is None else str(best)},
-        "resume": resume_command(files),
+        "resume": resume_command(files) if is_resumable(files, last or best) else None,
     }
 
 
@@ -88,16 +102,16 @@ def print_origin(console: Console, files: RunFiles, summary: RunSummary) -> None
     heading(console, cut(labels.name or files.run_id), cut(files.run_id) if labels.name else "")
     steps = "" if files.step is None else f", {files.step:,} step{'' if files.step == 1 else 's'}"
     seconds = "" if files.seconds is None else f" in {duration_text(files.seconds)}"
-    reason = f" ({cut(str(run['reason']))})" if run.get("reason") else ""
-    labelled(console, "outcome", f"{cut(files.outcome.replace('_', '-'), 60)}{reason}{steps}{seconds}")
+    labelled(console, "outcome", f"{_ending(files)}{steps}{seconds}")
     if labels.tags:
         labelled(console, "tags", cut(", ".join(labels.tags)))
     if labels.notes:
         labelled(console, "notes", cut(labels.notes, 1000))
     labelled(console, "started", _started(files))
     git, environment = run["git"], run["environment"]
+    commit = str(git.get("commit", UNKNOWN))[:12]
     changed = ", with changes that are not committed" if git.get("dirty") else ""
-    labelled(console, "code", f"git {str(git.get('commit', 'unknown'))[:12]}{changed}")
+    labelled(console, "code", "not in a git repository" if commit == UNKNOWN else f"git {commit}{changed}")
     seed = "" if run.get("seed") is None else f", seed {cut(str(run['seed']), 30)}"
     labelled(console, "config", f"{str(run.get('config_hash', 'unknown'))[:12]}{seed}")
     gpus = environment.get("gpus")
@@ -114,6 +128,14 @@ def print_origin(console: Console, files: RunFiles, summary: RunSummary) -> None
         labelled(console, "attempts", f"{len(attempts)}; those before the last one ended as: {cut(ends)}")
     if (report := files.path / REPORT).is_file():
         labelled(console, "report", str(relative_to_here(report)))
+
+
+def _ending(files: RunFiles) -> str:
+    """Return the outcome and, in parentheses, the reason; "stopped by HOOK: why" begins with the outcome."""
+    outcome, reason = cut(files.outcome.replace("_", "-"), 60), cut(str(files.run.get("reason") or ""))
+    if reason.startswith(f"{outcome} "):
+        outcome, _, reason = reason.partition(": ")
+    return f"{outcome} ({reason})" if reason else outcome
 
 
 def _started(files: RunFiles) -> str:
@@ -141,26 +163,26 @@ def print_curves(console: Console, summary: RunSummary) -> None:
     """Draw the losses over each other."""
     drawn = {
         name: (curve.steps, curve.lowest, curve.highest)
-        for name, curve in ((name, summary.curves.get(name)) for name in _FIRST)
-        if curve is not None and curve.points > 1
+        for name in LOSSES
+        if (curve := summary.curves.get(name)) is not None and curve.finite
     }
-    if drawn:
+    if any(summary.curves[name].finite >= FEWEST_POINTS for name in drawn):
         console.print()
         draw_chart(console, drawn, title="loss")
 
 
-def print_metrics(console: Console, summary: RunSummary) -> None:
-    """Print the last, lowest and highest value of the metrics that say the most."""
+def print_metrics(console: Console, summary: RunSummary, most: int | None) -> None:
+    """Print the last, lowest and highest value of the metrics that say the most, or of all of them."""
     if not summary.curves:
+        heading(console, "metrics", "none")
         return
-    console.print()
-    names = sorted(summary.curves, key=_importance)
+    names = sorted(summary.curves, key=metric_order)
     heading(console, "metrics")
     rows = []
-    for name in names[:_MOST_METRICS]:
+    for name in names[:most]:
         curve = summary.curves[name]
         last = "-" if curve.last is None else f"{curve.last.value:.4g}"
-        rows.append(([cut(name, 60), last, _point(curve.least), _point(curve.greatest)], ""))
+        rows.append(([cut(name, 60), last, point_text(curve.least), point_text(curve.greatest)], ""))
     right: dict[str, Any] = {"justify": "right", "no_wrap": True}
     columns: dict[str, dict[str, Any]] = {
         "metric": {"overflow": "fold"},
@@ -169,20 +191,8 @@ def print_metrics(console: Console, summary: RunSummary) -> None:
         "highest (step)": right,
     }
     table(console, columns, rows)
-    if len(names) > _MOST_METRICS:
-        paragraph(console, f"and {len(names) - _MOST_METRICS} more; `hookline plot` draws any of them", indent=0)
-
-
-def _importance(name: str) -> tuple[int, str]:
-    if name in _FIRST:
-        return _FIRST.index(name), name
-    prefixes = ("val/", "train/", "lr", "throughput/samples", "throughput/tokens", "throughput/steps", "throughput/")
-    ranks = [index for index, prefix in enumerate(prefixes) if name.startswith(prefix)]
-    return (len(_FIRST) + (ranks[0] if ranks else len(prefixes)), name)
-
-
-def _point(point: Point | None) -> str:
-    return "-" if point is None else f"{point.value:.4g} ({point.step:,})"
+    if most is not None and len(names) > most:
+        paragraph(console, f"and {len(names) - most} more; --metrics lists all, `hookline plot` draws any", indent=0)
 
 
 # ---- time and checkpoints --------------------------------------------------------------------------------------------
@@ -201,11 +211,9 @@ def print_costs(console: Console, files: RunFiles, summary: RunSummary) -> None:
             rows.append(([cut(str(one.get("hook")), 100), f"{one['seconds']:.3f} s", share], ""))
         whole = "of the last attempt" if len(run_fields(summary)["attempts"]) > 1 else "of the run"
         table(console, {"hook": {}, "time": {"justify": "right"}, whole: {"justify": "right"}}, rows)
-    parts = {text: summary.curves[name].last for name, text in _ANATOMY.items() if name in summary.curves}
-    known = {text: point.value for text, point in parts.items() if point is not None}
-    if len(known) > 1:
-        shown = ", ".join(f"{text} {value * 1e3:.3g} ms" for text, value in known.items())
-        labelled(console, "a step", shown, indent=0)
+    times = [f"{_PARTS.get(part, part)} {seconds * 1e3:.3g} ms" for part, seconds in summary.step_seconds.items()]
+    if len(times) > 1:
+        labelled(console, "mean time", ", ".join(times), indent=0)
 
 
 def print_checkpoints(console: Console, files: RunFiles, summary: RunSummary) -> None:
@@ -216,8 +224,10 @@ def print_checkpoints(console: Console, files: RunFiles, summary: RunSummary) ->
     for label, path in (("last", last), ("best", best)):
         if path is not None:
             labelled(console, label, str(relative_to_here(path)))
-    if last is not None and files.outcome != RUNNING:
-        labelled(console, "resume", resume_command(files))
+    if is_resumable(files, last or best):
+        in_code = f"build the same trainer and call trainer.fit(resume={str(relative_to_here(files.path))!r})"
+        # On one line, however long, so that it can be copied.
+        console.print(f"    {'resume':<10} {printable(resume_command(files) or in_code)}", soft_wrap=True)
 
 
 def find_checkpoints(directory: Path, summary: RunSummary) -> tuple[Path | None, Path | None]:
@@ -232,6 +242,15 @@ def find_checkpoints(directory: Path, summary: RunSummary) -> tuple[Path | None,
     return last, best
 
 
-def resume_command(files: RunFiles) -> str:
-    """Return the command that continues a run from its newest checkpoint."""
-    return f"hookline resume {shlex.quote(str(relative_to_here(files.path)))}"
+def is_resumable(files: RunFiles, checkpoint: Path | None) -> bool:
+    """Return whether a run can be continued: it has ended before it was completed, and has a checkpoint."""
+    return checkpoint is not None and files.outcome not in (RUNNING, "completed")
+
+
+def resume_command(files: RunFiles) -> str | None:
+    """Return the command that continues a run; None for one that was made in code, which no command can build."""
+    try:
+        config = read_config(files.path / "config.yaml")
+    except RecordError:
+        return None
+    return recorded_resume_command(files.path, files.run) if is_whole(config) else None

@@ -14,7 +14,8 @@ from hookline import cli
 from hookline._console import drop_unwritten_output, print_line
 from hookline._fs import relative_to_here
 from hookline.checkpoints.store import list_checkpoints
-from hookline.cli.config_args import overrides_among, read_config
+from hookline.cli.command_lines import resume_command
+from hookline.cli.config_args import read_config
 from hookline.errors import CheckpointError, error_text
 
 if TYPE_CHECKING:
@@ -89,17 +90,7 @@ def print_how_to_continue(trainer: Trainer, options: argparse.Namespace) -> None
     start = f"from {saved[0].name}" if saved else "from the first step, as there is no checkpoint"
     # Modules that were imported and paths in the config may be relative to the current directory.
     here = Path.cwd()
-    command = command_like(options, "resume", str(relative_to_here(trainer.run_dir)))
-    if (count := trainer.ranks.world_size) > 1:
-        command = f"torchrun --nproc-per-node={os.environ.get('LOCAL_WORLD_SIZE', count)} -m {command}"
+    count = trainer.ranks.world_size
+    processes = None if count == 1 else int(os.environ.get("LOCAL_WORLD_SIZE", count))
+    command = resume_command(trainer.run_dir, options, processes)
     print_line(f"hookline: to continue {start}:\n  cd {shlex.quote(str(here))} && {command}", sys.stderr)
-
-
-def command_like(options: argparse.Namespace, *words: str) -> str:
-    """Return a command line with the overrides, the device and the permissions of this one, without secrets."""
-    from hookline.record.redaction import redact_text
-
-    repeated = [*overrides_among(options.words), *(["--device", options.device] if options.device is not None else [])]
-    for option, given in cli.PERMISSIONS.items():
-        repeated += [word for value in getattr(options, given) for word in (option, value)]
-    return redact_text(shlex.join(["hookline", *words, *repeated]))

@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from hookline.record.config_yaml import flatten_config, read_config
-from hookline.record.json_lines import NON_FINITE, NOT_METRICS
+from hookline.record.json_lines import NON_FINITE, NOT_METRICS, as_mapping
 from hookline.record.packing import HEADER_FIELDS, read_header
 from hookline.record.summary import RunSummary, read_rows
 
 MISSING = "(not there)"
 """Stands for a value that a run does not have."""
+THERE = "(there)"
+"""Stands for a hook that a run has and another one lacks."""
 
 _BY_THE_CLOCK = ("throughput/", "ranks/")  # metrics that differ between any two runs
-_NOT_COMPARED = frozenset({"hostname", "argv"})  # of the environment: they say nothing about numbers
 # Options of the trainer that cannot change what is computed.
 _CANNOT_CHANGE_NUMBERS = frozenset({
     "async_save", "console", "debug", "on_save_error", "output_dir", "rank_timeout", "record", "report",
     "trainable_only", "validate_every", "sanity_batches", "warn_above",
 })  # fmt: skip
 _LABELS = frozenset({"name", "tags", "notes"})  # options of the trainer that only describe a run
-_THERE = "there"
 _CHANGES = ("lr_changed", "loss_fn_changed", "step_fn_changed", "parameters_changed", "hook_wrote", "hook_drew")
 
 
@@ -60,7 +61,7 @@ class Parting:
 def find_differences(runs: Sequence[RunSummary]) -> list[Difference]:
     """Return everything that differs between the configs, hooks, environments and commits of runs.
 
-    Labels are left out. A hook that some of the runs lack is one difference.
+    The environment has the command line. Labels are left out. A hook that some of the runs lack is one difference.
     """
     sections = {
         "config": [_config_values(run) for run in runs],
@@ -80,7 +81,7 @@ def find_differences(runs: Sequence[RunSummary]) -> list[Difference]:
 def _config_values(run: RunSummary) -> dict[str, Any]:
     """Return the values of a config by their dotted keys, without its hooks, which are compared by name."""
     config = {} if run.path is None else read_config(run.path / "config.yaml")
-    values = {key: value for key, value in _mapping(config).items() if key != "hooks"}
+    values = {key: value for key, value in as_mapping(config).items() if key != "hooks"}
     if isinstance(trainer := values.get("trainer"), Mapping):
         values["trainer"] = {key: value for key, value in trainer.items() if key not in _LABELS}
     flat = flatten_config(values)
@@ -98,14 +99,14 @@ def _hook_values(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
         alike = {key for key, value in having[0].items() if all(_text(one.get(key)) == _text(value) for one in having)}
         for own, values in zip(hooks, found, strict=True):
             if len(having) < len(runs) and name in own:
-                values[name] = _THERE
+                values[name] = THERE
             values |= {key: value for key, value in own.get(name, {}).items() if key not in alike}
     return found
 
 
 def _values_of_hook(hook: Mapping[str, Any]) -> dict[str, Any]:
     fields = {key: hook.get(key) for key in ("kind", "enabled", "schedule")}
-    return flatten_config({hook["name"]: {**fields, **_mapping(hook.get("parameters"))}})
+    return flatten_config({hook["name"]: {**fields, **as_mapping(hook.get("parameters"))}})
 
 
 def _text(value: Any) -> str:
@@ -114,12 +115,20 @@ def _text(value: Any) -> str:
 
 
 def _environment(run: RunSummary) -> dict[str, Any]:
-    values = _mapping(run.run.get("environment"))
-    return flatten_config({key: value for key, value in values.items() if key not in _NOT_COMPARED})
+    """Return the environment without the machine's name, which says nothing about numbers."""
+    values = dict(as_mapping(run.run.get("environment")))
+    values.pop("hostname", None)
+    if isinstance(argv := values.get("argv"), list):
+        values["argv"] = _command_text(list(map(str, argv)))
+    return flatten_config(values)
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
+def _command_text(argv: Sequence[str]) -> str:
+    """Return a command line without the directory of its program, and without labels, which only describe a run."""
+    labels = tuple(f"trainer.{name}=" for name in _LABELS)
+    program = PurePath(argv[0]).name if argv else ""
+    words = ["hookline" if program == "__main__.py" else program, *argv[1:]]
+    return shlex.join(word for word in words if not word.startswith(labels))
 
 
 # ---- the first step at which runs part -------------------------------------------------------------------------------
@@ -199,14 +208,21 @@ def likely_causes(
     for one in differences:
         rank = _rank(one, changing)
         if rank is not None:
-            ranked.append((rank, f"{one.key}: {_shown(one.values[0])} and {_shown(one.values[1])}"))
+            ranked.append((rank, f"{one.key}: {value_text(one.values[0])} and {value_text(one.values[1])}"))
     found += [text for _, text in sorted(ranked, key=lambda one: one[0])]
-    if not found:
+    if not found:  # a script may read its arguments, and what it does with them is not in the record
+        commands = [one for one in differences if _is_command(one)]
+        found += [f"the command: {value_text(one.values[0])} and {value_text(one.values[1])}" for one in commands]
         found.append(
-            "nothing that the record knows differs: operations that are not deterministic (trainer.deterministic), "
-            "files that changed, or code that is not in git"
+            f"nothing {'else ' if commands else ''}that the record knows differs: other data or another order of the "
+            "data, operations that are not deterministic (trainer.deterministic), files that changed, or code that is "
+            "not in git"
         )
     return found
+
+
+def _is_command(one: Difference) -> bool:
+    return (one.section, one.key) == ("environment", "argv")
 
 
 def _events_before(first: RunSummary, second: RunSummary, parting: Parting) -> Iterator[str]:
@@ -240,7 +256,7 @@ def _rank(one: Difference, changing: set[str]) -> int | None:
     if one.section == "git":
         return 4 if one.key in ("commit", "diff_hash") else None
     if one.section == "environment":
-        return 5
+        return None if _is_command(one) else 5
     if section == "trainer":
         if option == "seed":
             return 0
@@ -250,5 +266,6 @@ def _rank(one: Difference, changing: set[str]) -> int | None:
     return 0 if one.key == "seed" else 1
 
 
-def _shown(value: Any) -> str:
-    return value if value == MISSING else json.dumps(value, default=str)
+def value_text(value: Any) -> str:
+    """Return a value as JSON; a text in quotes cannot be mistaken for one of the words that stand for no value."""
+    return value if value in (MISSING, THERE) else json.dumps(value, default=str, ensure_ascii=False)

@@ -52,7 +52,10 @@ def read_config(path: Path) -> Any:
 
 
 def flatten_config(config: Any) -> dict[str, Any]:
-    """Return the values of a config by their dotted keys; a list is one value.
+    """Return the values of a config by their dotted keys; a list is one value unless it has mappings in it.
+
+    >>> flatten_config({"optimizers": [{"lr": 0.1}], "betas": [0.9, 0.99]})
+    {'optimizers.0.lr': 0.1, 'betas': [0.9, 0.99]}
 
     A few lines of YAML from elsewhere can stand for more values than fit into memory, because an alias may repeat a
     part that has aliases itself. So at most 10,000 values are visited, where 100 characters of a text count as one, and
@@ -78,6 +81,8 @@ def flatten_config(config: Any) -> dict[str, Any]:
 
 def _dotted(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in values.items():
+        if isinstance(value, list) and any(isinstance(one, Mapping) for one in value):
+            value = {str(index): one for index, one in enumerate(value)}
         if isinstance(value, Mapping) and value:
             yield from _dotted(value, f"{prefix}{key}.")
         else:

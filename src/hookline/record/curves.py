@@ -82,6 +82,16 @@ class Curve:
         return means
 
     @property
+    def average(self) -> float | None:
+        """The mean of all finite values; None if there is none."""
+        return float(self._row(2).sum()) / self.finite if self.finite else None
+
+    @property
+    def finite(self) -> int:
+        """How many values are finite."""
+        return int(self._row(3).sum())
+
+    @property
     def points(self) -> int:
         """How many values there are."""
         self._summarize()

@@ -180,6 +180,16 @@ def as_number(value: Any) -> float | None:
         return math.inf if value > 0 else -math.inf
 
 
+def as_mapping(value: Any) -> Mapping[str, Any]:
+    """Return a mapping of a record; an empty one for what is not one."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def mappings_in(value: Any) -> list[Mapping[str, Any]]:
+    """Return the mappings in a list of a record; none for what is not a list."""
+    return [one for one in value if isinstance(one, Mapping)] if isinstance(value, list) else []
+
+
 def is_step(value: Any) -> bool:
     """Return whether a value of a record can be a step."""
     return type(value) is int and abs(value) <= FARTHEST_STEP

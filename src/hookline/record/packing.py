@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
 HEADER_FIELDS = {"series", "name", "names", "columns"}
 _LOW_BITS, _MORE = 127, 128  # of a byte: seven bits of a count, and whether it has more of them
 
@@ -26,6 +27,30 @@ class SeriesHeader(NamedTuple):
     def shape(self) -> tuple[int, ...]:
         """The shape of one step's values."""
         return (len(self.names), len(self.columns), *(() if self.bins is None else (self.bins,)))
+
+
+def bin_edges(bins: int, places: NDArray[np.int64], tops: Floats) -> tuple[Doubles, Doubles]:
+    """Return the lowest and the highest value of bins as a monitor counts in them (see `hookline.stats.histograms`).
+
+    Both are 0 for the bin of zeros, infinite for those of infinities, and NaN for that of NaN. The smallest bin of a
+    sign begins at 0, because smaller values count there.
+
+    Args:
+        bins: How many a histogram has: 512, or fewer if they were folded.
+        places: Which bins.
+        tops: The octave in which the histogram of each of them ends.
+    """
+    per_sign = (bins - 4) // 2
+    per_octave = max(round(per_sign / 31.75), 1)
+    zero = per_sign + 1
+    below = np.where(places < zero, places - 1, 2 * per_sign + 1 - places)  # bins between it and the largest magnitude
+    largest = np.exp2(tops.astype(np.float64) + 1 - below / per_octave)
+    smallest = np.where(below == per_sign - 1, 0.0, np.exp2(tops.astype(np.float64) + 1 - (below + 1) / per_octave))
+    special = {0: -np.inf, zero: 0.0, bins - 2: np.inf, bins - 1: np.nan}
+    low, high = np.where(places < zero, -largest, smallest), np.where(places < zero, -smallest, largest)
+    for place, value in special.items():
+        low[places == place] = high[places == place] = value
+    return low, high
 
 
 def read_header(record: dict[str, Any]) -> SeriesHeader | None:

@@ -118,10 +118,11 @@ class RunFiles:
 
     @property
     def seconds(self) -> float | None:
-        """The time of all attempts.
+        """The time of all attempts, without the pauses between them; every command and the report show this one.
 
-        An attempt that was killed ends with its last row of metrics. If a later attempt has written more than 4 MB
-        since, the row is not looked for, and the start of the next attempt counts instead.
+        Time that a killed attempt spent on steps which the next one repeated is part of it. An attempt that was killed
+        ends with its last row of metrics. If a later attempt has written more than 4 MB since, the row is not looked
+        for, and the start of the next attempt counts instead.
         """
         total, known = 0.0, False
         attempts = self.run.get("attempts")
@@ -129,16 +130,17 @@ class RunFiles:
         for index, attempt in enumerate(attempts):
             begin, end = read_time(attempt.get("started")), read_time(attempt.get("closed"))
             if end is None and index == len(attempts) - 1:
-                end = datetime.now().astimezone() if self.outcome == RUNNING else self._last_written
-            elif end is None and begin is not None:
+                is_running = self.outcome == RUNNING
+                end = datetime.now().astimezone() if is_running else self._killed_at(begin, self._last_written)
+            elif end is None:
                 end = self._killed_at(begin, read_time(attempts[index + 1].get("started")))
             if begin is not None and end is not None:
                 total, known = total + max((end - begin).total_seconds(), 0.0), True
         return total if known else None
 
-    def _killed_at(self, begin: datetime, following: datetime | None) -> datetime | None:
-        """Return when an attempt that was killed wrote its last metrics; None if it wrote none."""
-        if following is None:
+    def _killed_at(self, begin: datetime | None, following: datetime | None) -> datetime | None:
+        """Return when an attempt that was killed wrote its last metrics, before a time; None if it wrote none."""
+        if begin is None or following is None:
             return None
         times = [time for time in self._row_times if time < following.timestamp()]
         if times and max(times) >= begin.timestamp():

@@ -20,7 +20,16 @@ from numpy.typing import NDArray
 from hookline._console import logger
 from hookline.errors import RecordError
 from hookline.record.curves import Curve
-from hookline.record.json_lines import NOT_METRICS, as_number, is_step, parse_lines, read_bytes, read_jsonl, read_lines
+from hookline.record.json_lines import (
+    NOT_METRICS,
+    as_number,
+    is_step,
+    mappings_in,
+    parse_lines,
+    read_bytes,
+    read_jsonl,
+    read_lines,
+)
 from hookline.record.media_reader import Image, MediaRow, read_newest_media
 from hookline.record.packing import HEADER_FIELDS, Floats, SeriesHeader, read_header, unpack
 from hookline.record.runs import RunFiles
@@ -28,6 +37,7 @@ from hookline.record.runs import RunFiles
 if TYPE_CHECKING:
     from hookline.record.layers import LayerRow
 
+STEP_PARTS = ("step", "data_wait", "forward_backward", "optimizer", "hooks")  # of which throughput records the seconds
 MOST_EVENTS = 1000  # as many of the first and as many of the last are kept
 MOST_MEDIA = 8  # the newest tables and images of each name
 MOST_MEDIA_BYTES = {"image": 1 << 20, "table": 4 << 20}  # of all images, and about what all tables take in memory
@@ -35,7 +45,7 @@ _MOST_CELLS = 150_000  # of a table of layers over a run
 _MOST_COUNTS = 400_000  # of a table of histograms
 _MOST_HEADERS = 16  # of a series: more than hooks that share one, or change, make
 _LOWEST_OCTAVE, _OCTAVES = -32, 48  # of the histograms: from 2^-32 to 2^16 in both directions
-_WINDOW_COLUMNS = {  # by series of histograms and their column: the statistic that says in which octave its bins end
+WINDOW_COLUMNS = {  # by series of histograms and their column: the statistic that says in which octave its bins end
     ("gradient_histograms", "count"): ("gradients", "top_octave"),
     ("activation_histograms", "counts"): ("activations", "histogram_top"),
     ("activation_histograms", "grad_counts"): ("activations", "grad_histogram_top"),
@@ -169,14 +179,14 @@ class RunSummary:
             _make_room(self._layers, header.series)
             ranges = self._layers[header] = Ranges(min(max(_MOST_CELLS // cells, 4), 400), _farther_from_zero)
         ranges.add(step, values)
-        for series, column in _WINDOW_COLUMNS.values():
+        for series, column in WINDOW_COLUMNS.values():
             if header.series == series and column in header.columns:
                 ends = values[:, header.columns.index(column)].tolist()
                 self._window_ends[series, column] = step, dict(zip(header.names, ends, strict=True))
 
     def _add_histograms(self, step: int, header: SeriesHeader, column: str, counts: Floats) -> None:
         """Add histograms whose windows are known: each counts the octaves below its largest value."""
-        measured, ends = self._window_ends.get(_WINDOW_COLUMNS.get((header.series, column), ("", "")), (None, {}))
+        measured, ends = self._window_ends.get(WINDOW_COLUMNS.get((header.series, column), ("", "")), (None, {}))
         if measured != step or not all(name in ends for name in header.names):
             return
         key = (header.series if column in ("count", "counts") else f"{header.series}: {column}", header.names)
@@ -197,18 +207,20 @@ class RunSummary:
     @property
     def hooks(self) -> list[Mapping[str, Any]]:
         """The descriptions of the run's hooks; each has a name."""
-        return [one for one in self._mappings("hooks") if isinstance(one.get("name"), str)]
+        return [one for one in mappings_in(self.run.get("hooks")) if isinstance(one.get("name"), str)]
 
     @property
     def costs(self) -> list[Mapping[str, Any]]:
         """The time that each hook took; each has its seconds."""
-        costs = [(one, as_number(one.get("seconds"))) for one in self._mappings("costs")]
+        costs = [(one, as_number(one.get("seconds"))) for one in mappings_in(self.run.get("costs"))]
         return [one for one, seconds in costs if seconds is not None and math.isfinite(seconds)]
 
-    def _mappings(self, field: str) -> list[Mapping[str, Any]]:
-        """Return the mappings in a list of run.json, which may have been edited."""
-        value = self.run.get(field)
-        return [one for one in value if isinstance(one, Mapping)] if isinstance(value, list) else []
+    @property
+    def step_seconds(self) -> dict[str, float]:
+        """How long a step and its parts take on average over the run, by part, if the run has the throughput hook."""
+        found = {part: self.curves.get(f"throughput/{part}_seconds") for part in STEP_PARTS}
+        averages = {part: None if curve is None else curve.average for part, curve in found.items()}
+        return {part: seconds for part, seconds in averages.items() if seconds is not None}
 
     @property
     def layers(self) -> dict[str, LayerTable]:

@@ -24,6 +24,7 @@ from hookline.record.alerts import find_alerts
 from hookline.record.comparison import find_differences
 from hookline.record.labels import read_labels
 from hookline.record.provenance import utc_now
+from hookline.record.runs import RunFiles
 from hookline.report.direction import better
 from hookline.report.run_fields import last_attempt_seconds, run_fields
 from hookline.report.shrink import CurveArrays, Numbers, fit
@@ -62,6 +63,8 @@ def make_report(summaries: Sequence[RunSummary]) -> bytes:
             "labels": _labels(summary),
             "run": _cut(run_fields(summary)),
             "epochs": _completed_epochs(summary),
+            "seconds": None if summary.path is None else RunFiles(summary.path, summary.run).seconds,
+            "step_seconds": summary.step_seconds,
             "attempt": _last_attempt(summary),
             "config": summary.config[:LONGEST_CONFIG],
             "curves": {

@@ -143,7 +143,7 @@ const FACTS = [
   ["reason", (run) => run.run.reason],
   ["steps", (run) => run.run.counters.step ?? lastStep(run)],
   ["completed epochs", (run) => run.data.epochs || null],
-  ["duration", (run) => (run.run.counters.seconds ? duration(run.run.counters.seconds) : null)],
+  ["duration", (run) => (run.data.seconds ? duration(run.data.seconds) : null)],
   ["tokens", (run) => run.run.counters.tokens_seen || null],
   ["started", (run) => (run.run.started ? time(run.run.started) : null)],
   ["run id", (run) => run.id],
@@ -292,15 +292,10 @@ const histograms = () => collect("histograms").map(([name, found]) => new Histog
 // ---- cost -------------------------------------------------------------------------------------------------------------
 
 const sum = (values) => values.reduce((total, value) => total + value, 0);
-const mean = (values) => sum(values) / values.length;
 
 /** Return the parts of a step with their share of its time over the whole run. */
 function anatomy(run) {
-  const seconds = (name) => {
-    const curve = run.curves.get(`throughput/${name}_seconds`);
-    const values = curve ? Array.from(curve.mean).filter(Number.isFinite) : [];
-    return values.length ? mean(values) : null;
-  };
+  const seconds = (name) => toNumber(run.data.step_seconds[name]);
   const step = seconds("step");
   if (!step) return null;
   const parts = ANATOMY.map((name) => [name.replace(/_/g, " "), seconds(name)]).filter(([, value]) => value !== null);

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hookline.record.json_lines import as_mapping, mappings_in
 from hookline.record.runs import RunFiles
 from hookline.record.summary import RunSummary
 
@@ -13,9 +14,8 @@ from hookline.record.summary import RunSummary
 def run_fields(summary: RunSummary) -> dict[str, Any]:
     """Return the fields of run.json; lists have no entries, and mappings no keys, where the file has something else."""
     run = summary.run
-    mappings = {name: _mapping(run.get(name)) for name in ("counters", "environment", "git")}
-    attempts = run.get("attempts")
-    attempts = [one for one in attempts if isinstance(one, Mapping)] if isinstance(attempts, list) else []
+    mappings = {name: as_mapping(run.get(name)) for name in ("counters", "environment", "git")}
+    attempts = mappings_in(run.get("attempts"))
     return {**run, **mappings, "attempts": attempts, "hooks": summary.hooks, "costs": summary.costs}
 
 
@@ -28,7 +28,3 @@ def last_attempt_seconds(path: Path, run: Mapping[str, Any]) -> float | None:
     """
     attempts = run.get("attempts")
     return RunFiles(path, {**run, "attempts": attempts[-1:] if isinstance(attempts, list) else []}).seconds
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}

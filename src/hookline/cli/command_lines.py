@@ -1,0 +1,101 @@
+"""Compose command lines for the user to type, from the one that was typed or from the one that a record has."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePath
+from typing import Any, NoReturn
+
+from hookline import cli
+from hookline._fs import relative_to_here
+from hookline.errors import HooklineError
+from hookline.record.json_lines import as_mapping, mappings_in
+
+LABELS = ("name", "tags", "notes")  # options of the trainer that a resumed run keeps
+
+
+def overrides_among(words: Sequence[str]) -> list[str]:
+    """Return the words that change a value of the config; the name of a file may contain an equals sign, too."""
+    return [word for word in words if "=" in word and not is_file(word)]
+
+
+def is_file(word: str) -> bool:
+    """Return whether a word is the path of a file."""
+    try:
+        return Path(word).is_file()
+    except (OSError, ValueError):  # too long for a file name, as an override may be, or a NUL in it
+        return False
+
+
+def command_like(options: argparse.Namespace, *words: str) -> str:
+    """Return a command line with the overrides, the device and the permissions of this one, without secrets."""
+    from hookline.record.redaction import redact_text
+
+    repeated = [*overrides_among(options.words), *(["--device", options.device] if options.device is not None else [])]
+    for option, given in cli.PERMISSIONS.items():
+        repeated += [word for value in getattr(options, given) for word in (option, value)]
+    return redact_text(shlex.join(["hookline", *words, *repeated]))
+
+
+def is_whole(config: Any) -> bool:
+    """Return whether a run can be built from a config alone, without objects that were made in code."""
+    from hookline.config.schema import RunConfig
+
+    return {"model", "data", "optimizer"} <= as_mapping(config).keys() <= set(RunConfig.model_fields)
+
+
+def resume_command(run_dir: Path, options: argparse.Namespace, processes: int | None = None) -> str:
+    """Return the command that continues a run from its newest checkpoint.
+
+    Args:
+        run_dir: The run's directory.
+        options: The arguments of the command that trained it.
+        processes: How many processes torchrun starts on each machine; without torchrun, None.
+    """
+    labels = tuple(f"trainer.{name}=" for name in LABELS)
+    words = [word for word in options.words if not word.startswith(labels)]
+    repeated = argparse.Namespace(**{**vars(options), "words": words})
+    command = command_like(repeated, "resume", str(relative_to_here(run_dir)))
+    return command if processes is None else f"torchrun --nproc-per-node={processes} -m {command}"
+
+
+def recorded_resume_command(run_dir: Path, run: Mapping[str, Any]) -> str:
+    """Return the command that continues a run, with the arguments that its record has.
+
+    Arguments of a command on another machine are left out: its record must not suggest what code to import and trust.
+
+    Args:
+        run_dir: The run's directory.
+        run: The fields of run.json.
+    """
+    environment = as_mapping(run.get("environment"))
+    argv = environment.get("argv") if environment.get("hostname") == platform.node() else None
+    ranks = as_mapping([{}, *mappings_in(run.get("attempts"))][-1].get("ranks"))  # by machine
+    processes = max((len(own) for own in ranks.values() if isinstance(own, list)), default=None)
+    return resume_command(run_dir, _parse(argv), processes)
+
+
+def _parse(argv: Any) -> argparse.Namespace:
+    """Return the arguments that a command which trains and one that resumes have in common; none for other programs."""
+    words = argv[2:] if isinstance(argv, list) and all(isinstance(word, str) for word in argv) else []
+    if words and (PurePath(argv[0]).name not in ("hookline", "__main__.py") or argv[1] not in ("train", "resume")):
+        words = []
+    parser = _Parser(add_help=False)
+    for option in (*cli.PERMISSIONS, "--device", "--hook", "--output", "--fast-dev-run"):
+        is_list = option in cli.PERMISSIONS
+        parser.add_argument(option, dest=cli.PERMISSIONS.get(option), action="append" if is_list else "store")
+    parser.set_defaults(**{name: [] for name in cli.PERMISSIONS.values()})
+    try:
+        options, rest = parser.parse_known_args(words)
+    except HooklineError:  # of a record that was edited
+        options, rest = parser.parse_known_args([])
+    options.words = [word for word in rest if not word.startswith("-")]
+    return options
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise HooklineError(message)
