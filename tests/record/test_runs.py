@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hookline.record.runs import RunFiles, Score
+from hookline.record.runs import RunFiles, Score, list_runs
 
 BEGIN = 1_767_225_600  # 2026-01-01T00:00:00Z
 
@@ -38,6 +38,14 @@ def test_rows_of_any_width_say_step_and_score(tmp_path: Path, width: int) -> Non
 def test_a_row_that_is_too_wide_says_nothing(tmp_path: Path) -> None:
     run = write_run(tmp_path, [row(1, text="x" * (9 << 20))])
     assert (run.step, run.score) == (None, None)
+
+
+def test_values_that_a_resumed_run_has_discarded_are_not_its_score(tmp_path: Path) -> None:
+    """It went back to step 5, and was killed before it reached step 10 again."""
+    resumed = {"step": 5, "epoch": 0, "time": BEGIN, "resumed": True}
+    metrics = [row(5), row(10, **{"val/loss": 0.01}), resumed, row(6)]
+    run = write_run(tmp_path, metrics)
+    assert (run.step, run.score) == (6, Score("train/loss", 0.6, False))
 
 
 def test_the_best_checkpoint_is_found_behind_thousands_of_other_events(tmp_path: Path) -> None:
@@ -70,3 +78,12 @@ def test_an_attempt_whose_rows_are_too_far_back_ends_when_the_next_one_begins(tm
     metrics = [row(1, 1), *(row(step, 12.5, text="x" * 1000) for step in range(2, 10_000))]
     run = write_run(tmp_path, metrics, attempts=attempts, outcome="completed")
     assert run.seconds == 13 * 3600
+
+
+def test_a_link_to_itself_is_not_a_run(tmp_path: Path) -> None:
+    """The runs beside it are listed."""
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (tmp_path / "a").mkdir()
+    write_run(tmp_path / "a", [row(1)])
+    runs, others = list_runs(tmp_path)
+    assert [run.path.name for run in runs] == ["a"] and others == []

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -142,18 +143,18 @@ class RunFiles:
         """Return when an attempt that was killed wrote its last metrics, before a time; None if it wrote none."""
         if begin is None or following is None:
             return None
-        times = [time for time in self._row_times if time < following.timestamp()]
-        if times and max(times) >= begin.timestamp():
-            return datetime.fromtimestamp(max(times)).astimezone()
+        earlier = bisect_left(self._row_times, following.timestamp())
+        if earlier and self._row_times[earlier - 1] >= begin.timestamp():
+            return datetime.fromtimestamp(self._row_times[earlier - 1]).astimezone()
         # Rows from before the attempt say that it wrote none; without them, its own may be too far back.
-        is_all_read = bool(times) or self._size("metrics.jsonl") <= _FARTHEST_BACK
+        is_all_read = earlier > 0 or self._size("metrics.jsonl") <= _FARTHEST_BACK
         return None if is_all_read else following
 
     @cached_property
     def _row_times(self) -> list[float]:
-        """The times of the last rows of metrics, as far back as is read at all."""
+        """The times of the last rows of metrics in their order, as far back as is read at all."""
         found = (as_number(row.get("time")) for row in self._last_rows("metrics.jsonl"))
-        return [time for time in found if time is not None and math.isfinite(time)]
+        return sorted(time for time in found if time is not None and math.isfinite(time))
 
     @property
     def _last_written(self) -> datetime | None:
@@ -168,14 +169,21 @@ class RunFiles:
 
     @cached_property
     def _last_metrics(self) -> list[dict[str, Any]]:
-        """The rows in the last 64 kB of metrics, or the last one if it is longer."""
+        """The rows in the last 64 kB of metrics that count, the newest first, or the last one if it is longer."""
         rows: list[dict[str, Any]] = []
-        size = 0
+        size, last_step = 0, math.inf
         for line in self._last_lines("metrics.jsonl"):
             size += len(line) + 1
             if size > _TAIL and rows:
                 break
-            rows += _parse(line)
+            for row in _parse(line):
+                step = row.get("step")
+                if type(step) is not int:
+                    continue
+                if "resumed" in row:  # the rows before it are of an earlier attempt, which went farther
+                    last_step = min(last_step, step)
+                elif step <= last_step:
+                    rows.append(row)
         return rows
 
     def _last_rows(self, name: str, containing: bytes = b"") -> Iterator[dict[str, Any]]:
@@ -210,7 +218,8 @@ def list_runs(directory: Path | str) -> tuple[list[RunFiles], list[Path]]:
     """
     try:
         with os.scandir(directory) as found:
-            paths = sorted(Path(one.path) for one in found if one.is_dir() and not one.name.startswith("."))
+            # `Path.is_dir` is false for a link that leads nowhere or to itself; that of the entry raises.
+            paths = sorted(Path(one.path) for one in found if Path(one).is_dir() and not one.name.startswith("."))
     except (OSError, ValueError) as error:
         raise RecordError(f"cannot read {directory}: {getattr(error, 'strerror', None) or error}") from error
     runs, others = [], []
