@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 import hookline
@@ -21,7 +22,8 @@ from hookline.errors import RecordError
 from hookline.record import Record, read_metrics
 from hookline.record.alerts import find_alerts
 from hookline.record.curves import MOST_RANGES, Curve, Point
-from hookline.record.summary import MOST_EVENTS, RunSummary
+from hookline.record.summary import MOST_EVENTS, HistogramTable, RunSummary
+from hookline.stats.histograms import histograms
 
 
 def record_of(tmp_path: Path, run_id: str | None = None) -> Record:
@@ -289,9 +291,61 @@ def test_histograms_count_the_values_of_a_monitored_model(tmp_path: Path) -> Non
     assert trainer.run_dir is not None
     table = RunSummary.read(trainer.run_dir).histograms["activation_histograms"]
     assert table.counts.sum(axis=2).tolist() == [[16.0 * 8]] * 4
-    middle = len(table.edges) // 2 - 1
+    middle = table.counts.shape[2] // 2
     assert (table.counts[:, 0, :middle] == 0).all()  # no output of a ReLU is negative
     assert (table.counts[:, 0, middle] > 0).all()
+
+
+def histograms_of(*steps: Tensor) -> HistogramTable:
+    """Return the summary of the histograms of a layer whose gradients have these values at steps 1, 2, …"""
+    summary, record = RunSummary(), Record.in_memory()
+    record.add_sink(summary)
+    for step, values in enumerate(steps, start=1):
+        counted = histograms([values])
+        record.log_layers("gradients", step, ("a",), ("top_octave",), counted.tops.unsqueeze(1))
+        record.log_layers("gradient_histograms", step, ("a",), ("count",), counted.counts.unsqueeze(1).float())
+    record.flush(wait=True)
+    return summary.histograms["gradient_histograms"]
+
+
+def is_counted_right(table: HistogramTable, step: int, values: Tensor) -> bool:
+    """Whether a step's histogram is that of the values, between the edges of the table."""
+    counts, _ = np.histogram(values.numpy(), table.edges("a"))
+    return bool((table.counts[step, 0] == counts).all())
+
+
+def test_histograms_of_vanishing_gradients_show_their_sizes() -> None:
+    """The window of a layer follows its values, however small, also while they become larger or smaller."""
+    draw = torch.Generator().manual_seed(0)
+    for sizes in ([1e-11, 1e-11], [1e-20, 1e-12, 1e-18], [1e3, 1e-3], [1e-24]):
+        steps = [size * (0.1 + torch.rand(500, generator=draw)) * (-1) ** torch.arange(500) for size in sizes]
+        table = histograms_of(*steps)
+        assert all(is_counted_right(table, index, values) for index, values in enumerate(steps))
+
+
+def test_a_nan_does_not_move_the_window_of_a_histogram() -> None:
+    """The bins of a step with NaN end at 2^16, which is not the size of any value."""
+    small = torch.full((8,), 3e-12)
+    table = histograms_of(small, torch.tensor([float("nan"), 1e-3]), small)
+    assert table.edges("a")[-1] < 2e-3
+    assert is_counted_right(table, 2, small)
+
+
+def test_the_smallest_bins_of_a_histogram_hold_what_is_below_its_window() -> None:
+    small, large = torch.tensor([-1e-15, 1e-15, 2e-15]), torch.tensor([1e9])
+    table = histograms_of(small, large)
+    middle = table.counts.shape[2] // 2
+    assert table.counts[0, 0, middle - 1 : middle + 2].tolist() == [1, 0, 2]
+    assert table.edges("a")[middle + 2] > 2e-15
+    assert is_counted_right(table, 1, large)
+
+
+def test_histograms_of_many_steps_are_added_up() -> None:
+    steps = [torch.tensor([1.5 * 2.0**-octave, -1.5 * 2.0**-octave]) for octave in range(1, 41)] * 10
+    table = histograms_of(*steps)
+    expected, _ = np.histogram(torch.cat(steps).numpy(), table.edges("a"))
+    assert len(table.steps) <= 100
+    assert table.counts.sum(axis=0).tolist() == [expected.tolist()]
 
 
 def test_events_are_bounded_and_all_are_counted() -> None:

@@ -77,14 +77,26 @@ class Layers {
   }
 }
 
+/** Histograms with one bin for each octave below 0, one for 0, and one for each octave above 0, for each layer from the
+ * largest value that it had; the smallest octaves hold everything below them, too. */
 class Histograms {
   constructor(run, name, data) {
-    Object.assign(this, { run, name, data, names: data.names.map(String), edges: data.edges.map(toNumber) });
-    this.bins = Math.max(this.edges.length - 1, 1);
+    Object.assign(this, { run, name, data, names: data.names.map(String) });
   }
+  get bins() { return (this._bins ??= this.counts.length / Math.max(this.steps.length * this.names.length, 1)); }
+  get zero() { return (this.bins - 1) / 2; }
+  get tops() { return (this._tops ??= array(this.data.tops, Int16Array)); }
   get steps() { return (this._steps ??= array(this.data.steps, Uint32Array)); }
   get counts() { return (this._counts ??= array(this.data.counts, Uint8Array)); }
   count(step, row, bin) { return this.counts[(step * this.names.length + row) * this.bins + bin]; }
+
+  /** Return the end of a bin that is nearer to 0, with what lies below the window named as such. */
+  label(row, bin) {
+    const below = this.zero - Math.abs(bin - this.zero); // how many octaves below the largest
+    if (below === this.zero) return "0";
+    const isLowest = below === this.zero - 1, value = 2 ** (this.tops[row] - below + (isLowest ? 1 : 0)), text = tick(Number(value.toPrecision(2)));
+    return bin > this.zero ? `${isLowest ? "< " : ""}${text}` : `${isLowest ? "> " : ""}−${text}`;
+  }
 }
 
 /** Return the index of the entry of a sorted array that is nearest to a value; -1 in an empty array. */

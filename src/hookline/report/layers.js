@@ -368,12 +368,7 @@ class HistogramPlot extends Grid {
 
   heightOfRows(count) { return Math.max(2, Math.min(12, Math.floor(240 / Math.max(count, 1)))); }
   cell(place, bin) { return bin === null ? undefined : this.map.count(place, this.chosen, bin) || undefined; }
-  /** Return the end of a bin that is nearer to 0, or 0 for the bin around it. */
-  nameOf(bin) {
-    if (bin === null) return "…";
-    const low = this.map.edges[bin], high = this.map.edges[bin + 1];
-    return low < 0 && high > 0 ? "0" : tick(Number((low < 0 ? high : low).toPrecision(2)));
-  }
+  nameOf(bin) { return bin === null ? "…" : this.map.label(this.chosen, bin); }
   drawNames(ctx) {
     ctx.fillStyle = colour("muted");
     ctx.textAlign = "right";

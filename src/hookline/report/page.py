@@ -210,9 +210,8 @@ def _histograms(table: HistogramTable, arrays: Arrays) -> dict[str, Any]:
     """Scale each histogram to its fullest bin, because its shape is what is looked at."""
     fullest = table.counts.max(axis=-1, keepdims=True, initial=0)
     scaled = np.ceil(255 * table.counts / np.where(fullest > 0, fullest, 1))  # a bin with one value stays visible
-    counts = arrays.add(scaled, "u1")
-    steps, edges = arrays.add(table.steps, "<u4"), table.edges.tolist()
-    return {"names": table.names, "steps": steps, "edges": edges, "counts": counts}
+    counts, tops = arrays.add(scaled, "u1"), arrays.add(table.tops, "<i2")
+    return {"names": table.names, "steps": arrays.add(table.steps, "<u4"), "tops": tops, "counts": counts}
 
 
 def _newest_media(rows: Sequence[MediaRow], budget: int) -> list[MediaRow]:
