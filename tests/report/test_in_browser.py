@@ -2,6 +2,7 @@
 
 import json
 import math
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -250,6 +251,49 @@ def test_a_value_that_was_nan_has_its_own_colour(chromium: Browser, tmp_path: Pa
     cells = chromium.run(f"{heat}.rows.map((row) => String({heat}.cell(3, row)))")
     assert cells[1] == "NaN" and all(math.isfinite(float(cell)) for place, cell in enumerate(cells) if place != 1)
     assert "NaN or infinity" in chromium.run("document.querySelector('#layers .scale').textContent")
+
+
+def open_norms(browser: Browser, root: Path, norms: list[float]) -> None:
+    """Open the report of a run whose layers have these gradient norms."""
+    record = Record.on_disk(root, config={}, seed=1, run_id="norms")
+    record.start([])
+    names = [f"layer{index}" for index in range(len(norms))]
+    for step in (1, 2):
+        record.log(step, 0, "train/loss", 1.3 + step / 10)
+        record.log_layers("gradients", step, names, ["norm"], torch.tensor(norms).unsqueeze(1))
+    record.close("completed", None, [], [], {"step": 2})
+    assert main(["report", str(root / "norms")]) == 0
+    browser.open(root / "norms" / "report.html")
+
+
+def test_layers_of_vanishing_gradients_have_different_colours(chromium: Browser, tmp_path: Path) -> None:
+    """The colours cover the norms from the smallest to the largest one, and what is below them is labelled."""
+    norms = [10.0**-power for power in range(0, 24, 2)]
+    heat, legend = "document.querySelector('#layers .heat').plot", "document.querySelector('#layers .ticks').innerText"
+    open_norms(chromium, tmp_path / "all", norms)
+    show(chromium, heat)
+    assert len(set(chromium.run(f"{heat}.rows.map((row) => String({heat}.scale.colour({heat}.cell(0, row))))"))) == 12
+    assert chromium.run(legend).startswith("1e−22")
+    open_norms(chromium, tmp_path / "zero", [*norms, 0.0])
+    show(chromium, heat)
+    assert chromium.run(legend).startswith("≤ 1e−22")
+    open_norms(chromium, tmp_path / "few", [*[10.0 ** -(index % 5) for index in range(100)], 1e-30])
+    show(chromium, heat)
+    assert chromium.run(legend).startswith("≤ 1e−4")
+
+
+@pytest.mark.parametrize("factor", [1.0001, 1.3, 4, 9, 25, 1e4, 1e15, 1e30])
+def test_numbers_of_a_log_axis_do_not_overlap(chromium: Browser, tmp_path: Path, factor: float) -> None:
+    """However small or large the range is, there are at least two numbers, inside of it and apart from each other."""
+    open_norms(chromium, tmp_path, [3e-11, 3e-11 * factor])
+    flow = "document.querySelector('#flow .plot').plot"
+    show(chromium, flow)
+    scale, chart = f"{flow}.chart.scales.y", f"{flow}.chart"
+    splits = f"{chart}.axes[1].splits({chart}, 1, {scale}.min, {scale}.max)"
+    values = f"[{scale}.max, ...{splits}.reverse(), {scale}.min]"
+    low, *places, high = chromium.run(f"{values}.map((one) => {chart}.valToPos(one, 'y'))")
+    assert len(places) >= 2 and min(places) >= low - 0.01 and max(places) <= high + 0.01
+    assert all(second - first >= 15 for first, second in pairwise(places))
 
 
 @pytest.mark.parametrize("text", list(TEXT.values()), ids=list(TEXT))

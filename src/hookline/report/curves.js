@@ -235,10 +235,25 @@ function triangle(ctx, x, y, size, direction) {
   ctx.fill();
 }
 
-// On a log axis over several decades only their beginnings have lines and numbers.
-const isDecade = (value) => Math.abs(Math.log10(value) - Math.round(Math.log10(value))) < 1e-6;
-const decades = (u, values) => (values[values.length - 1] / values[0] > 30 ? values.map((value) => (isDecade(value) ? value : null)) : values);
-const LOG_AXIS = { filter: decades, grid: { stroke: () => colour("grid"), width: 1, filter: decades }, ticks: { stroke: () => colour("grid"), width: 1, size: 4, filter: decades } };
+/** Return the values that have a line and a number on a log axis: decades if it has several, otherwise round numbers, as
+ * many as there is room for. uPlot would have nine in each decade, and numbers beyond the ends. */
+function logSplits(u, axisIndex, min, max) {
+  const most = Math.max(Math.floor(u.bbox.height / devicePixelRatio / 20), 2), count = Math.log10(max / min);
+  const multiples = (unit, from, to) => {
+    const first = Math.ceil(from / unit - 1e-9), last = Math.floor(to / unit + 1e-9);
+    return Array.from({ length: Math.max(last - first + 1, 0) }, (_, index) => (first + index) * unit);
+  };
+  const exact = (value) => Number(value.toPrecision(12));
+  if (count > 1.7) return multiples(Math.ceil(count / most), Math.log10(min), Math.log10(max)).map((power) => exact(10 ** power));
+  if (count > 0.8) {
+    const powers = [0, 1, 2, 3].map((more) => 10 ** (Math.floor(Math.log10(min)) + more));
+    return powers.flatMap((power) => [power, 2 * power, 5 * power].map(exact)).filter((value) => value >= min && value <= max);
+  }
+  // The highest two numbers are the closest ones.
+  const least = max * (1 - (max / min) ** (-1 / most)), power = 10 ** Math.floor(Math.log10(least));
+  return multiples([1, 2, 5, 10].find((n) => n * power >= least) * power, min, max).map(exact);
+}
+const LOG_AXIS = { splits: logSplits, filter: (u, splits) => splits };
 
 /** Return the range of a log axis: whole decades if there are several. */
 function logRange(u, low, high) {
