@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 import hookline
 from hookline.errors import RecordError
 from hookline.record import Record, read_metrics
-from hookline.record.alerts import find_alerts
+from hookline.record.alerts import describe_event, find_alerts
 from hookline.record.curves import MOST_RANGES, Curve, Point
 from hookline.record.summary import MOST_EVENTS, HistogramTable, RunSummary
 from hookline.stats.histograms import histograms
@@ -501,6 +501,52 @@ def test_events_that_say_the_same_are_one_alert_and_many_others_a_few() -> None:
     assert (found[0].step, found[0].text) == (0, "bad: failed (100 times)")
     assert [alert.kind for alert in found] == ["hook_failed", *["stall"] * 6]
     assert found[-1].text == "15 more stall events"
+
+
+def flow_event(step: int, over: list[str] | None = None, **parameters: str) -> dict[str, Any]:
+    event = {"kind": "gradient_flow", "step": step, "by": "watch", "verdict": f"at {step}", "parameters": parameters}
+    return event if over is None else {**event, "over": over}
+
+
+def test_layers_whose_gradients_vanish_are_one_alert_however_often_they_change() -> None:
+    """It says how many layers there were, since when, and which one is the worst."""
+    summary, record = RunSummary(), Record.in_memory()
+    record.add_sink(summary)
+    record.log_layers("gradients", 5, ("a", "b", "c"), ("norm",), torch.tensor([[3e-9], [2e-12], [1e-20]]))
+    record.flush(wait=True)
+    vanishing = dict.fromkeys("ab", "vanishing")
+    summary.write_events([
+        flow_event(5, over=[], **vanishing),
+        flow_event(10, over=["a"], d="exploding"),
+        flow_event(15, over=["d"], a="vanishing"),
+        flow_event(20, over=[], e="vanishing"),
+    ])  # fmt: skip
+    vanish, explode = find_alerts(summary)
+    assert vanish.text == "watch: gradients vanish in 1 to 3 layers from step 5 on, the worst b at 2e-12 (4 times)"
+    assert (vanish.severity, vanish.step) == ("warning", 5)
+    assert vanish.place == {"series": "gradients", "name": "b", "column": "norm"}
+    assert (explode.text, explode.step) == ("watch: gradients explode in d in steps 10 to 15", 10)
+
+
+def test_gradients_that_recovered_and_those_without_norms_are_described() -> None:
+    summary = RunSummary()
+    summary.write_events([flow_event(3, **dict.fromkeys("abcde", "never arrived")), flow_event(7)])
+    (alert,) = find_alerts(summary)
+    assert alert.text == "watch: gradients never arrive at 5 layers in steps 3 to 7: a, b, c and 2 more"
+
+
+def test_a_hook_whose_random_numbers_were_isolated_is_not_a_warning() -> None:
+    assert alerts_of({"kind": "hook_drew", "step": 3, "message": "drew"}) == [("hook_drew", "info", 3)]
+
+
+def test_events_are_described_in_sentences() -> None:
+    """Lists are read as words, and a kind without a sentence has its fields."""
+    saved = {"kind": "checkpoint_saved", "time": 1.0, "step": 3, "path": "checkpoints/step-3"}
+    assert describe_event(saved) == "saved checkpoints/step-3"
+    fresh = {"kind": "hooks_without_state", "step": 3, "hooks": ["a", "b"]}
+    assert describe_event(fresh) == "hooks that will start fresh after a resume: a, b"
+    assert describe_event({"kind": "own", "by": "mine", "what": [1, 2], "no": None}) == "mine: what 1, 2"
+    assert describe_event({"kind": "own"}) == "own"
 
 
 def test_a_loss_that_spikes_once_is_an_alert_at_its_step() -> None:

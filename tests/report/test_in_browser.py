@@ -269,17 +269,18 @@ def open_norms(browser: Browser, root: Path, norms: list[float]) -> None:
 def test_layers_of_vanishing_gradients_have_different_colours(chromium: Browser, tmp_path: Path) -> None:
     """The colours cover the norms from the smallest to the largest one, and what is below them is labelled."""
     norms = [10.0**-power for power in range(0, 24, 2)]
-    heat, legend = "document.querySelector('#layers .heat').plot", "document.querySelector('#layers .ticks').innerText"
+    heat = "document.querySelector('#layers .heat').plot"
+    legend = "document.querySelector('#layers .ticks').innerText.replaceAll('\\u2212', '-')"
     open_norms(chromium, tmp_path / "all", norms)
     show(chromium, heat)
     assert len(set(chromium.run(f"{heat}.rows.map((row) => String({heat}.scale.colour({heat}.cell(0, row))))"))) == 12
-    assert chromium.run(legend).startswith("1e−22")
+    assert chromium.run(legend).startswith("1e-22")
     open_norms(chromium, tmp_path / "zero", [*norms, 0.0])
     show(chromium, heat)
-    assert chromium.run(legend).startswith("≤ 1e−22")
+    assert chromium.run(legend).startswith("≤ 1e-22")
     open_norms(chromium, tmp_path / "few", [*[10.0 ** -(index % 5) for index in range(100)], 1e-30])
     show(chromium, heat)
-    assert chromium.run(legend).startswith("≤ 1e−4")
+    assert chromium.run(legend).startswith("≤ 1e-4")
 
 
 @pytest.mark.parametrize("factor", [1.0001, 1.3, 4, 9, 25, 1e4, 1e15, 1e30])
