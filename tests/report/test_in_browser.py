@@ -253,6 +253,76 @@ def test_a_value_that_was_nan_has_its_own_colour(chromium: Browser, tmp_path: Pa
     assert "NaN or infinity" in chromium.run("document.querySelector('#layers .scale').textContent")
 
 
+def test_frequent_events_have_a_kind_and_do_not_hide_the_curves(chromium: Browser, tmp_path: Path) -> None:
+    """The legend names the kinds, and of many events of one kind a single line is drawn."""
+    run = write_record(tmp_path, "one")
+    with (run / "events.jsonl").open("a") as file:
+        for step in range(1, 60):
+            file.write(json.dumps({"kind": "gradient_flow", "step": step, "by": "watch", "parameters": {}}) + "\n")
+    assert main(["report", str(run)]) == 0
+    chromium.open(run / "report.html")
+    legend: Any = chromium.run("document.querySelector('.chips').innerText")
+    assert "gradient flow (59)" in legend and "hook failure (1)" in legend and "other" not in legend
+    show(chromium, plot("loss"))
+    lines = f"{plot('loss')}.placeMarks({plot('loss')}.chart).map(({{ mark, lines }}) => [mark, lines.length])"
+    counts = {"checkpoint": 0, "hook failure": 1, "NaN or infinity": 1, "stop": 1, "gradient_flow": 1}
+    assert dict(chromium.run(lines)) == counts
+
+
+def test_events_are_sentences_with_the_other_fields_behind_them(chromium: Browser, tmp_path: Path) -> None:
+    run = write_record(tmp_path, "one")
+    assert main(["report", str(run)]) == 0
+    chromium.open(run / "report.html")
+    row = "[...document.querySelectorAll('#events tbody tr')].find((row) => row.innerText.includes('hook failed'))"
+    assert "watch: raised" in chromium.run(f"{row}.innerText") and "on_step_end" not in chromium.run(f"{row}.innerText")
+    chromium.run(f"{row}.querySelector('summary').click()")
+    chromium.frames()
+    fields: Any = chromium.run(f"[...{row}.querySelectorAll('dd')].map((one) => one.innerText)")
+    assert fields == ["on_step_end", "E"]
+
+
+def test_metrics_that_never_change_share_a_line(chromium: Browser, tmp_path: Path) -> None:
+    """They need no plot, except a learning rate; one that is NaN at times is plotted."""
+    run = write_record(tmp_path, "one")
+    with (run / "metrics.jsonl").open("a") as file:
+        for step in range(1, 5):
+            row = {"step": step, "own/zeros": 0, "own/nan": 0 if step > 1 else "NaN", "train/lr": 0.5}
+            file.write(json.dumps(row) + "\n")
+    assert main(["report", str(run)]) == 0
+    chromium.open(run / "report.html")
+    line: Any = chromium.run("document.querySelector('.constants').innerText")
+    assert "own/zeros 0" in line and "own/nan" not in line
+    titles: Any = chromium.run(f"{PLOTS}.map((plot) => plot.title)")
+    assert {"own/nan", "train/lr"} <= set(titles) and "own/zeros" not in titles
+
+
+def test_small_costs_share_a_row(chromium: Browser, tmp_path: Path) -> None:
+    run = write_record(tmp_path, "one")
+    fields = json.loads((run / "run.json").read_text())
+    fields["attempts"][0] |= {"started": "2026-01-01T00:00:00+00:00", "closed": "2026-01-01T00:01:00+00:00"}
+    small = [{"hook": f"small{index}", "kind": "lifecycle", "calls": 10, "seconds": 0.02} for index in range(3)]
+    (run / "run.json").write_text(json.dumps({**fields, "costs": [*fields["costs"], *small]}))
+    assert main(["report", str(run)]) == 0
+    chromium.open(run / "report.html")
+    texts = "[...document.querySelectorAll('#cost tbody tr')].map((row) => row.innerText)"
+    rows = [text.split() for text in chromium.run(texts)]
+    assert [row[0] for row in rows] == ["watch", "3"]
+    assert rows[1][:5] == ["3", "others", "30", "60", "ms"]
+
+
+def test_heads_of_tables_are_aligned_as_their_columns(chromium: Browser, tmp_path: Path) -> None:
+    """A column of numbers is right-aligned with its head, and one with other values, too, is not."""
+    record = Record.on_disk(tmp_path, config={}, seed=1, run_id="one")
+    record.start([])
+    record.log_table(1, 0, "t", ["numbers", "both", "missing"], [[1, 2, 3.5], [1, "x", None]])
+    record.close("completed", None, [], [], {"step": 10, "tokens_seen": 0})
+    assert main(["report", str(tmp_path / "one")]) == 0
+    chromium.open(tmp_path / "one" / "report.html")
+    cells = "[...row.cells].map((cell) => getComputedStyle(cell).textAlign)"
+    align = f"[...document.querySelectorAll('#media tr')].map((row) => {cells})"
+    assert chromium.run(align) == [["right", "left", "right"]] * 3
+
+
 def open_norms(browser: Browser, root: Path, norms: list[float]) -> None:
     """Open the report of a run whose layers have these gradient norms."""
     record = Record.on_disk(root, config={}, seed=1, run_id="norms")

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from hookline.errors import RecordError
 from hookline.record import strict_json
-from hookline.record.alerts import find_alerts
+from hookline.record.alerts import describe_event, find_alerts
 from hookline.record.comparison import find_differences
 from hookline.record.labels import read_labels
 from hookline.record.provenance import utc_now
@@ -56,7 +56,7 @@ def make_report(summaries: Sequence[RunSummary]) -> bytes:
     runs, arrays = [], Arrays()
     hooks = [hook for summary in summaries for hook in summary.hooks]
     for index, summary in enumerate(summaries):
-        one = numbers[index]
+        one, events = numbers[index], _first_and_last(summary.events)
         runs.append({
             "run_id": summary.run.get("run_id"),
             "labels": _labels(summary),
@@ -70,7 +70,8 @@ def make_report(summaries: Sequence[RunSummary]) -> bytes:
             },
             "layers": {series: _layers(table, arrays) for series, table in one.layers.items()},
             "histograms": {series: _histograms(table, arrays) for series, table in one.histograms.items()},
-            "events": _cut(_first_and_last(summary.events)),
+            "events": _cut(events),
+            "event_texts": [_cut(describe_event(event)) for event in events],
             "event_count": summary.event_counts.total(),
             "alerts": [_cut(strict_json.field_values(alert)) for alert in find_alerts(summary)],
             "media": [_shown_media(row) for row in media[index]],
