@@ -178,6 +178,36 @@ def test_a_comparison_draws_runs_over_each_other(chromium: Browser, tmp_path: Pa
     assert chromium.problems() == []
 
 
+def test_a_comparison_says_where_runs_part_and_why(chromium: Browser, tmp_path: Path) -> None:
+    """The first section says for each run at which step it parts from the first one, with the likely cause."""
+    names = (("first", 0.1), ("second", 0.2), ("third", 0.1))
+    runs = [write_record(tmp_path, name, lr=lr) for name, lr in names]
+    assert main(["report", *map(str, runs), "--output", str(tmp_path / "all.html")]) == 0
+    chromium.open(tmp_path / "all.html")
+    assert chromium.run("document.querySelector('main section').id") == "partings"
+    second, third = chromium.run("[...document.querySelectorAll('.parting')].map((one) => one.innerText)")
+    assert "first and second part at step 1, where train/loss differs: " in second
+    assert "optimizer.lr: 0.1 and 0.2" in second
+    # The norms of layers are random numbers, which the seed of the test does not fix.
+    assert "first and third part at step 10, where gradients" in third and "the 9 steps before it are the same" in third
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_a_comparison_is_readable_on_any_screen(chromium: Browser, tmp_path: Path, width: int) -> None:
+    """Names break only where they have a dot, and every metric of a validation is in the overview."""
+    runs = [write_record(tmp_path, name, lr=lr) for name, lr in (("first", 0.1), ("second", 0.2))]
+    for run in runs:
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps({"step": 60, **{f"val/metric{index}": index for index in range(20)}}) + "\n")
+    assert main(["report", *map(str, runs), "--output", str(tmp_path / "both.html")]) == 0
+    chromium.open(tmp_path / "both.html", width=width)
+    text: Any = chromium.run("document.querySelector('#overview').innerText")
+    assert all(f"val/metric{index}" in text for index in range(20))
+    setting = "[...document.querySelectorAll('#differences .setting')].find((one) => one.innerText === 'optimizer.lr')"
+    assert chromium.run(f"{setting}.getBoundingClientRect().height") < 40
+    assert chromium.run("document.documentElement.scrollWidth") == width
+
+
 def test_metrics_without_a_known_direction_show_both_extremes(chromium: Browser, tmp_path: Path) -> None:
     """A loss has its lowest value, another metric of a validation the lowest and the highest."""
     run = write_record(tmp_path, "one")

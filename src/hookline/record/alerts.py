@@ -55,10 +55,10 @@ _EVENTS: dict[str, tuple[Severity | None, str]] = {
     "hooks_without_state": (None, "hooks that will start fresh after a resume: {hooks}"),
     "loss_fn_changed": (None, "the loss function was changed"),
     "lr_changed": (None, "the learning rate was changed from {old} to {new}"),
-    "non_finite_losses": (None, "{count} losses of epoch {epoch} were not finite"),
+    "non_finite_losses": (None, "losses of epoch {epoch} that were not finite: {count}"),
     "stall_over": (None, "the stall was over after {seconds:.3g} s"),
     "step_fn_changed": (None, "the step function was changed"),
-    "stop_requested": (None, "asked for a stop: {reason}"),
+    "stop_requested": (None, "stop requested: {reason}"),
 }
 _VERDICTS = {  # of gradient_flow events: what gradients do, and whether the smallest (1) or largest norm is the worst
     "vanishing": ("vanish in", 1),

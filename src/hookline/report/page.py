@@ -25,6 +25,7 @@ from hookline.record.comparison import find_differences
 from hookline.record.labels import read_labels
 from hookline.record.provenance import utc_now
 from hookline.report.direction import better
+from hookline.report.partings import describe_partings
 from hookline.report.run_fields import last_attempt_seconds, run_fields
 from hookline.report.shrink import CurveArrays, Numbers, fit
 
@@ -77,8 +78,10 @@ def make_report(summaries: Sequence[RunSummary]) -> bytes:
             "media": [_shown_media(row) for row in media[index]],
             "left_out": _left_out(one, len(summary.media) - len(media[index])),
         })
-    differences = _differences(summaries) if count > 1 else None
-    data = strict_json.dumps({"version": 1, "written": utc_now(), "runs": runs, "differences": differences})
+    page = {"version": 1, "written": utc_now(), "runs": runs}
+    if count > 1:
+        page |= {"differences": _differences(summaries), "partings": _cut(describe_partings(summaries))}
+    data = strict_json.dumps(page)
     # Base64 needs no care, and converting megabytes of it as other texts would take most of the time.
     listed = '","'.join(arrays.encoded)
     return assemble(f'{data[:-1]},"arrays":["{listed}"]}}')

@@ -131,7 +131,7 @@ function goTo(alert) {
  * be better, with the lowest and the highest one. */
 function headline(run) {
   const isFirst = ({ name }) => /^val\//.test(name) || name === "train/loss";
-  return [...run.curves.values()].filter(isFirst).slice(0, 6).map((curve) => {
+  return [...run.curves.values()].filter(isFirst).map((curve) => {
     const extremes = { low: [["lowest", curve.data.least]], high: [["highest", curve.data.greatest]] };
     const shown = extremes[curve.data.better] ?? [...extremes.low, ...extremes.high];
     const { format } = curve.unit;
@@ -162,27 +162,64 @@ const FACTS = [
   ["attempts", (run) => (run.run.attempts.length > 1 ? run.run.attempts.length : null)],
 ];
 
+const MOST_CAUSES = 5, MOST_TILES = 12, MOST_METRICS = 40; // of a run, and of a comparison
+
+/** Name the metrics for which an overview has no room. */
+function notHere(metrics, most) {
+  const names = metrics.slice(most).map(({ curve }) => curve.name);
+  return names.length ? el("p", { class: "note" }, "Below, among the curves: ", named("span", names.join(", "), 400)) : null;
+}
+
 function overview() {
   if (several) return sideBySide();
   const [run] = runs;
-  const tiles = headline(run).map(({ curve, last, note }) => el("div", { class: "tile" },
+  const metrics = headline(run);
+  const tiles = metrics.slice(0, MOST_TILES).map(({ curve, last, note }) => el("div", { class: "tile" },
     named("span", curve.name, 30, { class: "tile-name" }), el("span", { class: "tile-value" }, last),
     el("span", { class: "tile-note" }, note)));
-  return el("div", {}, tiles.length ? el("div", { class: "tiles" }, ...tiles) : null,
+  return el("div", {}, tiles.length ? el("div", { class: "tiles" }, ...tiles) : null, notHere(metrics, MOST_TILES),
     facts(Object.fromEntries(FACTS.map(([label, read]) => [label, read(run)]))));
 }
 
-/** Make a table with a column for each run. */
+/** Make a table with a column for each run; of several parts, each with a title and rows of a name and values. */
+function compareRuns(parts) {
+  const value = (one) => el("td", {}, one instanceof Node ? one : typeof one === "number" ? number(one) : named("span", one ?? "–", 300));
+  const line = ([name, values]) => el("tr", {}, el("th", { class: "setting", scope: "row" }, ...breakable(short(name, 120))), ...values.map(value));
+  const title = (text) => (text ? [el("tr", {}, el("th", { class: "part", colspan: runs.length + 1 }, text))] : []);
+  const head = el("tr", {}, el("td", { class: "setting" }), ...runs.map((run) => el("th", { scope: "col" }, runName(run))));
+  const made = el("table", { class: "compare" }, el("thead", {}, head),
+    ...parts.map(([text, rows]) => el("tbody", {}, ...title(text), ...rows.map(line))));
+  made.style.setProperty("--runs", runs.length);
+  return el("div", { class: "scroll" }, made);
+}
+
+/** Return the parts of a name such as optimizer.lr_start, between which a line may break. */
+function breakable(name) {
+  return name.split(/(?<=[._/])/).flatMap((part) => [part, el("wbr")]);
+}
+
 function sideBySide() {
-  const metrics = new Set(runs.flatMap((run) => headline(run).map(({ curve }) => curve.name)));
-  const rows = [...FACTS, ...[...metrics].map((name) => [name, (run) => {
-    const found = headline(run).find(({ curve }) => curve.name === name);
+  const byRun = runs.map((run) => new Map(headline(run).map((one) => [one.curve.name, one])));
+  const metrics = [...new Map(byRun.flatMap((one) => [...one])).values()];
+  const rows = [...FACTS, ...metrics.slice(0, MOST_METRICS).map(({ curve: { name } }) => [name, (run) => {
+    const found = byRun[run.index].get(name);
     return found ? `${found.last} (${found.note})` : null;
   }])];
   const isThere = (value) => value !== null && value !== undefined && value !== "";
   const filled = rows.map(([label, read]) => [label, runs.map(read)]).filter(([, values]) => values.some(isThere));
-  const shown = filled.map(([label, values]) => [el("span", { class: "row-label" }, short(label)), ...values]);
-  return table(["", ...runs.map((run) => runName(run))], shown, { class: "compare" });
+  return el("div", {}, compareRuns([["", filled]]), notHere(metrics, MOST_METRICS));
+}
+
+/** Say where each run parts from the first one, and why that may be. */
+function partings() {
+  return page.partings.map(({ text, causes }, index) => {
+    const names = [runName(runs[0]), " and ", runName(runs[index + 1]), ` ${visible(text)}.`];
+    const likely = causes.slice(0, MOST_CAUSES).map((cause) => el("li", {}, named("span", cause, 300)));
+    const more = causes.length - likely.length;
+    if (more > 0) likely.push(el("li", {}, `${number(more)} more, among the differences below`));
+    return el("div", { class: "card parting" }, el("p", {}, ...names),
+      ...(likely.length ? [el("p", { class: "note" }, "Likely because of"), el("ul", {}, ...likely)] : []));
+  });
 }
 
 function outcome(run) {
@@ -484,10 +521,14 @@ function differences() {
   const say = (text) => [el("p", { class: "quiet" }, text)];
   if (!found) return say("A config of these runs cannot be read, so that they are not compared.");
   if (!found.length) return say("Configs, hooks, environments and code of these runs are the same.");
-  const text = (value) => (typeof value === "string" ? value : JSON.stringify(value));
-  const rows = found.map(({ section: where, key, values }) =>
-    [el("span", { class: "row-label" }, where), el("span", { class: "row-label" }, short(key, 80)), ...values.map(text)]);
-  return [table(["", "setting", ...runs.map((run) => runName(run))], rows, { class: "compare" })];
+  // With spaces, so that a line can break between values.
+  const text = (value) => (typeof value === "string" ? value : JSON.stringify(value, null, 1).replace(/(?<=[[{])\n\s*|\n\s*(?=[\]}])/g, "").replace(/\n\s*/g, " "));
+  const parts = new Map();
+  for (const { section: where, key, values } of found) {
+    if (!parts.has(where)) parts.set(where, []);
+    parts.get(where).push([key, values.map(text)]);
+  }
+  return [compareRuns([...parts])];
 }
 
 function hookList(run) {
@@ -636,6 +677,7 @@ function build() {
   const unnamed = runs[0].name === runs[0].id;
   const subtitle = several ? "Hookline comparison" : unnamed ? "Hookline report" : short(runs[0].id, 60);
   byId("subtitle").textContent = `${subtitle} · written ${time(page.written)}`;
+  if (several) section("partings", "Where the runs part", ...partings());
   section("alerts", "Alerts", alerts());
   section("overview", "Overview", overview());
   if (several) section("differences", "Differences", ...differences());
