@@ -15,6 +15,7 @@ from small_config import config_with
 from hookline import read_layers, read_metrics
 from hookline.cli import main
 from hookline.record import Record
+from hookline.stats.histograms import histograms
 
 TEXT = {  # of hostile input, each of which becomes a part of every name and text of a run
     "markup": "<img src=x onerror=pwned()><svg/onload=pwned()><b>",
@@ -381,6 +382,23 @@ def test_layers_of_vanishing_gradients_have_different_colours(chromium: Browser,
     open_norms(chromium, tmp_path / "few", [*[10.0 ** -(index % 5) for index in range(100)], 1e-30])
     show(chromium, heat)
     assert chromium.run(legend).startswith("≤ 1e-4")
+
+
+def test_histograms_name_the_sizes_of_values_and_what_is_below_them(chromium: Browser, tmp_path: Path) -> None:
+    """A bin has the name of its end nearer to 0, and the smallest one that of its other end."""
+    record = Record.on_disk(tmp_path, config={}, seed=1, run_id="one")
+    record.start([])
+    for step, values in enumerate([[-3e-12, 0.0, 1.5], [2.0**-60]], start=1):
+        counted = histograms([torch.tensor(values)])
+        record.log_layers("gradients", step, ["a"], ["top_octave"], counted.tops.unsqueeze(1))
+        record.log_layers("gradient_histograms", step, ["a"], ["count"], counted.counts.unsqueeze(1).float())
+    record.close("completed", None, [], [], {"step": 2})
+    assert main(["report", str(tmp_path / "one")]) == 0
+    chromium.open(tmp_path / "one" / "report.html")
+    heat = "document.querySelector('#histograms .heat').plot"
+    show(chromium, heat)
+    names: Any = chromium.run(f"{heat}.rows.map((row) => {heat}.nameOf(row).replaceAll('\\u2212', '-'))")
+    assert names == ["1", "…", "< 1.4e-14", "0", "…", "-4.7e-10"]  # a histogram reaches 31 octaves down
 
 
 @pytest.mark.parametrize("factor", [1.0001, 1.3, 4, 9, 25, 1e4, 1e15, 1e30])

@@ -99,7 +99,7 @@ class HistogramTable:
 
     names: tuple[str, ...]
     tops: Array
-    """The largest octave of each name: n for values from 2^n to 2^(n + 1)."""
+    """The largest octave of each name: n for values above 2^n, up to 2^(n + 1)."""
     steps: Array
     counts: Array
 
