@@ -14,14 +14,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 import hookline
 from hookline.errors import RecordError
 from hookline.record import Record, read_metrics
-from hookline.record.alerts import find_alerts
+from hookline.record.alerts import describe_event, find_alerts
 from hookline.record.curves import MOST_RANGES, Curve, Point
-from hookline.record.summary import MOST_EVENTS, RunSummary
+from hookline.record.summary import MOST_EVENTS, HistogramTable, RunSummary
+from hookline.stats.histograms import histograms
 
 
 def record_of(tmp_path: Path, run_id: str | None = None) -> Record:
@@ -289,9 +291,61 @@ def test_histograms_count_the_values_of_a_monitored_model(tmp_path: Path) -> Non
     assert trainer.run_dir is not None
     table = RunSummary.read(trainer.run_dir).histograms["activation_histograms"]
     assert table.counts.sum(axis=2).tolist() == [[16.0 * 8]] * 4
-    middle = len(table.edges) // 2 - 1
+    middle = table.counts.shape[2] // 2
     assert (table.counts[:, 0, :middle] == 0).all()  # no output of a ReLU is negative
     assert (table.counts[:, 0, middle] > 0).all()
+
+
+def histograms_of(*steps: Tensor) -> HistogramTable:
+    """Return the summary of the histograms of a layer whose gradients have these values at steps 1, 2, …"""
+    summary, record = RunSummary(), Record.in_memory()
+    record.add_sink(summary)
+    for step, values in enumerate(steps, start=1):
+        counted = histograms([values])
+        record.log_layers("gradients", step, ("a",), ("top_octave",), counted.tops.unsqueeze(1))
+        record.log_layers("gradient_histograms", step, ("a",), ("count",), counted.counts.unsqueeze(1).float())
+    record.flush(wait=True)
+    return summary.histograms["gradient_histograms"]
+
+
+def is_counted_right(table: HistogramTable, step: int, values: Tensor) -> bool:
+    """Whether a step's histogram is that of the values, between the edges of the table."""
+    counts, _ = np.histogram(values.numpy(), table.edges("a"))
+    return bool((table.counts[step, 0] == counts).all())
+
+
+def test_histograms_of_vanishing_gradients_show_their_sizes() -> None:
+    """The window of a layer follows its values, however small, also while they become larger or smaller."""
+    draw = torch.Generator().manual_seed(0)
+    for sizes in ([1e-11, 1e-11], [1e-20, 1e-12, 1e-18], [1e3, 1e-3], [1e-24]):
+        steps = [size * (0.1 + torch.rand(500, generator=draw)) * (-1) ** torch.arange(500) for size in sizes]
+        table = histograms_of(*steps)
+        assert all(is_counted_right(table, index, values) for index, values in enumerate(steps))
+
+
+def test_a_nan_does_not_move_the_window_of_a_histogram() -> None:
+    """The bins of a step with NaN end at 2^16, which is not the size of any value."""
+    small = torch.full((8,), 3e-12)
+    table = histograms_of(small, torch.tensor([float("nan"), 1e-3]), small)
+    assert table.edges("a")[-1] < 2e-3
+    assert is_counted_right(table, 2, small)
+
+
+def test_the_smallest_bins_of_a_histogram_hold_what_is_below_its_window() -> None:
+    small, large = torch.tensor([-1e-15, 1e-15, 2e-15]), torch.tensor([1e9])
+    table = histograms_of(small, large)
+    middle = table.counts.shape[2] // 2
+    assert table.counts[0, 0, middle - 1 : middle + 2].tolist() == [1, 0, 2]
+    assert table.edges("a")[middle + 2] > 2e-15
+    assert is_counted_right(table, 1, large)
+
+
+def test_histograms_of_many_steps_are_added_up() -> None:
+    steps = [torch.tensor([1.5 * 2.0**-octave, -1.5 * 2.0**-octave]) for octave in range(1, 41)] * 10
+    table = histograms_of(*steps)
+    expected, _ = np.histogram(torch.cat(steps).numpy(), table.edges("a"))
+    assert len(table.steps) <= 100
+    assert table.counts.sum(axis=0).tolist() == [expected.tolist()]
 
 
 def test_events_are_bounded_and_all_are_counted() -> None:
@@ -447,6 +501,52 @@ def test_events_that_say_the_same_are_one_alert_and_many_others_a_few() -> None:
     assert (found[0].step, found[0].text) == (0, "bad: failed (100 times)")
     assert [alert.kind for alert in found] == ["hook_failed", *["stall"] * 6]
     assert found[-1].text == "15 more stall events"
+
+
+def flow_event(step: int, over: list[str] | None = None, **parameters: str) -> dict[str, Any]:
+    event = {"kind": "gradient_flow", "step": step, "by": "watch", "verdict": f"at {step}", "parameters": parameters}
+    return event if over is None else {**event, "over": over}
+
+
+def test_layers_whose_gradients_vanish_are_one_alert_however_often_they_change() -> None:
+    """It says how many layers there were, since when, and which one is the worst."""
+    summary, record = RunSummary(), Record.in_memory()
+    record.add_sink(summary)
+    record.log_layers("gradients", 5, ("a", "b", "c"), ("norm",), torch.tensor([[3e-9], [2e-12], [1e-20]]))
+    record.flush(wait=True)
+    vanishing = dict.fromkeys("ab", "vanishing")
+    summary.write_events([
+        flow_event(5, over=[], **vanishing),
+        flow_event(10, over=["a"], d="exploding"),
+        flow_event(15, over=["d"], a="vanishing"),
+        flow_event(20, over=[], e="vanishing"),
+    ])  # fmt: skip
+    vanish, explode = find_alerts(summary)
+    assert vanish.text == "watch: gradients vanish in 1 to 3 layers from step 5 on, the worst b at 2e-12 (4 times)"
+    assert (vanish.severity, vanish.step) == ("warning", 5)
+    assert vanish.place == {"series": "gradients", "name": "b", "column": "norm"}
+    assert (explode.text, explode.step) == ("watch: gradients explode in d in steps 10 to 15", 10)
+
+
+def test_gradients_that_recovered_and_those_without_norms_are_described() -> None:
+    summary = RunSummary()
+    summary.write_events([flow_event(3, **dict.fromkeys("abcde", "never arrived")), flow_event(7)])
+    (alert,) = find_alerts(summary)
+    assert alert.text == "watch: gradients never arrive at 5 layers in steps 3 to 7: a, b, c and 2 more"
+
+
+def test_a_hook_whose_random_numbers_were_isolated_is_not_a_warning() -> None:
+    assert alerts_of({"kind": "hook_drew", "step": 3, "message": "drew"}) == [("hook_drew", "info", 3)]
+
+
+def test_events_are_described_in_sentences() -> None:
+    """Lists are read as words, and a kind without a sentence has its fields."""
+    saved = {"kind": "checkpoint_saved", "time": 1.0, "step": 3, "path": "checkpoints/step-3"}
+    assert describe_event(saved) == "saved checkpoints/step-3"
+    fresh = {"kind": "hooks_without_state", "step": 3, "hooks": ["a", "b"]}
+    assert describe_event(fresh) == "hooks that will start fresh after a resume: a, b"
+    assert describe_event({"kind": "own", "by": "mine", "what": [1, 2], "no": None}) == "mine: what 1, 2"
+    assert describe_event({"kind": "own"}) == "own"
 
 
 def test_a_loss_that_spikes_once_is_an_alert_at_its_step() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from small_config import config_with
 from hookline import read_layers, read_metrics
 from hookline.cli import main
 from hookline.record import Record
+from hookline.stats.histograms import histograms
 
 TEXT = {  # of hostile input, each of which becomes a part of every name and text of a run
     "markup": "<img src=x onerror=pwned()><svg/onload=pwned()><b>",
@@ -177,6 +179,36 @@ def test_a_comparison_draws_runs_over_each_other(chromium: Browser, tmp_path: Pa
     assert chromium.problems() == []
 
 
+def test_a_comparison_says_where_runs_part_and_why(chromium: Browser, tmp_path: Path) -> None:
+    """The first section says for each run at which step it parts from the first one, with the likely cause."""
+    names = (("first", 0.1), ("second", 0.2), ("third", 0.1))
+    runs = [write_record(tmp_path, name, lr=lr) for name, lr in names]
+    assert main(["report", *map(str, runs), "--output", str(tmp_path / "all.html")]) == 0
+    chromium.open(tmp_path / "all.html")
+    assert chromium.run("document.querySelector('main section').id") == "partings"
+    second, third = chromium.run("[...document.querySelectorAll('.parting')].map((one) => one.innerText)")
+    assert "first and second part at step 1, where train/loss differs: " in second
+    assert "optimizer.lr: 0.1 and 0.2" in second
+    # The norms of layers are random numbers, which the seed of the test does not fix.
+    assert "first and third part at step 10, where gradients" in third and "the 9 steps before it are the same" in third
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_a_comparison_is_readable_on_any_screen(chromium: Browser, tmp_path: Path, width: int) -> None:
+    """Names break only where they have a dot, and every metric of a validation is in the overview."""
+    runs = [write_record(tmp_path, name, lr=lr) for name, lr in (("first", 0.1), ("second", 0.2))]
+    for run in runs:
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps({"step": 60, **{f"val/metric{index}": index for index in range(20)}}) + "\n")
+    assert main(["report", *map(str, runs), "--output", str(tmp_path / "both.html")]) == 0
+    chromium.open(tmp_path / "both.html", width=width)
+    text: Any = chromium.run("document.querySelector('#overview').innerText")
+    assert all(f"val/metric{index}" in text for index in range(20))
+    setting = "[...document.querySelectorAll('#differences .setting')].find((one) => one.innerText === 'optimizer.lr')"
+    assert chromium.run(f"{setting}.getBoundingClientRect().height") < 40
+    assert chromium.run("document.documentElement.scrollWidth") == width
+
+
 def test_metrics_without_a_known_direction_show_both_extremes(chromium: Browser, tmp_path: Path) -> None:
     """A loss has its lowest value, another metric of a validation the lowest and the highest."""
     run = write_record(tmp_path, "one")
@@ -250,6 +282,137 @@ def test_a_value_that_was_nan_has_its_own_colour(chromium: Browser, tmp_path: Pa
     cells = chromium.run(f"{heat}.rows.map((row) => String({heat}.cell(3, row)))")
     assert cells[1] == "NaN" and all(math.isfinite(float(cell)) for place, cell in enumerate(cells) if place != 1)
     assert "NaN or infinity" in chromium.run("document.querySelector('#layers .scale').textContent")
+
+
+def test_frequent_events_have_a_kind_and_do_not_hide_the_curves(chromium: Browser, tmp_path: Path) -> None:
+    """The legend names the kinds, and of many events of one kind a single line is drawn."""
+    run = write_record(tmp_path, "one")
+    with (run / "events.jsonl").open("a") as file:
+        for step in range(1, 60):
+            file.write(json.dumps({"kind": "gradient_flow", "step": step, "by": "watch", "parameters": {}}) + "\n")
+    assert main(["report", str(run)]) == 0
+    chromium.open(run / "report.html")
+    legend: Any = chromium.run("document.querySelector('.chips').innerText")
+    assert "gradient flow (59)" in legend and "hook failure (1)" in legend and "other" not in legend
+    show(chromium, plot("loss"))
+    lines = f"{plot('loss')}.placeMarks({plot('loss')}.chart).map(({{ mark, lines }}) => [mark, lines.length])"
+    counts = {"checkpoint": 0, "hook failure": 1, "NaN or infinity": 1, "stop": 1, "gradient_flow": 1}
+    assert dict(chromium.run(lines)) == counts
+
+
+def test_events_are_sentences_with_the_other_fields_behind_them(chromium: Browser, tmp_path: Path) -> None:
+    run = write_record(tmp_path, "one")
+    assert main(["report", str(run)]) == 0
+    chromium.open(run / "report.html")
+    row = "[...document.querySelectorAll('#events tbody tr')].find((row) => row.innerText.includes('hook failed'))"
+    assert "watch: raised" in chromium.run(f"{row}.innerText") and "on_step_end" not in chromium.run(f"{row}.innerText")
+    chromium.run(f"{row}.querySelector('summary').click()")
+    chromium.frames()
+    fields: Any = chromium.run(f"[...{row}.querySelectorAll('dd')].map((one) => one.innerText)")
+    assert fields == ["on_step_end", "E"]
+
+
+def test_metrics_that_never_change_share_a_line(chromium: Browser, tmp_path: Path) -> None:
+    """They need no plot, except a learning rate; one that is NaN at times is plotted."""
+    run = write_record(tmp_path, "one")
+    with (run / "metrics.jsonl").open("a") as file:
+        for step in range(1, 5):
+            row = {"step": step, "own/zeros": 0, "own/nan": 0 if step > 1 else "NaN", "train/lr": 0.5}
+            file.write(json.dumps(row) + "\n")
+    assert main(["report", str(run)]) == 0
+    chromium.open(run / "report.html")
+    line: Any = chromium.run("document.querySelector('.constants').innerText")
+    assert "own/zeros 0" in line and "own/nan" not in line
+    titles: Any = chromium.run(f"{PLOTS}.map((plot) => plot.title)")
+    assert {"own/nan", "train/lr"} <= set(titles) and "own/zeros" not in titles
+
+
+def test_small_costs_share_a_row(chromium: Browser, tmp_path: Path) -> None:
+    run = write_record(tmp_path, "one")
+    fields = json.loads((run / "run.json").read_text())
+    fields["attempts"][0] |= {"started": "2026-01-01T00:00:00+00:00", "closed": "2026-01-01T00:01:00+00:00"}
+    small = [{"hook": f"small{index}", "kind": "lifecycle", "calls": 10, "seconds": 0.02} for index in range(3)]
+    (run / "run.json").write_text(json.dumps({**fields, "costs": [*fields["costs"], *small]}))
+    assert main(["report", str(run)]) == 0
+    chromium.open(run / "report.html")
+    texts = "[...document.querySelectorAll('#cost tbody tr')].map((row) => row.innerText)"
+    rows = [text.split() for text in chromium.run(texts)]
+    assert [row[0] for row in rows] == ["watch", "3"]
+    assert rows[1][:5] == ["3", "others", "30", "60", "ms"]
+
+
+def test_heads_of_tables_are_aligned_as_their_columns(chromium: Browser, tmp_path: Path) -> None:
+    """A column of numbers is right-aligned with its head, and one with other values, too, is not."""
+    record = Record.on_disk(tmp_path, config={}, seed=1, run_id="one")
+    record.start([])
+    record.log_table(1, 0, "t", ["numbers", "both", "missing"], [[1, 2, 3.5], [1, "x", None]])
+    record.close("completed", None, [], [], {"step": 10, "tokens_seen": 0})
+    assert main(["report", str(tmp_path / "one")]) == 0
+    chromium.open(tmp_path / "one" / "report.html")
+    cells = "[...row.cells].map((cell) => getComputedStyle(cell).textAlign)"
+    align = f"[...document.querySelectorAll('#media tr')].map((row) => {cells})"
+    assert chromium.run(align) == [["right", "left", "right"]] * 3
+
+
+def open_norms(browser: Browser, root: Path, norms: list[float]) -> None:
+    """Open the report of a run whose layers have these gradient norms."""
+    record = Record.on_disk(root, config={}, seed=1, run_id="norms")
+    record.start([])
+    names = [f"layer{index}" for index in range(len(norms))]
+    for step in (1, 2):
+        record.log(step, 0, "train/loss", 1.3 + step / 10)
+        record.log_layers("gradients", step, names, ["norm"], torch.tensor(norms).unsqueeze(1))
+    record.close("completed", None, [], [], {"step": 2})
+    assert main(["report", str(root / "norms")]) == 0
+    browser.open(root / "norms" / "report.html")
+
+
+def test_layers_of_vanishing_gradients_have_different_colours(chromium: Browser, tmp_path: Path) -> None:
+    """The colours cover the norms from the smallest to the largest one, and what is below them is labelled."""
+    norms = [10.0**-power for power in range(0, 24, 2)]
+    heat = "document.querySelector('#layers .heat').plot"
+    legend = "document.querySelector('#layers .ticks').innerText.replaceAll('\\u2212', '-')"
+    open_norms(chromium, tmp_path / "all", norms)
+    show(chromium, heat)
+    assert len(set(chromium.run(f"{heat}.rows.map((row) => String({heat}.scale.colour({heat}.cell(0, row))))"))) == 12
+    assert chromium.run(legend).startswith("1e-22")
+    open_norms(chromium, tmp_path / "zero", [*norms, 0.0])
+    show(chromium, heat)
+    assert chromium.run(legend).startswith("≤ 1e-22")
+    open_norms(chromium, tmp_path / "few", [*[10.0 ** -(index % 5) for index in range(100)], 1e-30])
+    show(chromium, heat)
+    assert chromium.run(legend).startswith("≤ 1e-4")
+
+
+def test_histograms_name_the_sizes_of_values_and_what_is_below_them(chromium: Browser, tmp_path: Path) -> None:
+    """A bin has the name of its end nearer to 0, and the smallest one that of its other end."""
+    record = Record.on_disk(tmp_path, config={}, seed=1, run_id="one")
+    record.start([])
+    for step, values in enumerate([[-3e-12, 0.0, 1.5], [2.0**-60]], start=1):
+        counted = histograms([torch.tensor(values)])
+        record.log_layers("gradients", step, ["a"], ["top_octave"], counted.tops.unsqueeze(1))
+        record.log_layers("gradient_histograms", step, ["a"], ["count"], counted.counts.unsqueeze(1).float())
+    record.close("completed", None, [], [], {"step": 2})
+    assert main(["report", str(tmp_path / "one")]) == 0
+    chromium.open(tmp_path / "one" / "report.html")
+    heat = "document.querySelector('#histograms .heat').plot"
+    show(chromium, heat)
+    names: Any = chromium.run(f"{heat}.rows.map((row) => {heat}.nameOf(row).replaceAll('\\u2212', '-'))")
+    assert names == ["1", "…", "< 1.4e-14", "0", "…", "-4.7e-10"]  # a histogram reaches 31 octaves down
+
+
+@pytest.mark.parametrize("factor", [1.0001, 1.3, 4, 9, 25, 1e4, 1e15, 1e30])
+def test_numbers_of_a_log_axis_do_not_overlap(chromium: Browser, tmp_path: Path, factor: float) -> None:
+    """However small or large the range is, there are at least two numbers, inside of it and apart from each other."""
+    open_norms(chromium, tmp_path, [3e-11, 3e-11 * factor])
+    flow = "document.querySelector('#flow .plot').plot"
+    show(chromium, flow)
+    scale, chart = f"{flow}.chart.scales.y", f"{flow}.chart"
+    splits = f"{chart}.axes[1].splits({chart}, 1, {scale}.min, {scale}.max)"
+    values = f"[{scale}.max, ...{splits}.reverse(), {scale}.min]"
+    low, *places, high = chromium.run(f"{values}.map((one) => {chart}.valToPos(one, 'y'))")
+    assert len(places) >= 2 and min(places) >= low - 0.01 and max(places) <= high + 0.01
+    assert all(second - first >= 15 for first, second in pairwise(places))
 
 
 @pytest.mark.parametrize("text", list(TEXT.values()), ids=list(TEXT))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -19,8 +19,8 @@ _SPIKE_SPREADS = 8.0  # a range of steps whose highest value is this many spread
 _BEFORE = 20  # ranges
 _DEAD_SHARE, _WAIT_SHARE = 0.5, 0.3
 
-# Events by kind: how bad each is, and what it means. `{…}` are fields of the event.
-_EVENTS: dict[str, tuple[Severity, str]] = {
+# Events by kind: how bad each is, None if it does not mean trouble, and what it says. `{…}` are fields of the event.
+_EVENTS: dict[str, tuple[Severity | None, str]] = {
     "exception": ("error", "the run failed: {error}"),
     "non_finite_weights": ("error", "{message}"),
     "crash": ("error", "{reason}; everything about that step is in {path}"),
@@ -33,7 +33,6 @@ _EVENTS: dict[str, tuple[Severity, str]] = {
     "hook_failed": ("warning", "{message}"),
     "hook_overruled": ("warning", "{message}"),
     "hook_wrote": ("warning", "the hook changed training without declaring it: {what}"),
-    "hook_drew": ("warning", "{message}"),
     "hook_costly": ("warning", "{message}"),
     "sink_failed": ("warning", "the sink {sink} failed and was removed: {error}"),
     "gradient_flow": ("warning", "{verdict}"),
@@ -45,6 +44,27 @@ _EVENTS: dict[str, tuple[Severity, str]] = {
     "resume_not_exact": ("warning", "the run was not resumed exactly: {why}"),
     "notification_failed": ("warning", "a notification was not sent: {why}"),
     "step_skipped": ("info", "an optimizer step was skipped: {reason}"),
+    "hook_drew": ("info", "{message}"),  # its streams were restored, so that training is as without it
+    "begun_again": (None, "the run was resumed from its beginning, because it had no checkpoint"),
+    "best_checkpoint": (None, "{path} is the best so far: {monitor} is {value:.4g}"),
+    "best_weights_restored": (None, "the weights of step {saved_at} were restored; the best value was {value:.4g}"),
+    "checkpoint_abandoned": (None, "a checkpoint was moved aside: {path}"),
+    "checkpoint_loaded": (None, "the run was resumed from {path}"),
+    "checkpoint_saved": (None, "saved {path}"),
+    "hook_passed_over": (None, "{message}"),
+    "hooks_without_state": (None, "hooks that will start fresh after a resume: {hooks}"),
+    "loss_fn_changed": (None, "the loss function was changed"),
+    "lr_changed": (None, "the learning rate was changed from {old} to {new}"),
+    "non_finite_losses": (None, "losses of epoch {epoch} that were not finite: {count}"),
+    "stall_over": (None, "the stall was over after {seconds:.3g} s"),
+    "step_fn_changed": (None, "the step function was changed"),
+    "stop_requested": (None, "stop requested: {reason}"),
+}
+_VERDICTS = {  # of gradient_flow events: what gradients do, and whether the smallest (1) or largest norm is the worst
+    "vanishing": ("vanish in", 1),
+    "exploding": ("explode in", -1),
+    "non-finite": ("are not finite in", 0),
+    "never arrived": ("never arrive at", 0),
 }
 
 
@@ -63,7 +83,9 @@ class Alert:
 
 def find_alerts(summary: RunSummary) -> list[Alert]:
     """Return what deserves attention, the worst first and then in the order of steps."""
-    found = [*_from_outcome(summary), *_from_events(summary), *_from_curves(summary), *_from_layers(summary)]
+    layers = summary.layers
+    flow = _from_gradient_flow(summary.events, layers.get("gradients"))
+    found = [*_from_outcome(summary), *_from_events(summary), *flow, *_from_curves(summary), *_from_layers(layers)]
     found.sort(key=lambda alert: (SEVERITIES.index(alert.severity), alert.step is None, alert.step or 0))
     return found
 
@@ -84,13 +106,11 @@ def _from_events(summary: RunSummary) -> Iterator[Alert]:
     alike: dict[tuple[str, str], list[Alert]] = {}
     for event in summary.events:
         kind = str(event.get("kind"))
-        if kind not in _EVENTS or (kind == "gradient_flow" and not event.get("parameters")):
+        severity, _ = _EVENTS.get(kind, (None, ""))
+        if severity is None or kind == "gradient_flow":
             continue
-        severity, template = _EVENTS[kind]
-        source = _source(event)
-        text = f"{source}: {_filled(template, event)}" if source else _filled(template, event)
-        step = event["step"] if type(event.get("step")) is int else None
-        alike.setdefault((kind, text), []).append(Alert(kind, severity, step, text, _place(event)))
+        text = describe_event(event)
+        alike.setdefault((kind, text), []).append(Alert(kind, severity, _step(event), text, _place(event)))
     listed: dict[tuple[str, str], int] = {}
     for (kind, text), found in alike.items():
         place = (kind, str(found[0].place))
@@ -101,23 +121,101 @@ def _from_events(summary: RunSummary) -> Iterator[Alert]:
     for (kind, _), count in listed.items():
         if count > _MOST_PER_KIND:
             more = count - _MOST_PER_KIND
-            yield Alert(kind, _EVENTS[kind][0], None, f"{more:,} more {kind.replace('_', ' ')} events")
+            yield Alert(kind, _EVENTS[kind][0] or "info", None, f"{more:,} more {kind.replace('_', ' ')} events")
+
+
+def describe_event(event: Mapping[str, Any]) -> str:
+    """Return in one sentence what an event says, after the hook that it is about or comes from."""
+    _, template = _EVENTS.get(str(event.get("kind")), (None, "{}"))
+    source, text = _source(event), _filled(template, event)
+    return f"{source}: {text}" if source else text
 
 
 def _filled(template: str, event: Mapping[str, Any]) -> str:
     """Fill in the fields of an event; a record from elsewhere may lack them or have others."""
+    fields = {key: ", ".join(map(str, one)) if isinstance(one, list) else one for key, one in event.items()}
     try:
-        return template.format(**event)
+        return template.format(**fields)
     except (KeyError, ValueError, TypeError, IndexError, AttributeError, OverflowError):
-        fields = {key: value for key, value in event.items() if key not in ("time", "kind", "step", "by", "hook")}
-        return ", ".join(f"{key} {value}" for key, value in fields.items()) or str(event.get("kind"))
+        hidden = ("time", "kind", "step", "by", "hook")
+        said = [f"{key} {one}" for key, one in fields.items() if key not in hidden and one not in (None, "")]
+        return ", ".join(said) or str(event.get("kind"))
+
+
+def _from_gradient_flow(events: Iterable[Mapping[str, Any]], norms: LayerTable | None) -> Iterator[Alert]:
+    """Yield one alert for each hook and verdict: the layers in trouble change at nearly every measurement."""
+    troubled: dict[str | None, dict[str, str]] = {}  # by hook: the verdicts on layers now
+    found: dict[tuple[str | None, str], list[tuple[int | None, list[str]]]] = {}  # the layers with a verdict, by step
+    for event in events:
+        if event.get("kind") != "gradient_flow":
+            continue
+        source, parameters, over = _source(event), event.get("parameters"), event.get("over")
+        # With a list of layers for which it is over, the event has what changed, otherwise everything.
+        now = {}
+        if isinstance(over, list):
+            now = {name: verdict for name, verdict in troubled.get(source, {}).items() if name not in over}
+        now |= {str(name): str(one) for name, one in parameters.items()} if isinstance(parameters, Mapping) else {}
+        troubled[source] = now
+        for verdict in dict.fromkeys([*now.values(), *(one for hook, one in found if hook == source)]):
+            layers = [name for name, one in now.items() if one == verdict]
+            measured = found.setdefault((source, verdict), [])
+            if layers or measured[-1][1]:  # of those without layers, the step at which it was over
+                measured.append((_step(event), layers))
+    for (source, verdict), measured in found.items():
+        name, text = _describe_trouble(verdict, measured, norms)
+        place = {"series": "gradients", "name": name, "column": "norm"}
+        yield Alert("gradient_flow", "warning", measured[0][0], f"{source}: {text}" if source else text, place)
+
+
+def _describe_trouble(
+    verdict: str, measured: Sequence[tuple[int | None, Sequence[str]]], norms: LayerTable | None
+) -> tuple[str, str]:
+    """Return the layer whose gradient is the worst, or the first one, and a sentence about all layers with a verdict.
+
+    Args:
+        verdict: What is wrong with the gradients.
+        measured: The layers that had the verdict, by step; none at steps at which it was over.
+        norms: The gradient norms of layers.
+    """
+    phrase, sign = _VERDICTS.get(verdict, (f"are {verdict} in", 0))
+    names = dict.fromkeys(name for _, layers in measured for name in layers)
+    worst, norm = _worst_norm(names, sign, norms)
+    counts = [len(layers) for _, layers in measured if layers]
+    least, most = min(counts), max(counts)
+    if len(names) == 1:
+        text = f"gradients {phrase} {worst}"
+    else:
+        text = f"gradients {phrase} {f'{least:,} to {most:,}' if least < most else f'{most:,}'} layers"
+    first, last = measured[0][0], measured[-1][0]
+    if first is not None and last is not None:
+        text += f" from step {first:,} on" if measured[-1][1] else f" in steps {first:,} to {last:,}"
+    if norm is not None:
+        text += f", norm {norm:.2g}" if len(names) == 1 else f", the worst {worst} at {norm:.2g}"
+    elif len(names) > 1:
+        more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+        text += f": {', '.join([*names][:_NAMES_SHOWN])}{more}"
+    return worst, f"{text} ({len(counts):,} times)" if len(counts) > 1 else text
+
+
+def _worst_norm(names: Mapping[str, None], sign: int, norms: LayerTable | None) -> tuple[str, float | None]:
+    """Return the layer with the smallest norm (1) or the largest one (-1), and the norm; None if it is not known."""
+    if norms is not None and sign and "norm" in norms.columns:
+        rows = [row for row, name in enumerate(norms.names) if name in names]
+        values = norms.values[:, rows, norms.columns.index("norm")]
+        if np.isfinite(values).any():
+            ranked = np.where(np.isfinite(values), sign * values, np.inf)
+            step, place = np.unravel_index(ranked.argmin(), ranked.shape)
+            return norms.names[rows[place]], float(values[step, place])
+    return next(iter(names)), None
+
+
+def _step(event: Mapping[str, Any]) -> int | None:
+    return event["step"] if type(event.get("step")) is int else None
 
 
 def _place(event: Mapping[str, Any]) -> dict[str, str]:
     if event.get("kind") in ("loss_spike", "non_finite_loss", "non_finite"):
         return {"curve": "train/loss"}
-    if event.get("kind") == "gradient_flow" and isinstance(event.get("parameters"), Mapping):
-        return {"series": "gradients", "name": str(next(iter(event["parameters"]))), "column": "norm"}
     if isinstance(event.get("monitor"), str):
         return {"curve": event["monitor"]}
     source = _source(event)
@@ -173,8 +271,8 @@ def _spikes(summary: RunSummary, name: str) -> Iterator[Alert]:
 # ---- layers ----------------------------------------------------------------------------------------------------------
 
 
-def _from_layers(summary: RunSummary) -> Iterator[Alert]:
-    for series, table in summary.layers.items():
+def _from_layers(layers: Mapping[str, LayerTable]) -> Iterator[Alert]:
+    for series, table in layers.items():
         for column in ("nans", "infs"):
             yield from _non_finite_layers(series, table, column)
         if {"dead_units", "units"} <= set(table.columns):

@@ -44,7 +44,8 @@ MOST_MEDIA_BYTES = {"image": 1 << 20, "table": 4 << 20}  # of all images, and ab
 _MOST_CELLS = 150_000  # of a table of layers over a run
 _MOST_COUNTS = 400_000  # of a table of histograms
 _MOST_HEADERS = 16  # of a series: more than hooks that share one, or change, make
-_LOWEST_OCTAVE, _OCTAVES = -32, 48  # of the histograms: from 2^-32 to 2^16 in both directions
+_OCTAVES = 48  # of the histograms, in both directions, down from the largest value that a layer had
+_NO_OCTAVE = -1000  # stands for the octave of the largest value of a layer that had none
 WINDOW_COLUMNS = {  # by series of histograms and their column: the statistic that says in which octave its bins end
     ("gradient_histograms", "count"): ("gradients", "top_octave"),
     ("activation_histograms", "counts"): ("activations", "histogram_top"),
@@ -99,12 +100,23 @@ class LayerTable:
 
 @dataclass(frozen=True)
 class HistogramTable:
-    """Histograms per layer over a run: ``counts[i, j, k]`` counts the values of name j between edges k and k + 1."""
+    """Histograms per layer over a run: ``counts[i, j, k]`` counts the values of name j in bin k.
+
+    Each name has its own window of octaves, which ends with the largest value that it had in the run. The bins are in
+    the order of the values: one for each octave below 0, from the largest magnitude to the smallest, one for 0, and one
+    for each octave above 0. The smallest octave of each sign holds everything below the window, too.
+    """
 
     names: tuple[str, ...]
-    edges: Array
+    tops: Array
+    """The largest octave of each name: n for values above 2^n, up to 2^(n + 1)."""
     steps: Array
     counts: Array
+
+    def edges(self, name: str) -> Array:
+        """Return the edges of the bins of a name."""
+        octaves = 2.0 ** (self.tops[self.names.index(name)] + np.arange(1 - _OCTAVES, 2.0))
+        return np.concatenate([-octaves[::-1], octaves])
 
 
 class RunSummary:
@@ -192,8 +204,8 @@ class RunSummary:
         key = (header.series if column in ("count", "counts") else f"{header.series}: {column}", header.names)
         if key not in self._histograms:
             _make_room(self._histograms, key[0])
-            most = _MOST_COUNTS // (max(len(header.names), 1) * (2 * _OCTAVES + 1))
-            self._histograms[key] = Ranges(min(max(most, 4), 100), np.add)
+            most = _MOST_COUNTS // (max(len(header.names), 1) * (2 * _OCTAVES + 2))
+            self._histograms[key] = Ranges(min(max(most, 4), 100), _add_octaves)
         octaves = np.array([ends[name] for name in header.names])
         self._histograms[key].add(step, _in_octaves(counts, octaves))
 
@@ -233,10 +245,12 @@ class RunSummary:
     @property
     def histograms(self) -> dict[str, HistogramTable]:
         """The histograms per layer, by series; of one whose layers changed, those that came last."""
-        return {
-            series: HistogramTable(names, octave_edges(), np.array(ranges.starts), np.stack(ranges.arrays))
-            for (series, names), ranges in self._histograms.items()
-        }
+        found = {}
+        for (series, names), ranges in self._histograms.items():
+            arrays = np.stack(ranges.arrays)
+            tops = arrays[..., 0].max(axis=0)
+            found[series] = HistogramTable(names, tops, np.array(ranges.starts), _move_window(arrays, tops)[..., 1:])
+        return found
 
     # ---- reading files -----------------------------------------------------------------------------------------------
 
@@ -416,28 +430,62 @@ def _one_table(parts: Sequence[tuple[SeriesHeader, Ranges]]) -> LayerTable:
     return LayerTable(names, columns, np.array(steps), values)
 
 
-def octave_edges() -> Array:
-    """Return the edges of the bins of a summary's histograms; the bin in the middle holds zero."""
-    octaves = 2.0 ** np.arange(_LOWEST_OCTAVE, _LOWEST_OCTAVE + _OCTAVES + 1)
-    return np.concatenate([-octaves[::-1], octaves])
+# ---- histograms in octaves -------------------------------------------------------------------------------------------
+#
+# An array of histograms is [names, 1 + bins]: the octave of the largest value, where the window of a name ends, then
+# the bins as in `HistogramTable`.
 
 
 def _in_octaves(counts: Floats, ends: Array) -> Array:
-    """Move counts [names, bins], as in `hookline.stats.histograms`, into bins of whole octaves that all names share.
+    """Return counts [names, bins], as in `hookline.stats.histograms`, in bins of whole octaves.
 
-    NaN and infinities are left out; the statistics have their numbers. Values beyond an end are in its last bin.
+    NaN and infinities are left out; the statistics have their numbers.
+
+    Args:
+        counts: The counts.
+        ends: The octave in which the counts of each name end.
     """
     names, bins = counts.shape
     per_sign = (bins - 4) // 2
     per_octave = max(round(per_sign / 31.75), 1)
     begins = np.arange(0, per_sign, per_octave)
-    negative = np.add.reduceat(counts[:, 1 : 1 + per_sign], begins, axis=1)  # from the largest magnitude down
-    positive = np.add.reduceat(counts[:, per_sign + 2 : 2 * per_sign + 2][:, ::-1], begins, axis=1)
-    moved = np.zeros((names, 2 * _OCTAVES + 1), np.float32)
-    moved[:, _OCTAVES] = counts[:, per_sign + 1]
-    rows, end = np.arange(names), np.where(np.isfinite(ends), ends, 0).astype(np.int64)
-    for below in range(len(begins)):
-        octave = np.clip(end - below - _LOWEST_OCTAVE, 0, _OCTAVES - 1)
-        moved[rows, _OCTAVES - 1 - octave] += negative[:, below]
-        moved[rows, _OCTAVES + 1 + octave] += positive[:, below]
+    found = np.zeros((names, 2 * _OCTAVES + 2), np.float32)
+    found[:, 0] = np.where(np.isfinite(ends), ends, 0)
+    negative, positive = _signs(found)
+    found[:, 1 + _OCTAVES] = counts[:, per_sign + 1]
+    negative[:, : len(begins)] = np.add.reduceat(counts[:, 1 : 1 + per_sign], begins, axis=1)
+    positive[:, : len(begins)] = np.add.reduceat(counts[:, per_sign + 2 : 2 * per_sign + 2][:, ::-1], begins, axis=1)
+    # Beside a NaN or an infinity the counts end far above the largest finite value.
+    used = (negative + positive) > 0
+    return _move_window(found, np.where(used.any(axis=1), found[:, 0] - used.argmax(axis=1), _NO_OCTAVE))
+
+
+def _add_octaves(first: Array, second: Array) -> Array:
+    """Add two arrays of histograms, in windows that end with the larger of their largest values."""
+    tops = np.maximum(first[:, 0], second[:, 0])
+    added = _move_window(first, tops) + _move_window(second, tops)
+    added[:, 0] = tops
+    return added
+
+
+def _move_window(histograms: Array, tops: Array) -> Array:
+    """Return histograms [..., names, 1 + bins] in windows that end with other octaves, one for each name."""
+    down = (tops - histograms[..., 0])[..., None].astype(np.int64)
+    if not down.any():
+        return histograms
+    moved = histograms.copy()
+    moved[..., 0] = tops
+    octaves = np.arange(_OCTAVES)
+    sources = octaves - down
+    is_inside = (sources >= 0) & (sources < _OCTAVES)
+    sources = np.clip(sources, 0, _OCTAVES - 1)
+    is_below = octaves >= _OCTAVES - 1 - down
+    for before, after in zip(_signs(histograms), _signs(moved), strict=True):
+        after[...] = np.where(is_inside, np.take_along_axis(before, sources, axis=-1), 0)
+        after[..., -1] = np.where(is_below, before, 0).sum(axis=-1)
     return moved
+
+
+def _signs(histograms: Array) -> tuple[Array, Array]:
+    """Return views of the bins below and above 0, both from the largest magnitude down."""
+    return histograms[..., 1 : 1 + _OCTAVES], histograms[..., : 1 + _OCTAVES : -1]

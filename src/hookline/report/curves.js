@@ -170,27 +170,43 @@ class CurvePlot extends Plot {
     this.tip.style.right = right ? `${this.chart.over.clientWidth - left + 8}px` : "";
   }
 
-  /** Draw the events: checkpoints as ticks on the axis, everything else as lines. */
+  /** Return by kind where events are marked, in pixels, and which of these marks have a line over the plot. */
+  placeMarks(u) {
+    const { left, width } = u.bbox, ratio = devicePixelRatio, places = new Map();
+    for (const event of marks()) {
+      const x = Math.round(u.valToPos(event.step, "x", true)), mark = markOf(event);
+      if (x < left - 2 || x > left + width + 2) continue;
+      if (!places.has(mark)) places.set(mark, []);
+      places.get(mark).push(x);
+    }
+    return [...places].map(([mark, all]) => {
+      const apart = thinned(all, 10 * ratio);
+      // Many lines of one kind would hide the curve: only the first one is drawn.
+      const lines = mark === "checkpoint" ? [] : apart.length > width / ratio / 60 ? apart.slice(0, 1) : apart;
+      return { mark, places: apart, lines };
+    });
+  }
+
+  /** Draw the events: checkpoints as ticks on the axis, everything else at the top and as lines. */
   drawMarks(u) {
     const { ctx } = u, { left, top, width, height } = u.bbox, ratio = devicePixelRatio;
     ctx.save();
     ctx.beginPath();
     ctx.rect(left - 6 * ratio, top - 8 * ratio, width + 12 * ratio, height + 8 * ratio);
     ctx.clip();
-    for (const event of marks()) {
-      const x = Math.round(u.valToPos(event.step, "x", true));
-      if (x < left - 2 || x > left + width + 2) continue;
-      const mark = markOf(event);
-      ctx.strokeStyle = ctx.fillStyle = colour(MARK_COLOURS[mark]);
+    for (const { mark, places, lines } of this.placeMarks(u)) {
+      ctx.strokeStyle = ctx.fillStyle = colour(markColour(mark));
       ctx.lineWidth = ratio;
-      if (mark === "checkpoint") triangle(ctx, x, top + height, 4.5 * ratio, -1);
-      else {
-        ctx.setLineDash([3 * ratio, 3 * ratio]);
+      for (const x of places) {
+        if (mark === "checkpoint") triangle(ctx, x, top + height, 4.5 * ratio, -1);
+        else triangle(ctx, x, top - 5 * ratio, 5 * ratio, 1);
+      }
+      ctx.setLineDash([3 * ratio, 3 * ratio]);
+      for (const x of lines) {
         ctx.beginPath();
         ctx.moveTo(x + 0.5, top);
         ctx.lineTo(x + 0.5, top + height);
         ctx.stroke();
-        triangle(ctx, x, top - 5 * ratio, 5 * ratio, 1);
       }
     }
     for (const curve of this.curves) {
@@ -215,13 +231,21 @@ class CurvePlot extends Plot {
   }
 }
 
-const MARK_COLOURS = { checkpoint: "muted", restart: "line-0", "NaN or infinity": "nan", stop: "warning", "hook failure": "error", failure: "error", "loss spike": "warning", other: "muted" };
+const MARK_COLOURS = { checkpoint: "muted", restart: "line-0", "NaN or infinity": "nan", stop: "warning", "hook failure": "error", failure: "error", "loss spike": "warning" };
+const markColour = (mark) => (Object.hasOwn(MARK_COLOURS, mark) ? MARK_COLOURS[mark] : "muted");
 
 let markedEvents = null;
 /** Return the events that have a step and are not hidden. */
 function marks() {
   markedEvents ??= runs.flatMap((run) => run.events.filter((event) => typeof event.step === "number"));
   return markedEvents.filter((event) => !view.hiddenMarks.has(markOf(event)));
+}
+
+/** Return values in their order, without those that are nearer than a distance to the one before. */
+function thinned(values, distance) {
+  const kept = [];
+  for (const value of values.sort((a, b) => a - b)) if (!kept.length || value - kept[kept.length - 1] >= distance) kept.push(value);
+  return kept;
 }
 
 /** Fill a triangle whose base is at y; its tip points down (1) or up (-1). */
@@ -235,10 +259,25 @@ function triangle(ctx, x, y, size, direction) {
   ctx.fill();
 }
 
-// On a log axis over several decades only their beginnings have lines and numbers.
-const isDecade = (value) => Math.abs(Math.log10(value) - Math.round(Math.log10(value))) < 1e-6;
-const decades = (u, values) => (values[values.length - 1] / values[0] > 30 ? values.map((value) => (isDecade(value) ? value : null)) : values);
-const LOG_AXIS = { filter: decades, grid: { stroke: () => colour("grid"), width: 1, filter: decades }, ticks: { stroke: () => colour("grid"), width: 1, size: 4, filter: decades } };
+/** Return the values that have a line and a number on a log axis: decades if it has several, otherwise round numbers, as
+ * many as there is room for. uPlot would have nine in each decade, and numbers beyond the ends. */
+function logSplits(u, axisIndex, min, max) {
+  const most = Math.max(Math.floor(u.bbox.height / devicePixelRatio / 20), 2), count = Math.log10(max / min);
+  const multiples = (unit, from, to) => {
+    const first = Math.ceil(from / unit - 1e-9), last = Math.floor(to / unit + 1e-9);
+    return Array.from({ length: Math.max(last - first + 1, 0) }, (_, index) => (first + index) * unit);
+  };
+  const exact = (value) => Number(value.toPrecision(12));
+  if (count > 1.7) return multiples(Math.ceil(count / most), Math.log10(min), Math.log10(max)).map((power) => exact(10 ** power));
+  if (count > 0.8) {
+    const powers = [0, 1, 2, 3].map((more) => 10 ** (Math.floor(Math.log10(min)) + more));
+    return powers.flatMap((power) => [power, 2 * power, 5 * power].map(exact)).filter((value) => value >= min && value <= max);
+  }
+  // The highest two numbers are the closest ones.
+  const least = max * (1 - (max / min) ** (-1 / most)), power = 10 ** Math.floor(Math.log10(least));
+  return multiples([1, 2, 5, 10].find((n) => n * power >= least) * power, min, max).map(exact);
+}
+const LOG_AXIS = { splits: logSplits, filter: (u, splits) => splits };
 
 /** Return the range of a log axis: whole decades if there are several. */
 function logRange(u, low, high) {

@@ -8,7 +8,8 @@ class Run {
     this.curves = new Map(Object.entries(data.curves ?? {}).map(([name, curve]) => [name, new Curve(this, name, curve)]));
     this.layers = new Map(Object.entries(data.layers ?? {}).map(([name, one]) => [name, new Layers(this, name, one)]));
     this.histograms = new Map(Object.entries(data.histograms ?? {}).map(([name, one]) => [name, new Histograms(this, name, one)]));
-    this.events = (data.events ?? []).map((event, place) => ({ ...event, place, kind: String(event.kind), run: this }));
+    this.events = (data.events ?? []).map((fields, place) =>
+      ({ fields, text: data.event_texts[place], step: fields.step, time: fields.time, kind: String(fields.kind), run: this }));
     this.alerts = (data.alerts ?? []).map((alert) => ({ ...alert, run: this }));
   }
 }
@@ -77,14 +78,26 @@ class Layers {
   }
 }
 
+/** Histograms with one bin for each octave below 0, one for 0, and one for each octave above 0, for each layer from the
+ * largest value that it had; the smallest octaves hold everything below them, too. */
 class Histograms {
   constructor(run, name, data) {
-    Object.assign(this, { run, name, data, names: data.names.map(String), edges: data.edges.map(toNumber) });
-    this.bins = Math.max(this.edges.length - 1, 1);
+    Object.assign(this, { run, name, data, names: data.names.map(String) });
   }
+  get bins() { return (this._bins ??= this.counts.length / Math.max(this.steps.length * this.names.length, 1)); }
+  get zero() { return (this.bins - 1) / 2; }
+  get tops() { return (this._tops ??= array(this.data.tops, Int16Array)); }
   get steps() { return (this._steps ??= array(this.data.steps, Uint32Array)); }
   get counts() { return (this._counts ??= array(this.data.counts, Uint8Array)); }
   count(step, row, bin) { return this.counts[(step * this.names.length + row) * this.bins + bin]; }
+
+  /** Return the end of a bin that is nearer to 0, with what lies below the window named as such. */
+  label(row, bin) {
+    const below = this.zero - Math.abs(bin - this.zero); // how many octaves below the largest
+    if (below === this.zero) return "0";
+    const isLowest = below === this.zero - 1, value = 2 ** (this.tops[row] - below + (isLowest ? 1 : 0)), text = tick(Number(value.toPrecision(2)));
+    return bin > this.zero ? `${isLowest ? "< " : ""}${text}` : `${isLowest ? "> " : ""}−${text}`;
+  }
 }
 
 /** Return the index of the entry of a sorted array that is nearest to a value; -1 in an empty array. */
@@ -131,16 +144,19 @@ const KIND_OF_EVENT = [
   [/^(exception|checkpoint_failed|loader_failed|stall|checkpoint_damaged)$/, "failure"],
   [/^loss_spike$/, "loss spike"],
 ];
-const EVENT_KINDS = ["checkpoint", "restart", "NaN or infinity", "stop", "hook failure", "failure", "loss spike", "other"];
+const MOST_OTHER_KINDS = 6;
 
-/** Return the kind of mark that an event gets on the time axis. */
+/** Return the kinds of marks on the step axis: those above, and the most frequent ones of other events. */
+const markKinds = (() => {
+  const counts = new Map();
+  for (const { kind } of runs.flatMap((run) => run.events)) counts.set(kind, (counts.get(kind) ?? 0) + 1);
+  const others = [...counts.keys()].filter((kind) => !KIND_OF_EVENT.some(([pattern]) => pattern.test(kind)));
+  const frequent = others.sort((a, b) => counts.get(b) - counts.get(a)).slice(0, MOST_OTHER_KINDS);
+  return [...KIND_OF_EVENT.map(([, mark]) => mark), ...frequent, "other"];
+})();
+
+/** Return the kind of mark that an event gets on the step axis. */
 function markOf(event) {
-  return KIND_OF_EVENT.find(([pattern]) => pattern.test(event.kind))?.[1] ?? "other";
-}
-
-/** Say in one line what happened at an event, with its fields. */
-function eventText(event) {
-  const hidden = new Set(["time", "kind", "step", "place", "run"]);
-  const fields = Object.entries(event).filter(([name, value]) => !hidden.has(name) && value !== null && value !== undefined);
-  return fields.map(([name, value]) => `${name}: ${typeof value === "object" ? JSON.stringify(value) : value}`).join(", ");
+  const known = KIND_OF_EVENT.find(([pattern]) => pattern.test(event.kind))?.[1];
+  return known ?? (markKinds.includes(event.kind) ? event.kind : "other");
 }

@@ -23,10 +23,12 @@ class ColourScale {
     this.ramp = this.signed ? RAMPS.diverging : RAMPS.sequential;
     const sizes = this.signed || least < 0 ? sorted.map(Math.abs).sort((a, b) => a - b) : sorted;
     const positive = sizes.slice(firstAtLeast(sizes, Number.MIN_VALUE));
-    // Values far smaller than the rest would take most of a log scale, so it begins where 2 % are below.
-    const small = positive[Math.floor(positive.length * 0.02)] ?? 1, large = positive[positive.length - 1] ?? 1;
+    // A few values that are smaller than the rest by many decades would take most of a log scale: it begins where 2 % are
+    // below. So does one around 0, because values that change their sign come near to 0 by chance.
+    const usual = positive[Math.floor(positive.length * 0.02)] ?? 1, large = positive[positive.length - 1] ?? 1;
+    const small = this.signed || positive[0] < usual * 1e-4 ? usual : positive[0] ?? 1;
     this.log = (least >= 0 || this.signed) && large / (positive[Math.floor(positive.length / 2)] ?? 1) > 20;
-    if (this.log) Object.assign(this, { small: Math.max(small, large * 1e-8), large });
+    if (this.log) Object.assign(this, { small, large, hasBelow: sizes[0] < small });
     else if (this.signed) Object.assign(this, { low: -large, high: large });
     else Object.assign(this, { low: least, high: greatest });
   }
@@ -307,8 +309,11 @@ class HeatMap extends Grid {
     const image = ctx.createImageData(256, 1);
     this.scale.ramp.forEach(([red, green, blue], index) => image.data.set([red, green, blue, 255], 4 * index));
     ctx.putImageData(image, 0, 0);
-    const ticks = el("div", { class: "ticks" }, ...[0, 0.25, 0.5, 0.75, 1].map((place) => el("span", {}, tick(Number(this.scale.value(place).toPrecision(3))))));
-    const note = this.scale.log ? (this.scale.signed ? "log on both sides of 0" : "log scale") : "linear scale";
+    const { log, signed, small, hasBelow } = this.scale, rounded = (value) => tick(Number(value.toPrecision(3)));
+    const texts = [0, 0.25, 0.5, 0.75, 1].map((place) => rounded(this.scale.value(place)));
+    if (hasBelow && !signed) texts[0] = `≤ ${texts[0]}`;
+    const ticks = el("div", { class: "ticks" }, ...texts.map((text) => el("span", {}, text)));
+    const note = !log ? "linear scale" : signed ? `log on both sides of 0, from ±${rounded(small)}` : "log scale";
     this.legend.replaceChildren(el("div", { class: "bar" }, bar, ticks), el("span", { class: "note" }, note),
       ...(this.hasBad ? [el("span", { class: "note" }, el("span", { class: "swatch box nan" }), "NaN or infinity")] : []));
   }
@@ -368,12 +373,7 @@ class HistogramPlot extends Grid {
 
   heightOfRows(count) { return Math.max(2, Math.min(12, Math.floor(240 / Math.max(count, 1)))); }
   cell(place, bin) { return bin === null ? undefined : this.map.count(place, this.chosen, bin) || undefined; }
-  /** Return the end of a bin that is nearer to 0, or 0 for the bin around it. */
-  nameOf(bin) {
-    if (bin === null) return "…";
-    const low = this.map.edges[bin], high = this.map.edges[bin + 1];
-    return low < 0 && high > 0 ? "0" : tick(Number((low < 0 ? high : low).toPrecision(2)));
-  }
+  nameOf(bin) { return bin === null ? "…" : this.map.label(this.chosen, bin); }
   drawNames(ctx) {
     ctx.fillStyle = colour("muted");
     ctx.textAlign = "right";
@@ -504,7 +504,7 @@ class GradientFlow extends Plot {
       },
       axes: [
         { ...axis, size: room, rotate: -90, gap: 6, splits: () => data[0].filter((place) => place % every === 0), values: (u, places) => places.map((place) => short(names[place] ?? "", 22)) },
-        { ...axis, ...LOG_AXIS, size: 58, values: (u, values) => values.map((v) => (v === null ? null : tick(v))) },
+        { ...axis, ...LOG_AXIS, size: 62, values: (u, values) => values.map((v) => (v === null ? null : tick(v))) },
       ],
       cursor: { y: false, drag: { x: false, y: false }, points: { size: 7 } },
       hooks: { setCursor: [(u) => {

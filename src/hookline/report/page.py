@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 
 from hookline.errors import RecordError
 from hookline.record import strict_json
-from hookline.record.alerts import find_alerts
+from hookline.record.alerts import describe_event, find_alerts
 from hookline.record.comparison import find_differences
 from hookline.record.labels import read_labels
 from hookline.record.provenance import utc_now
 from hookline.record.runs import RunFiles
 from hookline.report.direction import better
+from hookline.report.partings import describe_partings
 from hookline.report.run_fields import last_attempt_seconds, run_fields
 from hookline.report.shrink import CurveArrays, Numbers, fit
 
@@ -57,7 +58,7 @@ def make_report(summaries: Sequence[RunSummary]) -> bytes:
     runs, arrays = [], Arrays()
     hooks = [hook for summary in summaries for hook in summary.hooks]
     for index, summary in enumerate(summaries):
-        one = numbers[index]
+        one, events = numbers[index], _first_and_last(summary.events)
         runs.append({
             "run_id": summary.run.get("run_id"),
             "labels": _labels(summary),
@@ -73,14 +74,17 @@ def make_report(summaries: Sequence[RunSummary]) -> bytes:
             },
             "layers": {series: _layers(table, arrays) for series, table in one.layers.items()},
             "histograms": {series: _histograms(table, arrays) for series, table in one.histograms.items()},
-            "events": _cut(_first_and_last(summary.events)),
+            "events": _cut(events),
+            "event_texts": [_cut(describe_event(event)) for event in events],
             "event_count": summary.event_counts.total(),
             "alerts": [_cut(strict_json.field_values(alert)) for alert in find_alerts(summary)],
             "media": [_shown_media(row) for row in media[index]],
             "left_out": _left_out(one, len(summary.media) - len(media[index])),
         })
-    differences = _differences(summaries) if count > 1 else None
-    data = strict_json.dumps({"version": 1, "written": utc_now(), "runs": runs, "differences": differences})
+    page = {"version": 1, "written": utc_now(), "runs": runs}
+    if count > 1:
+        page |= {"differences": _differences(summaries), "partings": _cut(describe_partings(summaries))}
+    data = strict_json.dumps(page)
     # Base64 needs no care, and converting megabytes of it as other texts would take most of the time.
     listed = '","'.join(arrays.encoded)
     return assemble(f'{data[:-1]},"arrays":["{listed}"]}}')
@@ -213,9 +217,8 @@ def _histograms(table: HistogramTable, arrays: Arrays) -> dict[str, Any]:
     """Scale each histogram to its fullest bin, because its shape is what is looked at."""
     fullest = table.counts.max(axis=-1, keepdims=True, initial=0)
     scaled = np.ceil(255 * table.counts / np.where(fullest > 0, fullest, 1))  # a bin with one value stays visible
-    counts = arrays.add(scaled, "u1")
-    steps, edges = arrays.add(table.steps, "<u4"), table.edges.tolist()
-    return {"names": table.names, "steps": steps, "edges": edges, "counts": counts}
+    counts, tops = arrays.add(scaled, "u1"), arrays.add(table.tops, "<i2")
+    return {"names": table.names, "steps": arrays.add(table.steps, "<u4"), "tops": tops, "counts": counts}
 
 
 def _newest_media(rows: Sequence[MediaRow], budget: int) -> list[MediaRow]:

@@ -13,19 +13,26 @@ function section(id, title, ...content) {
   byId("sections").append(el("a", { href: `#${id}` }, title));
 }
 
-/** Make a table of rows; cells are nodes, numbers or text, which is cut after `most` characters. */
+/** Make a table of rows; cells are nodes, numbers or text, which is cut after `most` characters. A column that has nothing
+ * but numbers is aligned as such, with its head. */
 function table(heads, rows, attributes = {}, most = 300) {
   const cell = (tag, content) => {
     const isNumber = typeof content === "number";
     const node = content instanceof Node ? content : isNumber ? number(content) : named("span", content ?? "–", most);
     return el(tag, isNumber || content?.classList?.contains("number") ? { class: "number" } : {}, node);
   };
-  const line = (row) => (row instanceof Node ? row : el("tr", {}, ...row.map((content) => cell("td", content))));
-  return el("div", { class: "scroll" }, el("table", attributes,
-    heads ? el("thead", {}, el("tr", {}, ...heads.map((head) => cell("th", head)))) : null,
-    el("tbody", {}, ...rows.map(line))));
+  const lines = rows.map((row) => (row instanceof Node ? row : el("tr", {}, ...row.map((content) => cell("td", content)))));
+  const head = (content) => el("th", {}, content instanceof Node ? content : named("span", content, most));
+  const top = heads ? el("tr", {}, ...heads.map(head)) : null;
+  for (let index = 0; index < (top?.cells.length ?? 0); index++) {
+    const cells = lines.map((line) => line.cells[index]).filter((one) => one && one.textContent !== "–");
+    const ofNumbers = cells.length > 0 && cells.every((one) => one.classList.contains("number"));
+    for (const line of [top, ...lines]) line.cells[index]?.classList.toggle("number", ofNumbers);
+  }
+  return el("div", { class: "scroll" }, el("table", attributes, top ? el("thead", {}, top) : null, el("tbody", {}, ...lines)));
 }
 
+/** Make a cell's content that is aligned as numbers are. */
 const figures = (text) => el("span", { class: "number" }, text);
 
 /** Make a list of names and values; nested values are indented, empty ones left out. */
@@ -43,6 +50,7 @@ function factValue(one) {
     return isPlain ? named("span", one.join(" "), 400) : el("div", {}, ...one.map((item) => factValue(item)));
   }
   if (typeof one === "object" && one !== null) return facts(one);
+  if (typeof one === "string" && one.includes("\n")) return el("span", { class: "notes" }, visible(one));
   return typeof one === "number" ? number(one, 6) : named("span", one, 400);
 }
 
@@ -123,7 +131,7 @@ function goTo(alert) {
  * be better, with the lowest and the highest one. */
 function headline(run) {
   const isFirst = ({ name }) => /^val\//.test(name) || name === "train/loss";
-  return [...run.curves.values()].filter(isFirst).slice(0, 6).map((curve) => {
+  return [...run.curves.values()].filter(isFirst).map((curve) => {
     const extremes = { low: [["lowest", curve.data.least]], high: [["highest", curve.data.greatest]] };
     const shown = extremes[curve.data.better] ?? [...extremes.low, ...extremes.high];
     const { format } = curve.unit;
@@ -154,27 +162,64 @@ const FACTS = [
   ["attempts", (run) => (run.run.attempts.length > 1 ? run.run.attempts.length : null)],
 ];
 
+const MOST_CAUSES = 5, MOST_TILES = 12, MOST_METRICS = 40; // of a run, and of a comparison
+
+/** Name the metrics for which an overview has no room. */
+function notHere(metrics, most) {
+  const names = metrics.slice(most).map(({ curve }) => curve.name);
+  return names.length ? el("p", { class: "note" }, "Below, among the curves: ", named("span", names.join(", "), 400)) : null;
+}
+
 function overview() {
   if (several) return sideBySide();
   const [run] = runs;
-  const tiles = headline(run).map(({ curve, last, note }) => el("div", { class: "tile" },
+  const metrics = headline(run);
+  const tiles = metrics.slice(0, MOST_TILES).map(({ curve, last, note }) => el("div", { class: "tile" },
     named("span", curve.name, 30, { class: "tile-name" }), el("span", { class: "tile-value" }, last),
     el("span", { class: "tile-note" }, note)));
-  return el("div", {}, tiles.length ? el("div", { class: "tiles" }, ...tiles) : null,
+  return el("div", {}, tiles.length ? el("div", { class: "tiles" }, ...tiles) : null, notHere(metrics, MOST_TILES),
     facts(Object.fromEntries(FACTS.map(([label, read]) => [label, read(run)]))));
 }
 
-/** Make a table with a column for each run. */
+/** Make a table with a column for each run; of several parts, each with a title and rows of a name and values. */
+function compareRuns(parts) {
+  const value = (one) => el("td", {}, one instanceof Node ? one : typeof one === "number" ? number(one) : named("span", one ?? "–", 300));
+  const line = ([name, values]) => el("tr", {}, el("th", { class: "setting", scope: "row" }, ...breakable(short(name, 120))), ...values.map(value));
+  const title = (text) => (text ? [el("tr", {}, el("th", { class: "part", colspan: runs.length + 1 }, text))] : []);
+  const head = el("tr", {}, el("td", { class: "setting" }), ...runs.map((run) => el("th", { scope: "col" }, runName(run))));
+  const made = el("table", { class: "compare" }, el("thead", {}, head),
+    ...parts.map(([text, rows]) => el("tbody", {}, ...title(text), ...rows.map(line))));
+  made.style.setProperty("--runs", runs.length);
+  return el("div", { class: "scroll" }, made);
+}
+
+/** Return the parts of a name such as optimizer.lr_start, between which a line may break. */
+function breakable(name) {
+  return name.split(/(?<=[._/])/).flatMap((part) => [part, el("wbr")]);
+}
+
 function sideBySide() {
-  const metrics = new Set(runs.flatMap((run) => headline(run).map(({ curve }) => curve.name)));
-  const rows = [...FACTS, ...[...metrics].map((name) => [name, (run) => {
-    const found = headline(run).find(({ curve }) => curve.name === name);
+  const byRun = runs.map((run) => new Map(headline(run).map((one) => [one.curve.name, one])));
+  const metrics = [...new Map(byRun.flatMap((one) => [...one])).values()];
+  const rows = [...FACTS, ...metrics.slice(0, MOST_METRICS).map(({ curve: { name } }) => [name, (run) => {
+    const found = byRun[run.index].get(name);
     return found ? `${found.last} (${found.note})` : null;
   }])];
   const isThere = (value) => value !== null && value !== undefined && value !== "";
   const filled = rows.map(([label, read]) => [label, runs.map(read)]).filter(([, values]) => values.some(isThere));
-  const shown = filled.map(([label, values]) => [el("span", { class: "row-label" }, short(label)), ...values]);
-  return table(["", ...runs.map((run) => runName(run))], shown, { class: "compare" });
+  return el("div", {}, compareRuns([["", filled]]), notHere(metrics, MOST_METRICS));
+}
+
+/** Say where each run parts from the first one, and why that may be. */
+function partings() {
+  return page.partings.map(({ text, causes }, index) => {
+    const names = [runName(runs[0]), " and ", runName(runs[index + 1]), ` ${visible(text)}.`];
+    const likely = causes.slice(0, MOST_CAUSES).map((cause) => el("li", {}, named("span", cause, 300)));
+    const more = causes.length - likely.length;
+    if (more > 0) likely.push(el("li", {}, `${number(more)} more, among the differences below`));
+    return el("div", { class: "card parting" }, el("p", {}, ...names),
+      ...(likely.length ? [el("p", { class: "note" }, "Likely because of"), el("ul", {}, ...likely)] : []));
+  });
 }
 
 function outcome(run) {
@@ -215,14 +260,29 @@ function groupCurves() {
   return groups;
 }
 
+/** Return whether a metric never changed, so that a plot of it would be a line without a shape. */
+function isConstant(found) {
+  const value = found[0].data.least?.[1];
+  return found.every(({ steps, data }) => steps.length > 1 && !data.non_finite &&
+    data.least?.[1] === value && data.greatest?.[1] === value);
+}
+
 function curves() {
-  const content = [];
+  const content = [], constants = [];
   for (const [group, plots] of groupCurves()) {
     if (!plots.size) continue;
     const drawn = new Map(); // by the values: a metric that is recorded twice, as lr and train/lr, is drawn once
     const order = (title) => (title === "loss" || title === "train/loss" ? 0 : /^(train\/)?lr/.test(title) ? 1 : 2);
     for (const [title, names] of [...plots].sort(([a], [b]) => order(a) - order(b))) {
       const found = [...names].sort().flatMap((name) => runs.map((run) => run.curves.get(name)).filter(Boolean));
+      // Losses and learning rates are looked for, also where they are constant.
+      if (group !== "Training and validation" && isConstant(found)) {
+        const value = found[0].unit.format(found[0].data.least[1]);
+        const text = el("span", {}, named("span", title, 60), ` ${value}`);
+        for (const name of names) places.curves.set(name, { figure: text });
+        constants.push(text);
+        continue;
+      }
       const key = found.map((curve) => `${curve.run.index}:${curve.key}`).join();
       const same = drawn.get(key);
       if (same) {
@@ -236,8 +296,12 @@ function curves() {
       drawn.set(key, plot);
       for (const name of names) places.curves.set(name, plot);
     }
+    if (!drawn.size) continue;
     const cards = el("div", { class: "cards" }, ...[...drawn.values()].map((plot) => plot.figure));
     content.push(el("div", { class: "group" }, named("h3", group, 60), cards));
+  }
+  if (constants.length) {
+    content.push(el("p", { class: "note constants" }, "Constant: ", ...constants.flatMap((one, index) => (index ? [", ", one] : [one]))));
   }
   if (!content.length) return [el("p", { class: "quiet" }, "No metrics were recorded.")];
   return [eventLegend(), ...content];
@@ -248,7 +312,7 @@ function eventLegend() {
   const counts = new Map();
   for (const event of marks()) counts.set(markOf(event), (counts.get(markOf(event)) ?? 0) + 1);
   if (!counts.size) return null;
-  const buttons = EVENT_KINDS.filter((kind) => counts.has(kind)).map((kind) => {
+  const buttons = markKinds.filter((kind) => counts.has(kind)).map((kind) => {
     const click = ({ currentTarget }) => {
       const hide = !view.hiddenMarks.has(kind);
       view.hiddenMarks[hide ? "add" : "delete"](kind);
@@ -257,8 +321,8 @@ function eventLegend() {
     };
     const title = "Show or hide these marks";
     return el("button", { type: "button", class: "chip", "aria-pressed": "true", title, on: { click } },
-      el("span", { class: `mark ${MARK_COLOURS[kind]}` }, kind === "checkpoint" ? "▲" : "▼"),
-      `${kind} (${number(counts.get(kind))})`);
+      el("span", { class: `mark ${markColour(kind)}` }, kind === "checkpoint" ? "▲" : "▼"),
+      `${short(kind.replace(/_/g, " "), 40)} (${number(counts.get(kind))})`);
   });
   return el("div", { class: "chips", role: "group", "aria-label": "Events on the time axis" },
     el("span", { class: "note" }, "Events on the step axis:"), ...buttons);
@@ -324,7 +388,11 @@ function hookCosts(run) {
   const { costs, attempts } = run.run;
   if (!costs.length) return null;
   const total = run.data.attempt.seconds, most = Math.max(...costs.map((cost) => toNumber(cost.seconds) || 0));
-  const rows = costs.map((cost) => {
+  const small = costs.filter((cost) => (toNumber(cost.seconds) || 0) < 0.001 * total);
+  const totalOf = (name) => sum(small.map((cost) => toNumber(cost[name]) || 0));
+  const others = { hook: `${small.length} others`, calls: totalOf("calls"), seconds: totalOf("seconds") };
+  const listed = small.length > 1 ? [...costs.filter((cost) => !small.includes(cost)), others] : costs;
+  const rows = listed.map((cost) => {
     const seconds = toNumber(cost.seconds) || 0, bar = el("span", { class: "cost" });
     bar.style.width = `${most ? (100 * seconds) / most : 0}%`;
     const numbers = [number(cost.calls), duration(seconds), cost.calls ? duration(seconds / cost.calls) : "–",
@@ -336,7 +404,7 @@ function hookCosts(run) {
     return row;
   });
   const resumed = attempts.length > 1;
-  const heads = ["calls", "total", "per call", resumed ? "of the attempt" : "of the run"].map(figures);
+  const heads = ["calls", "total", "per call", resumed ? "of the attempt" : "of the run"];
   return el("div", { class: "card wide" }, el("h4", {}, resumed ? "Time in hooks, last attempt" : "Time in hooks"),
     table(["hook", "kind", ...heads, ""], rows));
 }
@@ -348,17 +416,17 @@ const LONGEST_CELL = 1000; // characters
 function events(run) {
   if (!run.events.length) return null;
   const rows = run.events.map((event) => {
-    const mark = el("span", { class: `mark ${MARK_COLOURS[markOf(event)]}` }, "● ");
+    const mark = el("span", { class: `mark ${markColour(markOf(event))}` }, "● ");
     const row = el("tr", {}, el("td", { class: "number" }, typeof event.step === "number" ? number(event.step) : "–"),
-      el("td", {}, mark, short(event.kind.replace(/_/g, " "), 40)),
-      el("td", { class: "text" }, named("span", eventText(event), LONGEST_CELL)),
+      el("td", { class: "kind" }, mark, short(event.kind.replace(/_/g, " "), 40)),
+      el("td", { class: "text" }, named("span", event.text, LONGEST_CELL), fieldsOf(event)),
       el("td", { class: "time" }, typeof event.time === "number" ? time(event.time) : "–"));
     places.events.set(`${run.index}/${event.kind}/${event.step}`, row);
     if (!places.events.has(`${run.index}/${event.kind}`)) places.events.set(`${run.index}/${event.kind}`, row);
     if (typeof event.step === "number") row.addEventListener("click", () => view.moveTo(event.step));
     return row;
   });
-  const heads = [figures("step"), "event", "what", "time"];
+  const heads = ["step", "event", "what", "time"];
   const count = run.data.event_count ?? rows.length;
   const note = `Of ${number(count)} events, the first and the last ${number(rows.length / 2)} are here.`;
   const first = el("div", {}, table(heads, rows.slice(0, 20)),
@@ -366,6 +434,19 @@ function events(run) {
   if (rows.length <= 20) return first;
   const more = el("summary", {}, `${number(rows.length - 20)} more`);
   return el("div", {}, first, el("details", {}, more, table(heads, rows.slice(20))));
+}
+
+/** Make a list of the fields of an event that its sentence lacks; it is filled when it is opened. */
+function fieldsOf(event) {
+  const isSaid = (one) => typeof one === "string" && event.text.includes(one);
+  const isEmpty = (one) => one === null || (typeof one === "object" && !Object.keys(one).length);
+  const shown = Object.entries(event.fields).filter(([name, one]) =>
+    !["time", "kind", "step"].includes(name) && !isSaid(one) && !isEmpty(one));
+  if (!shown.length) return null;
+  const details = el("details", { class: "fields" }, el("summary", {}, "more"));
+  details.addEventListener("toggle", () => details.append(facts(Object.fromEntries(shown))), { once: true });
+  details.addEventListener("click", (click) => click.stopPropagation());
+  return details;
 }
 
 /** Make a card for each name of tables and images. */
@@ -435,10 +516,14 @@ function differences() {
   const say = (text) => [el("p", { class: "quiet" }, text)];
   if (!found) return say("A config of these runs cannot be read, so that they are not compared.");
   if (!found.length) return say("Configs, hooks, environments and code of these runs are the same.");
-  const text = (value) => (typeof value === "string" ? value : JSON.stringify(value));
-  const rows = found.map(({ section: where, key, values }) =>
-    [el("span", { class: "row-label" }, where), el("span", { class: "row-label" }, short(key, 80)), ...values.map(text)]);
-  return [table(["", "setting", ...runs.map((run) => runName(run))], rows, { class: "compare" })];
+  // With spaces, so that a line can break between values.
+  const text = (value) => (typeof value === "string" ? value : JSON.stringify(value, null, 1).replace(/(?<=[[{])\n\s*|\n\s*(?=[\]}])/g, "").replace(/\n\s*/g, " "));
+  const parts = new Map();
+  for (const { section: where, key, values } of found) {
+    if (!parts.has(where)) parts.set(where, []);
+    parts.get(where).push([key, values.map(text)]);
+  }
+  return [compareRuns([...parts])];
 }
 
 function hookList(run) {
@@ -455,7 +540,7 @@ function hookList(run) {
     if (!places.hooks.has(hook.name)) places.hooks.set(hook.name, row);
     return row;
   });
-  return table(["hook", "kind", "state", "schedule", "when it fails", figures("failures"), "parameters"], rows);
+  return table(["hook", "kind", "state", "schedule", "when it fails", "failures", "parameters"], rows);
 }
 
 function attempts(run) {
@@ -465,7 +550,7 @@ function attempts(run) {
   const rows = all.map((one, index) => [index + 1, at(one.started), at(one.closed), one.outcome ?? "–", one.reason ?? "",
     one.host ?? "–", figures(String(one.world_size ?? 1))]);
   const heads = ["started", "ended", "outcome", "reason", "host"];
-  return table([figures("attempt"), ...heads, figures("processes")], rows);
+  return table(["attempt", ...heads, "processes"], rows);
 }
 
 function about(run) {
@@ -565,7 +650,7 @@ function connect() {
     document.documentElement.dataset.theme = "light";
     document.documentElement.classList.add("printing");
     colours = new Map();
-    for (const details of document.querySelectorAll("details:not([open])")) details.dataset.closed = details.open = true;
+    for (const details of document.querySelectorAll("details:not([open], .fields)")) details.dataset.closed = details.open = true;
     for (const plot of view.plots) plot.draw();
   });
   addEventListener("afterprint", () => {
@@ -587,6 +672,7 @@ function build() {
   const unnamed = runs[0].name === runs[0].id;
   const subtitle = several ? "Hookline comparison" : unnamed ? "Hookline report" : short(runs[0].id, 60);
   byId("subtitle").textContent = `${subtitle} · written ${time(page.written)}`;
+  if (several) section("partings", "Where the runs part", ...partings());
   section("alerts", "Alerts", alerts());
   section("overview", "Overview", overview());
   if (several) section("differences", "Differences", ...differences());

@@ -67,7 +67,8 @@ def fit(runs: Sequence[Numbers], budget: int) -> None:
     kinds: dict[str, tuple[Callable[[Any], int], Callable[[Any], Any]]] = {
         "curves": (lambda one: one.nbytes, _halve_curve),
         "layers": (lambda one: one.values.size * 4 + _size_of_names(one), _halve_layers),
-        "histograms": (lambda one: one.counts.size + _size_of_names(one), _halve_histograms),  # a byte for each count
+        # A count takes a byte, the end of the window of a name two.
+        "histograms": (lambda one: one.counts.size + one.tops.size * 2 + _size_of_names(one), _halve_histograms),
     }
     sizes = {kind: _size(runs, kind, size_of) for kind, (size_of, _) in kinds.items()}
     while sum(sizes.values()) > budget:
