@@ -23,7 +23,7 @@ def read_page(path: Path | str | bytes) -> dict[str, Any]:
 def curve_of(page: dict[str, Any], name: str, part: str = "mean", run: int = 0) -> list[float]:
     """Return the steps or the values of a curve in a page."""
     data = base64.b64decode(page["arrays"][page["runs"][run]["curves"][name][part]])
-    return list(np.frombuffer(data, "<u4" if part == "steps" else "<f4").tolist())
+    return list(np.frombuffer(data, "<f8" if part == "steps" else "<f4").tolist())
 
 
 def write_record(

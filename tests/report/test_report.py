@@ -239,3 +239,46 @@ def test_report_of_what_is_not_a_run(tmp_path: Path, capsys: Captured, kind: str
     expected = {"a link": "symbolic link", "no such directory": "no run is in"}.get(kind, "is not a run")
     assert expected in error and error.count("\n") == 1
     assert kind != "a link" or (tmp_path / "target").read_text() == "mine"
+
+
+def test_a_page_says_how_many_images_and_columns_it_leaves_out(capsys: Captured) -> None:
+    """The newest images are shown; a wide table is cut, and its shares are those of whole rows."""
+    trainer = make_trainer(max_steps=1)
+
+    @trainer.on("step_end", name="logs")
+    def log(trainer: Any) -> None:
+        for step in range(20):
+            trainer.log_image("picture", torch.rand(3, 8, 8), step=step)
+        trainer.log_image("large", torch.rand(3, 500, 500))
+        trainer.log_table("matrix", ["target", *map(str, range(90))], [["a", *[1] * 90]], kind="confusion_matrix")
+
+    trainer.train()
+    for _ in ("written by the run", "made from its record"):
+        run = read_page((trainer.run_dir / "report.html").read_bytes())["runs"][0]
+        assert [one["name"] for one in run["media"]] == ["picture"] * 8 + ["matrix"]
+        assert run["left_out"]["counts"]["media"] == 13
+        matrix = run["media"][-1]
+        assert (len(matrix["columns"]), matrix["total_columns"], matrix["sums"]) == (50, 91, [90])
+        assert main(["report", str(trainer.run_dir)]) == 0
+
+
+def test_runs_of_one_name_have_different_names_in_a_comparison(tmp_path: Path, capsys: Captured) -> None:
+    """And a run that is given twice is there once."""
+    runs = []
+    for _ in range(2):
+        trainer = make_trainer(name="same")
+        trainer.train()
+        runs.append(str(trainer.run_dir))
+    page = tmp_path / "comparison.html"
+    assert main(["report", *runs, f"{runs[0]}/../{Path(runs[0]).name}", "--output", str(page)]) == 0
+    ids = [Path(run).name for run in runs]
+    assert [run["name"] for run in read_page(page.read_bytes())["runs"]] == [f"same ({one})" for one in ids]
+
+
+def test_very_many_metrics_still_fit() -> None:
+    """Their names and fields take room, too; those that are left out are listed."""
+    summary = RunSummary({"run_id": "many"})
+    for step in (1, 2):
+        summary.write_metrics([{"step": step, **{f"group/metric-{number}": 0.5 + step for number in range(20_000)}}])
+    html = make_report([summary])
+    assert len(html) <= 3_000_000 and read_page(html)["runs"][0]["left_out"]["counts"]["curves"] >= 5_000

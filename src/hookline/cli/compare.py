@@ -14,7 +14,6 @@ from rich.console import Console
 
 from hookline._console import printable
 from hookline.cli.charts import FEWEST_POINTS, draw_chart
-from hookline.cli.find_run import run_labels
 from hookline.cli.formatting import (
     LOSSES,
     cut,
@@ -32,7 +31,7 @@ from hookline.errors import HooklineError
 from hookline.record.comparison import Difference, Parting, find_differences, find_parting, likely_causes, value_text
 from hookline.record.curves import Curve, Point
 from hookline.record.json_lines import NON_FINITE
-from hookline.record.runs import RunFiles
+from hookline.record.runs import RunFiles, run_labels
 from hookline.record.summary import RunSummary
 from hookline.report.direction import Direction, better
 

@@ -1,12 +1,10 @@
-"""Find the run that `latest`, a name or the beginning or end of an id stand for, and tell runs apart by labels."""
+"""Find the run that `latest`, a name or the beginning or end of an id stand for, from what a command line says."""
 
 from __future__ import annotations
 
 import difflib
 import os
 import sys
-from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
 from hookline._console import print_line, printable
@@ -60,19 +58,6 @@ def resolve_run(given: str, *, must_exist: bool = True) -> str:
         what = f"{len(found)} runs in {directory}/ {where} with it: {listed}{more}"
         raise HooklineError(f"{given}: {what}; give more of the id")
     return str(found[0])
-
-
-def run_labels(files: Sequence[RunFiles]) -> list[str]:
-    """Return a label for each run, different for all: its name or, without one, its id; both or the path, if needed."""
-    names = [one.labels.name or one.path.name for one in files]
-    labels = names
-    for asides in ([one.path.name for one in files], [str(one.path) for one in files]):
-        counts = Counter(labels)
-        labels = [
-            label if counts[label] == 1 else f"{name} ({aside})"
-            for label, name, aside in zip(labels, names, asides, strict=True)
-        ]
-    return labels
 
 
 def _newest_of(runs: list[Path], given: str) -> str:

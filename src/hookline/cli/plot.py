@@ -11,11 +11,10 @@ from typing import Any
 from hookline._console import CommandOutput, printable
 from hookline._fs import explain
 from hookline.cli.charts import draw_chart
-from hookline.cli.find_run import run_labels
 from hookline.cli.formatting import LOSSES, check_output, cut, metric_order, open_console, paragraph, print_json
 from hookline.errors import HooklineError, nearest
 from hookline.record.curves import Curve
-from hookline.record.runs import RunFiles
+from hookline.record.runs import RunFiles, run_labels
 from hookline.record.summary import RunSummary, read_rows
 
 LISTS_METRICS = "`hookline show RUN --metrics`"

@@ -19,7 +19,7 @@ def run(options: argparse.Namespace) -> int:
     """Write the report, into the run's directory unless another file is given, and print its path."""
     if options.output is not None:
         check_output(Path(options.output))
-    directories = list(dict.fromkeys(Path(run) for run in options.runs))
+    directories = list({Path(run).resolve(): Path(run) for run in options.runs}.values())
     summaries = [RunSummary.read(directory, media=True) for directory in directories]
     default = directories[0] / REPORT if len(directories) == 1 else Path(COMPARISON)
     path = default if options.output is None else Path(options.output)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from hookline._console import warn
 from hookline._fs import refuse_link
 from hookline.errors import RecordError
-from hookline.record.json_lines import NON_FINITE, as_number, directory_of, is_step, read_bytes, whole_lines
+from hookline.record.json_lines import NON_FINITE, as_number, directory_of, is_step, read_bytes, read_jsonl, whole_lines
 
 LARGEST_SIDE = 4096  # pixels of an image
 PNG = b"\x89PNG\r\n\x1a\n"  # how such a file begins
@@ -90,6 +90,12 @@ def read_newest_media(run_dir: Path | str | None, most: int | None = None) -> It
     if unreadable:
         what = f"{unreadable[-1]} is missing or damaged" + (f", and {len(unreadable) - 1} more" * (len(unreadable) > 1))
         warn(f"{path}: {what[:300]}; the others were read", stacklevel=3)
+
+
+def count_media(run_dir: Path | str) -> int:
+    """Return how many tables and images a run has logged, without opening them."""
+    path = Path(run_dir) / "media.jsonl"
+    return sum(1 for _ in _newest_lines(read_jsonl(path)[0])) if path.exists() else 0
 
 
 def _newest_lines(lines: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -59,11 +59,6 @@ def new_run_id() -> str:
     return f"{now:%Y%m%d-%H%M%S}-{digits}{''.join(secrets.choice(_DIGITS) for _ in range(4))}"
 
 
-def utc_now() -> str:
-    """Return the time as ISO 8601 in UTC, to the millisecond."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
-
-
 # ---- code and machine ------------------------------------------------------------------------------------------------
 
 

@@ -28,9 +28,9 @@ from hookline.record.layers import LayerRow, LayerStep
 from hookline.record.media import MediaRow, PendingMedia, make_image, make_table, media_name
 from hookline.record.metrics import Entry, MetricBatch, snapshot
 from hookline.record.packing import SeriesHeader
-from hookline.record.provenance import UNKNOWN_GIT_STATE, config_hash, new_run_id, utc_now
+from hookline.record.provenance import UNKNOWN_GIT_STATE, config_hash, new_run_id
 from hookline.record.redaction import SecretValues, find_secrets, redact, redact_name, redact_text
-from hookline.record.runs import FORMAT, OUTCOMES
+from hookline.record.runs import FORMAT, OUTCOMES, utc_now
 from hookline.record.sinks import AddedSinks, FileStorage, MemoryStorage, RankStorage, Sink, SinkHandle
 
 # What Hookline writes into a run's directory: files, then directories.

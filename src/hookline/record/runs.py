@@ -7,10 +7,11 @@ import math
 import os
 import re
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -231,11 +232,29 @@ def list_runs(directory: Path | str) -> tuple[list[RunFiles], list[Path]]:
     return runs, others
 
 
+def run_labels(files: Sequence[RunFiles]) -> list[str]:
+    """Return a label for each run, different for all: its name or, without one, its id; both or the path, if needed."""
+    names = [one.labels.name or one.path.name for one in files]
+    labels = names
+    for asides in ([one.path.name for one in files], [str(one.path) for one in files]):
+        counts = Counter(labels)
+        labels = [
+            label if counts[label] == 1 else f"{name} ({aside})"
+            for label, name, aside in zip(labels, names, asides, strict=True)
+        ]
+    return labels
+
+
 def check_format(path: Path, run: Mapping[str, Any]) -> None:
     """Refuse a run whose directory has a newer format than this version of Hookline reads."""
     written = run.get("format", FORMAT)
     if not isinstance(written, int) or written > FORMAT:
         raise RecordError(f"{path} has the format {written!r}, and this Hookline reads {FORMAT}; upgrade Hookline")
+
+
+def utc_now() -> str:
+    """Return the time as ISO 8601 in UTC, to the millisecond, as run.json has it."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def read_time(text: Any) -> datetime | None:

@@ -30,7 +30,7 @@ from hookline.record.json_lines import (
     read_jsonl,
     read_lines,
 )
-from hookline.record.media_reader import Image, MediaRow, read_newest_media
+from hookline.record.media_reader import Image, MediaRow, count_media, read_newest_media
 from hookline.record.packing import HEADER_FIELDS, Floats, SeriesHeader, read_header, unpack
 from hookline.record.runs import RunFiles
 
@@ -138,6 +138,7 @@ class RunSummary:
         self.times = Curve()  # seconds since 1970 at each step
         self.event_counts: Counter[str] = Counter()
         self.media: list[MediaRow] = []  # the newest ones
+        self.media_count = 0  # of all
         self.incomplete: list[str] = []  # files with a line that is not whole, as after a kill
         self._first_events: list[dict[str, Any]] = []
         self._last_events: list[dict[str, Any]] = []
@@ -178,7 +179,8 @@ class RunSummary:
 
     def write_media(self, rows: Iterable[MediaRow], /) -> None:
         """Add tables and images; of each name the newest are kept, except those for which there is no room."""
-        self.media = _with_room([*self.media, *rows][::-1])
+        new = [*rows]
+        self.media, self.media_count = _with_room([*self.media, *new][::-1]), self.media_count + len(new)
 
     def _add_layers(self, step: int, header: SeriesHeader, values: Floats) -> None:
         if header.bins is not None:
@@ -189,7 +191,7 @@ class RunSummary:
         if ranges is None:
             cells = max(len(header.names) * len(header.columns), 1)
             _make_room(self._layers, header.series)
-            ranges = self._layers[header] = Ranges(min(max(_MOST_CELLS // cells, 4), 400), _farther_from_zero)
+            ranges = self._layers[header] = Ranges(min(max(_MOST_CELLS // cells, 4), 400), farther_from_zero)
         ranges.add(step, values)
         for series, column in WINDOW_COLUMNS.values():
             if header.series == series and column in header.columns:
@@ -281,7 +283,7 @@ class RunSummary:
             for rows in read_rows(path / "layers.jsonl", summary.incomplete, until):
                 summary._read_layers(rows, headers)
         if media:
-            summary.media = _with_room(read_newest_media(path, MOST_MEDIA))
+            summary.media, summary.media_count = _with_room(read_newest_media(path, MOST_MEDIA)), count_media(path)
         events, is_incomplete = read_jsonl(path / "events.jsonl")
         for one in (path / "ranks").glob("*/events.jsonl"):
             events += read_jsonl(one)[0]
@@ -409,7 +411,8 @@ def _make_room(tables: dict[Any, Ranges], series: str) -> None:
         del tables[min(own, key=lambda header: tables[header].starts[-1])]
 
 
-def _farther_from_zero(first: Array, second: Array) -> Array:
+def farther_from_zero(first: Array, second: Array) -> Array:
+    """Return by element the value that is farther from 0; NaN counts as none."""
     with np.errstate(invalid="ignore"):
         return np.where((np.abs(second) > np.abs(first)) | np.isnan(first), second, first)
 
@@ -426,7 +429,7 @@ def _one_table(parts: Sequence[tuple[SeriesHeader, Ranges]]) -> LayerTable:
         across = [column_of[column] for column in header.columns]
         for start, array in zip(ranges.starts, ranges.arrays, strict=True):
             places = np.ix_([step_of[start]], rows, across)
-            values[places] = _farther_from_zero(values[places], array)
+            values[places] = farther_from_zero(values[places], array)
     return LayerTable(names, columns, np.array(steps), values)
 
 

@@ -4,7 +4,7 @@ class Run {
   constructor(data, index) {
     Object.assign(this, { data, index, run: data.run ?? {}, labels: data.labels ?? {} });
     this.id = String(data.run_id ?? `run ${index + 1}`);
-    this.name = this.labels.name ? String(this.labels.name) : this.id;
+    this.name = String(data.name ?? this.id);
     this.curves = new Map(Object.entries(data.curves ?? {}).map(([name, curve]) => [name, new Curve(this, name, curve)]));
     this.layers = new Map(Object.entries(data.layers ?? {}).map(([name, one]) => [name, new Layers(this, name, one)]));
     this.histograms = new Map(Object.entries(data.histograms ?? {}).map(([name, one]) => [name, new Histograms(this, name, one)]));
@@ -31,7 +31,7 @@ class Curve {
     this.exact = data.lowest === data.mean && data.highest === data.mean;
     this.key = `${data.steps}/${data.mean}/${data.lowest}/${data.highest}`;
   }
-  get steps() { return (this._steps ??= array(this.data.steps, Uint32Array)); }
+  get steps() { return (this._steps ??= array(this.data.steps, Float64Array)); }
   get mean() { return (this._mean ??= array(this.data.mean, Float32Array)); }
   get lowest() { return (this._lowest ??= array(this.data.lowest, Float32Array)); }
   get highest() { return (this._highest ??= array(this.data.highest, Float32Array)); }
@@ -53,7 +53,7 @@ class Layers {
   constructor(run, name, data) {
     Object.assign(this, { run, name, data, names: data.names.map(String), columns: data.columns.map(String) });
   }
-  get steps() { return (this._steps ??= array(this.data.steps, Uint32Array)); }
+  get steps() { return (this._steps ??= array(this.data.steps, Float64Array)); }
   get values() { return (this._values ??= array(this.data.values, Float32Array)); }
   value(step, row, column) {
     return this.values[(step * this.names.length + row) * this.columns.length + column];
@@ -87,7 +87,7 @@ class Histograms {
   get bins() { return (this._bins ??= this.counts.length / Math.max(this.steps.length * this.names.length, 1)); }
   get zero() { return (this.bins - 1) / 2; }
   get tops() { return (this._tops ??= array(this.data.tops, Int16Array)); }
-  get steps() { return (this._steps ??= array(this.data.steps, Uint32Array)); }
+  get steps() { return (this._steps ??= array(this.data.steps, Float64Array)); }
   get counts() { return (this._counts ??= array(this.data.counts, Uint8Array)); }
   count(step, row, bin) { return this.counts[(step * this.names.length + row) * this.bins + bin]; }
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,8 +24,7 @@ from hookline.record import strict_json
 from hookline.record.alerts import describe_event, find_alerts
 from hookline.record.comparison import find_differences
 from hookline.record.labels import read_labels
-from hookline.record.provenance import utc_now
-from hookline.record.runs import RunFiles
+from hookline.record.runs import RunFiles, run_labels, utc_now
 from hookline.report.direction import better
 from hookline.report.partings import describe_partings
 from hookline.report.run_fields import last_attempt_seconds, run_fields
@@ -56,15 +56,18 @@ def make_report(summaries: Sequence[RunSummary]) -> bytes:
     budget = BYTES_OF_NUMBERS + BYTES_OF_NUMBERS_PER_FURTHER_RUN * (count - 1)
     fit(numbers, budget - sum(_size_of_media(row) for rows in media for row in rows) * 3 // 4)
     runs, arrays = [], Arrays()
+    records = [RunFiles(summary.path or Path(str(summary.run.get("run_id"))), summary.run) for summary in summaries]
+    names = run_labels(records)
     hooks = [hook for summary in summaries for hook in summary.hooks]
     for index, summary in enumerate(summaries):
         one, events = numbers[index], _first_and_last(summary.events)
         runs.append({
             "run_id": summary.run.get("run_id"),
+            "name": _cut(names[index]),
             "labels": _labels(summary),
             "run": _cut(run_fields(summary)),
             "epochs": _completed_epochs(summary),
-            "seconds": None if summary.path is None else RunFiles(summary.path, summary.run).seconds,
+            "seconds": records[index].seconds,
             "step_seconds": summary.step_seconds,
             "attempt": _last_attempt(summary),
             "config": summary.config[:LONGEST_CONFIG],
@@ -79,7 +82,7 @@ def make_report(summaries: Sequence[RunSummary]) -> bytes:
             "event_count": summary.event_counts.total(),
             "alerts": [_cut(strict_json.field_values(alert)) for alert in find_alerts(summary)],
             "media": [_shown_media(row) for row in media[index]],
-            "left_out": _left_out(one, len(summary.media) - len(media[index])),
+            "left_out": _left_out(one, summary.media_count - len(media[index])),
         })
     page = {"version": 1, "written": utc_now(), "runs": runs}
     if count > 1:
@@ -196,7 +199,7 @@ def _cut(value: Any, longest: int = LONGEST_TEXT) -> Any:
 
 def _curve(curve: Curve, values: CurveArrays, arrays: Arrays) -> dict[str, Any]:
     return {
-        "steps": arrays.add(values.steps, "<u4"),
+        "steps": arrays.add(values.steps, "<f8"),
         "mean": (mean := arrays.add(values.mean, "<f4")),
         "lowest": mean if values.lowest is values.mean else arrays.add(values.lowest, "<f4"),
         "highest": mean if values.lowest is values.mean else arrays.add(values.highest, "<f4"),
@@ -209,7 +212,7 @@ def _curve(curve: Curve, values: CurveArrays, arrays: Arrays) -> dict[str, Any]:
 
 
 def _layers(table: LayerTable, arrays: Arrays) -> dict[str, Any]:
-    steps, values = arrays.add(table.steps, "<u4"), arrays.add(table.values, "<f4")
+    steps, values = arrays.add(table.steps, "<f8"), arrays.add(table.values, "<f4")
     return {"names": table.names, "columns": table.columns, "steps": steps, "values": values}
 
 
@@ -218,7 +221,7 @@ def _histograms(table: HistogramTable, arrays: Arrays) -> dict[str, Any]:
     fullest = table.counts.max(axis=-1, keepdims=True, initial=0)
     scaled = np.ceil(255 * table.counts / np.where(fullest > 0, fullest, 1))  # a bin with one value stays visible
     counts, tops = arrays.add(scaled, "u1"), arrays.add(table.tops, "<i2")
-    return {"names": table.names, "steps": arrays.add(table.steps, "<u4"), "tops": tops, "counts": counts}
+    return {"names": table.names, "steps": arrays.add(table.steps, "<f8"), "tops": tops, "counts": counts}
 
 
 def _newest_media(rows: Sequence[MediaRow], budget: int) -> list[MediaRow]:
@@ -238,10 +241,23 @@ def _size_of_media(row: MediaRow) -> int:
     return len(strict_json.dumps(_shown_media(row)))
 
 
+def _sum(cells: Sequence[Any]) -> float:
+    """Return the sum of the numbers of a row, the columns for which there is no room among them."""
+    return sum(cell for cell in cells if isinstance(cell, (int, float)))
+
+
 def _shown_media(row: MediaRow) -> dict[str, Any]:
     content, shown = row.content, {"step": row.step, "name": row.name}
     if hasattr(content, "png"):
         return {**shown, "type": "image", "png": b64encode(content.png).decode()}
     cells = [[_cut(cell, LONGEST_CELL) for cell in row[:MOST_TABLE_COLUMNS]] for row in content.rows[:MOST_TABLE_ROWS]]
-    columns, kind = content.columns[:MOST_TABLE_COLUMNS], content.kind
-    return {**shown, "type": "table", "columns": columns, "rows": cells, "kind": kind, "total_rows": len(content.rows)}
+    return {
+        **shown,
+        "type": "table",
+        "kind": content.kind,
+        "columns": content.columns[:MOST_TABLE_COLUMNS],
+        "rows": cells,
+        "sums": [_sum(row) for row in content.rows[:MOST_TABLE_ROWS]] if content.kind == "confusion_matrix" else None,
+        "total_columns": len(content.columns),
+        "total_rows": len(content.rows),
+    }

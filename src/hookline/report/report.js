@@ -2,7 +2,7 @@
 
 const main = document.getElementById("main");
 const byId = (id) => document.getElementById(id);
-const places = { curves: new Map(), series: new Map(), hooks: new Map(), events: new Map() }; // what alerts link to
+const places = { curves: new Map(), series: new Map(), hooks: new Map() }; // what alerts link to
 
 /** Add a section with a heading and a link in the navigation; nothing is added if it has no content. */
 function section(id, title, ...content) {
@@ -112,10 +112,6 @@ function goTo(alert) {
     map?.select(place.name, place.column);
     target = map?.figure;
   } else if ("hook" in place) target = places.hooks.get(place.hook);
-  else if ("event" in place) {
-    const key = `${alert.run.index}/${place.event}`;
-    target = places.events.get(`${key}/${alert.step}`) ?? places.events.get(key);
-  }
   target ??= byId("curves") ?? byId("overview");
   target.closest("details")?.setAttribute("open", "");
   target.scrollIntoView({ block: "center", behavior: "instant" });
@@ -421,8 +417,6 @@ function events(run) {
       el("td", { class: "kind" }, mark, short(event.kind.replace(/_/g, " "), 40)),
       el("td", { class: "text" }, named("span", event.text, LONGEST_CELL), fieldsOf(event)),
       el("td", { class: "time" }, typeof event.time === "number" ? time(event.time) : "–"));
-    places.events.set(`${run.index}/${event.kind}/${event.step}`, row);
-    if (!places.events.has(`${run.index}/${event.kind}`)) places.events.set(`${run.index}/${event.kind}`, row);
     if (typeof event.step === "number") row.addEventListener("click", () => view.moveTo(event.step));
     return row;
   });
@@ -456,9 +450,10 @@ function media(run) {
     const key = JSON.stringify([one.type, one.name]);
     byName.set(key, [...(byName.get(key) ?? []), one]);
   }
-  if (!byName.size) return null;
   const left = run.data.left_out?.counts?.media ?? 0;
-  const note = `Of tables and images the newest are here; the record has ${number(left)} more of them.`;
+  if (!byName.size && !left) return null;
+  const note = byName.size ? `Of tables and images the newest are here; the record has ${number(left)} more of them.`
+    : `The record has tables or images, ${number(left)} in all, for which the page has no room.`;
   return el("div", {}, el("div", { class: "cards" }, ...[...byName.values()].map(mediaCard)),
     left ? el("p", { class: "note" }, note) : null);
 }
@@ -492,16 +487,17 @@ function tableOf(one) {
     if (typeof cell === "number") return cell;
     return ["NaN", "Infinity", "-Infinity"].includes(cell) ? Number(cell) : cell === null ? "–" : String(cell);
   };
-  const rows = one.kind === "confusion_matrix" ? shaded(one.rows) : one.rows.map((cells) => cells.map(value));
-  const note = `the first ${number(one.rows.length)} of ${plural(one.total_rows, "row")}`;
+  const rows = one.kind === "confusion_matrix" ? shaded(one.rows, one.sums) : one.rows.map((cells) => cells.map(value));
+  const cut = [[one.rows.length, one.total_rows, "row"], [one.columns.length, one.total_columns, "column"]];
+  const notes = cut.filter(([shown, total]) => total > shown).map(([shown, total, noun]) => `the first ${number(shown)} of ${plural(total, noun)}`);
   return [table(one.columns.map(String), rows, {}, LONGEST_CELL),
-    ...(one.total_rows > one.rows.length ? [el("p", { class: "note" }, note)] : [])];
+    ...(notes.length ? [el("p", { class: "note" }, notes.join(", "))] : [])];
 }
 
-/** Return the rows of a confusion matrix, each cell shaded by its share of the row. */
-function shaded(rows) {
-  return rows.map((cells) => {
-    const total = cells.reduce((sum, cell) => sum + (typeof cell === "number" ? cell : 0), 0);
+/** Return the rows of a confusion matrix, each cell shaded by its share of the row's sum. */
+function shaded(rows, sums) {
+  return rows.map((cells, row) => {
+    const total = sums[row];
     return el("tr", {}, ...cells.map((cell) => {
       if (typeof cell !== "number") return el("th", {}, named("span", cell ?? "–", 40));
       const shade = el("span", { class: "shade" });

@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookline.record.curves import Curve
-from hookline.record.summary import HistogramTable, LayerTable, RunSummary
+from hookline.record.summary import HistogramTable, LayerTable, RunSummary, farther_from_zero
 
 Array = NDArray[Any]
+_CURVE_FIELDS = 200  # bytes, about: the name of a curve, its last and best values and where its arrays are
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def fit(runs: Sequence[Numbers], budget: int) -> None:
     If one range for all steps takes too much, the last names of the largest kind are left out.
     """
     kinds: dict[str, tuple[Callable[[Any], int], Callable[[Any], Any]]] = {
-        "curves": (lambda one: one.nbytes, _halve_curve),
+        "curves": (lambda one: one.nbytes + _CURVE_FIELDS, _halve_curve),
         "layers": (lambda one: one.values.size * 4 + _size_of_names(one), _halve_layers),
         # A count takes a byte, the end of the window of a name two.
         "histograms": (lambda one: one.counts.size + one.tops.size * 2 + _size_of_names(one), _halve_histograms),
@@ -106,7 +107,7 @@ def _halve_curve(curve: CurveArrays) -> CurveArrays:
 
 
 def _halve_layers(layers: LayerTable) -> LayerTable:
-    return replace(layers, steps=layers.steps[::2], values=_merge_pairs(layers.values, _farther_from_zero))
+    return replace(layers, steps=layers.steps[::2], values=_merge_pairs(layers.values, farther_from_zero))
 
 
 def _halve_histograms(histograms: HistogramTable) -> HistogramTable:
@@ -118,8 +119,3 @@ def _merge_pairs(values: Array, merge: Callable[[Array, Array], Array]) -> Array
     even = len(values) - len(values) % 2
     merged = merge(values[0:even:2], values[1:even:2])
     return np.concatenate([merged, values[even:]]).astype(values.dtype, copy=False)
-
-
-def _farther_from_zero(first: Array, second: Array) -> Array:
-    with np.errstate(invalid="ignore"):
-        return np.where((np.abs(second) > np.abs(first)) | np.isnan(first), second, first)

@@ -32,7 +32,7 @@ from hookline.gradients.local_storage import local_tensor
 from hookline.hooks.nan_forensics.diagnosis import Diagnosis, diagnose
 from hookline.record import read_json, redact, strict_json
 from hookline.record.json_lines import write_json_atomic
-from hookline.record.provenance import utc_now
+from hookline.record.runs import utc_now
 
 REPORT, STATE = "crash.json", "state"
 
