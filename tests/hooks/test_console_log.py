@@ -45,7 +45,7 @@ def test_progress_lines() -> None:
     trainer.train()
     lines = out.getvalue().splitlines()
     assert len(lines) == 2
-    assert lines[0].startswith(f"epoch 1/1  step 2/4  loss {losses[1]:.4f} (so far {sum(losses[:2]) / 2:.4f})")
+    assert lines[0].startswith(f"epoch 1/1  step 2/4  loss {losses[1]:.4f}  mean {sum(losses[:2]) / 2:.4f}")
     assert lines[0].endswith("left") and not lines[1].endswith("left")
     assert lines[1].startswith("epoch 1/1  step 4/4")
 

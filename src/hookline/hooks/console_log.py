@@ -168,7 +168,7 @@ class ConsoleLogHook(TrainingHook):
         parts = [
             f"epoch {of_total(trainer.epoch + 1, trainer.total_epochs)}",
             f"step {of_total(step, total)}",
-            f"{whose}loss {loss:.4f} (so far {mean:.4f})",
+            f"{whose}loss {loss:.4f}  mean {mean:.4f}",
             rate(speed, "step") if speed else "? steps/s",
             f"{duration((total - step) / pace)} left" if total and pace and step < total else "",
         ]
