@@ -595,7 +595,9 @@ def opening_line(trainer: Trainer) -> str:
     where = "" if trainer.record.path is None else f" → {relative_to_here(trainer.record.path)}"
     done, resumed = trainer.progress.steps_done, ""
     if trainer.event_args.resumed:
-        resumed = f", resumed at step {done}"
+        outcomes = [attempt.get("outcome") for attempt in trainer.record.run["attempts"][:-1]]
+        had_completed = " of a run that had completed" if "completed" in outcomes[-1:] else ""
+        resumed = f", resumed at step {done}{had_completed}"
         if trainer.total_steps is not None and done >= trainer.total_steps:
             assumed = " (nothing is left to train; give a larger max_steps or max_epochs to train on)"
     on = f"{trainer.device}"
