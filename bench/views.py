@@ -30,7 +30,8 @@ TITLE = "What looking at a run costs"
 COLUMNS = ("contender", "step ms", "above plain µs", "± s.e.", "of a step", "goal")
 NOTES = [
     "Model: three layers of 640 units, batch 64, SGD, on one thread. Above plain: the median over the rounds of"
-    " (contender - the same trainer without views) directly after each other, per step of a block of 250 steps; s.e. of it.",
+    " (contender - the same trainer without views), one directly after the other, per step of a block of"
+    " 250 steps; s.e. of it.",
     "Output goes to a pseudo-terminal that a process reads. All trackers write to the disk: TensorBoard, W&B offline,"
     " MLflow to sqlite.",
     "Every trainer logs the loss of every step, which is its default here and not there.",
