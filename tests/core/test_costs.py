@@ -11,21 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from hookline import HookRegistry, SimpleTrainer, TrainingHook, UpdateHook, get_trainer
+from hookline import HookRegistry, SimpleTrainer, TrainingHook, get_trainer
 from hookline.core.schedule import Reading
 from hookline.hooks.console_log import print_costs
-
-
-class Watch(TrainingHook):
-    """A lifecycle hook."""
-
-    def on_step_end(self) -> None: ...
-
-
-class Link(UpdateHook):
-    """An update hook."""
-
-    def on_update(self, grads: object) -> None: ...
 
 
 def test_costs_are_listed_by_hook_most_expensive_first() -> None:
@@ -82,12 +70,15 @@ def test_dear_arguments_have_rows_of_their_own() -> None:
     assert first["seconds"] >= 0.006 and second["hook"] == "reads"
 
 
-def test_a_link_that_never_ran_is_not_listed() -> None:
-    """The default update hook costs nothing and says nothing; a watcher that called nothing is still listed."""
-    registry = HookRegistry()
-    registry.register(Link())
-    registry.register(Watch())
-    assert [row["hook"] for row in registry.costs()] == ["watch"]
+def test_the_default_update_hook_is_not_listed() -> None:
+    """It runs only where it is timed; the same hook registered by the user is listed."""
+    trainer = sleepy_trainer({})
+    trainer.train()
+    assert "identity" in trainer.hooks and trainer.hooks.costs() == []
+    trainer.add_hook("identity", "mine")
+    trainer.options.max_epochs = 3
+    trainer.train()
+    assert [row["hook"] for row in trainer.hooks.costs()] == ["mine"]
 
 
 class DeviceClock:
@@ -307,6 +298,15 @@ def test_above_the_limit_it_is_said_once(monkeypatch: pytest.MonkeyPatch) -> Non
     )
     (reported,) = costly(trainer, monkeypatch)
     assert reported.startswith("often: takes ") and "% of the run's time (limit 10%); give it a schedule" in reported
+
+
+def test_time_outside_of_steps_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as that of validations."""
+    validation = [(torch.ones(1, 2), torch.ones(1, 1))]
+    trainer = sleepy_trainer({}, val_dataloader=validation, validate_every=10, max_steps=80)
+    trainer.on("validation_end", name="slow")(lambda: time.sleep(0.05))
+    (reported,) = costly(trainer, monkeypatch)
+    assert reported.startswith("slow: takes ") and reported.endswith("most of it outside of steps: do less in it")
 
 
 def test_a_hook_with_a_schedule_is_reported_to_lengthen_it(monkeypatch: pytest.MonkeyPatch) -> None:

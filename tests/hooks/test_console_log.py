@@ -45,9 +45,9 @@ def test_progress_lines() -> None:
     trainer.train()
     lines = out.getvalue().splitlines()
     assert len(lines) == 2
-    assert lines[0].startswith(f"epoch 0  step 2/4  loss {losses[1]:.4f} (so far {sum(losses[:2]) / 2:.4f})")
-    assert lines[0].endswith("left")
-    assert lines[1].startswith("epoch 0  step 4/4")
+    assert lines[0].startswith(f"epoch 1/1  step 2/4  loss {losses[1]:.4f}  mean {sum(losses[:2]) / 2:.4f}")
+    assert lines[0].endswith("left") and not lines[1].endswith("left")
+    assert lines[1].startswith("epoch 1/1  step 4/4")
 
 
 @pytest.mark.req("001-25", "001-29", "001-30")
@@ -57,7 +57,7 @@ def test_add_console_logging_registers_the_hook(capsys: pytest.CaptureFixture[st
     trainer.add_console_logging()
     assert trainer.hooks.get("console_log").log_every_n_batches == 10
     trainer.train()
-    assert capsys.readouterr().out.count("epoch 0  step") == 2
+    assert capsys.readouterr().out.count("epoch 1/1  step") == 2
     trainer.add_console_logging(log_every_n_batches=5)
     assert trainer.hooks.get("console_log").log_every_n_batches == 5
     trainer.remove_hook("console_log")
@@ -103,10 +103,27 @@ def test_printing_costs_restores_the_random_state(monkeypatch: pytest.MonkeyPatc
 def test_speed_and_time_left(seconds_per_step: float, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slow runs are in seconds per step, long ones in hours."""
     trainer, out = make_trainer(4), io.StringIO()
-    monkeypatch.setattr("hookline.hooks.console_log.perf_counter", lambda: trainer.step * seconds_per_step)
+    for module in ("console_log", "step_times"):
+        monkeypatch.setattr(f"hookline.hooks.{module}.perf_counter", lambda: trainer.step * seconds_per_step)
     trainer.add_hook(ConsoleLogHook(log_every_n_batches=1, stream=out, costs=False))
     trainer.train()
     assert expected in out.getvalue().splitlines()[0]
+
+
+def test_validations_do_not_count_in_the_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does what hooks do at their end; the time left includes them, because there will be more of them."""
+    now, out = [0.0], io.StringIO()
+    for module in ("console_log", "step_times"):
+        monkeypatch.setattr(f"hookline.hooks.{module}.perf_counter", lambda: now[0])
+    validation = [(torch.randn(2, 3), torch.randn(2, 1))]
+    trainer = make_trainer(8, val_dataloader=validation, validate_every=2, sanity_batches=0)
+    trainer.on("after_backward", name="half a second")(lambda: now.__setitem__(0, now[0] + 0.5))
+    trainer.on("validation_end", name="ten seconds")(lambda: now.__setitem__(0, now[0] + 10.0))
+    trainer.add_hook(ConsoleLogHook(log_every_n_batches=1, stream=out, costs=False))
+    trainer.train()
+    lines = [line for line in out.getvalue().splitlines() if line.startswith("epoch")]
+    assert ["2.0 steps/s" in line for line in lines] == [True] * 8
+    assert lines[2].endswith("0:19 left")  # 11.5 seconds for three steps, and five more steps
 
 
 def test_it_prints_to_the_current_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
@@ -128,7 +145,7 @@ def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> No
     trainer.add_console_logging(log_every_n_batches=1)
     trainer.train()
     lines = terminal.getvalue().splitlines()
-    assert lines[0].startswith("epoch 0  step 1/2") and lines[1].startswith("epoch 0  step 2/2")
+    assert lines[0].startswith("epoch 1/1  step 1/2") and lines[1].startswith("epoch 1/1  step 2/2")
     assert "\x1b" not in terminal.getvalue() and "\r" not in terminal.getvalue()
 
 

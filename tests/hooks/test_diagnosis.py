@@ -60,7 +60,8 @@ def test_the_first_bad_output_is_named() -> None:
     assert found.statistics["nan"] > 0
     assert (found.batch, found.parameters, found.gradients) == ((), (), ())
     assert str(found) == (
-        "the first bad output is that of 1.1 (float32 (2, 3) on cpu); the first Inf came out of 1.0.inner"
+        "the first bad output is that of module '1.1' (float32 (2, 3) on cpu);"
+        " the first Inf came out of module '1.0.inner'"
     )
 
 
@@ -127,7 +128,8 @@ def test_a_backward_that_goes_bad_is_named() -> None:
     assert found.backward_module == "1.inner"
     assert found.gradients == ("0.weight", "0.bias")
     assert found.operation == "MulBackward0"
-    assert str(found).endswith("the first bad one was given by the backward of 1.inner; the first NaN by MulBackward0")
+    assert "the first bad one was given by the backward of module '1.inner';" in str(found)
+    assert str(found).endswith("the first NaN by MulBackward0")
 
 
 class BadOnce(nn.Module):

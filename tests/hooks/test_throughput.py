@@ -92,9 +92,9 @@ def tokens(rows: int = 2, columns: int = 8) -> torch.Tensor:
 
 def test_rates_and_the_wait_for_data(clock: Clock) -> None:
     """Four seconds a step, one of them spent waiting for data; two rows and 16 tokens a step."""
-    trainer = trained(clock, ThroughputMonitor(log_every_n_steps=5), [tokens()] * 12)
+    trainer = trained(clock, ThroughputMonitor(log_every_n_steps=5), [tokens()] * 13)
     found = reports(trainer)
-    assert list(found) == [5, 10, 12]
+    assert list(found) == [5, 10, 13]
     for step in found:  # also of the first window and of the last, which is shorter
         assert found[step].pop("hooks_seconds") >= 0  # by the real clock
         assert found[step] == pytest.approx(
@@ -109,6 +109,12 @@ def test_rates_and_the_wait_for_data(clock: Clock) -> None:
                 "optimizer_seconds": 0.0,
             }
         )
+
+
+@pytest.mark.parametrize(("steps", "reported"), [(12, [5, 10]), (13, [5, 10, 13]), (2, [2])])
+def test_few_steps_at_the_end_are_not_reported(steps: int, reported: list[int], clock: Clock) -> None:
+    """Their mean would look like a change of speed; a short run has its own."""
+    assert list(reports(trained(clock, ThroughputMonitor(log_every_n_steps=5), [tokens()] * steps))) == reported
 
 
 @pytest.mark.parametrize("every", [None, 3])

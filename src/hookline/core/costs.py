@@ -116,6 +116,8 @@ def cost_table(
     """
     rows = []
     for entry in entries:
+        if entry.only_runs_timed:
+            continue
         inner, outer, times = entry.inner_cost, entry.outer_cost, scale(entry.name)
         row = {
             "hook": entry.name,
@@ -131,9 +133,7 @@ def cost_table(
         for name, cost in list(arguments.items())
         if cost.ns > WORTH_LISTING_NS
     ]
-    # The default transform of an update chain that never had to run is left out.
-    listed = [row for row in rows if row["calls"] or row["kind"] != "update"]
-    return sorted(listed, key=lambda row: -float(str(row["seconds"])))
+    return sorted(rows, key=lambda row: -float(str(row["seconds"])))
 
 
 SAMPLING_ERROR = 0.1  # A hook that takes nearly all of a run may seem to take this much more.
@@ -158,7 +158,7 @@ class CostMonitor:
 
     def __init__(self, run: RunControl, limit: float | None) -> None:
         self._run, self._limit = run, limit
-        self._began, self._before = perf_counter(), run.hooks.inner_seconds()
+        self._began, self._before = perf_counter(), self._seconds()
         self._reported: set[str] = set()
 
     def check(self) -> None:
@@ -167,9 +167,10 @@ class CostMonitor:
         if self._limit is None or elapsed < WARM_UP_SECONDS:
             return
         hooks = self._run.hooks
-        for name, seconds in hooks.inner_seconds().items():
+        for name, (inner, outer) in self._seconds().items():
             entry = hooks.entry(name)
-            share = share_of_run(seconds - self._before.get(name, 0.0), elapsed)
+            earlier = self._before.get(name, (0.0, 0.0))
+            share = share_of_run(inner + outer - sum(earlier), elapsed)
             if share is None and entry.inner_cost.calls >= ENOUGH_CALLS:
                 share = 1.0
             if share is None or share <= self._limit or name in self._reported:
@@ -177,6 +178,16 @@ class CostMonitor:
             self._reported.add(name)
             if entry.intervenes:
                 continue  # It is part of training, and works as often as it must.
-            remedy = "give it a longer period" if not entry.schedule.always else "give it a schedule, such as every=10"
-            message = f"takes {share:.0%} of the run's time (limit {self._limit:.0%}); {remedy}, or read fewer values"
-            hooks.failures.report(Incident("costly", name, "its steps", self._run.step, message), True)
+            if outer - earlier[1] > inner - earlier[0]:
+                remedy = "most of it outside of steps: do less in it"
+            elif entry.schedule.always:
+                remedy = "give it a schedule, such as every=10, or read fewer values"
+            else:
+                remedy = "give it a longer period, or read fewer values"
+            message = f"takes {share:.0%} of the run's time (limit {self._limit:.0%}); {remedy}"
+            hooks.failures.report(Incident("costly", name, "all events", self._run.step, message), True)
+
+    def _seconds(self) -> dict[str, tuple[float, float]]:
+        """Return the host time of each hook inside and outside of steps."""
+        hooks = self._run.hooks
+        return {name: (inner, hooks.entry(name).outer_cost.ns / 1e9) for name, inner in hooks.inner_seconds().items()}

@@ -88,6 +88,11 @@ class Entry:
         return [kind for kind in ("lifecycle", "forward", "update") if kind in kinds] or ["lifecycle"]
 
     @property
+    def only_runs_timed(self) -> bool:
+        """Whether it is the default transform, which is skipped except where it is timed; its time does not count."""
+        return self.origin == "default" and self.kinds == ["update"]
+
+    @property
     def enabled_for_ranks(self) -> bool:
         """Whether the ranks have it enabled; failures may have switched it off on this one alone."""
         return self.enabled or self.off_here

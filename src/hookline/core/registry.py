@@ -693,7 +693,8 @@ class HookRegistry(Events):
 
     def inner_seconds(self) -> dict[str, float]:
         """Return the host time of every hook inside steps, scaled up from its samples."""
-        return {entry.name: entry.inner_cost.ns / 1e9 * self.scheduler.scale(entry.name) for entry in self.entries()}
+        entries = [entry for entry in self.entries() if not entry.only_runs_timed]
+        return {entry.name: entry.inner_cost.ns / 1e9 * self.scheduler.scale(entry.name) for entry in entries}
 
     def costs(self, *, wait: bool = True) -> list[dict[str, Any]]:
         """Return the time by hook and by argument, most expensive first; inner events are scaled up from samples.

@@ -20,8 +20,8 @@ from hookline.core.entry import HookKeywords
 from hookline.core.run_control import RunControl
 from hookline.core.schedule import Schedule
 from hookline.hooks.base import counts_for_run, period
-from hookline.hooks.progress_text import duration, rate
-from hookline.hooks.step_times import StepTimes
+from hookline.hooks.progress_text import duration, of_total, rate
+from hookline.hooks.step_times import Report, StepTimes
 
 if TYPE_CHECKING:
     from hookline.hooks.live_view import LiveView
@@ -42,7 +42,8 @@ class ConsoleLogHook(TrainingHook):
 
     At a terminal and in a notebook it is a live view of a few lines, which stays below all other output and is drawn
     four times a second, whatever `every` says; `every` is then how often the parts of a step are measured. Its numbers
-    come from the record, so that nothing waits for a device. Elsewhere a progress line is printed with each period.
+    come from the record, so that nothing waits for a device. Elsewhere a progress line is printed with each period. A
+    run has this hook by default, with a line every 30 seconds where nothing can be redrawn, unless ``console=False``.
 
     Args:
         log_every_n_batches: The same as `every`, in batches; how often to print the progress line.
@@ -72,10 +73,11 @@ class ConsoleLogHook(TrainingHook):
         self.schedule = Schedule.parse(every=period(self, every) or f"{log_every_n_batches} batches")
         self._stream = stream
         self._is_due = False  # at this batch
-        self._started, self._first_step = perf_counter(), 0
+        self._started, self._first_step, self._printed_step = perf_counter(), 0, -1
         self._view: LiveView | None = None
         self._sink: Any = None  # the view's connection with the record
-        self._times = StepTimes(seconds=REPORT_SECONDS)
+        self._times = StepTimes()
+        self._report: Report | None = None
         self._draw_at = 0.0
 
     # ---- the run -----------------------------------------------------------------------------------------------------
@@ -83,7 +85,8 @@ class ConsoleLogHook(TrainingHook):
     def on_train_start(self, trainer: RunControl, step: int) -> None:
         """Start the clock, and open the live view where there can be one."""
         self.close()
-        self._started, self._first_step = perf_counter(), step
+        self._started, self._first_step, self._printed_step = perf_counter(), step, -1
+        self._times.seconds = REPORT_SECONDS if can_redraw(self._out) else 0.0  # or since the last line
         if not can_redraw(self._out):
             return
         with preserved_random():
@@ -96,12 +99,12 @@ class ConsoleLogHook(TrainingHook):
         self._draw(trainer, self._started)
 
     def on_train_end(self, trainer: RunControl, state: Mapping[str, Any]) -> None:
-        """Replace the live view by a summary, and print the table of costs."""
+        """Replace the live view by a summary, or print a last progress line; then print the table of costs."""
         if self._view is not None:
-            if (report := self._times.finish(trainer)) is not None and self._view.report is None:
-                self._view.report = report
             self._view.close(trainer, perf_counter(), state["latest_loss"], state["avg_loss"])
-            self.close()
+        elif trainer.step > max(self._first_step, self._printed_step):
+            self._print_progress(trainer, trainer.step, perf_counter(), state["latest_loss"], state["avg_loss"])
+        self.close()
         if self.costs and (rows := trainer.hooks.costs()):
             print_costs(rows, perf_counter() - self._started, self._out)
 
@@ -113,15 +116,14 @@ class ConsoleLogHook(TrainingHook):
         if view is not None:
             view.place.close()
         self._times.close()
-        self._is_due = False
+        self._report, self._is_due = None, False
 
     # ---- steps -------------------------------------------------------------------------------------------------------
 
     def on_train_batch_start(self, trainer: RunControl, batch: Any, step: int) -> None:
         """Start to measure a batch that is due."""
         self._is_due = True
-        if self._view is not None and (report := self._times.start_batch(trainer, batch, step)) is not None:
-            self._view.report = report
+        self._report = self._times.start_batch(trainer, batch, step) or self._report
 
     def on_after_backward(self) -> None:
         """End the forward and backward pass."""
@@ -137,41 +139,41 @@ class ConsoleLogHook(TrainingHook):
 
     def on_train_batch_end(self, trainer: RunControl, step: int, batch_idx: int) -> None:
         """Print the progress line if it is due, or draw the live view if it is time."""
+        now = self._times.end_batch(step)
         if self._view is not None:
-            now = self._times.end_batch(step)
             self._view.end_batch(batch_idx)
             if now >= self._draw_at:
                 self._draw(trainer, now)
         elif self._is_due:
-            self._print_progress(trainer, trainer.epoch, step)
+            loss, mean = trainer.step_loss(), trainer.epoch_metrics()["train/epoch_loss"]  # waits for the device
+            self._print_progress(trainer, step, now, loss, mean)
         self._is_due = False
 
     def on_step_end(self, trainer: RunControl, step: int) -> None:
         """Count a step."""
+        self._times.end_step(step, trainer)
         if self._view is not None:
-            self._times.end_step(step, trainer)
             self._view.end_step(step)
 
     def _draw(self, trainer: RunControl, now: float) -> None:
         assert self._view is not None
-        self._view.draw(trainer, now)
+        self._view.draw(trainer, now, self._report)
         self._draw_at = now + self._view.seconds
 
-    def _print_progress(self, trainer: RunControl, epoch: int, step: int) -> None:
-        """Print one line; reading the losses waits for the device."""
+    def _print_progress(self, trainer: RunControl, step: int, now: float, loss: float, mean: float) -> None:
         # A resumed run starts at a later step, and only the steps since then took the time.
-        done, total = step - self._first_step, trainer.total_steps
-        pace = done / max(perf_counter() - self._started, 1e-9)
+        pace, total = (step - self._first_step) / max(now - self._started, 1e-9), trainer.total_steps
+        speed = pace if self._report is None else self._report.values["steps_per_s"]
         whose = "rank 0's " if trainer.ranks.world_size > 1 else ""
-        mean = trainer.epoch_metrics()["train/epoch_loss"]
         parts = [
-            f"epoch {epoch}",
-            f"step {step}{f'/{total}' if total else ''}",
-            f"{whose}loss {trainer.step_loss():.4f} (so far {mean:.4f})",
-            rate(pace, "step") if pace else "? steps/s",
-            f"{duration((total - step) / pace)} left" if total and pace else "",
+            f"epoch {of_total(trainer.epoch + 1, trainer.total_epochs)}",
+            f"step {of_total(step, total)}",
+            f"{whose}loss {loss:.4f}  mean {mean:.4f}",
+            rate(speed, "step") if speed else "? steps/s",
+            f"{duration((total - step) / pace)} left" if total and pace and step < total else "",
         ]
         self._print("  ".join(filter(None, parts)))
+        self._printed_step = step
 
     # ---- between steps -----------------------------------------------------------------------------------------------
 
@@ -247,8 +249,8 @@ def print_costs(rows: list[dict[str, Any]], seconds: float, out: TextIO | None) 
         from rich.console import Console
         from rich.table import Table
 
-        table = Table(title="What each hook cost (host time; about: inner events are sampled)", title_justify="left")
-        columns = ["hook", "kind", "calls", "seconds", "of the run"]
+        table = Table(title="What each hook cost (host time, estimated)", title_justify="left")
+        columns = ["hook", "kind", "seconds", "of the run"]
         columns += ["on the device"] if any("device_seconds" in row for row in rows) else []
         for column in columns:
             table.add_column(column, justify="left" if column in ("hook", "kind") else "right")
@@ -256,6 +258,6 @@ def print_costs(rows: list[dict[str, Any]], seconds: float, out: TextIO | None) 
         for row in shown:
             share = share_of_run(row["seconds"], seconds)
             time = ["-", "too short to tell"] if share is None else [f"{row['seconds']:.3f}", f"{share:.1%}"]
-            cells = [row["hook"], row["kind"], str(row["calls"]), *time]
+            cells = [row["hook"], row["kind"], *time]
             table.add_row(*[*cells, f"{row.get('device_seconds', 0.0):.3f}"][: len(columns)])
         Console(file=cast(TextIO, RunOutput(out)), highlight=False, markup=False).print(table)

@@ -38,6 +38,11 @@ class Layout:
         self._has_colours = not (plain or os.environ.get("NO_COLOR")) and Console(force_terminal=True).color_system
         self._done, self._half, self._left = ("━", "╸", "─") if _can_write("━╸─", stream) else ("#", "", "-")
 
+    def fits(self, parts: Sequence[Part]) -> bool:
+        """Return whether `row` would leave none of the parts out."""
+        texts = [part if isinstance(part, str) else part[0] for part in parts]
+        return cell_len("  ".join(map(printable, texts))) <= self.width - self._label
+
     def row(self, label: str, parts: Iterable[Part]) -> str:
         """Return a line with as many of the parts as fit as a whole; of the first one as much as fits."""
         pieces: list[Part] = [(f"{label:<{self._label}}", "dim")]

@@ -72,10 +72,9 @@ class LiveView:
         self._stream, self._in_notebook = stream, is_notebook(stream)
         self.place: Region | NotebookOutput = NotebookOutput(stream) if self._in_notebook else open_region(stream)
         self.seconds = NOTEBOOK_SECONDS if self._in_notebook else TERMINAL_SECONDS
-        self.report: Report | None = None
-        """The last report of `StepTimes`."""
+        self._report: Report | None = None
         self.step = self.batches = 0  # done, in the run and in the epoch
-        self._batches_seen = self._batches_of_steps = 0  # since the start, and those of steps that are done
+        self._batches_seen = self._batches_of_steps = self._steps_seen = 0  # since the start, while it was enabled
         self.validation_batches: int | None = None  # begun, while a validation runs
         self._layout: Layout | None = None
         self._name = ""
@@ -140,6 +139,7 @@ class LiveView:
     def end_step(self, step: int) -> None:
         """Count a step, and the batches so far as batches of steps that are done."""
         self.step, self._batches_of_steps = step, self._batches_seen
+        self._steps_seen += 1
 
     def add_validation(self, step: int, metrics: Mapping[str, float]) -> None:
         """Take the metrics of a validation."""
@@ -150,15 +150,16 @@ class LiveView:
 
     # ---- drawing -----------------------------------------------------------------------------------------------------
 
-    def draw(self, trainer: RunControl, now: float) -> None:
-        """Draw the present state."""
+    def draw(self, trainer: RunControl, now: float, report: Report | None = None) -> None:
+        """Draw the present state, with the speed and the parts of a step that were reported last."""
+        self._report = report
         layout, on_device = self._fitting_layout(), _device.is_accelerator(trainer.device)
         rows = layout.bars(self._bars(trainer, now, layout.width))
         rows.append(layout.row("loss", self._loss_parts(trainer)))
         if self._metrics or self.validation_batches is not None:
             rows.append(layout.row("validation", self._validation_parts()))
         rows.append(layout.row("speed", [*self._speed_parts(now), f"{duration(now - self._started)} so far"]))
-        if self.report is not None:
+        if self._report is not None:
             rows.append(layout.row("host time" if on_device else "time", self._time_parts(layout, on_device)))
         if on_device:
             rows.append(layout.row("memory", self._memory_parts(trainer)))
@@ -176,8 +177,9 @@ class LiveView:
         self._loss, self._sum, self._count, self.validation_batches = loss, mean, 1, None
         layout, steps = self._fitting_layout(), of_total(self.step, trainer.total_steps, "steps")
         epochs = f"epoch {of_total(trainer.epoch + 1, trainer.total_epochs)}"
-        took = f"{duration(now - self._started)}"
-        rows = [layout.row("run", [steps, epochs, took, *self._speed_parts(now)])]
+        pace = (self.step - self._first_step) / max(now - self._started, 1e-9)
+        speed = [rate(pace, "step")] if pace else []
+        rows = [layout.row("run", [steps, epochs, duration(now - self._started), *speed])]
         rows.append(layout.row("loss", self._loss_parts(trainer)))
         if self._metrics:
             rows.append(layout.row("validation", self._validation_parts()))
@@ -205,7 +207,7 @@ class LiveView:
 
     def _bars(self, trainer: RunControl, now: float, width: int) -> dict[str, tuple[float | None, list[str]]]:
         batches, total, epochs = trainer.epoch_batches, trainer.total_steps, trainer.total_epochs
-        pace, in_step = self._steps_per_second(now), self._batches_of_steps / max(self.step - self._first_step, 1)
+        pace, in_step = self._steps_per_second(now), self._batches_of_steps / max(self._steps_seen, 1)
         left_in_epoch = None if batches is None else (batches - self.batches) / max(in_step, 1)
         left = None if total is None else total - self.step
         if left_in_epoch is not None and left is not None and left_in_epoch > left + 1:
@@ -239,7 +241,7 @@ class LiveView:
 
     def _speed_parts(self, now: float) -> list[Part]:
         parts: list[Part] = []
-        times = {} if self.report is None else self.report.values
+        times = {} if self._report is None else self._report.values
         if tokens := times.get("tokens_per_s"):
             parts.append(rate(tokens, "token"))
         if samples := times.get("samples_per_s"):
@@ -248,21 +250,26 @@ class LiveView:
         return [*parts, rate(steps, "step")] if steps else parts
 
     def _time_parts(self, layout: Layout, on_device: bool) -> list[Part]:
-        assert self.report is not None
-        times = self.report.values
+        assert self._report is not None
+        times = self._report.values
         seconds = {key: times[key] for key in PARTS if key in times}
-        # Hooks also run inside the other parts, so that the sum may come to more than the whole.
-        whole = max(self.report.measured, sum(seconds.values()), 1e-9)
+        # Hooks also run inside the other parts, and the batches that are measured may be slower than the others.
+        whole = max(times["step_seconds"], sum(seconds.values()), 1e-9)
         shares = {key: one / whole for key, one in seconds.items()}
-        is_short = layout.width < NARROW
-        parts: list[Part] = [(f"{PARTS[key][is_short]} {share:.0%}", PARTS[key][2]) for key, share in shares.items()]
-        if shares.get("data_wait_seconds", 0.0) >= INPUT_BOUND:
-            parts.append(("maybe input-bound" if on_device else "input-bound", "bold yellow"))
-        if (rest := 1 - sum(shares.values())) >= WORTH_NAMING:
-            parts.append(f"other {rest:.0%}")
-        if layout.width >= WIDE:
-            parts.append(f"of {1000 * times['step_seconds']:,.1f} ms a step")
-        return parts
+        rest = 1 - sum(shares.values())
+        named = self._named_shares(shares, rest, on_device, short=False)
+        if not layout.fits(named):
+            named = self._named_shares(shares, rest, on_device, short=True)
+        return [*named, f"of {1000 * times['step_seconds']:,.1f} ms a step"] if layout.width >= WIDE else named
+
+    def _named_shares(self, shares: Mapping[str, float], rest: float, on_device: bool, short: bool) -> list[Part]:
+        parts: list[Part] = []
+        for key, share in shares.items():
+            text, style = f"{PARTS[key][short]} {share:.0%}", PARTS[key][2]
+            if key == "data_wait_seconds" and share >= INPUT_BOUND:
+                text, style = f"{text} ({'maybe ' if on_device else ''}input-bound)", "bold yellow"
+            parts.append((text, style))
+        return [*parts, f"other {rest:.0%}"] if rest >= WORTH_NAMING else parts
 
     def _memory_parts(self, trainer: RunControl) -> list[Part]:
         """Return what is allocated, and how it grows: from the least at the beginning to the least now."""

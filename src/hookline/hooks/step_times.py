@@ -30,8 +30,6 @@ class Interval:
     backwards: int = 0
     optimizer: float = 0.0
     optimizer_steps: int = 0
-    measured: float = 0.0  # from the start to the end of the batches whose parts are measured
-    measured_batches: int = 0
 
     @property
     def batches_per_step(self) -> float:
@@ -45,9 +43,10 @@ class Report:
 
     step: int
     values: dict[str, float]
-    """``step_seconds``, ``steps_per_s``, ``samples_per_s``, ``tokens_per_s``, and the parts of a step in seconds."""
-    measured: float
-    """The seconds of the steps whose parts were measured, which are all of them unless the owner is on a schedule."""
+    """``step_seconds``, ``steps_per_s``, ``samples_per_s``, ``tokens_per_s`` if there are tokens, and the parts of a
+    step in seconds."""
+    steps: int
+    """How many steps the interval has."""
 
 
 class StepTimes:
@@ -74,7 +73,6 @@ class StepTimes:
         self._last_step = self._tokens = -1  # the last step that ended, and the tokens by then
         self._batch_started = self._optimizer_started = 0.0  # 0 outside of these parts of a step
         self._optimized_in = -1  # the last step with an optimizer step
-        self._measured_from = 0.0  # the start of a measured batch, or its end before its step has ended; 0 outside
 
     # ---- the parts of a step -----------------------------------------------------------------------------------------
 
@@ -94,8 +92,7 @@ class StepTimes:
             interval.waits += 1
         interval.batches_started += 1
         interval.samples += count_samples(batch)
-        self._batch_started = self._measured_from = now
-        interval.measured_batches += 1
+        self._batch_started = now
         return report
 
     def end_backward(self) -> None:
@@ -123,9 +120,6 @@ class StepTimes:
         self._ended, self._ended_in = now, step
         if self._interval is not None:
             self._interval.batches += 1
-            if self._measured_from:
-                self._interval.measured += now - self._measured_from
-                self._measured_from = now
         return now
 
     def end_step(self, step: int, trainer: RunControl) -> None:
@@ -133,9 +127,6 @@ class StepTimes:
         self._ended, self._last_step, self._tokens = perf_counter(), step, trainer.rank_tokens
         if self._interval is not None:
             self._interval.steps += 1
-            if self._measured_from:
-                self._interval.measured += self._ended - self._measured_from
-        self._measured_from = 0.0
 
     # ---- what does not count -----------------------------------------------------------------------------------------
 
@@ -172,8 +163,9 @@ class StepTimes:
             "step_seconds": seconds / steps,
             "steps_per_s": steps / seconds,
             "samples_per_s": samples / seconds,
-            "tokens_per_s": (tokens - interval.tokens) / seconds,
         }
+        if tokens > interval.tokens:
+            values["tokens_per_s"] = (tokens - interval.tokens) / seconds
         if interval.waits:  # the wait for the run's first batch is not known
             wait = interval.waited / interval.waits * per_step
             values |= {"data_wait_seconds": wait, "data_wait_share": min(wait / values["step_seconds"], 1.0)}
@@ -183,8 +175,7 @@ class StepTimes:
             values["optimizer_seconds"] = interval.optimizer / interval.optimizer_steps
         # Scaled up from samples, so that a later estimate may be lower than an earlier one.
         values["hooks_seconds"] = max(hooks - interval.hooks, 0.0) / steps
-        measured = interval.measured / max(interval.measured_batches, 1) * per_step
-        return Report(step, values, measured + values.get("data_wait_seconds", 0.0))
+        return Report(step, values, steps)
 
 
 def _hook_seconds(trainer: RunControl) -> float:

@@ -39,7 +39,8 @@ class ThroughputMonitor(TrainingHook):
     per step if a due batch is in the middle of one.
 
     Args:
-        log_every_n_steps: The same as `every`; how often to report; the remaining steps are reported at the end.
+        log_every_n_steps: The same as `every`; how often to report. What remains at the end is reported if it is at
+            least half as many steps or the whole run: the mean of fewer would look like a change of speed.
         flops_per_token: Floating-point operations of forward and backward, for ``throughput/tflops``.
         flops_per_sample: The same per sample.
         peak_flops: What the device can do per second, for the share that is used, ``throughput/mfu``.
@@ -67,7 +68,7 @@ class ThroughputMonitor(TrainingHook):
         self.flops_per_sample = _checks.optional(_checks.number, flops_per_sample, "flops_per_sample", at_least=0)
         self.peak_flops = _checks.optional(_checks.number, peak_flops, "peak_flops", at_least=1)
         self._times = StepTimes(self.log_every_n_steps)
-        self._has_utilization = True
+        self._has_utilization, self._has_reported = True, False
 
     # ---- measuring ---------------------------------------------------------------------------------------------------
 
@@ -111,19 +112,21 @@ class ThroughputMonitor(TrainingHook):
         self._times.exclude()
 
     def on_train_end(self, trainer: RunControl) -> None:
-        """Record the steps since the last report."""
-        if (report := self._times.finish(trainer)) is not None:
+        """Record the steps since the last report, unless they are too few to say something."""
+        report = self._times.finish(trainer)
+        if report is not None and (2 * report.steps >= self.log_every_n_steps or not self._has_reported):
             self._record(trainer, report)
 
     def close(self) -> None:
         """Start over with the next run."""
         self._times.close()
+        self._has_reported = False
 
     # ---- recording ---------------------------------------------------------------------------------------------------
 
     def _record(self, trainer: RunControl, report: Report) -> None:
-        values = report.values
-        flops = (self.flops_per_token or 0) * values["tokens_per_s"]
+        values, self._has_reported = report.values, True
+        flops = (self.flops_per_token or 0) * values.get("tokens_per_s", 0.0)
         flops += (self.flops_per_sample or 0) * values["samples_per_s"]
         if flops:
             values["tflops"] = flops / 1e12

@@ -17,9 +17,9 @@ from weakref import WeakSet
 import torch
 
 from hookline import __version__, _device
-from hookline._console import is_terminal, logger, print_line
+from hookline._console import logger, print_line
 from hookline._fs import relative_to_here
-from hookline._terminal import can_redraw, is_notebook
+from hookline._terminal import can_redraw
 from hookline.checkpoints.store import set_aside_later
 from hookline.core.entry import Entry
 from hookline.core.failures import Incident, hook_notes
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
+_PLAIN_LINES_EVERY = "30 s"  # where nothing can be redrawn: often enough for a log file, and not too long a file
 _ALL_ALIKE = (
     "all ranks need the same; what is to differ, such as a path, is made in the hook from trainer.ranks.rank, and a "
     "hook that is to run on some of them has ranks="
@@ -264,25 +265,19 @@ def _compared(trainer: Trainer) -> dict[str, Any]:
 
 
 def _add_console(trainer: Trainer) -> Callable[[], None]:
-    """Register a `console_log` hook for this run, unless the user has one or the output is not a terminal or notebook.
+    """Register a `console_log` hook for this run, unless the user has one.
 
     Returns:
         A function that removes it.
     """
-    # Rank 0 decides for all, because its output counts and the ranks must have the same hooks.
-    if not trainer.options.console or not trainer.ranks.first(_at_terminal):
-        return lambda: None
     names = [*trainer.hooks, *(getattr(type(hook), "name", None) for hook in trainer.hooks.hooks)]
-    if "console_log" in names:  # also under another name, or switched off
+    if not trainer.options.console or "console_log" in names:  # also under another name, or switched off
         return lambda: None
-    others = [entry for entry in trainer.hooks.entries() if entry.origin != "default"]
-    # A terminal that cannot be redrawn gets lines, at a pace that does not flood it.
-    every = None if can_redraw(sys.stdout) else "30 s"
-    return trainer.hooks.register("console_log", origin="default", costs=bool(others), every=every).remove
-
-
-def _at_terminal() -> bool:
-    return is_terminal(sys.stdout) or is_notebook(sys.stdout)
+    # Rank 0 decides for all, because its output counts and the ranks must have the same hooks.
+    if trainer.ranks.first(lambda: can_redraw(sys.stdout)):
+        others = [entry for entry in trainer.hooks.entries() if entry.origin != "default"]
+        return trainer.hooks.register("console_log", origin="default", costs=bool(others)).remove
+    return trainer.hooks.register("console_log", origin="default", costs=False, every=_PLAIN_LINES_EVERY).remove
 
 
 def _open_hooks(trainer: Trainer) -> None:
@@ -600,7 +595,9 @@ def opening_line(trainer: Trainer) -> str:
     where = "" if trainer.record.path is None else f" → {relative_to_here(trainer.record.path)}"
     done, resumed = trainer.progress.steps_done, ""
     if trainer.event_args.resumed:
-        resumed = f", resumed at step {done}"
+        outcomes = [attempt.get("outcome") for attempt in trainer.record.run["attempts"][:-1]]
+        had_completed = " of a run that had completed" if "completed" in outcomes[-1:] else ""
+        resumed = f", resumed at step {done}{had_completed}"
         if trainer.total_steps is not None and done >= trainer.total_steps:
             assumed = " (nothing is left to train; give a larger max_steps or max_epochs to train on)"
     on = f"{trainer.device}"

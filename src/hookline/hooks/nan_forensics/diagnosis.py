@@ -205,7 +205,7 @@ def name_batch_tensors(batch: Any) -> dict[str, torch.Tensor]:
 
 
 def _module(name: str) -> str:
-    return name or "the model itself"
+    return f"module {name!r}" if name else "the model itself"
 
 
 def _shortened(names: Sequence[str]) -> str:
