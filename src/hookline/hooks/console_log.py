@@ -73,7 +73,8 @@ class ConsoleLogHook(TrainingHook):
         self.schedule = Schedule.parse(every=period(self, every) or f"{log_every_n_batches} batches")
         self._stream = stream
         self._is_due = False  # at this batch
-        self._started, self._first_step, self._printed_step = perf_counter(), 0, -1
+        self._started, self._first_step = perf_counter(), 0
+        self._step = self._printed_step = 0  # the last one that ended, and that a line was about
         self._view: LiveView | None = None
         self._sink: Any = None  # the view's connection with the record
         self._times = StepTimes()
@@ -85,7 +86,8 @@ class ConsoleLogHook(TrainingHook):
     def on_train_start(self, trainer: RunControl, step: int) -> None:
         """Start the clock, and open the live view where there can be one."""
         self.close()
-        self._started, self._first_step, self._printed_step = perf_counter(), step, -1
+        self._started = perf_counter()
+        self._first_step = self._step = self._printed_step = step
         self._times.seconds = REPORT_SECONDS if can_redraw(self._out) else 0.0  # or since the last line
         if not can_redraw(self._out):
             return
@@ -102,8 +104,8 @@ class ConsoleLogHook(TrainingHook):
         """Replace the live view by a summary, or print a last progress line; then print the table of costs."""
         if self._view is not None:
             self._view.close(trainer, perf_counter(), state["latest_loss"], state["avg_loss"])
-        elif trainer.step > max(self._first_step, self._printed_step):
-            self._print_progress(trainer, trainer.step, perf_counter(), state["latest_loss"], state["avg_loss"])
+        elif self._step > self._printed_step:
+            self._print_progress(trainer, self._step, perf_counter(), state["latest_loss"], state["avg_loss"])
         self.close()
         if self.costs and (rows := trainer.hooks.costs()):
             print_costs(rows, perf_counter() - self._started, self._out)
@@ -152,6 +154,7 @@ class ConsoleLogHook(TrainingHook):
     def on_step_end(self, trainer: RunControl, step: int) -> None:
         """Count a step."""
         self._times.end_step(step, trainer)
+        self._step = step
         if self._view is not None:
             self._view.end_step(step)
 
