@@ -8,7 +8,10 @@ import subprocess
 import sys
 import tracemalloc
 import warnings
+from base64 import b64encode
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -18,7 +21,7 @@ from torch.utils.data import DataLoader
 
 import hookline
 from hookline.errors import RecordError
-from hookline.record import Record, read_metrics
+from hookline.record import Record, read_layers, read_metrics
 from hookline.record.alerts import find_alerts
 from hookline.record.curves import MOST_RANGES, Curve, Point
 from hookline.record.summary import MOST_EVENTS, RunSummary
@@ -183,13 +186,57 @@ def test_a_run_that_continues_reads_nothing_of_later_steps(tmp_path: Path) -> No
     assert summary.layers["gradients"].steps.tolist() == [*range(1, 21)]
 
 
-def test_of_many_attempts_each_counts_up_to_where_a_later_one_began(tmp_path: Path) -> None:
+@pytest.mark.parametrize("resumed_at", [[8, 3], [3, 8], [3, 3], [0, 8]])
+def test_of_several_attempts_each_counts_up_to_where_a_later_one_began(tmp_path: Path, resumed_at: list[int]) -> None:
+    """Also if one after the next began earlier than the next; all readers agree."""
     path = close(record_of(tmp_path))
-    lines = [f'{{"step":{step},"resumed":true}}\n{{"step":{step + 2},"x":{step}}}\n' for step in range(5000)]
-    (path / "metrics.jsonl").write_text("".join(lines))
-    curve = RunSummary.read(path).curves["x"]
-    assert curve.points == 1
-    assert curve.last == Point(5001, 4999.0)
+    expected: dict[int, float] = {}
+    rows = [{"step": step, "x": float(step)} for step in range(1, 11)]
+    expected |= {row["step"]: row["x"] for row in rows}  # type: ignore[index]
+    for attempt, begin in enumerate(resumed_at, start=1):
+        rows += [{"step": begin, "resumed": True}, {"step": begin + 2, "x": 100.0 * attempt}]
+        expected = {step: x for step, x in expected.items() if step <= begin} | {begin + 2: 100.0 * attempt}
+    layers = [{"series": 0, "name": "s", "names": ["a"], "columns": ["c"]}]
+    for row in rows:
+        data = b64encode(np.float32(row.get("x", 0)).tobytes()).decode()
+        layers.append({"resumed": row["step"]} if "resumed" in row else {"series": 0, "step": row["step"], "data": data})
+    for name, lines in (("metrics.jsonl", rows), ("layers.jsonl", layers)):
+        (path / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    summary = RunSummary.read(path)
+    curve, table, series = summary.curves["x"], summary.layers["s"], read_layers(path)["s"]
+    assert dict(zip(curve.steps.tolist(), curve.mean.tolist(), strict=True)) == expected
+    assert dict(zip(table.steps.tolist(), table.values[:, 0, 0].tolist(), strict=True)) == expected
+    assert dict(zip(series.steps, series.of("a", "c").tolist(), strict=True)) == expected
+    assert {row["step"]: row["x"] for row in read_metrics(path)} == expected
+
+
+@pytest.mark.parametrize("read", [RunSummary.read, read_metrics, read_layers])
+def test_the_work_of_reading_a_run_that_was_resumed_often_is_linear(tmp_path: Path, read: Callable[..., Any]) -> None:
+    """Twice as many lines and attempts take about twice as many instructions of the interpreter, not four times."""
+    path, header = close(record_of(tmp_path)), '{"series":0,"name":"s","names":["a"],"columns":["c"]}\n'
+
+    def instructions(size: int) -> int:
+        count, before = 0, sys.gettrace()
+
+        def trace(frame: FrameType, event: str, _: Any) -> Any:
+            nonlocal count
+            frame.f_trace_opcodes = True
+            count += event == "opcode"
+            return trace
+
+        rows = "".join(f'{{"step":{step},"x":1}}\n' for step in range(size))
+        (path / "metrics.jsonl").write_text(rows + f'{{"step":{size},"resumed":true}}\n' * size)
+        steps = "".join(f'{{"series":0,"step":{step},"data":"AAAAAA=="}}\n' for step in range(size))
+        (path / "layers.jsonl").write_text(header + steps + f'{{"resumed":{size}}}\n' * size)
+        sys.settrace(trace)
+        try:
+            read(path)
+        finally:
+            sys.settrace(before)
+        return count
+
+    read(path)
+    assert instructions(400) - instructions(200) < 3 * (instructions(200) - instructions(100))
 
 
 def test_no_metric_can_be_named_like_the_mark_of_a_resumed_run() -> None:
@@ -377,6 +424,24 @@ def test_a_line_that_a_live_run_is_writing_is_not_incomplete(tmp_path: Path, fil
     with (record.path / file).open("a") as stream:
         stream.write('{"step": 2, "tra')
     assert RunSummary.read(record.path).incomplete == [file]
+
+
+def test_a_line_that_another_rank_is_writing_is_not_incomplete(tmp_path: Path) -> None:
+    """The lock of the run is in its directory, not in that of the rank."""
+    record = record_of(tmp_path)
+    assert record.path is not None
+    (record.path / "ranks" / "1").mkdir(parents=True)
+    file = record.path / "ranks" / "1" / "events.jsonl"
+    file.write_text('{"time":1,"kind":"x","step":1,"rank":1}\n{"time":2,"ki')
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert [event["kind"] for event in hookline.load_run(record.path).events] == ["x"]
+        assert RunSummary.read(record.path).incomplete == []
+    close(record)
+    with pytest.warns(RuntimeWarning, match=r"ranks/1/events\.jsonl: a line was torn") as caught:
+        hookline.load_run(record.path)
+    assert [one.filename for one in caught] == [__file__]
+    assert RunSummary.read(record.path).incomplete == ["ranks/1/events.jsonl"]
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,9 @@ from hookline.cli.find_run import run_labels
 from hookline.cli.formatting import check_output, cut, open_console, paragraph, print_json
 from hookline.errors import HooklineError, nearest
 from hookline.record.curves import Curve
+from hookline.record.rows import read_rows
 from hookline.record.runs import RunFiles
-from hookline.record.summary import RunSummary, read_rows
+from hookline.record.summary import RunSummary
 
 DEFAULT = ("train/loss", "val/loss")
 FORMATS = (".svg", ".png")

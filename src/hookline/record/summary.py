@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 from hookline._console import logger
 from hookline.errors import RecordError
 from hookline.record.curves import Curve
-from hookline.record.json_lines import NOT_METRICS, as_number, is_step, parse_lines, read_bytes, read_jsonl, read_lines
+from hookline.record.json_lines import NOT_METRICS, as_number, read_bytes
 from hookline.record.media_reader import Image, MediaRow, read_newest_media
-from hookline.record.packing import HEADER_FIELDS, Floats, SeriesHeader, read_header, unpack
+from hookline.record.packing import Floats, SeriesHeader
+from hookline.record.rows import read_event_rows, read_layer_rows, read_rows
 from hookline.record.runs import RunFiles
 
 if TYPE_CHECKING:
@@ -251,52 +252,12 @@ class RunSummary:
         for rows in read_rows(path / "metrics.jsonl", summary.incomplete, until):
             summary.write_metrics(rows)
         if (path / "layers.jsonl").exists():
-            headers: dict[Any, SeriesHeader] = {}
-            for rows in read_rows(path / "layers.jsonl", summary.incomplete, until):
-                summary._read_layers(rows, headers)
+            for step, header, values in read_layer_rows(path / "layers.jsonl", summary.incomplete, until):
+                summary._add_layers(step, header, values)
         if media:
             summary.media = _with_room(read_newest_media(path, MOST_MEDIA))
-        events, is_incomplete = read_jsonl(path / "events.jsonl")
-        for one in (path / "ranks").glob("*/events.jsonl"):
-            events += read_jsonl(one)[0]
-        summary.incomplete += ["events.jsonl"] * is_incomplete
-        summary.write_events(sorted(events, key=_time_of))
+        summary.write_events(read_event_rows(path, summary.incomplete))
         return summary
-
-    def _read_layers(self, rows: Sequence[dict[str, Any]], headers: dict[Any, SeriesHeader]) -> None:
-        for row in rows:
-            if type(row.get("series")) is not int:  # not a line of ours
-                continue
-            if row.keys() >= HEADER_FIELDS:
-                if (header := read_header(row)) is not None:
-                    headers[row["series"]] = header
-            elif is_step(row.get("step")) and row["series"] in headers:
-                header = headers[row["series"]]
-                values = unpack(row, int(np.prod(header.shape)))
-                if values is not None:  # otherwise the line is damaged
-                    self._add_layers(row["step"], header, values.reshape(header.shape))
-
-
-def read_rows(path: Path, incomplete: list[str], until: int | None = None) -> Iterator[list[dict[str, Any]]]:
-    """Yield the rows of metrics.jsonl or layers.jsonl in batches, without those that a resumed run has discarded.
-
-    Args:
-        path: The file.
-        incomplete: Receives the file's name if a line in it is incomplete.
-        until: The last step to yield rows of.
-
-    Raises:
-        RecordError: If the file cannot be read.
-    """
-    attempts = list(_attempts(read_lines(path)))
-    for attempt, limit in zip(attempts, _last_steps(attempts, until), strict=True):
-        lines = [line for line in attempt[0].split(b"\n") if line]
-        count = 0
-        for batch in parse_lines(lines):
-            count += len(batch)
-            yield batch if limit is None else [row for row in batch if not _is_after(row.get("step"), limit)]
-        if count < len(lines) and path.name not in incomplete:
-            incomplete.append(path.name)
 
 
 def _columns(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, list[Any]]]:
@@ -317,38 +278,6 @@ def _columns(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, list[Any]]]:
             alike.setdefault(tuple(row), []).append(row)
     for fields, group in alike.items():
         yield {name: [row[name] for row in group] for name in fields}
-
-
-def _attempts(content: bytes) -> Iterator[tuple[bytes, int | None]]:
-    """Split a file where the run was resumed; yield each part and the step that it begins after, None for the first."""
-    begin, resumed_at, found = 0, None, content.find(b'"resumed":')
-    while found >= 0:
-        line_begin, line_end = content.rfind(b"\n", 0, found) + 1, content.find(b"\n", found)
-        line_end = len(content) if line_end < 0 else line_end
-        for marker in [one for batch in parse_lines([content[line_begin:line_end]]) for one in batch]:
-            step = marker.get("step", marker.get("resumed"))
-            if "resumed" in marker and type(step) is int:
-                yield content[begin:line_begin], resumed_at
-                begin, resumed_at = line_begin, step
-        found = content.find(b'"resumed":', line_end)
-    yield content[begin:], resumed_at
-
-
-def _last_steps(attempts: Sequence[tuple[bytes, int | None]], until: int | None) -> list[int | None]:
-    """Return the last step that counts of each attempt: the first one that a later attempt began after."""
-    limits, limit = [], until
-    for _, resumed_at in reversed(attempts):
-        limits.append(limit)
-        limit = min((one for one in (limit, resumed_at) if one is not None), default=None)
-    return limits[::-1]
-
-
-def _is_after(step: Any, limit: int) -> bool:
-    return type(step) is int and step > limit
-
-
-def _time_of(event: dict[str, Any]) -> float:
-    return as_number(event.get("time")) or 0.0
 
 
 def _with_room(newest_first: Iterable[MediaRow]) -> list[MediaRow]:
