@@ -123,6 +123,16 @@ def test_a_curve_takes_as_little_memory_as_its_summary_says() -> None:
     assert most / len(curves) < 60_000  # 45 kB, and the integers that metrics of one row share
 
 
+def test_values_that_only_numpy_takes_for_numbers_are_left_out() -> None:
+    """Null is not NaN, which would be an alert, and a text is not a number."""
+    curve = Curve()
+    curve.extend([1, 2, 3, 4], [1.0, None, "12", "NaN"])
+    assert (curve.steps.tolist(), curve.points, curve.non_finite) == ([1, 4], 2, (4, 1))
+    curve = Curve()
+    curve.extend([1, 2], [None, None])
+    assert curve.points == 0
+
+
 def test_what_is_not_a_number_is_left_out() -> None:
     curve = Curve()
     curve.extend([1, 2, 3, 4], [1.0, "text", {"a": 1}, None])
@@ -176,6 +186,14 @@ def test_what_a_resumed_run_discarded_is_not_in_the_summary(tmp_path: Path) -> N
     assert summary.layers["gradients"].values[:, 0, 0].tolist() == [*range(1, 21), *range(-21, -26, -1)]
 
 
+def test_later_lines_of_a_step_win_also_if_they_have_other_fields(tmp_path: Path) -> None:
+    path = close(record_of(tmp_path))
+    rows = [{"step": 0, "x": 0.0, "y": 1.0}, {"step": 5, "x": 1.0}, {"step": 5, "x": 2.0, "y": 1.0}]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert RunSummary.read(path).curves["x"].last == Point(5, 2.0)
+    assert hookline.load_run(path).metrics["x"] == [0.0, 2.0]
+
+
 def test_a_run_that_continues_reads_nothing_of_later_steps(tmp_path: Path) -> None:
     record = record_of(tmp_path)
     for step in range(1, 31):
@@ -199,7 +217,9 @@ def test_of_several_attempts_each_counts_up_to_where_a_later_one_began(tmp_path:
     layers = [{"series": 0, "name": "s", "names": ["a"], "columns": ["c"]}]
     for row in rows:
         data = b64encode(np.float32(row.get("x", 0)).tobytes()).decode()
-        layers.append({"resumed": row["step"]} if "resumed" in row else {"series": 0, "step": row["step"], "data": data})
+        layers.append(
+            {"resumed": row["step"]} if "resumed" in row else {"series": 0, "step": row["step"], "data": data}
+        )
     for name, lines in (("metrics.jsonl", rows), ("layers.jsonl", layers)):
         (path / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
     summary = RunSummary.read(path)

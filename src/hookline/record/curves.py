@@ -117,15 +117,11 @@ class Curve:
         """Move the values that have arrived since the last call into the ranges."""
         if not self._pending_steps:
             return
-        steps, values = _as_numbers(self._pending_steps, self._pending_values)
+        steps, values = as_arrays(self._pending_steps, self._pending_values)
         self._pending_steps, self._pending_values = [], []
         if not steps.size:
             return
-        if (steps[1:] <= steps[:-1]).any():  # sort, and keep the last value of each step
-            order = np.argsort(steps, kind="stable")
-            steps, values = steps[order], values[order]
-            is_latest = np.append(steps[1:] != steps[:-1], True)
-            steps, values = steps[is_latest], values[is_latest]
+        steps, values = sort_by_step(steps, values)
         finite = np.isfinite(values)
         self._points += steps.size
         if self._last is None or steps[-1] >= self._last.step:
@@ -182,15 +178,24 @@ class Curve:
                 self._greatest = Point(int(steps[high]), float(values[high]))
 
 
-def _as_numbers(steps: list[int], values: list[Any]) -> tuple[Steps, Values]:
+def sort_by_step(steps: Steps, values: Values) -> tuple[Steps, Values]:
+    """Return values in the order of their steps, and of each step the last one."""
+    if not (steps[1:] <= steps[:-1]).any():
+        return steps, values
+    order = np.argsort(steps, kind="stable")
+    steps, values = steps[order], values[order]
+    is_latest = np.append(steps[1:] != steps[:-1], True)
+    return steps[is_latest], values[is_latest]
+
+
+def as_arrays(steps: Sequence[int], values: Sequence[Any]) -> tuple[Steps, Values]:
     """Return arrays without the values that are not numbers, which only a damaged or foreign record has."""
-    try:
-        numbers = np.array(steps, np.int64), np.array(values, np.float64)
-    except (ValueError, TypeError, OverflowError):
-        pass
-    else:
-        if numbers[1].ndim == 1 and min(steps) >= -FARTHEST_STEP and max(steps) <= FARTHEST_STEP:
-            return numbers
+    # NumPy would also convert texts such as "12", and None to NaN.
+    if set(map(type, values)) <= {int, float} and min(steps) >= -FARTHEST_STEP and max(steps) <= FARTHEST_STEP:
+        try:
+            return np.array(steps, np.int64), np.array(values, np.float64)
+        except OverflowError:  # an integer that no float holds
+            pass
     found = zip(steps, map(as_number, values), strict=True)
     kept = [(step, number) for step, number in found if number is not None and is_step(step)]
     return np.array([step for step, _ in kept], np.int64), np.array([value for _, value in kept], np.float64)

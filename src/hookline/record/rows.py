@@ -33,6 +33,31 @@ def read_rows(path: Path, incomplete: list[str], until: int | None = None) -> It
             incomplete.append(path.name)
 
 
+def columns_of_rows(rows: Sequence[dict[str, Any]]) -> dict[str, tuple[list[int], list[Any]]]:
+    """Return the steps and the values of each field in the order of the rows; rows without a step are not ours."""
+    names = tuple(rows[0]) if rows else ()
+    if set(map(len, rows)) == {len(names)}:
+        try:
+            columns = {name: [row[name] for row in rows] for name in names}
+        except KeyError:
+            pass
+        else:  # all rows have the same fields, as most do
+            steps = columns.get("step", [])
+            if set(map(type, steps)) == {int}:
+                return {name: (steps, values) for name, values in columns.items()}
+    found: dict[str, tuple[list[int], list[Any]]] = {}
+    for row in rows:
+        step = row.get("step")
+        if type(step) is int:
+            for name, value in row.items():
+                if name not in found:
+                    found[name] = [], []
+                own_steps, own_values = found[name]
+                own_steps.append(step)
+                own_values.append(value)
+    return found
+
+
 def read_layer_rows(
     path: Path, incomplete: list[str], until: int | None = None
 ) -> Iterator[tuple[int, SeriesHeader, Floats]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from hookline.record.curves import Curve
 from hookline.record.json_lines import NOT_METRICS, as_number, read_bytes
 from hookline.record.media_reader import Image, MediaRow, read_newest_media
 from hookline.record.packing import Floats, SeriesHeader
-from hookline.record.rows import read_event_rows, read_layer_rows, read_rows
+from hookline.record.rows import columns_of_rows, read_event_rows, read_layer_rows, read_rows
 from hookline.record.runs import RunFiles
 
 if TYPE_CHECKING:
@@ -128,16 +128,14 @@ class RunSummary:
 
     def write_metrics(self, rows: Iterable[dict[str, Any]], /) -> None:
         """Add rows of metrics.jsonl."""
-        for columns in _columns([*rows]):
-            steps = columns["step"]
-            for name, values in columns.items():
-                if name == "time":
-                    self.times.extend(steps, values)
-                elif name not in NOT_METRICS:
-                    curve = self.curves.get(name)
-                    if curve is None:
-                        curve = self.curves[name] = Curve()
-                    curve.extend(steps, values)
+        for name, (steps, values) in columns_of_rows([*rows]).items():
+            if name == "time":
+                self.times.extend(steps, values)
+            elif name not in NOT_METRICS:
+                curve = self.curves.get(name)
+                if curve is None:
+                    curve = self.curves[name] = Curve()
+                curve.extend(steps, values)
 
     def write_layers(self, rows: Iterable[LayerRow], /) -> None:
         """Add steps of statistics per layer."""
@@ -258,26 +256,6 @@ class RunSummary:
             summary.media = _with_room(read_newest_media(path, MOST_MEDIA))
         summary.write_events(read_event_rows(path, summary.incomplete))
         return summary
-
-
-def _columns(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, list[Any]]]:
-    """Yield the columns of rows that have the same fields; rows without a step are not ours."""
-    names = tuple(rows[0]) if rows else ()
-    if set(map(len, rows)) == {len(names)}:
-        try:
-            columns = {name: [row[name] for row in rows] for name in names}
-        except KeyError:
-            pass
-        else:  # all rows have the same fields, as most do
-            if set(map(type, columns.get("step", ()))) == {int}:
-                yield columns
-                return
-    alike: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    for row in rows:
-        if type(row.get("step")) is int:
-            alike.setdefault(tuple(row), []).append(row)
-    for fields, group in alike.items():
-        yield {name: [row[name] for row in group] for name in fields}
 
 
 def _with_room(newest_first: Iterable[MediaRow]) -> list[MediaRow]:
