@@ -120,7 +120,7 @@ def test_a_curve_takes_as_little_memory_as_its_summary_says() -> None:
             most = max(most, tracemalloc.get_traced_memory()[0])
     finally:
         tracemalloc.stop()
-    assert most / len(curves) < 60_000  # 45 kB, and the integers that metrics of one row share
+    assert most / len(curves) < 60_000  # 52 kB, and the integers that metrics of one row share
 
 
 def test_values_that_only_numpy_takes_for_numbers_are_left_out() -> None:
@@ -339,6 +339,18 @@ def test_layers_that_change_at_every_step_take_bounded_memory() -> None:
     assert table.steps.tolist() == [*range(1, 101)]
 
 
+def test_histograms_are_those_of_the_latest_step() -> None:
+    """A layer that was measured once, early, does not hide the one that was measured until the end."""
+    summary, record = RunSummary(), Record.in_memory()
+    record.add_sink(summary)
+    for step in range(1, 300):
+        name = "b" if step == 3 else "a"
+        record.log_layers("gradients", step, (name,), ("top_octave",), torch.zeros(1, 1))
+        record.log_layers("gradient_histograms", step, (name,), ("count",), torch.ones(1, 1, 68))
+    record.flush(wait=True)
+    assert summary.histograms["gradient_histograms"].names == ("a",)
+
+
 def test_histograms_count_the_values_of_a_monitored_model(tmp_path: Path) -> None:
     """Every value of an activation is in one bin, between edges that enclose it."""
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
@@ -368,6 +380,27 @@ def test_events_are_bounded_and_all_are_counted() -> None:
     assert summary.events[0]["step"] == 0
     assert summary.events[-1]["step"] == 10 * MOST_EVENTS - 1
     assert summary.event_counts["x"] == 10 * MOST_EVENTS
+
+
+def test_a_frequent_kind_of_events_displaces_no_other() -> None:
+    """The exception and the newest of the best checkpoints are there, in their order."""
+    summary = RunSummary()
+    frequent = [{"kind": "lr_changed", "step": step, "time": 0.0} for step in range(3 * MOST_EVENTS)]
+    summary.write_events(frequent)
+    summary.write_events({"kind": "best_checkpoint", "step": step, "path": f"c{step}"} for step in (1, 2))
+    summary.write_events([{"kind": "exception", "step": 3, "error": "out of memory"}])
+    summary.write_events(frequent)
+    rare = [event for event in summary.events if event["kind"] != "lr_changed"]
+    assert [event["step"] for event in rare] == [1, 2, 3]
+    assert summary.events[0] is frequent[0] and summary.events[-1] is frequent[-1]
+    assert [alert.text for alert in find_alerts(summary)] == ["the run failed: out of memory"]
+
+
+def test_events_of_ever_other_kinds_take_bounded_memory() -> None:
+    summary = RunSummary()
+    summary.write_events({"kind": f"kind {index}", "step": index} for index in range(10_000))
+    assert len(summary.events) <= 3 * MOST_EVENTS
+    assert summary.events[-1]["step"] == 9999
 
 
 def test_the_newest_tables_and_images_are_kept(tmp_path: Path) -> None:
@@ -540,6 +573,39 @@ def test_a_loss_that_spikes_once_is_an_alert_at_its_step() -> None:
     assert alerts_of(**{"train/loss": loss}) == [("spike", "warning", 222)]
 
 
+def test_a_spike_of_a_long_run_is_an_alert_at_its_step() -> None:
+    """Also where a range of many steps is one point of the curve."""
+    loss = [2.0 + 0.01 * math.sin(step) for step in range(20_000)]
+    loss[10_010] = 9.0
+    assert alerts_of(**{"train/loss": loss}) == [("spike", "warning", 10_010)]
+
+
+@pytest.mark.parametrize("name", ["loss_spike", "other"])
+def test_spikes_are_not_looked_for_where_a_hook_did(name: str) -> None:
+    summary = RunSummary({"hooks": [{"name": name}]})
+    loss = [2.0 + 0.01 * math.sin(step) for step in range(400)]
+    loss[222] = 9.0
+    summary.write_metrics([{"step": step, "train/loss": value} for step, value in enumerate(loss)])
+    assert [alert.kind for alert in find_alerts(summary)] == ([] if name == "loss_spike" else ["spike"])
+
+
+def test_values_near_the_largest_float_print_no_warning() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        values = [1e308, -1e308, 1.7e308, 0.0, 5e-324, "NaN", "Infinity"]
+        alerts_of(**{"train/loss": [values[index % 7] for index in range(500)]})
+        alerts_of(**{"train/loss": [values[index % 7] for index in range(5000)]})
+
+
+def test_events_that_say_the_same_are_counted_however_many_there_are() -> None:
+    summary = RunSummary()
+    summary.write_events({"kind": "step_skipped", "step": step, "reason": "inf"} for step in range(10 * MOST_EVENTS))
+    assert [alert.text for alert in find_alerts(summary)] == ["an optimizer step was skipped: inf (10,000 times)"]
+    summary.write_events({"kind": "stall", "step": step, "seconds": float(step)} for step in range(3 * MOST_EVENTS))
+    (more,) = [alert.text for alert in find_alerts(summary) if "more" in alert.text]
+    assert more == "2,995 more stall events"
+
+
 def test_a_metric_that_is_not_finite_is_an_alert() -> None:
     assert alerts_of(**{"val/loss": [1.0, "NaN", 2.0]}) == [("non_finite", "error", 1)]
 
@@ -560,6 +626,20 @@ def test_layers_with_nan_and_dead_units_are_alerts_with_their_places() -> None:
     )
     assert (dead.kind, dead.place["name"]) == ("dead_units", "b")
     assert "88%" in dead.text
+
+
+def test_nan_is_an_alert_at_the_step_and_in_the_layer_where_it_began_also_in_a_long_run() -> None:
+    summary, record = RunSummary(), Record.in_memory()
+    record.add_sink(summary)
+    names = tuple(f"l{index}" for index in range(8))
+    for step in range(1, 1001):
+        nans = torch.full((8, 1), float(step > 902))
+        nans[5] = step >= 902
+        record.log_layers("activations", step, names, ("nans",), nans)
+    record.flush(wait=True)
+    (alert,) = find_alerts(summary)
+    assert (alert.step, alert.text) == (902, "activations: NaN in l5 and later in 7 more")
+    assert alert.place == {"series": "activations", "name": "l5", "column": "nans"}
 
 
 def test_events_of_a_foreign_record_are_alerts_without_their_fields() -> None:

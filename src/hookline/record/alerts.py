@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -81,27 +82,31 @@ def _from_outcome(summary: RunSummary) -> Iterator[Alert]:
 
 def _from_events(summary: RunSummary) -> Iterator[Alert]:
     """Yield an alert for the events that mean trouble: one for all that say the same, and of many others the first."""
-    alike: dict[tuple[str, str], list[Alert]] = {}
-    for event in summary.events:
+    alike: dict[tuple[str, str], Alert] = {}
+    times: Counter[tuple[str, str]] = Counter()
+    more = Counter(summary.event_counts)  # those that are not listed below
+    for event, count in summary.distinct_events:
         kind = str(event.get("kind"))
+        more[kind] -= count
         if kind not in _EVENTS or (kind == "gradient_flow" and not event.get("parameters")):
             continue
         severity, template = _EVENTS[kind]
         source = _source(event)
         text = f"{source}: {_filled(template, event)}" if source else _filled(template, event)
         step = event["step"] if type(event.get("step")) is int else None
-        alike.setdefault((kind, text), []).append(Alert(kind, severity, step, text, _place(event)))
-    listed: dict[tuple[str, str], int] = {}
+        alike.setdefault((kind, text), Alert(kind, severity, step, text, _place(event)))
+        times[kind, text] += count
+    listed: Counter[tuple[str, str]] = Counter()
     for (kind, text), found in alike.items():
-        place = (kind, str(found[0].place))
-        listed[place] = listed.get(place, 0) + 1
-        if listed[place] <= _MOST_PER_KIND:
-            times = f" ({len(found):,} times)" if len(found) > 1 else ""
-            yield replace(found[0], text=f"{text}{times}")
-    for (kind, _), count in listed.items():
-        if count > _MOST_PER_KIND:
-            more = count - _MOST_PER_KIND
-            yield Alert(kind, _EVENTS[kind][0], None, f"{more:,} more {kind.replace('_', ' ')} events")
+        count, place = times[kind, text], (kind, str(found.place))
+        listed[place] += 1
+        if listed[place] > _MOST_PER_KIND:
+            more[kind] += count
+        else:
+            yield replace(found, text=f"{text} ({count:,} times)") if count > 1 else found
+    for kind, (severity, _) in _EVENTS.items():
+        if more[kind] > 0:
+            yield Alert(kind, severity, None, f"{more[kind]:,} more {kind.replace('_', ' ')} events")
 
 
 def _filled(template: str, event: Mapping[str, Any]) -> str:
@@ -139,7 +144,8 @@ def _from_curves(summary: RunSummary) -> Iterator[Alert]:
             step, count = curve.non_finite
             values = "value is" if count == 1 else "values are"
             yield Alert("non_finite", "error", step, f"{name}: {count:,} {values} not finite", {"curve": name})
-    if "loss_spike" not in summary.event_counts:
+    # A hook that looked for spikes has reported those that there are.
+    if not summary.event_counts["loss_spike"] and not any(hook["name"] == "loss_spike" for hook in summary.hooks):
         yield from _spikes(summary, "train/loss")
     wait = summary.curves.get("throughput/data_wait_share")
     if wait is not None and wait.points:
@@ -155,16 +161,18 @@ def _spikes(summary: RunSummary, name: str) -> Iterator[Alert]:
     if curve is None:
         return
     known = np.isfinite(curve.mean)
-    steps, lowest, highest, mean = (one[known] for one in (curve.steps, curve.lowest, curve.highest, curve.mean))
+    steps, lowest, highest, mean = (one[known] for one in (curve.highest_at, curve.lowest, curve.highest, curve.mean))
     found = []
     for index in range(_BEFORE, len(steps)):
         before = slice(index - _BEFORE, index)
-        middle = float(np.median(mean[before]))
-        # The extremes of a wide range of steps are farther from its mean than those of a narrow one.
-        typical = float(np.median(highest[before] - lowest[before]))
-        spread = max(1.4826 * float(np.median(np.abs(mean[before] - middle))), typical, 1e-3 * abs(middle))
-        if spread and (above := (highest[index] - middle) / spread) > _SPIKE_SPREADS:
-            found.append((float(above), int(steps[index]), float(highest[index]), middle))
+        with np.errstate(over="ignore", invalid="ignore"):  # differences of values near the largest float
+            middle = float(np.median(mean[before]))
+            # The extremes of a wide range of steps are farther from its mean than those of a narrow one.
+            typical = float(np.median(highest[before] - lowest[before]))
+            spread = max(1.4826 * float(np.median(np.abs(mean[before] - middle))), typical, 1e-3 * abs(middle))
+            above = float((highest[index] - middle) / spread) if spread else 0.0
+        if above > _SPIKE_SPREADS:
+            found.append((above, int(steps[index]), float(highest[index]), middle))
     for above, step, value, middle in sorted(found, reverse=True)[:_MOST_PER_KIND]:
         text = f"{name} rose to {value:.4g}, {above:.3g} spreads above the median {middle:.4g} before it"
         yield Alert("spike", "warning", step, text, {"curve": name})
@@ -176,27 +184,23 @@ def _spikes(summary: RunSummary, name: str) -> Iterator[Alert]:
 def _from_layers(summary: RunSummary) -> Iterator[Alert]:
     for series, table in summary.layers.items():
         for column in ("nans", "infs"):
-            yield from _non_finite_layers(series, table, column)
+            yield from _non_finite_layers(series, table, column, summary.first_non_finite.get((series, column), {}))
         if {"dead_units", "units"} <= set(table.columns):
             yield from _dead_layers(series, table)
 
 
-def _non_finite_layers(series: str, table: LayerTable, column: str) -> Iterator[Alert]:
-    if column not in table.columns:
-        return
-    values = table.values[:, :, table.columns.index(column)]
-    with np.errstate(invalid="ignore"):
-        bad = values > 0
-    if bad.any():
-        layers = np.flatnonzero(bad.any(axis=0))
-        first = int(np.flatnonzero(bad.any(axis=1))[0])
+def _non_finite_layers(series: str, table: LayerTable, column: str, first_steps: Mapping[str, int]) -> Iterator[Alert]:
+    """Yield an alert if values of a layer were not finite; `first_steps` are those at which layers first had some."""
+    if first_steps:
+        step = min(first_steps.values())
         # The layer where it began, in the model's order, says more than the first one of all.
-        origin = table.names[int(np.flatnonzero(bad[first])[0])]
+        origin = next(
+            (name for name in (*table.names, *first_steps) if first_steps.get(name) == step), next(iter(first_steps))
+        )
         what = "NaN" if column == "nans" else "infinite values"
-        more = f" and later in {len(layers) - 1} more" if len(layers) > 1 else ""
+        more = f" and later in {len(first_steps) - 1} more" if len(first_steps) > 1 else ""
         text = f"{series}: {what} in {origin}{more}"
-        place = {"series": series, "name": origin, "column": column}
-        yield Alert("non_finite", "error", int(table.steps[first]), text, place)
+        yield Alert("non_finite", "error", step, text, {"series": series, "name": origin, "column": column})
 
 
 def _dead_layers(series: str, table: LayerTable) -> Iterator[Alert]:

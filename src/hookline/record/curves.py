@@ -44,7 +44,8 @@ class Curve:
         self._greatest: Point | None = None
         self._non_finite: tuple[int, int] | None = None
         self._starts: Steps = np.empty(0, np.int64)
-        self._data: Values = np.empty((4, 0))  # the lowest, the highest, the sum and the number of the finite values
+        # The lowest, the highest, the sum and the number of the finite values, and the step of the highest.
+        self._data: Values = np.empty((5, 0))
         self._pending_steps: list[int] = []
         self._pending_values: list[Any] = []
 
@@ -72,6 +73,11 @@ class Curve:
     def highest(self) -> Values:
         """The highest finite value of each range; NaN where there is none."""
         return self._row(1)
+
+    @property
+    def highest_at(self) -> Steps:
+        """The step of the highest value of each range; the first of several."""
+        return self._row(4).astype(np.int64)
 
     @property
     def mean(self) -> Values:
@@ -133,7 +139,7 @@ class Curve:
             self._select(~replaced)
         shown = np.where(finite, values, np.nan)
         self._starts = np.concatenate([self._starts, steps - steps % self.width])
-        self._data = np.hstack([self._data, [shown, shown, np.where(finite, values, 0.0), finite]])
+        self._data = np.hstack([self._data, [shown, shown, np.where(finite, values, 0.0), finite, steps]])
         if not is_new:
             self._select(np.argsort(self._starts, kind="stable"))
         if self.width == 1:
@@ -158,10 +164,16 @@ class Curve:
     def _merge_ranges(self) -> None:
         """Merge entries of the same range, which are neighbours."""
         is_first = np.append(True, self._starts[1:] != self._starts[:-1])
-        if not is_first.all():
-            begins, merge = np.flatnonzero(is_first), (np.fmin, np.fmax, np.add, np.add)
-            self._data = np.array([one.reduceat(row, begins) for one, row in zip(merge, self._data, strict=True)])
-            self._starts = self._starts[begins]
+        if is_first.all():
+            return
+        begins, merge = np.flatnonzero(is_first), (np.fmin, np.fmax, np.add, np.add)
+        with np.errstate(over="ignore", invalid="ignore"):  # sums of values near the largest float
+            merged = [one.reduceat(row, begins) for one, row in zip(merge, self._data[:4], strict=True)]
+        is_highest = self._data[1] == merged[1][np.cumsum(is_first) - 1]
+        at = np.fmin.reduceat(np.where(is_highest, self._data[4], np.inf), begins)
+        self._starts = self._starts[begins]
+        at = np.where(np.isfinite(at), at, self._starts)  # of a range without a finite value
+        self._data = np.array([*merged, at])
 
     def _note_extremes(self, steps: Steps, values: Values, finite: NDArray[np.bool_]) -> None:
         """Update the extremes and the count of values that are not finite, with values in the order of their steps."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,12 +29,15 @@ from hookline.record.runs import RunFiles
 if TYPE_CHECKING:
     from hookline.record.layers import LayerRow
 
-MOST_EVENTS = 1000  # as many of the first and as many of the last are kept
+MOST_EVENTS = 1000  # of a kind: as many of the first and as many of the last are kept
+_MOST_KINDS = 100  # of events: more than there are; those of further kinds are kept as if they were of one
 MOST_MEDIA = 8  # the newest tables and images of each name
 MOST_MEDIA_BYTES = {"image": 1 << 20, "table": 4 << 20}  # of all images, and about what all tables take in memory
 _MOST_CELLS = 150_000  # of a table of layers over a run
 _MOST_COUNTS = 400_000  # of a table of histograms
 _MOST_HEADERS = 16  # of a series: more than hooks that share one, or change, make
+_MOST_NAMES = 10_000  # of layers with values that are not finite
+_NON_FINITE_COLUMNS = ("nans", "infs")
 _LOWEST_OCTAVE, _OCTAVES = -32, 48  # of the histograms: from 2^-32 to 2^16 in both directions
 _WINDOW_COLUMNS = {  # by series of histograms and their column: the statistic that says in which octave its bins end
     ("gradient_histograms", "count"): ("gradients", "top_octave"),
@@ -55,13 +58,14 @@ class Ranges:
 
     def __init__(self, most: int, merge: Callable[[Array, Array], Array]) -> None:
         self.width = 1
+        self.last = 0  # the last step
         self.starts: list[int] = []  # the first step of each range
         self.arrays: list[Array] = []
         self._most, self._merge = most, merge
 
     def add(self, step: int, array: Array) -> None:
         """Add the array of a step, which may come late."""
-        start = step - step % self.width
+        start, self.last = step - step % self.width, max(step, self.last) if self.starts else step
         place = len(self.starts) if not self.starts or start > self.starts[-1] else bisect_left(self.starts, start)
         if place < len(self.starts) and self.starts[place] == start:
             self.arrays[place] = self._merge(self.arrays[place], array)
@@ -70,9 +74,33 @@ class Ranges:
         self.arrays.insert(place, array)
         if len(self.starts) > self._most:
             starts, arrays = self.starts, self.arrays
-            self.width, self.starts, self.arrays = self.width * 2, [], []
+            last, self.width, self.starts, self.arrays = self.last, self.width * 2, [], []
             for start, array in zip(starts, arrays, strict=True):
                 self.add(start, array)
+            self.last = last
+
+
+class EventsOfKind:
+    """Events of one kind: the first and the last ones, and how often those came that say the same."""
+
+    def __init__(self) -> None:
+        self.first: list[tuple[int, dict[str, Any]]] = []  # with their places among all events
+        self.last: deque[tuple[int, dict[str, Any]]] = deque(maxlen=MOST_EVENTS)
+        self._alike: dict[int, tuple[int, dict[str, Any]]] = {}  # by hash: the first one and its place
+        self._counts: Counter[int] = Counter()
+
+    def add(self, place: int, event: dict[str, Any]) -> None:
+        """Add the event at a place among all events."""
+        (self.first if len(self.first) < MOST_EVENTS else self.last).append((place, event))
+        said = hash(repr([(key, value) for key, value in event.items() if key not in ("time", "step")]))
+        if said in self._alike or len(self._alike) < MOST_EVENTS:
+            self._alike.setdefault(said, (place, event))
+            self._counts[said] += 1
+
+    @property
+    def distinct(self) -> list[tuple[int, dict[str, Any], int]]:
+        """The first thousand that differ in more than time and step: the place, the event, and how often it came."""
+        return [(place, event, self._counts[said]) for said, (place, event) in self._alike.items()]
 
 
 @dataclass(frozen=True)
@@ -101,9 +129,10 @@ class HistogramTable:
 class RunSummary:
     """A run in bounded memory; a sink of its record.
 
-    It takes at most 45 kB for each metric, 1 MB for each series of statistics per layer and 4 MB for each series of
+    It takes at most 52 kB for each metric, 1 MB for each series of statistics per layer and 4 MB for each series of
     histograms, as long as a series has fewer than 40,000 values a step, 1 MB for all images and 4 MB for all tables. A
-    series whose layers change takes as much for each set of layers, of which it keeps 16.
+    series whose layers change takes as much for each set of layers, of which it keeps 16. Of each kind of events
+    it keeps the first and the last thousand.
 
     Args:
         run: The fields of run.json.
@@ -118,8 +147,10 @@ class RunSummary:
         self.event_counts: Counter[str] = Counter()
         self.media: list[MediaRow] = []  # the newest ones
         self.incomplete: list[str] = []  # files with a line that is not whole, as after a kill
-        self._first_events: list[dict[str, Any]] = []
-        self._last_events: list[dict[str, Any]] = []
+        self.first_non_finite: dict[tuple[str, str], dict[str, int]] = {}
+        """By series and column (nans, infs): the first step at which each layer had some."""
+        self._events: dict[str | None, EventsOfKind] = {}
+        self._event_count = 0
         self._layers: dict[SeriesHeader, Ranges] = {}
         self._histograms: dict[tuple[str, tuple[str, ...]], Ranges] = {}
         self._window_ends: dict[tuple[str, str], tuple[int, dict[str, float]]] = {}  # of the newest step
@@ -145,13 +176,11 @@ class RunSummary:
     def write_events(self, rows: Iterable[dict[str, Any]], /) -> None:
         """Add rows of events.jsonl."""
         for row in rows:
-            self.event_counts[str(row.get("kind"))] += 1
-            if len(self._first_events) < MOST_EVENTS:
-                self._first_events.append(row)
-            else:
-                self._last_events.append(row)
-                if len(self._last_events) >= 2 * MOST_EVENTS:
-                    del self._last_events[:-MOST_EVENTS]
+            kind = str(row.get("kind"))
+            self.event_counts[kind] += 1
+            self._event_count += 1
+            key = kind if kind in self._events or len(self._events) < _MOST_KINDS else None
+            self._events.setdefault(key, EventsOfKind()).add(self._event_count, row)
 
     def write_media(self, rows: Iterable[MediaRow], /) -> None:
         """Add tables and images; of each name the newest are kept, except those for which there is no room."""
@@ -168,10 +197,21 @@ class RunSummary:
             _make_room(self._layers, header.series)
             ranges = self._layers[header] = Ranges(min(max(_MOST_CELLS // cells, 4), 400), _farther_from_zero)
         ranges.add(step, values)
+        self._note_non_finite(step, header, values)
         for series, column in _WINDOW_COLUMNS.values():
             if header.series == series and column in header.columns:
                 ends = values[:, header.columns.index(column)].tolist()
                 self._window_ends[series, column] = step, dict(zip(header.names, ends, strict=True))
+
+    def _note_non_finite(self, step: int, header: SeriesHeader, values: Floats) -> None:
+        """Keep where values that are not finite came first, which ranges of steps do not tell."""
+        for column in _NON_FINITE_COLUMNS:
+            if column in header.columns:
+                found = self.first_non_finite.setdefault((header.series, column), {})
+                for index in np.flatnonzero(values[:, header.columns.index(column)] > 0).tolist():
+                    name = header.names[index]
+                    if step < found.get(name, math.inf) and (name in found or len(found) < _MOST_NAMES):
+                        found[name] = step
 
     def _add_histograms(self, step: int, header: SeriesHeader, column: str, counts: Floats) -> None:
         """Add histograms whose windows are known: each counts the octaves below its largest value."""
@@ -190,8 +230,18 @@ class RunSummary:
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """The first and the last events; `event_counts` counts all."""
-        return [*self._first_events, *self._last_events[-MOST_EVENTS:]]
+        """The first and the last events of each kind in their order; `event_counts` counts all."""
+        found = [one for own in self._events.values() for one in (*own.first, *own.last)]
+        return [event for _, event in sorted(found, key=lambda one: one[0])]
+
+    @property
+    def distinct_events(self) -> list[tuple[dict[str, Any], int]]:
+        """Events that differ in more than time and step, each as it came first, and how often it came.
+
+        Of each kind there are at most a thousand.
+        """
+        found = [one for own in self._events.values() for one in own.distinct]
+        return [(event, count) for _, event, count in sorted(found, key=lambda one: one[0])]
 
     @property
     def hooks(self) -> list[Mapping[str, Any]]:
@@ -219,10 +269,15 @@ class RunSummary:
 
     @property
     def histograms(self) -> dict[str, HistogramTable]:
-        """The histograms per layer, by series; of one whose layers changed, those that came last."""
+        """The histograms per layer, by series; of one whose layers changed, those of the latest step."""
+        latest: dict[str, tuple[tuple[str, ...], Ranges]] = {}
+        for (series, names), ranges in sorted(
+            self._histograms.items(), key=lambda one: (one[1].last, len(one[1].starts))
+        ):
+            latest[series] = names, ranges
         return {
             series: HistogramTable(names, octave_edges(), np.array(ranges.starts), np.stack(ranges.arrays))
-            for (series, names), ranges in self._histograms.items()
+            for series, (names, ranges) in latest.items()
         }
 
     # ---- reading files -----------------------------------------------------------------------------------------------
@@ -287,7 +342,7 @@ def _make_room(tables: dict[Any, Ranges], series: str) -> None:
     """
     own = [header for header in tables if header[0] == series]
     if len(own) >= _MOST_HEADERS:
-        del tables[min(own, key=lambda header: tables[header].starts[-1])]
+        del tables[min(own, key=lambda header: tables[header].last)]
 
 
 def _farther_from_zero(first: Array, second: Array) -> Array:
