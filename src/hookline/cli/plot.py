@@ -76,7 +76,9 @@ def print_charts(curves: Curves, labels: Sequence[str], log: bool) -> None:
     console = open_console()
     for metric, found in curves.items():
         series = {
-            label: (found[label].steps, found[label].lowest, found[label].highest) if label in found else None
+            label: (curve.steps, curve.lowest, curve.highest, curve.points, (curve.non_finite or (0, 0))[1])
+            if (curve := found.get(label)) is not None
+            else None
             for label in labels
         }
         draw_chart(console, series, title=metric, height=14, log=log)

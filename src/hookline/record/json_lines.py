@@ -24,6 +24,9 @@ TEXT_FIELDS = frozenset({
 })  # fmt: skip
 FARTHEST_STEP = 1 << 53  # numbers beyond are not exact in every reader of JSON
 _BATCH = 10_000  # lines
+_DEEPEST = (
+    64  # levels of a value; the record writes fewer, and readers of deeper ones would exceed Python's recursion limit
+)
 _APPEND = os.O_RDWR | os.O_APPEND | os.O_CREAT
 
 
@@ -165,8 +168,8 @@ def parse_lines(lines: Sequence[bytes]) -> Iterator[list[dict[str, Any]]]:
     for begin in range(0, len(lines), _BATCH):
         batch = lines[begin : begin + _BATCH]
         try:
-            records = json.loads(b"[%s]" % b",".join(batch))
-        except (ValueError, RecursionError):
+            records = parse_json(b"[%s]" % b",".join(batch))
+        except ValueError:
             records = []
         if len(records) == len(batch) and set(map(type, records)) == {dict}:
             yield records
@@ -213,9 +216,27 @@ def read_bytes(path: Path) -> bytes:
         raise RecordError(f"cannot read {path}: {reason}. A run's directory is runs/<run_id>") from error
 
 
+def parse_json(text: bytes) -> Any:
+    """Return what a JSON text contains. Raises `ValueError` if it is not JSON, or nested deeper than records are."""
+    try:
+        value = json.loads(text)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    lines = len(value) if isinstance(value, list) else 0
+    if text.count(b"[") + text.count(b"{") > _DEEPEST + lines and _is_deeper(value, _DEEPEST):
+        raise ValueError("nested too deeply")
+    return value
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    if not isinstance(value, (dict, list)):
+        return False
+    return not levels or any(_is_deeper(one, levels - 1) for one in (value.values() if type(value) is dict else value))
+
+
 def _parse(line: bytes) -> dict[str, Any] | None:
     try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
+        record = parse_json(line)
+    except ValueError:
         return None
     return record if isinstance(record, dict) else None
