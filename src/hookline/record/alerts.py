@@ -145,7 +145,8 @@ def _from_curves(summary: RunSummary) -> Iterator[Alert]:
             values = "value is" if count == 1 else "values are"
             yield Alert("non_finite", "error", step, f"{name}: {count:,} {values} not finite", {"curve": name})
     # A hook that looked for spikes has reported those that there are.
-    if not summary.event_counts["loss_spike"] and not any(hook["name"] == "loss_spike" for hook in summary.hooks):
+    looked = any(hook["name"] == "loss_spike" and hook.get("enabled") is not False for hook in summary.hooks)
+    if not looked and not summary.event_counts["loss_spike"]:
         yield from _spikes(summary, "train/loss")
     wait = summary.curves.get("throughput/data_wait_share")
     if wait is not None and wait.points:
@@ -194,9 +195,7 @@ def _non_finite_layers(series: str, table: LayerTable, column: str, first_steps:
     if first_steps:
         step = min(first_steps.values())
         # The layer where it began, in the model's order, says more than the first one of all.
-        origin = next(
-            (name for name in (*table.names, *first_steps) if first_steps.get(name) == step), next(iter(first_steps))
-        )
+        origin = next(name for name in (*table.names, *first_steps) if first_steps.get(name) == step)
         what = "NaN" if column == "nans" else "infinite values"
         more = f" and later in {len(first_steps) - 1} more" if len(first_steps) > 1 else ""
         text = f"{series}: {what} in {origin}{more}"

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from hookline._console import logger
 from hookline.errors import RecordError
+from hookline.record import strict_json
 from hookline.record.curves import Curve
 from hookline.record.json_lines import NOT_METRICS, as_number, read_bytes
 from hookline.record.media_reader import Image, MediaRow, read_newest_media
@@ -92,7 +93,7 @@ class EventsOfKind:
     def add(self, place: int, event: dict[str, Any]) -> None:
         """Add the event at a place among all events."""
         (self.first if len(self.first) < MOST_EVENTS else self.last).append((place, event))
-        said = hash(repr([(key, value) for key, value in event.items() if key not in ("time", "step")]))
+        said = hash(strict_json.dumps({key: value for key, value in event.items() if key not in ("time", "step")}))
         if said in self._alike or len(self._alike) < MOST_EVENTS:
             self._alike.setdefault(said, (place, event))
             self._counts[said] += 1
