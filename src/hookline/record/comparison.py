@@ -87,11 +87,11 @@ def find_differences(runs: Sequence[RunSummary]) -> list[Difference]:
 
 
 def _configs(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
-    """Return the values of each config; if one of them cannot be read, only which ones are there."""
+    """Return the values of each config; if one of them cannot be read, only the seeds and which configs are there."""
     try:
         return [_config_values(run) for run in runs]
     except RecordError:
-        return [_readable(run) for run in runs]
+        return [{"seed": run.run.get("seed"), **_readable(run)} for run in runs]
 
 
 def _readable(run: RunSummary) -> dict[str, Any]:
