@@ -80,11 +80,11 @@ logger = RunLogger(logging.getLogger("hookline"), {})
 
 
 def warn(message: str, stacklevel: int) -> None:
-    """Issue a `RuntimeWarning`, or lose it if it cannot be printed; `stacklevel` is that of `warnings.warn`."""
+    """Issue a `RuntimeWarning` that is safe to print, or lose it; `stacklevel` is that of `warnings.warn`."""
     if logger.rank:
         return
     try:
-        warnings.warn(message, RuntimeWarning, stacklevel + 1)
+        warnings.warn(printable(message), RuntimeWarning, stacklevel + 1)
     except RuntimeWarning:  # a filter of the user turns warnings into errors
         raise
     except Exception:

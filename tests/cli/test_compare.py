@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,14 @@ def test_a_layer_that_differs_counts(tmp_path: Path, capsys: pytest.CaptureFixtu
     (second / "layers.jsonl").write_text("\n".join(lines) + "\n")
     found = parting(capsys, first, second)
     assert found["step"] == row["step"]
-    assert found["name"].startswith("gradients")
+    assert found["name"].startswith("gradients: ")
+
+
+def test_runs_of_one_seed_that_watch_other_layers_are_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = (train(tmp_path, hookline.ActivationStats(modules=modules)) for modules in ("0", "*"))
+    assert "are the same, bit for bit, in all 20 steps" in compare(capsys, first, second)
 
 
 def test_differences_and_values_are_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -140,6 +148,43 @@ def test_runs_without_a_common_step(tmp_path: Path, capsys: pytest.CaptureFixtur
     first, second = train(tmp_path), train(tmp_path)
     (second / "metrics.jsonl").write_text("")
     assert "have no step in common" in compare(capsys, first, second)
+    found = parting(capsys, first, second)
+    assert [found[key] for key in ("step", "name", "values", "before", "last_same")] == [None] * 5
+
+
+def test_a_missing_config_is_said_once_and_the_rest_is_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = train(tmp_path), train(tmp_path, seed=2)
+    (second / "config.yaml").unlink()
+    caplog.clear()
+    shown = compare(capsys, first, second)
+    assert [record.getMessage() for record in caplog.records if "config.yaml" in record.getMessage()] == [
+        f"cannot read {second / 'config.yaml'}: No such file or directory. A run's directory is runs/<run_id>"
+    ]
+    assert "part at step 1, where train/loss differs" in shown
+    assert "likely  seed: 1 and 2" in shown
+    assert any("config.yaml" in line and line.endswith("(not there)") for line in shown.splitlines())
+
+
+def test_the_first_run_is_read_once_however_many_are_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [train(tmp_path, steps=5) for _ in range(4)]
+    opened: list[str] = []
+    system_open = os.open
+
+    def open_and_count(path: Any, *arguments: Any, **options: Any) -> int:
+        opened.append(str(path))
+        return system_open(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", open_and_count)
+    counts = []
+    for count in (2, 4):
+        opened.clear()
+        compare(capsys, *runs[:count])
+        counts.append(sum(path.endswith(f"{runs[0].name}/metrics.jsonl") for path in opened))
+    assert counts[0] == counts[1] > 0
 
 
 def test_the_best_value_is_shown_where_a_direction_is_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

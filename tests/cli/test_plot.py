@@ -64,6 +64,22 @@ def test_points(capsys: Captured) -> None:
     assert "base (one)" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        ([], "base: 23 of 2,000 points are not finite"),
+        (["--log"], "base: 4 of 501 ranges of steps have no finite, positive value"),
+    ],
+)
+def test_values_that_are_not_finite_are_counted_in_a_long_run(capsys: Captured, log: list[str], words: str) -> None:
+    """A point of the chart is a range of four steps, and some ranges have none that is finite."""
+    values = [NAN if step % 100 == 7 or 1000 <= step < 1003 else 1.0 for step in range(1, 2001)]
+    values[1599:1615] = [-1.0 if value == 1.0 else value for value in values[1599:1615]]
+    write_run("one", "base", train_loss=values)
+    assert main(["plot", "one", *log]) == 0
+    assert words in " ".join(capsys.readouterr().out.split())
+
+
 def test_errors(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong metric gets the nearest name, a wrong file the endings, a missing package its command."""
     write_run("one", train_loss=[1.0])

@@ -85,7 +85,8 @@ def test_a_run_that_is_complete_says_so(capsys: Captured) -> None:
     steps = len(curve(run))
     assert main(["resume", str(run)]) == 0
     first = capsys.readouterr().out.splitlines()[0]
-    assert "resumed at step 12 of a run that had completed:" in first and "nothing is left to train; give a larger max_steps" in first
+    assert "resumed at step 12 of a run that had completed:" in first
+    assert "nothing is left to train; give a larger max_steps" in first
     assert len(curve(run)) == steps
 
 

@@ -276,6 +276,40 @@ def test_fields_of_other_types_do_not_matter(tmp_path: Path, capsys: pytest.Capt
         assert main(["show", str(tmp_path), "--json"]) == 0, capsys.readouterr().err
 
 
+NESTED = f'"x": {"[" * 450}{"]" * 450}'  # deeper than any value of a record
+
+
+def test_an_event_that_is_nested_too_deeply_is_an_incomplete_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = train(tmp_path, steps=3)
+    with (path / "events.jsonl").open("a") as file:
+        file.write(f'{{"time": 1, "kind": "a", "step": 1, {NESTED}}}\n')
+    found = json.loads(show(capsys, path, "--json"))
+    assert [alert["text"] for alert in found["alerts"]] == ["a line of events.jsonl is incomplete"]
+    assert main(["report", str(path), "--output", str(tmp_path / "report.html")]) == 0
+
+
+def test_a_run_json_that_is_nested_too_deeply_is_one_clear_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = train(tmp_path, steps=3)
+    text = (path / "run.json").read_text()
+    (path / "run.json").write_text(f"{text.rstrip()[:-1]}, {NESTED}}}")
+    for arguments in (["show", str(path), "--json"], ["report", str(path)]):
+        assert main(arguments) == 2
+        assert "its run.json cannot be read or is damaged" in capsys.readouterr().err
+    with pytest.raises(hookline.HooklineError, match="damaged or was not written by Hookline"):
+        hookline.load_run(path)
+
+
+def test_a_checkpoint_whose_name_is_too_long_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = train(tmp_path, steps=3)
+    with (path / "events.jsonl").open("a") as file:
+        file.write(json.dumps({"time": 1, "kind": "checkpoint_saved", "step": 1, "path": "a" * 5000}) + "\n")
+    assert "checkpoints  none" in show(capsys, path)
+
+
 def test_torch_is_not_imported(tmp_path: Path) -> None:
     """A command that takes a second longer to start is not used."""
     import subprocess

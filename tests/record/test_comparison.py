@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from hookline.record import Record
-from hookline.record.comparison import MISSING, THERE, Difference, find_differences, find_parting, likely_causes
+from hookline.record.comparison import (
+    MISSING,
+    THERE,
+    Difference,
+    Parting,
+    find_differences,
+    find_parting,
+    find_partings,
+    likely_causes,
+)
 from hookline.record.config_yaml import flatten_config
 from hookline.record.summary import RunSummary
 
@@ -77,6 +88,35 @@ def test_a_hook_that_one_run_lacks_is_one_difference(tmp_path: Path) -> None:
     assert find_differences(runs) == [Difference("hooks", "clip_norm.max_norm", (1.0, 5.0))]
 
 
+def test_a_config_that_is_too_large_to_compare_in_full_is_a_difference_if_the_files_differ(tmp_path: Path) -> None:
+    """Values beyond the first 10,000 are not compared, so runs that differ there must not look the same."""
+    large = f"model: {{w: [{', '.join(map(str, range(12_000)))}]}}\n"
+    first, second, again = (write_run(tmp_path, f"{large}zeta: {value}\n") for value in (1, 2, 1))
+    (found,) = find_differences([first, second])
+    assert found.section == "config" and "compared in part" in found.key
+    assert find_differences([first, again]) == []
+
+
+def test_hooks_are_compared_though_a_config_cannot_be_read(tmp_path: Path) -> None:
+    hook = {"name": "clip_norm", "kind": "update", "enabled": True, "parameters": {}}
+    first, second = write_run(tmp_path, hooks=[hook]), write_run(tmp_path, "a: [1\n")
+    there, lacks = find_differences([first, second])
+    assert there.key == "config.yaml" and "there" in there.values[0]
+    assert "is damaged" in there.values[1]
+    assert (lacks.section, lacks.key, lacks.values[1]) == ("hooks", "clip_norm", MISSING)
+
+
+def test_a_hook_with_a_dot_in_its_name_may_be_why_runs_part(tmp_path: Path) -> None:
+    hook = {"name": "my.clip", "kind": "update", "enabled": True, "intervenes": True}
+    first, second = (
+        write_run(tmp_path, hooks=[{**hook, "parameters": {"max_norm": norm}}], metrics={"train/loss": norm})
+        for norm in (1, 2)
+    )
+    parting = find_parting(first, second)
+    assert parting is not None
+    assert likely_causes(first, second, parting, find_differences([first, second])) == ["my.clip.max_norm: 1 and 2"]
+
+
 # ---- where runs part -------------------------------------------------------------------------------------------------
 
 
@@ -124,3 +164,66 @@ def test_what_depends_on_the_clock_is_not_compared(tmp_path: Path) -> None:
     parting = find_parting(first, second)
     assert parting is not None
     assert parting.step is None
+
+
+def write_layers(
+    directory: Path, *rows: tuple[str, Sequence[str], Sequence[str], Any], resumed: Any = ()
+) -> RunSummary:
+    """Write a run of one step per row (all in step 1), and the rows of a second attempt in step 2."""
+    record = Record.on_disk(directory, config={}, seed=1)
+    record.start([])
+    for series, names, columns, values in rows:
+        record.log_layers(series, 1, names, columns, torch.tensor(values))
+    record.close("completed", None, [], [], {"step": 1})
+    assert record.path is not None
+    if resumed:
+        record = Record.on_disk(directory, config={}, seed=1, run_id=record.path.name)
+        record.start([])
+        record.resume_at(1, 0)
+        for series, names, columns, values in resumed:
+            record.log_layers(series, 2, names, columns, torch.tensor(values))
+        record.close("completed", None, [], [], {"step": 2})
+    assert record.path is not None
+    return RunSummary.read(record.path)
+
+
+def test_runs_that_watch_different_layers_are_compared_where_both_watch(tmp_path: Path) -> None:
+    one = write_layers(tmp_path, ("activations", ["a"], ["mean"], [[1.0]]))
+    both = write_layers(tmp_path, ("activations", ["a", "b"], ["mean", "std"], [[1.0, 5.0], [3.0, 5.0]]))
+    other = write_layers(tmp_path, ("activations", ["b", "a"], ["std", "mean"], [[5.0, 3.0], [5.0, 1.5]]))
+    assert find_parting(one, both) == Parting(None, "", (None, None), 1)
+    assert find_parting(both, other) == Parting(1, "activations: mean of a", (1.0, 1.5), 0)
+
+
+def test_every_hook_that_writes_a_series_is_compared(tmp_path: Path) -> None:
+    """Two hooks write the same columns of other layers; the first one's differ."""
+    first, second = (
+        write_layers(tmp_path, ("s", ["a"], ["mean"], [[value]]), ("s", ["b"], ["mean"], [[7.0]])) for value in (1.0, 2)
+    )
+    assert find_parting(first, second) == Parting(1, "s: mean of a", (1.0, 2.0), 0)
+
+
+def test_times_are_not_compared_also_after_a_resume(tmp_path: Path) -> None:
+    """The second attempt gives the id of the first one's series to another series."""
+    first, second = (
+        write_layers(tmp_path, ("s", ["a"], ["mean"], [[1.0]]), resumed=[("costs", ["a"], ["time"], [[seconds]])])
+        for seconds in (0.1, 0.2)
+    )
+    assert find_parting(first, second) == Parting(None, "", (None, None), 1)
+
+
+def test_histograms_are_compared(tmp_path: Path) -> None:
+    first, second, again = (
+        write_layers(tmp_path, ("h", ["a", "b"], ["counts"], [[[1.0, 2.0]], [[3.0, last]]])) for last in (4.0, 5.0, 4.0)
+    )
+    assert find_parting(first, second) == Parting(1, "h: counts of b", (None, None), 0)
+    assert find_parting(first, again) == Parting(None, "", (None, None), 1)
+
+
+def test_values_that_are_not_finite_are_the_same_if_they_are_alike(tmp_path: Path) -> None:
+    nan, inf = float("nan"), float("inf")
+    runs = [write_run(tmp_path, metrics={"x": nan, "y": value}) for value in (inf, inf, -inf)]
+    assert find_partings(runs[0], runs[1:]) == [
+        Parting(None, "", (None, None), 1),
+        Parting(1, "y", ("Infinity", "-Infinity"), 0),
+    ]

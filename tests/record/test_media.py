@@ -308,6 +308,22 @@ def test_damaged_files_are_left_out(tmp_path: Path) -> None:
     assert any("media/a-1.json is missing or damaged, and 9 more" in str(one.message) for one in caught)
 
 
+@pytest.mark.parametrize("read", [read_media, lambda run: load_run(run).media])
+def test_a_warning_cannot_control_the_terminal_and_names_the_callers_line(tmp_path: Path, read: Any) -> None:
+    record = make_record(tmp_path)
+    record.log_table(1, 0, "t", ["x"], [[1]])
+    run = close(record)
+    line = {"step": 1, "epoch": 0, "time": 1, "name": "x", "type": "image", "file": "\x1b]0;pwned\x07"}
+    (run / "media.jsonl").write_text(json.dumps(line) + '\n{"torn\n')
+    with pytest.warns(RuntimeWarning) as caught:
+        assert read(run) == []
+    messages = [str(one.message) for one in caught]
+    assert len(messages) == 2
+    assert not any(letter in message for message in messages for letter in "\x1b\x07")
+    assert r"\x1b]0;pwned\x07 is missing or damaged" in messages[1]
+    assert {one.filename for one in caught} == {__file__}
+
+
 def test_a_link_in_place_of_the_folder_is_not_followed(tmp_path: Path) -> None:
     """Neither the folder nor the list may lead out of the run; the rows are lost and counted."""
     record = make_record(tmp_path / "runs")

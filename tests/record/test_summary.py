@@ -8,7 +8,10 @@ import subprocess
 import sys
 import tracemalloc
 import warnings
+from base64 import b64encode
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -19,7 +22,7 @@ from torch.utils.data import DataLoader
 
 import hookline
 from hookline.errors import RecordError
-from hookline.record import Record, read_metrics
+from hookline.record import Record, read_layers, read_metrics
 from hookline.record.alerts import describe_event, find_alerts
 from hookline.record.curves import MOST_RANGES, Curve, Point
 from hookline.record.summary import MOST_EVENTS, HistogramTable, RunSummary
@@ -119,7 +122,17 @@ def test_a_curve_takes_as_little_memory_as_its_summary_says() -> None:
             most = max(most, tracemalloc.get_traced_memory()[0])
     finally:
         tracemalloc.stop()
-    assert most / len(curves) < 60_000  # 45 kB, and the integers that metrics of one row share
+    assert most / len(curves) < 60_000  # 52 kB, and the integers that metrics of one row share
+
+
+def test_values_that_only_numpy_takes_for_numbers_are_left_out() -> None:
+    """Null is not NaN, which would be an alert, and a text is not a number."""
+    curve = Curve()
+    curve.extend([1, 2, 3, 4], [1.0, None, "12", "NaN"])
+    assert (curve.steps.tolist(), curve.points, curve.non_finite) == ([1, 4], 2, (4, 1))
+    curve = Curve()
+    curve.extend([1, 2], [None, None])
+    assert curve.points == 0
 
 
 def test_what_is_not_a_number_is_left_out() -> None:
@@ -175,6 +188,14 @@ def test_what_a_resumed_run_discarded_is_not_in_the_summary(tmp_path: Path) -> N
     assert summary.layers["gradients"].values[:, 0, 0].tolist() == [*range(1, 21), *range(-21, -26, -1)]
 
 
+def test_later_lines_of_a_step_win_also_if_they_have_other_fields(tmp_path: Path) -> None:
+    path = close(record_of(tmp_path))
+    rows = [{"step": 0, "x": 0.0, "y": 1.0}, {"step": 5, "x": 1.0}, {"step": 5, "x": 2.0, "y": 1.0}]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert RunSummary.read(path).curves["x"].last == Point(5, 2.0)
+    assert hookline.load_run(path).metrics["x"] == [0.0, 2.0]
+
+
 def test_a_run_that_continues_reads_nothing_of_later_steps(tmp_path: Path) -> None:
     record = record_of(tmp_path)
     for step in range(1, 31):
@@ -185,13 +206,59 @@ def test_a_run_that_continues_reads_nothing_of_later_steps(tmp_path: Path) -> No
     assert summary.layers["gradients"].steps.tolist() == [*range(1, 21)]
 
 
-def test_of_many_attempts_each_counts_up_to_where_a_later_one_began(tmp_path: Path) -> None:
+@pytest.mark.parametrize("resumed_at", [[8, 3], [3, 8], [3, 3], [0, 8]])
+def test_of_several_attempts_each_counts_up_to_where_a_later_one_began(tmp_path: Path, resumed_at: list[int]) -> None:
+    """Also if one after the next began earlier than the next; all readers agree."""
     path = close(record_of(tmp_path))
-    lines = [f'{{"step":{step},"resumed":true}}\n{{"step":{step + 2},"x":{step}}}\n' for step in range(5000)]
-    (path / "metrics.jsonl").write_text("".join(lines))
-    curve = RunSummary.read(path).curves["x"]
-    assert curve.points == 1
-    assert curve.last == Point(5001, 4999.0)
+    expected: dict[int, float] = {}
+    rows = [{"step": step, "x": float(step)} for step in range(1, 11)]
+    expected |= {row["step"]: row["x"] for row in rows}  # type: ignore[index]
+    for attempt, begin in enumerate(resumed_at, start=1):
+        rows += [{"step": begin, "resumed": True}, {"step": begin + 2, "x": 100.0 * attempt}]
+        expected = {step: x for step, x in expected.items() if step <= begin} | {begin + 2: 100.0 * attempt}
+    layers = [{"series": 0, "name": "s", "names": ["a"], "columns": ["c"]}]
+    for row in rows:
+        data = b64encode(np.float32(row.get("x", 0)).tobytes()).decode()
+        layers.append(
+            {"resumed": row["step"]} if "resumed" in row else {"series": 0, "step": row["step"], "data": data}
+        )
+    for name, lines in (("metrics.jsonl", rows), ("layers.jsonl", layers)):
+        (path / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    summary = RunSummary.read(path)
+    curve, table, series = summary.curves["x"], summary.layers["s"], read_layers(path)["s"]
+    assert dict(zip(curve.steps.tolist(), curve.mean.tolist(), strict=True)) == expected
+    assert dict(zip(table.steps.tolist(), table.values[:, 0, 0].tolist(), strict=True)) == expected
+    assert dict(zip(series.steps, series.of("a", "c").tolist(), strict=True)) == expected
+    assert {row["step"]: row["x"] for row in read_metrics(path)} == expected
+
+
+@pytest.mark.parametrize("read", [RunSummary.read, read_metrics, read_layers])
+def test_the_work_of_reading_a_run_that_was_resumed_often_is_linear(tmp_path: Path, read: Callable[..., Any]) -> None:
+    """Twice as many lines and attempts take about twice as many instructions of the interpreter, not four times."""
+    path, header = close(record_of(tmp_path)), '{"series":0,"name":"s","names":["a"],"columns":["c"]}\n'
+
+    def instructions(size: int) -> int:
+        count, before = 0, sys.gettrace()
+
+        def trace(frame: FrameType, event: str, _: Any) -> Any:
+            nonlocal count
+            frame.f_trace_opcodes = True
+            count += event == "opcode"
+            return trace
+
+        rows = "".join(f'{{"step":{step},"x":1}}\n' for step in range(size))
+        (path / "metrics.jsonl").write_text(rows + f'{{"step":{size},"resumed":true}}\n' * size)
+        steps = "".join(f'{{"series":0,"step":{step},"data":"AAAAAA=="}}\n' for step in range(size))
+        (path / "layers.jsonl").write_text(header + steps + f'{{"resumed":{size}}}\n' * size)
+        sys.settrace(trace)
+        try:
+            read(path)
+        finally:
+            sys.settrace(before)
+        return count
+
+    read(path)
+    assert instructions(400) - instructions(200) < 3 * (instructions(200) - instructions(100))
 
 
 def test_no_metric_can_be_named_like_the_mark_of_a_resumed_run() -> None:
@@ -272,6 +339,18 @@ def test_layers_that_change_at_every_step_take_bounded_memory() -> None:
     table = summary.layers["activations"]
     assert table.names == ("always", *(f"layer {step}" for step in range(86, 101)))
     assert table.steps.tolist() == [*range(1, 101)]
+
+
+def test_histograms_are_those_of_the_latest_step() -> None:
+    """A layer that was measured once, early, does not hide the one that was measured until the end."""
+    summary, record = RunSummary(), Record.in_memory()
+    record.add_sink(summary)
+    for step in range(1, 300):
+        name = "b" if step == 3 else "a"
+        record.log_layers("gradients", step, (name,), ("top_octave",), torch.zeros(1, 1))
+        record.log_layers("gradient_histograms", step, (name,), ("count",), torch.ones(1, 1, 68))
+    record.flush(wait=True)
+    assert summary.histograms["gradient_histograms"].names == ("a",)
 
 
 def test_histograms_count_the_values_of_a_monitored_model(tmp_path: Path) -> None:
@@ -357,6 +436,27 @@ def test_events_are_bounded_and_all_are_counted() -> None:
     assert summary.event_counts["x"] == 10 * MOST_EVENTS
 
 
+def test_a_frequent_kind_of_events_displaces_no_other() -> None:
+    """The exception and the newest of the best checkpoints are there, in their order."""
+    summary = RunSummary()
+    frequent = [{"kind": "lr_changed", "step": step, "time": 0.0} for step in range(3 * MOST_EVENTS)]
+    summary.write_events(frequent)
+    summary.write_events({"kind": "best_checkpoint", "step": step, "path": f"c{step}"} for step in (1, 2))
+    summary.write_events([{"kind": "exception", "step": 3, "error": "out of memory"}])
+    summary.write_events(frequent)
+    rare = [event for event in summary.events if event["kind"] != "lr_changed"]
+    assert [event["step"] for event in rare] == [1, 2, 3]
+    assert summary.events[0] is frequent[0] and summary.events[-1] is frequent[-1]
+    assert [alert.text for alert in find_alerts(summary)] == ["the run failed: out of memory"]
+
+
+def test_events_of_ever_other_kinds_take_bounded_memory() -> None:
+    summary = RunSummary()
+    summary.write_events({"kind": f"kind {index}", "step": index} for index in range(10_000))
+    assert len(summary.events) <= 3 * MOST_EVENTS
+    assert summary.events[-1]["step"] == 9999
+
+
 def test_the_newest_tables_and_images_are_kept(tmp_path: Path) -> None:
     record = record_of(tmp_path)
     live = RunSummary()
@@ -431,6 +531,24 @@ def test_a_line_that_a_live_run_is_writing_is_not_incomplete(tmp_path: Path, fil
     with (record.path / file).open("a") as stream:
         stream.write('{"step": 2, "tra')
     assert RunSummary.read(record.path).incomplete == [file]
+
+
+def test_a_line_that_another_rank_is_writing_is_not_incomplete(tmp_path: Path) -> None:
+    """The lock of the run is in its directory, not in that of the rank."""
+    record = record_of(tmp_path)
+    assert record.path is not None
+    (record.path / "ranks" / "1").mkdir(parents=True)
+    file = record.path / "ranks" / "1" / "events.jsonl"
+    file.write_text('{"time":1,"kind":"x","step":1,"rank":1}\n{"time":2,"ki')
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert [event["kind"] for event in hookline.load_run(record.path).events] == ["x"]
+        assert RunSummary.read(record.path).incomplete == []
+    close(record)
+    with pytest.warns(RuntimeWarning, match=r"ranks/1/events\.jsonl: a line was torn") as caught:
+        hookline.load_run(record.path)
+    assert [one.filename for one in caught] == [__file__]
+    assert RunSummary.read(record.path).incomplete == ["ranks/1/events.jsonl"]
 
 
 @pytest.mark.parametrize(
@@ -555,6 +673,39 @@ def test_a_loss_that_spikes_once_is_an_alert_at_its_step() -> None:
     assert alerts_of(**{"train/loss": loss}) == [("spike", "warning", 222)]
 
 
+def test_a_spike_of_a_long_run_is_an_alert_at_its_step() -> None:
+    """Also where a range of many steps is one point of the curve."""
+    loss = [2.0 + 0.01 * math.sin(step) for step in range(20_000)]
+    loss[10_010] = 9.0
+    assert alerts_of(**{"train/loss": loss}) == [("spike", "warning", 10_010)]
+
+
+@pytest.mark.parametrize("name", ["loss_spike", "other"])
+def test_spikes_are_not_looked_for_where_a_hook_did(name: str) -> None:
+    summary = RunSummary({"hooks": [{"name": name}]})
+    loss = [2.0 + 0.01 * math.sin(step) for step in range(400)]
+    loss[222] = 9.0
+    summary.write_metrics([{"step": step, "train/loss": value} for step, value in enumerate(loss)])
+    assert [alert.kind for alert in find_alerts(summary)] == ([] if name == "loss_spike" else ["spike"])
+
+
+def test_values_near_the_largest_float_print_no_warning() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        values = [1e308, -1e308, 1.7e308, 0.0, 5e-324, "NaN", "Infinity"]
+        alerts_of(**{"train/loss": [values[index % 7] for index in range(500)]})
+        alerts_of(**{"train/loss": [values[index % 7] for index in range(5000)]})
+
+
+def test_events_that_say_the_same_are_counted_however_many_there_are() -> None:
+    summary = RunSummary()
+    summary.write_events({"kind": "step_skipped", "step": step, "reason": "inf"} for step in range(10 * MOST_EVENTS))
+    assert [alert.text for alert in find_alerts(summary)] == ["an optimizer step was skipped: inf (10,000 times)"]
+    summary.write_events({"kind": "stall", "step": step, "seconds": float(step)} for step in range(3 * MOST_EVENTS))
+    (more,) = [alert.text for alert in find_alerts(summary) if "more" in alert.text]
+    assert more == "2,995 more stall events"
+
+
 def test_a_metric_that_is_not_finite_is_an_alert() -> None:
     assert alerts_of(**{"val/loss": [1.0, "NaN", 2.0]}) == [("non_finite", "error", 1)]
 
@@ -575,6 +726,20 @@ def test_layers_with_nan_and_dead_units_are_alerts_with_their_places() -> None:
     )
     assert (dead.kind, dead.place["name"]) == ("dead_units", "b")
     assert "88%" in dead.text
+
+
+def test_nan_is_an_alert_at_the_step_and_in_the_layer_where_it_began_also_in_a_long_run() -> None:
+    summary, record = RunSummary(), Record.in_memory()
+    record.add_sink(summary)
+    names = tuple(f"l{index}" for index in range(8))
+    for step in range(1, 1001):
+        nans = torch.full((8, 1), float(step > 902))
+        nans[5] = step >= 902
+        record.log_layers("activations", step, names, ("nans",), nans)
+    record.flush(wait=True)
+    (alert,) = find_alerts(summary)
+    assert (alert.step, alert.text) == (902, "activations: NaN in l5 and later in 7 more")
+    assert alert.place == {"series": "activations", "name": "l5", "column": "nans"}
 
 
 def test_events_of_a_foreign_record_are_alerts_without_their_fields() -> None:

@@ -16,7 +16,9 @@ from hookline._console import printable
 from hookline.cli.formatting import cut, heading, paragraph
 
 Numbers = NDArray[np.float64]
-Curve = tuple[Any, Any, Any]  # steps, lowest and highest values, equally long
+# Steps, lowest and highest values, equally long; for ranges of steps also how many values they have, and how many of
+# these are not finite.
+Curve = tuple[Any, Any, Any] | tuple[Any, Any, Any, int, int]
 
 COLOURS = ("cyan", "yellow", "magenta", "green", "red", "blue")
 MARKERS = "*+ox#@"
@@ -42,8 +44,9 @@ def draw_chart(
     Args:
         console: Where to print. Without colours, several curves are drawn with a marker each.
         curves: By label: steps, and the lowest and highest value of each (the same array for single values). A range
-            is drawn as a vertical line, so that spikes inside a bucket stay visible. None keeps the colour and the
-            marker of its place, so that a run looks the same in charts of metrics that others lack.
+            is drawn as a vertical line, so that spikes inside a bucket stay visible; ranges come with the numbers of
+            their values and of those that are not finite. None keeps the colour and the marker of its place, so that a
+            run looks the same in charts of metrics that others lack.
         title: What the chart shows.
         height: Rows of the plot.
         log: Whether the axis of values is logarithmic; values that are not positive leave a gap.
@@ -61,8 +64,7 @@ def draw_chart(
         paragraph(console, "no value to draw")
     for one in series:
         if one.left_out:
-            what = f"{one.left_out:,} of {one.points:,} points are not finite{', or not positive' if log else ''}"
-            paragraph(console, f"{_shorten(one.label)}: {what}", hanging=2)
+            paragraph(console, f"{_shorten(one.label)}: {one.left_out}", hanging=2)
 
 
 @dataclass
@@ -75,12 +77,11 @@ class _Series:
     low: Numbers
     high: Numbers
     runs: Numbers  # a number per point; points with different numbers have a gap between them
-    points: int
-    left_out: int
+    left_out: str  # what is not drawn, in words
 
     @classmethod
     def make(cls, label: str, index: int, curve: Curve, log: bool) -> _Series:
-        steps, low, high = (np.asarray(one, dtype=np.float64).ravel() for one in curve)
+        steps, low, high = (np.asarray(one, dtype=np.float64).ravel() for one in curve[:3])
         order = np.argsort(steps, kind="stable")
         # Near the largest float, differences would overflow.
         low, high = (np.where(np.isfinite(one), np.clip(one, -_LARGEST, _LARGEST), one) for one in (low, high))
@@ -95,7 +96,20 @@ class _Series:
         low, high = np.where(np.isnan(low), high, low), np.where(np.isnan(high), low, high)
         there = (np.isfinite(low) | np.isfinite(high)) & np.isfinite(steps)
         runs = np.cumsum(~there).astype(np.float64)
-        return cls(label, index, steps[there], low[there], high[there], runs[there], len(steps), int((~there).sum()))
+        left_out = _left_out(len(steps), int((~there).sum()), curve[3:], log)
+        return cls(label, index, steps[there], low[there], high[there], runs[there], left_out)
+
+
+def _left_out(drawn: int, gaps: int, counts: Sequence[int], log: bool) -> str:
+    """Say how many of the points or ranges of a curve leave a gap; `counts` are those of the values in its ranges."""
+    points, non_finite = counts or (drawn, gaps)
+    if not log:
+        return f"{non_finite:,} of {points:,} points are not finite" if non_finite else ""
+    if not gaps:
+        return ""
+    if points == drawn:
+        return f"{gaps:,} of {points:,} points are not finite, or not positive"
+    return f"{gaps:,} of {drawn:,} ranges of steps have no finite, positive value"
 
 
 def _draw(console: Console, series: Sequence[_Series], height: int, log: bool, with_markers: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from hookline.cli.formatting import (
     table,
 )
 from hookline.errors import HooklineError
-from hookline.record.comparison import Difference, Parting, find_differences, find_parting, likely_causes, value_text
+from hookline.record.comparison import Difference, Parting, find_differences, find_partings, likely_causes, value_text
 from hookline.record.curves import Curve, Point
 from hookline.record.json_lines import NON_FINITE
 from hookline.record.runs import RunFiles, run_labels
@@ -37,6 +37,7 @@ from hookline.report.direction import Direction, better
 
 _MOST_DIFFERENCES, _MOST_CAUSES, _MOST_METRICS = 40, 5, 12
 _LONGEST_NAME, _LONGEST_TITLE, _NARROWEST_CELL = 60, 12, 14
+_NO_PARTING = dict.fromkeys(field.name for field in fields(Parting))  # of runs without a common step
 
 
 def run(options: argparse.Namespace) -> int:
@@ -46,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
         raise HooklineError("compare needs at least two runs; `hookline runs` lists them")
     summaries = [RunSummary.read(one.path) for one in files]
     differences = find_differences(summaries)
-    partings = [find_parting(summaries[0], other) for other in summaries[1:]]
+    partings = find_partings(summaries[0], summaries[1:])
     causes = [
         [] if parting is None else likely_causes(summaries[0], other, parting, find_differences([summaries[0], other]))
         for other, parting in zip(summaries[1:], partings, strict=True)
@@ -75,7 +76,7 @@ def describe(
         "runs": [{"run_id": one.run_id, "name": one.labels.name, "path": str(one.path)} for one in files],
         "differences": [asdict(one) for one in differences],
         "partings": [
-            {"run_id": one.run_id, **({} if parting is None else asdict(parting)), "likely_causes": list(why)}
+            {"run_id": one.run_id, **(_NO_PARTING if parting is None else asdict(parting)), "likely_causes": list(why)}
             for one, parting, why in zip(files[1:], partings, causes, strict=True)
         ],
         "metrics": {

@@ -14,8 +14,9 @@ from hookline.cli.charts import draw_chart
 from hookline.cli.formatting import LOSSES, check_output, cut, metric_order, open_console, paragraph, print_json
 from hookline.errors import HooklineError, nearest
 from hookline.record.curves import Curve
+from hookline.record.rows import read_rows
 from hookline.record.runs import RunFiles, run_labels
-from hookline.record.summary import RunSummary, read_rows
+from hookline.record.summary import RunSummary
 
 LISTS_METRICS = "`hookline show RUN --metrics`"
 _FEW, _MOST_SUGGESTED = 8, 3  # metrics: so few are all listed by the message
@@ -87,7 +88,9 @@ def print_charts(curves: Curves, labels: Sequence[str], log: bool) -> None:
     console = open_console()
     for metric, found in curves.items():
         series = {
-            label: (found[label].steps, found[label].lowest, found[label].highest) if label in found else None
+            label: (curve.steps, curve.lowest, curve.highest, curve.points, (curve.non_finite or (0, 0))[1])
+            if (curve := found.get(label)) is not None
+            else None
             for label in labels
         }
         draw_chart(console, series, title=metric, height=14, log=log)

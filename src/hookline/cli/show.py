@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -236,7 +237,7 @@ def find_checkpoints(directory: Path, summary: RunSummary) -> tuple[Path | None,
     for event in summary.events:
         if event.get("kind") in ("checkpoint_saved", "best_checkpoint") and isinstance(event.get("path"), str):
             path = directory / "checkpoints" / Path(event["path"]).name  # the run may have been moved
-            if path.is_dir():
+            if os.path.isdir(path):  # noqa: PTH112 - unlike Path's, it never raises
                 last = path if event["kind"] == "checkpoint_saved" else last
                 best = path if event["kind"] == "best_checkpoint" else best
     return last, best

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -85,7 +86,8 @@ def find_alerts(summary: RunSummary) -> list[Alert]:
     """Return what deserves attention, the worst first and then in the order of steps."""
     layers = summary.layers
     flow = _from_gradient_flow(summary.events, layers.get("gradients"))
-    found = [*_from_outcome(summary), *_from_events(summary), *flow, *_from_curves(summary), *_from_layers(layers)]
+    found = [*_from_outcome(summary), *_from_events(summary), *flow, *_from_curves(summary)]
+    found += _from_layers(summary, layers)
     found.sort(key=lambda alert: (SEVERITIES.index(alert.severity), alert.step is None, alert.step or 0))
     return found
 
@@ -103,25 +105,29 @@ def _from_outcome(summary: RunSummary) -> Iterator[Alert]:
 
 def _from_events(summary: RunSummary) -> Iterator[Alert]:
     """Yield an alert for the events that mean trouble: one for all that say the same, and of many others the first."""
-    alike: dict[tuple[str, str], list[Alert]] = {}
-    for event in summary.events:
+    alike: dict[tuple[str, str], Alert] = {}
+    times: Counter[tuple[str, str]] = Counter()
+    more = Counter(summary.event_counts)  # those that are not listed below
+    for event, count in summary.distinct_events:
         kind = str(event.get("kind"))
         severity, _ = _EVENTS.get(kind, (None, ""))
         if severity is None or kind == "gradient_flow":
             continue
+        more[kind] -= count
         text = describe_event(event)
-        alike.setdefault((kind, text), []).append(Alert(kind, severity, _step(event), text, _place(event)))
-    listed: dict[tuple[str, str], int] = {}
+        alike.setdefault((kind, text), Alert(kind, severity, _step(event), text, _place(event)))
+        times[kind, text] += count
+    listed: Counter[tuple[str, str]] = Counter()
     for (kind, text), found in alike.items():
-        place = (kind, str(found[0].place))
-        listed[place] = listed.get(place, 0) + 1
-        if listed[place] <= _MOST_PER_KIND:
-            times = f" ({len(found):,} times)" if len(found) > 1 else ""
-            yield replace(found[0], text=f"{text}{times}")
-    for (kind, _), count in listed.items():
-        if count > _MOST_PER_KIND:
-            more = count - _MOST_PER_KIND
-            yield Alert(kind, _EVENTS[kind][0] or "info", None, f"{more:,} more {kind.replace('_', ' ')} events")
+        count, place = times[kind, text], (kind, str(found.place))
+        listed[place] += 1
+        if listed[place] > _MOST_PER_KIND:
+            more[kind] += count
+        else:
+            yield replace(found, text=f"{text} ({count:,} times)") if count > 1 else found
+    for kind, (severity, _) in _EVENTS.items():
+        if more[kind] > 0 and severity is not None and kind != "gradient_flow":
+            yield Alert(kind, severity, None, f"{more[kind]:,} more {kind.replace('_', ' ')} events")
 
 
 def describe_event(event: Mapping[str, Any]) -> str:
@@ -237,7 +243,9 @@ def _from_curves(summary: RunSummary) -> Iterator[Alert]:
             step, count = curve.non_finite
             values = "value is" if count == 1 else "values are"
             yield Alert("non_finite", "error", step, f"{name}: {count:,} {values} not finite", {"curve": name})
-    if "loss_spike" not in summary.event_counts:
+    # A hook that looked for spikes has reported those that there are.
+    looked = any(hook["name"] == "loss_spike" and hook.get("enabled") is not False for hook in summary.hooks)
+    if not looked and not summary.event_counts["loss_spike"]:
         yield from _spikes(summary, "train/loss")
     wait = summary.curves.get("throughput/data_wait_share")
     if wait is not None and wait.points:
@@ -253,16 +261,18 @@ def _spikes(summary: RunSummary, name: str) -> Iterator[Alert]:
     if curve is None:
         return
     known = np.isfinite(curve.mean)
-    steps, lowest, highest, mean = (one[known] for one in (curve.steps, curve.lowest, curve.highest, curve.mean))
+    steps, lowest, highest, mean = (one[known] for one in (curve.highest_at, curve.lowest, curve.highest, curve.mean))
     found = []
     for index in range(_BEFORE, len(steps)):
         before = slice(index - _BEFORE, index)
-        middle = float(np.median(mean[before]))
-        # The extremes of a wide range of steps are farther from its mean than those of a narrow one.
-        typical = float(np.median(highest[before] - lowest[before]))
-        spread = max(1.4826 * float(np.median(np.abs(mean[before] - middle))), typical, 1e-3 * abs(middle))
-        if spread and (above := (highest[index] - middle) / spread) > _SPIKE_SPREADS:
-            found.append((float(above), int(steps[index]), float(highest[index]), middle))
+        with np.errstate(over="ignore", invalid="ignore"):  # differences of values near the largest float
+            middle = float(np.median(mean[before]))
+            # The extremes of a wide range of steps are farther from its mean than those of a narrow one.
+            typical = float(np.median(highest[before] - lowest[before]))
+            spread = max(1.4826 * float(np.median(np.abs(mean[before] - middle))), typical, 1e-3 * abs(middle))
+            above = float((highest[index] - middle) / spread) if spread else 0.0
+        if above > _SPIKE_SPREADS:
+            found.append((above, int(steps[index]), float(highest[index]), middle))
     for above, step, value, middle in sorted(found, reverse=True)[:_MOST_PER_KIND]:
         text = f"{name} rose to {value:.4g}, {above:.3g} spreads above the median {middle:.4g} before it"
         yield Alert("spike", "warning", step, text, {"curve": name})
@@ -271,30 +281,24 @@ def _spikes(summary: RunSummary, name: str) -> Iterator[Alert]:
 # ---- layers ----------------------------------------------------------------------------------------------------------
 
 
-def _from_layers(layers: Mapping[str, LayerTable]) -> Iterator[Alert]:
+def _from_layers(summary: RunSummary, layers: Mapping[str, LayerTable]) -> Iterator[Alert]:
     for series, table in layers.items():
         for column in ("nans", "infs"):
-            yield from _non_finite_layers(series, table, column)
+            yield from _non_finite_layers(series, table, column, summary.first_non_finite.get((series, column), {}))
         if {"dead_units", "units"} <= set(table.columns):
             yield from _dead_layers(series, table)
 
 
-def _non_finite_layers(series: str, table: LayerTable, column: str) -> Iterator[Alert]:
-    if column not in table.columns:
-        return
-    values = table.values[:, :, table.columns.index(column)]
-    with np.errstate(invalid="ignore"):
-        bad = values > 0
-    if bad.any():
-        layers = np.flatnonzero(bad.any(axis=0))
-        first = int(np.flatnonzero(bad.any(axis=1))[0])
+def _non_finite_layers(series: str, table: LayerTable, column: str, first_steps: Mapping[str, int]) -> Iterator[Alert]:
+    """Yield an alert if values of a layer were not finite; `first_steps` are those at which layers first had some."""
+    if first_steps:
+        step = min(first_steps.values())
         # The layer where it began, in the model's order, says more than the first one of all.
-        origin = table.names[int(np.flatnonzero(bad[first])[0])]
+        origin = next(name for name in (*table.names, *first_steps) if first_steps.get(name) == step)
         what = "NaN" if column == "nans" else "infinite values"
-        more = f" and later in {len(layers) - 1} more" if len(layers) > 1 else ""
+        more = f" and later in {len(first_steps) - 1} more" if len(first_steps) > 1 else ""
         text = f"{series}: {what} in {origin}{more}"
-        place = {"series": series, "name": origin, "column": column}
-        yield Alert("non_finite", "error", int(table.steps[first]), text, place)
+        yield Alert("non_finite", "error", step, text, {"series": series, "name": origin, "column": column})
 
 
 def _dead_layers(series: str, table: LayerTable) -> Iterator[Alert]:

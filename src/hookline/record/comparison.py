@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePath
-from typing import Any
+from hashlib import sha256
+from pathlib import PurePath
+from typing import Any, NamedTuple
 
-from hookline.record.config_yaml import flatten_config, read_config
-from hookline.record.json_lines import NON_FINITE, NOT_METRICS, as_mapping
-from hookline.record.packing import HEADER_FIELDS, read_header
-from hookline.record.summary import RunSummary, read_rows
+import numpy as np
+
+from hookline.errors import RecordError
+from hookline.record import strict_json
+from hookline.record.config_yaml import REST, flatten_config, read_config
+from hookline.record.curves import Steps, Values, as_arrays, sort_by_step
+from hookline.record.json_lines import NOT_METRICS, as_mapping
+from hookline.record.packing import SeriesHeader
+from hookline.record.rows import columns_of_rows, read_layer_rows, read_rows
+from hookline.record.summary import Array, RunSummary
 
 MISSING = "(not there)"
 """Stands for a value that a run does not have."""
@@ -21,6 +29,7 @@ THERE = "(there)"
 """Stands for a hook that a run has and another one lacks."""
 
 _BY_THE_CLOCK = ("throughput/", "ranks/")  # metrics that differ between any two runs
+_CLOCK_COLUMNS = frozenset({"time", "memory"})  # series of layers with one of these do, too
 # Options of the trainer that cannot change what is computed.
 _CANNOT_CHANGE_NUMBERS = frozenset({
     "async_save", "console", "debug", "on_save_error", "output_dir", "rank_timeout", "record", "report",
@@ -47,8 +56,9 @@ class Parting:
     step: int | None
     """None if all numbers of the steps that both runs have are the same."""
     name: str
-    """The metric, or the series and the layer."""
+    """The metric, or the series, the layer and the statistic."""
     values: tuple[Any, Any]
+    """Its numbers in both runs; None for a histogram."""
     before: int
     """How many steps before it are the same in both runs."""
     last_same: int | None = None
@@ -64,7 +74,7 @@ def find_differences(runs: Sequence[RunSummary]) -> list[Difference]:
     The environment has the command line. Labels are left out. A hook that some of the runs lack is one difference.
     """
     sections = {
-        "config": [_config_values(run) for run in runs],
+        "config": _configs(runs),
         "hooks": _hook_values(runs),
         "environment": [_environment(run) for run in runs],
         "git": [flatten_config(run.run.get("git")) for run in runs],
@@ -78,6 +88,25 @@ def find_differences(runs: Sequence[RunSummary]) -> list[Difference]:
     return found
 
 
+def _configs(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
+    """Return the values of each config; if one of them cannot be read, only the seeds and which configs are there."""
+    try:
+        return [_config_values(run) for run in runs]
+    except RecordError:
+        return [{"seed": run.run.get("seed"), **_readable(run)} for run in runs]
+
+
+def _readable(run: RunSummary) -> dict[str, Any]:
+    path = None if run.path is None else run.path / "config.yaml"
+    if path is None or not os.path.lexists(path):
+        return {}
+    try:
+        read_config(path)
+    except RecordError as error:
+        return {path.name: str(error)}
+    return {path.name: THERE}
+
+
 def _config_values(run: RunSummary) -> dict[str, Any]:
     """Return the values of a config by their dotted keys, without its hooks, which are compared by name."""
     config = {} if run.path is None else read_config(run.path / "config.yaml")
@@ -87,6 +116,8 @@ def _config_values(run: RunSummary) -> dict[str, Any]:
     flat = flatten_config(values)
     if "trainer.seed" not in flat and run.run.get("seed") is not None:
         flat["seed"] = run.run["seed"]
+    if REST in flat:
+        flat[REST] = f"sha256 of the file {sha256(run.config.encode()).hexdigest()[:16]}"
     return flat
 
 
@@ -134,56 +165,121 @@ def _command_text(argv: Sequence[str]) -> str:
 # ---- the first step at which runs part -------------------------------------------------------------------------------
 
 
+class _Numbers(NamedTuple):
+    """Every number of a run that does not depend on the clock."""
+
+    metrics: dict[str, tuple[Steps, Values]]
+    """By metric: the steps in order, and the values."""
+    layers: dict[int, dict[SeriesHeader, Array]]
+    """By step: [names, columns], with a hash in place of each histogram, so that they take little memory."""
+
+    @property
+    def steps(self) -> Steps:
+        """Every step with a number."""
+        return np.unique(
+            np.concatenate([np.array([*self.layers], np.int64), *(own for own, _ in self.metrics.values())])
+        )
+
+
 def find_parting(first: RunSummary, second: RunSummary) -> Parting | None:
-    """Compare every number of the steps that two runs have in common, bit for bit; None if they have none in common.
+    """Compare every number that two runs have in common, bit for bit; None if they have no step in common.
 
-    Metrics that depend on the clock are left out.
+    Metrics that depend on the clock are left out, as are layers, statistics and metrics that only one of the runs has.
     """
-    numbers = [_numbers(run) for run in (first, second)]
-    common = sorted(numbers[0].keys() & numbers[1].keys())
-    for index, step in enumerate(common):
-        ours, theirs = numbers[0][step], numbers[1][step]
-        for name in sorted(ours.keys() & theirs.keys(), key=lambda name: (name != "train/loss", name)):
-            if not _same(ours[name], theirs[name]):
-                return Parting(step, name, (ours[name], theirs[name]), index, common[index - 1] if index else None)
-    return Parting(None, "", (None, None), len(common)) if common else None
+    return find_partings(first, [second])[0]
 
 
-def _numbers(run: RunSummary) -> dict[int, dict[str, Any]]:
-    """Return every number of a run by step and name; of layers, the packed numbers of a series."""
-    if run.path is None:
-        return {}
-    steps: dict[int, dict[str, Any]] = {}
-    for row in _rows(run.path / "metrics.jsonl"):
-        if type(row.get("step")) is int:
-            values = {name: row[name] for name in row if name not in NOT_METRICS and not name.startswith(_BY_THE_CLOCK)}
-            if values:
-                steps.setdefault(row["step"], {}).update(values)
-    series: dict[int, str] = {}
-    if (run.path / "layers.jsonl").exists():
-        for row in _rows(run.path / "layers.jsonl"):
-            if type(row.get("series")) is not int:  # not a line of ours
-                continue
-            if row.keys() >= HEADER_FIELDS:
-                header = read_header(row)
-                if header is not None and not {"time", "memory"} & set(header.columns):  # these depend on the clock
-                    series[row["series"]] = f"{header.series}: {', '.join(header.columns)}"
-            elif type(row.get("step")) is int and row["series"] in series:
-                packed = row.get("data", row.get("counts"))
-                steps.setdefault(row["step"], {})[series[row["series"]]] = packed
-    return steps
+def find_partings(first: RunSummary, others: Sequence[RunSummary]) -> list[Parting | None]:
+    """Compare several runs with the first one, whose files are read once; see `find_parting`."""
+    ours = _read_numbers(first)
+    return [_part(ours, _read_numbers(other)) for other in others]
 
 
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    for batch in read_rows(path, []):
-        yield from batch
+def _part(ours: _Numbers, theirs: _Numbers) -> Parting | None:
+    common = np.intersect1d(ours.steps, theirs.steps, assume_unique=True)
+    if not common.size:
+        return None
+    found = [*_different_metrics(ours, theirs), *_different_layers(ours, theirs)]
+    if not found:
+        return Parting(None, "", (None, None), int(common.size))
+    step, name, values = min(found, key=lambda one: (one[0], one[1] != "train/loss", one[1]))
+    before = int(np.searchsorted(common, step))
+    return Parting(step, name, values, before, int(common[before - 1]) if before else None)
 
 
-def _same(first: Any, second: Any) -> bool:
-    first, second = (NON_FINITE.get(one, one) if isinstance(one, str) else one for one in (first, second))
-    if isinstance(first, float) and isinstance(second, float) and math.isnan(first) and math.isnan(second):
-        return True
-    return bool(first == second)
+def _different_metrics(ours: _Numbers, theirs: _Numbers) -> Iterator[tuple[int, str, tuple[Any, Any]]]:
+    """Yield for each metric that differs the first step at which it does, and its values."""
+    for name in ours.metrics.keys() & theirs.metrics.keys():
+        (our_steps, our_values), (their_steps, their_values) = ours.metrics[name], theirs.metrics[name]
+        steps, at, their_at = np.intersect1d(our_steps, their_steps, assume_unique=True, return_indices=True)
+        first, second = our_values[at], their_values[their_at]
+        differs = (first != second) & ~(np.isnan(first) & np.isnan(second))
+        if differs.any():
+            index = int(differs.argmax())
+            yield int(steps[index]), name, _shown_values(float(first[index]), float(second[index]))
+
+
+def _different_layers(ours: _Numbers, theirs: _Numbers) -> Iterator[tuple[int, str, tuple[Any, Any]]]:
+    """Yield the statistics that differ at the first step at which one does."""
+    for step in sorted(ours.layers.keys() & theirs.layers.keys()):
+        first, second = ours.layers[step], theirs.layers[step]
+        same = {one for one in first.keys() & second.keys() if np.array_equal(first[one], second[one], equal_nan=True)}
+        cells, others = (_cells(rows, same) for rows in (first, second))
+        different = [key for key in cells.keys() & others.keys() if not _same(cells[key], others[key])]
+        for key in different:
+            series, name, column, bins = key
+            values = (None, None) if bins is not None else _shown_values(cells[key], others[key])
+            yield step, f"{series}: {column} of {name}", values
+        if different:
+            return
+
+
+def _cells(rows: Mapping[SeriesHeader, Array], same: set[SeriesHeader]) -> dict[tuple[str, str, str, int | None], Any]:
+    """Return the values of a step by series, name, column and bins, without those that are the same in both runs."""
+    return {
+        (header.series, name, column, header.bins): value
+        for header, values in rows.items()
+        if header not in same
+        for name, line in zip(header.names, values.tolist(), strict=True)
+        for column, value in zip(header.columns, line, strict=True)
+    }
+
+
+def _read_numbers(run: RunSummary) -> _Numbers:
+    """Read every number of a run; later lines of a step win."""
+    parts: dict[str, list[tuple[Steps, Values]]] = {}
+    layers: dict[int, dict[SeriesHeader, Array]] = {}
+    if run.path is not None:
+        for rows in read_rows(run.path / "metrics.jsonl", []):
+            for name, (steps, values) in columns_of_rows(rows).items():
+                if name not in NOT_METRICS and not name.startswith(_BY_THE_CLOCK):
+                    parts.setdefault(name, []).append(as_arrays(steps, values))
+        if (run.path / "layers.jsonl").exists():
+            for step, header, array in read_layer_rows(run.path / "layers.jsonl", []):
+                if _CLOCK_COLUMNS.isdisjoint(header.columns):
+                    written = layers.setdefault(step, {})
+                    written.pop(header, None)  # what comes later overwrites, also where headers overlap
+                    written[header] = array if header.bins is None else _hashes(array)
+    metrics = {
+        name: sort_by_step(np.concatenate([steps for steps, _ in own]), np.concatenate([values for _, values in own]))
+        for name, own in parts.items()
+    }
+    return _Numbers(metrics, layers)
+
+
+def _hashes(histograms: Array) -> Array:
+    """Return a hash of each histogram, [names, columns]."""
+    hashes = [hash(one.tobytes()) for one in histograms.reshape(-1, histograms.shape[2])]
+    return np.array(hashes, np.int64).reshape(histograms.shape[:2])
+
+
+def _same(first: float, second: float) -> bool:
+    return first == second or (math.isnan(first) and math.isnan(second))
+
+
+def _shown_values(first: float, second: float) -> tuple[Any, Any]:
+    """Return two numbers as JSON has them."""
+    return strict_json.simplify(first), strict_json.simplify(second)
 
 
 # ---- the likely cause ------------------------------------------------------------------------------------------------
@@ -252,7 +348,8 @@ def _rank(one: Difference, changing: set[str]) -> int | None:
     """Return how likely a difference changes numbers, 0 the most; None if it cannot."""
     section, _, option = one.key.partition(".")
     if one.section == "hooks":
-        return 2 if section in changing else None  # the others only watch
+        is_of = (one.key == name or one.key.startswith(f"{name}.") for name in changing)  # a name may have dots
+        return 2 if any(is_of) else None  # the others only watch
     if one.section == "git":
         return 4 if one.key in ("commit", "diff_hash") else None
     if one.section == "environment":

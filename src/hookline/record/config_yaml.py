@@ -14,6 +14,8 @@ from hookline.record.json_lines import read_bytes
 
 _MOST_VALUES, _DEEPEST, _LONGEST_KEY = 10_000, 32, 200  # of a config that is flattened
 _CUT = "…"  # stands for what is beyond these
+REST = "… (compared in part)"
+"""The key of a flattened config that tells that something was cut."""
 
 
 def as_yaml(config: Any) -> str:
@@ -59,15 +61,16 @@ def flatten_config(config: Any) -> dict[str, Any]:
 
     A few lines of YAML from elsewhere can stand for more values than fit into memory, because an alias may repeat a
     part that has aliases itself. So at most 10,000 values are visited, where 100 characters of a text count as one, and
-    32 levels; "…" stands for the rest.
+    32 levels; "…" stands for the rest, and the key `REST` tells that there is one.
     """
-    left = _MOST_VALUES
+    left, is_cut = _MOST_VALUES, False
 
     def copy(value: Any, depth: int) -> Any:
-        nonlocal left
+        nonlocal left, is_cut
         size = len(value) if isinstance(value, (str, bytes, set, frozenset)) else 0
         left -= 1 + (size // 100 if isinstance(value, (str, bytes)) else size)
         if left < 0 or depth > _DEEPEST:
+            is_cut = True
             return _CUT
         if isinstance(value, Mapping):
             items = islice(value.items(), left + 1)
@@ -76,7 +79,8 @@ def flatten_config(config: Any) -> dict[str, Any]:
             return [copy(item, depth + 1) for item in islice(value, left + 1)]
         return strict_json.simplify(value)
 
-    return dict(_dotted(copy(config, 0))) if isinstance(config, Mapping) else {}
+    flat = dict(_dotted(copy(config, 0))) if isinstance(config, Mapping) else {}
+    return {**flat, REST: _CUT} if is_cut else flat
 
 
 def _dotted(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

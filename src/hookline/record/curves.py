@@ -44,7 +44,8 @@ class Curve:
         self._greatest: Point | None = None
         self._non_finite: tuple[int, int] | None = None
         self._starts: Steps = np.empty(0, np.int64)
-        self._data: Values = np.empty((4, 0))  # the lowest, the highest, the sum and the number of the finite values
+        # The lowest, the highest, the sum and the number of the finite values, and the step of the highest.
+        self._data: Values = np.empty((5, 0))
         self._pending_steps: list[int] = []
         self._pending_values: list[Any] = []
 
@@ -72,6 +73,11 @@ class Curve:
     def highest(self) -> Values:
         """The highest finite value of each range; NaN where there is none."""
         return self._row(1)
+
+    @property
+    def highest_at(self) -> Steps:
+        """The step of the highest value of each range; the first of several."""
+        return self._row(4).astype(np.int64)
 
     @property
     def mean(self) -> Values:
@@ -127,15 +133,11 @@ class Curve:
         """Move the values that have arrived since the last call into the ranges."""
         if not self._pending_steps:
             return
-        steps, values = _as_numbers(self._pending_steps, self._pending_values)
+        steps, values = as_arrays(self._pending_steps, self._pending_values)
         self._pending_steps, self._pending_values = [], []
         if not steps.size:
             return
-        if (steps[1:] <= steps[:-1]).any():  # sort, and keep the last value of each step
-            order = np.argsort(steps, kind="stable")
-            steps, values = steps[order], values[order]
-            is_latest = np.append(steps[1:] != steps[:-1], True)
-            steps, values = steps[is_latest], values[is_latest]
+        steps, values = sort_by_step(steps, values)
         finite = np.isfinite(values)
         self._points += steps.size
         if self._last is None or steps[-1] >= self._last.step:
@@ -147,7 +149,7 @@ class Curve:
             self._select(~replaced)
         shown = np.where(finite, values, np.nan)
         self._starts = np.concatenate([self._starts, steps - steps % self.width])
-        self._data = np.hstack([self._data, [shown, shown, np.where(finite, values, 0.0), finite]])
+        self._data = np.hstack([self._data, [shown, shown, np.where(finite, values, 0.0), finite, steps]])
         if not is_new:
             self._select(np.argsort(self._starts, kind="stable"))
         if self.width == 1:
@@ -172,10 +174,16 @@ class Curve:
     def _merge_ranges(self) -> None:
         """Merge entries of the same range, which are neighbours."""
         is_first = np.append(True, self._starts[1:] != self._starts[:-1])
-        if not is_first.all():
-            begins, merge = np.flatnonzero(is_first), (np.fmin, np.fmax, np.add, np.add)
-            self._data = np.array([one.reduceat(row, begins) for one, row in zip(merge, self._data, strict=True)])
-            self._starts = self._starts[begins]
+        if is_first.all():
+            return
+        begins, merge = np.flatnonzero(is_first), (np.fmin, np.fmax, np.add, np.add)
+        with np.errstate(over="ignore", invalid="ignore"):  # sums of values near the largest float
+            merged = [one.reduceat(row, begins) for one, row in zip(merge, self._data[:4], strict=True)]
+        is_highest = self._data[1] == merged[1][np.cumsum(is_first) - 1]
+        at = np.fmin.reduceat(np.where(is_highest, self._data[4], np.inf), begins)
+        self._starts = self._starts[begins]
+        at = np.where(np.isfinite(at), at, self._starts)  # of a range without a finite value
+        self._data = np.array([*merged, at])
 
     def _note_extremes(self, steps: Steps, values: Values, finite: NDArray[np.bool_]) -> None:
         """Update the extremes and the count of values that are not finite, with values in the order of their steps."""
@@ -192,15 +200,24 @@ class Curve:
                 self._greatest = Point(int(steps[high]), float(values[high]))
 
 
-def _as_numbers(steps: list[int], values: list[Any]) -> tuple[Steps, Values]:
+def sort_by_step(steps: Steps, values: Values) -> tuple[Steps, Values]:
+    """Return values in the order of their steps, and of each step the last one."""
+    if not (steps[1:] <= steps[:-1]).any():
+        return steps, values
+    order = np.argsort(steps, kind="stable")
+    steps, values = steps[order], values[order]
+    is_latest = np.append(steps[1:] != steps[:-1], True)
+    return steps[is_latest], values[is_latest]
+
+
+def as_arrays(steps: Sequence[int], values: Sequence[Any]) -> tuple[Steps, Values]:
     """Return arrays without the values that are not numbers, which only a damaged or foreign record has."""
-    try:
-        numbers = np.array(steps, np.int64), np.array(values, np.float64)
-    except (ValueError, TypeError, OverflowError):
-        pass
-    else:
-        if numbers[1].ndim == 1 and min(steps) >= -FARTHEST_STEP and max(steps) <= FARTHEST_STEP:
-            return numbers
+    # NumPy would also convert texts such as "12", and None to NaN.
+    if set(map(type, values)) <= {int, float} and min(steps) >= -FARTHEST_STEP and max(steps) <= FARTHEST_STEP:
+        try:
+            return np.array(steps, np.int64), np.array(values, np.float64)
+        except OverflowError:  # an integer that no float holds
+            pass
     found = zip(steps, map(as_number, values), strict=True)
     kept = [(step, number) for step, number in found if number is not None and is_step(step)]
     return np.array([step for step, _ in kept], np.int64), np.array([value for _, value in kept], np.float64)

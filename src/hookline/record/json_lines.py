@@ -24,6 +24,9 @@ TEXT_FIELDS = frozenset({
 })  # fmt: skip
 FARTHEST_STEP = 1 << 53  # numbers beyond are not exact in every reader of JSON
 _BATCH = 10_000  # lines
+_DEEPEST = (
+    64  # levels of a value; the record writes fewer, and readers of deeper ones would exceed Python's recursion limit
+)
 _APPEND = os.O_RDWR | os.O_APPEND | os.O_CREAT
 
 
@@ -111,7 +114,23 @@ def read_jsonl(path: Path | str) -> tuple[list[dict[str, Any]], bool]:
 
     The strings that stand for non-finite numbers become numbers again, except in fields that contain text.
     """
-    lines = [line for line in read_lines(Path(path)).split(b"\n") if line]
+    return read_records(Path(path), Path(path).parent)
+
+
+def read_records(path: Path, run_dir: Path) -> tuple[list[dict[str, Any]], bool]:
+    """Read the whole lines of a file of a run, as `read_jsonl` does.
+
+    Args:
+        path: The file.
+        run_dir: The run's directory, whose owner may be writing the last line.
+
+    Returns:
+        The lines, and whether any other line is incomplete.
+
+    Raises:
+        RecordError: If the file cannot be read.
+    """
+    lines = [line for line in read_lines(path, run_dir).split(b"\n") if line]
     records = [record for batch in parse_lines(lines) for record in batch]
     for record in records:
         for key, value in record.items():
@@ -120,16 +139,18 @@ def read_jsonl(path: Path | str) -> tuple[list[dict[str, Any]], bool]:
     return records, len(records) < len(lines)
 
 
-def whole_lines(path: Path | str) -> list[dict[str, Any]]:
-    """Read the whole lines of a file and warn of a torn one at the line that called the public reader."""
-    records, torn = read_jsonl(path)
-    if torn:
-        message = f"{path}: a line was torn because its writer was killed; the whole lines were read"
-        depth = 1
-        while sys._getframe(depth).f_globals.get("__name__", "").startswith("hookline.record."):
-            depth += 1  # `load_run` calls the other public readers
-        warn(message, stacklevel=depth + 1)
-    return records
+def warn_of_torn_line(path: Path) -> None:
+    """Warn that a line of a file was left out."""
+    warn_at_caller(f"{path}: a line was torn because its writer was killed; the whole lines were read")
+
+
+def warn_at_caller(message: str) -> None:
+    """Issue a `RuntimeWarning` at the line that called the public reader."""
+    depth = 1
+    # `load_run` calls the other public readers, and `load_run(…).media` is read by functools.
+    while f"{sys._getframe(depth).f_globals.get('__name__')}.".startswith(("hookline.record.", "functools.")):
+        depth += 1
+    warn(message, stacklevel=depth + 1)
 
 
 def directory_of(run_dir: Path | str | None) -> Path:
@@ -147,8 +168,8 @@ def parse_lines(lines: Sequence[bytes]) -> Iterator[list[dict[str, Any]]]:
     for begin in range(0, len(lines), _BATCH):
         batch = lines[begin : begin + _BATCH]
         try:
-            records = json.loads(b"[%s]" % b",".join(batch))
-        except (ValueError, RecursionError):
+            records = parse_json(b"[%s]" % b",".join(batch))
+        except ValueError:
             records = []
         if len(records) == len(batch) and set(map(type, records)) == {dict}:
             yield records
@@ -156,7 +177,7 @@ def parse_lines(lines: Sequence[bytes]) -> Iterator[list[dict[str, Any]]]:
             yield [record for line in batch if (record := _parse(line)) is not None]
 
 
-def read_lines(path: Path) -> bytes:
+def read_lines(path: Path, run_dir: Path) -> bytes:
     """Read a file of lines, without a last line that the process which owns the run is still writing.
 
     Raises:
@@ -164,7 +185,7 @@ def read_lines(path: Path) -> bytes:
     """
     content = read_bytes(path)
     is_ended = not content or content.endswith(b"\n")
-    return content if is_ended or not has_owner(path.parent) else content[: content.rfind(b"\n") + 1]
+    return content if is_ended or not has_owner(run_dir) else content[: content.rfind(b"\n") + 1]
 
 
 def as_number(value: Any) -> float | None:
@@ -205,9 +226,27 @@ def read_bytes(path: Path) -> bytes:
         raise RecordError(f"cannot read {path}: {reason}. A run's directory is runs/<run_id>") from error
 
 
+def parse_json(text: bytes) -> Any:
+    """Return what a JSON text contains. Raises `ValueError` if it is not JSON, or nested deeper than records are."""
+    try:
+        value = json.loads(text)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    lines = len(value) if isinstance(value, list) else 0
+    if text.count(b"[") + text.count(b"{") > _DEEPEST + lines and _is_deeper(value, _DEEPEST):
+        raise ValueError("nested too deeply")
+    return value
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    if not isinstance(value, (dict, list)):
+        return False
+    return not levels or any(_is_deeper(one, levels - 1) for one in (value.values() if type(value) is dict else value))
+
+
 def _parse(line: bytes) -> dict[str, Any] | None:
     try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
+        record = parse_json(line)
+    except ValueError:
         return None
     return record if isinstance(record, dict) else None

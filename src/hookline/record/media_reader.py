@@ -11,10 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hookline._console import warn
 from hookline._fs import refuse_link
 from hookline.errors import RecordError
-from hookline.record.json_lines import NON_FINITE, as_number, directory_of, is_step, read_bytes, read_jsonl, whole_lines
+from hookline.record.json_lines import (
+    NON_FINITE,
+    as_number,
+    directory_of,
+    is_step,
+    read_bytes,
+    read_jsonl,
+    warn_at_caller,
+    warn_of_torn_line,
+)
 
 LARGEST_SIDE = 4096  # pixels of an image
 PNG = b"\x89PNG\r\n\x1a\n"  # how such a file begins
@@ -77,7 +85,10 @@ def read_newest_media(run_dir: Path | str | None, most: int | None = None) -> It
         return
     counts: Counter[str] = Counter()
     unreadable = []
-    for line in _newest_lines(whole_lines(path)):
+    lines, is_torn = read_jsonl(path)
+    if is_torn:
+        warn_of_torn_line(path)
+    for line in _newest_lines(lines):
         counts[line["name"]] += 1
         if most is not None and counts[line["name"]] > most:
             continue
@@ -89,7 +100,7 @@ def read_newest_media(run_dir: Path | str | None, most: int | None = None) -> It
             yield MediaRow(line["step"], epoch if type(epoch) is int else 0, time, line["name"], content)
     if unreadable:
         what = f"{unreadable[-1]} is missing or damaged" + (f", and {len(unreadable) - 1} more" * (len(unreadable) > 1))
-        warn(f"{path}: {what[:300]}; the others were read", stacklevel=3)
+        warn_at_caller(f"{path}: {what[:300]}; the others were read")
 
 
 def count_media(run_dir: Path | str) -> int:

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from hookline.errors import RecordError, nearest
-from hookline.record.json_lines import NON_FINITE, RESERVED, TEXT_FIELDS, as_number, directory_of, whole_lines
-from hookline.record.packing import HEADER_FIELDS, SeriesHeader, read_header, unpack
+from hookline.record.json_lines import NON_FINITE, RESERVED, directory_of, warn_of_torn_line
+from hookline.record.packing import SeriesHeader
+from hookline.record.rows import read_event_rows, read_layer_rows, read_rows
 
 _MOST_GAPS = 1000  # places of a table per value in the file: hooks that change leave some places without a value
 _Steps = dict[int, dict[SeriesHeader, torch.Tensor]]  # the values of a series that were read so far
@@ -28,20 +29,19 @@ def read_metrics(run_dir: Path | str | None) -> list[dict[str, Any]]:
     comes later. The line that marks where it resumed is not a row. A line that was torn by a kill is left out with a
     `RuntimeWarning`.
     """
+    path, incomplete = directory_of(run_dir) / "metrics.jsonl", list[str]()
     steps: dict[int, dict[str, Any]] = {}
-    for record in whole_lines(directory_of(run_dir) / "metrics.jsonl"):
-        step = record.get("step")
-        if type(step) is not int:  # not a line of ours
-            continue
-        for name in TEXT_FIELDS & record.keys():  # a metric may be named `error`, and all metrics are numbers
-            if isinstance(record[name], str):
-                record[name] = NON_FINITE.get(record[name], record[name])
-        if "resumed" in record:  # the run went back to this step, so later ones of an earlier attempt do not count
-            steps = {one: earlier for one, earlier in steps.items() if one <= step}
-            del record["resumed"]
-            if record.keys() <= RESERVED:
+    for rows in read_rows(path, incomplete):
+        for row in rows:
+            if type(row.get("step")) is not int or row.keys() - RESERVED == {"resumed"}:
                 continue
-        steps.setdefault(step, {}).update(record)
+            row.pop("resumed", None)
+            for name, value in row.items():  # all metrics are numbers, also one that is named `error`
+                if isinstance(value, str):
+                    row[name] = NON_FINITE.get(value, value)
+            steps.setdefault(row["step"], {}).update(row)
+    if incomplete:
+        warn_of_torn_line(path)
     return list(steps.values())
 
 
@@ -50,15 +50,11 @@ def read_metrics(run_dir: Path | str | None) -> list[dict[str, Any]]:
 
 def read_events(run_dir: Path | str | None) -> list[dict[str, Any]]:
     """Read a run's events in the order of their times; those that concern one rank other than 0 have its `rank`."""
-    directory = directory_of(run_dir)
-    events = whole_lines(directory / "events.jsonl")
-    for path in (directory / "ranks").glob("*/events.jsonl"):
-        events += whole_lines(path)
-    return sorted(events, key=_time_of)
-
-
-def _time_of(event: dict[str, Any]) -> float:
-    return as_number(event.get("time")) or 0.0
+    directory, incomplete = directory_of(run_dir), list[str]()
+    events = read_event_rows(directory, incomplete)
+    for file in incomplete:
+        warn_of_torn_line(directory / file)
+    return events
 
 
 # ---- layers.jsonl ----------------------------------------------------------------------------------------------------
@@ -100,23 +96,13 @@ def read_written_layers(run_dir: Path | str | None) -> dict[str, tuple[LayerSeri
     if not os.path.lexists(path) and os.path.isdir(directory):  # noqa: PTH112 - unlike Path's, it never raises
         return {}
     found: dict[str, _Steps] = {}
-    headers: dict[Any, SeriesHeader] = {}
-    for record in whole_lines(path):
-        if not all(isinstance(record.get(key, 0), int) for key in ("series", "step", "resumed")):
-            continue  # not a line of ours
-        header = headers.get(record.get("series"))
-        if "resumed" in record:
-            for name, steps in found.items():
-                found[name] = {step: written for step, written in steps.items() if step <= record["resumed"]}
-        elif record.keys() >= HEADER_FIELDS:
-            if (found_header := read_header(record)) is not None:
-                headers[record["series"]] = found_header
-        elif "step" in record and header is not None:
-            values = unpack(record, math.prod(header.shape))
-            if values is not None:  # otherwise the line is damaged
-                written = found.setdefault(header.series, {}).setdefault(record["step"], {})
-                written.pop(header, None)  # what comes later overwrites, also where headers overlap
-                written[header] = torch.from_numpy(values).reshape(header.shape)
+    incomplete: list[str] = []
+    for step, header, values in read_layer_rows(path, incomplete):
+        written = found.setdefault(header.series, {}).setdefault(step, {})
+        written.pop(header, None)  # what comes later overwrites, also where headers overlap
+        written[header] = torch.from_numpy(values)
+    if incomplete:
+        warn_of_torn_line(path)
     return {name: _merge_headers(steps) for name, steps in found.items()}
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from hookline._fs import open_plain
 from hookline.errors import RecordError
-from hookline.record.json_lines import as_number
+from hookline.record.json_lines import as_number, parse_json
 from hookline.record.labels import Labels, read_labels
 from hookline.record.lock import has_owner
 
@@ -55,8 +55,8 @@ class RunFiles:
         path = Path(directory)
         try:
             with open(open_plain(path / RUN, os.O_RDONLY), "rb") as file:  # noqa: PTH123 - a descriptor, not a path
-                run = json.loads(file.read(_LARGEST))
-        except (OSError, ValueError, RecursionError) as error:
+                run = parse_json(file.read(_LARGEST))
+        except (OSError, ValueError) as error:
             missing = isinstance(error, (FileNotFoundError, NotADirectoryError))
             why = f"has no {RUN}" if missing else f"its {RUN} cannot be read or is damaged"
             raise RecordError(f"{path} is not a run: {why}; a run's directory is runs/<run_id>") from error

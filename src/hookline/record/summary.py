@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,31 +19,27 @@ from numpy.typing import NDArray
 
 from hookline._console import logger
 from hookline.errors import RecordError
+from hookline.record import strict_json
 from hookline.record.curves import Curve
-from hookline.record.json_lines import (
-    NOT_METRICS,
-    as_number,
-    is_step,
-    mappings_in,
-    parse_lines,
-    read_bytes,
-    read_jsonl,
-    read_lines,
-)
+from hookline.record.json_lines import NOT_METRICS, as_number, mappings_in, read_bytes
 from hookline.record.media_reader import Image, MediaRow, count_media, read_newest_media
-from hookline.record.packing import HEADER_FIELDS, Floats, SeriesHeader, read_header, unpack
+from hookline.record.packing import Floats, SeriesHeader
+from hookline.record.rows import columns_of_rows, read_event_rows, read_layer_rows, read_rows
 from hookline.record.runs import RunFiles
 
 if TYPE_CHECKING:
     from hookline.record.layers import LayerRow
 
 STEP_PARTS = ("step", "data_wait", "forward_backward", "optimizer", "hooks")  # of which throughput records the seconds
-MOST_EVENTS = 1000  # as many of the first and as many of the last are kept
+MOST_EVENTS = 1000  # of a kind: as many of the first and as many of the last are kept
+_MOST_KINDS = 100  # of events: more than there are; those of further kinds are kept as if they were of one
 MOST_MEDIA = 8  # the newest tables and images of each name
 MOST_MEDIA_BYTES = {"image": 1 << 20, "table": 4 << 20}  # of all images, and about what all tables take in memory
 _MOST_CELLS = 150_000  # of a table of layers over a run
 _MOST_COUNTS = 400_000  # of a table of histograms
 _MOST_HEADERS = 16  # of a series: more than hooks that share one, or change, make
+_MOST_NAMES = 10_000  # of layers with values that are not finite
+_NON_FINITE_COLUMNS = ("nans", "infs")
 _OCTAVES = 48  # of the histograms, in both directions, down from the largest value that a layer had
 _NO_OCTAVE = -1000  # stands for the octave of the largest value of a layer that had none
 WINDOW_COLUMNS = {  # by series of histograms and their column: the statistic that says in which octave its bins end
@@ -65,13 +61,14 @@ class Ranges:
 
     def __init__(self, most: int, merge: Callable[[Array, Array], Array]) -> None:
         self.width = 1
+        self.last = 0  # the last step
         self.starts: list[int] = []  # the first step of each range
         self.arrays: list[Array] = []
         self._most, self._merge = most, merge
 
     def add(self, step: int, array: Array) -> None:
         """Add the array of a step, which may come late."""
-        start = step - step % self.width
+        start, self.last = step - step % self.width, max(step, self.last) if self.starts else step
         place = len(self.starts) if not self.starts or start > self.starts[-1] else bisect_left(self.starts, start)
         if place < len(self.starts) and self.starts[place] == start:
             self.arrays[place] = self._merge(self.arrays[place], array)
@@ -80,9 +77,33 @@ class Ranges:
         self.arrays.insert(place, array)
         if len(self.starts) > self._most:
             starts, arrays = self.starts, self.arrays
-            self.width, self.starts, self.arrays = self.width * 2, [], []
+            last, self.width, self.starts, self.arrays = self.last, self.width * 2, [], []
             for start, array in zip(starts, arrays, strict=True):
                 self.add(start, array)
+            self.last = last
+
+
+class EventsOfKind:
+    """Events of one kind: the first and the last ones, and how often those came that say the same."""
+
+    def __init__(self) -> None:
+        self.first: list[tuple[int, dict[str, Any]]] = []  # with their places among all events
+        self.last: deque[tuple[int, dict[str, Any]]] = deque(maxlen=MOST_EVENTS)
+        self._alike: dict[int, tuple[int, dict[str, Any]]] = {}  # by hash: the first one and its place
+        self._counts: Counter[int] = Counter()
+
+    def add(self, place: int, event: dict[str, Any]) -> None:
+        """Add the event at a place among all events."""
+        (self.first if len(self.first) < MOST_EVENTS else self.last).append((place, event))
+        said = hash(strict_json.dumps({key: value for key, value in event.items() if key not in ("time", "step")}))
+        if said in self._alike or len(self._alike) < MOST_EVENTS:
+            self._alike.setdefault(said, (place, event))
+            self._counts[said] += 1
+
+    @property
+    def distinct(self) -> list[tuple[int, dict[str, Any], int]]:
+        """The first thousand that differ in more than time and step: the place, the event, and how often it came."""
+        return [(place, event, self._counts[said]) for said, (place, event) in self._alike.items()]
 
 
 @dataclass(frozen=True)
@@ -122,9 +143,10 @@ class HistogramTable:
 class RunSummary:
     """A run in bounded memory; a sink of its record.
 
-    It takes at most 45 kB for each metric, 1 MB for each series of statistics per layer and 4 MB for each series of
+    It takes at most 52 kB for each metric, 1 MB for each series of statistics per layer and 4 MB for each series of
     histograms, as long as a series has fewer than 40,000 values a step, 1 MB for all images and 4 MB for all tables. A
-    series whose layers change takes as much for each set of layers, of which it keeps 16.
+    series whose layers change takes as much for each set of layers, of which it keeps 16. Of each kind of events
+    it keeps the first and the last thousand.
 
     Args:
         run: The fields of run.json.
@@ -140,8 +162,10 @@ class RunSummary:
         self.media: list[MediaRow] = []  # the newest ones
         self.media_count = 0  # of all
         self.incomplete: list[str] = []  # files with a line that is not whole, as after a kill
-        self._first_events: list[dict[str, Any]] = []
-        self._last_events: list[dict[str, Any]] = []
+        self.first_non_finite: dict[tuple[str, str], dict[str, int]] = {}
+        """By series and column (nans, infs): the first step at which each layer had some."""
+        self._events: dict[str | None, EventsOfKind] = {}
+        self._event_count = 0
         self._layers: dict[SeriesHeader, Ranges] = {}
         self._histograms: dict[tuple[str, tuple[str, ...]], Ranges] = {}
         self._window_ends: dict[tuple[str, str], tuple[int, dict[str, float]]] = {}  # of the newest step
@@ -150,16 +174,14 @@ class RunSummary:
 
     def write_metrics(self, rows: Iterable[dict[str, Any]], /) -> None:
         """Add rows of metrics.jsonl."""
-        for columns in _columns([*rows]):
-            steps = columns["step"]
-            for name, values in columns.items():
-                if name == "time":
-                    self.times.extend(steps, values)
-                elif name not in NOT_METRICS:
-                    curve = self.curves.get(name)
-                    if curve is None:
-                        curve = self.curves[name] = Curve()
-                    curve.extend(steps, values)
+        for name, (steps, values) in columns_of_rows([*rows]).items():
+            if name == "time":
+                self.times.extend(steps, values)
+            elif name not in NOT_METRICS:
+                curve = self.curves.get(name)
+                if curve is None:
+                    curve = self.curves[name] = Curve()
+                curve.extend(steps, values)
 
     def write_layers(self, rows: Iterable[LayerRow], /) -> None:
         """Add steps of statistics per layer."""
@@ -169,13 +191,11 @@ class RunSummary:
     def write_events(self, rows: Iterable[dict[str, Any]], /) -> None:
         """Add rows of events.jsonl."""
         for row in rows:
-            self.event_counts[str(row.get("kind"))] += 1
-            if len(self._first_events) < MOST_EVENTS:
-                self._first_events.append(row)
-            else:
-                self._last_events.append(row)
-                if len(self._last_events) >= 2 * MOST_EVENTS:
-                    del self._last_events[:-MOST_EVENTS]
+            kind = str(row.get("kind"))
+            self.event_counts[kind] += 1
+            self._event_count += 1
+            key = kind if kind in self._events or len(self._events) < _MOST_KINDS else None
+            self._events.setdefault(key, EventsOfKind()).add(self._event_count, row)
 
     def write_media(self, rows: Iterable[MediaRow], /) -> None:
         """Add tables and images; of each name the newest are kept, except those for which there is no room."""
@@ -193,10 +213,21 @@ class RunSummary:
             _make_room(self._layers, header.series)
             ranges = self._layers[header] = Ranges(min(max(_MOST_CELLS // cells, 4), 400), farther_from_zero)
         ranges.add(step, values)
+        self._note_non_finite(step, header, values)
         for series, column in WINDOW_COLUMNS.values():
             if header.series == series and column in header.columns:
                 ends = values[:, header.columns.index(column)].tolist()
                 self._window_ends[series, column] = step, dict(zip(header.names, ends, strict=True))
+
+    def _note_non_finite(self, step: int, header: SeriesHeader, values: Floats) -> None:
+        """Keep where values that are not finite came first, which ranges of steps do not tell."""
+        for column in _NON_FINITE_COLUMNS:
+            if column in header.columns:
+                found = self.first_non_finite.setdefault((header.series, column), {})
+                for index in np.flatnonzero(values[:, header.columns.index(column)] > 0).tolist():
+                    name = header.names[index]
+                    if step < found.get(name, math.inf) and (name in found or len(found) < _MOST_NAMES):
+                        found[name] = step
 
     def _add_histograms(self, step: int, header: SeriesHeader, column: str, counts: Floats) -> None:
         """Add histograms whose windows are known: each counts the octaves below its largest value."""
@@ -215,8 +246,18 @@ class RunSummary:
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """The first and the last events; `event_counts` counts all."""
-        return [*self._first_events, *self._last_events[-MOST_EVENTS:]]
+        """The first and the last events of each kind in their order; `event_counts` counts all."""
+        found = [one for own in self._events.values() for one in (*own.first, *own.last)]
+        return [event for _, event in sorted(found, key=lambda one: one[0])]
+
+    @property
+    def distinct_events(self) -> list[tuple[dict[str, Any], int]]:
+        """Events that differ in more than time and step, each as it came first, and how often it came.
+
+        Of each kind there are at most a thousand.
+        """
+        found = [one for own in self._events.values() for one in own.distinct]
+        return [(event, count) for _, event, count in sorted(found, key=lambda one: one[0])]
 
     @property
     def hooks(self) -> list[Mapping[str, Any]]:
@@ -246,9 +287,10 @@ class RunSummary:
 
     @property
     def histograms(self) -> dict[str, HistogramTable]:
-        """The histograms per layer, by series; of one whose layers changed, those that came last."""
+        """The histograms per layer, by series; of one whose layers changed, those of the latest step."""
         found = {}
-        for (series, names), ranges in self._histograms.items():
+        by_age = sorted(self._histograms.items(), key=lambda one: (one[1].last, len(one[1].starts)))
+        for (series, names), ranges in by_age:  # the latest one wins
             arrays = np.stack(ranges.arrays)
             tops = arrays[..., 0].max(axis=0)
             found[series] = HistogramTable(names, tops, np.array(ranges.starts), _move_window(arrays, tops)[..., 1:])
@@ -279,104 +321,12 @@ class RunSummary:
         for rows in read_rows(path / "metrics.jsonl", summary.incomplete, until):
             summary.write_metrics(rows)
         if (path / "layers.jsonl").exists():
-            headers: dict[Any, SeriesHeader] = {}
-            for rows in read_rows(path / "layers.jsonl", summary.incomplete, until):
-                summary._read_layers(rows, headers)
+            for step, header, values in read_layer_rows(path / "layers.jsonl", summary.incomplete, until):
+                summary._add_layers(step, header, values)
         if media:
             summary.media, summary.media_count = _with_room(read_newest_media(path, MOST_MEDIA)), count_media(path)
-        events, is_incomplete = read_jsonl(path / "events.jsonl")
-        for one in (path / "ranks").glob("*/events.jsonl"):
-            events += read_jsonl(one)[0]
-        summary.incomplete += ["events.jsonl"] * is_incomplete
-        summary.write_events(sorted(events, key=_time_of))
+        summary.write_events(read_event_rows(path, summary.incomplete))
         return summary
-
-    def _read_layers(self, rows: Sequence[dict[str, Any]], headers: dict[Any, SeriesHeader]) -> None:
-        for row in rows:
-            if type(row.get("series")) is not int:  # not a line of ours
-                continue
-            if row.keys() >= HEADER_FIELDS:
-                if (header := read_header(row)) is not None:
-                    headers[row["series"]] = header
-            elif is_step(row.get("step")) and row["series"] in headers:
-                header = headers[row["series"]]
-                values = unpack(row, int(np.prod(header.shape)))
-                if values is not None:  # otherwise the line is damaged
-                    self._add_layers(row["step"], header, values.reshape(header.shape))
-
-
-def read_rows(path: Path, incomplete: list[str], until: int | None = None) -> Iterator[list[dict[str, Any]]]:
-    """Yield the rows of metrics.jsonl or layers.jsonl in batches, without those that a resumed run has discarded.
-
-    Args:
-        path: The file.
-        incomplete: Receives the file's name if a line in it is incomplete.
-        until: The last step to yield rows of.
-
-    Raises:
-        RecordError: If the file cannot be read.
-    """
-    attempts = list(_attempts(read_lines(path)))
-    for attempt, limit in zip(attempts, _last_steps(attempts, until), strict=True):
-        lines = [line for line in attempt[0].split(b"\n") if line]
-        count = 0
-        for batch in parse_lines(lines):
-            count += len(batch)
-            yield batch if limit is None else [row for row in batch if not _is_after(row.get("step"), limit)]
-        if count < len(lines) and path.name not in incomplete:
-            incomplete.append(path.name)
-
-
-def _columns(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, list[Any]]]:
-    """Yield the columns of rows that have the same fields; rows without a step are not ours."""
-    names = tuple(rows[0]) if rows else ()
-    if set(map(len, rows)) == {len(names)}:
-        try:
-            columns = {name: [row[name] for row in rows] for name in names}
-        except KeyError:
-            pass
-        else:  # all rows have the same fields, as most do
-            if set(map(type, columns.get("step", ()))) == {int}:
-                yield columns
-                return
-    alike: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    for row in rows:
-        if type(row.get("step")) is int:
-            alike.setdefault(tuple(row), []).append(row)
-    for fields, group in alike.items():
-        yield {name: [row[name] for row in group] for name in fields}
-
-
-def _attempts(content: bytes) -> Iterator[tuple[bytes, int | None]]:
-    """Split a file where the run was resumed; yield each part and the step that it begins after, None for the first."""
-    begin, resumed_at, found = 0, None, content.find(b'"resumed":')
-    while found >= 0:
-        line_begin, line_end = content.rfind(b"\n", 0, found) + 1, content.find(b"\n", found)
-        line_end = len(content) if line_end < 0 else line_end
-        for marker in [one for batch in parse_lines([content[line_begin:line_end]]) for one in batch]:
-            step = marker.get("step", marker.get("resumed"))
-            if "resumed" in marker and type(step) is int:
-                yield content[begin:line_begin], resumed_at
-                begin, resumed_at = line_begin, step
-        found = content.find(b'"resumed":', line_end)
-    yield content[begin:], resumed_at
-
-
-def _last_steps(attempts: Sequence[tuple[bytes, int | None]], until: int | None) -> list[int | None]:
-    """Return the last step that counts of each attempt: the first one that a later attempt began after."""
-    limits, limit = [], until
-    for _, resumed_at in reversed(attempts):
-        limits.append(limit)
-        limit = min((one for one in (limit, resumed_at) if one is not None), default=None)
-    return limits[::-1]
-
-
-def _is_after(step: Any, limit: int) -> bool:
-    return type(step) is int and step > limit
-
-
-def _time_of(event: dict[str, Any]) -> float:
-    return as_number(event.get("time")) or 0.0
 
 
 def _with_room(newest_first: Iterable[MediaRow]) -> list[MediaRow]:
@@ -408,7 +358,7 @@ def _make_room(tables: dict[Any, Ranges], series: str) -> None:
     """
     own = [header for header in tables if header[0] == series]
     if len(own) >= _MOST_HEADERS:
-        del tables[min(own, key=lambda header: tables[header].starts[-1])]
+        del tables[min(own, key=lambda header: tables[header].last)]
 
 
 def farther_from_zero(first: Array, second: Array) -> Array:
