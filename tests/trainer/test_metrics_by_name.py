@@ -180,6 +180,28 @@ def test_a_batch_whose_targets_are_all_ignored_has_no_part_in_the_mean() -> None
     assert math.isnan(rows(trainer)[-1]["train/epoch_accuracy"])
 
 
+def test_a_micro_batch_whose_targets_are_all_ignored_has_no_part_in_the_step() -> None:
+    """The step's accuracy is that of the other micro-batch; without any it is not a number."""
+    ignored, counted = make_batches(8, 8)
+    ignored[1].fill_(-100)
+    options: dict[str, Any] = {"loss_fn": lambda output, target: output.sum() * 1e-9}
+    alone = make_trainer(["accuracy"], batches=[counted], **options)
+    alone.train()
+    trainer = make_trainer(["accuracy"], batches=[ignored, counted, ignored, ignored], accumulate=2, **options)
+    trainer.train()
+    found = [row["train/accuracy"] for row in rows(trainer)]
+    assert found[0] == rows(alone)[0]["train/accuracy"] and math.isnan(found[1])
+
+
+def test_an_error_that_is_not_a_number_makes_the_epoch_one() -> None:
+    """Every sample of an error counts, so a diverged epoch cannot look better than it is."""
+    batches = [(torch.full((2, 1), value), torch.zeros(2, 1)) for value in (1.0, math.nan)]
+    trainer = make_trainer(["mse", "mae"], nn.Linear(1, 1), batches, loss_fn=nn.functional.mse_loss)
+    trainer.train()
+    last = rows(trainer)[-1]
+    assert math.isnan(last["train/epoch_mse"]) and math.isnan(last["train/epoch_mae"])
+
+
 def plain_run(batches: Any) -> SimpleTrainer:
     trainer = make_trainer(None, batches=batches)
     trainer.train()

@@ -27,6 +27,8 @@ class SumMetric(ABC):
 
     is_mean = False
     """Whether it is a mean over samples, so that its value for one training batch means something."""
+    may_be_missing = False
+    """Whether a batch may have no value of it, because all its targets may be ignored; the value is NaN then."""
     name: str
     """What a config calls it."""
     label: str | None = None
@@ -91,7 +93,7 @@ class Accuracy(_OfClasses):
         threshold: From which output on a sample with one output is positive: 0 for logits, 0.5 for probabilities.
     """
 
-    name, is_mean = "accuracy", True
+    name, is_mean, may_be_missing = "accuracy", True, True
 
     def __init__(
         self, k: int = 1, ignore_index: int = IGNORE_INDEX, shift: bool = False, threshold: float = 0.0

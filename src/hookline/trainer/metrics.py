@@ -8,6 +8,7 @@ functions, and objects whose value is a mean over samples: what they say of a ba
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
@@ -17,6 +18,7 @@ import torch
 
 from hookline._predictions import find_predictions
 from hookline._tensors import copy_on_write, map_tensors
+from hookline.core.run_control import Sizes
 from hookline.errors import TrainingError, add_note, with_article
 from hookline.ranks import OneProcess, add_up
 from hookline.trainer.built_in_metrics import SumMetric
@@ -79,8 +81,8 @@ class TrainingMetrics:
 
     def __init__(self, metrics: Mapping[str, Any]) -> None:
         self._metrics = dict(metrics)
-        self.optional = frozenset(f"train/{name}" for name, metric in metrics.items() if is_mean(metric))
-        """What is recorded of which a batch may have no value: all its targets may be ignored."""
+        self.optional = frozenset(name for name, one in metrics.items() if getattr(one, "may_be_missing", False))
+        """Those of which a batch may have no value, which is NaN then and has no part in a mean."""
 
     def __bool__(self) -> bool:
         return bool(self._metrics)
@@ -107,6 +109,38 @@ class TrainingMetrics:
                         value = metric(map_tensors(copy_on_write, output), map_tensors(copy_on_write, batch))
                 found.update(_as_numbers(name, value))
         return found
+
+
+class RankMean:
+    """A metric of one step whose mean over the ranks is taken by weight, in the next exchange.
+
+    Args:
+        name: What is recorded.
+        step: The step.
+        epoch: Its epoch.
+        value: The value on this rank; NaN if it has none, and then it has no weight.
+        weight: What the value counts.
+    """
+
+    def __init__(self, name: str, step: int, epoch: int, value: Any, weight: float) -> None:
+        self.key, self.step, self.epoch = f"{name} {step}", step, epoch
+        self.sizes: Sizes = {name: (0, 2)}
+        self._name, self._value, self._weight = name, value, weight
+
+    def maxima(self) -> torch.Tensor:
+        """Return none."""
+        return torch.empty(0, dtype=torch.float64)
+
+    def sums(self, maxima: torch.Tensor) -> torch.Tensor:
+        """Return the weighted value and the weight; waits for the value's device."""
+        value = float(self._value)
+        own = [0.0, 0.0] if math.isnan(value) else [value * self._weight, self._weight]
+        return torch.tensor(own, dtype=torch.float64)
+
+    def finish(self, sizes: Sizes, maxima: torch.Tensor, sums: torch.Tensor) -> dict[str, float]:
+        """Return the mean; NaN if no rank has a value."""
+        total, weight = sums.tolist()
+        return {self._name: total / weight if weight else math.nan}
 
 
 class ValidationMetrics:
