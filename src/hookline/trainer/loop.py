@@ -102,7 +102,7 @@ def micro_batches(loop: Loop, epoch: list[Iterable[Any]]) -> Generator[Tensor, N
             handler(args)
 
         # ---- forward and backward
-        reads_output = measures or table.output_readers
+        reads_output = measures or table.output_readers["on_train_batch_end"]
         # The model's forward hooks fire in here.
         result = loop.compute_and_read(batch) if reads_output else trainer.compute(batch)
         loss = result if loop.bare_loss and type(result) is Tensor else loop.find_loss(result)
@@ -406,7 +406,7 @@ class Loop:
         with self._outputs.attached(trainer.called_model):
             result = trainer.compute(batch)
         output = self._outputs.take(result)
-        if self.table.output_readers:  # a metric reads it here; its memory is not in use during the backward pass
+        if self.table.output_readers["on_train_batch_end"]:  # its memory is then in use during the backward pass
             self.args.set_output(output, find_target(result, batch))
         if not trainer.training_metrics:
             return result

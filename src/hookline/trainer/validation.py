@@ -123,7 +123,7 @@ def _measure(
     args, averages, tokens, ranks = trainer.event_args, SampleAverages(), 0, trainer.ranks
     user = ValidationMetrics(trainer.validation_metrics, loaders, trainer.device, nested=len(args.validating) > 1)
     compute, reader = trainer.eval_compute(), OutputReader()
-    reads = bool(trainer.validation_metrics) or trainer.hooks.dispatch_table.output_readers
+    reads = bool(trainer.validation_metrics) or trainer.hooks.dispatch_table.output_readers["on_validation_batch_end"]
     with reader.attached(trainer.called_eval_model) if reads else nullcontext():
         for loader_index, (name, loader) in enumerate(loaders.items()):
             # Not one batch more than the limit is read: an iterator would lose it.
