@@ -1,6 +1,7 @@
 """Test metrics that a config or a list names: their values, in training and validation, and clear errors."""
 
 import math
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -255,6 +256,18 @@ def test_a_function_that_is_measured_in_training_changes_nothing() -> None:
         trainer.train()
         curves.append([row["train/loss"] for row in rows(trainer)])
     assert curves[0] == curves[1]
+
+
+def test_a_function_that_draws_nothing_costs_no_copies_of_random_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many batches there are."""
+    register_metric("constant")(lambda output, batch: 1.0)
+    counts, copied = [], random.getstate
+    for batches in (2, 9):
+        calls: list[Any] = []
+        monkeypatch.setattr(random, "getstate", lambda calls=calls: calls.append(None) or copied())
+        make_trainer([{"name": "constant", "phases": "train"}], batches=make_batches(*[4] * batches)).train()
+        counts.append(len(calls))
+    assert counts[0] == counts[1]
 
 
 def test_training_metrics_reach_hooks() -> None:

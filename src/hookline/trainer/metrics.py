@@ -9,21 +9,23 @@ functions, and objects whose value is a mean over samples: what they say of a ba
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any, NamedTuple
 
 import torch
 
+from hookline._device import device_indices
 from hookline._predictions import find_predictions
-from hookline._tensors import copy_on_write, map_tensors
+from hookline._tensors import copy_on_write, iter_tensors, map_tensors
+from hookline.core.rng_guard import TrainingStreams
 from hookline.core.run_control import Sizes
 from hookline.errors import TrainingError, add_note, with_article
 from hookline.ranks import OneProcess, add_up
 from hookline.trainer.built_in_metrics import SumMetric
 from hookline.trainer.outputs import UNKNOWN, find_target
-from hookline.trainer.rng import preserve_rng
 from hookline.trainer.step_fn import as_python_number, is_numpy_number
 
 PHASES = ("train", "validation")
@@ -83,13 +85,15 @@ class TrainingMetrics:
         self._metrics = dict(metrics)
         self.optional = frozenset(name for name, one in metrics.items() if getattr(one, "may_be_missing", False))
         """Those of which a batch may have no value, which is NaN then and has no part in a mean."""
+        self._guarded: Callable[[Any, Any, Any], dict[str, Any]] | None = None
+        self._guards_numpy = False
 
     def __bool__(self) -> bool:
         return bool(self._metrics)
 
     @torch.no_grad()
     def measure_batch(self, batch: Any, result: Any, output: Any) -> dict[str, Any]:
-        """Return the numbers of one batch by name.
+        """Return the numbers of one batch by name; training's random streams are as before.
 
         Args:
             batch: The batch.
@@ -97,16 +101,21 @@ class TrainingMetrics:
             output: The model's output.
         """
         check_measurable(self._metrics, result, output)
+        has_numpy = "numpy.random" in sys.modules
+        if self._guarded is None or has_numpy != self._guards_numpy:
+            streams = TrainingStreams(device_indices(iter_tensors([batch, output])))
+            self._guarded, self._guards_numpy = streams.guard(self._measure, streams.restore), has_numpy
+        return self._guarded(batch, result, output)
+
+    def _measure(self, batch: Any, result: Any, output: Any) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for name, metric in self._metrics.items():
             with _note_in_errors(f"in the metric {name!r}, on a training batch"):
                 if isinstance(metric, SumMetric):
                     value: Any = metric.value(metric.measure(*_arguments(output, result, batch)))
                 else:
-                    # The backward pass follows, so a function gets what hooks get: views that it cannot change
-                    # training with, and random streams that training does not draw from afterwards.
-                    with preserve_rng():
-                        value = metric(map_tensors(copy_on_write, output), map_tensors(copy_on_write, batch))
+                    # The backward pass follows, so a function gets views that it cannot change training with.
+                    value = metric(map_tensors(copy_on_write, output), map_tensors(copy_on_write, batch))
                 found.update(_as_numbers(name, value))
         return found
 
