@@ -2,6 +2,7 @@
 
 import math
 import random
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,23 @@ def test_labels_that_the_model_shifts() -> None:
 
     trainer = make_trainer([{"name": "accuracy", "shift": True}], loss_fn=None, step_fn=step)
     assert trainer.validate([{"input_ids": ids, "labels": ids}])["val/accuracy"] == pytest.approx(2 / 3)
+
+
+def test_a_large_vocabulary_makes_no_python_objects_of_its_classes() -> None:
+    """Each of 50,000 classes has three sums, which stay one tensor."""
+    count = 50_000
+
+    def step(model: nn.Module, batch: Any) -> dict[str, Any]:
+        return {"loss": model(torch.ones(1, 3)).sum(), "output": batch[0], "target": batch[1]}
+
+    trainer = make_trainer(["f1"], loss_fn=None, step_fn=step)
+    batch = torch.eye(2, count), torch.tensor([0, 5])
+    trainer.validate([batch])
+    tracemalloc.start()
+    found = trainer.validate([batch])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found["val/f1"] == pytest.approx(1 / 3) and peak < 1e6  # bytes
 
 
 # ---- training --------------------------------------------------------------------------------------------------------

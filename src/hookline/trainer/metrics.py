@@ -16,6 +16,7 @@ from copy import deepcopy
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.functional import pad
 
 from hookline._device import device_indices
 from hookline._predictions import find_predictions
@@ -232,16 +233,16 @@ class ValidationMetrics:
         }
         if not metrics:
             return {}
-        own = {name: [] if one.sums is None else one.sums.tolist() for name, one in metrics.items()}
-        named = {f"{name}\n{index}": [value] for name, sums in own.items() for index, value in enumerate(sums)}
-        totals: dict[str, dict[int, float]] = {}
-        for key, (total,) in add_up(ranks, named, width=1).items():  # a rank without batches has no sums
-            name, _, index = key.partition("\n")
-            totals.setdefault(name, {})[int(index)] = total
-        return {
-            name: float(metrics[name].value(torch.tensor([sums[index] for index in sorted(sums)], dtype=torch.float64)))
-            for name, sums in totals.items()
-        }
+        own = [torch.empty(0) if one.sums is None else one.sums.cpu() for one in metrics.values()]
+
+        def padded(longest: torch.Tensor) -> torch.Tensor:
+            """Return all sums; a rank without batches has none, which count as zeros."""
+            missing = [int(size) - len(sums) for size, sums in zip(longest, own, strict=True)]
+            return torch.cat([pad(sums.double(), (0, more)) for sums, more in zip(own, missing, strict=True)])
+
+        sizes, totals = ranks.exchange(torch.tensor([len(sums) for sums in own], dtype=torch.float64), padded)
+        of_each = zip(metrics.items(), totals.split(sizes.long().tolist()), strict=True)
+        return {name: float(metric.value(sums)) for (name, metric), sums in of_each if len(sums)}
 
 
 def check_measurable(names: Collection[str], result: Any, output: Any) -> None:
