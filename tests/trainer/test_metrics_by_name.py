@@ -162,6 +162,19 @@ def test_a_large_vocabulary_makes_no_python_objects_of_its_classes() -> None:
     assert found["val/f1"] == pytest.approx(1 / 3) and peak < 1e6  # bytes
 
 
+def test_metrics_keep_the_order_of_the_list() -> None:
+    """Functions and objects alike, for each loader."""
+    register_metric("margin")(lambda output, batch: output.mean())
+    register_metric("parts")(lambda output, batch: {"high": output.max(), "low": output.min()})
+    trainer = make_trainer(["f1", "margin", "accuracy", "parts"])
+    expected = ["loss", "f1", "margin", "accuracy", "parts/high", "parts/low"]
+    assert list(trainer.validate(make_batches(4))) == [f"val/{name}" for name in expected]
+    found = trainer.validate({"a": make_batches(4), "b": make_batches(5)})
+    for place in ("val", "val/a", "val/b"):
+        listed = [name for name in found if name.rpartition("/parts")[0] == place or name.rpartition("/")[0] == place]
+        assert listed == [f"{place}/{name}" for name in expected]
+
+
 # ---- training --------------------------------------------------------------------------------------------------------
 
 

@@ -166,6 +166,7 @@ class ValidationMetrics:
     def __init__(
         self, metrics: Mapping[str, Any], loaders: Collection[str], device: torch.device, nested: bool
     ) -> None:
+        self._names, self._loaders = list(metrics), list(loaders)
         objects = {name: metric for name, metric in metrics.items() if is_metric_object(metric)}
         self._functions = {name: metric for name, metric in metrics.items() if name not in objects}
         self._objects = _copies(objects, "a validation inside another") if nested else objects
@@ -205,13 +206,31 @@ class ValidationMetrics:
                     one.update(*arguments)
         return found
 
-    def compute(self, ranks: OneProcess) -> dict[str, float]:
+    def compute(self, ranks: OneProcess, averages: Mapping[str, float]) -> dict[str, float]:
         """Compute the objects: `val/<name>`, and with several loaders `val/<loader>/<name>`.
 
         The sums of built-in metrics are added up over the ranks. Of others, only an object knows how its values of
         several ranks become one; torchmetrics' do that themselves. What those that do not return is averaged over the
         ranks, so that all ranks decide by the same numbers.
+
+        Args:
+            ranks: The ranks.
+            averages: The other metrics of the validation, those of functions among them.
+
+        Returns:
+            All metrics; the user's come last, in the order in which they were given.
         """
+        found = merge_metrics(averages, self._compute(ranks))
+        return dict(sorted(found.items(), key=lambda item: self._place(item[0])))
+
+    def _place(self, recorded_as: str) -> int:
+        """Return the place of a metric in the user's order; -1 if it is not one of the user's."""
+        name = recorded_as.removeprefix("val/")
+        for loader in self._loaders:
+            name = name.removeprefix(f"{loader}/")
+        return next((at for at, one in enumerate(self._names) if name == one or name.startswith(f"{one}/")), -1)
+
+    def _compute(self, ranks: OneProcess) -> dict[str, float]:
         if not self._objects:
             return {}
         found: dict[str, float] = {}

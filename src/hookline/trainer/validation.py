@@ -156,7 +156,7 @@ def _measure(
             raise TrainingError(f"the validation loaders gave no batches{why_empty(empty)}")
         for name, loader in empty.items():  # if the others hid it, val/loss would mean something else
             raise_no_batches("validation", name, loader)
-        return merge_metrics(averages.metrics(language_model=tokens > 0), user.compute(ranks))
+        return user.compute(ranks, averages.metrics(language_model=tokens > 0))
 
 
 def _in_step(ranks: OneProcess, loader: str, batches: Iterator[tuple[Any, bool]]) -> Iterator[tuple[Any, bool]]:
