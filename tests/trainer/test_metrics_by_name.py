@@ -408,6 +408,22 @@ def test_names_that_only_training_has_are_free_in_validation() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "words"),
+    [("books/loss", "the loss of the loader 'books'"), ("books", "the loader"), ("a/epoch_b", "the means of epochs")],
+)
+def test_a_metric_in_training_does_not_take_the_name_of_another_number(name: str, words: str) -> None:
+    """`train/<loader>/loss` is recorded for each of several loaders; a metric beside them needs another name."""
+    loaders = {"books": make_batches(4), "web": make_batches(4)}
+    entry = {"name": "accuracy", "as": name}
+    with pytest.raises(HooklineError, match=f"{name!r} cannot be the name of a metric in training.*{words}"):
+        make_trainer([entry], batches=loaders)
+    make_trainer([{**entry, "phases": "validation"}], batches=loaders)
+    trainer = make_trainer([{**entry, "as": "aux/loss"}], batches=loaders)
+    trainer.train()
+    assert {"train/aux/loss", "train/books/loss"} <= set(rows(trainer)[0])
+
+
+@pytest.mark.parametrize(
     ("metrics", "words"),
     [
         (["accuracy", "accuracy"], r"two metrics are recorded as 'accuracy'; give one another name"),

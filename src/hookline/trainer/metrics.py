@@ -41,15 +41,23 @@ class MetricEntry(NamedTuple):
     phases: Collection[str] = ("validation",)
 
 
-def check_metrics(metrics: Any) -> dict[str, MetricEntry]:
-    """Return the metrics that a trainer was given; reject what is not a metric, or cannot be measured in training."""
+def check_metrics(metrics: Any, loaders: Collection[str]) -> dict[str, MetricEntry]:
+    """Return the metrics that a trainer was given; reject what is not a metric, or cannot be measured in training.
+
+    Args:
+        metrics: Metrics, or entries, by name.
+        loaders: Names of the training loaders.
+
+    Raises:
+        TrainingError: If something is not a metric, or its name is taken.
+    """
     if not isinstance(metrics, Mapping | None):
         expected = "a list of names, or a dict of metrics by name"
         raise TrainingError(f"metrics: expected {expected}, got {with_article(type(metrics).__name__)}")
     found = {}
     for name, given in (metrics or {}).items():
         metric, phases = entry = given if isinstance(given, MetricEntry) else MetricEntry(given)
-        if problem := problem_with_name(name, phases):
+        if problem := problem_with_name(name, phases, loaders):
             raise TrainingError(f"metrics: {problem}")
         if isinstance(metric, type) or not (callable(metric) or is_metric_object(metric)):
             raise TrainingError(
@@ -65,14 +73,24 @@ def check_metrics(metrics: Any) -> dict[str, MetricEntry]:
     return found
 
 
-def problem_with_name(name: Any, phases: Collection[str]) -> str | None:
-    """Return why metrics of some phases cannot be recorded under a name; None if they can."""
+def problem_with_name(name: Any, phases: Collection[str], loaders: Collection[str] = ()) -> str | None:
+    """Return why metrics of some phases cannot be recorded under a name; None if they can.
+
+    Args:
+        name: The name.
+        phases: The phases.
+        loaders: Names of the training loaders, if they are known.
+    """
     if not isinstance(name, str) or name in _TAKEN_NAMES:
         return f"{name!r} cannot be a name; {' and '.join(_TAKEN_NAMES)} are always measured"
-    if "train" in phases and (name in _TAKEN_IN_TRAINING or name.startswith("epoch_")):
+    if "train" not in phases:
+        return None
+    taken, of_loader = None, [one for one in loaders if f"{name}/".startswith(f"{one}/")]
+    if name in _TAKEN_IN_TRAINING or name.rpartition("/")[2].startswith("epoch_"):
         taken = f"{' and '.join(_TAKEN_IN_TRAINING)} are recorded anyway, and epoch_… are the means of epochs"
-        return f"{name!r} cannot be the name of a metric in training: {taken}"
-    return None
+    elif len(loaders) > 1 and of_loader:
+        taken = f"train/{of_loader[0]}/loss is the loss of the loader {of_loader[0]!r}"
+    return taken and f"{name!r} cannot be the name of a metric in training: {taken}"
 
 
 class TrainingMetrics:
