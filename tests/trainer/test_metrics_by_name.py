@@ -344,12 +344,18 @@ def test_classes_of_torchmetrics_need_no_permission(tmp_path: Path) -> None:
     assert found["val/theirs"] == pytest.approx(found["val/accuracy"])
     config = {**PARTS, "metrics": [{"name": name, "num_classes": 3}]}
     assert "MulticlassAccuracy" in trainer_from_config(config, from_file=True, device="cpu").validation_metrics
+    for usual in ({"name": "torchmetrics.Accuracy", "task": "binary"}, "torchmetrics.MeanSquaredError"):
+        trainer_from_config({**PARTS, "metrics": [usual]}, from_file=True, device="cpu")
     for wrong, words in (
         ("torchmetrics.classification.accuracy.nothing", "has no"),
         ("torchmetrics.classification.accuracy._accuracy_reduce", "not a metric class"),
         ("torchmetrics.functional.accuracy", "is not allowed.*--allow torchmetrics"),
         ("torchmetrics.text.BERTScore", "is not allowed"),  # its parameter is a model to download
         ("torchmetrics.text.bert.BERTScore", "is not allowed"),
+        ("torchmetrics.BLEUScore", "is not allowed"),  # of torchmetrics.text
+        ("torchmetrics.MetricCollection", "is not allowed"),  # it takes other objects
+        ("torchmetrics.functional", "is not a class or function"),
+        ("torchmetrics.Nothing", "has no"),
         ("os.system", "is not allowed"),
     ):
         with pytest.raises(ConfigError, match=rf"metrics\.0\.name: .*{words}"):
