@@ -37,7 +37,7 @@ class Worker:
         on_close: Callable[[Mapping[str, Any]], None],
         skip: Collection[str] = (),
     ) -> None:
-        self.dropped = 0  # rows
+        self.dropped = self.unwritten = 0  # rows that did not fit, and rows that were left when it was abandoned
         self.close = on_close
         self._open, self._write, self._finish = open, write, finish
         self._limit, self._on_failure, self._skip = limit, on_failure, skip
@@ -65,22 +65,21 @@ class Worker:
         """Queue rows."""
         self._put("media", rows)
 
-    def finish(self, run: Mapping[str, Any], seconds: float) -> int:
-        """Wait until everything is written, at most some seconds, and return how many rows were not.
+    def finish(self, run: Mapping[str, Any], seconds: float) -> None:
+        """Wait until everything is written, at most some seconds; what is not is counted in `unwritten`.
 
         The thread is abandoned then: it ends with the process or when what it waits for returns.
         """
-        with self._changed:
-            self._end = dict(run)
-            self._changed.notify()
         try:
+            with self._changed:
+                self._end = dict(run)
+                self._changed.notify()
             self._thread.join(seconds)
         finally:  # Ctrl-C ends the wait, too
             with self._changed:
                 self._is_abandoned = True
-                unwritten = sum(len(rows) for _, rows, _ in self._waiting)
+                self.unwritten = sum(len(rows) for _, rows, _ in self._waiting)
                 self._clear()
-        return unwritten
 
     @property
     def is_alive(self) -> bool:
@@ -88,10 +87,10 @@ class Worker:
         return self._thread.is_alive()
 
     def _put(self, kind: str, rows: Sequence[Any]) -> None:
-        size = sum(map(size_of, rows))
         with self._changed:
             if self._has_failed or self._end is not None or kind in self._skip:
                 return
+            size = sum(map(len, rows)) * _ENTRY_BYTES if kind == "metrics" else sum(map(size_of, rows))
             if self._waiting and self._bytes + size > self._limit:
                 self.dropped += len(rows)
                 return
@@ -129,7 +128,7 @@ class Worker:
 
 
 def size_of(row: Any) -> int:
-    """Return about how many bytes a row takes."""
+    """Return about how many bytes a row of layers, events or media takes."""
     if isinstance(row, dict):
         return _size_of_values(row.values())
     if (values := getattr(row, "values", None)) is not None:
