@@ -120,8 +120,10 @@ def test_ctrl_c_during_the_wait_abandons_the_tracker_with_an_event(caplog: pytes
 
     class Interrupted(ListTracker):
         def finish(self, run: Mapping[str, Any]) -> None:
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)  # it waits for this thread
-            gate.wait(60)
+            pause = 0.2  # seconds; a signal that comes before the main thread waits may not wake it
+            while not gate.wait(pause):
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                pause = 10.0
 
     trainer = make_trainer(Interrupted())
     trainer.on("step_end", at=3, name="first")(lambda: signal.raise_signal(signal.SIGINT))

@@ -44,7 +44,7 @@ class Worker:
         self._has_failed = self._is_abandoned = False
         self._waiting: deque[tuple[str, Sequence[Any], int]] = deque()
         self._bytes = 0
-        self._changed = threading.Condition()
+        self._changed, self._ended = threading.Condition(), threading.Event()
         self._end: Mapping[str, Any] | None = None
         self._thread = threading.Thread(target=self._run, name="hookline-tracker", daemon=True)
         self._thread.start()
@@ -74,7 +74,9 @@ class Worker:
             with self._changed:
                 self._end = dict(run)
                 self._changed.notify()
-            self._thread.join(seconds)
+            # Not `join`: if Ctrl-C ends that, some versions of Python take the thread for one that has ended.
+            if self._ended.wait(seconds):
+                self._thread.join()
         finally:  # Ctrl-C ends the wait, too
             with self._changed:
                 self._is_abandoned = True
@@ -83,8 +85,8 @@ class Worker:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the thread has not ended."""
-        return self._thread.is_alive()
+        """Whether the thread has something left to do."""
+        return not self._ended.is_set()
 
     def _put(self, kind: str, rows: Sequence[Any]) -> None:
         with self._changed:
@@ -111,6 +113,8 @@ class Worker:
                 is_of_interest = not self._is_abandoned
             if is_of_interest:  # the record is closed otherwise, and has the event that the tracker was abandoned
                 self._on_failure(error)
+        finally:
+            self._ended.set()
 
     def _next(self) -> tuple[str, Sequence[Any]] | None:
         """Return the next rows, waiting for them; None at the end."""
