@@ -278,7 +278,7 @@ class ValidationMetrics:
             return torch.cat([pad(sums.double(), (0, more)) for sums, more in zip(own, missing, strict=True)])
 
         sizes, totals = ranks.exchange(torch.tensor([len(sums) for sums in own], dtype=torch.float64), padded)
-        of_each = zip(metrics.items(), totals.split(sizes.long().tolist()), strict=True)
+        of_each = zip(metrics.items(), torch.split(totals, sizes.long().tolist()), strict=True)
         return {name: float(metric.value(sums)) for (name, metric), sums in of_each if len(sums)}
 
 
