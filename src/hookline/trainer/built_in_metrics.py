@@ -121,7 +121,10 @@ class Accuracy(_OfClasses):
 
 
 class _ByClass(_OfClasses):
-    """A metric that is measured for each class and averaged over those that occur."""
+    """A metric that is measured for each class and averaged over those that occur.
+
+    Of samples with one output it is that of the positive class. The parameters are those of `_OfClasses`.
+    """
 
     def measure(self, predictions: Any, target: Any) -> Tensor:
         """Return, for each class, how many are right, were predicted, and are there: [3 * classes]."""
@@ -153,17 +156,7 @@ class _ByClass(_OfClasses):
 
 
 class Precision(_ByClass):
-    """The share of predictions of a class that are right.
-
-    It is measured for each class and averaged over those that occur. Of samples with one output it is that of the
-    positive class.
-
-    Args:
-        ignore_index: Targets that do not count.
-        shift: Compare the prediction at each position with the target of the next one, for language models whose
-            labels are their inputs, as those of Hugging Face.
-        threshold: From which output on a sample with one output is positive: 0 for logits, 0.5 for probabilities.
-    """
+    """The share of predictions of a class that are right."""
 
     name = "precision"
 
@@ -173,17 +166,7 @@ class Precision(_ByClass):
 
 
 class Recall(_ByClass):
-    """The share of a class's samples that are predicted as it.
-
-    It is measured for each class and averaged over those that occur. Of samples with one output it is that of the
-    positive class.
-
-    Args:
-        ignore_index: Targets that do not count.
-        shift: Compare the prediction at each position with the target of the next one, for language models whose
-            labels are their inputs, as those of Hugging Face.
-        threshold: From which output on a sample with one output is positive: 0 for logits, 0.5 for probabilities.
-    """
+    """The share of a class's samples that are predicted as it."""
 
     name = "recall"
 
@@ -193,17 +176,7 @@ class Recall(_ByClass):
 
 
 class F1(_ByClass):
-    """The harmonic mean of precision and recall.
-
-    It is measured for each class and averaged over those that occur. Of samples with one output it is that of the
-    positive class.
-
-    Args:
-        ignore_index: Targets that do not count.
-        shift: Compare the prediction at each position with the target of the next one, for language models whose
-            labels are their inputs, as those of Hugging Face.
-        threshold: From which output on a sample with one output is positive: 0 for logits, 0.5 for probabilities.
-    """
+    """The harmonic mean of precision and recall."""
 
     name = "f1"
 
