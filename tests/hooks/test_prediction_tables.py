@@ -111,6 +111,23 @@ def test_a_language_model_shows_text() -> None:
         assert len(target) == len(prediction) == 8 and 0 < probability < 1
 
 
+def test_a_sequence_stays_text_however_many_of_its_positions_count() -> None:
+    """One counted position is a text of one character, and not the number of its class."""
+
+    class Letters:
+        def decode(self, numbers: list[int]) -> str:
+            return "".join("abc"[one] for one in numbers)
+
+    for target in (torch.tensor([[-100, 2, 1], [-100, -100, 2]]), torch.tensor([[2], [1]])):
+        batches = [(torch.eye(3)[target.clamp(min=0)] * 9, target)]
+        trainer = make_trainer(batches, "sample_predictions", loss_fn=lambda output, target: output.sum() * 0)
+        trainer.hook_data["vocab"] = Letters()
+        trainer.train()
+        ((_, _, table),) = tables(trainer)
+        expected = ["cb", "c"] if target.shape[1] == 3 else ["c", "b"]
+        assert [row[1] for row in table.rows] == [row[2] for row in table.rows] == expected
+
+
 @pytest.mark.parametrize(("ignored", "parameters"), [(-100, {}), (0, {"ignore_index": 0})])
 def test_ignored_positions_of_a_sequence_are_not_shown(ignored: int, parameters: dict[str, int]) -> None:
     """Neither their targets nor their predictions, so that the others stand at the same places."""

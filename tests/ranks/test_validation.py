@@ -154,19 +154,21 @@ def test_a_rank_without_validation_batches_takes_part_in_what_hooks_name() -> No
     assert run_on_ranks(validate_unevenly, 2, timeout=30)[0].value > 0
 
 
-def measure_classes(rank: int, world_size: int) -> dict[str, float]:
+def measure_classes(rank: int, world_size: int, all_on_0: bool = False) -> dict[str, float]:
     """Validate with metrics that are made from sums, on batches of different sizes."""
-    share = None if world_size == 1 else rank
+    share = None if world_size == 1 or all_on_0 else rank
     batches = [(inputs, (target > 0).float()) for inputs, target in validation_batches(share)]
+    loader = iter([] if all_on_0 and rank else batches)
     metrics = ["accuracy", "f1", "mse"]
-    return make_trainer("ddp", rank, world_size, None, val_loaders=batches, metrics=metrics).validate()
+    return make_trainer("ddp", rank, world_size, None, val_loaders=loader, metrics=metrics).validate()
 
 
 def test_metrics_by_name_are_those_of_one_process() -> None:
     """Sums are added up over the ranks, so it does not matter how these divide the samples."""
     alone = run_on_ranks(measure_classes, 1, 1)[0].value
-    for result in run_on_ranks(measure_classes, 2, 2):
-        assert result.value == pytest.approx(alone)
+    for all_on_0 in (False, True):
+        for result in run_on_ranks(measure_classes, 2, 2, all_on_0):
+            assert result.value == pytest.approx(alone)
     assert {"val/accuracy", "val/f1", "val/mse"} <= set(alone) and 0 < alone["val/f1"] < 1
 
 

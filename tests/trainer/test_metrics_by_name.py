@@ -1,6 +1,8 @@
 """Test metrics that a config or a list names: their values, in training and validation, and clear errors."""
 
 import math
+import random
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -143,6 +145,36 @@ def test_labels_that_the_model_shifts() -> None:
     assert trainer.validate([{"input_ids": ids, "labels": ids}])["val/accuracy"] == pytest.approx(2 / 3)
 
 
+def test_a_large_vocabulary_makes_no_python_objects_of_its_classes() -> None:
+    """Each of 50,000 classes has three sums, which stay one tensor."""
+    count = 50_000
+
+    def step(model: nn.Module, batch: Any) -> dict[str, Any]:
+        return {"loss": model(torch.ones(1, 3)).sum(), "output": batch[0], "target": batch[1]}
+
+    trainer = make_trainer(["f1"], loss_fn=None, step_fn=step)
+    batch = torch.eye(2, count), torch.tensor([0, 5])
+    trainer.validate([batch])
+    tracemalloc.start()
+    found = trainer.validate([batch])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found["val/f1"] == pytest.approx(1 / 3) and peak < 1e6  # bytes
+
+
+def test_metrics_keep_the_order_of_the_list() -> None:
+    """Functions and objects alike, for each loader."""
+    register_metric("margin")(lambda output, batch: output.mean())
+    register_metric("parts")(lambda output, batch: {"high": output.max(), "low": output.min()})
+    trainer = make_trainer(["f1", "margin", "accuracy", "parts"])
+    expected = ["loss", "f1", "margin", "accuracy", "parts/high", "parts/low"]
+    assert list(trainer.validate(make_batches(4))) == [f"val/{name}" for name in expected]
+    found = trainer.validate({"a": make_batches(4), "b": make_batches(5)})
+    for place in ("val", "val/a", "val/b"):
+        listed = [name for name in found if name.rpartition("/parts")[0] == place or name.rpartition("/")[0] == place]
+        assert listed == [f"{place}/{name}" for name in expected]
+
+
 # ---- training --------------------------------------------------------------------------------------------------------
 
 
@@ -178,6 +210,28 @@ def test_a_batch_whose_targets_are_all_ignored_has_no_part_in_the_mean() -> None
     trainer = make_trainer(["accuracy"], batches=[ignored], **options)
     trainer.train()
     assert math.isnan(rows(trainer)[-1]["train/epoch_accuracy"])
+
+
+def test_a_micro_batch_whose_targets_are_all_ignored_has_no_part_in_the_step() -> None:
+    """The step's accuracy is that of the other micro-batch; without any it is not a number."""
+    ignored, counted = make_batches(8, 8)
+    ignored[1].fill_(-100)
+    options: dict[str, Any] = {"loss_fn": lambda output, target: output.sum() * 1e-9}
+    alone = make_trainer(["accuracy"], batches=[counted], **options)
+    alone.train()
+    trainer = make_trainer(["accuracy"], batches=[ignored, counted, ignored, ignored], accumulate=2, **options)
+    trainer.train()
+    found = [row["train/accuracy"] for row in rows(trainer)]
+    assert found[0] == rows(alone)[0]["train/accuracy"] and math.isnan(found[1])
+
+
+def test_an_error_that_is_not_a_number_makes_the_epoch_one() -> None:
+    """Every sample of an error counts, so a diverged epoch cannot look better than it is."""
+    batches = [(torch.full((2, 1), value), torch.zeros(2, 1)) for value in (1.0, math.nan)]
+    trainer = make_trainer(["mse", "mae"], nn.Linear(1, 1), batches, loss_fn=nn.functional.mse_loss)
+    trainer.train()
+    last = rows(trainer)[-1]
+    assert math.isnan(last["train/epoch_mse"]) and math.isnan(last["train/epoch_mae"])
 
 
 def plain_run(batches: Any) -> SimpleTrainer:
@@ -235,6 +289,18 @@ def test_a_function_that_is_measured_in_training_changes_nothing() -> None:
     assert curves[0] == curves[1]
 
 
+def test_a_function_that_draws_nothing_costs_no_copies_of_random_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many batches there are."""
+    register_metric("constant")(lambda output, batch: 1.0)
+    counts, copied = [], random.getstate
+    for batches in (2, 9):
+        calls: list[Any] = []
+        monkeypatch.setattr(random, "getstate", lambda calls=calls: calls.append(None) or copied())
+        make_trainer([{"name": "constant", "phases": "train"}], batches=make_batches(*[4] * batches)).train()
+        counts.append(len(calls))
+    assert counts[0] == counts[1]
+
+
 def test_training_metrics_reach_hooks() -> None:
     """They are in `metrics` at the end of a batch, and can be monitored."""
     seen: list[float] = []
@@ -278,12 +344,18 @@ def test_classes_of_torchmetrics_need_no_permission(tmp_path: Path) -> None:
     assert found["val/theirs"] == pytest.approx(found["val/accuracy"])
     config = {**PARTS, "metrics": [{"name": name, "num_classes": 3}]}
     assert "MulticlassAccuracy" in trainer_from_config(config, from_file=True, device="cpu").validation_metrics
+    for usual in ({"name": "torchmetrics.Accuracy", "task": "binary"}, "torchmetrics.MeanSquaredError"):
+        trainer_from_config({**PARTS, "metrics": [usual]}, from_file=True, device="cpu")
     for wrong, words in (
         ("torchmetrics.classification.accuracy.nothing", "has no"),
         ("torchmetrics.classification.accuracy._accuracy_reduce", "not a metric class"),
         ("torchmetrics.functional.accuracy", "is not allowed.*--allow torchmetrics"),
         ("torchmetrics.text.BERTScore", "is not allowed"),  # its parameter is a model to download
         ("torchmetrics.text.bert.BERTScore", "is not allowed"),
+        ("torchmetrics.BLEUScore", "is not allowed"),  # of torchmetrics.text
+        ("torchmetrics.MetricCollection", "is not allowed"),  # it takes other objects
+        ("torchmetrics.functional", "is not a class or function"),
+        ("torchmetrics.Nothing", "has no"),
         ("os.system", "is not allowed"),
     ):
         with pytest.raises(ConfigError, match=rf"metrics\.0\.name: .*{words}"):
@@ -339,6 +411,22 @@ def test_names_that_only_training_has_are_free_in_validation() -> None:
     """`val/lr` is not recorded otherwise."""
     trainer = make_trainer([{"name": "accuracy", "as": "lr", "phases": "validation"}])
     assert "val/lr" in trainer.validate(make_batches(4))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("books/loss", "the loss of the loader 'books'"), ("books", "the loader"), ("a/epoch_b", "the means of epochs")],
+)
+def test_a_metric_in_training_does_not_take_the_name_of_another_number(name: str, words: str) -> None:
+    """`train/<loader>/loss` is recorded for each of several loaders; a metric beside them needs another name."""
+    loaders = {"books": make_batches(4), "web": make_batches(4)}
+    entry = {"name": "accuracy", "as": name}
+    with pytest.raises(HooklineError, match=f"{name!r} cannot be the name of a metric in training.*{words}"):
+        make_trainer([entry], batches=loaders)
+    make_trainer([{**entry, "phases": "validation"}], batches=loaders)
+    trainer = make_trainer([{**entry, "as": "aux/loss"}], batches=loaders)
+    trainer.train()
+    assert {"train/aux/loss", "train/books/loss"} <= set(rows(trainer)[0])
 
 
 @pytest.mark.parametrize(

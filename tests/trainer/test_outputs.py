@@ -141,8 +141,8 @@ def test_a_hook_that_writes_to_them_changes_nothing() -> None:
     assert curves[0] == curves[1]
 
 
-def test_a_metric_does_not_keep_the_output_for_the_backward_pass() -> None:
-    """Its memory would be in use longer; a hook that names it needs it until the batch ends."""
+def test_only_a_hook_of_training_keeps_the_output_for_the_backward_pass() -> None:
+    """Its memory is then in use longer; metrics and hooks of validations do without."""
     outputs: list[Any] = []
     is_kept: list[bool] = []
 
@@ -152,11 +152,12 @@ def test_a_metric_does_not_keep_the_output_for_the_backward_pass() -> None:
             outputs.append(ref(output))
             return output
 
-    for hooks in ([], [Read()]):
+    given: list[list[Any]] = [[], ["confusion_matrix", "sample_predictions"], [Read()]]
+    for hooks in given:
         trainer = make_trainer(make_batches(1), Model(3, 2), metrics=["accuracy"], hooks=hooks)
         trainer.on("before_backward", name="looks")(lambda: is_kept.append(outputs[-1]() is not None))
         trainer.train()
-    assert is_kept == [False, True]
+    assert is_kept == [False, False, True]
 
 
 def test_nothing_is_read_unless_a_hook_names_them() -> None:

@@ -13,10 +13,11 @@ from hookline.errors import ConfigError, HooklineError, got, nearest
 from hookline.trainer.metrics import PHASES, MetricEntry, is_mean, is_metric_object, problem_with_name
 
 OPTIONS_OF_METRICS = ("as", "phases")  # not `on`: YAML 1.1 reads it as true
+_TORCHMETRICS = "torchmetrics"
 # What a file may name of torchmetrics: classes that only compute. Those of its other modules download models or read
 # files that a parameter names.
 _COMPUTING = tuple(
-    f"torchmetrics.{module}"
+    f"{_TORCHMETRICS}.{module}"
     for module in (
         "aggregation", "classification", "clustering", "nominal", "regression", "retrieval", "segmentation",
     )
@@ -38,13 +39,15 @@ def make_metrics(given: Any, policy: ImportPolicy) -> Mapping[str, Any] | None:
     """
     if not isinstance(given, (list, tuple)):
         return given  # type: ignore[no-any-return]  # the trainer checks it
-    with_torchmetrics = ImportPolicy((*policy.allow, *_COMPUTING), policy.from_file)
     entries = [_entry(one, f"metrics.{index}") for index, one in enumerate(given)]
     for index, entry in enumerate(entries):  # every name is checked before the first import
+        # A name such as torchmetrics.Accuracy does not tell the module of its class, which `_make` looks at.
+        exported = [entry["name"]] if entry["name"].rpartition(".")[0] == _TORCHMETRICS else []
+        with_torchmetrics = ImportPolicy((*policy.allow, *_COMPUTING, *exported), policy.from_file)
         with_torchmetrics.check_name(entry["name"], METRICS, f"metrics.{index}.name")
     found: dict[str, MetricEntry] = {}
     for index, entry in enumerate(entries):
-        name, made = _make(entry, f"metrics.{index}")
+        name, made = _make(entry, f"metrics.{index}", policy)
         if name in found:
             raise ConfigError(f"metrics.{index}", f"two metrics are recorded as {name!r}; give one another name: as: …")
         found[name] = made
@@ -59,15 +62,18 @@ def _entry(given: Any, path: str) -> dict[str, Any]:
     return dict(entry)
 
 
-def _make(entry: dict[str, Any], path: str) -> tuple[str, MetricEntry]:
+def _make(entry: dict[str, Any], path: str, policy: ImportPolicy) -> tuple[str, MetricEntry]:
     """Make one metric: a class with the parameters, a function with the parameters after output and batch."""
     name, recorded_as, given = entry.pop("name"), entry.pop("as", None), entry.pop("phases", None)
     try:
         made = find_factory(name, METRICS)
     except HooklineError as error:
         raise ConfigError(f"{path}.name", str(error)) from error
-    if name.startswith("torchmetrics.") and not (isinstance(made, type) and is_metric_object(made)):
-        raise ConfigError(f"{path}.name", f"{name!r} is not a metric class: it has no update, compute and reset")
+    if name.startswith(f"{_TORCHMETRICS}."):
+        if not (isinstance(made, type) and is_metric_object(made)):
+            raise ConfigError(f"{path}.name", f"{name!r} is not a metric class: it has no update, compute and reset")
+        if not f"{made.__module__}.".startswith(tuple(f"{module}." for module in _COMPUTING)):
+            policy.check_name(name, METRICS, f"{path}.name")
     factory = Factory(path, name, made, entry, options=OPTIONS_OF_METRICS)
     if isinstance(made, type):
         try:

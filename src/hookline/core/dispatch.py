@@ -289,7 +289,9 @@ class DispatchTable:
         # Some values cost every step something, and are computed only if a listener may read them: at on_step_end the
         # norm of gradients that are gone by then and the step's learning rate, anywhere metrics that hooks add to, and
         # at the end of a batch the model's output.
-        self.norm_readers = self.lr_readers = self.metric_readers = self.output_readers = 0
+        self.norm_readers = self.lr_readers = self.metric_readers = 0
+        self.output_readers = dict.fromkeys(CATALOG, 0)
+        """Listeners of each event that read the model's output or the target."""
         self.gradient_writers = 0
         """User listeners between the update chain and zero_grad, which may clear or replace gradients."""
         self.optional_arguments = 0
@@ -309,7 +311,7 @@ class DispatchTable:
             self.norm_readers += by * (at_step_end and not LEADS_TO_NORM.isdisjoint(wanted))
             self.lr_readers += by * (at_step_end and not LEADS_TO_LR.isdisjoint(wanted))
             self.metric_readers += by * ("metrics" in wanted)
-            self.output_readers += by * (not OUTPUT_AND_TARGET.isdisjoint(wanted))
+            self.output_readers[event] += by * (not OUTPUT_AND_TARGET.isdisjoint(wanted))
             self.gradient_writers += by * (not entry.built_in and event in BETWEEN_UPDATE_AND_CLEAR)
 
     def reset(self) -> None:

@@ -72,12 +72,13 @@ class SamplePredictions(NamedHook):
             predictions, probabilities = highest.indices, highest.values
         for index in range(len(target)):
             counts: Any = ...  # of a single sample all is shown
+            is_sequence = target.dim() > 1 and (probabilities is not None or target[index].numel() > 1)
             if target[index].dim() and not target.is_floating_point():
                 counts = target[index] != self.ignore_index
             probability = None
             if probabilities is not None and (counted := probabilities[index][counts]).numel():
                 probability = counted.mean().item()
-            shown = (self._text(one[index][counts], vocab) for one in (target, predictions))
+            shown = (self._text(one[index][counts], is_sequence, vocab) for one in (target, predictions))
             self._rows.append((len(self._rows), *shown, probability))
 
     def on_validation_end(self, trainer: RunControl) -> None:
@@ -86,9 +87,9 @@ class SamplePredictions(NamedHook):
             rows, self._rows = self._rows, []
             trainer.log_table(self.registered_name, COLUMNS, rows)
 
-    def _text(self, values: Tensor, vocab: Any) -> Any:
+    def _text(self, values: Tensor, is_sequence: bool, vocab: Any) -> Any:
         """Return a class or number, or a sequence of them, as a cell."""
-        if values.dim() == 0 or values.numel() == 1:
+        if not is_sequence and values.numel():
             number = values.item()
             return self._name(number) if self.classes and not values.is_floating_point() else number
         listed = values.flatten()[:LONGEST].tolist()

@@ -27,6 +27,8 @@ class SumMetric(ABC):
 
     is_mean = False
     """Whether it is a mean over samples, so that its value for one training batch means something."""
+    may_be_missing = False
+    """Whether a batch may have no value of it, because all its targets may be ignored; the value is NaN then."""
     name: str
     """What a config calls it."""
     label: str | None = None
@@ -91,7 +93,7 @@ class Accuracy(_OfClasses):
         threshold: From which output on a sample with one output is positive: 0 for logits, 0.5 for probabilities.
     """
 
-    name, is_mean = "accuracy", True
+    name, is_mean, may_be_missing = "accuracy", True, True
 
     def __init__(
         self, k: int = 1, ignore_index: int = IGNORE_INDEX, shift: bool = False, threshold: float = 0.0
@@ -119,7 +121,10 @@ class Accuracy(_OfClasses):
 
 
 class _ByClass(_OfClasses):
-    """A metric that is measured for each class and averaged over those that occur."""
+    """A metric that is measured for each class and averaged over those that occur.
+
+    Of samples with one output it is that of the positive class. The parameters are those of `_OfClasses`.
+    """
 
     def measure(self, predictions: Any, target: Any) -> Tensor:
         """Return, for each class, how many are right, were predicted, and are there: [3 * classes]."""
@@ -151,17 +156,7 @@ class _ByClass(_OfClasses):
 
 
 class Precision(_ByClass):
-    """The share of predictions of a class that are right.
-
-    It is measured for each class and averaged over those that occur. Of samples with one output it is that of the
-    positive class.
-
-    Args:
-        ignore_index: Targets that do not count.
-        shift: Compare the prediction at each position with the target of the next one, for language models whose
-            labels are their inputs, as those of Hugging Face.
-        threshold: From which output on a sample with one output is positive: 0 for logits, 0.5 for probabilities.
-    """
+    """The share of predictions of a class that are right."""
 
     name = "precision"
 
@@ -171,17 +166,7 @@ class Precision(_ByClass):
 
 
 class Recall(_ByClass):
-    """The share of a class's samples that are predicted as it.
-
-    It is measured for each class and averaged over those that occur. Of samples with one output it is that of the
-    positive class.
-
-    Args:
-        ignore_index: Targets that do not count.
-        shift: Compare the prediction at each position with the target of the next one, for language models whose
-            labels are their inputs, as those of Hugging Face.
-        threshold: From which output on a sample with one output is positive: 0 for logits, 0.5 for probabilities.
-    """
+    """The share of a class's samples that are predicted as it."""
 
     name = "recall"
 
@@ -191,17 +176,7 @@ class Recall(_ByClass):
 
 
 class F1(_ByClass):
-    """The harmonic mean of precision and recall.
-
-    It is measured for each class and averaged over those that occur. Of samples with one output it is that of the
-    positive class.
-
-    Args:
-        ignore_index: Targets that do not count.
-        shift: Compare the prediction at each position with the target of the next one, for language models whose
-            labels are their inputs, as those of Hugging Face.
-        threshold: From which output on a sample with one output is positive: 0 for logits, 0.5 for probabilities.
-    """
+    """The harmonic mean of precision and recall."""
 
     name = "f1"
 

@@ -126,22 +126,27 @@ class EpochStats:
         """
         self._fold_losses(len(self.recent), wait=True)
         self.fold()
-        losses = {"loss": [float(self._sum), float(self._count), 0.0], "step loss": [window.share_of(loss), 1.0, 0.0]}
-        sums = {f"sum {name}": [float(total), float(self._counts[name]), 0.0] for name, total in self._sums.items()}
-        latest = {}
-        for name, (at, value) in self._latest.items():
-            weight = window.share if at == step else 1.0
-            latest[f"latest {name}"] = [float(value) * weight if weight else 0.0, weight, at * weight]
-        totals = add_up(ranks, {**losses, **sums, **latest}, width=3)
-        means = {name: total / count if count else math.nan for name, (total, count, _) in totals.items()}
+        own: dict[str, list[float]] = {
+            "loss": [float(self._sum), float(self._count), 0.0, 0.0],
+            "step loss": [window.share_of(loss), 1.0, 0.0, 0.0],
+        }
+        for name, total in self._sums.items():
+            own[f"sum {name}"] = [float(total), float(self._counts[name]), 0.0, 0.0]
+        for name, (at, latest) in self._latest.items():
+            value, weight = float(latest), window.share if at == step else 1.0
+            if name in self._optional and math.isnan(value):
+                weight = 0.0
+            own[f"latest {name}"] = [value * weight if weight else 0.0, weight, at, 1.0]
+        totals = add_up(ranks, own, width=4)
+        means = {name: total / count if count else math.nan for name, (total, count, *_) in totals.items()}
         summed = {name.removeprefix("sum "): mean for name, mean in means.items() if name.startswith("sum ")}
         self._shared = {_epoch_name(name): mean for name, mean in summed.items()} | {"train/epoch_loss": means["loss"]}
         self._shared_loss = step, means["step loss"]
         # Ranks may have measured a metric at different steps; they agree on the mean.
         self._latest = {
-            name.removeprefix("latest "): (round(steps / count), total / count)
-            for name, (total, count, steps) in totals.items()
-            if name.startswith("latest ") and count
+            name.removeprefix("latest "): (round(steps / count), means[name])
+            for name, (*_, steps, count) in totals.items()
+            if name.startswith("latest ")
         }
 
     def shared_loss(self, step: int) -> float | None:

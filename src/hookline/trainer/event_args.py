@@ -317,12 +317,17 @@ class EventArgs:
         """Return the step's metrics: weighted means, like the loss, over the micro-batches that have them."""
         if len(self.window) <= 1:
             return self.step_metrics
+        optional = self.trainer.training_metrics.optional
         sums: dict[str, Any] = {}
-        weights: dict[str, float] = {}
+        weights: dict[str, Any] = {}
         for part in (part for part in self.window if part.weight):
             for key, value in part.metrics.items():
-                sums[key], weights[key] = sums.get(key, 0.0) + value * part.weight, weights.get(key, 0.0) + part.weight
-        return {key: total / weights[key] for key, total in sums.items() if weights[key]}
+                value, weight = without_nan(value, part.weight) if key in optional else (value, part.weight)
+                sums[key], weights[key] = sums.get(key, 0.0) + value * weight, weights.get(key, 0.0) + weight
+        return {
+            key: total / weights[key] if isinstance(weights[key], torch.Tensor) or weights[key] else math.nan
+            for key, total in sums.items()
+        }
 
     def parts_by_loader(self) -> dict[str, list[MicroBatch]]:
         """Return the step's micro-batches that have a weight by their loader, also if a step is one micro-batch."""
@@ -505,6 +510,13 @@ def weighted_mean(parts: Sequence[MicroBatch]) -> torch.Tensor:
     counted = [part for part in parts if part.weight]  # the loss of a micro-batch without weight may be NaN
     total = sum(part.weight for part in counted)
     return torch.stack([part.loss * (part.weight / total) for part in counted]).sum()
+
+
+def without_nan(value: Any, weight: float) -> tuple[Any, Any]:
+    """Return a number and its weight; if it is NaN, zeros. A tensor stays on its device, and so does its weight."""
+    if isinstance(value, torch.Tensor):
+        return value.nan_to_num(0.0), ~value.isnan() * weight
+    return (0.0, 0.0) if math.isnan(value) else (value, weight)
 
 
 def single_numbers(metrics: dict[str, Any]) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from hookline.trainer.data.loaders import TrainLoaders, why_empty
 from hookline.trainer.data.rank_checks import check_all_read, check_first_batch, check_lengths
 from hookline.trainer.epoch_stats import EpochStats, detached_copy
 from hookline.trainer.event_args import weighted_mean
+from hookline.trainer.metrics import RankMean
 from hookline.trainer.outputs import OutputReader, find_target
 from hookline.trainer.parameters import group_sizes, unowned_parameters
 from hookline.trainer.step_fn import LOSS_SOURCES, count_tokens, loss_and_metrics
@@ -101,7 +102,7 @@ def micro_batches(loop: Loop, epoch: list[Iterable[Any]]) -> Generator[Tensor, N
             handler(args)
 
         # ---- forward and backward
-        reads_output = measures or table.output_readers
+        reads_output = measures or table.output_readers["on_train_batch_end"]
         # The model's forward hooks fire in here.
         result = loop.compute_and_read(batch) if reads_output else trainer.compute(batch)
         loss = result if loop.bare_loss and type(result) is Tensor else loop.find_loss(result)
@@ -214,7 +215,7 @@ class Loop:
         self.progress, self.args, self.status = trainer.progress, trainer.event_args, trainer.run_status
         self.engine, self.record, self.agreement = trainer.engine, trainer.record, trainer.agreement
         self.record.reduce_as({"train/lr": None, "train/grad_norm": None})  # the same on all ranks
-        self.stats = EpochStats(trainer.training_metrics.optional)
+        self.stats = EpochStats([f"train/{name}" for name in trainer.training_metrics.optional])
         self.ranks = trainer.ranks
         # Most runs neither accumulate nor scale: for them a step is backward() and optimizer.step(), called directly.
         self.plain = options.accumulate == 1 and options.loss_weight == "batches" and self.engine.scaler is None
@@ -405,7 +406,7 @@ class Loop:
         with self._outputs.attached(trainer.called_model):
             result = trainer.compute(batch)
         output = self._outputs.take(result)
-        if self.table.output_readers:  # a metric reads it here; its memory is not in use during the backward pass
+        if self.table.output_readers["on_train_batch_end"]:  # its memory is then in use during the backward pass
             self.args.set_output(output, find_target(result, batch))
         if not trainer.training_metrics:
             return result
@@ -523,9 +524,14 @@ class Loop:
             self.unrecorded.append((progress.step, progress.epoch, "train/loss", number, time()))
             if isinstance(number, float) and not isfinite(number):
                 self.note_bad_loss()
+        trainer, step, epoch = self.trainer, self.progress.step, self.progress.epoch
         for key, value in self.args.step_means().items():
-            self.trainer.log(f"train/{key}", self.window.share_of(value))
-            self.stats.set_latest(self.progress.step, f"train/{key}", value)
+            name = f"train/{key}"
+            if self.ranks.act_together and key in trainer.training_metrics.optional:
+                trainer.share(RankMean(name, step, epoch, value, self.window.share))
+            else:
+                trainer.log(name, self.window.share_of(value))
+            self.stats.set_latest(step, name, value)
 
     # ---- boundaries ------------------------------------------------------------------------------------------------
 

@@ -8,20 +8,25 @@ functions, and objects whose value is a mean over samples: what they say of a ba
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import math
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.functional import pad
 
+from hookline._device import device_indices
 from hookline._predictions import find_predictions
-from hookline._tensors import copy_on_write, map_tensors
+from hookline._tensors import copy_on_write, iter_tensors, map_tensors
+from hookline.core.rng_guard import TrainingStreams
+from hookline.core.run_control import Sizes
 from hookline.errors import TrainingError, add_note, with_article
 from hookline.ranks import OneProcess, add_up
 from hookline.trainer.built_in_metrics import SumMetric
 from hookline.trainer.outputs import UNKNOWN, find_target
-from hookline.trainer.rng import preserve_rng
 from hookline.trainer.step_fn import as_python_number, is_numpy_number
 
 PHASES = ("train", "validation")
@@ -36,15 +41,23 @@ class MetricEntry(NamedTuple):
     phases: Collection[str] = ("validation",)
 
 
-def check_metrics(metrics: Any) -> dict[str, MetricEntry]:
-    """Return the metrics that a trainer was given; reject what is not a metric, or cannot be measured in training."""
+def check_metrics(metrics: Any, loaders: Collection[str]) -> dict[str, MetricEntry]:
+    """Return the metrics that a trainer was given; reject what is not a metric, or cannot be measured in training.
+
+    Args:
+        metrics: Metrics, or entries, by name.
+        loaders: Names of the training loaders.
+
+    Raises:
+        TrainingError: If something is not a metric, or its name is taken.
+    """
     if not isinstance(metrics, Mapping | None):
         expected = "a list of names, or a dict of metrics by name"
         raise TrainingError(f"metrics: expected {expected}, got {with_article(type(metrics).__name__)}")
     found = {}
     for name, given in (metrics or {}).items():
         metric, phases = entry = given if isinstance(given, MetricEntry) else MetricEntry(given)
-        if problem := problem_with_name(name, phases):
+        if problem := problem_with_name(name, phases, loaders):
             raise TrainingError(f"metrics: {problem}")
         if isinstance(metric, type) or not (callable(metric) or is_metric_object(metric)):
             raise TrainingError(
@@ -60,14 +73,24 @@ def check_metrics(metrics: Any) -> dict[str, MetricEntry]:
     return found
 
 
-def problem_with_name(name: Any, phases: Collection[str]) -> str | None:
-    """Return why metrics of some phases cannot be recorded under a name; None if they can."""
+def problem_with_name(name: Any, phases: Collection[str], loaders: Collection[str] = ()) -> str | None:
+    """Return why metrics of some phases cannot be recorded under a name; None if they can.
+
+    Args:
+        name: The name.
+        phases: The phases.
+        loaders: Names of the training loaders, if they are known.
+    """
     if not isinstance(name, str) or name in _TAKEN_NAMES:
         return f"{name!r} cannot be a name; {' and '.join(_TAKEN_NAMES)} are always measured"
-    if "train" in phases and (name in _TAKEN_IN_TRAINING or name.startswith("epoch_")):
+    if "train" not in phases:
+        return None
+    taken, of_loader = None, [one for one in loaders if f"{name}/".startswith(f"{one}/")]
+    if name in _TAKEN_IN_TRAINING or name.rpartition("/")[2].startswith("epoch_"):
         taken = f"{' and '.join(_TAKEN_IN_TRAINING)} are recorded anyway, and epoch_… are the means of epochs"
-        return f"{name!r} cannot be the name of a metric in training: {taken}"
-    return None
+    elif len(loaders) > 1 and of_loader:
+        taken = f"train/{of_loader[0]}/loss is the loss of the loader {of_loader[0]!r}"
+    return taken and f"{name!r} cannot be the name of a metric in training: {taken}"
 
 
 class TrainingMetrics:
@@ -79,15 +102,17 @@ class TrainingMetrics:
 
     def __init__(self, metrics: Mapping[str, Any]) -> None:
         self._metrics = dict(metrics)
-        self.optional = frozenset(f"train/{name}" for name, metric in metrics.items() if is_mean(metric))
-        """What is recorded of which a batch may have no value: all its targets may be ignored."""
+        self.optional = frozenset(name for name, one in metrics.items() if getattr(one, "may_be_missing", False))
+        """Those of which a batch may have no value, which is NaN then and has no part in a mean."""
+        self._guarded: Callable[[Any, Any, Any], dict[str, Any]] | None = None
+        self._guards_numpy = False
 
     def __bool__(self) -> bool:
         return bool(self._metrics)
 
     @torch.no_grad()
     def measure_batch(self, batch: Any, result: Any, output: Any) -> dict[str, Any]:
-        """Return the numbers of one batch by name.
+        """Return the numbers of one batch by name; training's random streams are as before.
 
         Args:
             batch: The batch.
@@ -95,18 +120,55 @@ class TrainingMetrics:
             output: The model's output.
         """
         check_measurable(self._metrics, result, output)
+        has_numpy = "numpy.random" in sys.modules
+        if self._guarded is None or has_numpy != self._guards_numpy:
+            streams = TrainingStreams(device_indices(iter_tensors([batch, output])))
+            self._guarded, self._guards_numpy = streams.guard(self._measure, streams.restore), has_numpy
+        return self._guarded(batch, result, output)
+
+    def _measure(self, batch: Any, result: Any, output: Any) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for name, metric in self._metrics.items():
             with _note_in_errors(f"in the metric {name!r}, on a training batch"):
                 if isinstance(metric, SumMetric):
                     value: Any = metric.value(metric.measure(*_arguments(output, result, batch)))
                 else:
-                    # The backward pass follows, so a function gets what hooks get: views that it cannot change
-                    # training with, and random streams that training does not draw from afterwards.
-                    with preserve_rng():
-                        value = metric(map_tensors(copy_on_write, output), map_tensors(copy_on_write, batch))
+                    # The backward pass follows, so a function gets views that it cannot change training with.
+                    value = metric(map_tensors(copy_on_write, output), map_tensors(copy_on_write, batch))
                 found.update(_as_numbers(name, value))
         return found
+
+
+class RankMean:
+    """A metric of one step whose mean over the ranks is taken by weight, in the next exchange.
+
+    Args:
+        name: What is recorded.
+        step: The step.
+        epoch: Its epoch.
+        value: The value on this rank; NaN if it has none, and then it has no weight.
+        weight: What the value counts.
+    """
+
+    def __init__(self, name: str, step: int, epoch: int, value: Any, weight: float) -> None:
+        self.key, self.step, self.epoch = f"{name} {step}", step, epoch
+        self.sizes: Sizes = {name: (0, 2)}
+        self._name, self._value, self._weight = name, value, weight
+
+    def maxima(self) -> torch.Tensor:
+        """Return none."""
+        return torch.empty(0, dtype=torch.float64)
+
+    def sums(self, maxima: torch.Tensor) -> torch.Tensor:
+        """Return the weighted value and the weight; waits for the value's device."""
+        value = float(self._value)
+        own = [0.0, 0.0] if math.isnan(value) else [value * self._weight, self._weight]
+        return torch.tensor(own, dtype=torch.float64)
+
+    def finish(self, sizes: Sizes, maxima: torch.Tensor, sums: torch.Tensor) -> dict[str, float]:
+        """Return the mean; NaN if no rank has a value."""
+        total, weight = sums.tolist()
+        return {self._name: total / weight if weight else math.nan}
 
 
 class ValidationMetrics:
@@ -122,6 +184,7 @@ class ValidationMetrics:
     def __init__(
         self, metrics: Mapping[str, Any], loaders: Collection[str], device: torch.device, nested: bool
     ) -> None:
+        self._names, self._loaders = list(metrics), list(loaders)
         objects = {name: metric for name, metric in metrics.items() if is_metric_object(metric)}
         self._functions = {name: metric for name, metric in metrics.items() if name not in objects}
         self._objects = _copies(objects, "a validation inside another") if nested else objects
@@ -161,13 +224,31 @@ class ValidationMetrics:
                     one.update(*arguments)
         return found
 
-    def compute(self, ranks: OneProcess) -> dict[str, float]:
+    def compute(self, ranks: OneProcess, averages: Mapping[str, float]) -> dict[str, float]:
         """Compute the objects: `val/<name>`, and with several loaders `val/<loader>/<name>`.
 
         The sums of built-in metrics are added up over the ranks. Of others, only an object knows how its values of
         several ranks become one; torchmetrics' do that themselves. What those that do not return is averaged over the
         ranks, so that all ranks decide by the same numbers.
+
+        Args:
+            ranks: The ranks.
+            averages: The other metrics of the validation, those of functions among them.
+
+        Returns:
+            All metrics; the user's come last, in the order in which they were given.
         """
+        found = merge_metrics(averages, self._compute(ranks))
+        return dict(sorted(found.items(), key=lambda item: self._place(item[0])))
+
+    def _place(self, recorded_as: str) -> int:
+        """Return the place of a metric in the user's order; -1 if it is not one of the user's."""
+        name = recorded_as.removeprefix("val/")
+        for loader in self._loaders:
+            name = name.removeprefix(f"{loader}/")
+        return next((at for at, one in enumerate(self._names) if name == one or name.startswith(f"{one}/")), -1)
+
+    def _compute(self, ranks: OneProcess) -> dict[str, float]:
         if not self._objects:
             return {}
         found: dict[str, float] = {}
@@ -189,16 +270,16 @@ class ValidationMetrics:
         }
         if not metrics:
             return {}
-        own = {name: [] if one.sums is None else one.sums.tolist() for name, one in metrics.items()}
-        named = {f"{name}\n{index}": [value] for name, sums in own.items() for index, value in enumerate(sums)}
-        totals: dict[str, dict[int, float]] = {}
-        for key, (total,) in add_up(ranks, named, width=1).items():  # a rank without batches has no sums
-            name, _, index = key.partition("\n")
-            totals.setdefault(name, {})[int(index)] = total
-        return {
-            name: float(metrics[name].value(torch.tensor([sums[index] for index in sorted(sums)], dtype=torch.float64)))
-            for name, sums in totals.items()
-        }
+        own = [torch.empty(0) if one.sums is None else one.sums.cpu() for one in metrics.values()]
+
+        def padded(longest: torch.Tensor) -> torch.Tensor:
+            """Return all sums; a rank without batches has none, which count as zeros."""
+            missing = [int(size) - len(sums) for size, sums in zip(longest, own, strict=True)]
+            return torch.cat([pad(sums.double(), (0, more)) for sums, more in zip(own, missing, strict=True)])
+
+        sizes, totals = ranks.exchange(torch.tensor([len(sums) for sums in own], dtype=torch.float64), padded)
+        of_each = zip(metrics.items(), torch.split(totals, sizes.long().tolist()), strict=True)
+        return {name: float(metric.value(sums)) for (name, metric), sums in of_each if len(sums)}
 
 
 def check_measurable(names: Collection[str], result: Any, output: Any) -> None:

@@ -209,9 +209,7 @@ def _begin(trainer: Trainer, resume: str | Path | None, fork: bool) -> None:
     options = trainer.options
     if trainer.ranks.world_size > 1:
         compare(trainer.ranks, _compared(trainer), _ALL_ALIKE)
-    for entry in trainer.hooks.entries():
-        if entry.enabled and callable(check := getattr(entry.hook, "check_run", None)):
-            check(trainer)  # before the run has a directory and a name
+    _check_run(trainer)  # before the run has a directory and a name
     # Ranks that share each batch draw alike.
     seed_rank(options.seed, trainer.ranks.rank if trainer.engine.averages else 0)
     run_dir = None if resume is None or fork else run_directory(Path(resume))
@@ -220,6 +218,23 @@ def _begin(trainer: Trainer, resume: str | Path | None, fork: bool) -> None:
         lineage = trainer.ranks.first(partial(lineage_of, Path(resume)))
     source = None if lineage is None or resume is None else run_directory(Path(resume))
     trainer.begin_run(run_dir, _hook_list(trainer), lineage, _labels(trainer, source))
+
+
+def _check_run(trainer: Trainer) -> None:
+    """Let the hooks that declare it check the run on their ranks; what one of them raises ends all ranks."""
+    failed: Exception | None = None
+    try:
+        for entry in trainer.hooks.entries():
+            if getattr(entry.hook, "checks_run", False) and entry.is_on(trainer.ranks):
+                entry.hook.check_run(trainer)
+    except Exception as error:
+        failed = error
+    problems = trainer.ranks.gather(failed and error_text(failed))
+    if failed is not None:
+        raise failed
+    for rank, problem in enumerate(problems):
+        if problem is not None:
+            raise RankError(f"rank {rank}: {problem}")
 
 
 def _labels(trainer: Trainer, source: Path | None) -> Labels:

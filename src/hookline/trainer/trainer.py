@@ -124,7 +124,7 @@ class Trainer:
         self.called_eval_model, inner = self.called_model, self.engine.eval_model(self.model)
         if inner is not self.model:
             self.called_eval_model = torch.compile(inner) if self.options.compile else inner
-        metrics = check_metrics(parts.metrics)
+        metrics = check_metrics(parts.metrics, self.train_loaders)
         self.validation_metrics = {name: one.metric for name, one in metrics.items() if "validation" in one.phases}
         self.training_metrics = TrainingMetrics({n: one.metric for n, one in metrics.items() if "train" in one.phases})
         self.agreement = Agreement(self)

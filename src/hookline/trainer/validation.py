@@ -123,7 +123,7 @@ def _measure(
     args, averages, tokens, ranks = trainer.event_args, SampleAverages(), 0, trainer.ranks
     user = ValidationMetrics(trainer.validation_metrics, loaders, trainer.device, nested=len(args.validating) > 1)
     compute, reader = trainer.eval_compute(), OutputReader()
-    reads = bool(trainer.validation_metrics) or trainer.hooks.dispatch_table.output_readers
+    reads = bool(trainer.validation_metrics) or trainer.hooks.dispatch_table.output_readers["on_validation_batch_end"]
     with reader.attached(trainer.called_eval_model) if reads else nullcontext():
         for loader_index, (name, loader) in enumerate(loaders.items()):
             # Not one batch more than the limit is read: an iterator would lose it.
@@ -156,7 +156,7 @@ def _measure(
             raise TrainingError(f"the validation loaders gave no batches{why_empty(empty)}")
         for name, loader in empty.items():  # if the others hid it, val/loss would mean something else
             raise_no_batches("validation", name, loader)
-        return merge_metrics(averages.metrics(language_model=tokens > 0), user.compute(ranks))
+        return user.compute(ranks, averages.metrics(language_model=tokens > 0))
 
 
 def _in_step(ranks: OneProcess, loader: str, batches: Iterator[tuple[Any, bool]]) -> Iterator[tuple[Any, bool]]:

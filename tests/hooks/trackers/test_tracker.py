@@ -3,6 +3,7 @@
 import copy
 import json
 import random
+import signal
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -15,9 +16,10 @@ import yaml
 from small_config import PARTS
 from tracked_runs import make_trainer
 
-from hookline import HooklineError, RunConfig, Tracker, load_config, trainer_from_config
+from hookline import HooklineError, RunConfig, Tracker, TrainingHook, load_config, trainer_from_config
 from hookline.cli import main
 from hookline.errors import ConfigError
+from hookline.hooks.trackers.worker import Worker
 from hookline.record import read_events, read_jsonl
 
 
@@ -110,6 +112,44 @@ def test_a_hanging_tracker_neither_delays_nor_stops_training(caplog: pytest.LogC
     assert kinds_of(trainer) == ["tracker_abandoned"]
     assert len([one for one in caplog.records if "was abandoned" in one.getMessage()]) == 1
     gate.set()
+
+
+def test_ctrl_c_during_the_wait_abandons_the_tracker_with_an_event(caplog: pytest.LogCaptureFixture) -> None:
+    """The first one ends training; what the second one leaves unsent is in the record, and in one warning."""
+    gate = threading.Event()
+
+    class Interrupted(ListTracker):
+        def finish(self, run: Mapping[str, Any]) -> None:
+            pause = 0.2  # seconds; a signal that comes before the main thread waits may not wake it
+            while not gate.wait(pause):
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                pause = 10.0
+
+    trainer = make_trainer(Interrupted())
+    trainer.on("step_end", at=3, name="first")(lambda: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    gate.set()
+    assert trainer.record.run["outcome"] == "interrupted" and kinds_of(trainer)[-1] == "tracker_abandoned"
+    assert len([one for one in caplog.records if "was abandoned" in one.getMessage()]) == 1
+
+
+def test_numbers_are_not_walked_on_the_thread_that_trains() -> None:
+    """A row of metrics counts by its length, and a tracker that has failed gets nothing that could be measured."""
+
+    class Row(dict[str, Any]):
+        def values(self) -> Any:
+            raise AssertionError("walked")
+
+    rows: list[Any] = []
+    worker = Worker(
+        open=lambda: None, write=lambda kind, some: rows.extend(some), finish=lambda run: None, limit=10**6,
+        on_failure=lambda error: None, on_close=lambda run: None, skip=("events",),
+    )  # fmt: skip
+    worker.write_metrics([Row(a=1.0, b=2.0)])
+    worker.write_events([Row(a="text")])
+    worker.finish({}, 60)
+    assert [len(row) for row in rows] == [2]
 
 
 @pytest.mark.filterwarnings("error")
@@ -226,6 +266,21 @@ def test_a_missing_package_is_an_error_before_the_first_step() -> None:
     with pytest.raises(HooklineError, match=r"no_such_package_anywhere \(pip install 'hookline\[tensorboard\]'\)"):
         trainer.train()
     assert trainer.step == 0
+
+
+def test_a_method_of_another_hook_that_is_named_like_a_trackers_is_not_called() -> None:
+    """`check_run` may mean anything in a user's own hook."""
+
+    class Mine(TrainingHook):
+        def on_step_end(self) -> None:
+            pass
+
+        def check_run(self) -> None:
+            raise AssertionError("called")
+
+    trainer = make_trainer(Mine())
+    trainer.train()
+    assert trainer.step == 8
 
 
 def test_the_command_names_the_missing_package_in_one_line(

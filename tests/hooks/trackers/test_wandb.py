@@ -117,6 +117,14 @@ def test_images_and_tables() -> None:
     assert table == {"columns": ["text", "score"], "data": [["a|b", 0.5], ["c", None]]}
 
 
+def test_an_empty_wandb_mode_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scripts that start jobs set it so, and wandb itself takes it for an invalid value."""
+    monkeypatch.setenv("WANDB_MODE", "")
+    trainer = make_trainer(tracker())
+    trainer.train()
+    assert trainer.step == 8 and offline_files(trainer.run_dir)
+
+
 def test_without_a_login_nothing_is_asked_on_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error before the first step says how to log in."""
     import wandb

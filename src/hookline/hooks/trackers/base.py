@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from hookline import _checks
@@ -62,6 +63,8 @@ class Tracker(NamedHook):
 
     ranks = "zero"
     on_error = "raise"  # only a missing package raises in training's thread, before the first step
+    checks_run = True
+    """The run calls `check_run` before it has a directory."""
     package = ""
     """What to import."""
     extra = ""
@@ -151,13 +154,17 @@ class Tracker(NamedHook):
         if worker is None or handle is None or trainer is None:
             return
         handle.remove()
-        unwritten = worker.finish(run, self.timeout)
-        if worker.is_alive:
-            self.warn(f"is not done after {self.timeout:g} s and was abandoned; {unwritten} rows were not sent")
-            self._record(trainer, "tracker_abandoned", seconds=self.timeout, rows=unwritten)
-        if worker.dropped:
-            self.warn(f"dropped {worker.dropped} rows, because more than {self.queue_mb:g} MB were waiting")
-            self._record(trainer, "tracker_dropped_rows", rows=worker.dropped)
+        began = monotonic()
+        try:
+            worker.finish(run, self.timeout)
+        finally:  # Ctrl-C ends the wait, too
+            if worker.is_alive:
+                waited = float(f"{min(monotonic() - began, self.timeout):.3g}")
+                self.warn(f"is not done after {waited:g} s and was abandoned; {worker.unwritten} rows were not sent")
+                self._record(trainer, "tracker_abandoned", seconds=waited, rows=worker.unwritten)
+            if worker.dropped:
+                self.warn(f"dropped {worker.dropped} rows, because more than {self.queue_mb:g} MB were waiting")
+                self._record(trainer, "tracker_dropped_rows", rows=worker.dropped)
 
     def _report_failure(self, trainer: RunControl, error: BaseException) -> None:
         """Warn that the tracker has failed; called in its thread."""

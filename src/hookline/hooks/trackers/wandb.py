@@ -66,6 +66,12 @@ class WandbTracker(Tracker):
         self.mode = mode if mode is None else _checks.one_of(mode, MODES, "mode")
         self.system_metrics = _checks.boolean(system_metrics, "system_metrics")
 
+    def import_package(self) -> None:
+        """Import the package; a WANDB_MODE without a value is removed, because wandb takes it for an invalid one."""
+        if os.environ.get("WANDB_MODE") == "":
+            del os.environ["WANDB_MODE"]
+        super().import_package()
+
     def check(self, run: TrackedRun) -> None:
         """Require a login unless offline: wandb would ask for a key on the terminal during the run."""
         if run.directory is not None and self.directory is None:

@@ -37,14 +37,14 @@ class Worker:
         on_close: Callable[[Mapping[str, Any]], None],
         skip: Collection[str] = (),
     ) -> None:
-        self.dropped = 0  # rows
+        self.dropped = self.unwritten = 0  # rows that did not fit, and rows that were left when it was abandoned
         self.close = on_close
         self._open, self._write, self._finish = open, write, finish
         self._limit, self._on_failure, self._skip = limit, on_failure, skip
         self._has_failed = self._is_abandoned = False
         self._waiting: deque[tuple[str, Sequence[Any], int]] = deque()
         self._bytes = 0
-        self._changed = threading.Condition()
+        self._changed, self._ended = threading.Condition(), threading.Event()
         self._end: Mapping[str, Any] | None = None
         self._thread = threading.Thread(target=self._run, name="hookline-tracker", daemon=True)
         self._thread.start()
@@ -65,33 +65,34 @@ class Worker:
         """Queue rows."""
         self._put("media", rows)
 
-    def finish(self, run: Mapping[str, Any], seconds: float) -> int:
-        """Wait until everything is written, at most some seconds, and return how many rows were not.
+    def finish(self, run: Mapping[str, Any], seconds: float) -> None:
+        """Wait until everything is written, at most some seconds; what is not is counted in `unwritten`.
 
         The thread is abandoned then: it ends with the process or when what it waits for returns.
         """
-        with self._changed:
-            self._end = dict(run)
-            self._changed.notify()
         try:
-            self._thread.join(seconds)
+            with self._changed:
+                self._end = dict(run)
+                self._changed.notify()
+            # Not `join`: if Ctrl-C ends that, some versions of Python take the thread for one that has ended.
+            if self._ended.wait(seconds):
+                self._thread.join()
         finally:  # Ctrl-C ends the wait, too
             with self._changed:
                 self._is_abandoned = True
-                unwritten = sum(len(rows) for _, rows, _ in self._waiting)
+                self.unwritten = sum(len(rows) for _, rows, _ in self._waiting)
                 self._clear()
-        return unwritten
 
     @property
     def is_alive(self) -> bool:
-        """Whether the thread has not ended."""
-        return self._thread.is_alive()
+        """Whether the thread has something left to do."""
+        return not self._ended.is_set()
 
     def _put(self, kind: str, rows: Sequence[Any]) -> None:
-        size = sum(map(size_of, rows))
         with self._changed:
             if self._has_failed or self._end is not None or kind in self._skip:
                 return
+            size = sum(map(len, rows)) * _ENTRY_BYTES if kind == "metrics" else sum(map(size_of, rows))
             if self._waiting and self._bytes + size > self._limit:
                 self.dropped += len(rows)
                 return
@@ -112,6 +113,8 @@ class Worker:
                 is_of_interest = not self._is_abandoned
             if is_of_interest:  # the record is closed otherwise, and has the event that the tracker was abandoned
                 self._on_failure(error)
+        finally:
+            self._ended.set()
 
     def _next(self) -> tuple[str, Sequence[Any]] | None:
         """Return the next rows, waiting for them; None at the end."""
@@ -129,7 +132,7 @@ class Worker:
 
 
 def size_of(row: Any) -> int:
-    """Return about how many bytes a row takes."""
+    """Return about how many bytes a row of layers, events or media takes."""
     if isinstance(row, dict):
         return _size_of_values(row.values())
     if (values := getattr(row, "values", None)) is not None:
