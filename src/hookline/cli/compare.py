@@ -13,7 +13,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from hookline._console import printable
-from hookline.cli.charts import FEWEST_POINTS, draw_chart
+from hookline.cli.charts import FEWEST_POINTS, draw_chart, to_draw
 from hookline.cli.formatting import (
     LOSSES,
     cut,
@@ -138,7 +138,7 @@ def print_curves(console: Console, names: Sequence[str], summaries: Sequence[Run
     for metric in LOSSES:
         curves = [run.curves.get(metric) for run in summaries]
         drawn = {
-            name: None if curve is None or not curve.finite else (curve.steps, curve.lowest, curve.highest)
+            name: None if curve is None or not curve.finite else to_draw(curve)
             for name, curve in zip(names, curves, strict=True)
         }
         if any(curve is not None and curve.finite >= FEWEST_POINTS for curve in curves):
