@@ -72,17 +72,17 @@ def bare(loader: HandOver) -> None:
         optimizer.zero_grad(set_to_none=True)
 
 
-def hookline(*views: str) -> Callable[[HandOver], None]:
-    """Return Hookline's loop with some of its views."""
+def hookline(*views: str, every: int = 1) -> Callable[[HandOver], None]:
+    """Return Hookline's loop with some of its views; trackers get every so many values of a metric."""
 
     def loop(loader: HandOver) -> None:
         import hookline
 
         model = make_model()
         trackers = {
-            "tensorboard": lambda: hookline.TensorBoardTracker(),
-            "wandb": lambda: hookline.WandbTracker(mode="offline"),
-            "mlflow": lambda: hookline.MLflowTracker(tracking_uri="sqlite:///mlflow.db"),
+            "tensorboard": lambda: hookline.TensorBoardTracker(every=every),
+            "wandb": lambda: hookline.WandbTracker(mode="offline", every=every),
+            "mlflow": lambda: hookline.MLflowTracker(tracking_uri="sqlite:///mlflow.db", every=every),
         }
         hooks: list[Any] = [make() for name, make in trackers.items() if name in views]
         if "live" in views:
@@ -171,13 +171,13 @@ ALL_VIEWS = ("live", "report", "tensorboard", "wandb", "mlflow")
 ROWS: list[tuple[str, Callable[[HandOver], None], str | None, bool, str]] = [
     ("plain PyTorch", bare, None, False, ""),
     ("Hookline", hookline(), "plain PyTorch", False, ""),
-    ("Hookline, live view", hookline("live"), "Hookline", False, ""),
-    ("Hookline, report", hookline("report"), "Hookline", False, ""),
+    ("Hookline, live view and report", hookline("live", "report"), "Hookline", False, ""),
     ("Hookline, TensorBoard", hookline("tensorboard"), "Hookline", False, ""),
     ("Hookline, live view, report, TensorBoard", hookline("live", "report", "tensorboard"), "Hookline", False, "≤ 2 %"),
     ("Hookline, W&B offline", hookline("wandb"), "Hookline", False, ""),
     ("Hookline, MLflow", hookline("mlflow"), "Hookline", False, ""),
     ("Hookline, live view, report, all trackers", hookline(*ALL_VIEWS), "Hookline", False, "≤ 2 %"),
+    ("the same, every=10", hookline(*ALL_VIEWS, every=10), "Hookline", False, "≤ 2 %"),
     ("Lightning", lightning(False), "plain PyTorch", False, ""),
     ("Lightning, TQDM bar and TensorBoard", lightning(True), "Lightning", False, ""),
     ("HF Trainer", hf_trainer(False), "plain PyTorch", True, ""),

@@ -116,6 +116,15 @@ def test_a_run_that_writes_nothing_stops_all_the_same(
     assert "ending when this step is done; a second one ends now" in capfd.readouterr().err
 
 
+def test_a_signal_while_the_run_is_ending(capfd: pytest.CaptureFixture[str]) -> None:
+    """No step is left to save: it is said what the run waits for."""
+    trainer = make_trainer(console=True)
+    trainer.on("train_end", name="late")(lambda: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(SystemExit):
+        trainer.train()
+    assert "SIGTERM: ending when everything is written" in capfd.readouterr().err
+
+
 def test_the_last_step_of_an_epoch() -> None:
     """The checkpoint is that of the epoch's end."""
     trainer, hook = make_trainer(max_epochs=2), Killed(signal.SIGTERM, at=6)

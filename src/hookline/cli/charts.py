@@ -14,6 +14,7 @@ from rich.text import Text
 
 from hookline._console import printable
 from hookline.cli.formatting import cut, heading, paragraph
+from hookline.record import curves as record
 
 Numbers = NDArray[np.float64]
 # Steps, lowest and highest values, equally long; for ranges of steps also how many values they have, and how many of
@@ -32,6 +33,12 @@ _LONGEST_LABEL = 60  # characters of the legend
 # The bit of each dot in a braille character, by row and column; U+2800 has no dot.
 _BRAILLE, _BITS = 0x2800, np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]], dtype=np.uint32)
 _SUFFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def to_draw(curve: record.Curve) -> Curve:
+    """Return what `draw_chart` takes of a curve of the record."""
+    _, non_finite = curve.non_finite or (None, 0)
+    return curve.steps, curve.lowest, curve.highest, curve.points, non_finite
 
 
 def draw_chart(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from hookline._console import printable
-from hookline.cli.charts import FEWEST_POINTS, draw_chart
+from hookline.cli.charts import FEWEST_POINTS, draw_chart, to_draw
 from hookline.cli.formatting import (
     LOSSES,
     cut,
@@ -30,7 +30,6 @@ from hookline.cli.formatting import (
 from hookline.errors import HooklineError
 from hookline.record.comparison import Difference, Parting, find_differences, find_partings, likely_causes, value_text
 from hookline.record.curves import Curve, Point
-from hookline.record.json_lines import NON_FINITE
 from hookline.record.runs import RunFiles, run_labels
 from hookline.record.summary import RunSummary
 from hookline.report.direction import Direction, better
@@ -98,16 +97,7 @@ def print_partings(
         if parting is None:
             paragraph(console, "have no step in common")
             continue
-        if parting.step is None:
-            steps = f"{parting.before:,} step{'s' if parting.before != 1 else ''}"
-            paragraph(console, f"are the same, bit for bit, in all {steps} that both have recorded")
-            continue
-        same = {0: "it is the first step", 1: "the step before it is the same"}.get(
-            parting.before, f"the {parting.before:,} steps before it are the same"
-        )
-        first, second = (_number(value) for value in parting.values)
-        values = "" if first == second == "" else f": {first} and {second}"
-        paragraph(console, f"part at step {parting.step:,}, where {cut(parting.name, 100)} differs{values}; {same}")
+        paragraph(console, str(replace(parting, name=cut(parting.name, 100))))
         for index, cause in enumerate(why[:_MOST_CAUSES]):
             labelled(console, "" if index else "likely", cut(cause), width=8)
         if len(why) > _MOST_CAUSES:
@@ -148,7 +138,7 @@ def print_curves(console: Console, names: Sequence[str], summaries: Sequence[Run
     for metric in LOSSES:
         curves = [run.curves.get(metric) for run in summaries]
         drawn = {
-            name: None if curve is None or not curve.finite else (curve.steps, curve.lowest, curve.highest)
+            name: None if curve is None or not curve.finite else to_draw(curve)
             for name, curve in zip(names, curves, strict=True)
         }
         if any(curve is not None and curve.finite >= FEWEST_POINTS for curve in curves):
@@ -224,10 +214,3 @@ def _point(point: Point | None) -> str:
 
 def _fields(point: Point | None) -> dict[str, Any] | None:
     return None if point is None else asdict(point)
-
-
-def _number(value: Any) -> str:
-    """Return a number with all its digits; packed numbers of layers are not shown."""
-    if isinstance(value, (int, float)):
-        return repr(value)
-    return value if value in NON_FINITE else ""

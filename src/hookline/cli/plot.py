@@ -10,7 +10,7 @@ from typing import Any
 
 from hookline._console import CommandOutput, printable
 from hookline._fs import explain
-from hookline.cli.charts import draw_chart
+from hookline.cli.charts import draw_chart, to_draw
 from hookline.cli.formatting import LOSSES, check_output, cut, metric_order, open_console, paragraph, print_json
 from hookline.errors import HooklineError, nearest
 from hookline.record.curves import Curve
@@ -88,10 +88,7 @@ def print_charts(curves: Curves, labels: Sequence[str], log: bool) -> None:
     console = open_console()
     for metric, found in curves.items():
         series = {
-            label: (curve.steps, curve.lowest, curve.highest, curve.points, (curve.non_finite or (0, 0))[1])
-            if (curve := found.get(label)) is not None
-            else None
-            for label in labels
+            label: None if (curve := found.get(label)) is None else to_draw(curve) for label in labels
         }
         draw_chart(console, series, title=metric, height=14, log=log)
         if missing := [label for label in labels if label not in found]:

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from hookline._console import printable
 from hookline._fs import relative_to_here
-from hookline.cli.charts import FEWEST_POINTS, draw_chart
+from hookline.cli.charts import FEWEST_POINTS, draw_chart, to_draw
 from hookline.cli.command_lines import is_whole, recorded_resume_command
 from hookline.cli.formatting import (
     LOSSES,
@@ -163,7 +163,7 @@ def print_alerts(console: Console, alerts: list[Alert], summary: RunSummary) -> 
 def print_curves(console: Console, summary: RunSummary) -> None:
     """Draw the losses over each other."""
     drawn = {
-        name: (curve.steps, curve.lowest, curve.highest)
+        name: to_draw(curve)
         for name in LOSSES
         if (curve := summary.curves.get(name)) is not None and curve.finite
     }

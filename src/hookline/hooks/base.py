@@ -74,10 +74,9 @@ def period(hook: TrainingHook, every: int | str | None, units: Collection[str] =
     """
     if every is None:
         return None
-    built_in = next(cls for cls in type(hook).__mro__ if vars(cls).get("built_in"))
-    parameters = signature(built_in).parameters
     for name in hook.every_aliases:
-        if getattr(hook, name) != parameters[name].default:
+        built_in = next(cls for cls in type(hook).__mro__ if vars(cls).get("built_in"))
+        if getattr(hook, name) != signature(built_in).parameters[name].default:
             raise ConfigError("every", f"give every or {name}, not both: they say the same")
     Quantity.parse(every, units=units)
     return Schedule.parse(every=every).every

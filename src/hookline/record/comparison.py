@@ -18,7 +18,7 @@ from hookline.errors import RecordError
 from hookline.record import strict_json
 from hookline.record.config_yaml import REST, flatten_config, read_config
 from hookline.record.curves import Steps, Values, as_arrays, sort_by_step
-from hookline.record.json_lines import NOT_METRICS, as_mapping
+from hookline.record.json_lines import NON_FINITE, NOT_METRICS, as_mapping
 from hookline.record.packing import SeriesHeader
 from hookline.record.rows import columns_of_rows, read_layer_rows, read_rows
 from hookline.record.summary import Array, RunSummary
@@ -36,7 +36,7 @@ _CANNOT_CHANGE_NUMBERS = frozenset({
     "trainable_only", "validate_every", "sanity_batches", "warn_above",
 })  # fmt: skip
 _LABELS = frozenset({"name", "tags", "notes"})  # options of the trainer that only describe a run
-_CHANGES = ("lr_changed", "loss_fn_changed", "step_fn_changed", "parameters_changed", "hook_wrote", "hook_drew")
+_CHANGES = ("lr_changed", "loss_fn_changed", "step_fn_changed", "parameters_changed", "hook_wrote")
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,22 @@ class Parting:
     """How many steps before it are the same in both runs."""
     last_same: int | None = None
     """The last of these."""
+
+    def __str__(self) -> str:
+        """Return a sentence without its subject, with all digits of the numbers.
+
+        >>> str(Parting(7, "train/loss", (0.5, 0.25), 6))
+        'part at step 7, where train/loss differs: 0.5 and 0.25; the 6 steps before it are the same'
+        """
+        if self.step is None:
+            steps = f"{self.before:,} step{'s' if self.before != 1 else ''}"
+            return f"are the same, bit for bit, in all {steps} that both have recorded"
+        same = {0: "it is the first step", 1: "the step before it is the same"}.get(
+            self.before, f"the {self.before:,} steps before it are the same"
+        )
+        numbers = [str(one) for one in self.values if isinstance(one, (int, float)) or one in NON_FINITE]
+        values = f": {' and '.join(numbers)}" if numbers else ""
+        return f"part at step {self.step:,}, where {self.name} differs{values}; {same}"
 
 
 # ---- differences -----------------------------------------------------------------------------------------------------

@@ -29,6 +29,13 @@ class SeriesHeader(NamedTuple):
         return (len(self.names), len(self.columns), *(() if self.bins is None else (self.bins,)))
 
 
+WINDOW_COLUMNS = {  # by series of histograms and their column: the statistic that says in which octave its bins end
+    ("gradient_histograms", "count"): ("gradients", "top_octave"),
+    ("activation_histograms", "counts"): ("activations", "histogram_top"),
+    ("activation_histograms", "grad_counts"): ("activations", "grad_histogram_top"),
+}
+
+
 def bin_edges(bins: int, places: NDArray[np.int64], tops: Floats) -> tuple[Doubles, Doubles]:
     """Return the lowest and the highest value of bins as a monitor counts in them (see `hookline.stats.histograms`).
 

@@ -23,7 +23,7 @@ from hookline.record import strict_json
 from hookline.record.curves import Curve
 from hookline.record.json_lines import NOT_METRICS, as_number, mappings_in, read_bytes
 from hookline.record.media_reader import Image, MediaRow, count_media, read_newest_media
-from hookline.record.packing import Floats, SeriesHeader
+from hookline.record.packing import WINDOW_COLUMNS, Floats, SeriesHeader
 from hookline.record.rows import columns_of_rows, read_event_rows, read_layer_rows, read_rows
 from hookline.record.runs import RunFiles
 
@@ -42,11 +42,6 @@ _MOST_NAMES = 10_000  # of layers with values that are not finite
 _NON_FINITE_COLUMNS = ("nans", "infs")
 _OCTAVES = 48  # of the histograms, in both directions, down from the largest value that a layer had
 _NO_OCTAVE = -1000  # stands for the octave of the largest value of a layer that had none
-WINDOW_COLUMNS = {  # by series of histograms and their column: the statistic that says in which octave its bins end
-    ("gradient_histograms", "count"): ("gradients", "top_octave"),
-    ("activation_histograms", "counts"): ("activations", "histogram_top"),
-    ("activation_histograms", "grad_counts"): ("activations", "grad_histogram_top"),
-}
 
 Array = NDArray[Any]
 

@@ -15,10 +15,9 @@ from hookline.record import strict_json
 from hookline.record.config_yaml import read_config
 from hookline.record.json_lines import directory_of, read_json
 from hookline.record.media_reader import MediaRow, read_media
-from hookline.record.packing import bin_edges
+from hookline.record.packing import WINDOW_COLUMNS, bin_edges
 from hookline.record.reader import LayerSeries, read_events, read_metrics, read_written_layers
 from hookline.record.runs import check_format
-from hookline.record.summary import WINDOW_COLUMNS
 
 Columns = dict[str, list[Any]]  # equally long
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
@@ -22,11 +23,10 @@ from numpy.typing import NDArray
 from hookline.errors import RecordError
 from hookline.record import strict_json
 from hookline.record.alerts import describe_event, find_alerts
-from hookline.record.comparison import find_differences
+from hookline.record.comparison import find_differences, find_partings, likely_causes
 from hookline.record.labels import read_labels
 from hookline.record.runs import RunFiles, run_labels, utc_now
 from hookline.report.direction import better
-from hookline.report.partings import describe_partings
 from hookline.report.run_fields import last_attempt_seconds, run_fields
 from hookline.report.shrink import CurveArrays, Numbers, fit
 
@@ -86,7 +86,7 @@ def make_report(summaries: Sequence[RunSummary]) -> bytes:
         })
     page = {"version": 1, "written": utc_now(), "runs": runs}
     if count > 1:
-        page |= {"differences": _differences(summaries), "partings": _cut(describe_partings(summaries))}
+        page |= {"differences": _differences(summaries), "partings": _cut(_partings(summaries))}
     data = strict_json.dumps(page)
     # Base64 needs no care, and converting megabytes of it as other texts would take most of the time.
     listed = '","'.join(arrays.encoded)
@@ -157,6 +157,18 @@ def _differences(summaries: Sequence[RunSummary]) -> list[Any] | None:
         return [_cut(strict_json.field_values(one)) for one in find_differences(summaries)[:MOST_DIFFERENCES]]
     except RecordError:
         return None
+
+
+def _partings(summaries: Sequence[RunSummary]) -> list[dict[str, Any]]:
+    """Return for each run after the first one where it parts from that, and the likely causes."""
+    first, found = summaries[0], []
+    for other, parting in zip(summaries[1:], find_partings(first, summaries[1:]), strict=True):
+        causes: list[str] = []
+        if parting is not None:
+            with suppress(RecordError):  # a config cannot be read, as the list of differences says
+                causes = likely_causes(first, other, parting, find_differences([first, other]))
+        found.append({"text": "have no step in common" if parting is None else str(parting), "causes": causes})
+    return found
 
 
 def _labels(summary: RunSummary) -> Any:

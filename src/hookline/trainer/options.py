@@ -112,7 +112,7 @@ class TrainerOptions:
     notes: str | None = option(None, "a text about the run")
     record: bool = option(True, "write the run's record to disk; false keeps it in memory")
     report: bool = option(True, "write report.html into the run's directory, at each checkpoint and at the end")
-    console: bool = option(True, "print the run's start, end and progress: as a live view, or as lines without a terminal")
+    console: bool = option(True, "print the run's start, end and progress: a live view, or lines without a terminal")
     enable_intervention: bool = option(False, "let forward hooks with intervene=True change activations")
     warn_above: float | None = option(0.05, "report hooks that take more than this share of the run's time")
     debug: bool = option(False, "let any exception of a hook end the run")

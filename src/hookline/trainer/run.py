@@ -134,6 +134,7 @@ def _begun_run(trainer: Trainer, resume: str | Path | None) -> Iterator[SignalHa
             # The workers of a validation got the signal, too. The run resumes from its last checkpoint.
             outcome, reason = "interrupted", signals.caught.name
         finally:
+            signals.waits_for = "everything is written"
             try:
                 _end(trainer, outcome, reason)
             finally:

@@ -18,8 +18,8 @@ from hookline._terminal import begin_line
 ChildHandler = Callable[[int, FrameType | None], Any]
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 ACKNOWLEDGED = {
-    signal.SIGINT: "Ctrl-C: ending when this step is {done}; press Ctrl-C again to end now",
-    signal.SIGTERM: "SIGTERM: ending when this step is {done}; a second one ends now",
+    signal.SIGINT: "Ctrl-C: ending when {done}; press Ctrl-C again to end now",
+    signal.SIGTERM: "SIGTERM: ending when {done}; a second one ends now",
 }
 
 
@@ -53,7 +53,9 @@ class SignalHandler:
         self.caught: signal.Signals | None = None
         self.worker_error: Exception | None = None
         """What torch reported about a dead worker, if anything."""
-        self._on_signal, self._console, self._done = on_signal, console, "saved" if saves else "done"
+        self.waits_for = "this step is saved" if saves else "this step is done"
+        """What must happen before the run ends, for the sentence that is printed."""
+        self._on_signal, self._console = on_signal, console
         self._pid = os.getpid()
         self._previous: dict[int, Any] = {}
         self._held: HeldHandler | None = None
@@ -125,7 +127,7 @@ class SignalHandler:
             self.hold_worker_errors()
             self._on_signal(self.caught.name)
             if self._console:
-                _write(ACKNOWLEDGED[self.caught].format(done=self._done))
+                _write(ACKNOWLEDGED[self.caught].format(done=self.waits_for))
             previous = self._previous.get(number)
             # Python's own handler for Ctrl-C would only raise KeyboardInterrupt now.
             if callable(previous) and previous is not signal.default_int_handler:

@@ -483,3 +483,15 @@ def test_the_schema_knows_trackers(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["schema"]) == 0
     assert "#/$defs/Hook" in json.dumps(json.loads(capsys.readouterr().out)["properties"]["trackers"])
     assert RunConfig(**config_with(trackers=["wandb"])).trackers == ["wandb"]
+
+
+def test_every_sends_the_first_value_of_each_metric_in_so_many_steps() -> None:
+    """Metrics that are measured less often, such as those of validations, are all sent."""
+    tracker = ListTracker(every=4)
+    trainer = make_trainer(tracker, validate_every=3, sanity_batches=0)
+    trainer.train()
+    rows = [row for batch in tracker.of("metrics") for row in batch]
+    assert [row["step"] for row in rows if "train/loss" in row] == [1, 4, 8]
+    assert [row["step"] for row in rows if "val/loss" in row] == [3, 6]
+    with pytest.raises(ConfigError, match="every"):
+        ListTracker(every="2 epochs")

@@ -9,10 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookline.record.layers import LayerRow
-
-# The columns with which monitors write where the bins of a layer end, by the column of the counts.
-TOPS = {"count": "top_octave", "counts": "histogram_top", "grad_counts": "grad_histogram_top"}
-STATISTICS = {"gradient_histograms": "gradients", "activation_histograms": "activations"}
+from hookline.record.packing import WINDOW_COLUMNS
 
 
 class Histogram(NamedTuple):
@@ -50,7 +47,7 @@ class HistogramReader:
         """Store where bins end, if a statistics row says so."""
         header = row.header
         for index, column in enumerate(header.columns):
-            if column in TOPS.values() and header.series in STATISTICS.values():
+            if (header.series, column) in WINDOW_COLUMNS.values():
                 step, known = self._tops.get((header.series, column), (None, {}))
                 tops = dict(zip(header.names, row.values[:, index].tolist(), strict=True))
                 # Several monitors may write rows of one series at a step.
@@ -60,9 +57,10 @@ class HistogramReader:
         """Yield the histogram of each layer of which anything was counted."""
         header = row.header
         for index, column in enumerate(header.columns):
-            step, tops = self._tops.get((STATISTICS.get(header.series, ""), TOPS.get(column, "")), (None, {}))
+            statistic = WINDOW_COLUMNS.get((header.series, column))
+            step, tops = (None, {}) if statistic is None else self._tops.get(statistic, (None, {}))
             for name, counts in zip(header.names, row.values[:, index].double().numpy(), strict=True):
-                if header.series not in STATISTICS:
+                if statistic is None:
                     edges = np.arange(len(counts) + 1, dtype=np.float64)
                 elif step == row.step and np.isfinite(top := tops.get(name, np.nan)):
                     counts = counts[1:-2]  # without -inf, +inf and NaN

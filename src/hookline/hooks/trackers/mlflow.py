@@ -42,6 +42,7 @@ class MLflowTracker(Tracker):
         layers: Which statistics per layer to send: "all", each as a metric; otherwise none.
         queue_mb: How many megabytes of rows may wait.
         timeout: Seconds that the end of the run waits for what is queued.
+        every: How often to send a metric, in steps; by default each of its values.
     """
 
     built_in = True
@@ -55,8 +56,9 @@ class MLflowTracker(Tracker):
         layers: str = "none",
         queue_mb: float = 64.0,
         timeout: float = 10.0,
+        every: int | str | None = None,
     ) -> None:
-        super().__init__(layers, queue_mb, timeout)
+        super().__init__(layers, queue_mb, timeout, every)
         self.tracking_uri, self.experiment = tracking_uri, experiment
         self._server: tuple[str, int, bool] | None = None  # what is checked again when its address is known
         scheme = str(tracking_uri).partition(":")[0]

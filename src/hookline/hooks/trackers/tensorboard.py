@@ -27,6 +27,7 @@ class TensorBoardTracker(Tracker):
         layers: Which statistics per layer to write: "histograms", "all" or "none".
         queue_mb: How many megabytes of rows may wait.
         timeout: Seconds that the end of the run waits for what is queued.
+        every: How often to send a metric, in steps; by default each of its values.
     """
 
     built_in = True
@@ -39,8 +40,9 @@ class TensorBoardTracker(Tracker):
         layers: str = "histograms",
         queue_mb: float = 64.0,
         timeout: float = 10.0,
+        every: int | str | None = None,
     ) -> None:
-        super().__init__(layers, queue_mb, timeout)
+        super().__init__(layers, queue_mb, timeout, every)
         self.directory = directory
 
     def check(self, run: TrackedRun) -> None:

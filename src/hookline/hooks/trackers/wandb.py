@@ -43,6 +43,7 @@ class WandbTracker(Tracker):
         layers: Which statistics per layer to send: "histograms", "all" or "none".
         queue_mb: How many megabytes of rows may wait.
         timeout: Seconds that the end of the run waits for what is queued.
+        every: How often to send a metric, in steps; by default each of its values.
     """
 
     built_in = True
@@ -60,8 +61,9 @@ class WandbTracker(Tracker):
         layers: str = "histograms",
         queue_mb: float = 64.0,
         timeout: float = 10.0,
+        every: int | str | None = None,
     ) -> None:
-        super().__init__(layers, queue_mb, timeout)
+        super().__init__(layers, queue_mb, timeout, every)
         self.project, self.entity, self.group, self.directory = project, entity, group, directory
         self.mode = mode if mode is None else _checks.one_of(mode, MODES, "mode")
         self.system_metrics = _checks.boolean(system_metrics, "system_metrics")
@@ -184,6 +186,7 @@ class TrackioTracker(WandbTracker):
         layers: Which statistics per layer to send: "histograms", "all" or "none".
         queue_mb: How many megabytes of rows may wait.
         timeout: Seconds that the end of the run waits for what is queued.
+        every: How often to send a metric, in steps; by default each of its values.
     """
 
     built_in = True
@@ -197,8 +200,9 @@ class TrackioTracker(WandbTracker):
         layers: str = "histograms",
         queue_mb: float = 64.0,
         timeout: float = 10.0,
+        every: int | str | None = None,
     ) -> None:
-        super().__init__(project, group=group, layers=layers, queue_mb=queue_mb, timeout=timeout)
+        super().__init__(project, group=group, layers=layers, queue_mb=queue_mb, timeout=timeout, every=every)
 
     def check(self, run: TrackedRun) -> None:
         """Require nothing: trackio works without an account."""
