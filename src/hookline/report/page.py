@@ -254,7 +254,7 @@ def _size_of_media(row: MediaRow) -> int:
 
 
 def _sum(cells: Sequence[Any]) -> float:
-    """Return the sum of the numbers of a row, the columns for which there is no room among them."""
+    """Return the sum of the numbers of a row, with those in columns that are cut."""
     return sum(cell for cell in cells if isinstance(cell, (int, float)))
 
 
