@@ -129,8 +129,8 @@ class Threaded:
     def __init__(self, loop: Callable[[HandOver], object], batches: Sequence[Any]) -> None:
         """Start the loop and wait until it asks for its first batch."""
         self._loader = HandOver(batches)
-        self._thread = Thread(target=self._loader.drive, args=(loop,), daemon=True)
-        self._thread.start()
+        self.thread = Thread(target=self._loader.drive, args=(loop,), daemon=True)
+        self.thread.start()
         self._loader.wait()
 
     def turn(self, untimed: int) -> float:
@@ -140,7 +140,7 @@ class Threaded:
     def close(self) -> None:
         """End the loop and wait a moment for its thread."""
         self._loader.close()
-        self._thread.join(timeout=10)
+        self.thread.join(timeout=10)
 
 
 @contextmanager

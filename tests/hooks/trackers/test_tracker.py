@@ -495,3 +495,24 @@ def test_every_sends_the_first_value_of_each_metric_in_so_many_steps() -> None:
     assert [row["step"] for row in rows if "val/loss" in row] == [3, 6]
     with pytest.raises(ConfigError, match="every"):
         ListTracker(every="2 epochs")
+
+
+def test_rows_gather_between_two_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client takes milliseconds for a call, however few rows it has."""
+    monkeypatch.setattr("hookline.hooks.trackers.worker.PAUSE", 3600.0)
+    written: list[list[int]] = []
+    called = threading.Event()
+
+    def write(kind: str, rows: Sequence[Any]) -> None:
+        written.append([row["step"] for row in rows])
+        called.set()
+
+    worker = Worker(lambda: None, write, lambda run: None, 10**6, pytest.fail, lambda run: None)
+    worker.write_metrics([{"step": 1}])
+    assert called.wait(60)
+    for step in (2, 3, 4):
+        called.clear()
+        worker.write_metrics([{"step": step}])
+        called.wait(0.05)
+    worker.finish({}, 60)
+    assert written == [[1], [2, 3, 4]]

@@ -57,8 +57,8 @@ class Tracker(NamedHook):
         queue_mb: How many megabytes of rows may wait.
         timeout: Seconds that the end of the run waits for what is queued; then the tracker is abandoned.
         every: Of each metric, the first value in so many steps is sent, by default each value. Metrics that are
-            measured less often are sent as they come. Clients take 0.1 ms or more for a value, in a thread that
-            shares the processor with training: for steps of a few milliseconds 10 or more is advisable.
+            measured less often are sent as they come. Clients take up to 0.2 ms for a row, in a thread that shares
+            Python's lock with training: for steps of a few milliseconds 10 or more is advisable.
 
     Raises:
         ConfigError: If a parameter has an invalid value.
