@@ -33,7 +33,7 @@ NOTES = [
     " (contender - the same trainer without views), one directly after the other, per step of a block of"
     " 500 steps; s.e. of it.",
     "Other threads: the processor time of the threads that do not train, by step. They hold Python's lock for most of"
-    " it, so that it is about what they can delay training by, and other programs disturb it less than they do durations."
+    " it, so that it is about what they can delay training by; other programs disturb it less than durations."
     " Trackers write every two seconds, partly between two blocks: this column has all of it.",
     "Output goes to a pseudo-terminal that a process reads. All trackers write to the disk: TensorBoard, W&B offline,"
     " MLflow to sqlite.",

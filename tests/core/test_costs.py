@@ -309,6 +309,13 @@ def test_time_outside_of_steps_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reported.startswith("slow: takes ") and reported.endswith("most of it outside of steps: do less in it")
 
 
+def test_what_comes_once_a_run_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes a large share of a run that has just begun."""
+    trainer = sleepy_trainer({})
+    trainer.on("epoch_start", name="once")(lambda epoch: time.sleep(0.2 * (epoch == 0)))
+    assert costly(trainer, monkeypatch) == []
+
+
 def test_a_hook_with_a_schedule_is_reported_to_lengthen_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has one already."""
     (reported,) = costly(sleepy_trainer({"now_and_then": 2}), monkeypatch)

@@ -110,6 +110,16 @@ def test_speed_and_time_left(seconds_per_step: float, expected: str, monkeypatch
     assert expected in out.getvalue().splitlines()[0]
 
 
+def test_a_pause_between_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch that is due has no line if too little time has passed; the last step has one."""
+    trainer, out = make_trainer(12), io.StringIO()
+    for module in ("console_log", "step_times"):
+        monkeypatch.setattr(f"hookline.hooks.{module}.perf_counter", lambda: trainer.step * 10.0)
+    trainer.add_hook(ConsoleLogHook(log_every_n_batches=2, stream=out, costs=False, pause=30.0))
+    trainer.train()
+    assert [line.split("  ")[1] for line in out.getvalue().splitlines()] == ["step 4/12", "step 8/12", "step 12/12"]
+
+
 def test_validations_do_not_count_in_the_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does what hooks do at their end; the time left includes them, because there will be more of them."""
     now, out = [0.0], io.StringIO()

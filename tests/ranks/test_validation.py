@@ -159,7 +159,7 @@ def measure_classes(rank: int, world_size: int, all_on_0: bool = False) -> dict[
     share = None if world_size == 1 or all_on_0 else rank
     batches = [(inputs, (target > 0).float()) for inputs, target in validation_batches(share)]
     loader = iter([] if all_on_0 and rank else batches)
-    metrics = ["accuracy", "f1", "mse"]
+    metrics = ["mse", "f1", "accuracy"] if rank else ["accuracy", "f1", "mse"]  # the order does not matter
     return make_trainer("ddp", rank, world_size, None, val_loaders=loader, metrics=metrics).validate()
 
 

@@ -646,6 +646,27 @@ def test_layers_whose_gradients_vanish_are_one_alert_however_often_they_change()
     assert (explode.text, explode.step) == ("watch: gradients explode in d in steps 10 to 15", 10)
 
 
+def test_of_thousands_of_changes_each_counts() -> None:
+    """Also those of which a summary does not keep the event."""
+    summary = RunSummary()
+    changes = [flow_event(step, over=[], head="exploding") for step in range(2, 3000)]
+    changes[1400] = flow_event(1402, over=["early"], head="exploding")
+    summary.write_events([flow_event(1, over=[], early="vanishing"), *changes])
+    vanish, explode = find_alerts(summary)
+    assert vanish.text == "watch: gradients vanish in early in steps 1 to 1,402 (1,401 times)"
+    assert explode.text == "watch: gradients explode in head from step 2 on (2,998 times)"
+
+
+def test_an_accuracy_without_a_value_is_no_error() -> None:
+    """A batch without counted targets has none; a loss that is not finite is an error."""
+    summary = RunSummary()
+    values = {"train/accuracy": [0.5, math.nan], "train/mse_loss": [0.5, math.nan]}
+    for step in (1, 2):
+        summary.write_metrics([{"step": step, **{name: own[step - 1] for name, own in values.items()}}])
+    found = {alert.place["curve"]: alert.severity for alert in find_alerts(summary)}
+    assert found == {"train/accuracy": "info", "train/mse_loss": "error"}
+
+
 def test_gradients_that_recovered_and_those_without_norms_are_described() -> None:
     summary = RunSummary()
     summary.write_events([flow_event(3, **dict.fromkeys("abcde", "never arrived")), flow_event(7)])

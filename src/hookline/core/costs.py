@@ -158,7 +158,7 @@ class CostMonitor:
 
     def __init__(self, run: RunControl, limit: float | None) -> None:
         self._run, self._limit = run, limit
-        self._began, self._before = perf_counter(), self._seconds()
+        self._began, self._before = perf_counter(), self._costs()
         self._reported: set[str] = set()
 
     def check(self) -> None:
@@ -167,10 +167,12 @@ class CostMonitor:
         if self._limit is None or elapsed < WARM_UP_SECONDS:
             return
         hooks = self._run.hooks
-        for name, (inner, outer) in self._seconds().items():
+        for name, (inner, outer, calls) in self._costs().items():
             entry = hooks.entry(name)
-            earlier = self._before.get(name, (0.0, 0.0))
-            share = share_of_run(inner + outer - sum(earlier), elapsed)
+            before = self._before.get(name, (0.0, 0.0, 0))
+            # Outside of steps, a single call may be one that comes once a run.
+            inner, outer = inner - before[0], outer - before[1] if calls - before[2] >= ENOUGH_CALLS else 0.0
+            share = share_of_run(inner + outer, elapsed)
             if share is None and entry.inner_cost.calls >= ENOUGH_CALLS:
                 share = 1.0
             if share is None or share <= self._limit or name in self._reported:
@@ -178,7 +180,7 @@ class CostMonitor:
             self._reported.add(name)
             if entry.intervenes:
                 continue  # It is part of training, and works as often as it must.
-            if outer - earlier[1] > inner - earlier[0]:
+            if outer > inner:
                 remedy = "most of it outside of steps: do less in it"
             elif entry.schedule.always:
                 remedy = "give it a schedule, such as every=10, or read fewer values"
@@ -187,7 +189,8 @@ class CostMonitor:
             message = f"takes {share:.0%} of the run's time (limit {self._limit:.0%}); {remedy}"
             hooks.failures.report(Incident("costly", name, "all events", self._run.step, message), True)
 
-    def _seconds(self) -> dict[str, tuple[float, float]]:
-        """Return the host time of each hook inside and outside of steps."""
-        hooks = self._run.hooks
-        return {name: (inner, hooks.entry(name).outer_cost.ns / 1e9) for name, inner in hooks.inner_seconds().items()}
+    def _costs(self) -> dict[str, tuple[float, float, int]]:
+        """Return the host time of each hook inside and outside of steps, and the number of calls outside."""
+        inner = self._run.hooks.inner_seconds()
+        outer = {name: self._run.hooks.entry(name).outer_cost for name in inner}
+        return {name: (seconds, outer[name].ns / 1e9, outer[name].calls) for name, seconds in inner.items()}

@@ -35,6 +35,7 @@ class ConsoleLogKeywords(HookKeywords, total=False):
 
     costs: bool
     stream: TextIO | None
+    pause: float
 
 
 class ConsoleLogHook(TrainingHook):
@@ -50,6 +51,7 @@ class ConsoleLogHook(TrainingHook):
         costs: Whether to print a table of what each hook cost when the run ends.
         stream: Where to print, instead of standard output.
         every: How often to print: 100 steps, "30 s", "10 batches".
+        pause: Print no progress line before so many seconds have passed since the last one.
     """
 
     built_in = True
@@ -67,7 +69,9 @@ class ConsoleLogHook(TrainingHook):
         costs: bool = True,
         stream: TextIO | None = None,
         every: int | str | None = None,
+        pause: float = 0.0,
     ) -> None:
+        self.pause = float(_checks.number(pause, "pause", at_least=0))
         self.log_every_n_batches = _checks.integer(log_every_n_batches, "log_every_n_batches", at_least=1)
         self.costs = _checks.boolean(costs, "costs")
         self.schedule = Schedule.parse(every=period(self, every) or f"{log_every_n_batches} batches")
@@ -75,6 +79,7 @@ class ConsoleLogHook(TrainingHook):
         self._is_due = False  # at this batch
         self._started, self._first_step = perf_counter(), 0
         self._step = self._printed_step = 0  # the last one that ended, and that a line was about
+        self._print_at = 0.0
         self._view: LiveView | None = None
         self._sink: Any = None  # the view's connection with the record
         self._times = StepTimes()
@@ -88,6 +93,7 @@ class ConsoleLogHook(TrainingHook):
         self.close()
         self._started = perf_counter()
         self._first_step = self._step = self._printed_step = step
+        self._print_at = self._started + self.pause
         self._times.seconds = REPORT_SECONDS if can_redraw(self._out) else 0.0  # or since the last line
         if not can_redraw(self._out):
             return
@@ -146,7 +152,7 @@ class ConsoleLogHook(TrainingHook):
             self._view.end_batch(batch_idx)
             if now >= self._draw_at:
                 self._draw(trainer, now)
-        elif self._is_due:
+        elif self._is_due and now >= self._print_at:
             loss, mean = trainer.step_loss(), trainer.epoch_metrics()["train/epoch_loss"]  # waits for the device
             self._print_progress(trainer, step, now, loss, mean)
         self._is_due = False
@@ -176,7 +182,7 @@ class ConsoleLogHook(TrainingHook):
             f"{duration((total - step) / pace)} left" if total and pace and step < total else "",
         ]
         self._print("  ".join(filter(None, parts)))
-        self._printed_step = step
+        self._printed_step, self._print_at = step, now + self.pause
 
     # ---- between steps -----------------------------------------------------------------------------------------------
 

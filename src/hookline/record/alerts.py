@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 
-from hookline.record.summary import LayerTable, RunSummary
+from hookline.record.summary import GradientTrouble, LayerTable, RunSummary
 
 Severity = Literal["error", "warning", "info"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
@@ -85,7 +85,7 @@ class Alert:
 def find_alerts(summary: RunSummary) -> list[Alert]:
     """Return what deserves attention, the worst first and then in the order of steps."""
     layers = summary.layers
-    flow = _from_gradient_flow(summary.events, layers.get("gradients"))
+    flow = _from_gradient_flow(summary, layers.get("gradients"))
     found = [*_from_outcome(summary), *_from_events(summary), *flow, *_from_curves(summary)]
     found += _from_layers(summary, layers)
     found.sort(key=lambda alert: (SEVERITIES.index(alert.severity), alert.step is None, alert.step or 0))
@@ -148,59 +148,29 @@ def _filled(template: str, event: Mapping[str, Any]) -> str:
         return ", ".join(said) or str(event.get("kind"))
 
 
-def _from_gradient_flow(events: Iterable[Mapping[str, Any]], norms: LayerTable | None) -> Iterator[Alert]:
+def _from_gradient_flow(summary: RunSummary, norms: LayerTable | None) -> Iterator[Alert]:
     """Yield one alert for each hook and verdict: the layers in trouble change at nearly every measurement."""
-    troubled: dict[str | None, dict[str, str]] = {}  # by hook: the verdicts on layers now
-    found: dict[tuple[str | None, str], list[tuple[int | None, list[str]]]] = {}  # the layers with a verdict, by step
-    for event in events:
-        if event.get("kind") != "gradient_flow":
-            continue
-        source, parameters, over = _source(event), event.get("parameters"), event.get("over")
-        # With a list of layers for which it is over, the event has what changed, otherwise everything.
-        now = {}
-        if isinstance(over, list):
-            now = {name: verdict for name, verdict in troubled.get(source, {}).items() if name not in over}
-        now |= {str(name): str(one) for name, one in parameters.items()} if isinstance(parameters, Mapping) else {}
-        troubled[source] = now
-        for verdict in dict.fromkeys([*now.values(), *(one for hook, one in found if hook == source)]):
-            layers = [name for name, one in now.items() if one == verdict]
-            measured = found.setdefault((source, verdict), [])
-            if layers or measured[-1][1]:  # of those without layers, the step at which it was over
-                measured.append((_step(event), layers))
-    for (source, verdict), measured in found.items():
-        name, text = _describe_trouble(verdict, measured, norms)
-        place = {"series": "gradients", "name": name, "column": "norm"}
-        yield Alert("gradient_flow", "warning", measured[0][0], f"{source}: {text}" if source else text, place)
+    for (source, verdict), trouble in summary.gradient_flow.found.items():
+        phrase, sign = _VERDICTS.get(verdict, (f"are {verdict} in", 0))
+        worst, norm = _worst_norm(trouble.names, sign, norms)
+        text = f"gradients {phrase} {worst if len(trouble.names) == 1 else _layers_of(trouble)}"
+        if isinstance(trouble.first, int) and isinstance(trouble.last, int):
+            steps = f"in steps {trouble.first:,} to {trouble.last:,}"
+            text += f" {steps if trouble.is_over else f'from step {trouble.first:,} on'}"
+        if norm is not None:
+            text += f", norm {norm:.2g}" if len(trouble.names) == 1 else f", the worst {worst} at {norm:.2g}"
+        elif len(trouble.names) > 1:
+            names, more = [*trouble.names][:_NAMES_SHOWN], len(trouble.names) - _NAMES_SHOWN
+            text += f": {', '.join(names)}{f' and {more} more' if more > 0 else ''}"
+        text += f" ({trouble.times:,} times)" if trouble.times > 1 else ""
+        place = {"series": "gradients", "name": worst, "column": "norm"}
+        step = trouble.first if type(trouble.first) is int else None
+        yield Alert("gradient_flow", "warning", step, f"{source}: {text}" if source else text, place)
 
 
-def _describe_trouble(
-    verdict: str, measured: Sequence[tuple[int | None, Sequence[str]]], norms: LayerTable | None
-) -> tuple[str, str]:
-    """Return the layer whose gradient is the worst, or the first one, and a sentence about all layers with a verdict.
-
-    Args:
-        verdict: What is wrong with the gradients.
-        measured: The layers that had the verdict, by step; none at steps at which it was over.
-        norms: The gradient norms of layers.
-    """
-    phrase, sign = _VERDICTS.get(verdict, (f"are {verdict} in", 0))
-    names = dict.fromkeys(name for _, layers in measured for name in layers)
-    worst, norm = _worst_norm(names, sign, norms)
-    counts = [len(layers) for _, layers in measured if layers]
-    least, most = min(counts), max(counts)
-    if len(names) == 1:
-        text = f"gradients {phrase} {worst}"
-    else:
-        text = f"gradients {phrase} {f'{least:,} to {most:,}' if least < most else f'{most:,}'} layers"
-    first, last = measured[0][0], measured[-1][0]
-    if first is not None and last is not None:
-        text += f" from step {first:,} on" if measured[-1][1] else f" in steps {first:,} to {last:,}"
-    if norm is not None:
-        text += f", norm {norm:.2g}" if len(names) == 1 else f", the worst {worst} at {norm:.2g}"
-    elif len(names) > 1:
-        more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
-        text += f": {', '.join([*names][:_NAMES_SHOWN])}{more}"
-    return worst, f"{text} ({len(counts):,} times)" if len(counts) > 1 else text
+def _layers_of(trouble: GradientTrouble) -> str:
+    least, most = trouble.least, trouble.most
+    return f"{f'{least:,} to {most:,}' if least < most else f'{most:,}'} layers"
 
 
 def _worst_norm(names: Mapping[str, None], sign: int, norms: LayerTable | None) -> tuple[str, float | None]:
@@ -242,7 +212,10 @@ def _from_curves(summary: RunSummary) -> Iterator[Alert]:
         if curve.non_finite is not None and not (name == "train/loss" and summary.event_counts["non_finite_loss"]):
             step, count = curve.non_finite
             values = "value is" if count == 1 else "values are"
-            yield Alert("non_finite", "error", step, f"{name}: {count:,} {values} not finite", {"curve": name})
+            # A batch without counted targets has no accuracy; if training diverges, its loss says so, too.
+            may_be_missing = name.startswith("train/") and not name.endswith("loss") and curve.finite
+            severity: Severity = "info" if may_be_missing else "error"
+            yield Alert("non_finite", severity, step, f"{name}: {count:,} {values} not finite", {"curve": name})
     # A hook that looked for spikes has reported those that there are.
     looked = any(hook["name"] == "loss_spike" and hook.get("enabled") is not False for hook in summary.hooks)
     if not looked and not summary.event_counts["loss_spike"]:

@@ -139,7 +139,9 @@ def _config_values(run: RunSummary) -> dict[str, Any]:
 
 def _hook_values(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
     """Return the values of each run's hooks; of a hook that some runs lack, those that differ between the others."""
-    hooks = [{hook["name"]: _values_of_hook(hook) for hook in run.hooks} for run in runs]
+    # Those that a run has by default depend on the options, which are compared, and on the terminal.
+    chosen = [[hook for hook in run.hooks if hook.get("origin") != "default"] for run in runs]
+    hooks = [{hook["name"]: _values_of_hook(hook) for hook in own} for own in chosen]
     found: list[dict[str, Any]] = [{} for _ in runs]
     for name in dict.fromkeys(name for own in hooks for name in own):
         having = [own[name] for own in hooks if name in own]

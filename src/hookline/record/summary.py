@@ -10,7 +10,7 @@ import math
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from hookline._console import logger
 from hookline.errors import RecordError
 from hookline.record import strict_json
 from hookline.record.curves import Curve
-from hookline.record.json_lines import NOT_METRICS, as_number, mappings_in, read_bytes
+from hookline.record.json_lines import NOT_METRICS, as_mapping, as_number, mappings_in, read_bytes
 from hookline.record.media_reader import Image, MediaRow, count_media, read_newest_media
 from hookline.record.packing import WINDOW_COLUMNS, Floats, SeriesHeader
 from hookline.record.rows import columns_of_rows, read_event_rows, read_layer_rows, read_rows
@@ -101,6 +101,52 @@ class EventsOfKind:
         return [(place, event, self._counts[said]) for said, (place, event) in self._alike.items()]
 
 
+@dataclass
+class GradientTrouble:
+    """What a hook said over a run about layers with one verdict, such as vanishing gradients."""
+
+    first: Any
+    """The step of the first event."""
+    last: Any = None
+    """That of the last one, at which it may have been over."""
+    is_over: bool = False
+    times: int = 0
+    least: int = 0
+    """The fewest layers at a time, and the most."""
+    most: int = 0
+    names: dict[str, None] = field(default_factory=dict)
+    """The layers in the order in which they came."""
+
+
+class GradientFlow:
+    """Follows `gradient_flow` events, which have what changed since the last one of their hook."""
+
+    def __init__(self) -> None:
+        self.found: dict[tuple[Any, str], GradientTrouble] = {}  # by hook and verdict
+        self._now: dict[Any, dict[str, str]] = {}  # by hook: the verdicts on layers
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        """Add an event."""
+        hook, step, over = event.get("hook", event.get("by")), event.get("step"), event.get("over")
+        hook = hook if isinstance(hook, str) else None
+        # With a list of layers for which it is over, the event has what changed, otherwise everything.
+        now = {}
+        if isinstance(over, list):
+            now = {name: verdict for name, verdict in self._now.get(hook, {}).items() if name not in over}
+        now |= {str(name): str(one) for name, one in as_mapping(event.get("parameters")).items()}
+        self._now[hook] = now
+        for verdict in {*now.values(), *(one for of_hook, one in self.found if of_hook == hook)}:
+            layers = [name for name, one in now.items() if one == verdict]
+            trouble = self.found.setdefault((hook, verdict), GradientTrouble(step, least=len(layers)))
+            if not layers and trouble.is_over:
+                continue
+            trouble.last, trouble.is_over = step, not layers
+            if layers:
+                trouble.times += 1
+                trouble.least, trouble.most = min(trouble.least, len(layers)), max(trouble.most, len(layers))
+                trouble.names |= dict.fromkeys(layers)
+
+
 @dataclass(frozen=True)
 class LayerTable:
     """Statistics per layer over a run: ``values[i, j, k]`` is column k of name j in the range that begins at steps[i].
@@ -161,6 +207,7 @@ class RunSummary:
         """By series and column (nans, infs): the first step at which each layer had some."""
         self._events: dict[str | None, EventsOfKind] = {}
         self._event_count = 0
+        self.gradient_flow = GradientFlow()
         self._layers: dict[SeriesHeader, Ranges] = {}
         self._histograms: dict[tuple[str, tuple[str, ...]], Ranges] = {}
         self._window_ends: dict[tuple[str, str], tuple[int, dict[str, float]]] = {}  # of the newest step
@@ -189,6 +236,8 @@ class RunSummary:
             kind = str(row.get("kind"))
             self.event_counts[kind] += 1
             self._event_count += 1
+            if kind == "gradient_flow":
+                self.gradient_flow.add(row)
             key = kind if kind in self._events or len(self._events) < _MOST_KINDS else None
             self._events.setdefault(key, EventsOfKind()).add(self._event_count, row)
 

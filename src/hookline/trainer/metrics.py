@@ -270,6 +270,7 @@ class ValidationMetrics:
         }
         if not metrics:
             return {}
+        metrics = dict(sorted(metrics.items()))  # ranks may have listed them in different orders
         own = [torch.empty(0) if one.sums is None else one.sums.cpu() for one in metrics.values()]
 
         def padded(longest: torch.Tensor) -> torch.Tensor:

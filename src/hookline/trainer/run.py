@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-_PLAIN_LINES_EVERY = "30 s"  # where nothing can be redrawn: often enough for a log file, and not too long a file
+_SECONDS_BETWEEN_LINES = 30.0  # where nothing can be redrawn: often enough for a log file, and not too long a file
 _ALL_ALIKE = (
     "all ranks need the same; what is to differ, such as a path, is made in the hook from trainer.ranks.rank, and a "
     "hook that is to run on some of them has ranks="
@@ -293,7 +293,7 @@ def _add_console(trainer: Trainer) -> Callable[[], None]:
     if trainer.ranks.first(lambda: can_redraw(sys.stdout)):
         others = [entry for entry in trainer.hooks.entries() if entry.origin != "default"]
         return trainer.hooks.register("console_log", origin="default", costs=bool(others)).remove
-    return trainer.hooks.register("console_log", origin="default", costs=False, every=_PLAIN_LINES_EVERY).remove
+    return trainer.hooks.register("console_log", origin="default", costs=False, pause=_SECONDS_BETWEEN_LINES).remove
 
 
 def _open_hooks(trainer: Trainer) -> None:

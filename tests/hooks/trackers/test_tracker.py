@@ -493,6 +493,11 @@ def test_every_sends_the_first_value_of_each_metric_in_so_many_steps() -> None:
     rows = [row for batch in tracker.of("metrics") for row in batch]
     assert [row["step"] for row in rows if "train/loss" in row] == [1, 4, 8]
     assert [row["step"] for row in rows if "val/loss" in row] == [3, 6]
+    last = ListTracker(every=100)
+    make_trainer(last, validate_every=3, sanity_batches=0).train()
+    rows = [row for batch in last.of("metrics") for row in batch]
+    assert [row["step"] for row in rows if "val/loss" in row] == [3, 6]  # the first, and the result of the run
+    assert [row["step"] for row in rows if "train/loss" in row] == [1, 8] and rows[-1]["step"] == 8
     with pytest.raises(ConfigError, match="every"):
         ListTracker(every="2 epochs")
 

@@ -56,9 +56,10 @@ class Tracker(NamedHook):
             others, thousands in a large model) or "none".
         queue_mb: How many megabytes of rows may wait.
         timeout: Seconds that the end of the run waits for what is queued; then the tracker is abandoned.
-        every: Of each metric, the first value in so many steps is sent, by default each value. Metrics that are
-            measured less often are sent as they come. Clients take up to 0.2 ms for a row, in a thread that shares
-            Python's lock with training: for steps of a few milliseconds 10 or more is advisable.
+        every: Of each metric, the first value in so many steps is sent, and the last one of the run; by default
+            each value. Metrics that are measured less often are sent as they come. Clients take up to 0.2 ms for a row,
+            in a thread that shares Python's lock with training: for steps of a few milliseconds 10 or more is
+            advisable.
 
     Raises:
         ConfigError: If a parameter has an invalid value.
@@ -83,6 +84,7 @@ class Tracker(NamedHook):
         own = period(self, every, ("steps",))
         self.every = 1 if own is None else int(own.amount)
         self._sent: dict[str, int] = {}  # by metric, in which period the last value was sent
+        self._withheld: dict[str, Mapping[str, Any]] = {}  # by metric, the row of the last value if it was not sent
         self.layers = _checks.one_of(layers, LAYERS, "layers")
         self.queue_mb = float(_checks.number(queue_mb, "queue_mb", at_least=0))
         self.timeout = float(_checks.number(timeout, "timeout", at_least=0, at_most=LONGEST_WAIT))
@@ -138,11 +140,11 @@ class Tracker(NamedHook):
         self._import_package()  # again: the hook may have been registered or enabled since `check_run`
         self.check(run)
         self._trainer = trainer
-        self._histograms, self._sent = HistogramReader(), {}
+        self._histograms, self._sent, self._withheld = HistogramReader(), {}, {}
         self._worker = Worker(
             open=partial(self.open, run),
             write=self._write,
-            finish=self.finish,
+            finish=self._finish,
             limit=int(self.queue_mb * 1e6),
             on_failure=partial(self._report_failure, trainer),
             on_close=self._stop,
@@ -200,11 +202,25 @@ class Tracker(NamedHook):
                 if self.layers == "all":
                     self.write_scalars(row.step, scalars(row))
 
+    def _finish(self, run: Mapping[str, Any]) -> None:
+        """Send the last values that `every` has withheld, and finish; called in the thread."""
+        rows: dict[int, dict[str, Any]] = {}
+        for name, row in self._withheld.items():
+            rows.setdefault(row["step"], {field: row[field] for field in FIELDS})[name] = row[name]
+        if rows:
+            self.write_metrics([rows[step] for step in sorted(rows)])
+        self.finish(run)
+
     def _first_of_period(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Return a row with the metrics that have not been sent in this period yet; empty without any."""
         number = row["step"] // self.every
         new = {name: value for name, value in row.items() if name not in FIELDS and self._sent.get(name) != number}
         self._sent.update(dict.fromkeys(new, number))
+        for name in row.keys() - FIELDS:
+            if name in new:
+                self._withheld.pop(name, None)
+            else:
+                self._withheld[name] = row
         return {**{name: row[name] for name in FIELDS}, **new} if new else {}
 
     def _record(self, trainer: RunControl, kind: str, **fields: Any) -> None:
