@@ -203,6 +203,7 @@ def test_a_capture_into_a_graph_is_not_interrupted(with_device: None, monkeypatc
     assert registry.costs()[0]["device_seconds"] == pytest.approx(17 * 32 * 0.002)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a stand-in for a device, where there is none")
 def test_timing_on_a_device_does_not_call_what_passes_gradients_through(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
