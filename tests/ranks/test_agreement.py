@@ -187,8 +187,8 @@ def test_failures_of_a_hook_on_one_rank_are_not_taken_for_a_switch_of_the_user()
 
 
 def differ(rank: int, what: str) -> str:
-    options = {"options": {"max_epochs": 1 + rank}, "hooks": {}}[what]
-    trainer = make_trainer("ddp", rank, 2, None, **options)
+    options: dict[str, Any] = {"options": {"max_epochs": 1 + rank}, "metrics": {"metrics": ["mse", "mae"][: 1 + rank]}}
+    trainer = make_trainer("ddp", rank, 2, None, **options.get(what, {}))
     if what == "hooks":
         trainer.add_hook("throughput", every=10 + rank)
     try:
@@ -203,6 +203,7 @@ def differ(rank: int, what: str) -> str:
     [
         ("options", "the ranks differ in the options: max_epochs is 1 on rank 0, 2 on rank 1"),
         ("hooks", "log_every_n_steps is 10 on rank 0, 11 on rank 1"),
+        ("metrics", "the ranks differ in the metrics: "),
     ],
 )
 def test_ranks_that_differ_end_before_the_first_step_with_the_difference(what: str, said: str) -> None:

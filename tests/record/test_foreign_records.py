@@ -10,7 +10,7 @@ import pytest
 
 from hookline.record import Record, read_events
 from hookline.record.alerts import find_alerts
-from hookline.record.comparison import find_differences, find_parting, likely_causes
+from hookline.record.comparison import find_differences, find_partings, likely_causes
 from hookline.record.runs import list_runs
 from hookline.record.summary import RunSummary
 
@@ -61,7 +61,7 @@ def look_at(path: Path, other: Path) -> RunSummary:
     """Do what the commands runs, show and compare do, and look at every array of the summary."""
     summary, second = RunSummary.read(path, media=True), RunSummary.read(other)
     differences = find_differences([summary, second])
-    parting = find_parting(summary, second)
+    parting = find_partings(summary, [second])[0]
     assert parting is not None
     likely_causes(summary, second, parting, differences)
     find_alerts(summary)

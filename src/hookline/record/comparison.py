@@ -199,16 +199,14 @@ class _Numbers(NamedTuple):
         )
 
 
-def find_parting(first: RunSummary, second: RunSummary) -> Parting | None:
-    """Compare every number that two runs have in common, bit for bit; None if they have no step in common.
-
-    Metrics that depend on the clock are left out, as are layers, statistics and metrics that only one of the runs has.
-    """
-    return find_partings(first, [second])[0]
-
-
 def find_partings(first: RunSummary, others: Sequence[RunSummary]) -> list[Parting | None]:
-    """Compare several runs with the first one, whose files are read once; see `find_parting`."""
+    """Compare every number that other runs have in common with the first one, bit for bit.
+
+    Metrics that depend on the clock are left out, as are layers, statistics and metrics that only one of two runs has.
+
+    Returns:
+        Where each of the others parts from the first one; None if they have no step in common.
+    """
     ours = _read_numbers(first)
     return [_part(ours, _read_numbers(other)) for other in others]
 

@@ -273,6 +273,7 @@ def _compared(trainer: Trainer) -> dict[str, Any]:
         "the options": asdict(trainer.options),
         "the config": config,
         "the hooks": hooks,
+        "the metrics": sorted(trainer.validation_metrics),
         "the loaders": {"training": list(trainer.train_loaders), "validation": list(trainer.val_loaders)},
         "the number of optimizers and schedulers": [len(trainer.optimizers), len(trainer.schedulers)],
         "the parameters": {name: list(param.shape) for name, param in trainer.params.items()},
