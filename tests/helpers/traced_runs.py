@@ -60,7 +60,7 @@ HOOK_FIELDS = ("name", "kind", "enabled", "policy", "schedule", "failures", "ove
 RUN_ID = re.compile(r"\b\d{8}-\d{6}-[a-z0-9]{8}\b")
 SECONDS = re.compile(r"\b\d+(\.\d+)? (s|ms|min)\b")
 SPEED = re.compile(r"  [\d.,]+ (\w+/s|s/\w+)\b.*")  # with the rest of its line: where the time goes, and the time left
-FLOAT = re.compile(r"-?\b\d+\.\d+(?:e[+-]?\d+)?\b")
+FLOAT = re.compile(r"-?\b\d+\.\d{5,}(?:e[+-]?\d+)?\b")  # the console has four decimals
 ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}\b|\b[0-9a-f]{64}\b")  # of an object, or a sha256
 PLACE = re.compile(r"\(?[^\s(]*/([\w.-]+\.py)(:| line )\d+\)?")
 
@@ -157,7 +157,8 @@ def trace_hooks(say: Callable[[str], None], named: str, optional: bool = False) 
     for kind, base in (("lifecycle", TrainingHook), ("forward", ForwardHook), ("update", UpdateHook)):
         events = [event for event in CATALOG.values() if event.kind == kind]
         methods = {event.name: trace_method(event, say, names(event), optional) for event in events}
-        hooks.append(type(f"Trace{kind.title()}", (base,), {**methods, "modules": ["0", "1"]})())
+        own = {"modules": ["0", "1"], "hears_sanity_check": named == "all"}
+        hooks.append(type(f"Trace{kind.title()}", (base,), {**methods, **own})())
     return hooks
 
 
@@ -603,6 +604,73 @@ def frozen(scene: Scene) -> None:
     scene.run(make(), resume=first.run_dir, max_epochs=2)
 
 
+def changing_hooks(scene: Scene) -> None:
+    """Add, disable, enable and remove hooks from a hook, and order them."""
+
+    def hook(name: str) -> Callable[..., None]:
+        return lambda step: scene.say(f"{name} step={step}")
+
+    def change(trainer: Any, step: int) -> None:
+        if step == 2:
+            trainer.add_hook(hook("late"), "late", event="on_step_end", before="last")
+            trainer.add_hook(hook("every 2"), "every 2", event="on_train_batch_end", every=2)
+        elif step in (3, 5):
+            (trainer.disable_hook if step == 3 else trainer.enable_hook)("trace_lifecycle")
+        elif step == 4:
+            trainer.remove_hook("late")
+
+    trainer = scene.trainer(6, named="cheap")
+    trainer.add_hook(hook("last"), "last", event="on_step_end", last=True)
+    trainer.add_hook(change, "change", event="on_step_end", after="first")
+    trainer.add_hook(hook("first"), "first", event="on_step_end", before="trace_lifecycle")
+    scene.run(trainer)
+    scene.lines += trainer.hooks.explain("on_step_end").splitlines()
+
+
+class Counts(TrainingHook):
+    """Counts the steps, and draws random numbers; both are saved."""
+
+    saves = ("count",)
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.count, self._say = 0, say
+
+    def on_step_end(self, trainer: Any) -> None:
+        """Count a step, and save the second one."""
+        self.count += 1
+        self._say(f"count={self.count} drew {show(torch.rand(()))}")
+        if self.count == 2:
+            trainer.save()
+
+    def close(self) -> None:
+        """Say that the run is over."""
+        self._say("closed")
+
+
+def saved_hooks(scene: Scene) -> None:
+    """Resume with a hook that has a state and draws random numbers."""
+    models = [make_model().insert(1, nn.Dropout(0.5)) for _ in range(2)]
+    trainers = [scene.trainer(4, named="", model=model, add=[Counts(scene.say), "grokfast"]) for model in models]
+    scene.run(trainers[0])
+    scene.run(trainers[1], resume=trainers[0].run_dir, max_epochs=2)
+
+
+class Doubles(ForwardHook):
+    """Changes the output of the first layer."""
+
+    modules, intervene = "0", True
+
+    def on_forward(self, output: Any) -> Any:
+        """Return another output."""
+        return output * 2
+
+
+def write_weights(trainer: Any) -> None:
+    """Change the weights as a hook that should not."""
+    with torch.no_grad():
+        trainer.model[1].bias += 1
+
+
 def own_loop(scene: Scene, make: Callable[[], HookRegistry], with_steps: bool) -> None:
     """Fire events from a user's own loop, on a registry with schedules."""
     registry, model = make(), make_model()
@@ -809,6 +877,18 @@ SCENARIOS: dict[str, Callable[[Scene], Any]] = {
              ("gradient_monitor", {"every": 2}), ("activation_stats", {"modules": "*", "every": 2}), "loss_spike",
              ("freeze", {"params": "1.bias"})],
     ),
+    "unowned_parameters": lambda scene: scene.fit(
+        2, optimizer=lambda model: sgd(model[1]), accumulate=2, max_epochs=2, max_grad_norm=0.5
+    ),
+    "optimizer_step": lambda scene: scene.fit(2, optimizer_step=lambda optimizer: optimizer.step()),
+    "own_metrics": lambda scene: scene.fit(
+        2, metrics={"size": lambda output, batch: output.abs().mean()}, val_loaders=VALIDATION
+    ),
+    "changing_hooks": changing_hooks,
+    "saved_hooks": saved_hooks,
+    "intervention": lambda scene: scene.fit(2, add=[Doubles()], enable_intervention=True),
+    "written_weights": lambda scene: scene.fit(3, on={"on_train_batch_end": at_step(1, write_weights)}),
+    "debug": lambda scene: scene.fit(3, debug=True, on={"on_step_end": at_step(2, lambda trainer: fail())}),
     "own_loop_runner": partial(own_loop, make=HookRunner, with_steps=True),
     "own_loop_runner_without_steps": partial(own_loop, make=HookRunner, with_steps=False),
     "own_loop_registry": partial(own_loop, make=HookRegistry, with_steps=True),
