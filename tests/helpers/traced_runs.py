@@ -221,9 +221,9 @@ def record_lines(run_dir: Path) -> Iterator[str]:
         if (run_dir / name).exists():
             yield f"{name}:"
             yield from lines(run_dir / name)
-    for checkpoint in sorted((run_dir / "checkpoints").glob("*")):
-        yield f"checkpoint {checkpoint.name}:"
-        yield from checkpoint_lines(checkpoint)
+    for manifest in sorted(run_dir.rglob("manifest.json")):
+        yield f"checkpoint {manifest.parent.relative_to(run_dir)}:"
+        yield from checkpoint_lines(manifest.parent)
 
 
 def event_lines(path: Path) -> Iterator[str]:
