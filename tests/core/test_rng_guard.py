@@ -1,5 +1,6 @@
 """Draws from the random streams of training are detected and undone, spare normals included."""
 
+import json
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from hookline import HookRegistry
-from hookline.core.rng_guard import NUMPY, PYTHON, TORCH, Stream, TrainingStreams
+from hookline.core.rng_guard import NUMPY, PYTHON, TORCH, Stream, TrainingStreams, as_tuples, readable_in_place
 
 DRAWS: dict[str, Callable[[], object]] = {
     "torch uniform": lambda: torch.rand(1),
@@ -91,7 +92,7 @@ def test_positions_alone_would_miss_spare_normals() -> None:
     """The negative control: without the rule for spare normals, draws are missed."""
 
     class PositionsAlone(TrainingStreams):
-        def snapshot(self, positions: tuple[Any, ...]) -> Any:
+        def snapshot(self, positions: list[Any]) -> Any:
             self.last = super().snapshot(positions)._replace(spares=(False,) * len(self.streams), holds_spare=False)
             return self.last
 
@@ -105,16 +106,28 @@ def test_every_draw_moves_the_position(library: Any) -> None:
     stream = Stream("own", library, generator)
     positions = set()
     for _ in range(650):
-        positions.add(tuple(word[0] for word in stream.words))
+        positions.add(tuple(word() for word in stream.words))
         library.draw(generator)
-    assert stream.read == "[0]" and len(positions) == 650
+    assert readable_in_place(library) and len(positions) == 650
 
 
 @pytest.mark.parametrize("address", [lambda generator: [id(generator)], lambda generator: 1 // 0])
 def test_where_the_position_lies_elsewhere_the_library_is_asked(address: Any) -> None:
     """A layout that does not pass its trial is not used."""
-    stream = Stream("own", replace(PYTHON, addresses=address), random.Random(1))
-    assert stream.read == "()"
+    generator = random.Random(1)
+    (read,) = Stream("own", replace(PYTHON, addresses=address), generator).words
+    before = read()
+    generator.random()
+    assert read() != before and len(before[1]) == 625  # the whole state is compared
+
+
+def test_a_state_from_json_is_what_the_generator_takes() -> None:
+    """JSON has lists where the state has tuples."""
+    generator = random.Random(1)
+    state = generator.getstate()
+    read = as_tuples(json.loads(json.dumps(state)))
+    assert read == state and as_tuples(state) == state
+    generator.setstate(read)
 
 
 def test_only_streams_that_training_drew_from_are_asked_for_their_state(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,9 +77,9 @@ def _torch_holds_spare(state: torch.Tensor) -> bool:
     return bool(flags[0] or flags[-1])
 
 
-def as_tuples(value: Any) -> Any:
-    """Convert nested lists to tuples: the state of Python's generator, after it was read from JSON."""
-    return tuple(as_tuples(item) for item in value) if isinstance(value, (list, tuple)) else value
+def as_tuples(state: Sequence[Any]) -> tuple[Any, ...]:
+    """Return a state of Python's generator with tuples where it has lists, because it was read from JSON."""
+    return tuple(tuple(part) if isinstance(part, list) else part for part in state)
 
 
 TORCH = Library(
@@ -151,14 +151,14 @@ class Stream:
 
     def __init__(self, name: str, library: Library, generator: Any) -> None:
         self.name, self.library, self._generator = name, library, generator
-        self.words: Sequence[Any]
-        """What is read to detect a draw, by the `read` that follows it in source."""
+        self.words: Sequence[Callable[[], Any]]
+        """Functions that return what is compared to detect a draw."""
         if library.counters is not None:
-            self.words, self.read = library.counters(generator), "()"
+            self.words = library.counters(generator)
         elif readable_in_place(library):
-            self.words, self.read = _words(library.addresses(generator)), "[0]"
+            self.words = [partial(word.__getitem__, 0) for word in _words(library.addresses(generator))]
         else:
-            self.words, self.read = [lambda: _comparable(self.get())], "()"
+            self.words = [lambda: _comparable(self.get())]
 
     @classmethod
     def of_device(cls, index: int) -> Stream:
@@ -184,7 +184,7 @@ class Stream:
 class Snapshot(NamedTuple):
     """The states of all streams at one time."""
 
-    positions: tuple[Any, ...]
+    positions: list[Any]
     states: tuple[Any, ...]
     spares: tuple[bool, ...]
     holds_spare: bool
@@ -198,22 +198,20 @@ class TrainingStreams:
         if "numpy.random" in sys.modules:
             self.streams.append(Stream("numpy", NUMPY, sys.modules["numpy.random"].mtrand._rand))
         self.streams += [Stream.of_device(index) for index in device_indices]
-        # One expression reads all words: it runs twice at every event, and a loop would take twice as long.
-        words = [(word, stream.read) for stream in self.streams for word in stream.words]
+        self._words = [word for stream in self.streams for word in stream.words]
         ends = list(accumulate(len(stream.words) for stream in self.streams))
         self._spans = [slice(start, end) for start, end in pairwise([0, *ends])]
-        source = "".join(f"word{index}{read}, " for index, (_, read) in enumerate(words))
-        self.positions: Callable[[], tuple[Any, ...]] = eval(
-            f"lambda: ({source})", {f"word{index}": word for index, (word, _) in enumerate(words)}
-        )
-        """Reads where all streams are."""
-        self.last = Snapshot((), (), (), True)
+        self.last = Snapshot([], (), (), True)
 
-    def _is_at(self, index: int, positions: tuple[Any, ...], snapshot: Snapshot) -> bool:
+    def positions(self) -> list[Any]:
+        """Read where all streams are; it is called twice at every event."""
+        return [word() for word in self._words]
+
+    def _is_at(self, index: int, positions: list[Any], snapshot: Snapshot) -> bool:
         span = self._spans[index]
         return positions[span] == snapshot.positions[span]
 
-    def snapshot(self, positions: tuple[Any, ...]) -> Snapshot:
+    def snapshot(self, positions: list[Any]) -> Snapshot:
         """Return all states; only those that may have changed since the last snapshot are asked for.
 
         A stream whose position has not moved is unchanged unless it held a spare normal, which may be used up by now. A
