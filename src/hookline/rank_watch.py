@@ -13,7 +13,6 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic, sleep
 from types import FrameType
@@ -42,12 +41,12 @@ class WatchedRun:
     Args:
         position: Returns how far the run is, as numbers that grow with every training and validation batch; the first
             one is the step.
-        hook_in: Returns the hook and the event that a thread is in, given its innermost frame; None if it is in none.
+        hook_in: Returns the hook and the event that a thread is in, given the thread's id; None if it is in none.
         last_calls: Called one after another with the error, if the main thread is blocked and the process is ended.
     """
 
     position: Callable[[], Sequence[int]]
-    hook_in: Callable[[FrameType], tuple[str, str] | None]
+    hook_in: Callable[[int], tuple[str, str] | None]
     last_calls: Sequence[Callable[[RankError], object]]
 
 
@@ -156,12 +155,9 @@ class RankWatch:
 
     def _where(self) -> dict[str, Any]:
         """Say where the main thread is, for the report of a hang."""
-        position, before, hook = list(self._run.position()), self._position, None
+        position, before = list(self._run.position()), self._position
         frame, self._position = sys._current_frames().get(self._main), position
-        # Looking for the hook keeps the variables of functions alive until they return, so only if it may hang.
-        if frame is not None and position == before:
-            with suppress(Exception):  # the frames are those of a thread that runs
-                hook = self._run.hook_in(frame)
+        hook = self._run.hook_in(self._main) if position == before else None  # only if it may hang in it
         return {"position": position, "hook": hook, "place": _place(frame), "waits": _waits(frame)}
 
     def _look_for_failure(self) -> None:

@@ -110,7 +110,7 @@ def observe_run(trainer: Trainer, hook: str | None, steps: int) -> Probe:
     trainer.add_hook(probe)
     probe.attach(trainer)
     trainer.options.console = False
-    trainer.hooks.audits_every_call = True  # not only on the sampled micro-batches
+    trainer.hooks.audits_every_call = True  # not only at some of them
     unsubscribe = trainer.hooks.failures.subscribe(probe.store)
     try:
         with posting_suspended(), torch.enable_grad():  # which also undoes what a hook does to the grad mode

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from hookline import SimpleTrainer, TrainingHook
+from hookline.core.change_audit import RunSnapshot
 
 
 class Changes(TrainingHook):
@@ -101,20 +102,37 @@ def test_rates_that_are_tensors_are_compared_by_version() -> None:
 
 @pytest.mark.parametrize(
     ("what", "step", "change"),
-    [("parameters", 8, change_params), ("batch", 11, lambda trainer, batch: batch[0].add_(1))],
+    [("parameters", 18, change_params), ("batch", 11, lambda trainer, batch: batch[0].add_(1))],
 )
 def test_a_write_is_noted_and_logged_once(what: str, step: int, change: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """To the batch at any step, to parameters on the batches that the registry times."""
+    """To the batch at any step, to parameters at one call in 17 and at the first."""
     with caplog.at_level(logging.WARNING):
         (event,) = noted(make_trainer(Changes(change, at=step)))
     assert (event["what"], event["step"]) == (what, step)
     assert sum(f"hook 'changes' modified the {what}" in message for message in caplog.messages) == 1
 
 
-def test_parameters_are_compared_at_the_first_call_and_on_timed_batches() -> None:
-    """A hook that writes at every step is noted at once, and again when a timed batch comes."""
+def test_parameters_are_compared_at_the_first_call_and_at_one_in_17() -> None:
+    """A hook that writes at every step is noted at once, and again 17 calls later."""
     steps = [event["step"] for event in noted(make_trainer(Changes(change_params)))]
-    assert steps == [1, 8, 40]  # one batch in 17 is timed; the third time is written down at the end
+    assert steps == [1, 18, 40]  # the third time, at step 35, is written down at the end
+
+
+def test_a_scheduled_hook_is_compared_by_its_own_calls() -> None:
+    """The first call is compared at whichever step it comes."""
+    trainer = make_trainer()
+    trainer.add_hook(Changes(change_params), every=10)
+    assert [(event["what"], event["step"]) for event in noted(trainer)] == [("parameters", 10)]
+
+
+def test_everything_is_compared_at_one_call_in_136(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as the mode of modules; at the first call, too, and at no other in between."""
+    full: list[bool] = []
+    read: Any = RunSnapshot.changes
+    monkeypatch.setattr(RunSnapshot, "changes", lambda self: [full.append(self._full), read(self)][1])
+    trainer = make_trainer(Changes(lambda trainer, batch: trainer.model.eval(), at=137), max_steps=140, max_epochs=4)
+    assert [(event["what"], event["step"]) for event in noted(trainer)] == [("train or eval mode", 137)]
+    assert [step for step, is_full in enumerate(full, 1) if is_full] == [1, 137]
 
 
 @pytest.mark.parametrize("switch", ["debug", "verify"])
@@ -155,7 +173,7 @@ def test_a_hook_that_names_ctx_alone_is_called_directly() -> None:
             callers["trainer"] = sys._getframe(1).f_code.co_filename
 
     assert noted(make_trainer(Heartbeat())) == []
-    assert callers["ctx"] == "<hookline dispatch>" and callers["trainer"].endswith("change_audit.py")
+    assert callers["ctx"].endswith("dispatch.py") and callers["trainer"].endswith("change_audit.py")
 
 
 def test_inference_tensors_have_no_versions_and_are_left_out() -> None:
@@ -245,9 +263,11 @@ def make_deep_trainer(hook: Any, **options: Any) -> Any:
 @pytest.mark.req("004-35")
 @pytest.mark.parametrize(("kind", "what", "write"), CASES, ids=[case[1] for case in CASES])
 def test_a_sampled_call_is_compared_with_everything_a_hook_may_write_to(
-    kind: Any, what: str, write: Any, caplog: pytest.LogCaptureFixture
+    kind: Any, what: str, write: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Hook, event, step and what was written are in the record, and in one warning."""
+    monkeypatch.setattr("hookline.core.change_audit.VERSIONS_ONE_IN", 7)
+    monkeypatch.setattr("hookline.core.change_audit.SNAPSHOT_ONE_IN", 7)
     (event,) = noted(make_deep_trainer(kind(write, at=8)))
     written, on = what.partition(",")[0], "on_before_backward" if kind is WritesLoss else "on_before_optimizer_step"
     fields = {key: event[key] for key in ("kind", "hook", "on", "what", "step")}
@@ -281,7 +301,7 @@ def test_with_debug_a_hook_needs_to_name_nothing() -> None:
 
 def test_changed_options_are_recorded_with_both_values() -> None:
     """Of each group, those options that changed."""
-    (event,) = noted(make_deep_trainer(Writes(WRITES["optimizer options"], at=8)))
+    (event,) = noted(make_deep_trainer(Writes(WRITES["optimizer options"], at=1)))
     assert (event["old"], event["new"]) == ([{"weight_decay": 0}], [{"weight_decay": 0.5}])
 
 
@@ -321,7 +341,7 @@ def test_a_hook_that_writes_and_then_fails_is_noted() -> None:
         trainer.model.eval()
         raise ValueError("too late")
 
-    trainer = make_deep_trainer(Writes(write_and_fail, at=8))
+    trainer = make_deep_trainer(Writes(write_and_fail, at=1))
     assert [event["what"] for event in noted(trainer)] == ["train or eval mode"]
     assert trainer.hook_failures == 1
 

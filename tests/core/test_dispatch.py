@@ -1,21 +1,20 @@
 """Dispatch: one callable per event, arguments before hooks, failures isolated from each other, metrics protected."""
 
 import itertools
-import random
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from hookline import ForwardHook, HookManager, HookRegistry, StopTraining
+from hookline import ForwardHook, HookManager, HookRegistry, StopTraining, TrainingHook
+from hookline.core.catalog import find_event
 from hookline.core.schedule import Reading
 
 EVENTS = ["on_train_batch_end", "on_validation_batch_end"]
-BOTH = pytest.mark.parametrize("event", EVENTS, ids=["generated", "looped"])
+BOTH = pytest.mark.parametrize("event", EVENTS, ids=["inside a step", "outside"])
 
 
 def registry_of(event: str, *hooks: Callable[..., Any], **options: Any) -> HookRegistry:
@@ -48,7 +47,7 @@ def test_an_event_without_due_hooks_has_no_callable() -> None:
 
 @BOTH
 def test_hooks_are_called_in_order_with_what_they_named(event: str) -> None:
-    """Generated and looped dispatch call the same hooks in the same way; what they return is ignored."""
+    """Inside and outside of steps in the same way; what they return is ignored."""
     called: list[Any] = []
     registry = registry_of(
         event,
@@ -172,134 +171,161 @@ def test_tensors_among_the_metrics_do_not_break_the_comparison(event: str) -> No
     assert [hook.overruled for hook in registry.list_hooks()] == [0, 1]
 
 
-@pytest.mark.parametrize("listeners", [1, 1000])
-def test_inner_events_are_timed_only_when_sampled(listeners: int) -> None:
-    """The clock is read on one micro-batch in 17, for a few hooks as for very many; the estimate covers all of them."""
-    registry, called = HookRegistry(), []
-    for index in range(listeners):
-        registry.register(lambda step, index=index: called.append(index), f"h{index}", event="on_train_batch_end")
-    for step in range(1, 18):
+@BOTH
+def test_every_call_is_timed(event: str) -> None:
+    """The first one as well as any other, and the reading of each argument beside it."""
+    registry = registry_of(event, lambda step: None, lambda: 1 / 0, lambda step, loss: None)
+    for step in range(1, 4):
         registry.begin_batch(Reading(step, step, 1))
-        fire(registry, "on_train_batch_end", step=step)
-    assert called == list(range(listeners)) * 17  # A list that is too long for a generated function keeps its order.
-    assert {entry.inner_cost.calls for entry in registry.entries()} == {1}
-    assert {row["calls"] for row in registry.costs() if row["kind"] != "argument"} == {17}
+        fire(registry, event, loss=0.5)
+    costs = [entry.costs[find_event(event).name] for entry in registry.entries()]
+    assert [cost.calls for cost in costs] == [3, 3, 3] and all(cost.ns > 0 for cost in costs)
+    assert {name: cost.calls for name, cost in registry.dispatch_table.argument_costs.items()} == {"step": 3, "loss": 3}
 
 
-def test_the_generated_source_is_small_and_makes_direct_calls() -> None:
-    """What explain prints is what runs: values first, then one call per hook, and no clock."""
-    source = registry_of("on_train_batch_end", lambda loss: None, lambda *, step: None).explain(
-        "batch_end", source=True
-    )
-    assert "call0(loss)" in source and "call1(step=step)" in source
-    assert source.index("step = m.step") < source.index("call0(loss)") and "clock" not in source
+def test_a_hook_cannot_change_what_another_is_called_with() -> None:
+    """Hooks that name the same arguments share the values, not the collections in which they are passed."""
+    seen: list[Any] = []
+
+    def takes(**values: Any) -> None:
+        seen.append(dict(values))
+        values.clear()
+
+    registry = registry_of("on_train_batch_end", takes, takes, lambda *, step: seen.append(step))
+    fire(registry, "on_train_batch_end", **dict.fromkeys(find_event("train_batch_end").attributes.values(), 1))
+    assert seen[0] == seen[1] and seen[0] and seen[2] == 1
 
 
-# ---- generated dispatch against a loop over invoke -------------------------------------------------------------------
-
-ACTIONS = ["nothing", "fail", "insist", "stop", "add", "change", "remove", "reserve", "draw"]
-HOOKS = st.fixed_dictionaries(
-    {
-        "actions": st.lists(st.sampled_from(ACTIONS), min_size=1, max_size=4),
-        "named": st.sampled_from(["step metrics", "metrics * step", "step", "* loss metrics", "step loss metrics"]),
-        "on_error": st.sampled_from(["warn", "disable", "raise"]),
-        "every": st.sampled_from([None, 2, 3]),
-    }
-)
+# ---- what is known about a call --------------------------------------------------------------------------------------
 
 
-class Insists(Exception):
-    """An exception that ends the run whatever the policy."""
+def test_the_calling_hook_is_known_through_nested_events_and_failures() -> None:
+    """After a hook has fired another event, it is the caller again; after a failure nobody is."""
+    registry, answers = HookRegistry(), list[Any]()
 
-    always_raise = True
+    def outer() -> None:
+        registry.on_validation_end()
+        answers.append(registry.calling_hook())
+        raise ValueError
 
-
-def act(action: str, name: str, values: dict[str, Any], called: list[Any]) -> None:
-    """Do what a hook does at one step."""
-    called.append((name, values.get("step"), values.get("loss"), dict(values.get("metrics", {}))))
-    metrics = values.get("metrics", {})
-    if action == "fail":
-        raise ValueError(name)
-    if action == "insist":
-        raise Insists(name)
-    if action == "stop":
-        raise StopTraining(name)
-    if action == "draw":
-        called.append(random.random())
-    elif action == "remove":
-        metrics.pop("loss", None)
-    elif action != "nothing":
-        metrics[{"add": name, "change": "loss", "reserve": "epoch"}[action]] = 0.25
+    registry.register(outer, "outer", event="epoch_end")
+    registry.register(lambda: answers.append(registry.calling_hook()), "inner", event="validation_end")
+    registry.on_epoch_end()
+    assert answers == ["inner", "outer"] and registry.calling_hook() is None
 
 
-def make_hook(name: str, spec: dict[str, Any], called: list[Any]) -> Callable[..., Any]:
-    """Make a function hook with the signature and the actions of a specification."""
-    turn = iter(range(1000))
-    namespace: dict[str, Any] = {
-        "run": lambda values: act(spec["actions"][next(turn) % len(spec["actions"])], name, values, called)
-    }
-    exec(f"def hook({', '.join(spec['named'].split())}):\n    run(locals())", namespace)
-    made: Callable[..., Any] = namespace["hook"]
-    return made
+def test_each_thread_has_its_own_calling_hook() -> None:
+    """A thread that a hook starts is not the hook's, and others can ask what a thread is in."""
+    registry, answers = HookRegistry(), list[Any]()
+
+    def starts() -> None:
+        main = threading.get_ident()
+        thread = threading.Thread(target=lambda: answers.extend([registry.calling_hook(), registry.hook_in(main)]))
+        thread.start()
+        thread.join()
+        answers.append(registry.calling_hook())
+
+    registry.register(starts, "starts", event="epoch_end")
+    registry.on_epoch_end()
+    assert answers == [None, ("starts", "on_epoch_end"), "starts"]
 
 
-class Args:
-    """The arguments of one micro-batch; counts how often each is read, and takes requests to stop."""
+@pytest.mark.parametrize("method", ["close", "state_dict", "load_state_dict", "setup"])
+def test_the_calling_hook_is_known_in_its_other_methods(method: str) -> None:
+    """In `setup` when another run begins: before it is registered, a hook is not known yet."""
+    registry, answers = HookRegistry(), list[Any]()
 
-    def __init__(self, step: int, log: list[Any]) -> None:
-        self.step, self.metrics, self._log = step, {"loss": 0.5}, log
+    def asks(self: Any, *args: Any) -> dict[str, Any]:
+        answers.append(registry.hook_in(threading.get_ident()))
+        return {}
 
-    @property
-    def loss(self) -> float:
-        self._log.append("read loss")
-        return 0.5
-
-    def request_stop(self, reason: str, by: str) -> None:
-        self._log.append((reason, by))
-
-
-def trace(specs: list[dict[str, Any]], debug: bool) -> list[Any]:
-    """Fire an inner event 20 times, the timed ones included, and return everything that can be observed."""
-    registry, log = HookRegistry(), []
-    registry.failures.debug = debug
-    for index, spec in enumerate(specs):
-        hook = make_hook(f"h{index}", spec, log)
-        registry.register(hook, f"h{index}", event="train_batch_end", every=spec["every"], on_error=spec["on_error"])
-    registry.failures.subscribe(lambda incident: log.append(observed(incident)))
-    random.seed(7)
-    registry.rng_guard.begin(0, lambda: 0)
-    for step in range(1, 21):
-        registry.begin_batch(Reading(steps=step, batches=step, epochs=1))
-        args = Args(step, log)
-        try:
-            if dispatch := registry.slots.on_train_batch_end:
-                dispatch(args)
-        except Exception as error:
-            log.append((repr(error), error.__notes__ if hasattr(error, "__notes__") else None))
-        log.append((args.metrics, random.getstate()[1][-1]))
-    entries = registry.entries()
-    costs = [(row["hook"], row["calls"]) for row in registry.costs() if row["kind"] != "argument"]
-    return [log, [entry.record() for entry in entries], [entry.failures for entry in entries], sorted(costs)]
+    methods = {"close": lambda self: None, method: asks, "on_epoch_end": lambda self: None}
+    registry.register(type("Asks", (), methods)(), "asks")
+    registry.state_dict()
+    registry.load_state_dict({"asks": {}})
+    registry.close()
+    registry.reopen()
+    assert answers[-1] == ("asks", method) and registry.calling_hook() is None
 
 
-def observed(incident: Any) -> tuple[Any, ...]:
-    """Return an incident without its exception object."""
-    return incident.kind, incident.hook, incident.event, incident.step, incident.message, repr(incident.error)
+def test_a_hook_that_removed_itself_calls_no_more() -> None:
+    """Nothing is stored about it by which its requests could be judged."""
+    registry, answers = HookRegistry(), list[Any]()
+
+    @registry.on("epoch_end", name="gone")
+    def removes_itself() -> None:
+        registry.remove("gone")
+        answers.append(registry.calling_hook())
+
+    registry.on_epoch_end()
+    assert answers == [None]
 
 
-@settings(deadline=None)
-@given(specs=st.lists(HOOKS, min_size=1, max_size=5), debug=st.booleans())
-def test_generated_dispatch_does_what_a_loop_over_invoke_does(specs: list[dict[str, Any]], debug: bool) -> None:
-    """Order, arguments, failures, stops, metrics, incidents, strikes, random numbers and costs are the same."""
-    state = random.getstate()
-    try:
-        generated = trace(specs, debug)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("hookline.core.dispatch.GENERATED_UP_TO", 0)
-            looped = trace(specs, debug)
-    finally:
-        random.setstate(state)
-    assert generated == looped
+# ---- which arguments are named ---------------------------------------------------------------------------------------
+
+
+def named_at(registry: HookRegistry, event: str) -> set[str]:
+    """Return what the hooks name that are due at an event now."""
+    return set(registry.dispatch_table.named_at(event))
+
+
+def test_the_arguments_of_due_hooks_are_known_before_the_event() -> None:
+    """Of hooks that are due and enabled, at each micro-batch; the same after every change."""
+    registry = HookRegistry()
+    assert named_at(registry, "on_train_batch_end") == set()
+    registry.register(lambda loss: None, "always", event="train_batch_end")
+    registry.register(lambda metrics: None, "rarely", event="train_batch_end", every=2)
+    found = []
+    for step in range(1, 5):
+        registry.begin_batch(Reading(step, step, 1))
+        found.append(named_at(registry, "on_train_batch_end"))
+    assert found == [{"loss"}, {"loss", "metrics"}] * 2
+    registry.disable("always")
+    assert named_at(registry, "on_train_batch_end") == {"metrics"}
+    registry.enable("always")
+    registry.remove("rarely")
+    assert named_at(registry, "on_train_batch_end") == {"loss"} and named_at(registry, "on_step_end") == set()
+
+
+def test_the_arguments_are_right_when_hooks_change_within_an_event() -> None:
+    """A hook that adds another one asks for its arguments with it; in the step's events what came due before counts."""
+    registry, found = HookRegistry(), list[set[str]]()
+
+    def adds() -> None:
+        registry.register(lambda grad_norm: None, "added", event="step_end")
+        found.append(named_at(registry, "on_step_end"))
+
+    registry.register(lambda ctx: None, "window", event="step_end", every="3 batches")
+    registry.register(adds, "adds", event="train_batch_start")
+    for batch in (3, 4):  # two micro-batches of one step
+        registry.begin_batch(Reading(2, batch, 1))
+    fire(registry, "on_train_batch_start")
+    assert found == [{"ctx", "grad_norm"}] and named_at(registry, "on_step_end") == {"ctx", "grad_norm"}
+
+
+def test_the_arguments_include_events_that_reach_a_hook_when_it_is_not_due() -> None:
+    """It reads them there as well."""
+
+    class Waits(TrainingHook):
+        events_when_not_due = ("on_step_end",)
+
+        def on_train_batch_end(self, loss: float) -> None: ...
+
+        def on_step_end(self, lr: float) -> None: ...
+
+    registry = HookRegistry()
+    registry.register(Waits(), every=10)
+    registry.begin_batch(Reading(1, 1, 1))
+    assert (named_at(registry, "on_step_end"), named_at(registry, "on_train_batch_end")) == ({"lr"}, set())
+
+
+def test_the_arguments_include_those_of_hooks_on_other_ranks() -> None:
+    """Computing one may be a collective, in which all ranks take part."""
+    registry = HookRegistry()
+    registry.register(lambda grad_norm: None, "elsewhere", event="step_end", ranks=1)
+    assert named_at(registry, "on_step_end") == set()
+    registry.set_ranks(SimpleNamespace(rank=0, local_rank=0, world_size=2, act_together=False))  # type: ignore[arg-type]
+    assert named_at(registry, "on_step_end") == {"grad_norm"}
 
 
 def test_an_intervening_hook_runs_in_the_callers_autograd_mode_which_is_restored() -> None:

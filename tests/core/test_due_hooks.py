@@ -1,4 +1,4 @@
-"""Who is due is asked rarely and answered exactly: over epochs, accumulation, samples and resumes."""
+"""Who is due is asked rarely and answered exactly: over epochs, accumulation and resumes."""
 
 import functools
 from collections.abc import Callable
@@ -44,7 +44,7 @@ def drive(registry: HookRegistry, run: list[Reading], check: Callable[[Reading, 
 def test_the_countdown_never_skips_a_due_micro_batch(
     asked: list[Schedule], accumulate: int, epochs: list[int], tokens: int, always: bool
 ) -> None:
-    """Through begin_batch, with hooks of several schedules and timing samples, every answer is the schedule's own."""
+    """Through begin_batch, with hooks of several schedules, every answer is the schedule's own."""
     registry = HookRegistry()
     called: dict[str, int] = {}
 
@@ -199,7 +199,7 @@ class Waiting:
     """Looks every ten batches, and asks every time whether what it saw has arrived."""
 
     schedule = Schedule.parse(every="10 batches")
-    always_hears = ("on_train_batch_end",)
+    events_when_not_due = ("on_train_batch_end",)
 
     def __init__(self) -> None:
         self.called: list[str] = []
@@ -223,12 +223,12 @@ def test_some_events_reach_a_hook_that_is_not_due() -> None:
     assert hook.called == (["end"] * 9 + ["start", "end"]) * 2
 
 
-def test_always_hears_rejects_events_that_the_hook_does_not_implement() -> None:
+def test_events_when_not_due_rejects_events_that_the_hook_does_not_implement() -> None:
     """The nearest that it does is named."""
     hook = Waiting()
-    hook.always_hears = ("on_train_batch_ends",)
+    hook.events_when_not_due = ("on_train_batch_ends",)
     with pytest.raises(
-        RegistrationError, match="always_hears: it does not listen to 'on_train_batch_ends'; did you mean"
+        RegistrationError, match="events_when_not_due: it does not listen to 'on_train_batch_ends'; did you mean"
     ):
         HookRegistry().register(hook)
 
@@ -246,68 +246,13 @@ def test_one_schedule_of_several_hooks_is_evaluated_once(monkeypatch: pytest.Mon
     assert sorted(asked) == ["every 10 steps", "every 7 batches"]
 
 
-def test_without_schedules_and_samples_nothing_is_evaluated_again() -> None:
-    """A registry whose hooks have no inner events only counts down."""
+def test_without_schedules_nothing_is_evaluated_again() -> None:
+    """A registry whose hooks are always due only counts down."""
     registry = HookRegistry()
-    registry.register(lambda: None, "h", event="on_epoch_end")
+    registry.register(lambda: None, "h", event="on_train_batch_end")
     registry.begin_batch(Reading(1, 1, 1))
     for _ in range(100):
         registry.begin_batch(None)  # type: ignore[arg-type]  # evaluating a schedule would read it, and raise
-
-
-def timed_batches(registry: HookRegistry, run: list[Reading]) -> list[int]:
-    """Run a registry with a hook "h" over a clock and return the micro-batches on which the hook was timed."""
-    cost, timed = registry.entry("h").inner_cost, []
-    for now in run:
-        calls = cost.calls
-        registry.begin_batch(now)
-        fire_batch(registry)
-        timed += [now.batches] if cost.calls > calls else []
-    return timed
-
-
-def counted_calls(registry: HookRegistry) -> int:
-    """Return how often "h" was called, as the cost table estimates it from the timed micro-batches."""
-    return next(row["calls"] for row in registry.costs() if row["hook"] == "h")
-
-
-def test_one_micro_batch_in_seventeen_is_timed_and_never_the_first() -> None:
-    """Samples come at a fixed place, so that warming up is not among them."""
-    registry = HookRegistry()
-    registry.register(lambda: None, "h", event="on_train_batch_end")
-    assert timed_batches(registry, [Reading(number, number, 1) for number in range(1, 50)]) == [8, 25, 42]
-
-
-@pytest.mark.parametrize("interruption", ["none", "a hook is added", "an epoch begins"])
-def test_samples_scale_to_all_micro_batches(interruption: str) -> None:
-    """Each timed micro-batch stands for those that were not, whatever happens between two evaluations."""
-    registry = HookRegistry()
-    registry.register(lambda: None, "h", event="on_train_batch_end")
-    timed_batches(registry, [Reading(number, number, 1) for number in range(1, 30)])
-    if interruption == "a hook is added":
-        registry.register(lambda: None, "other", event="on_epoch_end")
-    elif interruption == "an epoch begins":
-        registry.replan()
-    assert counted_calls(registry) == 29
-    timed_batches(registry, [Reading(number, number, 2) for number in range(30, 41)])
-    assert counted_calls(registry) == 40
-
-
-def test_a_hook_that_is_due_now_and_then_is_timed_one_time_in_four() -> None:
-    """From the first on; to look at the clock around each call costs as much as a small hook does."""
-    registry = HookRegistry()
-    registry.register(lambda: None, "h", event="on_train_batch_end", every=10)
-    assert timed_batches(registry, [Reading(number, number, 1) for number in range(1, 101)]) == [10, 50, 90]
-    assert counted_calls(registry) == 10
-
-
-def test_a_hook_that_becomes_due_is_timed_to_the_end_of_its_step() -> None:
-    """The first micro-batch of a window has neither its optimizer step nor its end; the account would miss them."""
-    registry = HookRegistry()
-    registry.register(lambda: None, "h", event="on_train_batch_end", every=2)
-    timed = timed_batches(registry, [Reading((batch + 3) // 4, batch, 1) for batch in range(1, 41)])
-    assert timed == [5, 6, 7, 8, 37, 38, 39, 40]  # steps 2 and 10: one time in four
-    assert counted_calls(registry) == 20
 
 
 def test_the_clock_of_a_users_own_loop_keeps_what_an_event_omits() -> None:

@@ -188,14 +188,14 @@ def test_explain_says_which_hook_was_added_by_default() -> None:
     assert "added by default" not in second
 
 
-def test_explain_shows_the_order_the_reasons_and_the_source() -> None:
+def test_explain_shows_the_order_and_the_reasons() -> None:
     """What will happen at an event can be read."""
     registry = HookRegistry()
     registry.register(lambda loss: None, "a", event="batch_end", every=10)
     registry.register(lambda step: None, "b", event="batch_end", enabled=False)
-    shown = registry.explain("batch_end", source=True)
+    shown = registry.explain("batch_end")
     assert "1. a (every 10 steps): user hook, registered as number 1; arguments: loss" in shown
-    assert "2. b [disabled]" in shown and "def on_train_batch_end(m):" in shown and "call0(loss)" in shown
+    assert "2. b [disabled]" in shown
     assert "no listeners" in registry.explain("on_exception")
 
 
@@ -210,8 +210,8 @@ class Asks(TrainingHook):
         self.answer = (lambda: self.registry.calling_hook())()
 
 
-def test_a_caller_is_found_on_the_stack() -> None:
-    """A method's hook and a function's are named; None if no hook is on the stack."""
+def test_a_caller_is_known() -> None:
+    """A method's hook and a function's are named; None if no hook is being called."""
     registry = HookRegistry()
     answers: list[Any] = []
     hook = Asks(registry)

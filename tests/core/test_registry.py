@@ -926,11 +926,11 @@ def test_setup_may_register_another_hook_of_its_class() -> None:
 
 
 def test_one_saved_attribute_need_not_be_in_a_tuple() -> None:
-    """`saves = "count"` names one attribute, not five letters; the same for `before` and `always_hears`."""
+    """`saves = "count"` names one attribute, not five letters; the same for `before` and `events_when_not_due`."""
 
     class Counts(TrainingHook):
         saves = "count"  # type: ignore[assignment]
-        always_hears = "on_step_end"  # type: ignore[assignment]
+        events_when_not_due = "on_step_end"  # type: ignore[assignment]
         count = 3
 
         def on_step_end(self) -> None: ...

@@ -826,7 +826,7 @@ def test_trouble_is_reported_as_soon_as_values_arrive(monkeypatch: pytest.Monkey
     trainer = make_trainer(batches=make_batches(20))
     monkeypatch.setattr("hookline._host_copy.HostCopy.is_ready", lambda copy: trainer.step >= 12)
     monitor = GradientMonitor(log_frequency=10, exploding=1e-6)
-    monitor.always_hears = ("on_step_end",)  # as where torch knows CUDA
+    monitor.events_when_not_due = ("on_step_end",)  # as where torch knows CUDA
     trainer.add_hook(monitor)
     noticed: list[tuple[int, bool]] = []
     trainer.on("step_end", name="look", last=True)(lambda step: noticed.append((step, bool(monitor.troubled))))

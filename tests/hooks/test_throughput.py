@@ -135,8 +135,8 @@ def test_where_the_time_of_a_step_goes(clock: Clock, every: int | None) -> None:
         assert values["optimizer_seconds"] == pytest.approx(2.0)
 
 
-def test_the_time_of_hooks_is_estimated() -> None:
-    """From the calls that are timed; a hook that sleeps at every step takes at least that long per step."""
+def test_the_time_of_hooks_is_measured() -> None:
+    """Every call of each; a hook that sleeps at every step takes at least that long per step."""
     model = nn.Linear(2, 1)
     batches = [(torch.ones(1, 2), torch.ones(1, 1))] * 60
     slow = FunctionHooks(on_train_batch_end=lambda: time.sleep(0.001))

@@ -93,7 +93,7 @@ class CountedParameter(torch.nn.Parameter):
         torch.Tensor.grad.__set__(self, value)  # type: ignore[attr-defined]
 
 
-def gradient_reads(function: Any = None, built_in: bool = False) -> int:
+def gradient_reads(function: Any = None) -> int:
     """Train a few steps, with the function as a hook of on_step_end, and count the reads of gradients."""
     trainer = make_trainer(5)
     for name in ("weight", "bias"):
@@ -102,8 +102,6 @@ def gradient_reads(function: Any = None, built_in: bool = False) -> int:
     trainer.find_parameters()
     if function is not None:
         trainer.on("step_end", name="hook")(function)
-    if built_in:
-        trainer.add_hook("ema")
     CountedParameter.reads = 0
     trainer.train()
     return CountedParameter.reads
@@ -116,7 +114,6 @@ def test_naming_ctx_costs_no_walk_over_the_gradients() -> None:
     assert gradient_reads(lambda ctx: None) == plain
     assert gradient_reads(lambda ctx: ctx.step) == plain
     assert gradient_reads(lambda ctx: norms.append(ctx.grad_norm)) == plain
-    assert gradient_reads(lambda ctx: None, built_in=True) == gradient_reads(built_in=True)
     assert plain > 0
     assert len(norms) == 5
     assert all(norm > 0 for norm in norms)

@@ -208,7 +208,7 @@ class ForwardDispatcher:
         self._lock = threading.RLock()
         registry.add_registration_check(self._check)
         registry.on_change(self.sync)
-        registry.dispatch_table.compile_with("on_forward", self.compile)
+        registry.dispatch_table.set_maker("on_forward", self.make_dispatch)
 
     # ---- attaching -----------------------------------------------------------------------------------------------
 
@@ -367,7 +367,7 @@ class ForwardDispatcher:
 
     # ---- dispatching ---------------------------------------------------------------------------------------------
 
-    def compile(self, hooks: list[BoundHook], timed: bool) -> Dispatch | None:
+    def make_dispatch(self, hooks: list[BoundHook]) -> Dispatch | None:
         """Make the callable of `on_forward` for the hooks that are due now; None if there are none."""
         hooks = [hook for hook in hooks if self.is_listening(self.registry.entry(hook.hook))]
         begin_step = self.begin_step
@@ -405,8 +405,8 @@ class ForwardDispatcher:
                 values = (inputs, kwargs, output)
                 try:
                     if observe is None:
-                        output = self._call(hook, hooked, name, module, values, measured, timed)
-                    elif invoke(ON_FORWARD, hook, failures, self.run, values, call=observe, timed=timed) is not FAILED:
+                        output = self._call(hook, hooked, name, module, values, measured)
+                    elif invoke(ON_FORWARD, hook, failures, self.run, values, call=observe) is not FAILED:
                         hooked.fired[hook.hook] += 1
                 except Exception as error:
                     raised = first_raised(raised, error)
@@ -427,7 +427,6 @@ class ForwardDispatcher:
         module: torch.nn.Module,
         values: tuple[Any, Any, Any],
         measured: Measured | None,
-        timed: bool,
     ) -> Any:
         """Call a hook after one of its modules; return the output, which only an intervention changes."""
         intervenes = self.registry.enable_intervention and bool(getattr(hook.owner, "intervene", False))
@@ -437,7 +436,7 @@ class ForwardDispatcher:
         versions = [(tensor, tensor_version(tensor)) for tensor in iter_tensors(output)] if checks_output else []
         returned = None
         try:
-            returned = invoke(ON_FORWARD, hook, failures, args, read=ForwardArgs.read, timed=timed, grad=intervenes)
+            returned = invoke(ON_FORWARD, hook, failures, args, read=ForwardArgs.read, grad=intervenes)
         finally:  # A hook that raises may have written before.
             if any(tensor_version(tensor) != version for tensor, version in versions):
                 raise LiveWrite(f"hook {hook.hook!r} wrote into live_output of {name!r}, which is read-only")

@@ -29,9 +29,9 @@ class Hook(Events):
     """When the hook is called at inner events; `every=` and `at=` at registration override it, `start=` limits it."""
     every_aliases: tuple[str, ...] = ()
     """Parameters of the constructor that say the same as its parameter `every`; only one of them can be given."""
-    always_hears: tuple[str, ...] = ()
+    events_when_not_due: tuple[str, ...] = ()
     """Inner events at which it is called whether it is due or not, for example to fetch what a device has computed."""
-    hears_sanity_check: bool = False
+    runs_in_sanity_check: bool = False
     """Whether it is called at the events of the sanity check, the validation before the first step."""
     saves: tuple[str, ...] = ()
     """Attributes saved with the run's checkpoints and restored from them."""

@@ -1,9 +1,9 @@
 """Record which hook changed what training consists of: hooks may do so, and the run record names them.
 
 Only user hooks that name an argument through which they can write are checked; with `debug` and in `hookline verify`
-all of them are, at every call. Otherwise learning rates and batches are compared at every call, the version counters of
-parameters on the batches that the registry times (summing a hundred of them takes 10 µs, twice a call), and everything
-else, a `RunSnapshot`, at a hook's first call and on one timed batch in eight.
+all of them are, and everything is compared at every call. Otherwise, at events inside steps, learning rates and batches
+are compared at every call, the version counters of parameters at a hook's first call and at one in 17 (summing a
+hundred of them takes 10 µs, twice a call), and everything else, a `RunSnapshot`, at the first call and at one in 136.
 
 Writes through ``.data`` leave no version, so a snapshot also compares a few elements of some tensors. It does not find
 a write to other elements, or to tensors on an accelerator, for which it would wait; `hookline verify` finds these.
@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
 # A StepContext also leads to the model and the optimizer, but its hooks are too many and rarely write.
 LEADS_TO_THE_RUN = {"trainer", "optimizer", "model", "state", "batch"}
-LEADS_TO_TENSORS = {"grads", "live_loss"}  # Hooks that name only these are checked on timed batches alone.
-SNAPSHOT_ONE_IN = 8  # Of the timed batches: it takes about 1 ms for a hundred parameters.
+LEADS_TO_TENSORS = {"grads", "live_loss"}  # Hooks that name only these are checked where versions are.
+VERSIONS_ONE_IN = 17  # A prime, or it would always meet the same place of an accumulation window.
+SNAPSHOT_ONE_IN = 8 * VERSIONS_ONE_IN  # It takes about 1 ms for a hundred parameters.
 SNAPSHOT_TENSORS, SNAPSHOT_ELEMENTS = 16, 8  # Parameters or buffers that are compared, and elements of each at least.
 PASSED = {"batch": "batch", "live_loss": "loss"}  # Arguments whose tensors are compared, and what these are.
 
@@ -49,41 +50,40 @@ class ChangeAudit:
         self._sampled: set[tuple[str, str]] = set()  # Hooks and what they wrote to, where not every call is compared.
         self.summary = ""
         """What each hook wrote to and how often, once the run is over."""
-        self._timed_calls: Counter[tuple[str, str]] = Counter()
-        self._called: set[tuple[str, str]] = set()
+        self._calls: Counter[tuple[str, str]] = Counter()
         self._snapshots = 0
 
-    def wrap(self, event: Event, hooks: Sequence[BoundHook], timed: bool) -> list[BoundHook]:
+    def wrap(self, event: Event, hooks: Sequence[BoundHook]) -> list[BoundHook]:
         """Return the listeners of an event as they are called."""
         if event.kind != "lifecycle":
             return list(hooks)
         registry = self._run.hooks
         every_call = registry.audits_every_call or registry.failures.debug
-        sampled = timed or not event.inner or every_call
-        leads = LEADS_TO_THE_RUN | LEADS_TO_TENSORS if sampled else LEADS_TO_THE_RUN
+        leads = LEADS_TO_THE_RUN | LEADS_TO_TENSORS
         return [
-            self._wrapped(event, hook, sampled, every_call)
+            self._wrapped(event, hook, every_call)
             if not hook.built_in and (every_call or not leads.isdisjoint(hook.listener.wanted))
             else hook
             for hook in hooks
         ]
 
-    def _wrapped(self, event: Event, hook: BoundHook, sampled: bool, every_call: bool) -> BoundHook:
+    def _wrapped(self, event: Event, hook: BoundHook, every_call: bool) -> BoundHook:
         listener, key = hook.listener, (hook.hook, event.name)
         call, names_tensors = listener.call, not PASSED.keys().isdisjoint(listener.wanted)
+        names_run = not LEADS_TO_THE_RUN.isdisjoint(listener.wanted)
         # Rare events are always checked in full.
         always = every_call or not (event.inner or "batch" in event.name)
 
-        def compare(args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[None]:
-            """Read what the hook can write to, and after the call note what is different."""
+        def compare(number: int, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[None]:
+            """Read what the hook can write to at one of its calls, and after the call note what is different."""
             lr_changes, reruns = self._lr_changes(), self._reruns()
             named: dict[str, Any] = {}
             if names_tensors:
                 named.update(zip(listener.positional, args, strict=True))
                 named.update((listener.keywords[name], value) for name, value in kwargs.items())
-            full = always or self._is_due(key, sampled)
+            versions, full = always or number % VERSIONS_ONE_IN == 0, always or number % SNAPSHOT_ONE_IN == 0
             self._snapshots += full
-            snapshot = RunSnapshot(self._run, named, sampled, self._snapshots if full else None, every_call)
+            snapshot = RunSnapshot(self._run, named, versions, self._snapshots if full else None, every_call)
             yield
             for what, values in snapshot.changes():
                 restored = what == "buffers" and self._reruns() != reruns
@@ -94,7 +94,11 @@ class ChangeAudit:
                 self._note(hook.hook, event, what, **values)
 
         def audited(*args: Any, **kwargs: Any) -> Any:
-            comparison = compare(args, kwargs)
+            number = self._calls[key]  # From 0.
+            self._calls[key] = number + 1
+            if not (always or names_run) and number % VERSIONS_ONE_IN:
+                return call(*args, **kwargs)
+            comparison = compare(number, args, kwargs)
             self._advance(comparison, hook.hook, event)
             try:
                 return call(*args, **kwargs)
@@ -114,15 +118,6 @@ class ChangeAudit:
                 )
                 logger.warning(message, hook, event.name, exc_info=True)
             self._failed = True
-
-    def _is_due(self, key: tuple[str, str], sampled: bool) -> bool:
-        """Return whether a snapshot is taken at this call: the first one, and one in several of the sampled ones."""
-        is_first = key not in self._called
-        self._called.add(key)
-        if not sampled:
-            return is_first
-        self._timed_calls[key] += 1
-        return is_first or self._timed_calls[key] % SNAPSHOT_ONE_IN == 1
 
     def _note(self, hook: str, event: Event, what: str, **values: Any) -> None:
         """Write to the record at the first, second, fourth, eighth … time and the last; log the first, except rates."""
@@ -155,15 +150,15 @@ class RunSnapshot:
     Args:
         run: The run.
         named: What the hook was called with, by argument.
-        sampled: Whether to compare the versions of the parameters.
+        versions: Whether to compare the versions of the parameters.
         number: Whether to compare everything, and if so, which parameters' elements if there are many.
         thorough: Whether to compare elements of every parameter, and on accelerators, too, which are waited for.
     """
 
     def __init__(
-        self, run: RunControl, named: dict[str, Any], sampled: bool, number: int | None, thorough: bool
+        self, run: RunControl, named: dict[str, Any], versions: bool, number: int | None, thorough: bool
     ) -> None:
-        self._run, self._sampled, self._full, self._thorough = run, sampled, number is not None, thorough
+        self._run, self._versions, self._full, self._thorough = run, versions, number is not None, thorough
         self._passed = {what: list(iter_tensors(named[name])) for name, what in PASSED.items() if name in named}
         if number is not None:
             self._sampled_params = self._some(list(run.params.values()), number)
@@ -201,7 +196,7 @@ class RunSnapshot:
         found: dict[str, Any] = {"learning rate": rates}
         for what, tensors in self._passed.items():
             found[what] = [tensor_version(one) for one in tensors]
-        if self._sampled or self._full:
+        if self._versions:
             found["parameters"] = [tensor_version(param) for param in run.params.values()]
         if not self._full:
             return found

@@ -51,7 +51,7 @@ class CollectiveGuard:
         self._registry = registry
         self.allowed = False
 
-    def wrap(self, event: Event, hooks: Sequence[BoundHook], timed: bool) -> list[BoundHook]:
+    def wrap(self, event: Event, hooks: Sequence[BoundHook]) -> list[BoundHook]:
         """Return the listeners of an event as they are called."""
         if self._registry.ranks.world_size == 1:
             return list(hooks)

@@ -6,12 +6,11 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
 from time import perf_counter, perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from hookline import _device
-from hookline.core.catalog import Event
+from hookline.core.catalog import CATALOG, Event
 from hookline.core.failures import Incident
 
 if TYPE_CHECKING:
@@ -35,11 +34,13 @@ class Cost:
         self.ns += ns
 
 
-DEVICE_TIMED_ONE_IN = 8  # Of the calls whose host time is sampled: two device events cost more than most hooks.
+# Two device events cost more than most hooks. A prime, or it would always meet the same place of an accumulation window
+# or the same module of a model.
+DEVICE_TIMED_ONE_IN = 127
 
 
 class DeviceTimer:
-    """Time hooks on an accelerator, on some of the calls whose host time is sampled.
+    """Time hooks on an accelerator, on some of their calls inside of steps.
 
     Nothing waits for the accelerator but ``collect(wait=True)``. Hooks may run in several threads.
     """
@@ -48,18 +49,18 @@ class DeviceTimer:
         self._pending: deque[tuple[Cost, Any, Any]] = deque()  # Oldest first.
         self._collecting = threading.Lock()
 
-    def wrap(self, event: Event, hooks: Sequence[BoundHook], timed: bool) -> list[BoundHook]:
-        """Return the listeners of an event as they are called when it is timed."""
-        if not timed or not event.inner or not _device.is_initialized():
+    def wrap(self, event: Event, hooks: Sequence[BoundHook]) -> list[BoundHook]:
+        """Return the listeners of an event as they are called."""
+        if not event.inner or not _device.is_initialized():
             return list(hooks)
         return [hook.with_call(self._wrapped(hook)) for hook in hooks]
 
     def _wrapped(self, hook: BoundHook) -> Callable[..., Any]:
-        call, pending, cost, calls = hook.listener.call, self._pending, hook.cost, count()
+        call, pending, cost = hook.listener.call, self._pending, hook.cost
 
         def timed_on_device(*args: Any, **kwargs: Any) -> Any:
             # The first call is timed: a hook that is due once a run would otherwise have no time on the device.
-            if next(calls) % DEVICE_TIMED_ONE_IN or _device.is_capturing():
+            if cost.calls % DEVICE_TIMED_ONE_IN or _device.is_capturing():
                 return call(*args, **kwargs)
             entered = perf_counter_ns()
             self.collect()  # Otherwise a long run would keep the events of all its steps.
@@ -73,7 +74,8 @@ class DeviceTimer:
                 ended.record()
                 pending.append((cost, began, ended))
                 # The time that the events take is not the hook's.
-                cost.ns -= called - entered + perf_counter_ns() - returned
+                spent = called - entered + perf_counter_ns() - returned
+                cost.ns -= spent
 
         return timed_on_device
 
@@ -99,34 +101,28 @@ class DeviceTimer:
             self._collecting.release()
 
 
-BatchesPerSample = Callable[[str], float]
-"""Returns, by a hook's name, how many micro-batches each of its timed ones stands for."""
 WORTH_LISTING_NS = 100_000  # Reading a free argument is not worth a row.
 
 
-def cost_table(
-    entries: Iterable[Entry], arguments: Mapping[str, Cost], scale: BatchesPerSample
-) -> list[dict[str, Any]]:
+def cost_table(entries: Iterable[Entry], arguments: Mapping[str, Cost]) -> list[dict[str, Any]]:
     """Return a row for each hook and for each argument that is worth listing, most expensive first.
+
+    Calls and seconds are exact: every call is timed on the host. The time on the device is estimated from some calls.
 
     Args:
         entries: The hooks.
         arguments: The cost of each argument.
-        scale: Scales sampled figures up.
     """
     rows = []
     for entry in entries:
-        if entry.only_runs_timed:
-            continue
-        inner, outer, times = entry.inner_cost, entry.outer_cost, scale(entry.name)
+        costs = entry.costs.values()
         row = {
             "hook": entry.name,
             "kind": "+".join(entry.kinds),
-            "calls": round(inner.calls * times) + outer.calls,
-            "seconds": (inner.ns * times + outer.ns) / 1e9,
+            "calls": sum(cost.calls for cost in costs),
+            "seconds": sum(cost.ns for cost in costs) / 1e9,
         }
-        # The device time of all calls is estimated from those that were timed.
-        on_device = inner.device_ns * inner.calls / max(inner.device_calls, 1) * times / 1e9
+        on_device = sum(cost.device_ns * cost.calls / cost.device_calls for cost in costs if cost.device_calls) / 1e9
         rows.append(row | ({"device_seconds": on_device} if on_device else {}))
     rows += [
         {"hook": f"reading {name}", "kind": "argument", "calls": cost.calls, "seconds": cost.ns / 1e9}
@@ -136,20 +132,12 @@ def cost_table(
     return sorted(rows, key=lambda row: -float(str(row["seconds"])))
 
 
-SAMPLING_ERROR = 0.1  # A hook that takes nearly all of a run may seem to take this much more.
+def share_of_run(seconds: float, run_seconds: float) -> float:
+    """Return the share of a run's time that a hook took; at most 1, though several threads may have called it."""
+    return min(seconds / run_seconds, 1.0) if run_seconds > 0 else 0.0
 
 
-def share_of_run(seconds: float, run_seconds: float) -> float | None:
-    """Return the share of a run's time that a hook took, at most 1; None if there are too few samples to tell.
-
-    A hook's time is scaled up from a few calls. If that is longer than the run, those calls stand for no others, as
-    in a run of a few steps, one of which is timed.
-    """
-    share = seconds / run_seconds if run_seconds > 0 else 0.0
-    return min(share, 1.0) if share <= 1 + SAMPLING_ERROR else None
-
-
-ENOUGH_CALLS = 3  # Timed calls that are not all exceptional.
+ENOUGH_CALLS = 3  # Outside of steps, fewer may be calls that come once a run.
 WARM_UP_SECONDS = 5.0  # Nothing is reported earlier, because the first steps pay for warming up.
 
 
@@ -170,12 +158,9 @@ class CostMonitor:
         for name, (inner, outer, calls) in self._costs().items():
             entry = hooks.entry(name)
             before = self._before.get(name, (0.0, 0.0, 0))
-            # Outside of steps, a single call may be one that comes once a run.
             inner, outer = inner - before[0], outer - before[1] if calls - before[2] >= ENOUGH_CALLS else 0.0
             share = share_of_run(inner + outer, elapsed)
-            if share is None and entry.inner_cost.calls >= ENOUGH_CALLS:
-                share = 1.0
-            if share is None or share <= self._limit or name in self._reported:
+            if share <= self._limit or name in self._reported:
                 continue
             self._reported.add(name)
             if entry.intervenes:
@@ -191,6 +176,9 @@ class CostMonitor:
 
     def _costs(self) -> dict[str, tuple[float, float, int]]:
         """Return the host time of each hook inside and outside of steps, and the number of calls outside."""
-        inner = self._run.hooks.inner_seconds()
-        outer = {name: self._run.hooks.entry(name).outer_cost for name in inner}
-        return {name: (seconds, outer[name].ns / 1e9, outer[name].calls) for name, seconds in inner.items()}
+        costs = {}
+        for entry in self._run.hooks.entries():
+            outside = [cost for event, cost in entry.costs.items() if not CATALOG[event].inner]
+            seconds, calls = sum(cost.ns for cost in outside) / 1e9, sum(cost.calls for cost in outside)
+            costs[entry.name] = entry.inner_seconds, seconds, calls
+        return costs

@@ -1,10 +1,7 @@
 """Call an event's listeners: `invoke` calls one hook under its failure policy, and each event gets one callable.
 
-`DispatchTable` holds the callables of all events for every set of due hooks, made when an event first fires.
-
-An event without listeners has None instead of a callable, so that it costs its call site one branch. The inner events
-of a step get a small generated function that makes direct calls; all others loop over `invoke`. Both read every
-argument before the first hook is called, because an exception in computing one is not a hook's failure.
+`DispatchTable` holds the callables of all events for every set of due hooks, made when an event first fires. An event
+without listeners has None instead of a callable, so that it costs its call site one branch.
 """
 
 from __future__ import annotations
@@ -13,14 +10,16 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial, wraps
+from functools import partial, wraps
+from threading import get_ident
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from hookline.core.catalog import CATALOG, Event
-from hookline.core.costs import Cost
+from hookline.core.collectives import CollectiveGuard
+from hookline.core.costs import Cost, DeviceTimer
 from hookline.core.due_hooks import Decision, Scheduler
 from hookline.core.failures import FailureHandler
 from hookline.core.rng_guard import RngGuard
@@ -28,21 +27,17 @@ from hookline.core.signature import Listener
 from hookline.errors import StopTraining
 
 if TYPE_CHECKING:
+    from hookline.core.change_audit import ChangeAudit
     from hookline.core.entry import Entry
 
 Dispatch = Callable[..., Any]
-Arguments = tuple[Sequence[Any], Mapping[str, Any]]
+Arguments = tuple[Sequence[Any], Mapping[str, Any] | None]
 """What a hook is called with, by position and by keyword."""
 METRICS = ("metrics", "val_metrics", "eval_metrics")
-GENERATED_UP_TO = 100  # A longer list of listeners runs as a loop.
 FAILED: Final = object()
 """What `invoke` returns if the hook raised and its failure policy lets the run continue."""
-_NO_KEYWORDS: Mapping[str, Any] = {}
 
 INNER = [event.name for event in CATALOG.values() if event.inner]
-OUTPUT_AND_TARGET = {"model_output", "target"}
-LEADS_TO_NORM, LEADS_TO_LR = {"grad_norm", "ctx"}, {"lr", "ctx"}
-BETWEEN_UPDATE_AND_CLEAR = ("on_before_optimizer_step", "on_after_optimizer_step", "on_step_skipped")
 MAX_TABLES = 64  # Sets of due hooks whose callables are stored.
 
 
@@ -81,10 +76,8 @@ class BoundHook:
         return replace(self, listener=replace(self.listener, call=wraps(self.listener.call)(call)))
 
 
-Compiler = Callable[[list[BoundHook], bool], Dispatch | None]
-"""Makes the callable of an event from its listeners, and whether they are timed."""
-Wrapper = Callable[[Event, Sequence[BoundHook], bool], list[BoundHook]]
-"""Returns the listeners of an event as they are called, given whether they are timed."""
+Maker = Callable[[list[BoundHook]], Dispatch | None]
+"""Makes the callable of an event from its listeners."""
 
 
 def invoke(
@@ -93,21 +86,20 @@ def invoke(
     failures: FailureHandler,
     args: Any,
     positional: Sequence[Any] = (),
-    keywords: Mapping[str, Any] = _NO_KEYWORDS,
+    keywords: Mapping[str, Any] | None = None,
     *,
     call: Callable[..., Any] | None = None,
     read: Callable[[Any], Arguments] | None = None,
-    timed: bool = False,
     grad: bool | None = None,
 ) -> Any:
-    """Call one hook under its failure policy; everything that calls hooks does it here, or in code generated from it.
+    """Call one hook under its failure policy and add the call to its cost; everything that calls hooks does it here.
 
-    The random-number guard and other wrappers are part of `hook.listener.call`.
+    The wrappers, such as the random-number guard, are part of `hook.listener.call`.
 
     Args:
         event: The event at which the hook is called.
         hook: The hook.
-        failures: Applies the hook's failure policy.
+        failures: Applies the hook's failure policy, and knows which hook each thread is calling.
         args: The event's arguments, for reports.
         positional: What the hook is called with by position.
         keywords: What the hook is called with by keyword.
@@ -115,7 +107,6 @@ def invoke(
             raises counts as the hook's failure.
         read: Returns what the hook is called with, instead of `positional` and `keywords`. What it raises is not the
             hook's failure; its time counts as the hook's.
-        timed: Whether the call is added to the hook's cost.
         grad: False calls the hook without autograd, True in the mode of the caller; in both cases the mode is restored
             afterwards. None leaves the mode alone.
 
@@ -125,16 +116,21 @@ def invoke(
     Raises:
         Exception: What the hook raised, if its policy ends the run.
     """
-    began = perf_counter_ns() if timed else 0
+    calling, thread = failures.calling, get_ident()
+    outer = calling.get(thread)  # The hook that caused this event, for example by starting a validation.
+    calling[thread] = hook.hook, event.name
     if grad is not None:
         caller_mode = torch.is_grad_enabled()
         if caller_mode and not grad:
             torch.set_grad_enabled(False)  # As a context manager it would take three times as long.
+    began = perf_counter_ns()
     try:
         if read is not None:
             positional, keywords = read(args)
+        if call is None:
+            call = hook.listener.call
         try:
-            returned = (hook.listener.call if call is None else call)(*positional, **keywords)
+            returned = call(*positional, **keywords) if keywords else call(*positional)
         except Exception as error:
             if failures.handle(event, hook, error, args) is None:
                 return FAILED
@@ -143,10 +139,12 @@ def invoke(
             failures.reset_strikes(event, hook)
         return returned
     finally:
+        ns, cost = perf_counter_ns() - began, hook.cost
+        cost.calls += 1  # Written out, because a call of `add` would take as long as the two clocks.
+        cost.ns += ns
         if grad is not None:
             torch.set_grad_enabled(caller_mode)
-        if timed:
-            hook.cost.add(perf_counter_ns() - began)
+        calling[thread] = outer
 
 
 def needed_arguments(hooks: Sequence[BoundHook]) -> list[str]:
@@ -161,37 +159,51 @@ def first_raised(raised: Exception | None, error: Exception | None) -> Exception
     return raised
 
 
-def _looped(
-    event: Event, hooks: Sequence[BoundHook], failures: FailureHandler, argument_costs: Mapping[str, Cost], timed: bool
+def _loop(
+    event: Event, hooks: Sequence[BoundHook], failures: FailureHandler, argument_costs: Mapping[str, Cost]
 ) -> Dispatch:
-    needed = needed_arguments(hooks)
+    """Return the function that fires an event: it reads the arguments, then calls one hook after another."""
+    needed = [(name, argument_costs[name]) for name in needed_arguments(hooks)]
+    # Hooks that name the same arguments in the same way get the same ones, put together once.
+    distinct: dict[Any, Listener] = {}
+    calls = []
+    for hook in hooks:
+        form = hook.listener.positional, *hook.listener.keywords.items()
+        distinct.setdefault(form, hook.listener)
+        metrics = [name for name in METRICS if name in hook.listener.wanted]
+        calls.append((hook, list(distinct).index(form), metrics))
+    listeners, restored = list(distinct.values()), [name for name, _ in needed if name in METRICS]
 
     def dispatch(args: Any) -> None:
-        values = {}
-        for name in needed:
-            began = perf_counter_ns()
+        # All arguments are read before the first hook is called: an exception in computing one is no hook's failure.
+        values, began = {}, perf_counter_ns()
+        for name, cost in needed:
             values[name] = getattr(args, name)
-            if timed:
-                argument_costs[name].add(perf_counter_ns() - began)
+            now = perf_counter_ns()
+            cost.add(now - began)
+            began = now
+        before = {name: dict(values[name]) for name in restored} if restored else {}
+        arguments = [listener.arguments(values) for listener in listeners]
+        # What must be raised is raised after the last hook: the others are called whatever one of them does.
         raised: Exception | None = None
         interrupted: BaseException | None = None
-        before = {name: dict(values[name]) for name in METRICS if name in values}
-        for hook in hooks:
+        for hook, index, metrics in calls:
+            positional, keywords = arguments[index]
             try:
-                invoke(event, hook, failures, args, *hook.listener.arguments(values), timed=timed)
+                invoke(event, hook, failures, args, positional, keywords)
             except Exception as error:
                 raised = first_raised(raised, error)
             except BaseException as error:
                 if not event.closing:
                     raise
-                interrupted = error  # Every hook is called at the end of the run, whatever the others do.
-            for name, copy in before.items():
+                interrupted = error  # Every hook is called at the end of the run, even after an interrupt.
+            for name in metrics:
                 try:
-                    changed = values[name] != copy
+                    changed = values[name] != before[name]
                 except Exception:  # Tensors and arrays of several elements have no single truth value.
                     changed = True
                 if changed:
-                    before[name] = failures.restore_metrics(event, hook, args, name, copy)
+                    before[name] = failures.restore_metrics(event, hook, args, name, before[name])
         if interrupted is not None:
             raise interrupted
         if raised is not None:
@@ -200,119 +212,78 @@ def _looped(
     return dispatch
 
 
-# ---- generated dispatch ----------------------------------------------------------------------------------------------
-
-
-@lru_cache(maxsize=512)
-def _factory(source: str) -> Callable[..., Dispatch]:
-    """Compile the source once per shape of listeners, whichever hooks they belong to."""
-    namespace: dict[str, Any] = {"clock": perf_counter_ns, "first_raised": first_raised}
-    exec(compile(source, "<hookline dispatch>", "exec"), namespace)
-    make: Callable[..., Dispatch] = namespace["make"]
-    return make
-
-
-def event_source(event: Event, hooks: Sequence[BoundHook], timed: bool = False) -> str:
-    """Return the source of the function that calls these listeners; ``explain(event, source=True)`` prints it.
-
-    It does what a loop over `invoke` does, with the calls written out: a tenth of the time per hook.
-    """
-    needed = needed_arguments(hooks)
-    lines = [f"def {event.name}(m):"]
-    for name in needed:
-        lines += _timed([f"{name} = m.{name}"], f"cost_{name}.add", timed)
-    metrics = [name for name in needed if name in METRICS]
-    lines += [f"    before_{name} = dict({name})" for name in metrics]
-    # What must be raised is raised after the last hook: the others are called whatever one of them does.
-    lines += ["    raised = None"]
-    for index, hook in enumerate(hooks):
-        lines += _call_lines(index, hook, metrics, timed)
-    lines += ["    if raised is not None:", "        raise raised"]
-    header = ["def make(event, hooks, calls, failures, costs):"]
-    header += ["    handle, reset_strikes = failures.handle, failures.reset_strikes"]
-    header += [f"    call{index}, hook{index} = calls[{index}], hooks[{index}]" for index in range(len(hooks))]
-    if timed:
-        header += [f"    cost{index} = hook{index}.cost" for index in range(len(hooks))]
-        header += [f"    cost_{name} = costs[{name!r}]" for name in needed]
-    return "\n".join([*header, *(f"    {line}" for line in lines), f"    return {event.name}"])
-
-
-def _call_lines(index: int, hook: BoundHook, metrics: Sequence[str], timed: bool) -> list[str]:
-    arguments = [*hook.listener.positional, *(f"{key}={name}" for key, name in hook.listener.keywords.items())]
-    lines = [
-        "try:",
-        f"    call{index}({', '.join(arguments)})",
-        "except Exception as error:",
-        f"    raised = first_raised(raised, handle(event, hook{index}, error, m))",
-    ]
-    if hook.recovering:
-        lines += ["else:", f"    reset_strikes(event, hook{index})"]
-    lines = _timed(lines, f"cost{index}.add", timed)
-    for name in (name for name in metrics if name in hook.listener.wanted):
-        lines += [
-            "    try:",
-            f"        changed = {name} != before_{name}",
-            "    except Exception:",
-            "        changed = True",
-            "    if changed:",
-            f"        before_{name} = failures.restore_metrics(event, hook{index}, m, {name!r}, before_{name})",
-        ]
-    return lines
-
-
-def _timed(lines: list[str], add: str, timed: bool) -> list[str]:
-    body = [f"    {line}" for line in lines]
-    return ["    began = clock()", *body, f"    {add}(clock() - began)"] if timed else body
-
-
 # ---- the callables of all events -------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class DueTable:
+    """What depends on which hooks are due, each part made when it is first asked for."""
+
+    dispatch: dict[str, Dispatch | None]
+    """The callables of the inner events."""
+    named: dict[str, frozenset[str]]
+    """The arguments that the hooks of events name."""
 
 
 class DispatchTable:
     """Fills the slots of events for the hooks that are due; everything is made again when the hooks change.
 
     An event in progress holds its callable, so that it finishes with the hooks it started with.
+
+    Args:
+        listeners: Returns the listeners of an event, given the scheduled hooks that are due.
+        failures: Applies the hooks' failure policies.
+        lock: Held while the hooks change.
+        rng_guard: Keeps hooks from drawing from training's random streams.
+        device_timer: Times hooks on an accelerator.
+        collectives: Refuses collectives in hooks that do not declare them.
     """
 
     def __init__(
         self,
         listeners: Callable[[Event, frozenset[str]], list[BoundHook]],
         failures: FailureHandler,
-        rng_guard: RngGuard,
         lock: threading.RLock,
+        rng_guard: RngGuard,
+        device_timer: DeviceTimer,
+        collectives: CollectiveGuard,
     ) -> None:
         self.slots = EventSlots()
         self.scheduler = Scheduler()
         self.listener_counts = dict.fromkeys(CATALOG, 0)
         """Listeners of each event, whether due and enabled or not."""
-        self.argument_costs: defaultdict[str, Cost] = defaultdict(Cost)
-        # Some values cost every step something, and are computed only if a listener may read them: at on_step_end the
-        # norm of gradients that are gone by then and the step's learning rate, anywhere metrics that hooks add to, and
-        # at the end of a batch the model's output.
-        self.norm_readers = self.lr_readers = self.metric_readers = 0
-        self.output_readers = dict.fromkeys(CATALOG, 0)
-        """Listeners of each event that read the model's output or the target."""
-        self.gradient_writers = 0
-        """User listeners between the update chain and zero_grad, which may clear or replace gradients."""
         self.optional_arguments = 0
         """Listeners that can do without some of their arguments."""
-        self._listeners, self._failures, self._rng_guard, self._lock = listeners, failures, rng_guard, lock
-        self._tables: dict[Decision, dict[str, Dispatch | None]] = {}
-        self.compilers: dict[str, Compiler] = {}
+        self.argument_costs: defaultdict[str, Cost] = defaultdict(Cost)
+        self.makers: dict[str, Maker] = {}
         """The parts that make the callable of an event themselves, by event."""
-        self._wrappers: list[Wrapper] = []
+        self._listeners, self._failures, self._lock = listeners, failures, lock
+        self._rng_guard, self._device_timer, self._collectives = rng_guard, device_timer, collectives
+        self._change_audit: ChangeAudit | None = None
+        self._tables: dict[Decision, DueTable] = {}
+        self._named: dict[str, frozenset[str]] = {}  # Of the present decision's table.
 
     def count(self, entry: Entry, by: int) -> None:
-        """Count the listeners of a hook that was added (1) or removed (-1), and what they may read or write."""
+        """Count the listeners of a hook that was added (1) or removed (-1)."""
         for event, listener in entry.listeners.items():
-            wanted, at_step_end = listener.wanted, event == "on_step_end"
             self.listener_counts[event] += by
             self.optional_arguments += by * bool(listener.optional)
-            self.norm_readers += by * (at_step_end and not LEADS_TO_NORM.isdisjoint(wanted))
-            self.lr_readers += by * (at_step_end and not LEADS_TO_LR.isdisjoint(wanted))
-            self.metric_readers += by * ("metrics" in wanted)
-            self.output_readers[event] += by * (not OUTPUT_AND_TARGET.isdisjoint(wanted))
-            self.gradient_writers += by * (not entry.built_in and event in BETWEEN_UPDATE_AND_CLEAR)
+
+    def named_at(self, event: str) -> frozenset[str]:
+        """Return the arguments that the hooks name which are due at an event, with several ranks on any of them.
+
+        Some values cost every step something, and are computed only if a hook is going to read them: the norm of
+        gradients that are gone when the step ends, its learning rate, the model's output. What the answer is about may
+        change with every hook that is called, so it is asked each time; that is one lookup.
+        """
+        named = self._named.get(event)
+        if named is None:
+            # Under the lock, so that no change comes between reading the listeners and storing the answer.
+            with self._lock:
+                row = CATALOG[event]
+                hooks = self._listeners(row, self.scheduler.decision.due_for(row))
+                named = self._named[event] = frozenset(needed_arguments(hooks))
+        return named
 
     def reset(self) -> None:
         """Forget all callables, because the hooks have changed; each event makes its own when it next fires."""
@@ -333,47 +304,53 @@ class DispatchTable:
         if table is None:
             if len(self._tables) >= MAX_TABLES:
                 self._tables.clear()  # With many schedules nearly every step has another set of due hooks.
-            table = self._tables[key] = {}
+            table = self._tables[key] = DueTable({}, {})
             for name in filter(self.listener_counts.get, INNER):
-                table[name] = partial(self._first_dispatch, table, name)
-        for name, dispatch in table.items():
+                table.dispatch[name] = partial(self._first_dispatch, table, name)
+        self._named = table.named
+        for name, dispatch in table.dispatch.items():
             setattr(self.slots, name, dispatch)
 
-    def _first_dispatch(self, table: dict[str, Dispatch | None] | None, name: str, *values: Any) -> Any:
+    def _first_dispatch(self, table: DueTable | None, name: str, *values: Any) -> Any:
         """Occupy a slot until the event first fires, then make the real callable and call it."""
         # Made as late as this, because registering a thousand hooks resets all slots a thousand times. Under the lock,
         # so that no change comes between reading the listeners and filling the slot.
         with self._lock:
             event, decision = CATALOG[name], self.scheduler.decision
-            hooks = self._rng_guard.wrap(event, self._listeners(event, decision.due_for(event)))
-            for wrap in self._wrappers:
-                hooks = wrap(event, hooks, decision.timed)
-            compiler = self.compilers.get(name)
-            dispatch = self.compile(event, hooks) if compiler is None else compiler(hooks, decision.timed)
+            hooks = self._wrap(event, self._listeners(event, decision.due_for(event)))
+            maker = self.makers.get(name)
+            dispatch = self.make_dispatch(event, hooks) if maker is None else maker(hooks)
             dispatch = self._rng_guard.around(event, hooks, dispatch)
             # A table of another decision, or from before a change, gets none of this: it was made for other hooks.
             if table is None or self._tables.get(decision) is table:
                 setattr(self.slots, name, dispatch)
                 if table is not None:
-                    table[name] = dispatch
+                    table.dispatch[name] = dispatch
         return dispatch(*values) if dispatch else None
 
-    def compile(self, event: Event, hooks: Sequence[BoundHook]) -> Dispatch | None:
-        """Make the callable of one event for given listeners, in order; None if there are none."""
-        if not hooks:
-            return None
-        timed = self.scheduler.decision.timed
-        if not event.inner or len(hooks) > GENERATED_UP_TO:
-            return _looped(event, hooks, self._failures, self.argument_costs, timed or not event.inner)
-        make = _factory(event_source(event, hooks, timed))
-        return make(event, hooks, [hook.listener.call for hook in hooks], self._failures, self.argument_costs)
+    def _wrap(self, event: Event, hooks: Sequence[BoundHook]) -> list[BoundHook]:
+        """Return an event's listeners as they are called; a wrapper returns those unchanged that it has no work for."""
+        # From the inside to the outside:
+        # 1. Random streams: what a hook draws is its own, what the wrappers around it do is not.
+        # 2. Time on the device: the audit's reads of tensors are not the hook's work.
+        # 3. Collectives: the mode that refuses them sees every operation, and would slow down the audit's.
+        # 4. Changes: it compares what the run is before and after everything else.
+        # One check of the random streams around the whole event is usually enough; it is outside of all of these.
+        wrapped = self._rng_guard.wrap(event, hooks)
+        wrapped = self._device_timer.wrap(event, wrapped)
+        wrapped = self._collectives.wrap(event, wrapped)
+        return wrapped if self._change_audit is None else self._change_audit.wrap(event, wrapped)
 
-    def compile_with(self, event: str, compiler: Compiler) -> None:
+    def make_dispatch(self, event: Event, hooks: Sequence[BoundHook]) -> Dispatch | None:
+        """Make the callable of one event for given listeners, in order; None if there are none."""
+        return _loop(event, hooks, self._failures, self.argument_costs) if hooks else None
+
+    def set_maker(self, event: str, maker: Maker) -> None:
         """Let another part make the callable of one event, as the update chain and the forward hooks do."""
-        self.compilers[event] = compiler
+        self.makers[event] = maker
         self.reset()
 
-    def add_wrapper(self, wrapper: Wrapper) -> None:
-        """Let another part wrap the listeners of events before they are compiled."""
-        self._wrappers.append(wrapper)
+    def audit_changes(self, audit: ChangeAudit) -> None:
+        """Note from now on what hooks write to."""
+        self._change_audit = audit
         self.reset()

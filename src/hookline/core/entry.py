@@ -77,9 +77,11 @@ class Entry:
     named: bool = False  # The name was chosen for this instance; one that is derived from its class may get a number.
     failures: FailureCount = field(default_factory=FailureCount)
     overruled: dict[str, int] = field(default_factory=dict)  # Reverted changes, by event.
-    inner_cost: Cost = field(default_factory=Cost)  # Inside the steps of a run, sampled: one in SAMPLE_EVERY.
-    outer_cost: Cost = field(default_factory=Cost)  # Elsewhere, always timed.
+    costs: dict[str, Cost] = field(init=False)  # By event.
     closed: bool = False
+
+    def __post_init__(self) -> None:
+        self.costs = {event: Cost() for event in self.listeners}
 
     @cached_property
     def kinds(self) -> list[str]:
@@ -88,9 +90,9 @@ class Entry:
         return [kind for kind in ("lifecycle", "forward", "update") if kind in kinds] or ["lifecycle"]
 
     @property
-    def only_runs_timed(self) -> bool:
-        """Whether it is the default transform, which is skipped except where it is timed; its time does not count."""
-        return self.origin == "default" and self.kinds == ["update"]
+    def inner_seconds(self) -> float:
+        """Its host time inside of steps."""
+        return sum(cost.ns for event, cost in self.costs.items() if CATALOG[event].inner) / 1e9
 
     @property
     def enabled_for_ranks(self) -> bool:
@@ -108,7 +110,7 @@ class Entry:
         if not self.enabled_for_ranks or event.name not in self.listeners:
             return False
         is_due = due is None or not event.inner or self.schedule.always or self.name in due
-        return is_due or event.name in getattr(self.hook, "always_hears", ())
+        return is_due or event.name in getattr(self.hook, "events_when_not_due", ())
 
     @property
     def intervenes(self) -> bool:
@@ -118,16 +120,16 @@ class Entry:
             declared = "on_update" in self.listeners or getattr(self.hook, "intervene", False)
         return bool(declared) or not isolates(self.hook)
 
-    def bind(self, event: Event, sampled: bool = True) -> BoundHook:
-        """Return its listener at an event, as dispatch takes it; `sampled` if only some inner events are timed."""
-        cost = self.inner_cost if event.inner and sampled else self.outer_cost
+    def bind(self, event: Event) -> BoundHook:
+        """Return its listener at an event, as dispatch takes it."""
         recovering = event.name in self.failures.in_a_row
-        return BoundHook(self.name, self.hook, self.listeners[event.name], cost, recovering, self.built_in)
+        listener, cost = self.listeners[event.name], self.costs[event.name]
+        return BoundHook(self.name, self.hook, listener, cost, recovering, self.built_in)
 
-    def bind_arguments(self, event: Event, sampled: bool = True) -> BoundHook:
+    def bind_arguments(self, event: Event) -> BoundHook:
         """Return a listener that only has the hook's arguments computed: on other ranks the hook itself is called."""
-        bound = self.bind(event, sampled)
-        return replace(bound, listener=replace(bound.listener, call=_do_nothing))
+        bound = self.bind(event)
+        return replace(bound, listener=replace(bound.listener, call=_do_nothing), cost=Cost())
 
     def replaces(self, other: Entry) -> bool:
         """Return whether it is the same hook registered again: the same object, or one that was defined again."""
@@ -403,9 +405,10 @@ def find_listeners(hook: Any) -> dict[str, Listener]:
             if event.name not in taken and _is_event_method(getattr(hook, name)):
                 listeners[event.name] = read_signature(getattr(hook, name), event, name, owner)
         taken |= set(here)
-    for name in names(getattr(hook, "always_hears", ()), "always_hears"):
+    for name in names(getattr(hook, "events_when_not_due", ()), "events_when_not_due"):
         if name not in listeners:
-            raise RegistrationError(f"{owner}.always_hears: it does not listen to {name!r}; {nearest(name, listeners)}")
+            problem = f"{owner}.events_when_not_due: it does not listen to {name!r}"
+            raise RegistrationError(f"{problem}; {nearest(name, listeners)}")
     return listeners
 
 

@@ -7,9 +7,10 @@ as KeyboardInterrupt, is not a hook's failure and ends the run; so does quitting
 from __future__ import annotations
 
 from bdb import BdbQuit
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Literal
 
 from hookline._console import logger
@@ -119,6 +120,8 @@ class FailureHandler:
         self.ranks = OneProcess()
         self.current_step: Callable[[], int] = lambda: 0
         """Returns the run's step, for failures outside of events."""
+        self.calling: dict[int, tuple[str, str] | None] = {}
+        """The hook that each thread is calling, by the thread's id, and the event or the method."""
 
     def subscribe(self, subscriber: Callable[[Incident], Any]) -> Callable[[], None]:
         """Call a function with every incident; returns a function that ends the subscription."""
@@ -227,10 +230,22 @@ class FailureHandler:
             self.report(Incident("disabled", entry.name, where, step, message), True)
         return None
 
+    @contextmanager
+    def call(self, hook: str, method: str) -> Iterator[None]:
+        """Run a block that calls a method of a hook which is no event, so that it is known who is being called."""
+        thread = get_ident()
+        outer = self.calling.get(thread)
+        self.calling[thread] = hook, method
+        try:
+            yield
+        finally:
+            self.calling[thread] = outer
+
     def state_of(self, entry: Entry, read: Callable[[], Any]) -> Any:
         """Return a state that a hook saves; if that fails, apply the hook's policy, and return None if handled."""
         try:
-            state = read()
+            with self.call(entry.name, "state_dict"):
+                state = read()
         except Exception as error:
             if self.apply_policy(entry, entry.name, "state_dict", error) is not None:
                 raise

@@ -5,14 +5,13 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any, ClassVar, Unpack
 
 from hookline._checks import names
@@ -20,7 +19,7 @@ from hookline._console import logger
 from hookline.core.catalog import CATALOG, SPELLINGS, Event, Events, find_event
 from hookline.core.collectives import CollectiveGuard
 from hookline.core.costs import DeviceTimer, cost_table
-from hookline.core.dispatch import MAX_TABLES, BoundHook, Dispatch, DispatchTable, event_source, needed_arguments
+from hookline.core.dispatch import MAX_TABLES, BoundHook, Dispatch, DispatchTable, needed_arguments
 from hookline.core.entry import (
     DerivedName,
     Entry,
@@ -82,34 +81,13 @@ class Handle(str):
 
 
 class HookObjects(tuple[Any, ...]):
-    """The hook objects of a registry at one moment; after a change the registry has another one."""
+    """The hook objects of a registry at one moment, and `append`; after a change the registry has another one."""
 
     registry: HookRegistry
 
     def append(self, hook: Any) -> None:
         """Register a hook."""
         self.registry.register(hook)
-
-    def extend(self, hooks: Iterable[Any]) -> None:
-        """Register several hooks."""
-        for hook in list(hooks):
-            self.registry.register(hook)
-
-    def remove(self, hook: Any) -> None:
-        """Remove a hook."""
-        for entry in self.registry.entries():
-            if entry.hook is hook:
-                self.registry.remove(entry.name)
-                return
-        raise ValueError(f"{hook!r} is not among the hooks")
-
-    def __iadd__(self, hooks: Iterable[Any]) -> HookObjects:  # type: ignore[misc]  # As a list does.
-        self.extend(hooks)
-        return self.registry.hooks
-
-    def __getattr__(self, name: str) -> Any:
-        remedy = "append, extend and remove are; for a place in the order, register with before=… or after=…"
-        raise AttributeError(f"{name!r} is not an operation of a registry's hooks; {remedy}")
 
 
 class HookRegistry(Events):
@@ -125,7 +103,7 @@ class HookRegistry(Events):
     def __init__(self, config: Any = None, *, allow: Iterable[str] = (), from_file: bool = False) -> None:
         self._hooks = HookObjects()
         self.audits_every_call = False
-        """Whether writes to parameters are looked for at every call of a hook, not only on timed batches."""
+        """Whether everything that a hook may write to is compared at every call of it, not only at some."""
         self._entries: dict[str, Entry] = {}
         self._order: dict[str, list[Position]] = {}  # By kind; resolved on first use, forgotten at every change.
         self._registered = 0
@@ -137,14 +115,14 @@ class HookRegistry(Events):
         self._lock = threading.RLock()
         self.failures = FailureHandler(self._entries, self._changed, partial(self._switch, enabled=False, failed=True))
         self.rng_guard = RngGuard(self.failures.report, self._changed)
-        self.dispatch_table = DispatchTable(self.listeners, self.failures, self.rng_guard, self._lock)
-        self.slots, self.scheduler = self.dispatch_table.slots, self.dispatch_table.scheduler
         self.device_timer = DeviceTimer()
-        self.dispatch_table.add_wrapper(self.device_timer.wrap)
+        self.collectives = CollectiveGuard(self)
+        self.dispatch_table = DispatchTable(
+            self.listeners, self.failures, self._lock, self.rng_guard, self.device_timer, self.collectives
+        )
+        self.slots, self.scheduler = self.dispatch_table.slots, self.dispatch_table.scheduler
         self.ranks = OneProcess()
         """The processes of the run that fires the events: a trainer's, or those of a user's own loop."""
-        self.collectives = CollectiveGuard(self)
-        self.dispatch_table.add_wrapper(self.collectives.wrap)
         self.update_chain: Any = None
         """Runs the update hooks: a trainer's chain, or one that is made when the first gradients are passed by hand."""
         self._manual_clock = ManualClock()
@@ -177,7 +155,9 @@ class HookRegistry(Events):
         for entry in self.entries():
             if not any(entry.hook is hook for hook in wanted):
                 self._remove_entry(entry)
-        self.hooks.extend(hook for hook in wanted if not any(hook is one for one in self._hooks))
+        for hook in wanted:
+            if not any(hook is present for present in self._hooks):
+                self.register(hook)
 
     # ---- registering -------------------------------------------------------------------------------------------
 
@@ -403,13 +383,10 @@ class HookRegistry(Events):
         entries = dict(self._entries)
         return HookList(entries[position.name].record() for position in in_order(entries.values(), tiers=True))
 
-    def explain(self, event: str, source: bool = False) -> str:
-        """Say which hooks listen to an event, in which order and why; with `source`, print the code that calls them."""
+    def explain(self, event: str) -> str:
+        """Say which hooks listen to an event, in which order and why."""
         row = find_event(event)
-        lines = [*explanation(row, self._positions(row.kind), dict(self._entries))]
-        if source and (hooks := self.listeners(row, due=None)):
-            lines.append(event_source(row, hooks))
-        return "\n".join(lines)
+        return "\n".join(explanation(row, self._positions(row.kind), dict(self._entries)))
 
     def entries(self, kind: str | None = None) -> list[Entry]:
         """Return what is stored about each hook, in registration order; only of one kind if given."""
@@ -451,7 +428,8 @@ class HookRegistry(Events):
         for entry in closed:
             entry.closed = False
             try:
-                entry.set_up(self)
+                with self.failures.call(entry.name, "setup"):
+                    entry.set_up(self)
             except Exception as error:
                 if self.failures.apply_policy(entry, entry.name, "setup", error) is not None:
                     raise
@@ -481,7 +459,8 @@ class HookRegistry(Events):
         if callable(close) and not entry.closed:
             entry.closed = True
             try:
-                close()
+                with self.failures.call(entry.name, "close"):
+                    close()
             except Exception as error:
                 if self.failures.apply_policy(entry, entry.name, "close", error) is None:
                     return
@@ -519,7 +498,8 @@ class HookRegistry(Events):
         for name in [name for name in states if name in self._entries]:
             entry = self._entries[name]
             try:
-                entry.load_state(states[name])
+                with self.failures.call(name, "load_state_dict"):
+                    entry.load_state(states[name])
             except Exception as error:
                 raise_if_quit(error, f"hook {name!r}, load_state_dict")
                 raise HooklineError(
@@ -567,13 +547,12 @@ class HookRegistry(Events):
         """Return the listeners of an event in order, given the scheduled hooks that are due; None means all are."""
         with self._lock:
             ordered = (self._entries[position.name] for position in self._positions(event.kind))
-            sampled, called = self.scheduler.decision.sampled, (one for one in ordered if one.is_called(event, due))
             # An argument may be a collective, which needs all ranks: those on which a hook is not called, too.
             shares_arguments = self.ranks.world_size > 1 and event.kind == "lifecycle"
             return [
-                entry.bind(event, sampled) if entry.is_on(self.ranks) else entry.bind_arguments(event, sampled)
-                for entry in called
-                if shares_arguments or entry.is_on(self.ranks)
+                entry.bind(event) if entry.is_on(self.ranks) else entry.bind_arguments(event)
+                for entry in ordered
+                if entry.is_called(event, due) and (shares_arguments or entry.is_on(self.ranks))
             ]
 
     def _positions(self, kind: str) -> list[Position]:
@@ -584,44 +563,30 @@ class HookRegistry(Events):
             return self._order[kind]
 
     def calling_hook(self) -> str | None:
-        """Return the hook that the current call came from, found on the stack: the record says who changed the run."""
-        found = self.hook_on_stack(sys._getframe(1))
-        return None if found is None else found[0]
+        """Return the hook that this thread is calling, from which the current call came; None if it calls none.
 
-    def hook_on_stack(self, frame: FrameType | None) -> tuple[str, str] | None:
-        """Return the innermost hook on a stack and its method that is called, given the stack's innermost frame."""
-        # Walking the stack takes microseconds, but a run's control is rarely used; marking every call of every hook
-        # instead would cost each of them.
-        owners = {id(entry.hook): entry.name for entry in self.entries()}
-        codes = {getattr(entry.hook, "__code__", None): entry.name for entry in self.entries()}
-        found: tuple[str, str] | None = None
-        while frame is not None:
-            code = frame.f_code
-            name = codes.get(code)
-            # Reading `f_locals` makes a copy that keeps a frame's variables alive until its function returns.
-            if name is None and ("self" in code.co_varnames or "self" in code.co_freevars):
-                name = owners.get(id(frame.f_locals.get("self")))
-            if found is not None and found[0] != name:
-                break  # the frames of dispatch begin here
-            if name is not None:
-                found = name, code.co_name
-            frame = frame.f_back
-        if found is not None and (entry := self._entries.get(found[0])) and len(entry.listeners) == 1:
-            return entry.name, next(iter(entry.listeners))  # a function has any name
-        return found
+        A thread that a hook starts is not the hook's: what it asks of the run names the hook itself, with `by`.
+        """
+        hook = self.hook_in(threading.get_ident())
+        return None if hook is None else hook[0]
+
+    def hook_in(self, thread: int) -> tuple[str, str] | None:
+        """Return the hook that a thread is calling, and its event or method; None if it calls none."""
+        hook = self.failures.calling.get(thread)
+        return hook if hook is not None and hook[0] in self._entries else None
 
     def begin_batch(self, clock: Clock) -> None:
-        """Begin another micro-batch; costs a decrement unless a schedule must be evaluated or time is sampled."""
+        """Begin another micro-batch; costs a decrement unless a schedule must be evaluated."""
         if self.scheduler.countdown > 0:
             self.scheduler.countdown -= 1
         else:
             self.decide_due_hooks(clock)
 
-    def decide_due_hooks(self, clock: Clock, sampled: bool = True) -> None:
-        """Decide which scheduled hooks are called at the events of this micro-batch; `sampled` as in `decide`."""
+    def decide_due_hooks(self, clock: Clock, counts_down: bool = True) -> None:
+        """Decide which scheduled hooks are called at the events of this micro-batch; `counts_down` as in `decide`."""
         with self._lock:  # A change in another thread would otherwise be lost.
             before = self.scheduler.decision
-            self.scheduler.decide(clock, self._entries.values(), sampled)
+            self.scheduler.decide(clock, self._entries.values(), counts_down)
             if self.scheduler.decision != before:
                 self.dispatch_table.install()
 
@@ -641,17 +606,17 @@ class HookRegistry(Events):
         if not dispatch:
             return
         event_args = ManualArgs(event, named, partial(self.listeners, event, self.scheduler.decision.due_for(event)))
-        may_lack = self.dispatch_table.optional_arguments and event.name not in self.dispatch_table.compilers
+        may_lack = self.dispatch_table.optional_arguments and event.name not in self.dispatch_table.makers
         if may_lack or event.name == "on_forward":  # The callable for modules takes other values.
             dispatch = self._dispatch_without_missing(event, frozenset(vars(event_args)))
         if dispatch:
             dispatch(event_args)
 
     def _begin_manual_batch(self) -> None:
-        """Decide which hooks are due in a user's own loop; all their calls are timed, because it may be short."""
+        """Decide which hooks are due in a user's own loop."""
         # Its steps need not be consecutive, so that schedules cannot be counted down.
-        if self.scheduler.groups is None or self.scheduler.groups or self.scheduler.decision.sampled:
-            self.decide_due_hooks(self._manual_clock.now, sampled=False)
+        if self.scheduler.groups is None or self.scheduler.groups:
+            self.decide_due_hooks(self._manual_clock.now, counts_down=False)
 
     def on_update(self, *args: Any, **values: Any) -> Any:
         """Run the update hooks over gradients by parameter name, and return those that the optimizer is to use.
@@ -676,9 +641,8 @@ class HookRegistry(Events):
 
     def _dispatch_without_missing(self, event: Event, passed: frozenset[str]) -> Dispatch | None:
         """Return the callable for a call that passed only these values: hooks keep their defaults for the rest."""
-        decision, known = self.scheduler.decision, self._manual_dispatch
-        due = decision.due_for(event)
-        key = event.name, passed, due, decision.timed
+        due, known = self.scheduler.decision.due_for(event), self._manual_dispatch
+        key = event.name, passed, due
         dispatch = known.get(key)
         if dispatch is None:
             hooks = self.listeners(event, due)
@@ -686,23 +650,22 @@ class HookRegistry(Events):
             reduced = [replace(hook, listener=hook.listener.without(missing)) for hook in hooks]
             if len(known) >= MAX_TABLES:
                 known.clear()  # With many schedules nearly every step has another set of due hooks.
-            dispatch = known[key] = self.dispatch_table.compile(event, reduced)
+            dispatch = known[key] = self.dispatch_table.make_dispatch(event, reduced)
         return dispatch
 
     # ---- costs -------------------------------------------------------------------------------------------------
 
     def inner_seconds(self) -> dict[str, float]:
-        """Return the host time of every hook inside steps, scaled up from its samples."""
-        entries = [entry for entry in self.entries() if not entry.only_runs_timed]
-        return {entry.name: entry.inner_cost.ns / 1e9 * self.scheduler.scale(entry.name) for entry in entries}
+        """Return the host time of every hook inside steps."""
+        return {entry.name: entry.inner_seconds for entry in self.entries()}
 
     def costs(self, *, wait: bool = True) -> list[dict[str, Any]]:
-        """Return the time by hook and by argument, most expensive first; inner events are scaled up from samples.
+        """Return calls and host time by hook and by argument, most expensive first; every call is timed.
 
-        The time on an accelerator is included; this waits for it unless `wait` is False.
+        The time on an accelerator is estimated from some of the calls; this waits for it unless `wait` is False.
         """
         self.device_timer.collect(wait=wait)
-        return cost_table(self.entries(), self.dispatch_table.argument_costs, self.scheduler.scale)
+        return cost_table(self.entries(), self.dispatch_table.argument_costs)
 
 
 def _not_here(entry: Entry, kind: type, why: str) -> RegistrationError:
@@ -756,7 +719,8 @@ class HookRunner(HookRegistry):
             super().__init__(hooks, allow=allow)
         else:
             super().__init__()
-            self.hooks.extend(hooks)
+            for hook in hooks:
+                self.register(hook)
 
     def _check_forward_hook(self, entry: Entry) -> None:
         raise _not_here(entry, type(self), "is called when modules of the model run")

@@ -120,12 +120,12 @@ class ManualChain(UpdateChain):
                 self._stand_ins[name] = torch.nn.Parameter(data, requires_grad=False)
         return dict(self._stand_ins)
 
-    def compile(self, bound: list[BoundHook], timed: bool) -> Dispatch | None:
+    def make_dispatch(self, bound: list[BoundHook]) -> Dispatch | None:
         """Return the callable; hooks keep their defaults for what the call does not pass."""
         # The chain itself provides the gradients and the hook's state.
         has = self._passed | {"grads", "own_state"}
         hooks = [replace(one, listener=one.listener.without(set(one.listener.wanted) - has)) for one in bound]
-        return super().compile(hooks, timed)
+        return super().make_dispatch(hooks)
 
     def _check(self, entry: Entry) -> None:
         if self.registry.update_chain is self:  # A trainer may have taken over the registry.

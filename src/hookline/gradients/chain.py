@@ -49,18 +49,17 @@ class UpdateChain:
         registry.add_registration_check(self._check)
         registry.on_change(self._drop_removed)
         registry.update_chain = self
-        registry.dispatch_table.compile_with("on_update", self.compile)
+        registry.dispatch_table.set_maker("on_update", self.make_dispatch)
 
     @property
     def params(self) -> Parameters:
         """The trained parameters by name."""
         return self._params()
 
-    def compile(self, bound: list[BoundHook], timed: bool) -> Dispatch | None:
+    def make_dispatch(self, bound: list[BoundHook]) -> Dispatch | None:
         """Return the callable that runs these hooks; None if there is nothing to run."""
-        measures_cost = timed and not self.registry.scheduler.decision.due
-        if not bound or (not measures_cost and all(map(_passes_through, bound))):
-            return None  # the default hook alone has nothing to do, and is only called to measure its cost
+        if all(map(_passes_through, bound)):
+            return None  # the default hook alone has nothing to do
         everything = self._params()
         items = []
         for one in bound:
@@ -80,7 +79,7 @@ class UpdateChain:
                         args.clipped(Gradients(everything, self.cache).norm(), True)
                     if reporter is not None:
                         self._report_norm(reporter, item, "before", args)
-                    proceed = self._run(item, args, timed)
+                    proceed = self._run(item, args)
                     if reporter is not None:
                         self._report_norm(reporter, item, "after", args)
                     if not proceed:
@@ -90,10 +89,10 @@ class UpdateChain:
 
         return on_update
 
-    def _run(self, item: ChainItem, args: Any, timed: bool) -> bool:
+    def _run(self, item: ChainItem, args: Any) -> bool:
         """Run one hook under its failure policy; return whether the step proceeds."""
         failures, read = self.registry.failures, item.read if item.named else None
-        if invoke(ON_UPDATE, item.bound, failures, args, read=read, call=item.run, timed=timed) is FAILED:
+        if invoke(ON_UPDATE, item.bound, failures, args, read=read, call=item.run) is FAILED:
             if item.half_written is None:
                 return True
             skip = getattr(argument_if_any(args, "trainer", None), "skip_step", None)

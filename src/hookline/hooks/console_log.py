@@ -59,7 +59,7 @@ class ConsoleLogHook(TrainingHook):
     ranks = "zero"
     runs_last = True  # its table at the end includes what the other hooks cost at the end
     # The live view is drawn when it is time for that, and the wait for the next batch starts where these end.
-    always_hears = ("on_train_batch_end", "on_step_end")
+    events_when_not_due = ("on_train_batch_end", "on_step_end")
 
     every_aliases = ("log_every_n_batches",)
 
@@ -258,7 +258,7 @@ def print_costs(rows: list[dict[str, Any]], seconds: float, out: TextIO | None) 
         from rich.console import Console
         from rich.table import Table
 
-        table = Table(title="What each hook cost (host time, estimated)", title_justify="left")
+        table = Table(title="What each hook cost (host time)", title_justify="left")
         columns = ["hook", "kind", "seconds", "of the run"]
         columns += ["on the device"] if any("device_seconds" in row for row in rows) else []
         for column in columns:
@@ -266,7 +266,6 @@ def print_costs(rows: list[dict[str, Any]], seconds: float, out: TextIO | None) 
         shown = [row for row in rows if row["kind"] != "argument" or row["seconds"] >= SHORTEST_READ]
         for row in shown:
             share = share_of_run(row["seconds"], seconds)
-            time = ["-", "too short to tell"] if share is None else [f"{row['seconds']:.3f}", f"{share:.1%}"]
-            cells = [row["hook"], row["kind"], *time]
+            cells = [row["hook"], row["kind"], f"{row['seconds']:.3f}", f"{share:.1%}"]
             table.add_row(*[*cells, f"{row.get('device_seconds', 0.0):.3f}"][: len(columns)])
         Console(file=cast(TextIO, RunOutput(out)), highlight=False, markup=False).print(table)

@@ -93,7 +93,7 @@ class GradientMonitor(NamedHook):
     saves = ("troubled",)
     # Trouble is reported as soon as the values arrive, not at the next step that is due. Without a device they have
     # arrived at the end of the step.
-    always_hears = ("on_step_end",) if torch.version.cuda or torch.version.hip else ()
+    events_when_not_due = ("on_step_end",) if torch.version.cuda or torch.version.hip else ()
 
     def __init__(
         self,

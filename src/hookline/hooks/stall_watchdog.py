@@ -32,7 +32,7 @@ class StallWatchdog(NamedHook):
 
     built_in = True
     name = "stall_watchdog"
-    hears_sanity_check = True
+    runs_in_sanity_check = True
 
     def __init__(self, seconds: float = 300.0) -> None:
         self.seconds = float(_checks.number(seconds, "seconds", at_least=0.01, at_most=LONGEST))

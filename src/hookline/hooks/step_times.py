@@ -173,7 +173,7 @@ class StepTimes:
             values["forward_backward_seconds"] = interval.forward_backward / interval.backwards * per_step
         if interval.optimizer_steps:
             values["optimizer_seconds"] = interval.optimizer / interval.optimizer_steps
-        # Scaled up from samples, so that a later estimate may be lower than an earlier one.
+        # A hook that was removed takes its time with it.
         values["hooks_seconds"] = max(hooks - interval.hooks, 0.0) / steps
         return Report(step, values, steps)
 

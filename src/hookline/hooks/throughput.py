@@ -51,7 +51,7 @@ class ThroughputMonitor(TrainingHook):
     name = "throughput"
     every_aliases = ("log_every_n_steps",)
     # The wait for the next batch starts where these end, whether the hook is due or not.
-    always_hears = ("on_train_batch_end", "on_step_end")
+    events_when_not_due = ("on_train_batch_end", "on_step_end")
 
     def __init__(
         self,

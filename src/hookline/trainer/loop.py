@@ -28,7 +28,7 @@ from hookline.trainer.data.rank_checks import check_all_read, check_first_batch,
 from hookline.trainer.epoch_stats import EpochStats, detached_copy
 from hookline.trainer.event_args import weighted_mean
 from hookline.trainer.metrics import RankMean
-from hookline.trainer.outputs import OutputReader, find_target
+from hookline.trainer.outputs import OUTPUT_AND_TARGET, OutputReader, find_target
 from hookline.trainer.parameters import group_sizes, unowned_parameters
 from hookline.trainer.step_fn import LOSS_SOURCES, count_tokens, loss_and_metrics
 from hookline.trainer.window import Window
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 FLUSH_STEPS, FLUSH_SECONDS = 47, 2.0  # a prime: it seldom falls on the steps at which hooks are due
 _NONE_SKIPPED: tuple[torch.optim.Optimizer, ...] = ()
+LEADS_TO_NORM, LEADS_TO_LR = {"grad_norm", "ctx"}, {"lr", "ctx"}  # event arguments
 
 
 def steps_of_run(trainer: Trainer, run: AbstractContextManager[SignalHandler]) -> Generator[Tensor, None, None]:
@@ -94,7 +95,7 @@ def micro_batches(loop: Loop, epoch: list[Iterable[Any]]) -> Generator[Tensor, N
         args.batch = batch
         if loop.counts_tuples or type(batch) is not tuple:
             progress.tokens_seen += trainer.count_tokens(batch)
-        if scheduler.countdown > 0:  # until a schedule or a sample is due
+        if scheduler.countdown > 0:  # until a schedule may be due
             scheduler.countdown -= 1
         else:
             loop.hooks.decide_due_hooks(progress)
@@ -102,7 +103,8 @@ def micro_batches(loop: Loop, epoch: list[Iterable[Any]]) -> Generator[Tensor, N
             handler(args)
 
         # ---- forward and backward
-        reads_output = measures or table.output_readers["on_train_batch_end"]
+        named = table.named_at("on_train_batch_end")
+        reads_output = measures or not OUTPUT_AND_TARGET.isdisjoint(named)
         # The model's forward hooks fire in here.
         result = loop.compute_and_read(batch) if reads_output else trainer.compute(batch)
         loss = result if loop.bare_loss and type(result) is Tensor else loop.find_loss(result)
@@ -122,8 +124,9 @@ def micro_batches(loop: Loop, epoch: list[Iterable[Any]]) -> Generator[Tensor, N
             if window.weight:
                 recent.append(detached)
             if handler := slots.on_train_batch_end:
+                named = table.named_at("on_train_batch_end")
                 handler(args)
-                if table.metric_readers:
+                if "metrics" in named:
                     loop.log_added_metrics()
             if reads_output:
                 args.release_output()
@@ -141,7 +144,8 @@ def micro_batches(loop: Loop, epoch: list[Iterable[Any]]) -> Generator[Tensor, N
             agreement.decide_skip()
         if handler := slots.on_update:
             loop.update(handler)
-        if table.norm_readers and slots.on_step_end:
+        reads_norm = not LEADS_TO_NORM.isdisjoint(table.named_at("on_step_end"))
+        if reads_norm:
             clear_and_keep = loop.keep_gradients()
         for optimizer in optimizers:
             if several:
@@ -155,12 +159,12 @@ def micro_batches(loop: Loop, epoch: list[Iterable[Any]]) -> Generator[Tensor, N
                 continue
             progress.steps_done, loop.stepped = step, optimizer  # from here on the weights are those of this step
             if handler := slots.on_after_optimizer_step:
-                if more_to_do or table.lr_readers:
+                if more_to_do or not LEADS_TO_LR.isdisjoint(table.named_at("on_step_end")):
                     loop.note_rate()
                 handler(args)
         if more_to_do or skipped:
             loop.after_optimizers(skipped)
-        elif table.lr_readers:
+        elif not LEADS_TO_LR.isdisjoint(table.named_at("on_step_end")):
             loop.note_rate()
         if clear_and_keep:
             args.take_gradients()
@@ -173,8 +177,9 @@ def micro_batches(loop: Loop, epoch: list[Iterable[Any]]) -> Generator[Tensor, N
         if plain or window.weight:
             recent.append(detached)
         if handler := slots.on_train_batch_end:
+            named = table.named_at("on_train_batch_end")
             handler(args)
-            if table.metric_readers:
+            if "metrics" in named:
                 loop.log_added_metrics()
         if reads_output:
             args.release_output()
@@ -193,8 +198,9 @@ def micro_batches(loop: Loop, epoch: list[Iterable[Any]]) -> Generator[Tensor, N
         if args.step_metrics or not plain:
             loop.log_step_metrics()
         if handler := slots.on_step_end:
+            reads_norm |= not LEADS_TO_NORM.isdisjoint(table.named_at("on_step_end"))
             handler(args)
-            if table.norm_readers:
+            if reads_norm:
                 args.release_gradients()
         if step >= loop.next_boundary or now >= loop.flush_by:
             loop.boundary()
@@ -406,7 +412,8 @@ class Loop:
         with self._outputs.attached(trainer.called_model):
             result = trainer.compute(batch)
         output = self._outputs.take(result)
-        if self.table.output_readers["on_train_batch_end"]:  # its memory is then in use during the backward pass
+        named = self.table.named_at("on_train_batch_end")
+        if not OUTPUT_AND_TARGET.isdisjoint(named):  # its memory is then in use during the backward pass
             self.args.set_output(output, find_target(result, batch))
         if not trainer.training_metrics:
             return result
@@ -461,7 +468,9 @@ class Loop:
             Whether the gradients are to be kept when they are cleared, and not now.
         """
         self.find_new_parameters()
-        if self._plain_zero_grad and not self.table.gradient_writers:
+        slots = self.slots
+        between = slots.on_before_optimizer_step or slots.on_after_optimizer_step or slots.on_step_skipped
+        if self._plain_zero_grad and not between:
             return True
         self.args.norm_of_step()
         return False

@@ -10,6 +10,8 @@ import torch
 
 UNKNOWN: Final = object()
 """Stands for an output or a target that nothing tells."""
+OUTPUT_AND_TARGET = {"model_output", "target"}
+"""Event arguments for which the model's output is kept."""
 
 
 class OutputReader:

@@ -559,7 +559,7 @@ def _watched(trainer: Trainer) -> WatchedRun:
             print_line(closing_line(trainer, "failed", reason))
 
     last_calls = fire_on_exception, close_record
-    return WatchedRun(position, hooks.hook_on_stack, last_calls)
+    return WatchedRun(position, hooks.hook_in, last_calls)
 
 
 # ---- what is recorded and printed ------------------------------------------------------------------------------------

@@ -114,7 +114,7 @@ class Trainer:
         self.progress.ranks = self.ranks
         self.chain = UpdateChain(self.hooks, lambda: self.params, self.model)
         self.change_audit = ChangeAudit(self, lambda: self.lr_changes, lambda: self._reruns)
-        self.hooks.dispatch_table.add_wrapper(self.change_audit.wrap)
+        self.hooks.dispatch_table.audit_changes(self.change_audit)
         self.hooks.set_ranks(self.ranks)
         self.hooks.failures.current_step = lambda: self.progress.step
         self.hooks.failures.debug = self.hooks.failures.debug or self.options.debug

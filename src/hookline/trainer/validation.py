@@ -20,7 +20,7 @@ from hookline.trainer.data.loaders import raise_no_batches, why_empty
 from hookline.trainer.data.sampler import ResumableSampler
 from hookline.trainer.event_args import single_numbers
 from hookline.trainer.metrics import ValidationMetrics, merge_metrics
-from hookline.trainer.outputs import OutputReader, find_target
+from hookline.trainer.outputs import OUTPUT_AND_TARGET, OutputReader, find_target
 from hookline.trainer.rng import preserve_rng
 from hookline.trainer.step_fn import as_python_number, loss_and_metrics
 
@@ -96,7 +96,7 @@ def sanity_check(trainer: Trainer, loaders: Mapping[str, Iterable[Any]], batches
     """Try a few validation batches before the first step: better to fail now than after an epoch.
 
     An iterator is left alone: it can be read only once, and the first validation would miss what was tried. Only hooks
-    with the attribute `hears_sanity_check` get the events; they look after the run rather than at metrics.
+    with the attribute `runs_in_sanity_check` get the events; they look after the run rather than at metrics.
 
     Returns:
         The metrics, None if not every loader was tried.
@@ -108,8 +108,9 @@ def sanity_check(trainer: Trainer, loaders: Mapping[str, Iterable[Any]], batches
     slots, order = EventSlots(), preserve_parts(trainer.train_loaders, loaders, (torch.Generator, ResumableSampler))
     with eval_batches(trainer, "validation"), order, hooks.silenced():
         for event in map(find_event, SANITY_EVENTS):
-            bound = [one for one in hooks.listeners(event, due=None) if getattr(one.owner, "hears_sanity_check", False)]
-            setattr(slots, event.name, hooks.dispatch_table.compile(event, bound))
+            listeners = hooks.listeners(event, due=None)
+            bound = [hook for hook in listeners if getattr(hook.owner, "runs_in_sanity_check", False)]
+            setattr(slots, event.name, hooks.dispatch_table.make_dispatch(event, bound))
         if handler := slots.on_validation_start:
             handler(args)
         metrics = _measure(trainer, readable, batches, slots)
@@ -123,7 +124,8 @@ def _measure(
     args, averages, tokens, ranks = trainer.event_args, SampleAverages(), 0, trainer.ranks
     user = ValidationMetrics(trainer.validation_metrics, loaders, trainer.device, nested=len(args.validating) > 1)
     compute, reader = trainer.eval_compute(), OutputReader()
-    reads = bool(trainer.validation_metrics) or trainer.hooks.dispatch_table.output_readers["on_validation_batch_end"]
+    named = trainer.hooks.dispatch_table.named_at("on_validation_batch_end")
+    reads = bool(trainer.validation_metrics) or not OUTPUT_AND_TARGET.isdisjoint(named)
     with reader.attached(trainer.called_eval_model) if reads else nullcontext():
         for loader_index, (name, loader) in enumerate(loaders.items()):
             # Not one batch more than the limit is read: an iterator would lose it.
