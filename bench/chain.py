@@ -35,7 +35,7 @@ NOTES = [
     "Ratio: median over the rounds of (time / that of two reads and one write) in the same round.",
     "Host alone: until the last call returned; the device may still be busy.",
     "Device alone: one step whose launches were all queued before the device began. Its ratio is that of the medians.",
-    "Identity: the default hook alone, which a trainer calls only at the one step in 17 whose hooks are timed.",
+    "Identity: the default hook alone, which is not called.",
     "By hand: the same five things in a loop over the parameters, with torch operations and without waits.",
     "On CUDA a turn is some steps between two synchronisations.",
 ]
@@ -95,7 +95,7 @@ class Run:
         return self.clock.steps
 
     def update(self) -> None:
-        """Do what the training loop does with the chain at each step; one in 17 is timed by the registry."""
+        """Do what the training loop does with the chain at each step."""
         self.clock.steps += 1
         self.clock.batches += 1
         self.registry.begin_batch(self.clock)

@@ -3,7 +3,7 @@
 import gc
 from collections.abc import Callable
 from statistics import median
-from time import perf_counter_ns
+from time import thread_time_ns
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,9 @@ TITLE = "Cost of firing an event, warm"
 COLUMNS = ("event", "µs per firing", "µs per hook", "goal")
 NOTES = [
     "Median of the rounds; each round fires one event many times in a tight loop, less the empty loop.",
-    "Failure isolation is on; one round in 17 is timed by the registry, as in a run.",
+    "Time of the processor, because a round is longer than a time slice, and another program would count.",
+    "Failure isolation is on, and every call is timed, as in a run.",
+    "The goal per hook follows from at most 45 µs a step for ten hooks at four events, where caches are cold.",
     "Guarded: torch's, Python's and NumPy's random streams are compared before and after the event.",
 ]
 FIRINGS = 2000
@@ -84,9 +86,9 @@ def empty(count: int) -> None:
 
 def seconds(loop: Callable[[int], None]) -> float:
     """One round, per firing."""
-    began = perf_counter_ns()
+    began = thread_time_ns()
     loop(FIRINGS)
-    return (perf_counter_ns() - began) / FIRINGS / 1e9
+    return (thread_time_ns() - began) / FIRINGS / 1e9
 
 
 def measure(rounds: int, only: list[str]) -> Table:
@@ -122,4 +124,4 @@ def row(name: str, micros: float) -> tuple[Any, ...]:
     """One line of the table."""
     per_hook = f"{micros / 10:.3f}" if name.startswith("10 ") else ""
     goals = {"the guard alone": "≤ 1.5", "empty HookRunner, manually": "one branch"}
-    return name, f"{micros:.3f}", per_hook, goals.get(name, "≤ 0.2 per hook" if per_hook else "≤ 0.1")
+    return name, f"{micros:.3f}", per_hook, goals.get(name, "≤ 1.0 per hook" if per_hook else "≤ 0.1")

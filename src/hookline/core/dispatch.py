@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial, wraps
 from threading import get_ident
 from time import perf_counter_ns
@@ -69,6 +69,10 @@ class BoundHook:
     cost: Cost
     recovering: bool = False  # It failed the last time, so that a success resets its strikes.
     built_in: bool = False
+    place: tuple[str, str] = field(init=False)  # The hook and the event, as reports name them.
+
+    def __post_init__(self) -> None:
+        self.place = self.hook, self.listener.event.name
 
     def with_call(self, call: Callable[..., Any]) -> BoundHook:
         """Return the same hook with a wrapper that is called instead of its listener's function."""
@@ -118,7 +122,7 @@ def invoke(
     """
     calling, thread = failures.calling, get_ident()
     outer = calling.get(thread)  # The hook that caused this event, for example by starting a validation.
-    calling[thread] = hook.hook, event.name
+    calling[thread] = hook.place
     if grad is not None:
         caller_mode = torch.is_grad_enabled()
         if caller_mode and not grad:

@@ -50,8 +50,10 @@ class Listener:
 
     def arguments(self, values: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """Return what the hook is called with, by position and by keyword."""
-        keywords = {parameter: values[name] for parameter, name in self.keywords.items()}
-        return [values[name] for name in self.positional], keywords
+        positional = [values[name] for name in self.positional]
+        if not self.keywords:  # As with most hooks.
+            return positional, {}
+        return positional, {parameter: values[name] for parameter, name in self.keywords.items()}
 
 
 def read_signature(call: Callable[..., Any], event: Event, spelling: str, owner: str) -> Listener:
