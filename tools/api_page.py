@@ -14,7 +14,7 @@ import hookline
 
 LONGEST = 110  # characters of a signature on one line
 GROUPS = {  # title -> the folders whose public names it lists; the last group takes the others
-    "Training": ("build", "trainer", "core.run_control"),
+    "Training": ("build", "trainer", "run.control"),
     "Writing and registering hooks": ("core", "registry", "events", "activations"),
     "Built-in hooks": ("hooks", "gradients"),
     "Configs": ("config",),

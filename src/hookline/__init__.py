@@ -18,7 +18,7 @@ _NAMES = {  # By module.
     "core.plugins": "register_data register_hook register_loss register_metric register_model register_optimizer "
     "register_scheduler register_trainer",
     "core.registry": "HookRegistry HookRunner",
-    "core.run_control": "RunControl",
+    "run.control": "RunControl",
     "core.sampling": "Sample",
     "core.schedule": "Schedule",
     "errors": "HooklineError StopTraining",

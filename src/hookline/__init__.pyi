@@ -26,7 +26,6 @@ from hookline.core.plugins import register_scheduler as register_scheduler
 from hookline.core.plugins import register_trainer as register_trainer
 from hookline.core.registry import HookRegistry as HookRegistry
 from hookline.core.registry import HookRunner as HookRunner
-from hookline.core.run_control import RunControl as RunControl
 from hookline.core.sampling import Sample as Sample
 from hookline.core.schedule import Schedule as Schedule
 from hookline.errors import HooklineError as HooklineError
@@ -67,6 +66,7 @@ from hookline.record.reader import read_layers as read_layers
 from hookline.record.reader import read_metrics as read_metrics
 from hookline.record.tables import LoadedRun as LoadedRun
 from hookline.record.tables import load_run as load_run
+from hookline.run.control import RunControl as RunControl
 from hookline.trainer.data.sampler import ResumableSampler as ResumableSampler
 from hookline.trainer.trainer import BaseTrainer as BaseTrainer
 from hookline.trainer.trainer import Trainer as Trainer

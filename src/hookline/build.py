@@ -18,6 +18,7 @@ from hookline.core.plugins import TRAINERS as TRAINER_NAMES
 from hookline.core.registry import HookRegistry
 from hookline.errors import ConfigError, HooklineError, TrainingError, nearest, with_article
 from hookline.ranks import find_ranks
+from hookline.run.rng import seed_everything
 from hookline.trainer.accelerate import (
     PRECISIONS,
     check_launcher,
@@ -32,7 +33,6 @@ from hookline.trainer.data.loaders import Loaders, epoch_length, make_train_load
 from hookline.trainer.engine import find_device
 from hookline.trainer.options import OPTIONS_PAGE, TrainerKeywords, TrainerOptions, show_keywords
 from hookline.trainer.parallel import make_engine, shard, start_processes
-from hookline.trainer.rng import seed_everything
 from hookline.trainer.step_fn import StepFunction
 from hookline.trainer.trainer import Components, Trainer
 
@@ -485,8 +485,7 @@ def check_model(model: Any) -> None:
 
 
 def attach(trainer: Trainer, manager: HookManager) -> None:
-    """Connect the finished trainer with its hooks."""
-    manager.watch_for_trainer(trainer.model, trainer.event_args)
+    """Add the hooks that options ask for to those of the finished trainer."""
     add_clipping(manager, trainer.options)
 
 

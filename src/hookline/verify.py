@@ -12,11 +12,11 @@ import torch
 from hookline._tensors import iter_tensors
 from hookline.core.base import TrainingHook
 from hookline.core.failures import Incident, hook_notes
-from hookline.core.run_control import RunControl
 from hookline.errors import ConfigError, error_text
 from hookline.hooks.webhook import posting_suspended
 from hookline.record.redaction import redact_text
-from hookline.trainer.rng import rng_state
+from hookline.run.control import RunControl
+from hookline.run.rng import rng_state
 from hookline.trainer.trainer import Trainer
 
 FORWARD = "the forward pass"

@@ -78,7 +78,7 @@ def advance(run: Iterator[None], batches: int) -> None:
 def memory_after(trainer: Trainer, run: Iterator[Any], batches: int) -> int:
     """Return Python's memory after that many more batches, when everything has been written."""
     advance(run, batches)
-    trainer.loop.flush()
+    trainer.step_log.flush()
     gc.collect()
     return tracemalloc.get_traced_memory()[0]
 

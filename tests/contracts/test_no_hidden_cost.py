@@ -77,7 +77,7 @@ def loss_elsewhere(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 @pytest.fixture(autouse=True)
 def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """No write to the record falls into a slow test."""
-    monkeypatch.setattr("hookline.trainer.loop.FLUSH_SECONDS", math.inf)
+    monkeypatch.setattr("hookline.run.step_log.FLUSH_SECONDS", math.inf)
 
 
 def make_trainer(steps: int = 21, **options: Any) -> Trainer:
@@ -91,7 +91,7 @@ def make_trainer(steps: int = 21, **options: Any) -> Trainer:
 
 def reads_of(trainer: Trainer, monkeypatch: pytest.MonkeyPatch, batches: int = 20) -> int:
     """Return the host reads of `batches` micro-batches, including the first, without the run's start and end."""
-    monkeypatch.setattr("hookline.trainer.loop.FLUSH_SECONDS", math.inf)  # a write by the clock reads what is logged
+    monkeypatch.setattr("hookline.run.step_log.FLUSH_SECONDS", math.inf)  # a write by the clock reads what is logged
     run = trainer.stepper()
     with monkeypatch.context(), counting(monkeypatch) as reads:
         for _ in range(batches):

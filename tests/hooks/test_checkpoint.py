@@ -460,7 +460,7 @@ def test_checkpoints_are_saved_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer.add_hook(CheckpointHook(save_every_n_epochs=None, save_every="10 s"))
     now = [0.0]
     trainer.on("train_batch_start", name="time")(lambda batch_idx: now.__setitem__(0, 6.0 * (batch_idx + 1)))
-    monkeypatch.setattr("hookline.trainer.run_state.monotonic", lambda: now[0])
+    monkeypatch.setattr("hookline.run.progress.monotonic", lambda: now[0])
     trainer.train()
     assert saved(trainer) == ["step-00000003"]
 

@@ -15,7 +15,7 @@ from torch import distributed
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hookline.ranks
-import hookline.trainer.loop
+import hookline.trainer.agreement
 from hookline.ranks import OneProcess
 from hookline.trainer import run_state
 
@@ -108,7 +108,8 @@ def count_among(rank: int, world_size: int) -> dict[str, Any]:
     distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
     ranks = EqualRanks(world_size)
     hookline.ranks._found = distributed.group.WORLD, ranks  # type: ignore[assignment]
-    hookline.trainer.loop.check_first_batch = lambda ranks, batches, loaders: batches  # equal ranks have equal batches
+    # Equal ranks have equal batches.
+    hookline.trainer.agreement.check_first_batch = lambda ranks, batches, loaders: batches
     model = make_model()
     for module in (*(one for one in model if isinstance(one, torch.nn.Linear)), model):
         fully_shard(module)  # on the mesh of the default group: the helpers' mesh is one of gloo

@@ -16,8 +16,8 @@ from rank_runs import make_batches, make_trainer, whole_weights
 
 from hookline import NanForensics, TrainingHook, UpdateHook, rank_watch, read_metrics
 from hookline.record import read_events
+from hookline.run.epoch_stats import EpochStats
 from hookline.trainer import agreement
-from hookline.trainer.epoch_stats import EpochStats
 
 
 class Witness(TrainingHook):

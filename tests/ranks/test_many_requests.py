@@ -6,8 +6,9 @@ from typing import Any
 
 from thread_ranks import ThreadRanks, run_on_threads
 
-from hookline.trainer.agreement import Agreement
-from hookline.trainer.run_state import Progress, RunStatus, Stop
+from hookline.run.progress import Progress
+from hookline.run.status import RunStatus, Stop
+from hookline.trainer.agreement import RankAgreement
 
 RANKS, SCHEDULES, STEPS = 8, 1000, 6
 
@@ -30,16 +31,16 @@ class Hooks:
 def make_run(ranks: ThreadRanks) -> Any:
     """Return as much of a trainer as an agreement uses."""
     run = SimpleNamespace(ranks=ranks, hooks=Hooks(), progress=Progress(), run_status=RunStatus(), saved=[], noted=[])
-    run.checkpointer = SimpleNamespace(request=run.saved.append)
+    run.save_at_boundary = run.saved.append
     run.note = lambda kind, **fields: run.noted.append(kind)
     run.end_on_signal = lambda name, rank: run.run_status.stops.append(Stop(name, "signal", rank))
-    run.loop = SimpleNamespace(count_once=int, write_unrecorded=lambda: None)
+    run.engine, run.step_log = SimpleNamespace(averages=True), SimpleNamespace(write_rows=lambda: None)
     run.record = SimpleNamespace(prepare=lambda: 1, exchange=lambda names_agree: None)
-    run.agreement = Agreement(run)
+    run.agreement = RankAgreement(run)
     return run
 
 
-def request(agreement: Agreement, kind: str, rank: int) -> None:
+def request(agreement: RankAgreement, kind: str, rank: int) -> None:
     """Request something on one rank."""
     if kind == "stop":
         agreement.request_stop(Stop(f"of {rank}", None, rank))

@@ -10,7 +10,7 @@ from read_batches import make_reader
 
 from hookline import SimpleTrainer
 from hookline.checkpoints import read_checkpoint, write_checkpoint
-from hookline.trainer.epoch_stats import EpochStats
+from hookline.run.epoch_stats import EpochStats
 
 
 def returns(model: Any, batch: dict[str, Any]) -> dict[str, Any]:

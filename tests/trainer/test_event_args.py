@@ -286,7 +286,7 @@ def test_metrics_survive_a_validation_in_the_same_event() -> None:
 def test_the_clock_starts_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time between making a trainer and training is not the run's; earlier attempts are."""
     now = [100.0]
-    monkeypatch.setattr("hookline.trainer.run_state.monotonic", lambda: now[0])
+    monkeypatch.setattr("hookline.run.progress.monotonic", lambda: now[0])
     progress = make_trainer().progress
     now[0] = 500.0
     progress.begin_run(None)
@@ -355,7 +355,7 @@ def test_losses_that_cannot_be_read_after_an_error() -> None:
     def broken() -> float:
         raise RuntimeError("the device is gone")
 
-    trainer.loop.stats.mean_loss = broken  # type: ignore[method-assign]
+    trainer.stats.mean_loss = broken  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="the device is gone"):
         trainer.refresh_state()
     trainer.run_status.close(failed=True)

@@ -20,8 +20,8 @@ from torch.utils.data import (
 from hookline import get_trainer
 from hookline.checkpoints import read_checkpoint
 from hookline.errors import CheckpointError, ConfigError, TrainingError
+from hookline.run.rng import rng_state
 from hookline.trainer.data.epoch_batches import SequentialBatches
-from hookline.trainer.rng import rng_state
 
 
 @pytest.mark.parametrize(

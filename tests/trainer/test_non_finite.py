@@ -94,7 +94,8 @@ def test_slow_steps_on_a_device_are_announced_by_the_clock(
         return torch.nn.functional.mse_loss(model(batch[0]), batch[1]).as_subclass(Elsewhere)
 
     trainer, seen = make_trainer(6, batches=40, step_fn=step_fn, accumulate=accumulate), {}
-    monkeypatch.setattr("hookline.trainer.loop.time", lambda: float(trainer.step))
+    for module in ("step", "step_log"):
+        monkeypatch.setattr(f"hookline.run.{module}.time", lambda: float(trainer.step))
     trainer.on("train_batch_start", name="looks")(lambda step: seen.setdefault(step, warnings_of(caplog)))
     trainer.train()
     bad = 6 // accumulate

@@ -205,7 +205,7 @@ def test_the_comparison_can_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """Without the restored random streams the curve is another one."""
     whole = make_trainer(shuffling(), tmp_path / "whole")
     whole.train()
-    monkeypatch.setattr("hookline.trainer.checkpointing.restore_rng", lambda state: None)
+    monkeypatch.setattr("hookline.trainer.sections.restore_rng", lambda state: None)
     assert fingerprint(stopped(shuffling, tmp_path / "parts", [3])) != fingerprint(whole)
 
 
@@ -259,7 +259,7 @@ def test_elapsed_seconds_continue_after_a_resume(
 ) -> None:
     """Those of earlier attempts count for schedules and in the record; the time between two attempts does not."""
     now, due = [0.0], list[int]()
-    monkeypatch.setattr("hookline.trainer.run_state.monotonic", lambda: now[0])
+    monkeypatch.setattr("hookline.run.progress.monotonic", lambda: now[0])
 
     def make() -> SimpleTrainer:
         now[0] += 1000.0

@@ -1,7 +1,6 @@
 """At the end of a step hooks get the rate it used and the batches in it, and no memory is held for nothing."""
 
 from typing import Any
-from weakref import ref
 
 import pytest
 import torch
@@ -57,66 +56,6 @@ def test_the_rate_of_a_step_is_the_one_it_was_made_with(accumulate: int) -> None
     trainer.on("step_end", name="told")(lambda lr, ctx: told.append(lr if lr == ctx.lr else -1.0))
     trainer.train()
     assert told == used == [0.1, 0.05, 0.025, 0.0125]
-
-
-def test_gradients_kept_for_a_hook_that_was_removed_are_released() -> None:
-    """It was removed within the step, and no other hook listens to the step's end."""
-    trainer = make_trainer(6, max_steps=6)
-    kept: list[ref[torch.Tensor]] = []
-    held: list[int] = []
-    reader = trainer.on("step_end", name="reader")
-    reader(lambda grad_norm: None)
-
-    @trainer.on("after_optimizer_step", at=6, name="remove")
-    def remove(trainer: Trainer) -> None:
-        trainer.hooks.remove("reader")
-        kept.extend(ref(parameter.grad) for parameter in trainer.model.parameters() if parameter.grad is not None)
-
-    trainer.on("train_batch_end", at=6, name="before")(lambda: held.append(sum(one() is not None for one in kept)))
-    trainer.on("epoch_end", name="after")(lambda: held.append(sum(one() is not None for one in kept)))
-    trainer.train()
-    assert held == [2, 0]
-
-
-class CountedParameter(torch.nn.Parameter):
-    """A parameter that counts how often its gradient is read."""
-
-    reads = 0
-
-    @property
-    def grad(self) -> torch.Tensor | None:
-        CountedParameter.reads += 1
-        return super().grad
-
-    @grad.setter
-    def grad(self, value: torch.Tensor | None) -> None:
-        torch.Tensor.grad.__set__(self, value)  # type: ignore[attr-defined]
-
-
-def gradient_reads(function: Any = None) -> int:
-    """Train a few steps, with the function as a hook of on_step_end, and count the reads of gradients."""
-    trainer = make_trainer(5)
-    for name in ("weight", "bias"):
-        setattr(trainer.model, name, CountedParameter(getattr(trainer.model, name).detach()))
-    trainer.optimizers[0].param_groups[0]["params"][:] = trainer.model.parameters()
-    trainer.find_parameters()
-    if function is not None:
-        trainer.on("step_end", name="hook")(function)
-    CountedParameter.reads = 0
-    trainer.train()
-    return CountedParameter.reads
-
-
-def test_naming_ctx_costs_no_walk_over_the_gradients() -> None:
-    """Collecting 600 gradients takes 40 µs a step, so only a hook that reads the norm may cause it."""
-    norms: list[float] = []
-    plain = gradient_reads()
-    assert gradient_reads(lambda ctx: None) == plain
-    assert gradient_reads(lambda ctx: ctx.step) == plain
-    assert gradient_reads(lambda ctx: norms.append(ctx.grad_norm)) == plain
-    assert plain > 0
-    assert len(norms) == 5
-    assert all(norm > 0 for norm in norms)
 
 
 def test_the_norm_is_right_if_a_hook_clears_the_gradients_early() -> None:

@@ -6,7 +6,7 @@ import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -20,8 +20,10 @@ from hookline.activations.cow_views import copy_on_write
 from hookline.activations.forward_hooks import BuiltInForwardHook, ForwardDispatcher, Observe
 from hookline.activations.hooked_modules import HookedModule
 from hookline.core.entry import HookKeywords
-from hookline.core.run_control import RunControl
 from hookline.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from hookline.run.control import RunControl
 
 PARTS = ("input", "output")
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -25,9 +25,11 @@ from hookline._tensors import inside_transform, is_dense, iter_tensors, measurab
 from hookline.activations.fire_report import format_table
 from hookline.activations.forward_hooks import BuiltInForwardHook
 from hookline.core.entry import Entry, HookKeywords
-from hookline.core.run_control import RunControl
 from hookline.errors import ConfigError, StopTraining, nearest
 from hookline.stats.rows import STATISTICS, summarize
+
+if TYPE_CHECKING:
+    from hookline.run.control import RunControl
 
 COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge, "<=": operator.le, "==": operator.eq, "!=": operator.ne, ">": operator.gt, "<": operator.lt,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -14,11 +14,13 @@ from hookline._console import logger
 from hookline._names import plain_parameters
 from hookline.activations.fire_report import format_table
 from hookline.core.base import TrainingHook
-from hookline.core.run_control import RunControl
 from hookline.core.schedule import Schedule
 from hookline.errors import HooklineError
 from hookline.stats.cache import cached_norms
 from hookline.stats.distributed import LocalTensors
+
+if TYPE_CHECKING:
+    from hookline.run.control import RunControl
 
 Verdict = Literal["ok", "vanishing", "exploding", "non-finite", "never arrived", "frozen"]
 # The verdicts that mean trouble, in the order and with the words in which they are reported.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -24,11 +24,14 @@ from hookline.activations.series import (
     column_means,
 )
 from hookline.core.entry import HookKeywords
-from hookline.core.run_control import RunControl, SharedPart
+from hookline.core.shared_part import SharedPart
 from hookline.errors import ConfigError, HooklineError, nearest
 from hookline.stats.columns import STATISTICS
 from hookline.stats.distributed import is_copy as is_copy_of_shard
 from hookline.stats.histograms import Histograms
+
+if TYPE_CHECKING:
+    from hookline.run.control import RunControl
 
 COSTS = ("time", "memory")
 METRICS = (*STATISTICS, *COSTS, "histogram", "dead_units")

@@ -12,7 +12,7 @@ from torch import Tensor
 from hookline import _checks
 from hookline._device import cached_table
 from hookline._host_copy import HostCopy
-from hookline.core.run_control import SharedPart, Sizes
+from hookline.core.shared_part import SharedPart, Sizes
 from hookline.errors import HooklineError, nearest
 from hookline.stats.cache import summarize_cached
 from hookline.stats.collector import HostQueue, StepCollector, StepRows

@@ -22,7 +22,7 @@ def run(options: argparse.Namespace) -> int:
         if not found[0].is_dir():
             raise HooklineError(f"{found[0]} is not a directory; give a checkpoint's, runs/<run_id>/checkpoints/step-…")
     else:
-        from hookline.trainer.checkpointing import checkpoints_of
+        from hookline.checkpoints.find import checkpoints_of
 
         found = list_checkpoints(checkpoints_of(Path(options.run)))
         if not found:

@@ -22,7 +22,7 @@ def run(options: argparse.Namespace) -> int:
     report, _, _ = read_crash(options.crash)
     trainer = rebuild(report, options)
     if options.weights:
-        from hookline.trainer.checkpointing import load_weights
+        from hookline.trainer.sections import load_weights
 
         load_weights(trainer.model, options.weights)
     replay = replay_crash(options.crash, trainer, weights_loaded=bool(options.weights))

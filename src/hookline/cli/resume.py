@@ -20,7 +20,7 @@ CONFIG = "config.yaml"
 
 def run(options: argparse.Namespace) -> int:
     """Rebuild the run from its recorded config, and continue from its newest good checkpoint."""
-    from hookline.trainer.checkpointing import run_directory
+    from hookline.checkpoints.find import run_directory
 
     path = Path(options.run)
     run_dir = run_directory(path)

@@ -18,7 +18,8 @@ from hookline.cli.find_run import RUNS
 from hookline.cli.formatting import duration_text, open_console, paragraph, print_json, table
 from hookline.errors import HooklineError, nearest
 from hookline.record.json_lines import mappings_in
-from hookline.record.runs import KILLED, OUTCOMES, RUNNING, RunFiles, list_runs
+from hookline.record.outcome import Outcome
+from hookline.record.runs import KILLED, RUNNING, RunFiles, list_runs
 from hookline.report.direction import better
 
 # The columns from the most to the least important: those that do not fit the terminal are left out.
@@ -61,8 +62,8 @@ def run(options: argparse.Namespace) -> int:
 def _check_outcome(given: str | None) -> str | None:
     """Return an outcome as run.json has it; it may be given as `show` prints it, too, with a hyphen."""
     outcome = None if given is None else given.replace("-", "_")
-    if outcome not in (None, RUNNING, KILLED, *OUTCOMES):
-        raise HooklineError(f"--outcome {given}: {nearest(outcome, (RUNNING, KILLED, *OUTCOMES))}")
+    if outcome not in (None, RUNNING, KILLED, *Outcome):
+        raise HooklineError(f"--outcome {given}: {nearest(str(outcome), (RUNNING, KILLED, *Outcome))}")
     return outcome
 
 

@@ -23,7 +23,7 @@ from hookline.core.catalog import Event
 
 if TYPE_CHECKING:
     from hookline.core.dispatch import BoundHook
-    from hookline.core.run_control import RunControl
+    from hookline.run.control import RunControl
 
 # A StepContext also leads to the model and the optimizer, but its hooks are too many and rarely write.
 LEADS_TO_THE_RUN = {"trainer", "optimizer", "model", "state", "batch"}

@@ -16,7 +16,7 @@ from hookline.core.failures import Incident
 if TYPE_CHECKING:
     from hookline.core.dispatch import BoundHook
     from hookline.core.entry import Entry
-    from hookline.core.run_control import RunControl
+    from hookline.run.control import RunControl
 
 
 @dataclass(slots=True)

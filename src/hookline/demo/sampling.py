@@ -11,11 +11,11 @@ from torch import nn
 from hookline._console import print_line
 from hookline.core.base import TrainingHook
 from hookline.errors import HooklineError
-from hookline.trainer.validation import eval_mode
+from hookline.run.control import eval_mode
 
 if TYPE_CHECKING:
-    from hookline.core.run_control import RunControl
     from hookline.demo.stdlib_text import Vocabulary
+    from hookline.run.control import RunControl
 
 
 class SampleText(TrainingHook):

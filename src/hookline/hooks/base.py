@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from hookline._console import logger
 from hookline.core.base import TrainingHook
-from hookline.core.run_control import RunControl
 from hookline.core.schedule import Quantity, Schedule
 from hookline.errors import ConfigError
+from hookline.run.control import RunControl
 
 if TYPE_CHECKING:
     from hookline.core.registry import HookRegistry

@@ -22,12 +22,12 @@ from hookline.checkpoints.retention import (
     wanted_names,
 )
 from hookline.core.entry import HookKeywords
-from hookline.core.run_control import RunControl
 from hookline.core.schedule import Quantity, Schedule
 from hookline.errors import CheckpointError, ConfigError, nearest
 from hookline.hooks.base import period
 from hookline.hooks.monitored import MODES, Measurement, MetricHook, is_step_metric, is_training_metric, metric_key
 from hookline.ranks import OneProcess
+from hookline.run.control import RunControl
 
 if TYPE_CHECKING:
     from hookline.core.registry import HookRegistry

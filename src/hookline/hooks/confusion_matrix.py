@@ -10,9 +10,10 @@ from torch import Tensor
 
 from hookline import _checks
 from hookline._predictions import IGNORE_INDEX, align_classes, find_predictions, predicted_classes
-from hookline.core.run_control import RunControl, Sizes
+from hookline.core.shared_part import Sizes
 from hookline.errors import ConfigError, TrainingError
 from hookline.hooks.base import NamedHook
+from hookline.run.control import RunControl
 
 MOST_CLASSES = 99  # with the targets in the first column, a table of at most 10,000 cells
 

@@ -17,11 +17,11 @@ from hookline._terminal import can_redraw
 from hookline.core.base import TrainingHook
 from hookline.core.costs import share_of_run
 from hookline.core.entry import HookKeywords
-from hookline.core.run_control import RunControl
 from hookline.core.schedule import Schedule
 from hookline.hooks.base import counts_for_run, period
 from hookline.hooks.progress_text import duration, of_total, rate
 from hookline.hooks.step_times import Report, StepTimes
+from hookline.run.control import RunControl
 
 if TYPE_CHECKING:
     from hookline.hooks.live_view import LiveView

@@ -7,10 +7,10 @@ from typing import Any
 from hookline import _checks
 from hookline._console import print_line
 from hookline.activations.debug import at_terminal, describe_tensors
-from hookline.core.run_control import RunControl
 from hookline.hooks.nan_forensics.diagnosis import Diagnosis, name_batch_tensors
 from hookline.hooks.nan_forensics.dump import RecordedBatch
 from hookline.hooks.nan_forensics.hook import NanForensics
+from hookline.run.control import RunControl
 
 
 class DebugHook(NanForensics):

@@ -14,11 +14,11 @@ from hookline._console import print_line
 from hookline._names import load_plain_state_dict, plain_state_dict
 from hookline.checkpoints.frozen import fingerprint
 from hookline.checkpoints.shards import copy_to_host, like
-from hookline.core.run_control import RunControl
 from hookline.core.schedule import Quantity, Schedule
 from hookline.errors import ConfigError
 from hookline.hooks.base import counts_for_run, period
 from hookline.hooks.monitored import MODES, Measurement, MetricHook, is_better, is_training_metric
+from hookline.run.control import RunControl
 
 
 class EarlyStopping(MetricHook):

@@ -14,9 +14,9 @@ from hookline import _checks
 from hookline._names import fit_names, plain_buffers, plain_parameters
 from hookline.checkpoints import read_checkpoint
 from hookline.checkpoints.shards import like
-from hookline.core.run_control import RunControl
 from hookline.errors import CheckpointError, nearest
 from hookline.hooks.base import NamedHook
+from hookline.run.control import RunControl
 
 if TYPE_CHECKING:
     from hookline.core.registry import HookRegistry

@@ -8,11 +8,11 @@ from typing import Any
 
 from hookline import _checks
 from hookline.core.entry import HookKeywords
-from hookline.core.run_control import RunControl
 from hookline.core.schedule import Schedule
 from hookline.hooks.base import NamedHook, period
 from hookline.record.json_lines import JsonLines
 from hookline.record.redaction import redact
+from hookline.run.control import RunControl
 
 
 class JSONLogKeywords(HookKeywords, total=False):

@@ -10,11 +10,11 @@ from typing import Any
 from hookline import _device
 from hookline._console import print_line
 from hookline._terminal import Region, is_notebook, open_region
-from hookline.core.run_control import RunControl
 from hookline.hooks.live_layout import Layout, Part
 from hookline.hooks.monitored import MetricHook
 from hookline.hooks.progress_text import duration, number, of_total, rate
 from hookline.hooks.step_times import Report
+from hookline.run.control import RunControl
 
 TERMINAL_SECONDS, NOTEBOOK_SECONDS = 0.25, 0.5  # between two drawings
 NOTEBOOK_COLUMNS = 101

@@ -9,9 +9,9 @@ from statistics import median
 from typing import Any
 
 from hookline import _checks
-from hookline.core.run_control import RunControl
 from hookline.errors import ConfigError
 from hookline.hooks.base import NamedHook
+from hookline.run.control import RunControl
 
 # Scales the median distance from the median to the standard deviation of a normal distribution.
 MAD_TO_STD = 1.4826

@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 from hookline import _checks
 from hookline.core.base import TrainingHook
-from hookline.core.run_control import RunControl
 from hookline.core.schedule import Schedule
 from hookline.errors import ConfigError
 from hookline.hooks.base import period
+from hookline.run.control import RunControl
 
 
 class LearningRateMonitor(TrainingHook):

@@ -11,10 +11,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from hookline.core.run_control import RunControl
 from hookline.core.schedule import Schedule
 from hookline.errors import MetricMissing, nearest
 from hookline.hooks.base import NamedHook, counts_for_run
+from hookline.run.control import RunControl
 
 MODES = ("min", "max")
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from hookline import _checks
 from hookline.core.failures import Incident
-from hookline.core.run_control import RunControl
 from hookline.core.schedule import Quantity, Schedule
 from hookline.errors import ConfigError, RegistrationError, got, nearest
 from hookline.hooks.base import NamedHook, counts_for_run
 from hookline.hooks.monitored import MODES, floats, is_better, metric_key
 from hookline.hooks.webhook import Outbox, Webhook
 from hookline.record.redaction import add_secret_url, redact_text
+from hookline.run.control import RunControl
 
 if TYPE_CHECKING:
     from hookline.core.registry import HookRegistry

@@ -13,10 +13,10 @@ import torch
 from torch import profiler
 
 from hookline import _checks
-from hookline.core.run_control import RunControl
 from hookline.core.schedule import Quantity, Schedule
 from hookline.errors import ConfigError
 from hookline.hooks.base import NamedHook
+from hookline.run.control import RunControl
 
 
 class Profiler(NamedHook):

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from hookline import _checks
 from hookline._predictions import IGNORE_INDEX, align_classes, find_predictions
-from hookline.core.run_control import RunControl
 from hookline.hooks.base import NamedHook
+from hookline.run.control import RunControl
 
 COLUMNS = ("sample", "target", "prediction", "probability")
 LONGEST = 200  # positions of a sequence that are shown

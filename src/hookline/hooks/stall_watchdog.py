@@ -9,8 +9,8 @@ from time import monotonic
 from typing import Any
 
 from hookline import _checks
-from hookline.core.run_control import RunControl
 from hookline.hooks.base import NamedHook
+from hookline.run.control import RunControl
 
 CHECKS = 20  # how often the thread checks within the time after which a step counts as stalled
 LONGEST = 30 * 24 * 3600.0  # seconds; a lock cannot wait much longer

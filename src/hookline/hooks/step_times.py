@@ -7,7 +7,7 @@ from time import perf_counter
 from typing import Any
 
 from hookline._tensors import count_samples
-from hookline.core.run_control import RunControl
+from hookline.run.control import RunControl
 
 
 @dataclass(slots=True)

@@ -6,9 +6,9 @@ from typing import Any
 
 from hookline import _checks, _device
 from hookline.core.base import TrainingHook
-from hookline.core.run_control import RunControl
 from hookline.hooks.base import period
 from hookline.hooks.step_times import Report, StepTimes
+from hookline.run.control import RunControl
 
 MEGABYTE = 2**20
 REDUCTIONS = {

@@ -19,7 +19,7 @@ import torch
 
 from hookline._console import logger
 from hookline._fs import explain, refuse_link
-from hookline.core.run_control import SharedPart
+from hookline.core.shared_part import SharedPart
 from hookline.errors import RecordError, nearest
 from hookline.record import strict_json
 from hookline.record.json_lines import NOT_METRICS
@@ -27,10 +27,11 @@ from hookline.record.labels import Labels, read_labels, redact_labels
 from hookline.record.layers import LayerRow, LayerStep
 from hookline.record.media import MediaRow, PendingMedia, make_image, make_table, media_name
 from hookline.record.metrics import Entry, MetricBatch, snapshot
+from hookline.record.outcome import Outcome
 from hookline.record.packing import SeriesHeader
 from hookline.record.provenance import UNKNOWN_GIT_STATE, config_hash, new_run_id
 from hookline.record.redaction import SecretValues, find_secrets, redact, redact_name, redact_text
-from hookline.record.runs import FORMAT, OUTCOMES, utc_now
+from hookline.record.runs import FORMAT, utc_now
 from hookline.record.sinks import AddedSinks, FileStorage, MemoryStorage, RankStorage, Sink, SinkHandle
 
 # What Hookline writes into a run's directory: files, then directories.
@@ -423,8 +424,8 @@ class Record:
         Raises:
             RecordError: If the outcome is not one of these; never for a failing disk or device.
         """
-        if outcome not in OUTCOMES:
-            raise RecordError(f"{outcome!r} is not an outcome of a run; {nearest(outcome, OUTCOMES)}")
+        if outcome not in list(Outcome):
+            raise RecordError(f"{outcome!r} is not an outcome of a run; {nearest(outcome, list(Outcome))}")
         if self._closed:
             return
         self._closed = True  # before anything can fail, so that a close after an error in this one does nothing
@@ -436,7 +437,7 @@ class Record:
         try:
             self.flush(wait=wait)
         finally:  # Ctrl-C in a sink leaves a whole record, too
-            end = {"outcome": outcome, "reason": redact(reason), "closed": utc_now()}
+            end = {"outcome": str(outcome), "reason": redact(reason), "closed": utc_now()}
             self.run.update(end, hooks=redact(hooks), costs=redact(costs), counters=redact(counters), lost=self.lost)
             if self.run.get("attempts"):  # a resumed run replaces the run's outcome, and the attempt keeps its own
                 self.run["attempts"][-1].update(end)

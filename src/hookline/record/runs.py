@@ -24,7 +24,6 @@ from hookline.record.lock import has_owner
 
 RUN = "run.json"
 FORMAT = 1  # of a run's directory; a reader refuses a newer one
-OUTCOMES = ("completed", "stopped", "non_finite", "interrupted", "failed")
 RUNNING, KILLED = "running", "killed"  # instead of an outcome
 _LARGEST = 64 << 20  # bytes of a run.json
 _TAIL = 64 << 10  # bytes: hundreds of rows of metrics

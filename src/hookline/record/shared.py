@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hookline.core.run_control import SharedPart, Sizes
+from hookline.core.shared_part import SharedPart, Sizes
 from hookline.ranks import OneProcess, all_equal, fingerprint
 from hookline.record.metrics import REDUCTIONS, Entry, MetricBatch, metric_rows
 from hookline.record.record import Record

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline.core.run_control import Sizes
+from hookline.core.shared_part import Sizes
 from hookline.stats.collector import SentRows, StepRows
 from hookline.stats.columns import ABSMAX, L2, MAX, MEAN, MIN, STATISTICS, STD
 from hookline.stats.histograms import BINS, USUAL_TOP, move_windows

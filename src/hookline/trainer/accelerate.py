@@ -18,12 +18,12 @@ from torch.utils.data import DataLoader
 from hookline import _device
 from hookline.errors import ConfigError, TrainingError
 from hookline.ranks import leave_ranks, own_rank
+from hookline.run.rng import preserve_rng, seed_everything
 from hookline.trainer.data.loader_state import has_state
 from hookline.trainer.data.loaders import Loaders
-from hookline.trainer.engine import Engine, find_device
+from hookline.trainer.engine import DeviceEngine, find_device
 from hookline.trainer.options import TrainerOptions
 from hookline.trainer.parallel import DataParallelEngine, ShardedEngine, kind_of_parallel, let_threads_end
-from hookline.trainer.rng import preserve_rng, seed_everything
 
 Precision = Literal["fp32", "bf16", "fp16"]
 PRECISIONS: dict[str, Precision] = {"no": "fp32", "bf16": "bf16", "fp16": "fp16"}  # Accelerate's words, and ours
@@ -173,7 +173,7 @@ def _is_on(name: str) -> bool:
 # ---- engines ---------------------------------------------------------------------------------------------------------
 
 
-class PreparedEngine(Engine):
+class PreparedEngine(DeviceEngine):
     """Train a prepared model with the device, the precision and the GradScaler of its Accelerator."""
 
     def __init__(self, accelerator: Any) -> None:
@@ -190,7 +190,7 @@ class PreparedEngine(Engine):
         context: AbstractContextManager[Any] = self.accelerator.autocast()
         return context
 
-    def step(self, optimizer: torch.optim.Optimizer, step_function: Callable[..., Any] | None) -> None:
+    def step(self, optimizer: torch.optim.Optimizer, step_function: Callable[..., Any] | None = None) -> None:
         """Step an optimizer, whose gradients are unscaled; a prepared one would unscale them again."""
         super().step(optimizer if self.scaler is None else unwrap_optimizer(optimizer), step_function)
 
@@ -203,7 +203,7 @@ class PreparedShardedEngine(PreparedEngine, ShardedEngine):
     """The same for FSDP2 and tensor parallelism."""
 
 
-def prepared_engine(accelerator: Any, model: torch.nn.Module) -> Engine:
+def prepared_engine(accelerator: Any, model: torch.nn.Module) -> DeviceEngine:
     """Return the engine for a prepared model, by how it is shared between processes."""
     if accelerator.num_processes > 1:
         let_threads_end()

@@ -7,16 +7,19 @@ a request is carried out one step later than in one process. Hooks that decide b
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from hookline.errors import RankError
-from hookline.ranks import all_equal, fingerprint, on_ranks
-from hookline.trainer.run_state import Stop
+from hookline.ranks import add_up, all_equal, fingerprint, on_ranks
+from hookline.run.agreement import Agreement, SaveName
+from hookline.run.status import Stop
+from hookline.trainer.data.loader_state import set_epochs
+from hookline.trainer.data.rank_checks import check_all_read, check_first_batch, check_lengths
+from hookline.trainer.metrics import RankMean
 from hookline.trainer.stragglers import StepTimes
 
 if TYPE_CHECKING:
-    from hookline.trainer.checkpointing import SaveName
     from hookline.trainer.trainer import Trainer
 
 EXCHANGE_EVERY, EXCHANGE_SECONDS = 50, 2.0  # steps, or as soon as rank 0's clock has moved by these seconds
@@ -24,10 +27,11 @@ LATE_EVENTS = {"on_update", "on_gradient_clip", "on_before_optimizer_step"}
 """Events after the gradients are ready at which a hook may still skip the step."""
 
 
-class Agreement:
+class RankAgreement(Agreement):
     """The requests of this rank, and what the ranks have agreed on."""
 
     def __init__(self, trainer: Trainer) -> None:
+        super().__init__(trainer)
         self._trainer, self._ranks = trainer, trainer.ranks
         self.times = StepTimes(trainer)
         self._stops: list[Stop] = []  # requested since numbers were last sent
@@ -47,12 +51,9 @@ class Agreement:
         self._is_changed = True
         self._changes: list[str] = []
         self._skips = False, False
+        self._tokens = -1, 0  # micro-batches, and the tokens of all ranks by then
+        self._has_compared = False  # whether the first batches of the ranks have been compared
         trainer.hooks.on_change(self._note_change)
-
-    def begin_run(self) -> None:
-        """Forget what was requested in the last run."""
-        self._stops, self._saves, self._sent, self._receive = [], [], {}, None
-        self._signal, self._signal_sent = None, False
 
     def _note_change(self) -> None:
         self._is_changed = True
@@ -65,68 +66,158 @@ class Agreement:
             value: What was assigned, as an error names it.
             by: The hook that did so; None if it was none.
         """
-        if self._ranks.act_together:
-            hook = "" if by is None else f" by hook {by!r}"
-            self._assigned[name] = f"{name} was set to {value} in step {self._trainer.progress.step}{hook}"
-            self._note_change()
+        hook = "" if by is None else f" by hook {by!r}"
+        self._assigned[name] = f"{name} was set to {value} in step {self._trainer.progress.step}{hook}"
+        self._note_change()
 
     # ---- requests ----------------------------------------------------------------------------------------------------
 
     def request_stop(self, stop: Stop) -> None:
         """Stop the run, once all ranks know of it."""
         if self._is_agreed(stop.by):
-            self._trainer.run_status.stops.append(stop)
+            super().request_stop(stop)
         else:
             self._stops.append(stop)
 
     def request_save(self, name: SaveName) -> None:
         """Write a checkpoint, once all ranks know of it."""
         if self._is_agreed(self._trainer.hooks.calling_hook()):
-            self._trainer.checkpointer.request(name)
+            super().request_save(name)
         else:
             self._saves.append(name)
 
     def request_end(self, signal: str) -> None:
         """Save and end the run. A signal handler calls this, so it only assigns."""
-        if self._ranks.act_together:
-            self._signal = signal
-        else:
-            self._trainer.end_on_signal(signal)
+        self._signal = signal
 
     def _is_agreed(self, hook: str | None) -> bool:
-        """Return whether all ranks make a request of this hook at the same time, or there is only one."""
-        if not self._ranks.act_together:
-            return True
+        """Return whether all ranks make a request of this hook at the same time."""
         hooks = self._trainer.hooks
         return hook is not None and hook in hooks and bool(getattr(hooks.get(hook), "same_on_all_ranks", False))
 
-    # ---- agreement ---------------------------------------------------------------------------------------------------
+    # ---- in the order of a run ---------------------------------------------------------------------------------------
+
+    def begin_run(self) -> None:
+        """Forget what was requested in the last run; schedules read rank 0's clock."""
+        self._stops, self._saves, self._sent, self._receive = [], [], {}, None
+        self._signal, self._signal_sent, self._has_compared = None, False, False
+        self._trainer.progress.set_agreed()
+
+    def restored(self) -> None:
+        """Let schedules be due at the same steps on all ranks; rank 0 counts the tokens that all had counted."""
+        self._trainer.progress.set_agreed()
+        if self._ranks.rank:
+            self._trainer.progress.tokens_seen = 0
+
+    def measure(self, compute: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return the forward pass of a batch with a clock around it."""
+        return self.times.measure(compute)
+
+    def before_epoch(self, loaders: Any, epoch: int) -> None:
+        """Check that the ranks have equally many batches, and shuffle them alike."""
+        check_lengths(self._ranks, loaders, self._trainer.options)
+        set_epochs(loaders, epoch)
+
+    def batches(self, batches: Iterable[Any], loaders: Any) -> Iterable[Any]:
+        """Return the batches of an epoch with a clock around each; the first ones of the ranks are compared."""
+        if self._trainer.engine.averages and not self._has_compared:
+            self._has_compared, batches = True, check_first_batch(self._ranks, iter(batches), loaders)
+        return self.times.read(batches)
+
+    def tokens_seen(self) -> int:
+        """Return the tokens of all ranks; waits for them, once per micro-batch."""
+        progress = self._trainer.progress
+        if self._tokens[0] != progress.batches:
+            own = self.count_once(progress.tokens_seen)
+            self._tokens = progress.batches, self._ranks.total([own])[0]
+        return self._tokens[1]
+
+    def count_once(self, own: int) -> int:
+        """Return what this rank adds to a count over all ranks: nothing if rank 0 has the same batches."""
+        return own if self._trainer.engine.averages or self._ranks.rank == 0 else 0
+
+    def before_update(self) -> None:
+        """Decide whether the step is skipped because a hook has asked for it on some rank."""
+        if self.skips_together:
+            self._decide_skip()
+
+    def before_optimizer(self) -> None:
+        """Decide the same once more after the update chain, if a hook may ask for it there."""
+        self.times.end_backward()
+        if self.skips_late:
+            self._decide_skip()
+
+    def record_mean(self, name: str, value: Any, is_optional: bool) -> None:
+        """Record a metric of the step as the mean over the ranks; a rank may have no value of an optional one."""
+        trainer, window = self._trainer, self._trainer.accumulation
+        if is_optional:
+            trainer.share(RankMean(name, trainer.step, trainer.epoch, value, window.share))
+        else:
+            trainer.log(name, window.share_of(value))
+
+    def share_stats(self) -> None:
+        """Make means, latest values and the step's loss those of all ranks, where hooks decide by them."""
+        trainer = self._trainer
+        trainer.stats.share(self._ranks, trainer.step, trainer.event_args.window_loss, trainer.accumulation)
+        self.tokens_seen()  # kept; a rank that has no validation batch would not ask for it
+
+    def step_loss(self) -> float:
+        """Return the loss of the last step over the ranks, as far as it was shared."""
+        shared = self._trainer.stats.shared_loss(self._trainer.step)
+        return super().step_loss() if shared is None else shared
+
+    def means(self, metrics: dict[str, float]) -> dict[str, float]:
+        """Return the means over the ranks of numbers of the current step; waits for all of them."""
+        window = self._trainer.accumulation
+        own = {name: [window.share_of(value), window.share] for name, value in metrics.items()}
+        return {name: total / weight for name, (total, weight) in add_up(self._ranks, own, width=2).items() if weight}
+
+    def end_step(self) -> None:
+        """Stop the clock of this rank's step, and raise RankError if another rank has failed."""
+        self.times.end_step()
+        self._ranks.check()
 
     def after_step(self, step: int) -> None:
         """Carry out what was agreed on, and send what was requested since the last step."""
-        if self._ranks.act_together:
-            progress, rows, is_due = self._trainer.progress, 0, step % EXCHANGE_EVERY == 0
-            if is_due:
-                self.times.share()
-            receive, self._receive = self._receive, None
-            if receive is not None:  # before numbers are sent, so that an exchange is over when another is prepared
-                self._carry_out(receive(), self._sent)
-                is_due = is_due or progress.seconds - self._exchanged_at >= EXCHANGE_SECONDS
-                self._exchanged_at = progress.seconds if is_due else self._exchanged_at
-            if is_due:
-                self._trainer.loop.write_unrecorded()
-                rows = self._trainer.record.prepare()
-            self._receive = self._ranks.send(self._numbers(rows))
+        progress, rows, is_due = self._trainer.progress, 0, step % EXCHANGE_EVERY == 0
+        if is_due:
+            self.times.share()
+        receive, self._receive = self._receive, None
+        if receive is not None:  # before numbers are sent, so that an exchange is over when another is prepared
+            self._carry_out(receive(), self._sent)
+            is_due = is_due or progress.seconds - self._exchanged_at >= EXCHANGE_SECONDS
+            self._exchanged_at = progress.seconds if is_due else self._exchanged_at
+        if is_due:
+            self._trainer.step_log.write_rows()
+            rows = self._trainer.record.prepare()
+        self._receive = self._ranks.send(self._numbers(rows))
+
+    def next_exchange(self, step: int) -> int | None:
+        """Return the next step after which `after_step` must run: every one."""
+        return step + 1
+
+    def after_validation(self) -> None:
+        """Exchange what the ranks have recorded: all of them are there."""
+        self._trainer.step_log.flush(wait=True)
+
+    def after_epoch(self, read: int, expected: int | None) -> None:
+        """Check that the ranks have read equally many batches: `read` of those that were `expected`."""
+        check_all_read(self._ranks, read, expected)
 
     def settle(self) -> None:
         """Wait until all ranks know of all requests, and carry them out: at the start, between epochs, at the end."""
-        if self._ranks.act_together:
-            receive, self._receive = self._receive, None
-            if receive is not None:
-                self._carry_out(receive(), self._sent)
-            sums = self._ranks.total(self._numbers())
-            self._carry_out(sums, self._sent)
-            self._exchanged_at = self._trainer.progress.seconds  # the record is written next, or the run has just begun
+        receive, self._receive = self._receive, None
+        if receive is not None:
+            self._carry_out(receive(), self._sent)
+        sums = self._ranks.total(self._numbers())
+        self._carry_out(sums, self._sent)
+        self._exchanged_at = self._trainer.progress.seconds  # the record is written next, or the run has just begun
+
+    def end_epoch(self) -> None:
+        """Agree on what was requested, and hand in the times and everything that was recorded."""
+        self.settle()
+        self.times.share()
+        self._trainer.step_log.flush(wait=True)
 
     def _numbers(self, rows: int = 0) -> list[int]:
         """Return the integers to send, and note what they are about.
@@ -147,7 +238,7 @@ class Agreement:
         self._sent |= {"skips": self._skips, "changes": self._changes}
         self._stops, self._saves = [], []
         clock = round(progress.own_seconds * 1000) if self._ranks.rank == 0 else 0
-        tokens = self._trainer.loop.count_once(progress.tokens_seen)
+        tokens = self.count_once(progress.tokens_seen)
         return [requests, clock, tokens, hooks, hooks * hooks, rows, rows * rows]
 
     def _carry_out(self, sums: list[int], sent: dict[str, Any]) -> None:
@@ -174,7 +265,7 @@ class Agreement:
                     trainer.note("stop_requested", reason=reason, by=by, rank=rank)
                 trainer.run_status.stops.append(Stop(reason, by, rank))
             for name in requested["saves"]:
-                trainer.checkpointer.request(name)
+                trainer.save_at_boundary(name)
             for signal in requested["signals"]:
                 trainer.end_on_signal(signal, rank)
 
@@ -186,9 +277,9 @@ class Agreement:
         Raises:
             RankError: If the calling hook would skip the step on this rank alone.
         """
-        by = self._trainer.hooks.calling_hook() if self._ranks.act_together else None
+        by = self._trainer.hooks.calling_hook()
         if by is None or self._is_agreed(by):  # the loop itself decides by what all ranks know
-            self._trainer.event_args.skip_step(reason)
+            super().request_skip(reason)
             return
         rank = self._ranks.rank
         if not getattr(self._trainer.hooks.get(by), "may_skip", False):
@@ -200,7 +291,7 @@ class Agreement:
             raise RankError(f"hook {by!r} was just added on rank {rank}, and can skip from the second step after that")
         self._skip = self._trainer.progress.step, reason
 
-    def decide_skip(self) -> None:
+    def _decide_skip(self) -> None:
         """Skip the step on all ranks if a hook has asked for it on one; waits for all ranks."""
         args, step = self._trainer.event_args, self._trainer.progress.step
         if args.skip_requested_at == step:  # on all ranks

@@ -1,45 +1,31 @@
-"""Decide what a checkpoint holds: collect it from a trainer, write it, and restore a trainer from it."""
+"""Decide when a trainer saves: the requested checkpoints are written at a boundary, in the background if asked to."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from hookline._console import logger
-from hookline._fs import explain, refuse_link
-from hookline._names import load_plain_state_dict, plain_state_dict
-from hookline._tensors import is_sharded, map_tensors
-from hookline.checkpoints.format import Encoder, Section, encode_section
-from hookline.checkpoints.frozen import Fingerprints, fill_in_frozen, frozen_parameters
+from hookline.checkpoints.find import find_whole
+from hookline.checkpoints.format import Section, encode_section
+from hookline.checkpoints.frozen import Fingerprints, frozen_parameters
 from hookline.checkpoints.saves import Alike, OneSave, Save, SharedSave, on_all, without_alike
 from hookline.checkpoints.snapshot import HostMemory
-from hookline.checkpoints.store import SavedCheckpoint, list_checkpoints, newest_good, read_manifest
-from hookline.core.failures import hook_notes, raise_if_quit
+from hookline.checkpoints.store import SavedCheckpoint
+from hookline.core.failures import hook_notes
 from hookline.errors import CheckpointError, add_note, error_text
-from hookline.record.json_lines import read_jsonl
-from hookline.record.provenance import config_hash
-from hookline.trainer.data.loader_state import restore_loader_states, restore_source_states, source_states
-from hookline.trainer.rank_sections import alike_tensors, like_weights, read_sections
-from hookline.trainer.rng import restore_rng, rng_state
+from hookline.run.agreement import SaveName
+from hookline.trainer.rank_sections import alike_tensors
+from hookline.trainer.sections import ALIKE, collect_sections, restore_sections
 
 if TYPE_CHECKING:
-    from hookline.core.registry import HookRegistry
-    from hookline.trainer.event_args import EventArgs
+    from hookline.run.event_args import EventArgs
     from hookline.trainer.trainer import Trainer
-
-SaveName = str | Callable[[], str] | None
-
-ALIKE = ("optimizers", "schedulers", "scaler", "progress", "counts", "hook_names", "frozen")
-"""Sections that all ranks have alike, shards of tensors aside; rank 0 saves them."""
 
 
 class SavedArgs:
@@ -201,7 +187,7 @@ class Checkpointer:
         never was in that state, so such a checkpoint is written where resuming the run does not find it.
         """
         trainer, progress = self._trainer, self._trainer.progress
-        in_step, other = trainer.loop.is_in_step, trainer.event_args.is_other_batch
+        in_step, other = trainer.is_in_step, trainer.event_args.is_other_batch
         if (in_step or other) and trainer.status == "training":
             what = "validation" if other else "step"
             raise CheckpointError(f"half a {what} cannot be saved; trainer.save() waits for the end of the {what}")
@@ -209,7 +195,7 @@ class Checkpointer:
             raise CheckpointError("a run on several ranks that has failed cannot be saved: they may be at other steps")
         self.finish_unless_failed()
         trainer.agreement.settle()  # what all ranks have counted is saved
-        trainer.loop.flush()
+        trainer.step_log.flush()
         trainer.record.sync()  # a resumed run repeats what came after its checkpoint, and nothing before
         directory = trainer.checkpoint_dir
         if in_step and trainer.run_dir is not None:
@@ -225,24 +211,12 @@ class Checkpointer:
         }
 
     def _collect(self) -> dict[str, Any]:
-        """Return the sections of a checkpoint, and note the hooks that start without a state when it is loaded."""
-        trainer, hooks = self._trainer, self._trainer.hooks
-        states = _encode_states(hooks, {entry.name: entry.state for entry in hooks.entries()})
-        chain_states = trainer.chain.states
-        update_states = _encode_states(hooks, {name: partial(chain_states.get, name) for name in chain_states})
-        sections = _collect(trainer, states.section(), update_states.section())
+        """Return the sections of a checkpoint, with `trainable_only` without the frozen parameters."""
+        sections = collect_sections(self._trainer)
         if self._frozen is not None:
             unsaved = self.unsaved_parameters()
             sections["frozen"] = {name: now for name, now in unsaved.items() if name in sections["model"]}
             sections["model"] = {name: value for name, value in sections["model"].items() if name not in unsaved}
-        stateless = [
-            entry.name
-            for entry in hooks.entries()
-            if entry.name not in states.items.keys() | update_states.items.keys()
-            and (not entry.built_in or "state_dict" in entry.failures.in_a_row)
-        ]
-        if stateless and trainer.run_status.first_time(f"hooks_without_state: {stateless}"):
-            trainer.note("hooks_without_state", hooks=stateless)
         return sections
 
     def _step_name(self) -> str:
@@ -328,13 +302,13 @@ class Checkpointer:
     def load(self, path: str | Path) -> Path:
         """Restore the trainer from a checkpoint: its directory, a run's, or one that holds checkpoints."""
         trainer = self._trainer
-        name, problems = trainer.ranks.first(partial(_find_whole, Path(path)))
+        name, problems = trainer.ranks.first(partial(find_whole, Path(path)))
         found = Path(name)
         for problem in problems:
             trainer.note("checkpoint_damaged", problem=problem, instead=str(found))
         self.find_frozen()
         try:
-            _restore(trainer, SavedCheckpoint(found, verify=False))
+            restore_sections(trainer, SavedCheckpoint(found, verify=False))
         except (KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{found} lacks something that a run needs to resume: {error!r}") from error
         trainer.event_args.set_checkpoint(str(found), resumed=True)
@@ -345,272 +319,3 @@ class Checkpointer:
         if handler := trainer.hooks.slots.on_checkpoint_load:
             handler(trainer.event_args)
         return found
-
-
-# ---- the sections of a checkpoint ------------------------------------------------------------------------------------
-
-
-def _collect(trainer: Trainer, hooks: Section, update_state: Section) -> dict[str, Any]:
-    """Return the sections of a checkpoint; those of hooks are encoded already."""
-    scaler, batches = trainer.engine.scaler, trainer.loop.batches
-    between_epochs = trainer.progress.epoch_over and batches is not None
-    return {
-        "model": _state_of(trainer.model, "the model", plain_state_dict),
-        "optimizers": [_state_of(optimizer, "an optimizer") for optimizer in trainer.optimizers],
-        # A scheduler's functions belong to the code.
-        "schedulers": [
-            {key: value for key, value in _state_of(scheduler, "a scheduler").items() if not callable(value)}
-            for scheduler in trainer.schedulers
-        ],
-        "scaler": scaler.state_dict() if scaler is not None else None,
-        "progress": trainer.progress.state_dict(),
-        "rng": rng_state(),
-        "position": trainer.loop.position(),
-        "loaders": {
-            "train": source_states(trainer.train_loaders),
-            "val": source_states(trainer.val_loaders),
-            "own": batches.end_states() if between_epochs and batches is not None else {},
-        },
-        "losses": trainer.loop.stats.state_dict(),
-        "counts": {**trainer.run_status.state_dict(), **_stop(trainer)},
-        "hooks": hooks,
-        "hook_names": list(trainer.hooks),
-        "update_state": update_state,
-        "streams": trainer.hooks.rng_guard.state_dict(),
-    }
-
-
-def _state_of(part: Any, what: str, read: Callable[[Any], Any] = methodcaller("state_dict")) -> dict[str, Any]:
-    """Return the state_dict of a part of the run; if it raises, the error names the part."""
-    try:
-        state: dict[str, Any] = read(part)
-    except Exception as error:
-        where = f"state_dict() of {what} ({type(part).__name__})"
-        raise_if_quit(error, where)
-        raise CheckpointError(f"{where} raised {error_text(error)}") from error
-    return state
-
-
-def _encode_states(hooks: HookRegistry, states: Mapping[str, Callable[[], Any]]) -> Encoder:
-    """Encode states of hooks; one that cannot be read or saved is left out, unless its hook's policy ends the run.
-
-    Args:
-        hooks: The hooks.
-        states: Functions that return the states, by the hooks' names.
-    """
-    encoder = Encoder(with_shards=True)
-    for name, read in states.items():
-        if name in hooks:
-            hooks.failures.state_of(hooks.entry(name), partial(encoder.add, name, read))
-    return encoder
-
-
-def _stop(trainer: Trainer) -> dict[str, Any]:
-    """Return the stop that was requested, if any, for a run that is killed before it ends."""
-    if trainer.run_status.lasting_stop is None or not trainer.running:
-        return {}
-    reason, by, _ = trainer.run_status.lasting_stop
-    attempt, terms = len(trainer.record.run["attempts"]), _stop_terms(trainer, by)
-    return {"stop": {"run_id": trainer.run_id, "attempt": attempt, "reason": reason, "by": by, "under": terms}}
-
-
-def _stop_terms(trainer: Trainer, by: str | None) -> str:
-    """Return the hash of the settings that a stop depends on: the run's length, and the hook's plain parameters.
-
-    Only whether they are the same is of interest, and one of them may be a secret.
-    """
-    hooks = [hook.parameters for hook in trainer.hooks.list_hooks() if hook.name == by]
-    parameters = {key: value for one in hooks for key, value in one.items() if isinstance(value, (int, float, str))}
-    options = trainer.options
-    return config_hash({"max_steps": options.max_steps, "max_epochs": options.max_epochs, "hook": parameters})
-
-
-def pending_stop(trainer: Trainer) -> tuple[str, str | None] | None:
-    """Return reason and hook of the stop that the resumed run was killed in, None if it is to train on.
-
-    That is if the stop was carried out: this attempt or a later one was closed, with any outcome but "interrupted", so
-    that resuming asks for more; if its terms were changed, for instance `max_steps` or the hook's `patience`; or if
-    this is another run.
-    """
-    stop = trainer.run_status.loaded_stop
-    if stop is None or stop["run_id"] != trainer.run_id or stop["under"] != _stop_terms(trainer, stop["by"]):
-        return None
-    attempts = trainer.record.run["attempts"][stop["attempt"] - 1 : -1]
-    outcomes = [one.get("outcome") for one in attempts if isinstance(one, dict)]  # None: the attempt was killed
-    was_carried_out = any(outcome not in (None, "interrupted") for outcome in outcomes)
-    return None if was_carried_out else (stop["reason"], stop["by"])
-
-
-def _restore(trainer: Trainer, saved: SavedCheckpoint) -> None:
-    """Restore weights, optimizers, counters, random streams and hooks."""
-    sections = _with_present_names(trainer, read_sections(trainer, saved))
-    for what, present in (("optimizers", trainer.optimizers), ("schedulers", trainer.schedulers)):
-        then, now = len(sections[what]), len(present)
-        if then != now:
-            raise CheckpointError(f"the checkpoint has {then} {what}, this run has {now}: they must match")
-    # So that a run that cannot continue there changes nothing; without a run, the weights may be all that is wanted.
-    if trainer.running and (position := sections["position"]) is not None:
-        trainer.loop.batches_of_epoch(sections["progress"]["epoch"]).check(
-            position, sections["progress"]["batch_idx"] + 1
-        )
-    _load_model(trainer.model, sections)
-    for optimizer, state in zip(trainer.optimizers, sections["optimizers"], strict=True):
-        optimizer.load_state_dict(state)
-    for scheduler, state in zip(trainer.schedulers, sections["schedulers"], strict=True):
-        scheduler.load_state_dict(state)
-    if trainer.engine.scaler is not None and sections.get("scaler"):
-        trainer.engine.scaler.load_state_dict(sections["scaler"])
-    trainer.progress.load_state_dict(sections["progress"], sections["position"])
-    trainer.loop.restore(sections["losses"])
-    trainer.event_args.forget_step()
-    trainer.run_status.load_state_dict(sections["counts"])
-    # Update hooks meet gradients on the device, so their state goes there, too; shards are there.
-    trainer.chain.restore(
-        map_tensors(lambda one: one if is_sharded(one) else one.to(trainer.device), sections["update_state"])
-    )
-    _restore_hooks(trainer, sections)
-    trainer.hooks.rng_guard.load_state_dict(sections["streams"])
-    restore_source_states(trainer.train_loaders, sections["loaders"]["train"])
-    restore_source_states(trainer.val_loaders, sections["loaders"]["val"])
-    restore_loader_states(trainer.train_loaders, sections["loaders"]["own"])
-    trainer.train_loaders.idle_states.clear()  # they are of a later time
-    restore_rng(sections["rng"])
-
-
-def _with_present_names(trainer: Trainer, sections: dict[str, Any]) -> dict[str, Any]:
-    """Return a checkpoint's sections with the names that hooks have now, where version 0.1 named them otherwise."""
-    names = trainer.hooks.former_names()
-
-    def renamed(states: dict[str, Any]) -> dict[str, Any]:
-        return {names.get(name, name): state for name, state in states.items()}
-
-    changed = {key: renamed(sections[key]) for key in ("hooks", "update_state")}
-    changed["streams"] = {**sections["streams"], "hooks": renamed(sections["streams"]["hooks"])}
-    return {**sections, **changed, "hook_names": [names.get(name, name) for name in sections["hook_names"]]}
-
-
-def _restore_hooks(trainer: Trainer, sections: dict[str, Any]) -> None:
-    """Restore the state of every hook by name, and record how the hooks differ from the checkpoint's.
-
-    The present hooks and their order count: a new hook starts without a state, and the state of a removed one is left
-    out; renaming a hook is both.
-    """
-    for kind, names in trainer.hooks.load_state_dict(sections["hooks"]).items():
-        for name in names:
-            trainer.record.event("hook_state", trainer.progress.step, hook=name, problem=kind)
-    before, now = sections["hook_names"], list(trainer.hooks)
-    if before != now:
-        added, removed = [one for one in now if one not in before], [one for one in before if one not in now]
-        moved = [one for one in now if one in before] != [one for one in before if one in now]
-        trainer.record.event("hooks_changed", trainer.progress.step, added=added, removed=removed, reordered=moved)
-        with_state = [one for one in removed if sections["update_state"].get(one) or sections["hooks"].get(one)]
-        if with_state:
-            logger.warning(
-                "the checkpoint's state of %s is not used: this run has no such hook (a renamed hook starts without)",
-                ", ".join(map(repr, with_state)),
-            )
-    trainer.hooks.replan(restored=trainer.progress)
-
-
-# ---- finding checkpoints ---------------------------------------------------------------------------------------------
-
-
-def find_checkpoint(path: Path) -> tuple[Path, list[str]]:
-    """Return the checkpoint that a path means, of several the newest whole one, and what is wrong with newer ones."""
-    if os.path.lexists(path / "manifest.json"):
-        return path, []
-    directory = checkpoints_of(path)
-    found, problems = newest_good(directory)
-    problems = [*_missing(directory, found), *problems]
-    for problem in problems:
-        logger.warning("skipped a damaged checkpoint: %s", problem)
-    if found is None:
-        damaged = f" ({len(problems)} damaged)" if problems else ""
-        raise CheckpointError(f"no whole checkpoint in {directory}{damaged}")
-    return found, problems
-
-
-def _find_whole(path: Path) -> tuple[str, list[str]]:
-    """Return the checkpoint that a path means, after every byte was verified, and what is wrong with newer ones."""
-    found, problems = find_checkpoint(path)
-    return str(SavedCheckpoint(found).path), problems
-
-
-def has_no_checkpoint_yet(path: Path) -> bool:
-    """Return whether a path is a run that has not written a checkpoint; damaged and missing ones count as written."""
-    directory = path / "checkpoints"
-    is_run = os.path.lexists(path / "run.json")
-    return is_run and not list_checkpoints(directory) and _newest_recorded(directory) is None
-
-
-def _missing(directory: Path, found: Path | None) -> list[str]:
-    """Return a sentence about the newest checkpoint that the record names, if it is newer than `found` and gone.
-
-    Retention never deletes the newest one, so that another program did.
-    """
-    recorded = _newest_recorded(directory)
-    if recorded is None:
-        return []
-    step, path = recorded
-    at = -1 if found is None else read_manifest(found)["meta"].get("step")
-    if path in list_checkpoints(directory) or not isinstance(at, int) or at >= step:
-        return []
-    what = "is a link" if path.is_symlink() else "is empty" if path.is_dir() else "is missing"
-    return [f"{path}: {what}, although the run has saved it"]
-
-
-def _newest_recorded(directory: Path) -> tuple[int, Path] | None:
-    """Return step and path of the newest checkpoint of which events.jsonl says that it was saved, if any."""
-    newest: tuple[int, Path] | None = None
-    events = directory.parent / "events.jsonl"
-    for event in read_jsonl(events)[0] if directory.name == "checkpoints" and events.is_file() else []:
-        kind, step, path = event.get("kind"), event.get("step"), event.get("path")
-        if not isinstance(step, int) or not isinstance(path, str):
-            continue
-        if kind == "checkpoint_saved" and Path(path).parent.name == directory.name:
-            newest = step, directory / Path(path).name  # the run may have been moved since
-        elif kind == "checkpoint_loaded" and newest is not None and newest[0] > step:  # it was set aside then
-            newest = None
-    return newest
-
-
-def lineage_of(path: Path) -> dict[str, Any]:
-    """Return run, step and path of the checkpoint that a new run starts from."""
-    found, _ = find_checkpoint(path)
-    meta = read_manifest(found)["meta"]
-    return {"run_id": meta.get("run_id"), "step": meta.get("step"), "checkpoint": str(found.absolute())}
-
-
-def checkpoints_of(path: Path) -> Path:
-    """Return the directory that holds a run's checkpoints, or the given one itself. Raises an error for a link."""
-    inside = path / "checkpoints"
-    try:
-        refuse_link(inside)
-    except OSError as error:
-        raise CheckpointError(explain(inside, error, "read")) from error
-    return inside if inside.is_dir() else path
-
-
-def run_directory(path: Path) -> Path | None:
-    """Return the run that a path to resume from belongs to, None for a checkpoint outside of a run.
-
-    The run's id is the name of its directory, whatever a link to it is called.
-    """
-    places = (path, *path.absolute().parents[:2])
-    return next((place.resolve() for place in places if os.path.lexists(place / "run.json")), None)
-
-
-def load_weights(model: torch.nn.Module, path: str | Path) -> None:
-    """Load the weights of a checkpoint and nothing else."""
-    saved = SavedCheckpoint(find_checkpoint(Path(path))[0])
-    if "model" not in saved.names:
-        has = ", ".join(saved.names)
-        raise CheckpointError(f"{saved.path} has no weights: it has the sections {has}, and no model")
-    names = [name for name in ("model", "frozen") if name in saved.names]
-    _load_model(model, {name: saved.section(name, like=like_weights(model)) for name in names})
-
-
-def _load_model(model: torch.nn.Module, sections: Mapping[str, Any]) -> None:
-    """Load the weights; the frozen ones that a checkpoint was saved without have to be in the model."""
-    weights = fill_in_frozen(model, sections["model"], sections.get("frozen", {}))
-    load_plain_state_dict(model, weights)

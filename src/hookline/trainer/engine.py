@@ -11,11 +11,12 @@ import torch
 from hookline import _device
 from hookline._tensors import iter_tensors, map_tensors
 from hookline.errors import TrainingError
+from hookline.run.engine import Engine
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class Engine:
+class DeviceEngine(Engine):
     """Run on one device in one process; base of the engines that share a model between processes.
 
     Args:
@@ -23,14 +24,8 @@ class Engine:
         precision: 'fp32', 'bf16' or 'fp16'; the last one uses a GradScaler.
     """
 
-    averages = False
-    """Whether the ranks train on different batches, and the backward pass takes the mean of their gradients."""
-
-    forward_is_collective = False
-    """Whether a forward pass waits for the other ranks, so that all of them need equally many."""
-
     def __init__(self, device: torch.device, precision: str = "fp32") -> None:
-        self.device = device
+        super().__init__(device)
         self.precision = precision
         self.scaler = torch.amp.GradScaler(device.type) if precision == "fp16" else None
         self._unscaled: _AllOptimizers | None = None  # in the current step
@@ -41,19 +36,6 @@ class Engine:
         """Move the model to the device unless it is there."""
         tensors = (*model.parameters(), *model.buffers())
         return model if all(tensor.device == self.device for tensor in tensors) else model.to(self.device)
-
-    def eval_model(self, model: Any) -> Any:
-        """Return the model as it is called in eval mode, where ranks may have different numbers of batches."""
-        return model
-
-    def free_whole_weights(self, model: torch.nn.Module) -> None:
-        """Free what a forward pass without a backward pass leaves behind: whole weights, which the next one would use.
-
-        Does nothing unless the model is sharded.
-        """
-
-    def sync_gradients(self, model: Any, is_last: bool) -> None:
-        """Prepare for a micro-batch: gradients are reduced over the ranks after the last one of a step only."""
 
     def place(self, batch: Any) -> Any:
         """Move the tensors of a nested batch to the device; those that are there are not touched."""
@@ -67,7 +49,7 @@ class Engine:
 
     def backward(self, loss: torch.Tensor) -> None:
         """Run the backward pass, scaled if the precision needs it."""
-        (loss if self.scaler is None else self.scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
+        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
 
     def unscale(self, optimizers: Sequence[torch.optim.Optimizer]) -> bool:
         """Unscale the gradients before hooks read them, and return whether one of them overflowed.
@@ -80,11 +62,11 @@ class Engine:
         if not any(param.grad is not None for group in groups for param in group["params"]):
             return False  # the scaler would raise; there is nothing to scale
         self._unscaled = _AllOptimizers(groups)
-        self.scaler.unscale_(self._unscaled)  # type: ignore[arg-type]
-        self.scaler.step(self._unscaled)  # type: ignore[arg-type]
+        self.scaler.unscale_(self._unscaled)
+        self.scaler.step(self._unscaled)
         return not self._unscaled.stepped
 
-    def step(self, optimizer: torch.optim.Optimizer, step_function: Callable[..., Any] | None) -> None:
+    def step(self, optimizer: torch.optim.Optimizer, step_function: Callable[..., Any] | None = None) -> None:
         """Step an optimizer, whose gradients are unscaled.
 
         Args:
@@ -94,15 +76,12 @@ class Engine:
         Raises:
             TrainingError: If there is both a step function and a GradScaler.
         """
-        if step_function is None:
-            optimizer.step()
-        elif self.scaler is None:
-            step_function(optimizer)
-        else:
+        if step_function is not None and self.scaler is not None:
             raise TrainingError(
                 "optimizer_step cannot be combined with precision='fp16': with loss scaling, the trainer calls "
                 "optimizer.step() itself"
             )
+        super().step(optimizer, step_function)
 
     def end_step(self) -> None:
         """Update the scale, once per step that had gradients."""

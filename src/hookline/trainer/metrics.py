@@ -22,12 +22,12 @@ from hookline._device import device_indices
 from hookline._predictions import find_predictions
 from hookline._tensors import copy_on_write, iter_tensors, map_tensors
 from hookline.core.rng_guard import TrainingStreams
-from hookline.core.run_control import Sizes
+from hookline.core.shared_part import Sizes
 from hookline.errors import TrainingError, add_note, with_article
 from hookline.ranks import OneProcess, add_up
+from hookline.run.numbers import as_python_number, is_numpy_number
+from hookline.run.outputs import UNKNOWN, find_target
 from hookline.trainer.built_in_metrics import SumMetric
-from hookline.trainer.outputs import UNKNOWN, find_target
-from hookline.trainer.step_fn import as_python_number, is_numpy_number
 
 PHASES = ("train", "validation")
 _TAKEN_NAMES = ("loss", "perplexity")

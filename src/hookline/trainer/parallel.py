@@ -17,13 +17,13 @@ from hookline._tensors import is_sharded
 from hookline.core.patterns import select
 from hookline.errors import ConfigError, TrainingError
 from hookline.ranks import OneProcess, find_ranks, host, leave_ranks
-from hookline.trainer.engine import Engine
+from hookline.trainer.engine import DeviceEngine
 from hookline.trainer.options import TrainerOptions
 
 EXIT_SECONDS = 0.1
 
 
-class DataParallelEngine(Engine):
+class DataParallelEngine(DeviceEngine):
     """Train a model that every rank holds whole: `DistributedDataParallel`."""
 
     averages = True
@@ -56,7 +56,7 @@ class DataParallelEngine(Engine):
             self._without_sync.enter_context(model.no_sync())
 
 
-class ShardedEngine(Engine):
+class ShardedEngine(DeviceEngine):
     """Train a model that the ranks hold in shards: FSDP2's `fully_shard`, or tensor parallelism.
 
     Args:
@@ -125,7 +125,7 @@ def let_threads_end() -> None:
     atexit.register(time.sleep, EXIT_SECONDS)
 
 
-def make_engine(model: torch.nn.Module, device: torch.device, options: TrainerOptions) -> Engine:
+def make_engine(model: torch.nn.Module, device: torch.device, options: TrainerOptions) -> DeviceEngine:
     """Return the engine for a model: as it is wrapped, or as `parallel` asks.
 
     Raises:
@@ -163,7 +163,7 @@ def make_engine(model: torch.nn.Module, device: torch.device, options: TrainerOp
         return ShardedEngine(device, options.precision, averages=found == "fsdp2")
     if found == "ddp" or (asked == "ddp" and ranks.world_size > 1):
         return DataParallelEngine(device, options.precision)
-    return Engine(device, options.precision)
+    return DeviceEngine(device, options.precision)
 
 
 def _check_devices(ranks: OneProcess, device: torch.device) -> None:

@@ -13,8 +13,8 @@ from hookline._names import plain_parameters, plain_state_dict
 from hookline.checkpoints.shards import Like
 from hookline.checkpoints.store import SavedCheckpoint
 from hookline.ranks import fingerprint
-from hookline.trainer.epoch_stats import add_losses
-from hookline.trainer.rng import rng_state, seed_everything
+from hookline.run.epoch_stats import add_losses
+from hookline.run.rng import rng_state, seed_everything
 
 if TYPE_CHECKING:
     from hookline.trainer.trainer import Trainer

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from hookline._console import logger
 from hookline._fs import describe_process
+from hookline.checkpoints.find import run_directory
 from hookline.errors import RecordError
 from hookline.record.json_lines import read_json
-from hookline.trainer.checkpointing import run_directory
 
 if TYPE_CHECKING:
     from hookline.trainer.trainer import Trainer

@@ -12,6 +12,7 @@ import torch
 
 from hookline._predictions import IGNORE_INDEX
 from hookline.errors import TrainingError, add_note
+from hookline.run.numbers import as_python_number, is_numpy_number
 
 StepFunction = Callable[[torch.nn.Module, Any], Any]
 
@@ -143,19 +144,6 @@ def _ignore_index(loss_fn: Any) -> int:
 
 def _is_integer(value: Any) -> TypeGuard[torch.Tensor]:
     return isinstance(value, torch.Tensor) and not value.is_floating_point() and not value.is_complex()
-
-
-def is_numpy_number(value: Any) -> bool:
-    """Return whether a value is a real NumPy scalar or an array with one element; does not import NumPy."""
-    return type(value).__module__ == "numpy" and getattr(value, "size", 0) == 1 and value.dtype.kind in "biuf"
-
-
-def as_python_number(value: Any) -> Any:
-    """Convert a NumPy number to Python's; return other values, tensors among them, as they are."""
-    if not is_numpy_number(value):
-        return value
-    number = value.item()
-    return number if isinstance(number, int) else float(number)  # the item of a longdouble is a longdouble
 
 
 def _is_metric(key: Any, value: Any) -> bool:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hookline._console import logger
-from hookline.core.run_control import Sizes
+from hookline.core.shared_part import Sizes
 from hookline.ranks import OneProcess
 
 if TYPE_CHECKING:
@@ -51,9 +51,7 @@ class StepTimes:
         return _TimedBatches(batches, self)
 
     def measure(self, compute: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Return the forward pass with a clock around it; in one process as it is."""
-        if self._trainer.ranks.world_size == 1:
-            return compute
+        """Return the forward pass with a clock around it."""
 
         def timed(batch: Any) -> Any:
             if self._mark is None:  # a validation

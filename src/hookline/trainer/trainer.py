@@ -1,51 +1,54 @@
-"""`Trainer`: what users train with. `hookline.build` puts it together; it runs the one loop."""
+"""`Trainer`: what users train with, and the first host of `Run`. `hookline.build` puts it together."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
-from operator import attrgetter
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 
 from hookline._console import logger
-from hookline._names import unwrap_module
-from hookline.core.change_audit import ChangeAudit
 from hookline.core.registry import Handle
-from hookline.core.run_control import MicroBatch, SharedPart
-from hookline.errors import CheckpointError, HooklineError, TrainingError, nearest
-from hookline.gradients.chain import UpdateChain
-from hookline.gradients.view import Gradients
-from hookline.ranks import OneProcess, add_up, find_ranks, host
-from hookline.record.labels import Labels
-from hookline.record.metrics import REDUCTIONS
+from hookline.errors import CheckpointError, TrainingError
+from hookline.ranks import find_ranks
 from hookline.record.record import Record
-from hookline.record.shared import SharedRecord
-from hookline.trainer.agreement import Agreement
-from hookline.trainer.checkpointing import Checkpointer, SaveName
-from hookline.trainer.data.loaders import Loaders, epoch_length, first_batches, make_train_loaders, named_loaders
-from hookline.trainer.engine import Engine
-from hookline.trainer.event_args import EventArgs, RankEventArgs
-from hookline.trainer.loop import Loop, steps_of_run
+from hookline.run.agreement import Agreement, SaveName
+from hookline.run.engine import Engine
+from hookline.run.numbers import detached_copy
+from hookline.run.outputs import OUTPUT_AND_TARGET, OutputReader, find_target
+from hookline.run.rng import preserve_rng, restore_rng
+from hookline.run.run import Run
+from hookline.run.window import Window
+from hookline.trainer.agreement import RankAgreement
+from hookline.trainer.checkpointing import Checkpointer
+from hookline.trainer.data.epoch_batches import MixedBatches, SequentialBatches, epoch_batches
+from hookline.trainer.data.loaders import (
+    Loaders,
+    epoch_length,
+    first_batches,
+    make_train_loaders,
+    named_loaders,
+    why_empty,
+)
+from hookline.trainer.loop import train, train_batch
 from hookline.trainer.metrics import TrainingMetrics, check_metrics
 from hookline.trainer.options import TrainerOptions
-from hookline.trainer.parameters import trained_parameters
 from hookline.trainer.relaunch import continued_run, describe_launch
-from hookline.trainer.rng import preserve_rng, restore_rng, rng_state
-from hookline.trainer.run import keep_stop_iteration, run_context, unfinished_steppers
-from hookline.trainer.run_state import SIGNAL, Progress, RunStatus, Stop
-from hookline.trainer.step_fn import StepFunction, count_tokens, loss_and_metrics, make_step
-from hookline.trainer.validation import eval_batches, validate
+from hookline.trainer.signals import SignalHandler
+from hookline.trainer.step_fn import LOSS_SOURCES, StepFunction, count_tokens, loss_and_metrics, make_step
+from hookline.trainer.training import add_console, prepare_training, save_last_step, training, unfinished_runs
+from hookline.trainer.validation import validate
+from hookline.trainer.window import AccumulationWindow
 
 if TYPE_CHECKING:
     from hookline.activations.manager import HookManager
     from hookline.core.entry import HookKeywords
-    from hookline.core.run_control import RunControl
     from hookline.hooks.checkpoint import CheckpointKeywords
     from hookline.hooks.console_log import ConsoleLogKeywords
     from hookline.hooks.json_log import JSONLogKeywords
@@ -74,12 +77,7 @@ class Components:
     """The run's configuration for the record; without one the trainer describes its components."""
 
 
-def _attribute(path: str, doc: str) -> Any:
-    """Return a property that reads an attribute of one of the trainer's objects; it costs no Python call."""
-    return property(attrgetter(path), doc=doc)
-
-
-class Trainer:
+class Trainer(Run):
     """Runs the training loop and holds the hooks. Hooks get it as `trainer`, and may set attributes on it.
 
     The state of a run is in three objects: `progress` (saved counters), `run_status` (how the run ends, and trouble)
@@ -87,36 +85,25 @@ class Trainer:
     """
 
     def __init__(self, parts: Components) -> None:
-        self.options, self.engine, self.hooks = parts.options, parts.engine, parts.hooks
-        self.ranks: OneProcess = find_ranks()
-        logger.rank = self.ranks.rank
-        self.model = parts.model
-        self.optimizers, self.schedulers = parts.optimizers, parts.schedulers
+        self.options = parts.options
+        ranks = find_ranks()
+        logger.rank = ranks.rank
+        if next(parts.model.parameters(), None) is None:
+            kind = type(parts.model).__name__
+            raise TrainingError(f"the model ({kind}) has no parameters: there is nothing to train")
         self.train_loaders = make_train_loaders(parts.train_loaders, self.options)
         self.val_loaders = named_loaders(parts.val_loaders, "val")
-        self.optimizer_step = parts.optimizer_step
-        self.count_tokens = parts.count_tokens or count_tokens
-        self.config = parts.config
-        self.hook_data: dict[str, Any] = {}
+        super().__init__(
+            parts.model, parts.optimizers, parts.hooks, engine=parts.engine, ranks=ranks, config=parts.config,
+            seed=self.options.seed,
+        )  # fmt: skip
+        self.schedulers, self.optimizer_step = parts.schedulers, parts.optimizer_step
+        self.count_tokens = parts.count_tokens or count_tokens  # type: ignore[method-assign]
         self.launch: dict[str, Any] | None = None  # that the run belongs to, if a launcher starts failed runs again
         self.best_accuracy = -math.inf
-        self.find_nan_by = 'trainer.add_hook("nan_forensics")'  # what to do about a NaN; a command has its own words
         self._components = parts
         self._step_fn, self._loss_fn = parts.step_fn, parts.loss_fn
-        if next(self.model.parameters(), None) is None:
-            raise TrainingError(f"the model ({type(self.model).__name__}) has no parameters: there is nothing to train")
-        self.params = trained_parameters(self.model, self.optimizers)
-        self.progress, self.run_status = Progress(), RunStatus()
-        self._reruns = 0
         self.progress.set_loaders(list(self.train_loaders))
-        make_args = RankEventArgs if self.ranks.act_together else EventArgs
-        self.event_args = make_args(self, self.progress, Gradients(self.params))
-        self.progress.ranks = self.ranks
-        self.chain = UpdateChain(self.hooks, lambda: self.params, self.model)
-        self.change_audit = ChangeAudit(self, lambda: self.lr_changes, lambda: self._reruns)
-        self.hooks.dispatch_table.audit_changes(self.change_audit)
-        self.hooks.set_ranks(self.ranks)
-        self.hooks.failures.current_step = lambda: self.progress.step
         self.hooks.failures.debug = self.hooks.failures.debug or self.options.debug
         # The model as the run calls it.
         self.called_model: Any = torch.compile(self.model) if self.options.compile else self.model
@@ -125,13 +112,21 @@ class Trainer:
         if inner is not self.model:
             self.called_eval_model = torch.compile(inner) if self.options.compile else inner
         metrics = check_metrics(parts.metrics, self.train_loaders)
-        self.validation_metrics = {name: one.metric for name, one in metrics.items() if "validation" in one.phases}
-        self.training_metrics = TrainingMetrics({n: one.metric for n, one in metrics.items() if "train" in one.phases})
-        self.agreement = Agreement(self)
+        self.validation_metrics = {
+            name: entry.metric for name, entry in metrics.items() if "validation" in entry.phases
+        }
+        self.training_metrics = TrainingMetrics(
+            {name: entry.metric for name, entry in metrics.items() if "train" in entry.phases}
+        )
+        self.optional_metrics = self.training_metrics.optional
         # batch -> what step_fn, loss_fn or the model returns
-        self.compute = self.agreement.times.measure(self._make_step())
+        self.compute = self.agreement.measure(self._make_step())
         self.checkpointer = Checkpointer(self)
-        self._loop: Loop | None = None
+        self.epoch_reader: SequentialBatches | MixedBatches | None = None  # of the epoch; None for manual steps
+        self.signals = SignalHandler(self.stop_on_signal)  # of the run in progress
+        self.resume_from: Path | None = None
+        self._outputs = OutputReader()
+        self.reset_steps()
 
     # ---- running ---------------------------------------------------------------------------------------------------
 
@@ -172,21 +167,19 @@ class Trainer:
                 self.options.max_epochs = max_epochs
             if max_steps is not None:
                 self.options.max_steps = max_steps
-            epochs, progress = self.options.epochs, self.progress
-            by_epochs = epochs is not None and progress.epoch + progress.epoch_over >= epochs
-            by_steps = self.options.max_steps is not None and progress.steps_done >= self.options.max_steps
-            if resume is None and progress.step > 0 and (by_epochs or by_steps):
-                done = f"{progress.epoch + progress.epoch_over} epochs, {progress.steps_done} steps"
+            if resume is None and self.progress.step > 0 and self._nothing_is_left():
+                done = f"{self.progress.epochs_done} epochs, {self.progress.steps_done} steps"
                 words = "nothing is left to train (%s are done); raise max_epochs or max_steps to continue"
                 logger.warning(words, done)
-                return self.refresh_state()
-
-            def run() -> None:
+            else:
                 for _ in self.stepper(resume, fork):
                     pass
-
-            keep_stop_iteration(run)
             return self.refresh_state()
+
+    def _nothing_is_left(self) -> bool:
+        epochs, steps = self.options.epochs, self.options.max_steps
+        by_epochs = epochs is not None and self.progress.epochs_done >= epochs
+        return by_epochs or (steps is not None and self.progress.steps_done >= steps)
 
     @contextmanager
     def _restore_if_refused(self) -> Iterator[None]:
@@ -214,25 +207,32 @@ class Trainer:
         self.launch = describe_launch()
         if (run := continued_run(self, resume)) is not None:
             resume, fork = run, False
-        steps = steps_of_run(self, run_context(self, resume, fork))
-        unfinished_steppers().add(steps)
+        steps = train(self, training(self, None if resume is None else Path(resume), fork))
+        unfinished_runs().add(steps)
         return steps
 
     def _check_not_running(self) -> None:
         if self.running:
             raise TrainingError("this trainer is running already; a hook cannot start another run of it")
 
+    def _set_train_loaders(self, loaders: Loaders) -> None:
+        self.train_loaders = make_train_loaders(loaders, self.options)
+        self.progress.set_loaders(list(self.train_loaders))
+
     def training_step(self, batch: Any) -> torch.Tensor:
         """Run one micro-batch, with the optimizer step if its window is complete, and return its detached loss."""
         if self.running:
             raise TrainingError("training_step() cannot be called inside an event or while the trainer runs")
         if self.run_status.run_ended:  # that run's record is closed; this step belongs to no run
-            before = self.record
-            self.record, self._loop = Record.in_memory(), None
+            before, self.record = self.record, Record.in_memory()
             self.record.share_sinks(before)
+            self.reset_steps()
+        self.epoch_reader = None
         self.hooks.attach()  # and not off again: at every step that would cost more than the hooks themselves
         with self.run_status.manual_step():
-            return keep_stop_iteration(lambda: self.loop.manual_step(batch))
+            loss = train_batch(self, batch)
+            self.at_boundary()
+            return loss
 
     def validate(self, loaders: Loaders = None) -> dict[str, float]:
         """Validate now, with the validation events, and return the metrics."""
@@ -241,35 +241,19 @@ class Trainer:
             raise TrainingError("there is nothing to validate on: give val_loaders")
         with self.hooks.attached(), self.hooks.collectives.allow("validate()"):
             if self.running:
-                self.loop.share_stats()
+                self.agreement.share_stats()
             return validate(self, chosen, self.options.validation_limit)
 
     def predict(self, loaders: Loaders) -> list[Any]:
         """Return the model's outputs for every batch, in eval mode; of a tuple batch the first item is the input."""
         outputs, model = [], self.engine.eval_model(self.model)
-        with eval_batches(self, "inference"), self.hooks.attached(), self.engine.autocast():
+        with self.other_batches("inference"), self.hooks.attached(), self.engine.autocast():
             for loader in named_loaders(loaders, "predict").values():
                 for batch in loader:
                     placed = self.engine.place(batch)
                     first = placed[0] if isinstance(placed, (tuple, list)) else placed
                     outputs.append(model(**first) if isinstance(first, Mapping) else model(first))
         return outputs
-
-    @contextmanager
-    def inference(self) -> Iterator[torch.nn.Module]:
-        """Run the model from a hook in eval mode without grad; random streams are preserved, forward hooks are off.
-
-        >>> with trainer.inference() as model:
-        ...     model(batch)
-        """
-        allow = self.hooks.collectives.allow
-        together = allow("inference() of a sharded model") if self.engine.forward_is_collective else nullcontext()
-        with together, eval_batches(self, "inference"), self.hooks.silenced(), self.engine.autocast():
-            yield self.engine.eval_model(self.model)
-
-    def random_state(self) -> dict[str, Any]:
-        """Return the state of every random stream that training draws from."""
-        return rng_state()
 
     @contextmanager
     def rerunning(self, random_state: dict[str, Any]) -> Iterator[Callable[[Any], torch.Tensor]]:
@@ -299,101 +283,159 @@ class Trainer:
             try:
                 yield forward
             finally:
-                self._reruns += 1
+                self.reruns += 1
                 self.engine.free_whole_weights(model)
                 with torch.no_grad():
                     for buffer, copy in buffers:
                         buffer.copy_(copy)
 
-    # ---- the run's objects -----------------------------------------------------------------------------------------
+    # ---- epochs ------------------------------------------------------------------------------------------------------
 
-    @property
-    def loop(self) -> Loop:
-        """The loop of the current run, or of steps outside of a run."""
-        if self._loop is None:
-            self._loop = Loop(self)
-        return self._loop
+    def has_more_epochs(self) -> bool:
+        """Return whether another epoch begins: there is one, and neither a stop nor the last step ends the run."""
+        epochs = self.options.epochs
+        return not self.is_finished() and (epochs is None or self.progress.epochs_done < epochs)
 
-    @cached_property
-    def record(self) -> Record:
-        """The record of the current or last run; before the first run a record in memory, made when it is needed."""
-        return Record.in_memory()
+    def begin_epoch(self) -> Iterable[Any]:
+        """Return the epoch's batches; fires on_epoch_start unless the epoch is resumed in its middle."""
+        progress, loaders = self.progress, self.train_loaders
+        self.agreement.before_epoch(loaders, progress.epochs_done)
+        reader = self.epoch_reader = self.make_epoch_reader(progress.epochs_done)
+        if progress.position is not None:
+            self.is_reading = True
+            batches = reader.resume(progress.position, progress.batch_idx + 1)
+        else:
+            progress.begin_epoch()
+            self.stats = self.stats.next_epoch(progress.step)
+            if handler := self.hooks.slots.on_epoch_start:
+                handler(self.event_args)
+            self.is_reading = True  # a DataLoader may ask workers that live longer than an epoch
+            batches = reader.start()
+            progress.position = reader.start_position  # states are read when a checkpoint needs them
+        self.hooks.replan()
+        self.signals.hold_worker_errors()
+        # Cut off where the end is certain: asking for one more batch would move the random streams of some loaders.
+        given = batches if reader.length is None else islice(batches, reader.length - reader.offset)
+        return self.agreement.batches(given, loaders)
 
-    def begin_run(
-        self, run_dir: Path | None, hooks: list[dict[str, Any]], lineage: Mapping[str, Any] | None, labels: Labels
-    ) -> None:
-        """Make record and loop of a run, and reset the state of the last one.
+    def make_epoch_reader(self, epoch: int) -> SequentialBatches | MixedBatches:
+        """Return the batches of an epoch, to be started or resumed."""
+        enter, has_windows = self.progress.enter_loader, self.accumulation.size > 1
+        return epoch_batches(self.train_loaders, has_windows, enter, epoch, self.ranks.world_size)
+
+    def end_epoch(self, all_read: bool) -> None:
+        """Check what was read; if the epoch is over, validate if due, fire on_epoch_end, then save.
+
+        Schedulers step after the validation: a run that resumes after a failed one repeats the end of the epoch. After
+        a hook that fails in on_epoch_end the epoch is over: schedulers have stepped, and other hooks were called. The
+        position in a checkpoint that is saved here is the start of the next epoch.
 
         Args:
-            run_dir: The directory of a run that is resumed; None for a new run.
-            hooks: The hooks as the record describes them.
-            lineage: The run and checkpoint that a new run starts from.
-            labels: Name, tags and notes of a new run.
+            all_read: Whether the loaders gave all their batches, and the loop did not leave them earlier.
         """
-        before = vars(self).get("record")
-        self.record = self._open_record(run_dir)
-        if before is not None:
-            self.record.share_sinks(before)  # those that were added before the run
-        hosts = self.ranks.gather(host()) if self.ranks.act_together else None
-        self.record.start(hooks=hooks, lineage=lineage, hosts=hosts, launch=self.launch, labels=labels)
-        # The last run may have stopped inside an epoch; this one continues there.
-        self.progress.begin_run(self.progress.position if self._loop is None else self._loop.position())
-        self.run_status.begin()
-        self.event_args.begin_run()
-        self.checkpointer.begin_run()
-        self.agreement.begin_run()
-        self._loop = Loop(self)
+        self._check_batches(all_read)
+        if not (all_read or self._is_last_of_epoch):
+            return
+        period = self.options.validation_period if self.val_loaders else None
+        metrics = None
+        if period and period.unit == "epochs" and self.progress.epochs % int(period.amount) == 0:
+            metrics = self.validate()  # which shares the statistics of the ranks, too
+        else:
+            self.agreement.share_stats()
+        if self.options.scheduler_interval == "epoch":
+            self.step_schedulers()
+        if metrics is not None:
+            self.step_plateau_schedulers(metrics)
+        self.record_non_finite_losses(self.stats.take_non_finite())
+        for name, mean in self.stats.means().items():
+            self.log(name, mean, reduce=None)
+        try:
+            if handler := self.hooks.slots.on_epoch_end:
+                handler(self.event_args)
+        finally:
+            self.progress.end_epoch()
+        self.agreement.end_epoch()
+        self.checkpointer.save_requested()
 
-    def _open_record(self, run_dir: Path | None) -> Record:
-        """Open the run's record: rank 0 writes its files, the others what happens to them alone."""
-        options, config = self.options, self.describe()
-        opened: list[Record] = []
+    def _check_batches(self, all_read: bool) -> None:
+        """Raise TrainingError if the loaders gave no batch, ended in the middle of a window, or nothing counted."""
+        window, reader, read = self.accumulation, self.epoch_reader, self.progress.batch_idx + 1
+        self.is_reading = False
+        window.leave()
+        assert reader is not None
+        if not read:
+            raise TrainingError(f"the training loader gave no batches{why_empty(self.train_loaders)}")
+        if window.count and all_read:
+            raise TrainingError(
+                f"the training loader promised {reader.length} batches and gave {read}, which leaves "
+                f"{window.count} micro-batches of a window of {window.size} without their step"
+            )
+        if all_read and isinstance(reader, SequentialBatches):
+            self.agreement.after_epoch(read, reader.expected)
+        window.check_trained()
 
-        def open_first() -> list[Any]:
-            if not options.record:
-                opened.append(Record.in_memory(config=config, seed=options.seed))
-            elif run_dir is not None:
-                opened.append(Record.on_disk(run_dir.parent, config=config, seed=options.seed, run_id=run_dir.name))
-            else:
-                opened.append(Record.on_disk(options.output_dir, config=config, seed=options.seed))
-            return [opened[0].run_id, None if opened[0].path is None else str(opened[0].path)]
+    @property
+    def is_in_epoch(self) -> bool:
+        """Whether the loop reads the batches; else `training_step` is called by hand."""
+        return self.epoch_reader is not None
 
-        run_id, path = self.ranks.first(open_first)
-        if not opened:
-            opened.append(Record.of_rank(self.ranks.rank, run_id, path, config=config, seed=options.seed))
-        return SharedRecord.of(opened[0], self.ranks) if self.ranks.act_together else opened[0]
+    @property
+    def _is_last_of_epoch(self) -> bool:
+        """Whether this micro-batch is known to be the epoch's last."""
+        reader = self.epoch_reader
+        return reader is not None and (reader.last or self.progress.batch_idx + 1 == reader.length)
 
-    def describe(self) -> Mapping[str, Any]:
-        """Return the run's configuration as the record stores it."""
-        parts, options = self._components, asdict(self.options)
-        if parts.resolved is not None:
-            return {**parts.resolved, "trainer": {**parts.resolved.get("trainer", {}), **options}}
-        optimizers = [
-            {
-                "class": type(one).__name__,
-                **{k: v for k, v in getattr(one, "defaults", {}).items() if isinstance(v, (int, float, str, tuple))},
-            }
-            for one in self.optimizers
-        ]
-        hooks = [{"name": hook.name, "enabled": hook.enabled, **hook.parameters} for hook in self.hooks.list_hooks()]
-        parameters = sum(param.numel() for param in self.model.parameters())
-        model = {"class": type(unwrap_module(self.model)).__name__, "parameters": parameters}
-        return {"model": model, "optimizers": optimizers, "trainer": options, "hooks": hooks}
+    def has_more_batches(self) -> bool:
+        """Return whether a batch of this epoch follows; the next one is read if that is the only way to know."""
+        if self.epoch_reader is None:
+            return True
+        self.is_reading = True
+        has_more = self.epoch_reader.has_more(self.progress.batch_idx + 1)
+        self.is_reading = False
+        return has_more
 
-    def _set_train_loaders(self, loaders: Loaders) -> None:
-        self.train_loaders = make_train_loaders(loaders, self.options)
-        self.progress.set_loaders(list(self.train_loaders))
+    def position(self) -> dict[str, Any] | None:
+        """Return where the loaders are inside an epoch, None between two epochs."""
+        position = self.progress.position
+        return position if self.epoch_reader is None or position is None else self.epoch_reader.position
 
     # ---- the step ----------------------------------------------------------------------------------------------------
 
-    def find_parameters(self) -> None:
-        """Find the parameters that the optimizers own again; transforms select among them again."""
-        before = set(self.params)
-        found = trained_parameters(self.model, self.optimizers)
-        self.params.clear()
-        self.params.update(found)
-        self.chain.reselect_parameters()
-        self.note("parameters_changed", added=sorted(set(found) - before), gone=sorted(before - set(found)))
+    def make_agreement(self) -> Agreement:
+        """Return what decides for all ranks of the run."""
+        return RankAgreement(self) if self.ranks.act_together else super().make_agreement()
+
+    def make_window(self) -> Window:
+        """Return the window in which this run accumulates the gradients of a step."""
+        options = self.options
+        is_plain = options.accumulate == 1 and options.loss_weight == "batches" and self.engine.scaler is None
+        return super().make_window() if is_plain else AccumulationWindow(self)
+
+    def compute_loss(self, batch: Any) -> torch.Tensor:
+        """Run the forward pass of a micro-batch, and return its loss; metrics, output and target are set for hooks."""
+        args, named = self.event_args, self.hooks.dispatch_table.named_at("on_train_batch_end")
+        wants_output = not OUTPUT_AND_TARGET.isdisjoint(named)
+        if not (self.training_metrics or wants_output):
+            loss, metrics = loss_and_metrics(self.compute(batch))
+        else:
+            with self._outputs.attached(self.called_model):
+                result = self.compute(batch)
+            output = self._outputs.take(result)
+            if wants_output:  # its memory is then in use during the backward pass
+                args.set_output(output, find_target(result, batch))
+            loss, metrics = loss_and_metrics(result)
+            if self.training_metrics:
+                metrics = {**metrics, **self.training_metrics.measure_batch(batch, result, output)}
+        if not loss.requires_grad:
+            raise TrainingError(
+                "the loss does not require grad, so nothing would be trained: was it detached, made under no_grad, or "
+                f"are all parameters frozen? ({LOSS_SOURCES})"
+            )
+        args.step_metrics = {key: detached_copy(value) for key, value in metrics.items()}
+        if self.accumulation.weight:
+            for key, value in args.step_metrics.items():
+                self.stats.add(f"train/{key}", value)
+        return loss
 
     def eval_compute(self) -> Callable[[Any], Any]:
         """Return the function from a batch to its loss in eval mode."""
@@ -437,12 +479,23 @@ class Trainer:
         self._step_changed("step_fn", old, function)
 
     def _step_changed(self, name: str, old: Any, new: Any) -> None:
-        self.compute = self.agreement.times.measure(self._make_step())
-        if self._loop is not None:
-            self._loop.step_changed()
+        self.compute = self.agreement.measure(self._make_step())
         by = self.hooks.calling_hook()
         self.note(f"{name}_changed", by=by, old=_name_of(old), new=_name_of(new))
         self.agreement.note_assignment(name, _name_of(new), by)
+
+    def zero_grad(self) -> None:
+        """Clear the gradients, also those of parameters that no optimizer owns."""
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        for param in self.unowned_params:
+            param.grad = None
+
+    def step_schedulers_after(self, skipped: Sequence[torch.optim.Optimizer]) -> None:
+        """Step the schedulers by steps, except those of optimizers that were skipped, and record the rate."""
+        if self.schedulers and self.options.scheduler_interval == "step":
+            self.step_log.add("train/lr", self.event_args.used_lr)
+            self.step_schedulers([optimizer for optimizer in self.optimizers if optimizer not in skipped])
 
     def step_schedulers(self, stepped: Sequence[torch.optim.Optimizer] | None = None) -> None:
         """Step the schedulers of the optimizers that stepped (all by default), except those that need a metric."""
@@ -457,67 +510,120 @@ class Trainer:
             if _needs_metric(scheduler):
                 scheduler.step(metrics["val/loss"])
 
-    # ---- where the run is --------------------------------------------------------------------------------------------
+    # ---- boundaries --------------------------------------------------------------------------------------------------
 
-    step: int = _attribute("progress.step", "The current optimizer step, from 1; the last one outside of a step.")
-    epoch: int = _attribute("progress.epoch", "The current epoch, from 0.")
-    running: bool = _attribute(
-        "run_status.running", "Whether a run is in progress, from before on_train_start to after on_train_end."
-    )
-    run_ended: bool = _attribute("run_status.run_ended", "Whether a run has ended and nothing has begun since.")
-    status: str = _attribute("run_status.status", "'training', 'completed' or 'error'.")
-    stop_reason: str | None = _attribute("run_status.stop_reason", "Why the run was asked to stop, if it was.")
-    stopped_by: str | None = _attribute("run_status.stopped_by", "The hook that asked the run to stop, or 'signal'.")
-    skipped_steps: int = _attribute("run_status.skipped_steps", "Steps that an optimizer skipped.")
-    non_finite_losses: int = _attribute(
-        "run_status.non_finite_losses", "Losses that were NaN or infinite, counted at the end of each epoch."
-    )
-    failed_saves: int = _attribute("run_status.failed_saves", "Checkpoints that could not be written.")
-    lr_changes: int = _attribute("run_status.lr_changes", "Assignments to `lr`.")
-    hook_failures: int = _attribute("run_status.hook_failures", "Exceptions of hooks.")
-    saving: str | None = _attribute(
-        "checkpointer.saving",
-        "The name of the checkpoint that is being written in the background (`async_save`), if any.",
-    )
-    requested_checkpoints: set[str] = _attribute(
-        "checkpointer.requested_names",
-        "Names of checkpoints that were requested by `save`, which no retention policy may delete.",
-    )
+    def at_boundary(self) -> bool:
+        """Do what is due after a step, and return whether the run ends; then the loaders are told so."""
+        is_over = super().at_boundary()
+        # A run that was asked to stop reads no more: after a signal its loader's workers may be gone.
+        if is_over and self.epoch_reader is not None and self.stop_reason is None:
+            self.epoch_reader.stop(self.progress.batch_idx + 1)
+        return is_over
 
-    @property
-    def run_dir(self) -> Path | None:
-        """The run's directory; None if the record is in memory."""
-        return self.record.path if "record" in vars(self) else None  # reading `record` would make one
+    def boundary(self) -> None:
+        """Write the record, validate, agree with the other ranks, save."""
+        step = self.progress.step
+        self.agreement.end_step()
+        self.checkpointer.poll()
+        self.step_log.flush_if_due()
+        if self._validates_at(step):
+            self.step_plateau_schedulers(self.validate())
+        self.agreement.after_step(step)
+        if not self._is_last_of_epoch:  # else the end of the epoch saves, as the start of the next one
+            self.checkpointer.save_requested()
 
-    @property
-    def checkpoint_dir(self) -> Path | None:
-        """The directory that holds the run's checkpoints; None if the record is in memory."""
-        return self.record.checkpoint_dir if "record" in vars(self) else None
-
-    rank_tokens: int = _attribute("progress.tokens_seen", "The tokens in the batches of this rank so far.")
+    def next_boundaries(self) -> list[int]:
+        """Return steps after which `boundary` must run."""
+        step, found = self.progress.step, super().next_boundaries()
+        if self.options.max_steps is not None:
+            found.append(self.options.max_steps)
+        if every := self._validation_steps:
+            found.append(step - step % every + every)
+        if self.saving:  # poll until the checkpoint is durable
+            found.append(step + 1)
+        if (exchange := self.agreement.next_exchange(step)) is not None:
+            found.append(exchange)
+        return found
 
     @property
-    def data_ranks(self) -> int:
-        """How many ranks train on separate batches; with tensor parallelism alone all have the same one."""
-        return self.ranks.world_size if self.engine.averages else 1
+    def _validation_steps(self) -> int:
+        """After how many steps the run validates; 0 if it does so by epochs or not at all."""
+        period = self.options.validation_period if self.val_loaders else None
+        return int(period.amount) if period and period.unit == "steps" else 0
+
+    def _validates_at(self, step: int) -> bool:
+        every = self._validation_steps
+        return bool(every) and step % every == 0
+
+    def is_finished(self) -> bool:
+        """Return whether a stop was requested or the last step is done."""
+        steps = self.options.max_steps
+        return super().is_finished() or (steps is not None and self.progress.step >= steps)
+
+    # ---- the beginning and the end of a run --------------------------------------------------------------------------
+
+    def add_default_hooks(self) -> None:
+        """Print progress, unless the user has a hook for it."""
+        self.at_end(add_console(self))
+
+    def prepare(self) -> None:
+        """Clear gradients, load weights, resume, warn, try a validation, print a line."""
+        prepare_training(self, self.resume_from)
+
+    def finish(self) -> None:
+        """Save what has to be saved of a run that has made its last step."""
+        self.agreement.settle()
+        self.checkpointer.finish()  # so that checkpoint hooks know what is saved
+        save_last_step(self)
+        self.checkpointer.save_requested()
+        self.checkpointer.finish()
+
+    def after_exception(self, error: BaseException) -> None:
+        """Finish the checkpoint that is being written."""
+        self.accumulation.leave()
+        self.checkpointer.finish_after(error)
+
+    def after_train_end(self) -> None:
+        """Write what hooks of several ranks have asked to save in on_train_end, once all ranks know of it."""
+        if self.ranks.act_together and self.status != "error":
+            self.agreement.settle()
+            self.checkpointer.save_requested()
+            self.checkpointer.finish()
+
+    def release(self) -> None:
+        """Release the memory of background saves."""
+        self.checkpointer.close()
+
+    # ---- the run as hooks see it -------------------------------------------------------------------------------------
+
+    def describe(self) -> Mapping[str, Any]:
+        """Return the run's configuration as the record stores it."""
+        resolved, options = self._components.resolved, asdict(self.options)
+        if resolved is not None:
+            return {**resolved, "trainer": {**resolved.get("trainer", {}), **options}}
+        described = dict(super().describe())
+        hooks = described.pop("hooks")
+        return {**described, "trainer": options, "hooks": hooks}
 
     @property
     def prints(self) -> bool:
         """Whether this process prints what the run does."""
         return self.options.console and self.ranks.rank == 0
 
-    device: torch.device = _attribute("engine.device", "The device the model is trained on.")
-    hook_manager: HookManager = _attribute("hooks", "The registry of the hooks; equal to `hooks`.")
+    @property
+    def writes_report(self) -> bool:
+        """Whether a run with a directory gets a report.html."""
+        return self.options.report
+
+    @property
+    def warn_above(self) -> float | None:
+        """The share of the run's time above which a hook is reported as costly; None reports none."""
+        return self.options.warn_above
 
     @property
     def is_trial_run(self) -> bool:
         """Whether the run only checks that everything works (`fast_dev_run`)."""
         return bool(self.options.fast_dev_run)
-
-    @property
-    def validations_in_progress(self) -> int:
-        """How many validations are in progress: 2 inside a validation that a hook starts during another one."""
-        return len(self.event_args.validating)
 
     @property
     def has_validation(self) -> bool:
@@ -530,29 +636,9 @@ class Trainer:
         return bool(self.val_loaders) and self.options.validation_period is not None
 
     @property
-    def uses_grad_scaler(self) -> bool:
-        """Whether a GradScaler decides if the optimizer steps."""
-        return self.engine.scaler is not None
-
-    @property
-    def gradients_overflowed(self) -> bool:
-        """Whether the current step is skipped because its scaled gradients overflowed; no transform has seen them."""
-        return self.event_args.overflowed_at == self.progress.step
-
-    @property
     def loader_names(self) -> list[str]:
         """The training loaders whose losses are recorded separately; empty with a single loader."""
         return list(self.train_loaders) if len(self.train_loaders) > 1 else []
-
-    @property
-    def loader_batches(self) -> dict[str, int]:
-        """Micro-batches of each training loader so far."""
-        return dict(self.progress.by_loader)
-
-    @property
-    def run_id(self) -> str | None:
-        """The run's id, once it has begun."""
-        return self.record.run_id if self.running or self.run_dir is not None else None
 
     @property
     def total_epochs(self) -> int | None:
@@ -572,172 +658,22 @@ class Trainer:
         known = [steps for steps in (self.options.max_steps, by_epochs) if steps is not None]
         return min(known) if known else None
 
-    # ---- numbers -----------------------------------------------------------------------------------------------------
+    # ---- checkpoints -------------------------------------------------------------------------------------------------
 
     @property
-    def lr(self) -> float:
-        """Learning rate of the first group of the first optimizer; assigning scales every group by the same ratio."""
-        return float(self.optimizers[0].param_groups[0]["lr"])
+    def saving(self) -> str | None:
+        """The name of the checkpoint that is being written in the background (`async_save`), if any."""
+        return self.checkpointer.saving
 
-    @lr.setter
-    def lr(self, value: float) -> None:
-        by = self.hooks.calling_hook()
-        self.note("lr_changed", by=by, old=self.lr, new=value)
-        self.agreement.note_assignment("lr", value, by)
-        self.run_status.count("lr_changes")
-        ratio = value / self.lr if self.lr else None
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = value if ratio is None else group["lr"] * ratio
+    @property
+    def requested_checkpoints(self) -> AbstractSet[str]:
+        """Names of checkpoints that were requested by `save`, which no retention policy may delete."""
+        return self.checkpointer.requested_names
 
-    def refresh_state(self) -> dict[str, Any]:
-        """Return the run as a dict, as hooks get it as `state`; waits for the device."""
-        return self.event_args.state
-
-    def window(self) -> list[MicroBatch]:
-        """Return the micro-batches of the current step; empty if a step is one micro-batch."""
-        return self.event_args.window
-
-    def step_metrics(self) -> dict[str, Any]:
-        """Return the step's means of what `step_fn` returned beside the loss."""
-        return self.event_args.step_means()
-
-    def step_loss(self) -> float:
-        """Return the loss of the last step as it is recorded, the mean over its window; waits for the device."""
-        shared = self.loop.stats.shared_loss(self.step) if self.ranks.act_together else None
-        return self.event_args.window_loss if shared is None else shared
-
-    def epoch_metrics(self) -> dict[str, float]:
-        """Return the means of the current epoch so far, by recorded name; waits for the device."""
-        return self.loop.stats.means()
-
-    def latest_metrics(self, since: int | None = None) -> dict[str, float]:
-        """Return the newest value of each training metric, of steps after `since` or else of this epoch."""
-        return self.loop.stats.latest(since)
-
-    def log(self, name: str, value: Any, step: int | None = None, reduce: str | None = "mean") -> None:
-        """Record a number or a one-element tensor; never waits for the device or for other ranks.
-
-        Args:
-            name: The metric.
-            value: Its value.
-            step: The step it belongs to, if it is not the current one.
-            reduce: How the values of several ranks become one: 'mean', 'sum', 'max', 'min', or None for rank 0's own.
-        """
-        if reduce is not None and reduce not in REDUCTIONS:
-            raise HooklineError(f"log({name!r}): reduce={reduce!r}; {nearest(str(reduce), REDUCTIONS)}, or None")
-        if isinstance(value, torch.Tensor) and value.numel() != 1:
-            raise HooklineError(f"log({name!r}): expected one number, got a tensor of shape {tuple(value.shape)}")
-        self.record.log(self.progress.step if step is None else step, self.progress.epoch, name, value, reduce)
-
-    def log_layers(
-        self, series: str, names: Sequence[str], columns: Sequence[str], values: torch.Tensor, step: int | None = None
-    ) -> None:
-        """Record numbers per layer; never waits for the device.
-
-        Args:
-            series: The name of the series.
-            names: The layers.
-            columns: The statistics.
-            values: The numbers, [names, columns] or [names, columns, bins].
-            step: The step they belong to, if it is not the current one.
-        """
-        self.record.log_layers(series, self.progress.step if step is None else step, names, columns, values)
-
-    def log_table(
-        self,
-        name: str,
-        columns: Iterable[str],
-        rows: Iterable[Iterable[Any]],
-        *,
-        step: int | None = None,
-        kind: str | None = None,
-    ) -> None:
-        """Record a table; of several ranks, rank 0's is recorded and the others' are ignored.
-
-        Args:
-            name: Its name.
-            columns: The titles of its columns.
-            rows: The cells of each row: texts (cut after 1,000 characters), numbers, booleans or None, at most 10,000
-                in all. A two-dimensional tensor or array is read as it is, which waits for its device.
-            step: The step it belongs to, if it is not the current one.
-            kind: What the table shows, for viewers that draw it in another way, such as "confusion_matrix".
-
-        Raises:
-            RecordError: If a row or a cell does not fit, or there are too many.
-        """
-        self.record.log_table(
-            self.progress.step if step is None else step, self.progress.epoch, name, columns, rows, kind
-        )
-
-    def log_image(self, name: str, image: Any, *, step: int | None = None) -> None:
-        """Record an image; of several ranks, rank 0's is recorded and the others' are ignored.
-
-        A tensor on a device is copied without waiting for it, and encoded when the record is written.
-
-        Args:
-            name: Its name.
-            image: A tensor or NumPy array [H, W], [C, H, W] or [H, W, C] with 1, 3 or 4 channels, of uint8 or of floats
-                from 0 to 1; a PIL image; or a matplotlib figure. At most 4096 x 4096 pixels.
-            step: The step it belongs to, if it is not the current one.
-
-        Raises:
-            RecordError: If it is not an image, or is too large.
-        """
-        self.record.log_image(self.progress.step if step is None else step, self.progress.epoch, name, image)
-
-    def share(self, part: SharedPart) -> None:
-        """Hand in numbers of this rank that are recorded together with those of the other ranks."""
-        self.record.share(part)
-
-    def means_of_ranks(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Return the means over the ranks of numbers of the current step, by name; waits for all of them."""
-        if not self.ranks.act_together:
-            return dict(metrics)
-        window = self.loop.window
-        own = {name: [window.share_of(value), window.share] for name, value in metrics.items()}
-        return {name: total / weight for name, (total, weight) in add_up(self.ranks, own, width=2).items() if weight}
-
-    def note(self, kind: str, step: int | None = None, **fields: Any) -> None:
-        """Write a decision into events.jsonl, if a run is in progress; at the current step unless given."""
-        if self.running:
-            self.record.event(kind, self.progress.step if step is None else step, **fields)
-
-    # ---- control -----------------------------------------------------------------------------------------------------
-
-    def request_boundary(self) -> None:
-        """Run the loop's boundary after the current step: something was requested."""
-        if self._loop is not None:
-            self._loop.request_boundary()
-
-    def request_stop(self, reason: str, by: str | None = None) -> None:
-        """End the run in order once the current step is complete; the first reason counts."""
-        by = by or self.hooks.calling_hook()
-        self.note("stop_requested", reason=reason, by=by)
-        self.agreement.request_stop(Stop(reason, by, self.ranks.rank))
-        self.request_boundary()
-
-    def stop_on_signal(self, name: str) -> None:
-        """Save and end the run, once all ranks know of it. A signal handler calls this, so it only assigns."""
-        self.agreement.request_end(name)
-        self.request_boundary()
-
-    def end_on_signal(self, name: str, rank: int = 0) -> None:
-        """Save and end the run now, because of a signal that a rank received."""
-        if rank != self.ranks.rank and self.prints:
-            logger.warning("rank %d has received %s: all ranks end after this step", rank, name)
-        self.run_status.stops.append(Stop(name, SIGNAL, rank))
-        if self.checkpoint_dir is not None:
-            self.checkpointer.request_unless_saved()
-        self.request_boundary()
-
-    def skip_step(self, reason: str) -> None:
-        """Skip the optimizer step of the current window; for guards in the update chain.
-
-        Raises:
-            RankError: With several ranks, if the hook declares neither `may_skip` nor `same_on_all_ranks`.
-        """
-        self.agreement.request_skip(reason)
+    @property
+    def last_saved_step(self) -> int | None:
+        """The step of the checkpoint that was written or loaded last in this run."""
+        return self.checkpointer.last_step
 
     def unsaved_parameters(self) -> Mapping[str, Mapping[str, Any]]:
         """Return shape, dtype and sum of bits of the frozen parameters that checkpoints leave out; often none."""
@@ -757,6 +693,18 @@ class Trainer:
         self.request_boundary()
         if self.status != "training" and self.running and not self.ranks.act_together:
             self.checkpointer.save_requested()
+
+    def save_at_boundary(self, name: SaveName) -> None:
+        """Write a checkpoint at the next boundary."""
+        self.checkpointer.request(name)
+
+    def end_on_signal(self, name: str, rank: int = 0) -> None:
+        """Save and end the run now, because of a signal that a rank received."""
+        if rank != self.ranks.rank and self.prints:
+            logger.warning("rank %d has received %s: all ranks end after this step", rank, name)
+        super().end_on_signal(name, rank)
+        if self.checkpoint_dir is not None:
+            self.checkpointer.request_unless_saved()
 
     def save_checkpoint(self, name: str | None = None) -> Path:
         """Write a checkpoint now, between two steps or after a failure; fires on_checkpoint_save once it is durable."""
@@ -838,10 +786,3 @@ def _name_of(function: Any) -> str | None:
 
 def _needs_metric(scheduler: Any) -> bool:
     return isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
-
-
-if TYPE_CHECKING:
-
-    def _as_run_control(trainer: Trainer) -> RunControl:
-        """Check statically that the trainer is a `RunControl`."""
-        return trainer

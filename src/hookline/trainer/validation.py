@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from itertools import count, islice, repeat
 from typing import TYPE_CHECKING, Any
 
@@ -15,47 +15,18 @@ from hookline.core.catalog import find_event
 from hookline.core.dispatch import EventSlots
 from hookline.errors import TrainingError
 from hookline.ranks import OneProcess, add_up
+from hookline.run.numbers import as_python_number, single_numbers
+from hookline.run.outputs import OUTPUT_AND_TARGET, OutputReader, find_target
 from hookline.trainer.data.loader_state import preserve_parts
 from hookline.trainer.data.loaders import raise_no_batches, why_empty
 from hookline.trainer.data.sampler import ResumableSampler
-from hookline.trainer.event_args import single_numbers
 from hookline.trainer.metrics import ValidationMetrics, merge_metrics
-from hookline.trainer.outputs import OUTPUT_AND_TARGET, OutputReader, find_target
-from hookline.trainer.rng import preserve_rng
-from hookline.trainer.step_fn import as_python_number, loss_and_metrics
+from hookline.trainer.step_fn import loss_and_metrics
 
 if TYPE_CHECKING:
     from hookline.trainer.trainer import Trainer
 
 SANITY_EVENTS = ("on_validation_start", "on_validation_batch_start", "on_validation_batch_end")
-
-
-@contextmanager
-def eval_mode(model: torch.nn.Module) -> Iterator[None]:
-    """Put the model into eval mode without grad; afterwards every module is in its previous mode, frozen ones too."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training
-
-
-@contextmanager
-def eval_batches(trainer: Trainer, phase: str) -> Iterator[None]:
-    """Run other batches than the training batch, in eval mode; its arguments and random streams are preserved.
-
-    Args:
-        trainer: The trainer.
-        phase: What hooks see as `phase` inside the block.
-    """
-    with trainer.event_args.preserve_train_batch(phase), preserve_rng(), eval_mode(trainer.model):
-        try:
-            yield
-        finally:
-            trainer.engine.free_whole_weights(trainer.model)
 
 
 def validate(trainer: Trainer, loaders: Mapping[str, Iterable[Any]], limit: int | None) -> dict[str, float]:
@@ -74,7 +45,7 @@ def validate(trainer: Trainer, loaders: Mapping[str, Iterable[Any]], limit: int 
     """
     args, slots = trainer.event_args, trainer.hooks.slots
     order = preserve_parts(trainer.train_loaders, loaders, (torch.Generator, ResumableSampler))
-    with args.validation(trainer.hooks.calling_hook()), eval_batches(trainer, "validation"), order:
+    with args.validation(trainer.hooks.calling_hook()), trainer.other_batches("validation"), order:
         if handler := slots.on_validation_start:
             handler(args)
         metrics = _measure(trainer, loaders, limit, slots)
@@ -87,8 +58,8 @@ def validate(trainer: Trainer, loaders: Mapping[str, Iterable[Any]], limit: int 
         finally:  # what was measured is recorded, also if a hook ends the run here
             for key, value in single_numbers(metrics).items():
                 trainer.log(key, value)
-    if trainer.running and trainer.ranks.act_together:
-        trainer.loop.flush(wait=True)  # ranks exchange what they have recorded
+    if trainer.running:
+        trainer.agreement.after_validation()
     return metrics
 
 
@@ -106,7 +77,7 @@ def sanity_check(trainer: Trainer, loaders: Mapping[str, Iterable[Any]], batches
         return None
     args, hooks = trainer.event_args, trainer.hooks
     slots, order = EventSlots(), preserve_parts(trainer.train_loaders, loaders, (torch.Generator, ResumableSampler))
-    with eval_batches(trainer, "validation"), order, hooks.silenced():
+    with trainer.other_batches("validation"), order, hooks.silenced():
         for event in map(find_event, SANITY_EVENTS):
             listeners = hooks.listeners(event, due=None)
             bound = [hook for hook in listeners if getattr(hook.owner, "runs_in_sanity_check", False)]

@@ -1,8 +1,4 @@
-"""The micro-batches of one optimizer step: their weights, their backward passes, and the mean of their gradients.
-
-The loop uses this for runs that accumulate, weigh their micro-batches or scale their loss. For all others a step is
-one backward pass, which the loop runs directly.
-"""
+"""Windows of runs that accumulate, weigh their micro-batches or scale their loss, and the mean of their gradients."""
 
 from __future__ import annotations
 
@@ -12,29 +8,27 @@ from torch import Tensor
 
 from hookline._console import logger
 from hookline._tensors import count_samples
-from hookline.core.run_control import MicroBatch
 from hookline.errors import TrainingError
 from hookline.gradients.local_storage import multiply_
+from hookline.run.control import MicroBatch
+from hookline.run.window import Window
 from hookline.trainer.engine import zero_gradients
 from hookline.trainer.step_fn import count_loss_terms, count_tokens
 
 if TYPE_CHECKING:
-    from hookline.trainer.loop import Loop
+    from hookline.trainer.trainer import Trainer
 
 OVERFLOW_REASON = "non-finite gradients under GradScaler"
 
 
-class Window:
+class AccumulationWindow(Window):
     """The window of the current step, and what this rank's part in it counts among all ranks."""
 
-    def __init__(self, loop: Loop) -> None:
-        options = loop.options
-        self._loop, self._trainer, self._engine, self._ranks = loop, loop.trainer, loop.engine, loop.trainer.ranks
+    def __init__(self, trainer: Trainer) -> None:
+        super().__init__(trainer)
+        options = trainer.options
+        self._trainer, self._engine, self._ranks = trainer, trainer.engine, trainer.ranks
         self.size = options.accumulate
-        self.count = 0  # micro-batches so far; stays 0 if the loop runs the backward pass
-        self.weight = 1.0  # of the current micro-batch; changes only if micro-batches are weighted
-        self.has_weight = True  # whether something in the window has a weight, on any rank
-        self.share = 1.0  # what this rank's means of the step count in the means over the ranks
         self._loss_weight = options.loss_weight
         self._weighted = options.loss_weight != "batches"
         self._had_weight = not self._weighted  # whether something had a weight in some step
@@ -49,7 +43,7 @@ class Window:
             if not self.weight and self._ranks.act_together:
                 self._zeroing = self._trainer.called_model.register_forward_hook(zero_gradients)
         if self._reduces_once:
-            is_last = self.count + 1 == self.size or not self._loop.has_more_batches()
+            is_last = self.count + 1 == self.size or not self._trainer.has_more_batches()
             self._engine.sync_gradients(self._trainer.model, is_last)
 
     def _weigh(self, batch: Any) -> float:
@@ -85,7 +79,12 @@ class Window:
         )
         self.count += 1
 
-    def complete(self) -> None:
+    def check_complete(self) -> bool:
+        """Return whether the window is full, or the epoch has no more batches for it."""
+        self.is_complete = self.count >= self.size or not self._trainer.has_more_batches()
+        return self.is_complete
+
+    def finish_gradients(self) -> None:
         """Unscale the gradients; of a weighted or short window, make them the mean over what was in it.
 
         If scaled gradients overflowed, the whole step is skipped: the norms of the update chain span all optimizers,
@@ -93,7 +92,6 @@ class Window:
         replicas have the same gradients, and torch looks for infinities in all shards of a DTensor.
         """
         args, trainer = self._trainer.event_args, self._trainer
-        self._loop.find_new_parameters()
         if self._engine.unscale(trainer.optimizers):
             args.overflowed_at = trainer.progress.step
             trainer.skip_step(OVERFLOW_REASON)
@@ -124,12 +122,12 @@ class Window:
         Raises:
             TrainingError: If this is the first step, called manually.
         """
-        progress = self._trainer.progress
+        trainer, progress = self._trainer, self._trainer.progress
         if not progress.steps_done:
-            if self._loop.batches is None:
+            if not trainer.is_in_epoch:
                 raise TrainingError(f"the step would train nothing: {self._why_uncounted()}")
             logger.warning("step %d is skipped: %s", progress.step, self._why_uncounted())
-        self._trainer.skip_step(f"no {self._loss_weight.removesuffix('s')} counts")
+        trainer.skip_step(f"no {self._loss_weight.removesuffix('s')} counts")
 
     def _why_uncounted(self) -> str:
         return (
@@ -137,12 +135,6 @@ class Window:
             "not ignored ('labels' of a dict, the second item of a tuple), else ones in 'attention_mask', else "
             "elements of 'input_ids' or of an integer tensor; for other batches give count_tokens="
         )
-
-    def share_of(self, value: Any) -> Any:
-        """Return what this rank adds to a mean over the ranks that weights each by what was in its window."""
-        if self.share == 1.0:
-            return value
-        return value * self.share if self.share else 0.0  # the mean of nothing may be NaN
 
     def check_trained(self) -> None:
         """Raise TrainingError if no step of the run had anything to train on."""

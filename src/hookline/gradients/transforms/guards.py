@@ -6,7 +6,7 @@ AdamW moves on zero gradients too, so a step can only be skipped on the host, wh
 from __future__ import annotations
 
 from time import perf_counter_ns
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,11 +14,13 @@ from torch import Tensor
 from hookline import _checks
 from hookline.core.costs import Cost
 from hookline.core.registry import HookRegistry
-from hookline.core.run_control import RunControl
 from hookline.errors import HooklineError, MissingArgument, TrainingError
 from hookline.gradients.local_storage import multiply_
 from hookline.gradients.transforms.base import Transform
 from hookline.gradients.view import Gradients
+
+if TYPE_CHECKING:
+    from hookline.run.control import RunControl
 
 NON_FINITE = "non-finite gradients"
 

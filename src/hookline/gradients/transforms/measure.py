@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from hookline import _checks
 from hookline.core.base import UpdateHook, passes_through
-from hookline.core.run_control import RunControl
 from hookline.gradients.view import Gradients
 from hookline.stats.columns import STATISTICS
 from hookline.stats.distributed import LocalTensors
 from hookline.stats.merge import merge
+
+if TYPE_CHECKING:
+    from hookline.run.control import RunControl
 
 NORM = "norm"
 

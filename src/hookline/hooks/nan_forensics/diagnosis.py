@@ -17,7 +17,7 @@ from hookline._tensors import iter_tensors, map_tensors, tensors_with_keys
 from hookline.activations.debug import Debug, statistics_of
 from hookline.activations.manager import HookManager
 from hookline.core.base import ForwardHook
-from hookline.core.run_control import RunControl
+from hookline.run.control import RunControl
 
 _OPERATION = re.compile(r"Function '(\w+)'")
 NAMES_SHOWN = 3

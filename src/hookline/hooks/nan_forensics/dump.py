@@ -26,13 +26,13 @@ from hookline.checkpoints import encode, read_checkpoint, write_checkpoint
 from hookline.checkpoints.format import Section
 from hookline.checkpoints.frozen import fill_in_frozen
 from hookline.checkpoints.store import temporary_name
-from hookline.core.run_control import RunControl
 from hookline.errors import CheckpointError, HooklineError, got
 from hookline.gradients.local_storage import local_tensor
 from hookline.hooks.nan_forensics.diagnosis import Diagnosis, diagnose
 from hookline.record import read_json, redact, strict_json
 from hookline.record.json_lines import write_json_atomic
 from hookline.record.runs import utc_now
+from hookline.run.control import RunControl
 
 REPORT, STATE = "crash.json", "state"
 

@@ -13,12 +13,12 @@ from hookline import _checks
 from hookline._console import logger
 from hookline._tensors import is_sharded
 from hookline.activations.gradient_flow import gradient_norms
-from hookline.core.run_control import RunControl
 from hookline.errors import RankError, error_text
 from hookline.gradients.view import Gradients
 from hookline.hooks.base import NamedHook
 from hookline.hooks.nan_forensics.diagnosis import Diagnosis, diagnose, name_batch_tensors, nonfinite_names
 from hookline.hooks.nan_forensics.dump import RecordedBatch, write_crash
+from hookline.run.control import RunControl
 
 
 class NanForensics(NamedHook):

@@ -12,7 +12,6 @@ from typing import Any
 
 from hookline import _checks
 from hookline.core.rng_guard import TrainingStreams
-from hookline.core.run_control import RunControl
 from hookline.errors import TrainingError, error_text
 from hookline.hooks.base import NamedHook, period
 from hookline.hooks.trackers.layers import Histogram, HistogramReader, scalars
@@ -20,6 +19,7 @@ from hookline.hooks.trackers.worker import Worker
 from hookline.hooks.webhook import is_posting_suspended
 from hookline.record.redaction import redact, redact_text
 from hookline.record.sinks import SinkHandle
+from hookline.run.control import RunControl
 
 LAYERS = ("histograms", "all", "none")
 LONGEST_WAIT = 3600.0  # seconds

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from hookline.errors import CheckpointError
+from hookline.run.rng import preserve_rng, restore_rng, rng_state
 from hookline.trainer.data.loader_state import (
     batches_left,
     has_state,
@@ -23,7 +24,6 @@ from hookline.trainer.data.loader_state import (
     start_state,
 )
 from hookline.trainer.data.loaders import TrainLoaders, raise_no_batches, smallest, trusted_length
-from hookline.trainer.rng import preserve_rng, restore_rng, rng_state
 
 OnLoader = Callable[[int, str], None]  # index and name of the loader that the next batch comes from
 _NOTHING, _UNREAD = object(), object()

@@ -20,8 +20,8 @@ from hookline._console import logger
 from hookline.checkpoints.format import encode
 from hookline.core.failures import raise_if_quit
 from hookline.errors import CheckpointError, error_text
+from hookline.run.rng import restore_rng, rng_state
 from hookline.trainer.data.sampler import SharedSampler
-from hookline.trainer.rng import restore_rng, rng_state
 
 Loaders = Mapping[str, Iterable[Any]]
 

@@ -18,11 +18,11 @@ from torch.utils.data import (
 )
 
 from hookline.errors import ConfigError, TrainingError, with_article
+from hookline.run.rng import preserve_rng, seed_everything
 from hookline.trainer.data.loader_state import has_state, known_length
 from hookline.trainer.data.mixing import LoaderSchedule
 from hookline.trainer.data.sampler import ResumableSampler, ShareOf
 from hookline.trainer.options import TrainerOptions
-from hookline.trainer.rng import preserve_rng, seed_everything
 
 Loaders = Any  # one iterable, a list of them or a dict of them
 

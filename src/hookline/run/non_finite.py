@@ -12,7 +12,7 @@ from hookline._console import logger
 from hookline.gradients.local_storage import local_tensor
 
 if TYPE_CHECKING:
-    from hookline.trainer.trainer import Trainer
+    from hookline.run.run import Run
 
 
 class LossWatch:
@@ -22,20 +22,20 @@ class LossWatch:
     a device arrive by the clock.
     """
 
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer, self._announced = trainer, False
+    def __init__(self, run: Run) -> None:
+        self._run, self._announced = run, False
 
     def write_metrics(self, rows: Sequence[dict[str, Any]], /) -> None:
         """Look at the losses of the last steps."""
         bad = (row for row in rows if not math.isfinite(row.get("train/loss", 0.0)))
         if self._announced or (row := next(bad, None)) is None:
             return
-        trainer, step, loss, self._announced = self._trainer, row["step"], row["train/loss"], True
-        is_known = step == trainer.step and len(trainer.window()) <= 1
-        trainer.note("non_finite_loss", step, batch_idx=trainer.progress.batch_idx if is_known else None, value=loss)
-        if not {"nan_forensics", "debug_training"} & set(trainer.hooks):  # these say more, at the same step
+        run, step, loss, self._announced = self._run, row["step"], row["train/loss"], True
+        is_known = step == run.step and len(run.window()) <= 1
+        run.note("non_finite_loss", step, batch_idx=run.progress.batch_idx if is_known else None, value=loss)
+        if not {"nan_forensics", "debug_training"} & set(run.hooks):  # these say more, at the same step
             words = "step %d: the loss is %s; to find the module it comes from: %s"
-            logger.warning(words, step, loss, trainer.find_nan_by, of_rank=True)
+            logger.warning(words, step, loss, run.find_nan_by, of_rank=True)
 
     def write_layers(self, rows: Sequence[Any], /) -> None:
         """Do nothing."""

@@ -11,7 +11,7 @@ import torch
 from hookline.ranks import OneProcess, add_up
 
 if TYPE_CHECKING:
-    from hookline.trainer.window import Window
+    from hookline.run.window import Window
 
 Number = torch.Tensor | float
 CHUNK = 64  # losses or metrics that are added up at once
@@ -216,13 +216,6 @@ def add_losses(states: Sequence[Mapping[str, Any]], is_counted: bool) -> dict[st
     if not is_counted:
         sums, totals = {name: [0, 0.0] for name in sums}, {"count": 0, "sum": 0.0, "bad": 0}
     return {**totals, "beside": {**states[0].get("beside", {}), "sums": sums}}
-
-
-def detached_copy(value: Any) -> Any:
-    """Return a number without its graph that nothing else can write to: Python's own, or a copy on the device."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    return value.item() if value.is_cpu else value.detach().clone()
 
 
 def _add(total: Number, values: Sequence[Number]) -> Number:

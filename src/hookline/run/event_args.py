@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, fields
@@ -16,17 +16,17 @@ import torch
 
 from hookline._tensors import copy_on_write, map_tensors
 from hookline.core.base import StepContext
-from hookline.core.run_control import MicroBatch
 from hookline.errors import TrainingError
 from hookline.gradients.local_storage import total_norm
-from hookline.trainer.config_view import view_of
-from hookline.trainer.outputs import UNKNOWN
-from hookline.trainer.step_fn import is_numpy_number
+from hookline.gradients.view import Gradients
+from hookline.run.config_view import view_of
+from hookline.run.control import MicroBatch
+from hookline.run.numbers import single_numbers, weighted_mean, without_nan
+from hookline.run.outputs import UNKNOWN
 
 if TYPE_CHECKING:
-    from hookline.gradients.view import Gradients
-    from hookline.trainer.run_state import Progress
-    from hookline.trainer.trainer import Trainer
+    from hookline.run.progress import Progress
+    from hookline.run.run import Run
 
 LossRef = Callable[[], torch.Tensor | None]  # a weak reference to the loss that a value was computed from
 
@@ -41,33 +41,6 @@ def _no_loss() -> None:
     """Stand for the weak reference where nothing was computed yet."""
 
 
-class GradNorm:
-    """The norm of a step's gradients: computed from their tensors, and read from the device, when it is asked for.
-
-    Another thread may read it at any time: `source` is one attribute, and each of its three forms gives the same norm.
-
-    Args:
-        source: The gradients, or their norm.
-    """
-
-    __slots__ = ("source",)
-
-    def __init__(self, source: list[torch.Tensor] | torch.Tensor | float) -> None:
-        self.source = source
-
-    def compute(self) -> torch.Tensor | float:
-        """Compute the norm on its device, and release the gradients."""
-        source = self.source
-        if isinstance(source, list):
-            self.source = source = total_norm(source) if source else math.nan
-        return source
-
-    def read(self) -> float:
-        """Return the norm; waits for the device, once."""
-        self.source = norm = float(self.compute())
-        return norm
-
-
 @dataclass
 class ValidationBatch:
     """Which batch of which loader a validation is at."""
@@ -80,8 +53,8 @@ class ValidationBatch:
 class EventArgs:
     """The values of the current event. The loop writes plain attributes; properties are computed when they are read."""
 
-    def __init__(self, trainer: Trainer, progress: Progress, grads: Gradients) -> None:
-        self.trainer, self.progress, self.grads = trainer, progress, grads
+    def __init__(self, run: Run) -> None:
+        self.trainer, self.progress, self.grads = run, run.progress, Gradients(run.params)
         self.batch: Any = None
         self.live_loss: torch.Tensor | None = None
         self.window: list[MicroBatch] = []  # of this step; empty if a step is one micro-batch
@@ -102,18 +75,17 @@ class EventArgs:
         self.overflowed_at = -1  # the step whose scaled gradients overflowed
         self.validating: list[str | None] = []  # the hooks that called the validations in progress, outermost first
         # Where batch_idx and the loader are read from: the run's progress, or the batch of a validation.
-        self._source: Progress | ValidationBatch = progress
+        self._source: Progress | ValidationBatch = run.progress
         self._train_batch: dict[str, Any] | None = None  # the training batch's values while other batches run
         # A value is stored with a weak reference to the loss it was computed from, so that a new batch has nothing to
         # reset. A strong one would keep the graph alive until the next loss is read.
         self._loss_read: tuple[LossRef, float] = _no_loss, math.nan
         self._metrics: dict[str, Any] = {}
         self._metrics_ref: LossRef = _no_loss
-        self._norm = GradNorm(math.nan)
+        # The norm of a step's gradients, on their device until a hook reads it.
+        self._norm: torch.Tensor | float = math.nan
         self._norm_at = self._clipped_at = 0  # steps
         self._clipped: torch.Tensor | float = math.nan
-        # Weak, so that nothing is computed for a context that no hook has kept.
-        self._context: Callable[[], LazyStepContext | None] = _no_loss
         self._state: dict[str, Any] = {}
         self._parameters = 0
         self._counted_for: tuple[int, int] | None = None  # the epoch, and how many tensors were trained
@@ -123,12 +95,16 @@ class EventArgs:
     # Made of attrgetter, these cost no Python call: a hook that names `step` reads it at every event.
     step = property(attrgetter("progress.step"))
     epoch = property(attrgetter("progress.epoch"))
-    tokens_seen = property(attrgetter("progress.tokens_seen"))
     batch_idx = property(attrgetter("_source.batch_idx"))
     dataloader_idx = property(attrgetter("_source.dataloader_idx"))
     dataloader_name = property(attrgetter("_source.dataloader_name"))
     model = property(attrgetter("trainer.model"))
     device = property(attrgetter("trainer.device"))
+
+    @property
+    def tokens_seen(self) -> int:
+        """Tokens of all ranks; what a due hook names is computed on all of them."""
+        return self.trainer.agreement.tokens_seen()
 
     @property
     def config(self) -> Any:
@@ -170,7 +146,7 @@ class EventArgs:
         latest = average = math.nan
         try:
             latest = self.train_loss
-            average = trainer.loop.stats.mean_loss()
+            average = trainer.stats.mean_loss()
         except RuntimeError:  # after a device error no loss can be read, and the closing events must still fire
             if trainer.status != "error":
                 raise
@@ -189,10 +165,8 @@ class EventArgs:
 
     @property
     def ctx(self) -> StepContext:
-        """The step as a `StepContext`."""
-        context = LazyStepContext.of_step(self)
-        self._context = ref(context)
-        return context
+        """The step as a `StepContext`, whose numbers are on their device until a hook reads them."""
+        return DeviceStepContext.of_step(self)
 
     def request_stop(self, reason: str, by: str | None = None) -> None:
         """Stop the run: the registry calls this for a hook that raises StopTraining."""
@@ -225,7 +199,6 @@ class EventArgs:
 
     def forget_step(self) -> None:
         """Forget what was stored for a step's number: the counters were restored."""
-        self.release_gradients()
         self.skip_requested_at = self.overflowed_at = -1
         self._norm_at = 0
         self.window = []
@@ -317,7 +290,7 @@ class EventArgs:
         """Return the step's metrics: weighted means, like the loss, over the micro-batches that have them."""
         if len(self.window) <= 1:
             return self.step_metrics
-        optional = self.trainer.training_metrics.optional
+        optional = self.trainer.optional_metrics
         sums: dict[str, Any] = {}
         weights: dict[str, Any] = {}
         for part in (part for part in self.window if part.weight):
@@ -343,7 +316,7 @@ class EventArgs:
         """Store the norm that a clipping hook found; the global norm before the first one is the step's."""
         self._clipped, self._clipped_at = norm, self.step
         if is_global and self._norm_at != self.step:
-            self._norm, self._norm_at = GradNorm(norm), self.step
+            self._norm, self._norm_at = norm, self.step
 
     @property
     def clipped_norm(self) -> float:
@@ -352,39 +325,20 @@ class EventArgs:
 
     def norm_before_clipping(self) -> torch.Tensor | float | None:
         """Return this step's global norm if something clipped, still on the device if nothing read it; else None."""
-        return self._norm.compute() if self._clipped_at == self._norm_at == self.step else None
+        return self._norm if self._clipped_at == self._norm_at == self.step else None
 
-    def take_gradients(self) -> None:
-        """Clear the gradients as zero_grad does, and keep the tensors in case a hook reads their norm."""
-        taken = []
-        for param in self.grads.params.values():
-            if (grad := param.grad) is not None:
-                taken.append(grad)
-                param.grad = None
+    def measure_norm(self) -> torch.Tensor | float:
+        """Return the norm of this step's gradients, before clipping, on their device; NaN if there are none."""
         if self._norm_at != self.step:
-            self._norm, self._norm_at = GradNorm(taken), self.step
-
-    def release_gradients(self) -> None:
-        """Release the kept gradients, or the next backward pass would need memory for two sets.
-
-        If a hook has kept the step's context, their norm is computed first, and stays on the device.
-        """
-        if (context := self._context()) is not None:
-            context.complete()
-        elif isinstance(self._norm.source, list):
-            self._norm = GradNorm(math.nan)
-        self._context = _no_loss
-
-    def norm_of_step(self) -> GradNorm:
-        """Return the norm of this step's gradients, before clipping: of those that were kept, else of the present."""
-        if self._norm_at != self.step:
-            self._norm, self._norm_at = GradNorm(self.grads.tensors()), self.step
+            gradients = self.grads.tensors()
+            self._norm, self._norm_at = total_norm(gradients) if gradients else math.nan, self.step
         return self._norm
 
     @property
     def grad_norm(self) -> float:
-        """The global norm of this step's gradients, before clipping; NaN once on_step_end is over."""
-        return self.norm_of_step().read()
+        """The global norm of this step's gradients, before clipping; waits for the device, once."""
+        self._norm = norm = float(self.measure_norm())
+        return norm
 
     # ---- batches other than the training batch -----------------------------------------------------------------------
 
@@ -434,100 +388,42 @@ class EventArgs:
         self.batch, self._source = batch, ValidationBatch(index, loader_index, loader)
 
 
-class RankEventArgs(EventArgs):
-    """The arguments on one of several ranks: what a due hook names is computed on all ranks, also by collectives."""
+class DeviceStepContext(StepContext):
+    """The `StepContext` of a run: loss and grad_norm are read from their device when a hook first asks for them.
 
-    _tokens: tuple[int, int] = -1, 0  # micro-batches, and the tokens of all ranks by then
-
-    @property
-    def tokens_seen(self) -> int:
-        """Tokens of all ranks; waits for them, once per micro-batch."""
-        progress = self.progress
-        if self._tokens[0] != progress.batches:
-            own = self.trainer.loop.count_once(progress.tokens_seen)
-            self._tokens = progress.batches, self.trainer.ranks.total([own])[0]
-        return self._tokens[1]
-
-
-class LazyStepContext(StepContext):
-    """The `StepContext` of a run: loss and grad_norm are computed when they are first read.
-
-    It refers to what they are computed from, and not to the arguments of the current event, so that it stays true
-    whenever it is read, also by another thread. Copies and pickles are plain `StepContext` objects.
+    A hook may keep it, and read it later or in another thread. Copies and pickles are plain `StepContext` objects.
     """
 
-    _args: EventArgs | None
-    _loss: Any  # the loss, or the micro-batches of the step
-    _norm: GradNorm
+    _loss: torch.Tensor
+    _norm: torch.Tensor | float
 
     @classmethod
-    def of_step(cls, args: EventArgs) -> LazyStepContext:
+    def of_step(cls, args: EventArgs) -> DeviceStepContext:
         """Make the context of the step that is ending."""
         self = cls.__new__(cls)
-        self.step = args.step
-        self.lr = args.lr
-        self.tokens_seen = args.tokens_seen
-        self.model = args.model
-        self.optimizer = args.trainer.optimizers[0]
-        self._args = args
-        self._loss = args.window if len(args.window) > 1 else args.live_loss
-        self._norm = args.norm_of_step()
-        if args.trainer.engine.forward_is_collective:
-            self._norm.compute()  # a collective, which a hook may not call: it need not be called on all ranks
+        self.step, self.lr, self.tokens_seen = args.step, args.lr, args.tokens_seen
+        self.model, self.optimizer = args.model, args.trainer.optimizers[0]
+        self._loss, self._norm = args.window_tensor(), args.measure_norm()
         return self
-
-    def complete(self) -> None:
-        """Compute both numbers on their device, and release graph and gradients: a hook keeps this context."""
-        self._norm.compute()
-        self._loss = weighted_mean(self._loss) if isinstance(self._loss, list) else self._loss.detach()
-        self._args = None  # after `_loss`, because another thread may be reading
 
     @cached_property
     def loss(self) -> float:  # type: ignore[override]
-        source, args = self._loss, self._args
-        if isinstance(source, list):
-            return float(weighted_mean(source))
-        return float(source) if args is None else args.read_loss(source)
+        return float(self._loss)
 
     @cached_property
     def grad_norm(self) -> float:  # type: ignore[override]
-        return self._norm.read()
+        return float(self._norm)
 
     def __eq__(self, other: object) -> bool:
         return _plain(self) == _plain(other)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return StepContext, tuple(getattr(self, one.name) for one in fields(StepContext))
+        return StepContext, tuple(getattr(self, item.name) for item in fields(StepContext))
 
 
 def _plain(context: object) -> object:
-    """Return a lazy context as a plain one, which compares by its fields; other objects as they are."""
-    return copy(context) if isinstance(context, LazyStepContext) else context
-
-
-def weighted_mean(parts: Sequence[MicroBatch]) -> torch.Tensor:
-    """Return the mean loss of micro-batches by their weights, on its device."""
-    counted = [part for part in parts if part.weight]  # the loss of a micro-batch without weight may be NaN
-    total = sum(part.weight for part in counted)
-    return torch.stack([part.loss * (part.weight / total) for part in counted]).sum()
-
-
-def without_nan(value: Any, weight: float) -> tuple[Any, Any]:
-    """Return a number and its weight; if it is NaN, zeros. A tensor stays on its device, and so does its weight."""
-    if isinstance(value, torch.Tensor):
-        return value.nan_to_num(0.0), ~value.isnan() * weight
-    return (0.0, 0.0) if math.isnan(value) else (value, weight)
-
-
-def single_numbers(metrics: dict[str, Any]) -> dict[str, Any]:
-    """Return the metrics that are one number: hooks may pass each other anything, but a record holds numbers."""
-    return {
-        key: value
-        for key, value in metrics.items()
-        if isinstance(value, (int, float))
-        or is_numpy_number(value)
-        or (isinstance(value, torch.Tensor) and value.numel() == 1)
-    }
+    """Return a context of a run as a plain one, which compares by its fields; other objects as they are."""
+    return copy(context) if isinstance(context, DeviceStepContext) else context
 
 
 def replace_prefix(metrics: dict[str, Any], old: str, new: str) -> dict[str, Any]:

@@ -1,0 +1,98 @@
+"""Find the checkpoint that a path means: a checkpoint itself, a run, or a directory that holds checkpoints."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from hookline._console import logger
+from hookline._fs import explain, refuse_link
+from hookline.checkpoints.store import SavedCheckpoint, list_checkpoints, newest_good, read_manifest
+from hookline.errors import CheckpointError
+from hookline.record.json_lines import read_jsonl
+
+
+def find_checkpoint(path: Path) -> tuple[Path, list[str]]:
+    """Return the checkpoint that a path means, of several the newest whole one, and what is wrong with newer ones."""
+    if os.path.lexists(path / "manifest.json"):
+        return path, []
+    directory = checkpoints_of(path)
+    found, problems = newest_good(directory)
+    problems = [*_missing(directory, found), *problems]
+    for problem in problems:
+        logger.warning("skipped a damaged checkpoint: %s", problem)
+    if found is None:
+        damaged = f" ({len(problems)} damaged)" if problems else ""
+        raise CheckpointError(f"no whole checkpoint in {directory}{damaged}")
+    return found, problems
+
+
+def find_whole(path: Path) -> tuple[str, list[str]]:
+    """Return the checkpoint that a path means, after every byte was verified, and what is wrong with newer ones."""
+    found, problems = find_checkpoint(path)
+    return str(SavedCheckpoint(found).path), problems
+
+
+def has_no_checkpoint_yet(path: Path) -> bool:
+    """Return whether a path is a run that has not written a checkpoint; damaged and missing ones count as written."""
+    directory = path / "checkpoints"
+    is_run = os.path.lexists(path / "run.json")
+    return is_run and not list_checkpoints(directory) and _newest_recorded(directory) is None
+
+
+def _missing(directory: Path, found: Path | None) -> list[str]:
+    """Return a sentence about the newest checkpoint that the record names, if it is newer than `found` and gone.
+
+    Retention never deletes the newest one, so that another program did.
+    """
+    recorded = _newest_recorded(directory)
+    if recorded is None:
+        return []
+    step, path = recorded
+    at = -1 if found is None else read_manifest(found)["meta"].get("step")
+    if path in list_checkpoints(directory) or not isinstance(at, int) or at >= step:
+        return []
+    what = "is a link" if path.is_symlink() else "is empty" if path.is_dir() else "is missing"
+    return [f"{path}: {what}, although the run has saved it"]
+
+
+def _newest_recorded(directory: Path) -> tuple[int, Path] | None:
+    """Return step and path of the newest checkpoint of which events.jsonl says that it was saved, if any."""
+    newest: tuple[int, Path] | None = None
+    events = directory.parent / "events.jsonl"
+    for event in read_jsonl(events)[0] if directory.name == "checkpoints" and events.is_file() else []:
+        kind, step, path = event.get("kind"), event.get("step"), event.get("path")
+        if not isinstance(step, int) or not isinstance(path, str):
+            continue
+        if kind == "checkpoint_saved" and Path(path).parent.name == directory.name:
+            newest = step, directory / Path(path).name  # the run may have been moved since
+        elif kind == "checkpoint_loaded" and newest is not None and newest[0] > step:  # it was set aside then
+            newest = None
+    return newest
+
+
+def lineage_of(path: Path) -> dict[str, Any]:
+    """Return run, step and path of the checkpoint that a new run starts from."""
+    found, _ = find_checkpoint(path)
+    meta = read_manifest(found)["meta"]
+    return {"run_id": meta.get("run_id"), "step": meta.get("step"), "checkpoint": str(found.absolute())}
+
+
+def checkpoints_of(path: Path) -> Path:
+    """Return the directory that holds a run's checkpoints, or the given one itself. Raises an error for a link."""
+    inside = path / "checkpoints"
+    try:
+        refuse_link(inside)
+    except OSError as error:
+        raise CheckpointError(explain(inside, error, "read")) from error
+    return inside if inside.is_dir() else path
+
+
+def run_directory(path: Path) -> Path | None:
+    """Return the run that a path to resume from belongs to, None for a checkpoint outside of a run.
+
+    The run's id is the name of its directory, whatever a link to it is called.
+    """
+    places = (path, *path.absolute().parents[:2])
+    return next((place.resolve() for place in places if os.path.lexists(place / "run.json")), None)

@@ -1,0 +1,25 @@
+"""How a run can end, as run.json says it, and the exit code of a command that ends like that; this needs no torch."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Outcome(StrEnum):
+    """How a run ended. `Run.end` is the only place that decides it."""
+
+    COMPLETED = "completed"
+    STOPPED = "stopped"  # a hook or the user's code called `request_stop`
+    NON_FINITE = "non_finite"  # the run came to its end, but its weights are NaN or infinite
+    INTERRUPTED = "interrupted"  # by a signal, Ctrl-C or SystemExit
+    FAILED = "failed"
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of a command; 143 instead of 130 if the signal was SIGTERM."""
+        return {"completed": 0, "stopped": 0, "non_finite": 3, "interrupted": 130, "failed": 1}[self.value]
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether the run came to its end, or was asked to stop, without an exception or a signal."""
+        return self in (Outcome.COMPLETED, Outcome.STOPPED, Outcome.NON_FINITE)

@@ -1,0 +1,130 @@
+"""`Agreement`: what the ranks of a run decide together; in one process there is nothing to agree on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from hookline.run.status import Stop
+
+if TYPE_CHECKING:
+    from hookline.run.run import Run
+
+SaveName = str | Callable[[], str] | None
+"""The name of a checkpoint, a function that is called for it when it is written, or None for that of its step."""
+
+
+class Agreement:
+    """Carry out requests at once, and agree on nothing. `RankAgreement` (trainer/agreement.py) asks the other ranks.
+
+    Every method that the loop calls has its place in a step here, so that the loop itself asks nowhere how many
+    processes there are.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    # ---- requests of hooks and signals -------------------------------------------------------------------------------
+
+    def request_stop(self, stop: Stop) -> None:
+        """Stop the run, once all ranks know of it."""
+        self._run.run_status.stops.append(stop)
+
+    def request_save(self, name: SaveName) -> None:
+        """Write a checkpoint, once all ranks know of it."""
+        self._run.save_at_boundary(name)
+
+    def request_end(self, signal: str) -> None:
+        """Save and end the run. A signal handler calls this, so it only assigns."""
+        self._run.end_on_signal(signal)
+
+    def request_skip(self, reason: str) -> None:
+        """Skip the step.
+
+        Raises:
+            RankError: If the calling hook would skip the step on this rank alone.
+        """
+        self._run.event_args.skip_step(reason)
+
+    def note_assignment(self, name: str, value: Any, by: str | None) -> None:
+        """Compare an assignment to an attribute of the run with those of the other ranks, after the next step.
+
+        Args:
+            name: The attribute.
+            value: What was assigned, as an error names it.
+            by: The hook that did so; None if it was none.
+        """
+
+    # ---- in the order of a run ---------------------------------------------------------------------------------------
+
+    def begin_run(self) -> None:
+        """Forget what was requested in the last run."""
+
+    def restored(self) -> None:
+        """Take over the counters of a checkpoint that was loaded."""
+
+    def measure(self, compute: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return the forward pass of a batch, with a clock around it if the ranks compare their times."""
+        return compute
+
+    def before_epoch(self, loaders: Any, epoch: int) -> None:
+        """Check that the ranks have equally many batches, and shuffle them alike."""
+
+    def batches(self, batches: Iterable[Any], loaders: Any) -> Iterable[Any]:
+        """Return the batches of an epoch; the first ones of the ranks are compared."""
+        return batches
+
+    def tokens_seen(self) -> int:
+        """Return the tokens of all ranks; waits for them, once per micro-batch."""
+        return self._run.progress.tokens_seen
+
+    def before_update(self) -> None:
+        """Decide whether the step is skipped because a hook has asked for it on some rank."""
+
+    def before_optimizer(self) -> None:
+        """Decide the same once more after the update chain, if a hook may ask for it there."""
+
+    def record_mean(self, name: str, value: Any, is_optional: bool) -> None:
+        """Record a metric of the step as the mean over the ranks; a rank may have no value of an optional one."""
+        self._run.log(name, value)
+
+    def share_stats(self) -> None:
+        """Make means, latest values and the step's loss those of all ranks, where hooks decide by them.
+
+        That is before a validation and at the end of an epoch: all ranks are there.
+        """
+
+    def step_loss(self) -> float:
+        """Return the loss of the last step over the ranks, as far as it was shared."""
+        return self._run.event_args.window_loss
+
+    def means(self, metrics: dict[str, float]) -> dict[str, float]:
+        """Return the means over the ranks of numbers of the current step; waits for all of them."""
+        return metrics
+
+    def end_step(self) -> None:
+        """Stop the clock of this rank's step, and raise RankError if another rank has failed."""
+
+    def after_step(self, step: int) -> None:
+        """Carry out what was agreed on, and send what was requested since the last step."""
+
+    def next_exchange(self, step: int) -> int | None:
+        """Return the next step after which `after_step` must run; None if none must."""
+        return None
+
+    def after_validation(self) -> None:
+        """Exchange what the ranks have recorded: all of them are there."""
+
+    def after_epoch(self, read: int, expected: int | None) -> None:
+        """Check that the ranks have read equally many batches: `read` of those that were `expected`."""
+
+    def settle(self) -> None:
+        """Wait until all ranks know of all requests, and carry them out: at the start, between epochs, at the end."""
+
+    def end_epoch(self) -> None:
+        """Agree on what was requested, and write what was recorded."""
+        self._run.step_log.flush()
+
+    def count_once(self, own: int) -> int:
+        """Return what this rank adds to a count over all ranks: nothing if rank 0 has the same batches."""
+        return own

@@ -1,0 +1,490 @@
+"""`RunControl`: what a hook gets as its argument `trainer`, in three parts: what it sees, logs and controls.
+
+`Run` is it, for our trainer and for any other training loop. Hooks use nothing else of a run. What a host of hooks may
+lack has a default here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from hookline._names import unwrap_module
+from hookline.errors import HooklineError, nearest
+from hookline.record.metrics import REDUCTIONS
+from hookline.record.record import Record
+from hookline.run.rng import preserve_rng, rng_state
+from hookline.run.status import SIGNAL, Stop
+
+if TYPE_CHECKING:
+    from hookline.activations.manager import HookManager
+    from hookline.core.shared_part import SharedPart
+    from hookline.ranks import OneProcess
+    from hookline.run.agreement import Agreement
+    from hookline.run.engine import Engine
+    from hookline.run.epoch_stats import EpochStats
+    from hookline.run.event_args import EventArgs
+    from hookline.run.progress import Progress
+    from hookline.run.status import RunStatus
+
+
+class MicroBatch(NamedTuple):
+    """One micro-batch of the current accumulation window."""
+
+    loss: torch.Tensor
+    weight: float
+    batch_idx: int
+    loader: str
+    metrics: dict[str, Any]
+    """Numbers that `step_fn` returned beside the loss."""
+
+
+class RunView:
+    """A run as hooks see it."""
+
+    # The objects that a run consists of; `Run` makes them, and hooks do not use them.
+    progress: Progress
+    run_status: RunStatus
+    event_args: EventArgs
+    engine: Engine
+    agreement: Agreement
+    stats: EpochStats
+
+    # ---- what is trained ---------------------------------------------------------------------------------------------
+
+    model: torch.nn.Module
+    optimizers: list[torch.optim.Optimizer]
+    """The optimizers; writing a group's lr takes effect."""
+    params: dict[str, torch.nn.Parameter]
+    """The trained parameters by name: those that the optimizers own."""
+    config: Any
+    hook_data: dict[str, Any]
+    """A dict that hooks share; the loop does not use it."""
+    ranks: OneProcess
+    """The processes of the run: `rank`, `world_size`, `local_rank` and a `group` for collectives."""
+    hooks: HookManager
+    """The registry through which the run fires its events."""
+
+    @property
+    def loss_fn(self) -> Callable[..., Any] | None:
+        """The loss function, if the run calls one."""
+        return None
+
+    @property
+    def device(self) -> torch.device:
+        """The device the model is trained on."""
+        return self.engine.device
+
+    @property
+    def hook_manager(self) -> HookManager:
+        """The registry of the hooks; equal to `hooks`."""
+        return self.hooks
+
+    # ---- where the run is --------------------------------------------------------------------------------------------
+
+    @property
+    def step(self) -> int:
+        """The current optimizer step, from 1; the last one outside of a step."""
+        return self.progress.step
+
+    @property
+    def epoch(self) -> int:
+        """The current epoch, from 0."""
+        return self.progress.epoch
+
+    @property
+    def total_steps(self) -> int | None:
+        """The number of optimizer steps the run will make, if it can be known."""
+        return None
+
+    @property
+    def total_epochs(self) -> int | None:
+        """The number of epochs after which the run ends, if it does so by epochs."""
+        return None
+
+    @property
+    def epoch_batches(self) -> int | None:
+        """The number of micro-batches of an epoch, if it can be known."""
+        return None
+
+    @property
+    def running(self) -> bool:
+        """Whether a run is in progress, from before on_train_start to after on_train_end."""
+        return self.run_status.running
+
+    @property
+    def run_ended(self) -> bool:
+        """Whether a run has ended and nothing has begun since."""
+        return self.run_status.run_ended
+
+    @property
+    def status(self) -> str:
+        """'training', 'completed' or 'error'."""
+        return self.run_status.status
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why the run was asked to stop, if it was."""
+        return self.run_status.stop_reason
+
+    @property
+    def stopped_by(self) -> str | None:
+        """Which hook asked it to stop, or 'signal'; None if `request_stop` was called outside of a hook."""
+        return self.run_status.stopped_by
+
+    @property
+    def is_trial_run(self) -> bool:
+        """Whether the run only checks that everything works (`fast_dev_run`)."""
+        return False
+
+    @property
+    def validations_in_progress(self) -> int:
+        """How many validations are in progress: 2 inside a validation that a hook starts during another one."""
+        return len(self.event_args.validating)
+
+    @property
+    def has_validation(self) -> bool:
+        """Whether there is data to validate on."""
+        return False
+
+    @property
+    def validates_on_schedule(self) -> bool:
+        """Whether the run validates by itself, rather than only when a hook calls `validate`."""
+        return False
+
+    @property
+    def uses_grad_scaler(self) -> bool:
+        """Whether a GradScaler decides if the optimizer steps."""
+        return self.engine.scaler is not None
+
+    @property
+    def gradients_overflowed(self) -> bool:
+        """Whether the current step is skipped because its scaled gradients overflowed; no transform has seen them."""
+        return self.event_args.overflowed_at == self.progress.step
+
+    @property
+    def skipped_steps(self) -> int:
+        """Steps that an optimizer skipped."""
+        return self.run_status.skipped_steps
+
+    @property
+    def non_finite_losses(self) -> int:
+        """Losses that were NaN or infinite, counted at the end of each epoch."""
+        return self.run_status.non_finite_losses
+
+    @property
+    def failed_saves(self) -> int:
+        """Checkpoints that could not be written."""
+        return self.run_status.failed_saves
+
+    @property
+    def lr_changes(self) -> int:
+        """Assignments to `lr`."""
+        return self.run_status.lr_changes
+
+    @property
+    def hook_failures(self) -> int:
+        """Exceptions of hooks."""
+        return self.run_status.hook_failures
+
+    # ---- directories and checkpoints ---------------------------------------------------------------------------------
+
+    @cached_property
+    def record(self) -> Record:
+        """The record of the current or last run; before the first run a record in memory, made when it is needed.
+
+        `record.add_sink` passes its rows on.
+        """
+        return Record.in_memory()
+
+    @property
+    def run_id(self) -> str | None:
+        """The run's id, once it has begun."""
+        return self.record.run_id if self.running or self.run_dir is not None else None
+
+    @property
+    def run_dir(self) -> Path | None:
+        """The run's directory; None if nothing is written."""
+        return self.record.path if "record" in vars(self) else None  # reading `record` would make one
+
+    @property
+    def checkpoint_dir(self) -> Path | None:
+        """The directory that holds the run's checkpoints; None if nothing is written."""
+        return self.record.checkpoint_dir if "record" in vars(self) else None
+
+    @property
+    def saving(self) -> str | None:
+        """The name of the checkpoint that is being written in the background, if any."""
+        return None
+
+    @property
+    def requested_checkpoints(self) -> AbstractSet[str]:
+        """Names of checkpoints that were requested by `save`, which no retention policy may delete."""
+        return frozenset()
+
+    def unsaved_parameters(self) -> Mapping[str, Mapping[str, Any]]:
+        """Return shape, dtype and sum of bits of the frozen parameters that checkpoints leave out; often none."""
+        return {}
+
+    def describe(self) -> Mapping[str, Any]:
+        """Return the run's configuration as the record stores it."""
+        optimizers = []
+        for optimizer in self.optimizers:
+            defaults = getattr(optimizer, "defaults", {}).items()
+            plain = {key: value for key, value in defaults if isinstance(value, (int, float, str, tuple))}
+            optimizers.append({"class": type(optimizer).__name__, **plain})
+        hooks = [{"name": hook.name, "enabled": hook.enabled, **hook.parameters} for hook in self.hooks.list_hooks()]
+        parameters = sum(param.numel() for param in self.model.parameters())
+        model = {"class": type(unwrap_module(self.model)).__name__, "parameters": parameters}
+        return {"model": model, "optimizers": optimizers, "hooks": hooks}
+
+    # ---- numbers -----------------------------------------------------------------------------------------------------
+
+    @property
+    def loader_names(self) -> Sequence[str]:
+        """The training loaders whose losses are recorded separately; empty with a single loader."""
+        return ()
+
+    @property
+    def loader_batches(self) -> dict[str, int]:
+        """Micro-batches of each training loader so far."""
+        return dict(self.progress.by_loader)
+
+    def window(self) -> Sequence[MicroBatch]:
+        """Return the micro-batches of the current step; empty if a step is one micro-batch."""
+        return self.event_args.window
+
+    def step_metrics(self) -> dict[str, Any]:
+        """Return the step's means of what `step_fn` returned beside the loss."""
+        return self.event_args.step_means()
+
+    def step_loss(self) -> float:
+        """Return the loss of the last step as it is recorded, the mean over its window; waits for the device."""
+        return self.agreement.step_loss()
+
+    def epoch_metrics(self) -> dict[str, float]:
+        """Return the means of the current epoch so far, by recorded name; waits for the device."""
+        return self.stats.means()
+
+    def latest_metrics(self, since: int | None = None) -> dict[str, float]:
+        """Return the newest value of each training metric, of steps after `since` or else of this epoch."""
+        return self.stats.latest(since)
+
+    def refresh_state(self) -> dict[str, Any]:
+        """Return the run as a dict, as hooks get it as `state`; waits for the device."""
+        return self.event_args.state
+
+    def count_tokens(self, batch: Any, /) -> int:
+        """Return the number of tokens in a batch."""
+        return 0
+
+    @property
+    def rank_tokens(self) -> int:
+        """The tokens in the batches of this rank so far."""
+        return self.progress.tokens_seen
+
+    @property
+    def data_ranks(self) -> int:
+        """How many ranks train on separate batches; with tensor parallelism alone all have the same one."""
+        return self.ranks.world_size if self.engine.averages else 1
+
+    def random_state(self) -> dict[str, Any]:
+        """Return the state of every random stream that training draws from."""
+        return rng_state()
+
+
+class RunLog(RunView):
+    """A run as hooks log to it."""
+
+    def log(self, name: str, value: Any, step: int | None = None, reduce: str | None = "mean") -> None:
+        """Record a number or a one-element tensor; never waits for the device or for other ranks.
+
+        Args:
+            name: The metric.
+            value: Its value.
+            step: The step it belongs to, if it is not the current one.
+            reduce: How the values of several ranks become one: 'mean', 'sum', 'max', 'min', or None for rank 0's own.
+        """
+        if reduce is not None and reduce not in REDUCTIONS:
+            raise HooklineError(f"log({name!r}): reduce={reduce!r}; {nearest(str(reduce), REDUCTIONS)}, or None")
+        if isinstance(value, torch.Tensor) and value.numel() != 1:
+            raise HooklineError(f"log({name!r}): expected one number, got a tensor of shape {tuple(value.shape)}")
+        self.record.log(self.progress.step if step is None else step, self.progress.epoch, name, value, reduce)
+
+    def log_layers(
+        self, series: str, names: Sequence[str], columns: Sequence[str], values: torch.Tensor, step: int | None = None
+    ) -> None:
+        """Record numbers per layer; never waits for the device.
+
+        Args:
+            series: The name of the series.
+            names: The layers.
+            columns: The statistics.
+            values: The numbers, [names, columns] or [names, columns, bins].
+            step: The step they belong to, if it is not the current one.
+        """
+        self.record.log_layers(series, self.progress.step if step is None else step, names, columns, values)
+
+    def log_table(
+        self,
+        name: str,
+        columns: Iterable[str],
+        rows: Iterable[Iterable[Any]],
+        *,
+        step: int | None = None,
+        kind: str | None = None,
+    ) -> None:
+        """Record a table; of several ranks, rank 0's is recorded and the others' are ignored.
+
+        Args:
+            name: Its name.
+            columns: The titles of its columns.
+            rows: The cells of each row: texts (cut after 1,000 characters), numbers, booleans or None, at most 10,000
+                in all. A two-dimensional tensor or array is read as it is, which waits for its device.
+            step: The step it belongs to, if it is not the current one.
+            kind: What the table shows, for viewers that draw it in another way, such as "confusion_matrix".
+
+        Raises:
+            RecordError: If a row or a cell does not fit, or there are too many.
+        """
+        at = self.progress.step if step is None else step
+        self.record.log_table(at, self.progress.epoch, name, columns, rows, kind)
+
+    def log_image(self, name: str, image: Any, *, step: int | None = None) -> None:
+        """Record an image; of several ranks, rank 0's is recorded and the others' are ignored.
+
+        A tensor on a device is copied without waiting for it, and encoded when the record is written.
+
+        Args:
+            name: Its name.
+            image: A tensor or NumPy array [H, W], [C, H, W] or [H, W, C] with 1, 3 or 4 channels, of uint8 or of floats
+                from 0 to 1; a PIL image; or a matplotlib figure. At most 4096 x 4096 pixels.
+            step: The step it belongs to, if it is not the current one.
+
+        Raises:
+            RecordError: If it is not an image, or is too large.
+        """
+        self.record.log_image(self.progress.step if step is None else step, self.progress.epoch, name, image)
+
+    def note(self, kind: str, step: int | None = None, **fields: Any) -> None:
+        """Write a decision into events.jsonl, if a run is in progress; at the current step unless given."""
+        if self.running:
+            self.record.event(kind, self.progress.step if step is None else step, **fields)
+
+    def share(self, part: SharedPart) -> None:
+        """Hand in numbers of this rank that are recorded together with those of the other ranks, at the next exchange.
+
+        Call it at the same events on all ranks, and only with several of them.
+        """
+        self.record.share(part)
+
+    def means_of_ranks(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Return the means over the ranks of numbers of the current step; with several, all must call it, and wait."""
+        return self.agreement.means(dict(metrics))
+
+
+class RunControl(RunLog):
+    """A run as hooks see it, log to it and control it: their argument `trainer`."""
+
+    @property
+    def lr(self) -> float:
+        """Learning rate of the first group of the first optimizer; assigning scales every group by the same ratio."""
+        return float(self.optimizers[0].param_groups[0]["lr"])
+
+    @lr.setter
+    def lr(self, value: float) -> None:
+        by = self.hooks.calling_hook()
+        self.note("lr_changed", by=by, old=self.lr, new=value)
+        self.agreement.note_assignment("lr", value, by)
+        self.run_status.count("lr_changes")
+        ratio = value / self.lr if self.lr else None
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = value if ratio is None else group["lr"] * ratio
+
+    def request_stop(self, reason: str, by: str | None = None) -> None:
+        """End the run in order once the current step is complete; the first reason counts."""
+        by = by or self.hooks.calling_hook()
+        self.note("stop_requested", reason=reason, by=by)
+        self.agreement.request_stop(Stop(reason, by, self.ranks.rank))
+        self.request_boundary()
+
+    def request_boundary(self) -> None:
+        """Look after the current step whether something was requested."""
+
+    def stop_on_signal(self, name: str) -> None:
+        """Save and end the run, once all ranks know of it. A signal handler calls this, so it only assigns."""
+        self.agreement.request_end(name)
+        self.request_boundary()
+
+    def end_on_signal(self, name: str, rank: int = 0) -> None:
+        """End the run now, because of a signal that a rank received."""
+        self.run_status.stops.append(Stop(name, SIGNAL, rank))
+        self.request_boundary()
+
+    def skip_step(self, reason: str) -> None:
+        """Skip the optimizer step of the current window; for guards in the update chain.
+
+        Raises:
+            RankError: With several ranks, if the hook declares neither `may_skip` nor `same_on_all_ranks`.
+        """
+        self.agreement.request_skip(reason)
+
+    def save(self, name: str | Callable[[], str] | None = None) -> None:
+        """Write a checkpoint at the next step boundary, named after its step unless a name is given."""
+        raise HooklineError(f"a run in {type(self).__name__} cannot save checkpoints")
+
+    def validate(self) -> dict[str, float]:
+        """Validate now, with the validation events, and return the metrics."""
+        raise HooklineError(f"a run in {type(self).__name__} cannot validate by itself")
+
+    @contextmanager
+    def inference(self) -> Iterator[torch.nn.Module]:
+        """Run the model from a hook in eval mode without grad; random streams are preserved, forward hooks are off.
+
+        >>> with trainer.inference() as model:
+        ...     model(batch)
+        """
+        with ExitStack() as stack:
+            if self.engine.forward_is_collective:
+                stack.enter_context(self.hooks.collectives.allow("inference() of a sharded model"))
+            stack.enter_context(self.other_batches("inference"))
+            stack.enter_context(self.hooks.silenced())
+            stack.enter_context(self.engine.autocast())
+            yield self.engine.eval_model(self.model)
+
+    @contextmanager
+    def other_batches(self, phase: str) -> Iterator[None]:
+        """Run other batches than the training batch, in eval mode; its arguments and random streams are preserved.
+
+        Args:
+            phase: What hooks see as `phase` inside the block.
+        """
+        with self.event_args.preserve_train_batch(phase), preserve_rng(), eval_mode(self.model):
+            try:
+                yield
+            finally:
+                self.engine.free_whole_weights(self.model)
+
+    def rerunning(self, random_state: dict[str, Any]) -> AbstractContextManager[Callable[[Any], torch.Tensor]]:
+        """Run a batch again as training ran it, from the given random states; yields ``batch -> loss``."""
+        raise HooklineError(f"a run in {type(self).__name__} cannot run a batch again: it does not know the loss")
+
+
+@contextmanager
+def eval_mode(model: torch.nn.Module) -> Iterator[None]:
+    """Put the model into eval mode without grad; afterwards every module is in its previous mode, frozen ones too."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training

@@ -1,0 +1,50 @@
+"""The line that is printed when a run ends, and how counts are written."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hookline.ranks import on_ranks
+from hookline.record.outcome import Outcome
+from hookline.record.redaction import redact_text
+
+if TYPE_CHECKING:
+    from hookline.run.run import Run
+
+
+def closing_line(run: Run, outcome: Outcome, reason: str | None) -> str:
+    """Return the line that is printed after the run: outcome, duration, and everything that went wrong."""
+    count = run.counters()
+    # The text of an exception may quote a secret.
+    why = f" ({redact_text(reason.removeprefix('stopped '))})" if reason else ""
+    named = "non-finite weights" if outcome is Outcome.NON_FINITE else outcome
+    words = [f"{named}{why}: {counted(count['step'], 'step')} in {count['seconds']:.1f} s"]
+    for key, noun in (
+        ("hook_failures", "hook failure"),
+        ("non_finite_losses", "non-finite loss"),
+        ("skipped_steps", "skipped step"),
+        ("failed_saves", "failed save"),
+    ):
+        if count[key]:
+            words.append(counted(count[key], noun))
+    saved = run.last_saved_step
+    if saved is not None and saved < count["step"]:
+        hooks = [entry.hook for entry in run.hooks.entries() if entry.enabled]
+        could_save = any(not getattr(hook, "save_last", True) for hook in hooks)
+        remedy = "; save_last: true saves the end, too" if could_save and outcome.is_clean else ""
+        unsaved = counted(count["step"] - saved, "step")
+        words.append(f"{unsaved} after the last checkpoint (step {saved}{remedy})")
+    disabled = [hook.name for hook in run.hooks.list_hooks() if not hook.enabled and hook.failures]
+    if disabled:
+        words.append(f"switched off: {', '.join(disabled)}")
+    for name, ranks in run.run_status.failed_on_ranks.items():
+        words.append(f"{name} failed on {on_ranks(ranks)}")
+    if run.change_audit.summary:
+        words.append(run.change_audit.summary)
+    return ", ".join(words)
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun: '1 step', '2 batches'."""
+    plural = {"batch": "batches", "non-finite loss": "non-finite losses"}.get(noun, f"{noun}s")
+    return f"{count} {noun if count == 1 else plural}"

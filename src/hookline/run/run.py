@@ -1,0 +1,425 @@
+"""`Run`: what hooks live in. A training loop opens it, calls its step methods (step.py), and ends it.
+
+    run.open(); run.begin()         # the record, the hooks, on_train_start
+    …                               # the step methods, for every micro-batch
+    run.finish(); run.end()         # on_train_end, the outcome, the record is closed
+
+`in_progress` does this around a block. Our trainer is the first host: a subclass that overrides what it does itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from hookline import _device
+from hookline._console import logger, print_line
+from hookline.activations.manager import HookManager
+from hookline.core.change_audit import ChangeAudit
+from hookline.core.failures import Incident, hook_notes
+from hookline.errors import HooklineError, RankError, add_note, error_text
+from hookline.gradients.chain import UpdateChain
+from hookline.ranks import OneProcess
+from hookline.record.outcome import Outcome
+from hookline.record.record import Record
+from hookline.record.redaction import redacted_log
+from hookline.record.strict_json import field_values
+from hookline.run.agreement import Agreement, SaveName
+from hookline.run.engine import Engine
+from hookline.run.event_args import EventArgs
+from hookline.run.messages import closing_line
+from hookline.run.non_finite import LossWatch, non_finite_parameters
+from hookline.run.parameters import trained_parameters
+from hookline.run.progress import Progress
+from hookline.run.status import SIGNAL, RunStatus
+from hookline.run.step import Steps
+
+Result = TypeVar("Result")
+
+
+class Run(Steps):
+    """A run of a training loop, with its hooks, events and record. Hooks get it as `trainer`, and may set attributes.
+
+    Its state is in three objects: `progress` (saved counters), `run_status` (how the run ends, and trouble) and
+    `event_args` (the values that hooks name).
+
+    Args:
+        model: The model.
+        optimizers: The optimizers that train it.
+        hooks: The hooks: a manager, a list of hooks, or None.
+        engine: Places batches, runs backward passes and steps optimizers; by default as a plain loop does.
+        ranks: The processes of the run; by default one.
+        config: What hooks see as `trainer.config`.
+        output_dir: The directory that gets the run's directory; None keeps the record in memory.
+        seed: What the random streams of hooks are seeded with.
+    """
+
+    find_nan_by = 'trainer.add_hook("nan_forensics")'
+    """What to do about a NaN; a command has its own words."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizers: Iterable[torch.optim.Optimizer],
+        hooks: HookManager | Iterable[Any] | None = None,
+        *,
+        engine: Engine | None = None,
+        ranks: OneProcess | None = None,
+        config: Any = None,
+        output_dir: str | Path | None = None,
+        seed: int | None = None,
+    ) -> None:
+        self.model, self.optimizers = model, list(optimizers)
+        self.hooks = hooks if isinstance(hooks, HookManager) else HookManager()
+        self.ranks = ranks or OneProcess()
+        self.engine = engine or Engine(next(model.parameters()).device)
+        self.config, self._output_dir, self.seed = config, output_dir, seed
+        self.hook_data: dict[str, Any] = {}
+        self.optimizer_step = None
+        self.params = trained_parameters(model, self.optimizers)
+        self.progress, self.run_status = Progress(), RunStatus()
+        self.agreement = self.make_agreement()
+        self.event_args = EventArgs(self)
+        self.chain = UpdateChain(self.hooks, lambda: self.params, model)
+        self.reruns = 0  # how often a batch was run again
+        self.change_audit = ChangeAudit(self, lambda: self.run_status.lr_changes, lambda: self.reruns)
+        self.hooks.dispatch_table.audit_changes(self.change_audit)
+        self.hooks.set_ranks(self.ranks)
+        self.hooks.failures.current_step = lambda: self.progress.step
+        self.hooks.watch_for_trainer(model, self.event_args)
+        self._open = ExitStack()  # what ends with the run in progress
+        if not isinstance(hooks, HookManager | None):
+            for hook in hooks:
+                self.hooks.register(hook)
+
+    def at_end(self, callback: Callable[[], object]) -> None:
+        """Call a function when the run in progress has ended."""
+        self._open.callback(callback)
+
+    def make_agreement(self) -> Agreement:
+        """Return what decides for all ranks of the run."""
+        return Agreement(self)
+
+    # ---- the beginning -----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def in_progress(self) -> Iterator[Run]:
+        """Open and begin the run before the block, and end it afterwards, with the exception that leaves the block."""
+        self.open()
+        error: BaseException | None = None
+        try:
+            self.begin()
+            yield self
+            self.finish()
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            self.end(error)
+
+    def open(self, record: Record | None = None) -> None:
+        """Open the record; from here on everything is recorded, and `end` must be called.
+
+        Args:
+            record: A record that was started; by default a new one.
+        """
+        before = vars(self).get("record")
+        if record is None:
+            record = self.make_record()
+            record.start(hooks=self.describe_hooks())
+        if before is not None:
+            record.share_sinks(before)  # those that were added before the run
+        # The last run may have stopped inside an epoch; this one continues there.
+        self.progress.begin_run(self.position())
+        self.record = record
+        record.reduce_as({"train/lr": None, "train/grad_norm": None})  # the same on all ranks
+        self.run_status.begin()
+        self.event_args.begin_run()
+        self.agreement.begin_run()
+        self.reset_steps()
+        self._open = ExitStack()
+        self._open.callback(self.hooks.failures.subscribe(self._record_incident))
+        self._open.callback(self.record.add_own_sink(LossWatch(self)).remove)
+        self._open.enter_context(redacted_log())
+
+    def begin(self) -> None:
+        """Set up the hooks, let the host prepare, and fire on_train_start."""
+        self.add_default_hooks()
+        self.hooks.reopen()
+        if any(getattr(entry.hook, "collective", False) for entry in self.hooks.entries()):
+            self.ranks.group  # noqa: B018 - made here, where all ranks are
+        devices = _device.device_indices([*self.model.parameters(), *self.model.buffers()])
+        self.hooks.rng_guard.begin(self.seed or 0, lambda: self.progress.step, devices, self.ranks.rank)
+        self.prepare()
+        if self.writes_report and self.record.path is not None and not self.ranks.rank:
+            self._add_report()
+        if handler := self.hooks.slots.on_train_start:
+            handler(self.event_args)
+        self.agreement.settle()
+
+    def _add_report(self) -> None:
+        """Keep what report.html shows; after the run was resumed, because later steps are then discarded."""
+        from hookline.report.sink import ReportSink
+
+        try:
+            self._open.callback(self.record.add_sink(ReportSink(self.record, self.progress.steps_done)).remove)
+        except Exception as error:  # no report is worth a run
+            logger.warning("this run will have no report: %s", error_text(error))
+
+    # ---- the end -----------------------------------------------------------------------------------------------------
+
+    def end(self, error: BaseException | None = None, signal: str | None = None) -> None:
+        """Fire on_exception if the run failed, then on_train_end; close hooks and record, print a line.
+
+        Args:
+            error: What ended the run, if it failed.
+            signal: The name of the signal that ended it, if one did.
+
+        Raises:
+            BaseException: What a hook raised at the end of a run that had not failed, if its policy says so.
+        """
+        try:
+            self._end(error, signal)
+        finally:
+            self.hooks.rng_guard.end()
+            self._open.close()
+            self.run_status.end()
+
+    def _end(self, error: BaseException | None, signal: str | None) -> None:
+        args, hooks, status = self.event_args, self.hooks, self.run_status
+        if error is not None:
+            self._fire_exception(error)
+        else:
+            status.close(failed=False)
+        if error is None and signal is not None:
+            rank = next((stop.rank for stop in status.stops if stop.by == SIGNAL), 0)
+            self.note("stop_requested", reason=signal, by=SIGNAL, **({"rank": rank} if rank else {}))
+        outcome, reason = self._decide_outcome(error, signal)
+        bad_weights = ""
+        with suppress(Exception):  # another rank has failed, which is found again where the ranks meet
+            bad_weights = self._bad_weights(outcome)
+            self.record_non_finite_losses(_if_device_answers(self.stats.take_non_finite, 0))
+        args.end_run(bad_weights or reason or outcome)
+        failure = _first_failure(partial(handler, args) if (handler := hooks.slots.on_train_end) else None)
+        failure = failure or _first_failure(self.after_train_end)
+        closing = _first_failure(hooks.close)
+        failure = failure or closing
+        if failure is not None:
+            self.ranks.failed(self.progress.step, describe_error(failure))
+
+        def look_again() -> None:  # a hook may have restored good weights at the end
+            nonlocal bad_weights
+            bad_weights = bad_weights and self._bad_weights(outcome)
+
+        failure = failure or _first_failure(look_again, self._collect_failures, self.ranks.meet)
+        if failure is not None and outcome.is_clean:
+            failure = self.ranks.explain(failure)
+            outcome, reason = self._decide_outcome(failure)
+            status.close(failed=True)
+            self.record.event("exception", self.progress.step, error=reason)
+        elif isinstance(failure, Exception):  # it does not replace the exception or the signal that ends the run
+            logger.warning("while the run was ending: %s", describe_error(failure))
+            if args.exception is not None:
+                add_note(args.exception, f"then, while the run was ending: {describe_error(failure)}")
+            failure = None
+        if bad_weights and failure is None:
+            self.note("non_finite_weights", message=bad_weights)
+            outcome, reason = Outcome.NON_FINITE, "; ".join(filter(None, [bad_weights, reason]))
+        self.release()
+        self.step_log.write_rows()
+        self.change_audit.finish()
+        self.close_record(outcome, reason)
+        if failure is not None:
+            raise failure
+
+    def _decide_outcome(
+        self, error: BaseException | None = None, signal: str | None = None
+    ) -> tuple[Outcome, str | None]:
+        """Return how the run ends and why; whether its weights are finite is known only later."""
+        if signal is not None:
+            return Outcome.INTERRUPTED, signal
+        if error is not None:
+            alone, described = self.ranks.world_size == 1, describe_error(error)
+            reason = described if alone or isinstance(error, RankError) else f"rank {self.ranks.rank}: {described}"
+            return Outcome.FAILED if isinstance(error, Exception) else Outcome.INTERRUPTED, reason
+        if self.run_status.stops:
+            reason, by, rank = self.run_status.stops[0]
+            where = f" on rank {rank}" if rank else ""
+            return Outcome.STOPPED, f"stopped by {by or 'request_stop'}{where}: {reason}"
+        return Outcome.COMPLETED, None
+
+    def _fire_exception(self, error: BaseException) -> None:
+        """Fire on_exception, once what belongs to the weights of a half step is done."""
+        _, described = self._decide_outcome(error)
+        self.ranks.failed(self.progress.step, described or "")
+        self.run_status.close(failed=True)
+        self.event_args.exception = error
+        self.record.event("exception", self.progress.step, error=described)
+        try:
+            self.settle_failed_step()
+        except Exception as another:  # the device is gone, for instance
+            logger.warning("while the run was ending: %s", error_text(another))
+        try:
+            if handler := self.hooks.slots.on_exception:
+                handler(self.event_args)
+        finally:
+            self.after_exception(error)
+
+    def close_record(self, outcome: Outcome, reason: str | None, wait: bool = True) -> None:
+        """Close the record and print the closing line; without `wait`, leave out what is not on the host yet."""
+        costs = self.hooks.costs(wait=wait)
+        self.record.close(outcome, reason, self.describe_hooks(), costs, self.counters(), wait=wait)
+        if self.prints:
+            print_line(closing_line(self, outcome, reason))
+
+    def _bad_weights(self, outcome: Outcome) -> str:
+        """Say which trained parameters are not finite, in the shard of any rank; empty if all are or the run failed.
+
+        Waits for the device and for all ranks, also after a signal, which one of them may have received alone.
+        """
+        own: list[str] = []
+        if outcome.is_clean:
+            own = _if_device_answers(partial(non_finite_parameters, self.params), own)
+        counts = self.ranks.total([name in own for name in self.params])
+        names = [name for name, count in zip(self.params, counts, strict=True) if count]
+        return f"{len(names)} of {len(self.params)} parameters are not finite, first {names[0]!r}" if names else ""
+
+    def record_non_finite_losses(self, own: int) -> None:
+        """Record how many losses were NaN or infinite, given how many this rank has; waits for all ranks."""
+        if count := self.ranks.total([self.agreement.count_once(own)])[0]:
+            self.run_status.count("non_finite_losses", count)
+            self.record.event("non_finite_losses", self.progress.step, epoch=self.progress.epoch, count=count)
+
+    def _collect_failures(self) -> None:
+        """Count the failures of hooks on other ranks, where they are no error: rank 0 writes the run's summary."""
+        own = {hook.name: hook.failures for hook in self.hooks.list_hooks() if hook.failures}
+        for rank, failures in self.ranks.gather([self.ranks.rank, own]):  # after a failure, of this rank alone
+            if rank != self.ranks.rank:
+                for name, count in failures.items():
+                    self.run_status.failed_on_ranks.setdefault(name, []).append(rank)
+                    self.run_status.count("hook_failures", count)
+
+    # ---- what a host does in its own way -----------------------------------------------------------------------------
+
+    def make_record(self) -> Record:
+        """Make the record of a run that begins."""
+        if self._output_dir is None:
+            return Record.in_memory(config=self.describe(), seed=self.seed)
+        return Record.on_disk(self._output_dir, config=self.describe(), seed=self.seed)
+
+    def add_default_hooks(self) -> None:
+        """Register the hooks that every run of this host has."""
+
+    def prepare(self) -> None:
+        """Do what comes between the setup of the hooks and on_train_start: load weights, resume, try a validation."""
+
+    def finish(self) -> None:
+        """Do what comes between the last step and the closing events: save what has to be saved."""
+
+    def after_exception(self, error: BaseException) -> None:
+        """Finish what was in progress when the run failed."""
+
+    def after_train_end(self) -> None:
+        """Carry out what hooks have asked for in on_train_end."""
+
+    def release(self) -> None:
+        """Release what only a run in progress needs."""
+
+    @property
+    def prints(self) -> bool:
+        """Whether this process prints what the run does."""
+        return False
+
+    @property
+    def writes_report(self) -> bool:
+        """Whether a run with a directory gets a report.html."""
+        return True
+
+    @property
+    def last_saved_step(self) -> int | None:
+        """The step of the checkpoint that was written or loaded last in this run."""
+        return None
+
+    def position(self) -> dict[str, Any] | None:
+        """Return where the loaders are inside an epoch, None between two epochs."""
+        return self.progress.position
+
+    def save_at_boundary(self, name: SaveName) -> None:
+        """Write a checkpoint at the next boundary."""
+        raise HooklineError(f"{type(self).__name__} cannot save checkpoints")
+
+    # ---- what is recorded about it ---------------------------------------------------------------------------------
+
+    def describe_hooks(self) -> list[dict[str, Any]]:
+        """Return every hook with its status; parameters are not copied, because one may be a model or hold a lock."""
+        elsewhere = self.run_status.failed_on_ranks
+        hooks = [field_values(hook) for hook in self.hooks.list_hooks()]
+        for hook in hooks:
+            if hook["name"] in elsewhere:
+                hook["failed_on_ranks"] = elsewhere[hook["name"]]
+        return hooks
+
+    def counters(self) -> dict[str, Any]:
+        """Return the counters that run.json ends with."""
+        progress, status = self.progress, self.run_status
+        return {
+            "step": progress.steps_done,
+            "epoch": progress.epoch,
+            "batches": progress.batches,
+            "tokens_seen": progress.tokens,
+            **({"loader_batches": self.loader_batches} if self.loader_names else {}),
+            "seconds": round(progress.seconds, 3),
+            "skipped_steps": status.skipped_steps,
+            "failed_saves": status.failed_saves,
+            "non_finite_losses": status.non_finite_losses,
+            "hook_failures": status.hook_failures,
+        }
+
+    def _record_incident(self, incident: Incident) -> None:
+        """Write an incident to events.jsonl; failures are counted, also those of hooks that are removed later."""
+        if incident.kind == "failed":
+            self.run_status.count("hook_failures")
+        error = None if incident.error is None else error_text(incident.error)
+        what = {"hook": incident.hook, "on": incident.event, "message": incident.message, "error": error}
+        self.record.event(f"hook_{incident.kind}", incident.step, **what)
+
+    def find_parameters(self) -> None:
+        """Find the parameters that the optimizers own again; transforms select among them again."""
+        before = set(self.params)
+        found = trained_parameters(self.model, self.optimizers)
+        self.params.clear()
+        self.params.update(found)
+        self.chain.reselect_parameters()
+        self.note("parameters_changed", added=sorted(set(found) - before), gone=sorted(before - set(found)))
+
+
+def describe_error(error: BaseException) -> str:
+    """Return what went wrong and, if it was one, in which hook."""
+    return "; ".join([error_text(error), *hook_notes(error)])
+
+
+def _if_device_answers(measure: Callable[[], Result], otherwise: Result) -> Result:
+    """Return what a function measures, or `otherwise` if it raises.
+
+    At the end the device may be gone on one rank, which must take part in what follows: the others wait for it.
+    """
+    try:
+        return measure()
+    except Exception:
+        return otherwise
+
+
+def _first_failure(*calls: Callable[[], object] | None) -> BaseException | None:
+    """Make all calls, whatever they raise, and return what was raised first."""
+    raised: BaseException | None = None
+    for call in filter(None, calls):
+        try:
+            call()
+        except BaseException as error:
+            raised = error if raised is None else raised
+    return raised

@@ -1,0 +1,96 @@
+"""`RunStatus`: whether a run is in progress, who asked it to stop, and what went wrong in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal, NamedTuple
+
+SIGNAL = "signal"
+Count = Literal["skipped_steps", "non_finite_losses", "failed_saves", "lr_changes", "hook_failures"]
+
+
+class Stop(NamedTuple):
+    """A request to end the run, and the hook that made it; `SIGNAL` stands in place of a hook's name."""
+
+    reason: str
+    by: str | None
+    rank: int = 0
+
+
+class RunStatus:
+    """Whether the run is in progress, how it ends, and what went wrong in it."""
+
+    SAVED = ("skipped_steps", "non_finite_losses")
+
+    def __init__(self) -> None:
+        self.status = "training"
+        self.running = False
+        self.run_ended = False  # a run has ended and nothing has begun since
+        self.stops: list[Stop] = []  # those that were requested, in their order
+        self.failed_on_ranks: dict[str, list[int]] = {}  # the hooks that have failed on other ranks; known at the end
+        self.loaded_stop: Mapping[str, Any] | None = None  # the stop that the loaded checkpoint was saved with
+        self.skipped_steps = self.non_finite_losses = self.failed_saves = self.lr_changes = self.hook_failures = 0
+        self._reported: set[str] = set()
+
+    def begin(self) -> None:
+        """Begin a run."""
+        self.running, self.run_ended, self.status = True, False, "training"
+        self.stops, self.loaded_stop, self.failed_on_ranks = [], None, {}
+
+    def close(self, failed: bool) -> None:
+        """Note that the last step is done, or that an exception ends the run; the closing events come next."""
+        self.status = "error" if failed else "completed"
+
+    def end(self) -> None:
+        """End the run, after its last event."""
+        self.running, self.run_ended = False, True
+
+    @contextmanager
+    def manual_step(self) -> Iterator[None]:
+        """Count as running during a step outside of a run: its events must not start another one."""
+        self.running, self.run_ended = True, False
+        try:
+            yield
+        finally:
+            self.running = False
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why the run stops; the first reason counts."""
+        return self.stops[0].reason if self.stops else None
+
+    @property
+    def stopped_by(self) -> str | None:
+        """The hook that asked for it, or `SIGNAL`."""
+        return self.stops[0].by if self.stops else None
+
+    @property
+    def signal(self) -> str | None:
+        """The name of the signal that ends the run on all ranks, if one does."""
+        return next((stop.reason for stop in self.stops if stop.by == SIGNAL), None)
+
+    @property
+    def lasting_stop(self) -> Stop | None:
+        """The stop that ends the run: a signal ends only this attempt."""
+        return next((stop for stop in self.stops if stop.by != SIGNAL), None)
+
+    def count(self, what: Count, more: int = 1) -> None:
+        """Count one more, or several."""
+        setattr(self, what, getattr(self, what) + more)
+
+    def first_time(self, what: str) -> bool:
+        """Return True the first time something is to be reported."""
+        is_first = what not in self._reported
+        self._reported.add(what)
+        return is_first
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counts that checkpoints save."""
+        return {name: getattr(self, name) for name in self.SAVED}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the counts; a saved stop is stored, and stops nothing yet."""
+        for name in self.SAVED:
+            setattr(self, name, state[name])
+        self.loaded_stop = state.get("stop")  # checkpoints of earlier versions have none

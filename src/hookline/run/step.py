@@ -1,0 +1,295 @@
+"""The step methods of a run: what a training loop calls for every micro-batch, in this order. They fire the events.
+
+    begin_batch → compute_loss → backward → window_is_complete
+    at the end of a window: gradients_ready → step_optimizer, for each optimizer → end_optimizers
+    end_batch → at_boundary
+
+An event without listeners is None in `hooks.slots`: it costs one branch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from hookline.core.costs import CostMonitor
+from hookline.errors import HooklineError
+from hookline.run.control import RunControl
+from hookline.run.epoch_stats import EpochStats
+from hookline.run.numbers import weighted_mean
+from hookline.run.parameters import group_sizes, unowned_parameters
+from hookline.run.step_log import StepLog
+
+if TYPE_CHECKING:
+    from hookline.activations.manager import HookManager
+    from hookline.run.agreement import Agreement
+    from hookline.run.engine import Engine
+    from hookline.run.event_args import EventArgs
+    from hookline.run.progress import Progress
+    from hookline.run.status import RunStatus
+    from hookline.run.window import Window
+
+LEADS_TO_NORM = {"grad_norm", "ctx"}
+"""Event arguments for which the norm of the gradients is computed before they are gone."""
+
+
+class Steps(RunControl):
+    """The part of a `Run` that its loop drives. What a host does in its own way is a method that it overrides."""
+
+    # What the step methods use; `Run` makes it.
+    hooks: HookManager
+    progress: Progress
+    run_status: RunStatus
+    event_args: EventArgs
+    engine: Engine
+    agreement: Agreement
+    accumulation: Window
+    """The micro-batches of the current step."""
+    stats: EpochStats
+    step_log: StepLog
+    optimizer_step: Callable[[torch.optim.Optimizer], Any] | None
+    """The user's replacement for ``optimizer.step()``; `step_optimizer` calls it."""
+
+    def reset_steps(self) -> None:
+        """Begin with no step in progress: a run begins, or steps outside of a run."""
+        self._slots, self._named_at = self.hooks.slots, self.hooks.dispatch_table.named_at
+        self.stats = EpochStats([f"train/{name}" for name in self.optional_metrics])
+        self.step_log = StepLog(self)  # type: ignore[arg-type]
+        self.accumulation = self.make_window()
+        self.cost_monitor = CostMonitor(self, self.warn_above)
+        self._stepped: torch.optim.Optimizer | None = None  # the last that stepped in this step; None once it is over
+        self._skipped: list[torch.optim.Optimizer] = []  # of this step
+        self._settled_at = 0  # the last step whose optimizers are settled
+        self._group_sizes = group_sizes(self.optimizers)
+        self.unowned_params = unowned_parameters(self.model, self.params)  # whose gradients no optimizer clears
+        self._next_boundary = 0  # the next step after which `boundary` runs; 0: after this step
+        self._is_over = False
+        self.is_reading = False  # whether the next batch is being read: an error is then the loader's
+
+    # ---- one micro-batch ---------------------------------------------------------------------------------------------
+
+    def begin_batch(self, batch: Any) -> Any:
+        """Count a micro-batch, place it, decide which hooks are due, and fire on_train_batch_start."""
+        progress, args = self.progress, self.event_args
+        self.is_reading = False
+        if self.accumulation.count == 0:
+            progress.step += 1
+        progress.batch_idx += 1
+        args.used_lr = None
+        self.accumulation.begin(batch)
+        args.batch = batch = self.engine.place(batch)
+        progress.tokens_seen += self.count_tokens(batch)
+        self.hooks.begin_batch(progress)
+        if handler := self._slots.on_train_batch_start:
+            handler(args)
+        return batch
+
+    def compute_loss(self, batch: Any) -> Tensor:
+        """Run the forward pass of a micro-batch, in which forward hooks are called, and return the loss."""
+        raise HooklineError(f"{type(self).__name__} does not know the forward pass: compute the loss, call backward()")
+
+    def backward(self, loss: Tensor) -> None:
+        """Run the backward pass, with its share of the window, between on_before_backward and on_after_backward."""
+        args = self.event_args
+        # This releases the last batch's graph, which its backward pass emptied; releasing it earlier costs 4 µs more.
+        args.live_loss = loss
+        if handler := self._slots.on_before_backward:
+            handler(args)
+        self.accumulation.backward(loss)
+        if handler := self._slots.on_after_backward:
+            handler(args)
+
+    def window_is_complete(self) -> bool:
+        """Return whether the optimizers step after this micro-batch; the next one is read if only that can tell."""
+        return self.accumulation.check_complete()
+
+    def end_batch(self) -> None:
+        """Fire on_train_batch_end; if the window is complete, end the step, too."""
+        args = self.event_args
+        if self.accumulation.weight and args.live_loss is not None:
+            self.stats.recent.append(args.live_loss.detach())
+        if handler := self._slots.on_train_batch_end:
+            named = self._named_at("on_train_batch_end")
+            handler(args)
+            if "metrics" in named:
+                for name, value in args.added_metrics().items():
+                    self.log(name, value)
+        args.release_output()
+        if self.accumulation.is_complete:
+            self.end_step()
+
+    # ---- one optimizer step ------------------------------------------------------------------------------------------
+
+    def gradients_ready(self) -> bool:
+        """Make the gradients those of the step, fire on_gradients_ready and run the update chain.
+
+        Returns:
+            Whether the optimizers step. If not, the events of the skipped step have been fired.
+        """
+        args, self._skipped = self.event_args, []
+        self._find_new_parameters()
+        self.accumulation.finish_gradients()
+        if handler := self._slots.on_gradients_ready:
+            handler(args)
+        self.agreement.before_update()
+        if (handler := self._slots.on_update) and not self._is_skipped:
+            handler(args)
+            if (norm := args.norm_before_clipping()) is not None:
+                self.step_log.add("train/grad_norm", norm)
+        if self._slots.on_step_end and not LEADS_TO_NORM.isdisjoint(self._named_at("on_step_end")):
+            args.measure_norm()  # on its device: at on_step_end the gradients are gone
+        if not self._is_skipped:
+            return True
+        for optimizer in self.optimizers:
+            self.step_optimizer(optimizer)
+        return False
+
+    def step_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Step an optimizer between its two events, unless the step is skipped."""
+        if self.before_optimizer_step(optimizer):
+            self.engine.step(optimizer, self.optimizer_step)
+            self.after_optimizer_step(optimizer)
+
+    def before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Fire on_before_optimizer_step; return whether the optimizer steps, else fire on_step_skipped."""
+        args = self.event_args
+        args.optimizer_idx = self.optimizers.index(optimizer)
+        if handler := self._slots.on_before_optimizer_step:
+            handler(args)
+        self.agreement.before_optimizer()
+        if not self._is_skipped:
+            return True
+        self._skipped.append(optimizer)
+        args.reason = args.skip_reason
+        self.record.event("step_skipped", self.progress.step, reason=args.reason, optimizer_idx=args.optimizer_idx)
+        if handler := self._slots.on_step_skipped:
+            handler(args)
+        args.reason = None
+        return False
+
+    def after_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Count the step, whose weights the model has from here on, and fire on_after_optimizer_step."""
+        self.progress.steps_done, self._stepped = self.progress.step, optimizer
+        if handler := self._slots.on_after_optimizer_step:
+            self._note_lr()
+            handler(self.event_args)
+
+    def end_optimizers(self) -> None:
+        """Step the schedulers, update the loss scale and clear the gradients."""
+        self._settle_optimizers(self._skipped)
+        self.zero_grad()
+
+    def _settle_optimizers(self, skipped: Sequence[torch.optim.Optimizer]) -> None:
+        """Do what belongs to the weights of a step: loss scale, losses by loader, and schedulers."""
+        self.event_args.optimizer_idx, self._settled_at = 0, self.progress.step
+        if skipped:
+            self.run_status.count("skipped_steps")
+        self.engine.end_step()
+        for loader, parts in self.event_args.parts_by_loader().items() if self.loader_names else ():
+            # `train/<loader>/loss` is the step's loss for each loader that had micro-batches in it.
+            name, loss = f"train/{loader}/loss", weighted_mean(parts)
+            self.step_log.add(name, loss)
+            self.stats.set_latest(self.progress.step, name, loss)
+            for part in parts:
+                self.stats.add(name, part.loss)
+        self._note_lr()
+        self.step_schedulers_after(skipped)
+
+    def settle_failed_step(self) -> None:
+        """Update loss scale and schedulers if a step failed after an optimizer stepped: they belong to its weights."""
+        if self._stepped is not None and self._settled_at != self.progress.step:
+            self._settle_optimizers(self.optimizers[self.optimizers.index(self._stepped) + 1 :])
+
+    def end_step(self) -> None:
+        """Record the step's metrics and fire on_step_end."""
+        progress, args, window = self.progress, self.event_args, self.accumulation
+        window.end()
+        progress.steps_done, self._stepped = progress.step, None
+        if window.has_weight and args.live_loss is not None:  # the mean of nothing may be NaN
+            self.step_log.add_loss(window.share_of(args.window_tensor()))
+            for key, value in args.step_means().items():
+                name = f"train/{key}"
+                self.agreement.record_mean(name, value, key in self.optional_metrics)
+                self.stats.set_latest(progress.step, name, value)
+        if handler := self._slots.on_step_end:
+            handler(args)
+
+    @property
+    def is_in_step(self) -> bool:
+        """Whether a step has begun and is not over."""
+        return self._stepped is not None or self.progress.step != self.progress.steps_done
+
+    @property
+    def _is_skipped(self) -> bool:
+        return self.event_args.skip_requested_at == self.progress.step
+
+    def _note_lr(self) -> None:
+        """Store the rate that this step used: a hook or a scheduler may change it before on_step_end."""
+        if self.event_args.used_lr is None:
+            self.event_args.used_lr = self.lr
+
+    def _find_new_parameters(self) -> None:
+        """Add the parameters of groups that an optimizer got since the last step to the chain and the norm."""
+        sizes = group_sizes(self.optimizers)
+        if sizes != self._group_sizes:
+            self.find_parameters()
+            self._group_sizes, self.unowned_params = sizes, unowned_parameters(self.model, self.params)
+
+    # ---- boundaries --------------------------------------------------------------------------------------------------
+
+    def at_boundary(self) -> bool:
+        """Do what is due after a step (write the record, validate, save, agree), and return whether the run ends."""
+        if not self.accumulation.is_complete:
+            self.is_reading = True
+            return False
+        if self.progress.step >= self._next_boundary or time() >= self.step_log.flush_by:
+            self.boundary()
+            self._next_boundary = min(self.next_boundaries())
+            self._is_over = self.is_finished()  # last: a signal that arrives in between has set `_next_boundary` back
+        self.is_reading = True
+        return self._is_over
+
+    def request_boundary(self) -> None:
+        """Run `boundary` after the current step: something was requested. A signal handler calls this: it assigns."""
+        self._next_boundary = 0
+
+    # ---- what a host does in its own way -----------------------------------------------------------------------------
+
+    @property
+    def warn_above(self) -> float | None:
+        """The share of the run's time above which a hook is reported as costly; None reports none."""
+        return 0.05
+
+    optional_metrics: frozenset[str] = frozenset()
+    """Metrics beside the loss of which a micro-batch may have no value, which is NaN then."""
+
+    def make_window(self) -> Window:
+        """Return the window in which this run accumulates the gradients of a step."""
+        from hookline.run.window import Window
+
+        return Window(self)  # type: ignore[arg-type]
+
+    def step_schedulers_after(self, skipped: Sequence[torch.optim.Optimizer]) -> None:
+        """Step the learning-rate schedulers, except those of optimizers that were skipped; a foreign loop does it."""
+
+    def zero_grad(self) -> None:
+        """Clear the gradients; a foreign loop does it."""
+
+    def find_parameters(self) -> None:
+        """Find the parameters that the optimizers own again."""
+
+    def boundary(self) -> None:
+        """Do what is due after this step."""
+        self.step_log.flush_if_due()
+
+    def next_boundaries(self) -> list[int]:
+        """Return steps after which `boundary` must run."""
+        return [self.step_log.flush_at]
+
+    def is_finished(self) -> bool:
+        """Return whether a stop was requested or the last step is done."""
+        return self.run_status.stop_reason is not None

@@ -1,0 +1,60 @@
+"""`Window`: the micro-batches of one optimizer step; here one micro-batch is a step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from hookline.run.run import Run
+
+
+class Window:
+    """A window of one micro-batch. `AccumulationWindow` (trainer/window.py) has several, with weights."""
+
+    size = 1
+    """Micro-batches of a full window."""
+    weight = 1.0
+    """What the current micro-batch counts in the step's mean; without weight it has no part in it."""
+    has_weight = True
+    """Whether something in the window has a weight, on any rank."""
+    share = 1.0
+    """What this rank's means of the step count in the means over the ranks."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self.count = 0  # micro-batches whose backward pass has run
+        self.is_complete = False  # whether the last of them was the window's last
+
+    def begin(self, batch: Any) -> None:
+        """Prepare for a micro-batch, whose tensors are still where the loader put them."""
+
+    def backward(self, loss: Tensor) -> None:
+        """Run the backward pass of a micro-batch with its share of the window."""
+        self._run.engine.backward(loss)
+        self.count += 1
+
+    def check_complete(self) -> bool:
+        """Return whether the micro-batch was the window's last, and note it in `is_complete`."""
+        self.is_complete = self.count >= self.size
+        return self.is_complete
+
+    def finish_gradients(self) -> None:
+        """Make the accumulated gradients those of the step: unscaled, and the mean over what was in the window."""
+
+    def end(self) -> None:
+        """Begin with an empty window: the step is over."""
+        self.count = 0
+
+    def share_of(self, value: Any) -> Any:
+        """Return what this rank adds to a mean over the ranks that weights each by what was in its window."""
+        if self.share == 1.0:
+            return value
+        return value * self.share if self.share else 0.0  # the mean of nothing may be NaN
+
+    def leave(self) -> None:
+        """Leave the model as it was, also if the run fails inside a window."""
+
+    def check_trained(self) -> None:
+        """Raise TrainingError if no step of the run had anything to train on."""

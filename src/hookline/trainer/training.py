@@ -1,0 +1,403 @@
+"""What only our trainer does around a run: compare the ranks, seed, handle signals, resume, try a validation, save.
+
+Other hosts leave these alone, because each of them would change a foreign run.
+"""
+
+from __future__ import annotations
+
+import atexit
+import sys
+from bdb import BdbQuit
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from functools import cache, partial
+from pathlib import Path
+from traceback import walk_tb
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+import torch
+
+from hookline import __version__
+from hookline._console import logger, print_line
+from hookline._fs import relative_to_here
+from hookline._terminal import can_redraw
+from hookline.checkpoints.find import has_no_checkpoint_yet, lineage_of, run_directory
+from hookline.checkpoints.store import set_aside_later
+from hookline.core.entry import Entry
+from hookline.errors import ConfigError, RankError, RecordError, TrainingError, add_note, error_text, nearest
+from hookline.rank_watch import WatchedRun
+from hookline.ranks import compare, host
+from hookline.record.labels import Labels, read_labels
+from hookline.record.outcome import Outcome
+from hookline.record.provenance import git_state
+from hookline.record.record import Record
+from hookline.record.shared import SharedRecord
+from hookline.run.messages import counted
+from hookline.run.rng import seed_rank
+from hookline.trainer.data.loader_state import resume_warnings
+from hookline.trainer.parallel import kind_of_parallel
+from hookline.trainer.sections import load_weights, pending_stop
+from hookline.trainer.signals import SignalHandler
+from hookline.trainer.validation import sanity_check
+
+if TYPE_CHECKING:
+    from hookline.trainer.trainer import Trainer
+
+_SECONDS_BETWEEN_LINES = 30.0  # where nothing can be redrawn: often enough for a log file, and not too long a file
+_ALL_ALIKE = (
+    "all ranks need the same; what is to differ, such as a path, is made in the hook from trainer.ranks.rank, and a "
+    "hook that is to run on some of them has ranks="
+)
+
+
+@contextmanager
+def training(trainer: Trainer, resume: Path | None, fork: bool = False) -> Iterator[None]:
+    """Begin a run before the block and end it afterwards, with the exception or the signal that ends the block.
+
+    Args:
+        trainer: The trainer.
+        resume: A run or a checkpoint to resume from.
+        fork: Whether to continue as a new run.
+    """
+    with trainer.ranks.watch(_watched(trainer), trainer.options.rank_timeout):
+        _open(trainer, resume, fork)
+        saves = trainer.checkpoint_dir is not None and not trainer.options.fast_dev_run
+        with SignalHandler(trainer.stop_on_signal, trainer.prints, saves) as signals:
+            trainer.signals = signals
+            try:
+                with ExitStack() as until_last_step:
+                    _set_deterministic(trainer, until_last_step)
+                    check = partial(_check_loader_schedule, trainer)
+                    until_last_step.callback(trainer.hooks.add_registration_check(check))
+                    trainer.resume_from = resume
+                    trainer.begin()
+                    try:
+                        yield
+                    except Exception as failed:
+                        if not _ends_with_signal(trainer, failed):
+                            raise
+                        _leave_loader(trainer, failed)
+                    trainer.finish()
+            except BaseException as raised:
+                signals.waits_for = "everything is written"
+                error = trainer.ranks.explain(_as_interruption(raised))
+                # The workers of a validation got the signal, too. The run resumes from its last checkpoint.
+                is_loader = signals.caught is not None and _is_of_loader(error)
+                trainer.end(error, signals.caught.name if signals.caught is not None and is_loader else None)
+                if not is_loader:
+                    if error is raised:
+                        raise
+                    raise error from raised if isinstance(error, RankError) else None
+            else:
+                signals.adopt(trainer.run_status.signal)
+                signals.waits_for = "everything is written"
+                trainer.end(signal=None if signals.caught is None else signals.caught.name)
+    signals.exit()
+
+
+@cache
+def unfinished_runs() -> WeakSet[Generator[Any, Any, Any]]:
+    """Return the iterators of runs to close when the interpreter exits, while closing a record is still possible."""
+    runs: WeakSet[Generator[Any, Any, Any]] = WeakSet()
+
+    def close_all() -> None:
+        for run in list(runs):
+            run.close()
+
+    atexit.register(close_all)
+    return runs
+
+
+def _as_interruption(raised: BaseException) -> BaseException:
+    """Return KeyboardInterrupt for an exception that means that the user quit the debugger, outside of any hook."""
+    return KeyboardInterrupt("quit in the debugger") if isinstance(raised, BdbQuit) else raised
+
+
+# ---- the beginning ---------------------------------------------------------------------------------------------------
+
+
+def _open(trainer: Trainer, resume: Path | None, fork: bool) -> None:
+    """Compare the ranks, check the run, seed, and open the record. What is raised here ends no run: none has begun."""
+    options, ranks = trainer.options, trainer.ranks
+    if ranks.world_size > 1:
+        compare(ranks, _compared(trainer), _ALL_ALIKE)
+    _check_run(trainer)  # before the run has a directory and a name
+    # Ranks that share each batch draw alike.
+    seed_rank(options.seed, ranks.rank if trainer.engine.averages else 0)
+    run_dir = None if resume is None or fork else run_directory(resume)
+    lineage = source = None
+    if resume is not None and run_dir is None:
+        lineage, source = ranks.first(partial(lineage_of, resume)), run_directory(resume)
+    record = _open_record(trainer, run_dir)
+    hosts = ranks.gather(host()) if ranks.act_together else None
+    labels = _labels(trainer, source)
+    record.start(hooks=trainer.describe_hooks(), lineage=lineage, hosts=hosts, launch=trainer.launch, labels=labels)
+    trainer.checkpointer.begin_run()
+    trainer.open(record)
+
+
+def _open_record(trainer: Trainer, run_dir: Path | None) -> Record:
+    """Open the run's record: rank 0 writes its files, the others what happens to them alone."""
+    options, config, ranks = trainer.options, trainer.describe(), trainer.ranks
+    opened: list[Record] = []
+
+    def open_first() -> list[Any]:
+        if not options.record:
+            opened.append(Record.in_memory(config=config, seed=options.seed))
+        elif run_dir is not None:
+            opened.append(Record.on_disk(run_dir.parent, config=config, seed=options.seed, run_id=run_dir.name))
+        else:
+            opened.append(Record.on_disk(options.output_dir, config=config, seed=options.seed))
+        return [opened[0].run_id, None if opened[0].path is None else str(opened[0].path)]
+
+    run_id, path = ranks.first(open_first)
+    if not opened:
+        opened.append(Record.of_rank(ranks.rank, run_id, path, config=config, seed=options.seed))
+    return SharedRecord.of(opened[0], ranks) if ranks.act_together else opened[0]
+
+
+def _check_run(trainer: Trainer) -> None:
+    """Let the hooks that declare it check the run on their ranks; what one of them raises ends all ranks."""
+    failed: Exception | None = None
+    try:
+        for entry in trainer.hooks.entries():
+            if getattr(entry.hook, "checks_run", False) and entry.is_on(trainer.ranks):
+                entry.hook.check_run(trainer)
+    except Exception as error:
+        failed = error
+    problems = trainer.ranks.gather(failed and error_text(failed))
+    if failed is not None:
+        raise failed
+    for rank, problem in enumerate(problems):
+        if problem is not None:
+            raise RankError(f"rank {rank}: {problem}")
+
+
+def _labels(trainer: Trainer, source: Path | None) -> Labels:
+    """Return the labels of a new run: those of its options; tags and notes that they lack are those of its source.
+
+    A name is not inherited, because it names one run.
+    """
+    options, inherited = trainer.options, Labels()
+    if source is not None:
+        try:
+            inherited = read_labels(source)
+        except RecordError as error:
+            logger.warning("the new run gets no tags and notes: %s", error)
+    tags = inherited.tags if options.tags is None else tuple(options.tags)
+    return Labels(options.name, tags, inherited.notes if options.notes is None else options.notes)
+
+
+def _compared(trainer: Trainer) -> dict[str, Any]:
+    """Return what must be the same on all ranks, for comparison."""
+    parameters = {hook.name: hook.parameters for hook in trainer.hooks.list_hooks()}
+    hooks = {
+        entry.name: {
+            "enabled": entry.enabled_for_ranks,
+            "schedule": str(entry.schedule),
+            "policy": entry.policy,
+            "parameters": {
+                key: value for key, value in parameters[entry.name].items() if isinstance(value, (int, float, str))
+            },
+            "place": place,
+        }
+        for place, entry in enumerate(trainer.hooks.entries())
+    }
+    config = {key: value for key, value in trainer.describe().items() if key not in ("trainer", "hooks")}
+    return {
+        "the options": asdict(trainer.options),
+        "the config": config,
+        "the hooks": hooks,
+        "the metrics": sorted(trainer.validation_metrics),
+        "the loaders": {"training": list(trainer.train_loaders), "validation": list(trainer.val_loaders)},
+        "the number of optimizers and schedulers": [len(trainer.optimizers), len(trainer.schedulers)],
+        "the parameters": {name: list(param.shape) for name, param in trainer.params.items()},
+        "the versions": {"hookline": __version__, "torch": torch.__version__, "git": git_state(Path.cwd())},
+    }
+
+
+def _set_deterministic(trainer: Trainer, until: ExitStack) -> None:
+    """Use torch's deterministic algorithms, if that is asked for, until the last step is done."""
+    if trainer.options.deterministic:
+        before = torch.are_deterministic_algorithms_enabled()
+        warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+        until.callback(torch.use_deterministic_algorithms, before, warn_only=warn_only)
+        torch.use_deterministic_algorithms(True)
+
+
+def _check_loader_schedule(trainer: Trainer, entry: Entry) -> None:
+    """Reject a hook whose schedule counts the batches of a loader that does not exist."""
+    for name in entry.schedule.loaders:
+        if name not in trainer.train_loaders:
+            why = f"{entry.schedule}: no training loader is named {name!r}; {nearest(name, trainer.train_loaders)}"
+            raise ConfigError(f"{entry.name}.every", why)
+
+
+def add_console(trainer: Trainer) -> Callable[[], None]:
+    """Register a `console_log` hook for this run, unless the user has one.
+
+    Returns:
+        A function that removes it.
+    """
+    names = [*trainer.hooks, *(getattr(type(hook), "name", None) for hook in trainer.hooks.hooks)]
+    if not trainer.options.console or "console_log" in names:  # also under another name, or switched off
+        return lambda: None
+    # Rank 0 decides for all, because its output counts and the ranks must have the same hooks.
+    if trainer.ranks.first(lambda: can_redraw(sys.stdout)):
+        others = [entry for entry in trainer.hooks.entries() if entry.origin != "default"]
+        return trainer.hooks.register("console_log", origin="default", costs=bool(others)).remove
+    return trainer.hooks.register("console_log", origin="default", costs=False, pause=_SECONDS_BETWEEN_LINES).remove
+
+
+def prepare_training(trainer: Trainer, resume: Path | None) -> None:
+    """Do what comes before on_train_start: clear gradients, load weights, resume, warn, try a validation, print."""
+    options = trainer.options
+    trainer.model.zero_grad(set_to_none=True)
+    if not trainer.model.training:  # as a model from a hub comes; single modules that are left in eval mode stay so
+        trainer.model.train()
+    plateau = any(isinstance(one, torch.optim.lr_scheduler.ReduceLROnPlateau) for one in trainer.schedulers)
+    if plateau and not (trainer.val_loaders and options.validate_every is not None):
+        raise TrainingError("ReduceLROnPlateau waits for val/loss: give a validation loader and validate_every")
+    if options.init_from:
+        load_weights(trainer.model, options.init_from)
+    trainer.checkpointer.find_frozen()
+    if resume is not None:
+        _resume(trainer, resume)
+    is_cut = trainer.train_loaders.limit is not None
+    for why in resume_warnings(trainer.train_loaders, is_cut) if trainer.run_dir is not None else []:
+        logger.warning("resuming this run inside an epoch may not be exact: %s", why)
+        trainer.note("resume_not_exact", why=why)
+    for entry in trainer.hooks.entries():
+        for target in (*entry.before, *entry.after):
+            if target not in trainer.hooks:
+                nearby = nearest(target, [name for name in trainer.hooks if name != entry.name])
+                logger.warning("%r is ordered by %r, which is not registered; %s", entry.name, target, nearby)
+    measured = None
+    if trainer.val_loaders and options.sanity_batches and resume is None:
+        measured = sanity_check(trainer, trainer.val_loaders, options.sanity_batches)
+    for entry in trainer.hooks.entries():
+        if entry.enabled and entry.built_in and (check := getattr(entry.hook, "check_monitor", None)):
+            check(trainer, measured)
+    if trainer.prints:
+        print_line(opening_line(trainer))
+
+
+def _resume(trainer: Trainer, path: Path) -> None:
+    """Load the checkpoint that a path means; a run that was killed before its first checkpoint starts again."""
+    if trainer.ranks.first(partial(has_no_checkpoint_yet, path)):
+        logger.warning("%s has no checkpoint yet: the run starts again at its first step", path)
+        trainer.note("begun_again", run=str(path))
+        trainer.record.resume_at(0, 0)
+        return
+    found = trainer.checkpointer.load(path)
+    if trainer.checkpoint_dir is not None:  # later checkpoints are not states that the resumed run will reach
+        set_aside = partial(set_aside_later, trainer.checkpoint_dir, trainer.progress.steps_done)
+        for moved in trainer.ranks.first(set_aside):
+            logger.warning("moved a checkpoint of a later step away: %s", moved)
+            trainer.note("checkpoint_abandoned", path=moved)
+        if found.absolute().parent == trainer.checkpoint_dir.absolute():  # else it is another run's
+            trainer.checkpointer.mark_saved()
+    if (stop := trainer.ranks.first(partial(pending_stop, trainer))) is not None:
+        reason, by = stop
+        words = "the run was killed while it stopped (%s: %s), so it ends here; resume it again to train on"
+        logger.warning(words, by or "request_stop", reason)
+        trainer.request_stop(reason, by)
+
+
+def opening_line(trainer: Trainer) -> str:
+    """Return the line that is printed before the first step."""
+    options, length = trainer.options, trainer.epoch_batches
+    steps = counted(options.max_steps, "step") if options.max_steps is not None else ""
+    epochs = counted(options.epochs, "epoch") if options.epochs is not None else ""
+    of = f" of {counted(length, 'batch')}" if length is not None and epochs else ""
+    assumed = " (give max_epochs or max_steps for more)" if options.max_epochs is None and not steps else ""
+    length_of_run = " or ".join(filter(None, [steps, epochs + of]))
+    where = "" if trainer.record.path is None else f" → {relative_to_here(trainer.record.path)}"
+    done, resumed = trainer.progress.steps_done, ""
+    if trainer.event_args.resumed:
+        outcomes = [attempt.get("outcome") for attempt in trainer.record.run["attempts"][:-1]]
+        had_completed = " of a run that had completed" if "completed" in outcomes[-1:] else ""
+        resumed = f", resumed at step {done}{had_completed}"
+        if trainer.total_steps is not None and done >= trainer.total_steps:
+            assumed = " (nothing is left to train; give a larger max_steps or max_epochs to train on)"
+    on = f"{trainer.device}"
+    if trainer.ranks.world_size > 1:
+        kind = {"ddp": "DDP", "fsdp2": "FSDP2", "tensor": "tensor parallel"}[kind_of_parallel(trainer.model)]
+        on += f", {trainer.ranks.world_size} processes ({kind})"
+    return f"run {trainer.record.run_id}{resumed}: {length_of_run} on {on}{assumed}{where}"
+
+
+# ---- the end ---------------------------------------------------------------------------------------------------------
+
+
+def save_last_step(trainer: Trainer) -> None:
+    """Let checkpoint hooks save the last step, if they have to or if the run has no checkpoint.
+
+    What a signal requests is enough for all, and what is requested otherwise for those that need not save the end.
+    """
+    saves = trainer.checkpointer
+    for entry in trainer.hooks.entries():
+        save, save_last = (getattr(entry.hook, name, None) for name in ("save_last_step", "save_last"))
+        if save is None or not entry.enabled or not entry.built_in or saves.needs_save:
+            continue
+        if save_last or not saves.requests:
+            with trainer.hooks.failures.call(entry.name, "save_last_step"):
+                save(trainer)
+
+
+def _ends_with_signal(trainer: Trainer, error: Exception) -> bool:
+    """Return whether an exception comes from reading the next batch after a signal, which ends the run in order.
+
+    A loader that a validation or a hook reads is another matter: weights may be exchanged. Other ranks would wait for a
+    rank that ends without its step.
+    """
+    signals = trainer.signals
+    if signals.worker_error is not None:  # it says why the worker died
+        add_note(error, error_text(signals.worker_error))
+    return signals.caught is not None and trainer.is_reading and trainer.ranks.world_size == 1
+
+
+def _leave_loader(trainer: Trainer, error: Exception) -> None:
+    """End a run that a signal has stopped without the batches that its loader can no longer give.
+
+    A signal to the process group ends the loader's workers, too. If their batches were needed to complete a step, the
+    run was never in a state that it can resume from exactly, and it is saved as after a failure in a step.
+    """
+    logger.warning("the run is stopping, and a loader has failed: %s", error_text(error))
+    trainer.note("loader_failed", error=error_text(error))
+    if trainer.is_in_step:
+        trainer.run_status.close(failed=False)
+
+
+def _is_of_loader(error: BaseException) -> bool:
+    """Return whether an exception was raised while a DataLoader was read."""
+    modules = (frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__))
+    return any(name.startswith("torch.utils.data.") for name in modules)
+
+
+# ---- the end of a process that is blocked ----------------------------------------------------------------------------
+
+
+def _watched(trainer: Trainer) -> WatchedRun:
+    """Return what the other ranks' watch needs from a run."""
+    progress, args, hooks = trainer.progress, trainer.event_args, trainer.hooks
+
+    def position() -> list[int]:
+        return [progress.step, progress.batches, max(args.batch_idx, 0)]  # the last one moves in a validation, too
+
+    def fire_on_exception(error: RankError) -> None:
+        trainer.ranks.failed(progress.step, error_text(error))
+        if args.exception is None and trainer.running:
+            args.exception = error
+            if handler := hooks.slots.on_exception:
+                handler(args)
+
+    def close_record(error: RankError) -> None:
+        if "record" in vars(trainer) and trainer.running:
+            trainer.step_log.write_rows()
+            trainer.close_record(Outcome.FAILED, error_text(error), wait=False)
+
+    last_calls = fire_on_exception, close_record
+    return WatchedRun(position, hooks.hook_in, last_calls)
