@@ -175,7 +175,7 @@ class Probe(TrainingHook):
         all modules without children and the output of the model are compared, too. Inputs rather than outputs, since
         a forward hook that is registered later runs after ours. A compiled model is observed from outside only.
         """
-        compute = trainer.compute
+        compute = trainer.forward.compute
 
         def observed(batch: Any) -> Any:
             if trainer.event_args.phase != "train":
@@ -192,8 +192,8 @@ class Probe(TrainingHook):
             if self._in_forward:  # a hook may run the model for itself
                 self._observe(trainer.step, FORWARD, activations=list(iter_tensors([inputs, values])))
 
-        trainer.replace_compute(observed)
-        trainer.called_model.register_forward_hook(observe_activations)
+        trainer.forward.compute = observed
+        trainer.forward.model.register_forward_hook(observe_activations)
         if not trainer.options.compile:
             for module in trainer.model.modules():
                 if next(module.children(), None) is None:

@@ -76,14 +76,14 @@ def train(rank: int, world_size: int, folder: str, bad_rank: int, kind: str, sta
     trainer.add_hook(Witness(), on_error="raise")
     other = trainer.ranks.gather(os.getpid())[1 - bad_rank]
     if kind == "step_fn":
-        compute = trainer.compute
+        compute = trainer.forward.compute
 
         def fail(batch: Any) -> Any:
             if trainer.step == 3 and rank == bad_rank:
                 raise ValueError("boom")
             return compute(batch)
 
-        trainer.compute = fail
+        trainer.forward.compute = fail
     elif kind == "agreed":
         trainer.add_hook(AgreedTrouble(bad_rank, "raise"), "trouble", on_error="warn")
     elif kind == "update":

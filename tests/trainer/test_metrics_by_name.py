@@ -244,7 +244,7 @@ def test_accumulated_steps_have_the_mean_of_their_batches() -> None:
     """As for what step_fn returns beside the loss."""
     batches = make_batches(8, 8)
     single = make_trainer(["accuracy"], batches=batches)
-    values = [single.training_metrics.measure_batch(one, None, single.model(one[0]))["accuracy"] for one in batches]
+    values = [single.forward.metrics.measure_batch(one, None, single.model(one[0]))["accuracy"] for one in batches]
     trainer = make_trainer(["accuracy"], batches=batches, accumulate=2)
     trainer.train()
     assert rows(trainer)[0]["train/accuracy"] == pytest.approx(float(sum(values)) / 2)

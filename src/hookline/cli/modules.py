@@ -116,7 +116,7 @@ def run_one_batch(trainer: Trainer, hook: ForwardHook) -> str | None:
         batch = trainer.engine.place(next(iter(loader)))
         # In eval mode, batch norm keeps its running statistics and dropout draws nothing.
         with manager.register(hook), trainer.inference():
-            trainer.compute(batch)
+            trainer.forward.compute(batch)
     except Exception as error:
         return f"{type(error).__name__}: {' '.join(str(error).split())}"
     return None

@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 def train(run: Trainer, training: AbstractContextManager[None]) -> Generator[Tensor, None, None]:
     """Run a whole run between its beginning and its end, and yield the loss after each micro-batch."""
     with training:
-        while run.has_more_epochs():
+        while run.epochs.has_next():
             is_over = False
             # No variable may hold the batches: if the run fails, the traceback would keep them, and the workers of a
             # DataLoader with them, beyond on_train_end.
-            for batch in run.begin_epoch():
+            for batch in run.epochs.begin():
                 loss = train_batch(run, batch)
                 is_over = run.at_boundary()  # flush, validate, save, agree, stop
                 yield loss
                 if is_over:
                     break
-            run.end_epoch(all_read=not is_over)
+            run.epochs.end(all_read=not is_over)
 
 
 def train_batch(run: Trainer, batch: Any) -> Tensor:

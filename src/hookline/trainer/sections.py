@@ -31,7 +31,7 @@ ALIKE = ("optimizers", "schedulers", "scaler", "progress", "counts", "hook_names
 
 def collect_sections(trainer: Trainer) -> dict[str, Any]:
     """Return the sections of a checkpoint; those of hooks are encoded already."""
-    scaler, batches = trainer.engine.scaler, trainer.epoch_reader
+    scaler, batches = trainer.engine.scaler, trainer.epochs.reader
     of_hooks = hooks_state(trainer)
     return {
         "model": _state_of(trainer.model, "the model", plain_state_dict),
@@ -112,7 +112,7 @@ def restore_sections(trainer: Trainer, saved: SavedCheckpoint) -> None:
             raise CheckpointError(f"the checkpoint has {then} {what}, this run has {now}: they must match")
     # So that a run that cannot continue there changes nothing; without a run, the weights may be all that is wanted.
     if trainer.running and (position := sections["position"]) is not None:
-        reader = trainer.make_epoch_reader(sections["progress"]["epoch"])
+        reader = trainer.epochs.make_reader(sections["progress"]["epoch"])
         reader.check(position, sections["progress"]["batch_idx"] + 1)
     _load_model(trainer.model, sections)
     for optimizer, state in zip(trainer.optimizers, sections["optimizers"], strict=True):
@@ -123,7 +123,7 @@ def restore_sections(trainer: Trainer, saved: SavedCheckpoint) -> None:
         trainer.engine.scaler.load_state_dict(sections["scaler"])
     trainer.progress.load_state_dict(sections["progress"], sections["position"])
     trainer.agreement.restored()
-    trainer.epoch_reader = None
+    trainer.epochs.reader = None
     trainer.stats.load_state_dict(sections["losses"])
     trainer.event_args.forget_step()
     trainer.run_status.load_state_dict(sections["counts"])

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -15,33 +14,32 @@ import torch
 
 from hookline._console import logger
 from hookline.core.registry import Handle
+from hookline.core.schedule import Quantity
 from hookline.errors import CheckpointError, TrainingError
 from hookline.ranks import find_ranks
 from hookline.record.record import Record
 from hookline.run.agreement import Agreement, SaveName
 from hookline.run.engine import Engine
-from hookline.run.numbers import detached_copy
-from hookline.run.outputs import OUTPUT_AND_TARGET, OutputReader, find_target
 from hookline.run.rng import preserve_rng, restore_rng
 from hookline.run.run import Run
 from hookline.run.window import Window
 from hookline.trainer.agreement import RankAgreement
 from hookline.trainer.checkpointing import Checkpointer
-from hookline.trainer.data.epoch_batches import MixedBatches, SequentialBatches, epoch_batches
 from hookline.trainer.data.loaders import (
     Loaders,
     epoch_length,
     first_batches,
     make_train_loaders,
     named_loaders,
-    why_empty,
 )
+from hookline.trainer.epochs import Epochs
+from hookline.trainer.forward import ForwardPass
 from hookline.trainer.loop import train, train_batch
-from hookline.trainer.metrics import TrainingMetrics, check_metrics
+from hookline.trainer.metrics import check_metrics
 from hookline.trainer.options import TrainerOptions
 from hookline.trainer.relaunch import continued_run, describe_launch
 from hookline.trainer.signals import SignalHandler
-from hookline.trainer.step_fn import LOSS_SOURCES, StepFunction, count_tokens, loss_and_metrics, make_step
+from hookline.trainer.step_fn import StepFunction, count_tokens, loss_and_metrics, make_step
 from hookline.trainer.training import add_console, prepare_training, save_last_step, training, unfinished_runs
 from hookline.trainer.validation import validate
 from hookline.trainer.window import AccumulationWindow
@@ -105,27 +103,17 @@ class Trainer(Run):
         self._step_fn, self._loss_fn = parts.step_fn, parts.loss_fn
         self.progress.set_loaders(list(self.train_loaders))
         self.hooks.failures.debug = self.hooks.failures.debug or self.options.debug
-        # The model as the run calls it.
-        self.called_model: Any = torch.compile(self.model) if self.options.compile else self.model
-        # The same in eval mode: without a wrapper that would wait for other ranks.
-        self.called_eval_model, inner = self.called_model, self.engine.eval_model(self.model)
-        if inner is not self.model:
-            self.called_eval_model = torch.compile(inner) if self.options.compile else inner
         metrics = check_metrics(parts.metrics, self.train_loaders)
         self.validation_metrics = {
             name: entry.metric for name, entry in metrics.items() if "validation" in entry.phases
         }
-        self.training_metrics = TrainingMetrics(
-            {name: entry.metric for name, entry in metrics.items() if "train" in entry.phases}
-        )
-        self.optional_metrics = self.training_metrics.optional
-        # batch -> what step_fn, loss_fn or the model returns
-        self.compute = self.agreement.measure(self._make_step())
+        in_training = {name: entry.metric for name, entry in metrics.items() if "train" in entry.phases}
+        self.forward = ForwardPass(self, in_training)
+        self.optional_metrics = self.forward.metrics.optional
         self.checkpointer = Checkpointer(self)
-        self.epoch_reader: SequentialBatches | MixedBatches | None = None  # of the epoch; None for manual steps
+        self.epochs = Epochs(self)
         self.signals = SignalHandler(self.stop_on_signal)  # of the run in progress
         self.resume_from: Path | None = None
-        self._outputs = OutputReader()
         self.reset_steps()
 
     # ---- running ---------------------------------------------------------------------------------------------------
@@ -227,7 +215,7 @@ class Trainer(Run):
             before, self.record = self.record, Record.in_memory()
             self.record.share_sinks(before)
             self.reset_steps()
-        self.epoch_reader = None
+        self.epochs.reader = None
         self.hooks.attach()  # and not off again: at every step that would cost more than the hooks themselves
         with self.run_status.manual_step():
             loss = train_batch(self, batch)
@@ -289,116 +277,6 @@ class Trainer(Run):
                     for buffer, copy in buffers:
                         buffer.copy_(copy)
 
-    # ---- epochs ------------------------------------------------------------------------------------------------------
-
-    def has_more_epochs(self) -> bool:
-        """Return whether another epoch begins: there is one, and neither a stop nor the last step ends the run."""
-        epochs = self.options.epochs
-        return not self.is_finished() and (epochs is None or self.progress.epochs_done < epochs)
-
-    def begin_epoch(self) -> Iterable[Any]:
-        """Return the epoch's batches; fires on_epoch_start unless the epoch is resumed in its middle."""
-        progress, loaders = self.progress, self.train_loaders
-        self.agreement.before_epoch(loaders, progress.epochs_done)
-        reader = self.epoch_reader = self.make_epoch_reader(progress.epochs_done)
-        if progress.position is not None:
-            self.is_reading = True
-            batches = reader.resume(progress.position, progress.batch_idx + 1)
-        else:
-            progress.begin_epoch()
-            self.stats = self.stats.next_epoch(progress.step)
-            if handler := self.hooks.slots.on_epoch_start:
-                handler(self.event_args)
-            self.is_reading = True  # a DataLoader may ask workers that live longer than an epoch
-            batches = reader.start()
-            progress.position = reader.start_position  # states are read when a checkpoint needs them
-        self.hooks.replan()
-        self.signals.hold_worker_errors()
-        # Cut off where the end is certain: asking for one more batch would move the random streams of some loaders.
-        given = batches if reader.length is None else islice(batches, reader.length - reader.offset)
-        return self.agreement.batches(given, loaders)
-
-    def make_epoch_reader(self, epoch: int) -> SequentialBatches | MixedBatches:
-        """Return the batches of an epoch, to be started or resumed."""
-        enter, has_windows = self.progress.enter_loader, self.accumulation.size > 1
-        return epoch_batches(self.train_loaders, has_windows, enter, epoch, self.ranks.world_size)
-
-    def end_epoch(self, all_read: bool) -> None:
-        """Check what was read; if the epoch is over, validate if due, fire on_epoch_end, then save.
-
-        Schedulers step after the validation: a run that resumes after a failed one repeats the end of the epoch. After
-        a hook that fails in on_epoch_end the epoch is over: schedulers have stepped, and other hooks were called. The
-        position in a checkpoint that is saved here is the start of the next epoch.
-
-        Args:
-            all_read: Whether the loaders gave all their batches, and the loop did not leave them earlier.
-        """
-        self._check_batches(all_read)
-        if not (all_read or self._is_last_of_epoch):
-            return
-        period = self.options.validation_period if self.val_loaders else None
-        metrics = None
-        if period and period.unit == "epochs" and self.progress.epochs % int(period.amount) == 0:
-            metrics = self.validate()  # which shares the statistics of the ranks, too
-        else:
-            self.agreement.share_stats()
-        if self.options.scheduler_interval == "epoch":
-            self.step_schedulers()
-        if metrics is not None:
-            self.step_plateau_schedulers(metrics)
-        self.record_non_finite_losses(self.stats.take_non_finite())
-        for name, mean in self.stats.means().items():
-            self.log(name, mean, reduce=None)
-        try:
-            if handler := self.hooks.slots.on_epoch_end:
-                handler(self.event_args)
-        finally:
-            self.progress.end_epoch()
-        self.agreement.end_epoch()
-        self.checkpointer.save_requested()
-
-    def _check_batches(self, all_read: bool) -> None:
-        """Raise TrainingError if the loaders gave no batch, ended in the middle of a window, or nothing counted."""
-        window, reader, read = self.accumulation, self.epoch_reader, self.progress.batch_idx + 1
-        self.is_reading = False
-        window.leave()
-        assert reader is not None
-        if not read:
-            raise TrainingError(f"the training loader gave no batches{why_empty(self.train_loaders)}")
-        if window.count and all_read:
-            raise TrainingError(
-                f"the training loader promised {reader.length} batches and gave {read}, which leaves "
-                f"{window.count} micro-batches of a window of {window.size} without their step"
-            )
-        if all_read and isinstance(reader, SequentialBatches):
-            self.agreement.after_epoch(read, reader.expected)
-        window.check_trained()
-
-    @property
-    def is_in_epoch(self) -> bool:
-        """Whether the loop reads the batches; else `training_step` is called by hand."""
-        return self.epoch_reader is not None
-
-    @property
-    def _is_last_of_epoch(self) -> bool:
-        """Whether this micro-batch is known to be the epoch's last."""
-        reader = self.epoch_reader
-        return reader is not None and (reader.last or self.progress.batch_idx + 1 == reader.length)
-
-    def has_more_batches(self) -> bool:
-        """Return whether a batch of this epoch follows; the next one is read if that is the only way to know."""
-        if self.epoch_reader is None:
-            return True
-        self.is_reading = True
-        has_more = self.epoch_reader.has_more(self.progress.batch_idx + 1)
-        self.is_reading = False
-        return has_more
-
-    def position(self) -> dict[str, Any] | None:
-        """Return where the loaders are inside an epoch, None between two epochs."""
-        position = self.progress.position
-        return position if self.epoch_reader is None or position is None else self.epoch_reader.position
-
     # ---- the step ----------------------------------------------------------------------------------------------------
 
     def make_agreement(self) -> Agreement:
@@ -412,51 +290,8 @@ class Trainer(Run):
         return super().make_window() if is_plain else AccumulationWindow(self)
 
     def compute_loss(self, batch: Any) -> torch.Tensor:
-        """Run the forward pass of a micro-batch, and return its loss; metrics, output and target are set for hooks."""
-        args, named = self.event_args, self.hooks.dispatch_table.named_at("on_train_batch_end")
-        wants_output = not OUTPUT_AND_TARGET.isdisjoint(named)
-        if not (self.training_metrics or wants_output):
-            loss, metrics = loss_and_metrics(self.compute(batch))
-        else:
-            with self._outputs.attached(self.called_model):
-                result = self.compute(batch)
-            output = self._outputs.take(result)
-            if wants_output:  # its memory is then in use during the backward pass
-                args.set_output(output, find_target(result, batch))
-            loss, metrics = loss_and_metrics(result)
-            if self.training_metrics:
-                metrics = {**metrics, **self.training_metrics.measure_batch(batch, result, output)}
-        if not loss.requires_grad:
-            raise TrainingError(
-                "the loss does not require grad, so nothing would be trained: was it detached, made under no_grad, or "
-                f"are all parameters frozen? ({LOSS_SOURCES})"
-            )
-        args.step_metrics = {key: detached_copy(value) for key, value in metrics.items()}
-        if self.accumulation.weight:
-            for key, value in args.step_metrics.items():
-                self.stats.add(f"train/{key}", value)
-        return loss
-
-    def eval_compute(self) -> Callable[[Any], Any]:
-        """Return the function from a batch to its loss in eval mode."""
-        same = self.called_eval_model is self.called_model
-        return self.compute if same else self._make_step(self.called_eval_model)
-
-    def _make_step(self, model: Any = None) -> Callable[[Any], Any]:
-        """Return the forward pass of one batch, in the run's precision; of the model as the run calls it by default."""
-        plain = make_step(self.called_model if model is None else model, self._step_fn, self._loss_fn)
-        if self.options.precision == "fp32":
-            return plain
-
-        def in_precision(batch: Any) -> Any:
-            with self.engine.autocast():
-                return plain(batch)
-
-        return in_precision
-
-    def replace_compute(self, compute: Callable[[Any], Any]) -> None:
-        """Replace the function from a batch to its loss, for observers that wrap it."""
-        self.compute = compute
+        """Run the forward pass of a micro-batch, in which forward hooks are called, and return the loss."""
+        return self.forward.compute_loss(batch)
 
     @property
     def loss_fn(self) -> Callable[..., Any] | None:
@@ -479,7 +314,7 @@ class Trainer(Run):
         self._step_changed("step_fn", old, function)
 
     def _step_changed(self, name: str, old: Any, new: Any) -> None:
-        self.compute = self.agreement.measure(self._make_step())
+        self.forward.make_step()
         by = self.hooks.calling_hook()
         self.note(f"{name}_changed", by=by, old=_name_of(old), new=_name_of(new))
         self.agreement.note_assignment(name, _name_of(new), by)
@@ -515,9 +350,8 @@ class Trainer(Run):
     def at_boundary(self) -> bool:
         """Do what is due after a step, and return whether the run ends; then the loaders are told so."""
         is_over = super().at_boundary()
-        # A run that was asked to stop reads no more: after a signal its loader's workers may be gone.
-        if is_over and self.epoch_reader is not None and self.stop_reason is None:
-            self.epoch_reader.stop(self.progress.batch_idx + 1)
+        if is_over:
+            self.epochs.stop_reading()
         return is_over
 
     def boundary(self) -> None:
@@ -526,10 +360,10 @@ class Trainer(Run):
         self.agreement.end_step()
         self.checkpointer.poll()
         self.step_log.flush_if_due()
-        if self._validates_at(step):
+        if (every := self._validation_steps) and step % every == 0:
             self.step_plateau_schedulers(self.validate())
         self.agreement.after_step(step)
-        if not self._is_last_of_epoch:  # else the end of the epoch saves, as the start of the next one
+        if not self.epochs.is_at_last_batch:  # else the end of the epoch saves, as the start of the next one
             self.checkpointer.save_requested()
 
     def next_boundaries(self) -> list[int]:
@@ -546,19 +380,24 @@ class Trainer(Run):
         return found
 
     @property
+    def validation_period(self) -> Quantity | None:
+        """How often the run validates by itself; None if it does not."""
+        return self.options.validation_period if self.val_loaders else None
+
+    @property
     def _validation_steps(self) -> int:
         """After how many steps the run validates; 0 if it does so by epochs or not at all."""
-        period = self.options.validation_period if self.val_loaders else None
+        period = self.validation_period
         return int(period.amount) if period and period.unit == "steps" else 0
-
-    def _validates_at(self, step: int) -> bool:
-        every = self._validation_steps
-        return bool(every) and step % every == 0
 
     def is_finished(self) -> bool:
         """Return whether a stop was requested or the last step is done."""
         steps = self.options.max_steps
         return super().is_finished() or (steps is not None and self.progress.step >= steps)
+
+    def position(self) -> dict[str, Any] | None:
+        """Return where the loaders are inside an epoch, None between two epochs."""
+        return self.epochs.position
 
     # ---- the beginning and the end of a run --------------------------------------------------------------------------
 
@@ -633,7 +472,7 @@ class Trainer(Run):
     @property
     def validates_on_schedule(self) -> bool:
         """Whether the run validates by itself, rather than only when a hook calls `validate`."""
-        return bool(self.val_loaders) and self.options.validation_period is not None
+        return self.validation_period is not None
 
     @property
     def loader_names(self) -> list[str]:

@@ -41,9 +41,9 @@ class AccumulationWindow(Window):
         if self._weighted:
             self.weight = self._weigh(batch)
             if not self.weight and self._ranks.act_together:
-                self._zeroing = self._trainer.called_model.register_forward_hook(zero_gradients)
+                self._zeroing = self._trainer.forward.model.register_forward_hook(zero_gradients)
         if self._reduces_once:
-            is_last = self.count + 1 == self.size or not self._trainer.has_more_batches()
+            is_last = self.count + 1 == self.size or not self._trainer.epochs.has_more_batches()
             self._engine.sync_gradients(self._trainer.model, is_last)
 
     def _weigh(self, batch: Any) -> float:
@@ -81,7 +81,7 @@ class AccumulationWindow(Window):
 
     def check_complete(self) -> bool:
         """Return whether the window is full, or the epoch has no more batches for it."""
-        self.is_complete = self.count >= self.size or not self._trainer.has_more_batches()
+        self.is_complete = self.count >= self.size or not self._trainer.epochs.has_more_batches()
         return self.is_complete
 
     def finish_gradients(self) -> None:
@@ -124,7 +124,7 @@ class AccumulationWindow(Window):
         """
         trainer, progress = self._trainer, self._trainer.progress
         if not progress.steps_done:
-            if not trainer.is_in_epoch:
+            if trainer.epochs.reader is None:
                 raise TrainingError(f"the step would train nothing: {self._why_uncounted()}")
             logger.warning("step %d is skipped: %s", progress.step, self._why_uncounted())
         trainer.skip_step(f"no {self._loss_weight.removesuffix('s')} counts")
