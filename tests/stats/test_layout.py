@@ -1,16 +1,19 @@
-"""Test how programs are numbered; the launches themselves are tested where there is a device."""
+"""Test how chunks are numbered; the launches themselves are tested where there is a device."""
 
 import torch
 
-from hookline.stats.layout import CHUNK_BYTES, layout_of, number_programs
+from hookline.stats.layout import CHUNK_BYTES, layout_of
 
 
-def test_programs_of_one_kind_are_adjacent() -> None:
-    """Each tensor's programs follow each other, and a kind's begin where those of the kind before it end."""
-    first, owners, groups = number_programs([2, 1, 0, 3], ["b", "a", "a", "b"])
-    assert first == [1, 0, 1, 3]
-    assert owners.tolist() == [1, 0, 0, 3, 3, 3]
-    assert groups == {"a": (0, 1), "b": (1, 5)}
+def test_chunks_of_one_dtype_are_adjacent() -> None:
+    """Each tensor's chunks follow each other, and a dtype's begin where those of the dtype before it end."""
+    chunk = CHUNK_BYTES // 4
+    dtypes = (torch.float32, torch.bfloat16, torch.bfloat16, torch.float32)
+    layout = layout_of(torch.device("cpu"), 0, (chunk + 1, 5, 0, 2 * chunk + 1), dtypes)
+    assert layout.first_chunks.tolist() == [1, 0, 1, 3] and layout.chunks == 6
+    assert layout.owners.tolist() == [1, 0, 0, 3, 3, 3]
+    placed = [(group.dtype, group.skipped, group.chunks) for group in layout.groups]
+    assert placed == [(torch.bfloat16, 0, 1), (torch.float32, 1, 5)]
 
 
 def test_a_dtype_without_elements_needs_no_launch() -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,11 +14,9 @@ from hookline import _device
 VECTOR_BYTES = 16  # what one thread loads at once; chunks start at multiples of it
 CHUNK_BYTES = 128 * 1024  # what one program reads
 
-Kind = TypeVar("Kind", bound=Hashable)
-
 
 @dataclass(frozen=True)
-class Group:
+class DtypeChunks:
     """The chunks of one dtype. They are adjacent, because a kernel is compiled for one dtype."""
 
     dtype: torch.dtype
@@ -28,10 +25,10 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ChunkLayout:
     """Which program of a launch reads what: everything about a launch except where the tensors are."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[DtypeChunks, ...]
     chunks: int
     sizes: Tensor  # int64, elements per tensor
     first_chunks: Tensor  # int32, per tensor
@@ -40,7 +37,9 @@ class Layout:
 
 
 @lru_cache(maxsize=64)
-def layout_of(device: torch.device, stream: int, sizes: tuple[int, ...], dtypes: tuple[torch.dtype, ...]) -> Layout:
+def layout_of(
+    device: torch.device, stream: int, sizes: tuple[int, ...], dtypes: tuple[torch.dtype, ...]
+) -> ChunkLayout:
     """Return the layout for tensors of some sizes and dtypes.
 
     Args:
@@ -56,38 +55,23 @@ def layout_of(device: torch.device, stream: int, sizes: tuple[int, ...], dtypes:
     # Enough chunks for any alignment: the first one may begin up to one vector before the tensor.
     nbytes = [size * dtype.itemsize for size, dtype in zip(sizes, dtypes, strict=True)]
     counts = [-(-(many + VECTOR_BYTES - 1) // CHUNK_BYTES) if many else 0 for many in nbytes]
-    first_chunks, owners, groups = number_programs(counts, dtypes)
-    return Layout(
-        groups=tuple(Group(dtype, *place) for dtype, place in groups.items() if place[1]),
-        chunks=sum(counts),
+    order = sorted(range(len(counts)), key=lambda index: str(dtypes[index]))  # dtypes have no order, their names do
+    first_chunks, groups, done = [0] * len(counts), dict[torch.dtype, tuple[int, int]](), 0
+    for index in order:
+        first_chunks[index] = done
+        begin, many = groups.get(dtypes[index], (done, 0))
+        groups[dtypes[index]] = begin, many + counts[index]
+        done += counts[index]
+    repeats = torch.tensor([counts[index] for index in order])
+    owners = torch.repeat_interleave(torch.tensor(order, dtype=torch.int32), repeats)
+    return ChunkLayout(
+        groups=tuple(DtypeChunks(dtype, *place) for dtype, place in groups.items() if place[1]),
+        chunks=done,
         sizes=_device.upload(sizes, torch.int64, device),
         first_chunks=_device.upload(first_chunks, torch.int32, device),
         chunk_counts=_device.upload(counts, torch.int32, device),
         owners=_device.to_device(owners, device),
     )
-
-
-def number_programs(
-    counts: Sequence[int], kinds: Sequence[Kind]
-) -> tuple[list[int], Tensor, dict[Kind, tuple[int, int]]]:
-    """Number the programs that handle some tensors so that those of one kind are adjacent.
-
-    Args:
-        counts: How many programs each tensor has.
-        kinds: What each tensor's kernel is compiled for.
-
-    Returns:
-        Each tensor's first program, the tensor of each program, and for each kind its first program and their number.
-    """
-    order = sorted(range(len(counts)), key=lambda index: str(kinds[index]))  # dtypes have no order, their names do
-    first, groups, done = [0] * len(counts), dict[Kind, tuple[int, int]](), 0
-    for index in order:
-        first[index] = done
-        begin, many = groups.get(kinds[index], (done, 0))
-        groups[kinds[index]] = begin, many + counts[index]
-        done += counts[index]
-    repeats = torch.tensor([counts[index] for index in order])
-    return first, torch.repeat_interleave(torch.tensor(order, dtype=torch.int32), repeats), groups
 
 
 class Launch:
