@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.testing._internal.two_tensor import TwoTensor
 
 from hookline import HooklineError
-from hookline.stats import STATISTICS, columns, cpu, summarize, torch_ops
+from hookline.stats import STATISTICS, columns, summarize, torch_ops
 from hookline.stats.distributed import LocalTensors
 
 L2, MEAN, NANS, STD = map(STATISTICS.index, ("l2", "mean", "nans", "std"))
@@ -285,7 +285,7 @@ def test_norms_of_millions_of_elements_lose_no_digits() -> None:
 
 
 def test_norms_write_nothing() -> None:
-    """The tensors are unchanged, and so is an earlier result, although scratch memory is used again."""
+    """The tensors are unchanged, and so is an earlier result, although freed memory is used again."""
     tensors = [torch.full((8,), float(value)) for value in range(5)]
     first = norms(tensors)
     kept = first.clone()
@@ -313,6 +313,6 @@ def test_norms_of_every_dtype(dtypes: list[str]) -> None:
 
 def test_norms_of_memory_with_gaps() -> None:
     """Added up one by one, a large value first, float32 would lose three digits more."""
-    column = torch.full((cpu.SMALL, 2), 0.7)[:, 0]
+    column = torch.full((32768, 2), 0.7)[:, 0]
     column[0] = 4000.0
     assert norms([column, torch.ones(3)])[0].item() == pytest.approx(column.double().norm().item(), rel=1e-7)

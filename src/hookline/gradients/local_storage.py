@@ -7,7 +7,6 @@ must also be taken over the shards.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from hookline._tensors import is_sharded, stored_values
 from hookline.errors import GradientError
 from hookline.stats.columns import wide_dtype
 from hookline.stats.distributed import group_by_mesh
-from hookline.stats.tensor_meta import is_uniform
+from hookline.stats.tensor_meta import DEVICE_AND_DTYPE, indices_by, tensor_meta
 
 
 def local_tensor(tensor: Tensor) -> Tensor:
@@ -35,17 +34,9 @@ def local_tensor(tensor: Tensor) -> Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
-def indices_by_kind(tensors: Sequence[Tensor]) -> list[list[int]]:
-    """Return the positions of the tensors of each device and dtype: foreach operations are fused for one kind only."""
-    kinds: dict[Any, list[int]] = {}
-    for index, tensor in enumerate(tensors):
-        kinds.setdefault((tensor.device, tensor.dtype), []).append(index)
-    return list(kinds.values())
-
-
 def group_by_kind(tensors: list[Tensor]) -> list[list[Tensor]]:
-    """Group tensors by device and dtype."""
-    return [[tensors[index] for index in indices] for indices in indices_by_kind(tensors)]
+    """Group tensors by device and dtype: foreach operations are fused for one kind only."""
+    return [[tensors[index] for index in indices] for indices in indices_by(DEVICE_AND_DTYPE, tensors)]
 
 
 def multiply_(groups: list[list[Tensor]], factor: Tensor | float) -> None:
@@ -78,7 +69,7 @@ def norms_of(tensors: list[Tensor], memory: list[Tensor]) -> Tensor:
         memory: The `local_tensor` of each.
     """
     found: dict[int, Tensor] = {}
-    for indices in indices_by_kind(memory):
+    for indices in indices_by(DEVICE_AND_DTYPE, memory):
         norms = norms_of_one_kind([memory[index] for index in indices]).to(memory[0].device)  # one copy for all
         found.update(zip(indices, norms.unbind(), strict=True))
     norms = torch.stack([found[index] for index in range(len(memory))])
@@ -99,7 +90,7 @@ def total_norm(tensors: list[Tensor], norm_type: float = 2.0) -> Tensor:
     Returns:
         A tensor of one element on the gradients' device.
     """
-    if is_uniform(tensors):
+    if tensor_meta(tensors).uniform:
         return torch.nn.utils.get_total_norm(tensors, norm_type)
     memory = list(map(local_tensor, tensors))
     if norm_type == 2.0 and any(map(is_sharded, tensors)):

@@ -14,7 +14,7 @@ from hookline._device import cached_table
 from hookline._tensors import is_sharded
 from hookline.errors import GradientError, nearest
 from hookline.gradients.local_storage import group_by_kind, local_tensor, norms_of, norms_of_one_kind
-from hookline.stats.tensor_meta import is_uniform
+from hookline.stats.tensor_meta import tensor_meta
 
 Parameters = Mapping[str, torch.nn.Parameter]
 
@@ -26,7 +26,7 @@ class GradientList:
 
     def __init__(self, tensors: list[Tensor]) -> None:
         self.tensors = tensors
-        self.is_uniform = is_uniform(tensors)
+        self.is_uniform = tensor_meta(tensors).uniform
         """Whether all are plain, not sharded, sparse or complex, and have one dtype and device."""
         self.norms: Tensor | None = None
         self.norms_are_exact = False  # they were read, not computed from other norms

@@ -14,7 +14,7 @@ from hookline._host_copy import HostCopy
 from hookline._tensors import inside_transform, tensor_version
 from hookline.stats import borrowed
 from hookline.stats.columns import COUNT
-from hookline.stats.merge import merge_rows
+from hookline.stats.histograms import merge_rows
 from hookline.stats.rows import summarize
 
 MOST_COLLECTED = 4096  # tensors; small ones cost more in bookkeeping than in memory
@@ -136,8 +136,8 @@ class StepCollector:
             self._read()
         elif self._bytes > self.limit_bytes:
             # What the backward pass keeps stays alive while the model runs, so it need not be checked again.
-            self._unshared = [one for one in self._unshared if is_sole_owner(one)]
-            self._bytes = sum(one.nbytes for one in self._unshared)
+            self._unshared = list(filter(is_sole_owner, self._unshared))
+            self._bytes = sum(unshared.nbytes for unshared in self._unshared)
             # Half of the limit, or the next few tensors would be checked each.
             if self._bytes > self.limit_bytes // 2:
                 self._read()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import copy
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from hookline.errors import HooklineError
 from hookline.stats import histograms, rows
 from hookline.stats.columns import COUNT, ZEROS
 from hookline.stats.merge import join_rows, merge, split_rows
-from hookline.stats.tensor_meta import TensorMeta, tensor_meta
+from hookline.stats.tensor_meta import TensorMeta, indices_by, tensor_meta
 
 
 class LocalTensors:
@@ -47,15 +48,13 @@ class LocalTensors:
         """Whether each tensor is its own dense part."""
         if not self.plain:
             local = [_local(tensor) for tensor in tensors]
-            values = list(map(stored_values, local))
-            self.dense = [torch.view_as_real(one.resolve_conj()) if one.is_complex() else one for one in values]
-            self._left_out = [one.numel() - stored.numel() for one, stored in zip(local, values, strict=True)]
+            stored = list(map(stored_values, local))
+            self.dense = [torch.view_as_real(part.resolve_conj()) if part.is_complex() else part for part in stored]
+            self._left_out = [part.numel() - kept.numel() for part, kept in zip(local, stored, strict=True)]
             self._meshes = group_by_mesh(tensors, self.names)
             self._meta = tensor_meta(self.dense)
-        by_device: dict[torch.device, list[int]] = {}
-        for index, tensor in enumerate([] if self._meta.alike else self.dense):
-            by_device.setdefault(tensor.device, []).append(index)
-        self._groups = list(by_device.values()) or [list(range(len(tensors)))]
+        several = len(self._meta.devices) > 1
+        self._groups = indices_by(attrgetter("device"), self.dense) if several else [list(range(len(tensors)))]
 
     def with_dense(self, dense: Sequence[Tensor]) -> LocalTensors:
         """Return the same tensors with other values in their dense parts, such as differences."""

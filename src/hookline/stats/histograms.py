@@ -24,6 +24,7 @@ from torch import Tensor
 
 from hookline import _device
 from hookline.stats.columns import ABSMAX, STATISTICS, row_dtype, wide_dtype
+from hookline.stats.merge import merge
 from hookline.stats.rows import has_kernels, summarize
 
 BINS = 512
@@ -171,6 +172,16 @@ def summarize_with_histograms(tensors: Sequence[Tensor], names: Sequence[object]
     rows = summarize(tensors, names)
     counts, tops = histograms(tensors, rows)
     return torch.cat([rows, counts.to(rows.dtype), tops.to(rows.dtype).unsqueeze(1)], dim=1)
+
+
+def merge_rows(parts: Tensor) -> Tensor:
+    """Merge rows as `merge` does, with or without histograms behind the statistics: [parts, wholes, columns]."""
+    many = len(STATISTICS)
+    merged = merge(parts[..., :many])
+    if parts.shape[-1] == many:
+        return merged
+    counts, tops = merge_histograms(parts[..., many:-1], parts[..., -1])
+    return torch.cat([merged, counts, tops.unsqueeze(-1)], dim=-1)
 
 
 def histograms_in(rows: Tensor) -> Histograms:

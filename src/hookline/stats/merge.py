@@ -9,8 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hookline.stats.columns import COUNT, INFS, L2, MAX, MEAN, MIN, NANS, STATISTICS, STD, ZEROS
-from hookline.stats.histograms import merge_histograms
+from hookline.stats.columns import COUNT, INFS, L2, MAX, MEAN, MIN, NANS, STD, ZEROS
 
 
 def merge(rows: Tensor) -> Tensor:
@@ -41,19 +40,10 @@ def join_rows(sums: Tensor, peaks: Tensor) -> Tensor:
     """Return the rows of wholes from the sums and maxima over what `split_rows` returned for their parts."""
     count, total, between, within, squares, zeros, nans, infs = sums.unbind(-1)
     mean = total / count
-    deviations = (within + between - total * mean).clamp(min=0)
+    # Where the squares within the parts overflow, those of the means do too, and their difference would be NaN.
+    deviations = torch.where(within.isinf(), within, within + between - total * mean).clamp(min=0)
     std = torch.where(count > 0, (deviations / (count - 1).clamp(min=1)).sqrt(), float("nan"))
     none = (count == 0) | (nans > 0)
     low, high = (torch.where(none, float("nan"), peak) for peak in (-peaks[..., 0], peaks[..., 1]))
     columns = [count, mean, std, low, high, torch.maximum(-low, high), squares.sqrt(), zeros, nans, infs]
     return torch.stack(columns, dim=-1)
-
-
-def merge_rows(parts: Tensor) -> Tensor:
-    """Merge rows as `merge` does, with or without histograms behind the statistics: [parts, wholes, columns]."""
-    many = len(STATISTICS)
-    merged = merge(parts[..., :many])
-    if parts.shape[-1] == many:
-        return merged
-    counts, tops = merge_histograms(parts[..., many:-1], parts[..., -1])
-    return torch.cat([merged, counts, tops.unsqueeze(-1)], dim=-1)

@@ -18,6 +18,8 @@ from hookline.stats.tensor_meta import TensorMeta, tensor_meta
 
 __all__ = ["STATISTICS", "has_kernels", "norms", "summarize"]
 
+_CPU = torch.device("cpu")
+
 
 def summarize(
     tensors: Sequence[Tensor], names: Sequence[object] | None = None, meta: TensorMeta | None = None
@@ -47,15 +49,14 @@ def summarize(
     5.0
     """
     if not tensors:
-        return torch.empty((0, len(STATISTICS)), dtype=row_dtype(torch.device("cpu")))
-    if meta is None and tensors[0].is_cpu:
-        meta = tensor_meta(tensors)
-    if meta is None or not (meta.plain and (meta.on_cpu or meta.alike)):
+        return torch.empty((0, len(STATISTICS)), dtype=row_dtype(_CPU))
+    meta = meta or tensor_meta(tensors)
+    if not meta.plain or len(meta.devices) > 1:
         check(tensors, names)
     with torch.no_grad():
-        if meta is not None and meta.on_cpu:
-            # NumPy cannot read the memory of subclasses such as fake tensors or wrappers of other tensors.
-            return cpu.summarize(tensors, meta) if meta.plain else torch_ops.summarize(tensors, torch.float64)
+        if tensors[0].is_cpu:
+            # Subclasses, such as fake tensors, may have no values that could be looked at.
+            return cpu.summarize(tensors) if meta.plain else torch_ops.summarize(tensors, torch.float64)
         if not has_kernels(tensors[0].device):
             return torch_ops.summarize(tensors)
         from hookline.stats import cuda  # Only now, because it imports Triton.
@@ -66,8 +67,7 @@ def summarize(
 def norms(tensors: Sequence[Tensor], names: Sequence[object] | None = None, meta: TensorMeta | None = None) -> Tensor:
     """Compute the L2 norm of each tensor and nothing else; nothing waits for the device.
 
-    On CUDA a launch that gives all statistics costs no more; on the CPU norms take less than half the time. Small
-    tensors are added up in float32: for ten thousand equal values or more that is five digits.
+    On CUDA a launch that gives all statistics costs no more; on the CPU norms take less than half the time.
 
     Args:
         tensors: Tensors as `summarize` takes them.
@@ -84,12 +84,11 @@ def norms(tensors: Sequence[Tensor], names: Sequence[object] | None = None, meta
     >>> norms([torch.tensor([3.0, -4.0]), torch.zeros(2)]).tolist()
     [5.0, 0.0]
     """
-    if tensors and meta is None and tensors[0].is_cpu:
-        meta = tensor_meta(tensors)
-    if not tensors or meta is None or not (meta.plain and meta.on_cpu):
-        return summarize(tensors, names)[:, L2]
+    meta = meta or tensor_meta(tensors)
+    if not meta.plain or meta.devices != {_CPU}:
+        return summarize(tensors, names, meta)[:, L2]
     with torch.no_grad():
-        return cpu.norms(tensors, meta)
+        return cpu.norms(tensors)
 
 
 @lru_cache
@@ -104,12 +103,6 @@ def check(tensors: Sequence[Tensor], names: Sequence[object] | None = None) -> N
     Raises:
         HooklineError: For a sparse, complex or distributed tensor, and for tensors on several devices.
     """
-    # Few different types, dtypes and layouts occur, so that these are checked before each tensor is.
-    types, dtypes = {type(tensor) for tensor in tensors}, {tensor.dtype for tensor in tensors}
-    layouts, devices = {tensor.layout for tensor in tensors}, {tensor.device for tensor in tensors}
-    strided, real = layouts <= {torch.strided}, not any(dtype.is_complex for dtype in dtypes)
-    if len(devices) == 1 and strided and real and not any(hasattr(kind, "to_local") for kind in types):
-        return
     names = names or [f"tensor {index}" for index in range(len(tensors))]
     for name, tensor in zip(names, tensors, strict=True):
         if tensor.layout is not torch.strided:

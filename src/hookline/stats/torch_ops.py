@@ -13,14 +13,14 @@ from torch import Tensor
 
 from hookline import _device
 from hookline.stats.columns import STATISTICS, row_dtype, wide_dtype
-from hookline.stats.tensor_meta import group_alike
+from hookline.stats.tensor_meta import SHAPE_AND_DTYPE, indices_by
 
 
 def summarize(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> Tensor:
     """Return one statistics row per tensor, for tensors on one device; `dtype` is the precision to compute in."""
     device = tensors[0].device
     rows = torch.empty((len(tensors), len(STATISTICS)), dtype=row_dtype(device), device=device)
-    for group in group_alike([tensor.shape for tensor in tensors], [tensor.dtype for tensor in tensors]):
+    for group in indices_by(SHAPE_AND_DTYPE, tensors):
         alike = torch.stack([tensors[index] for index in group]).reshape(len(group), tensors[group[0]].numel())
         wide = alike.to(dtype or wide_dtype(alike.dtype))
         rows[_device.upload(group, torch.int64, device)] = statistics_of_rows(wide)
