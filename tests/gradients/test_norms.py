@@ -57,12 +57,22 @@ def test_a_second_clip_reads_again(rig: Any, params: Make, reads: list[int]) -> 
     assert reads == [4, 4]
 
 
-def test_after_a_write_to_some_gradients_only_these_are_read(rig: Any, params: Make, reads: list[int]) -> None:
-    """The norms of the others are still known, for all hooks and also where gradients are selected otherwise."""
+def test_after_a_write_to_some_gradients_all_are_read_again(rig: Any, params: Make, reads: list[int]) -> None:
+    """Each hook that measures reads what it selects, and the next ones share that until something writes."""
     scale = {"name": "scale", "factor": 3.0, "params": ["matrix", "vector"]}
-    chain = rig(params(), measured("before"), scale, {**measured("part"), "params": "kernel"}, measured("after"))
+    part = {**measured("part"), "params": "kernel"}
+    chain = rig(params(), measured("before"), scale, part, measured("after"), measured("again"))
     chain.step()
-    assert reads == [4, 1, 2]
+    assert reads == [4, 1, 4]
+    assert_logs_true_norm(chain, "after")
+
+
+def test_clipping_a_part_makes_a_measurement_of_all_read_again(rig: Any, params: Make, reads: list[int]) -> None:
+    """The norms that clipping leaves known are those of the gradients that it selects."""
+    clip = {"name": "clip_norm", "max_norm": 0.1, "params": ["matrix", "vector"]}
+    chain = rig(params(), measured("before"), clip, measured("after"))
+    chain.step()
+    assert reads == [4, 2, 4]
     assert_logs_true_norm(chain, "after")
 
 

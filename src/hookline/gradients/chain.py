@@ -21,7 +21,7 @@ from hookline.core.failures import argument_if_any
 from hookline.core.patterns import select
 from hookline.core.registry import HookRegistry
 from hookline.errors import GradientError, HooklineError, add_note
-from hookline.gradients.view import GradientCache, Gradients, Parameters
+from hookline.gradients.view import GradientLists, Gradients, Parameters
 from hookline.stats.cache import Snapshot
 from hookline.stats.columns import INFS, NANS
 from hookline.stats.distributed import LocalTensors
@@ -45,7 +45,7 @@ class UpdateChain:
         self.states: dict[str, Any] = {}
         self._owners: dict[str, Any] = {}  # the hook of each state: another hook of the same name gets a new state
         self._unclaimed: dict[str, Any] = {}  # a checkpoint's states of hooks that are not registered yet
-        self.cache = GradientCache()
+        self.known: GradientLists = {}  # about the gradients of the step that runs
         registry.add_registration_check(self._check)
         registry.on_change(self._drop_removed)
         registry.update_chain = self
@@ -62,11 +62,11 @@ class UpdateChain:
             return None  # the default hook alone has nothing to do
         everything = self._params()
         items = []
-        for one in bound:
-            selected = self._select(one.hook, one.owner)
-            self._make_state(one.hook, one.owner, selected)
-            self._unclaimed.pop(one.hook, None)  # a hook that is registered later under this name starts fresh
-            items.append(ChainItem(self, one, selected, selects_all=len(selected) == len(everything)))
+        for hook in bound:
+            selected = self._select(hook.hook, hook.owner)
+            self._make_state(hook.hook, hook.owner, selected)
+            self._unclaimed.pop(hook.hook, None)  # a hook that is registered later under this name starts fresh
+            items.append(ChainItem(self, hook, selected, selects_all=len(selected) == len(everything)))
         reporter = next((item for item in items if getattr(item.bound.owner, "reports_norms", False)), None)
         first_clip = next((item for item in items if item.clips), None)
         reads_total = first_clip is not None and not first_clip.clips_globally  # it finds another norm than the step's
@@ -76,7 +76,7 @@ class UpdateChain:
             try:
                 for item in items:
                     if reads_total and item is first_clip:
-                        args.clipped(Gradients(everything, self.cache).norm(), True)
+                        args.clipped(Gradients(everything, self.known).norm(), True)
                     if reporter is not None:
                         self._report_norm(reporter, item, "before", args)
                     proceed = self._run(item, args)
@@ -85,7 +85,7 @@ class UpdateChain:
                     if not proceed:
                         break  # no optimizer uses these gradients, and hooks with a memory should not see them
             finally:
-                self.cache.clear()  # otherwise it would keep the gradients alive
+                self.known.clear()  # otherwise it would keep the gradients alive
 
         return on_update
 
@@ -105,7 +105,7 @@ class UpdateChain:
             if handler := self.registry.slots.on_gradient_clip:
                 with torch.enable_grad():  # as at every other event
                     handler(args)
-                self.cache.clear()  # its hooks may write or replace gradients
+                self.known.clear()  # its hooks may write or replace gradients
         # Only a hook that has the trainer can skip a step.
         asked_at = getattr(args, "skip_requested_at", None) if "trainer" in item.named else None
         return asked_at is None or asked_at != args.step
@@ -115,7 +115,7 @@ class UpdateChain:
         if _passes_through(item.bound):
             return
         try:
-            args.trainer.log(f"update/{item.bound.hook}/norm_{when}", item.cached_grads.norm())
+            args.trainer.log(f"update/{item.bound.hook}/norm_{when}", item.shared_grads.norm())
         except Exception as error:
             if self.registry.failures.handle(ON_UPDATE, reporter.bound, error, args) is not None:
                 raise
@@ -166,17 +166,17 @@ class ChainItem:
     """One update hook of the chain: calls it and takes over what it returns as a whole, or restores everything.
 
     Args:
-        chain: The chain, whose cache, states and failure handler it uses.
+        chain: The chain, whose states and whose knowledge about the gradients it uses.
         bound: The hook and its listener.
         params: The parameters it selects.
         selects_all: Whether these are all trained parameters.
     """
 
     def __init__(self, chain: UpdateChain, bound: BoundHook, params: Parameters, selects_all: bool) -> None:
-        self.bound, self._cache, self._states = bound, chain.cache, chain.states
-        self.cached_grads = Gradients(params, chain.cache)
-        # A user's hook may write or replace gradients at any time, so it reads nothing from the cache.
-        self.grads = self.cached_grads if bound.built_in else Gradients(params)
+        self.bound, self._known, self._states = bound, chain.known, chain.states
+        self.shared_grads = Gradients(params, chain.known)
+        # A user's hook may write or replace gradients at any time, so it uses nothing that others know about them.
+        self.grads = self.shared_grads if bound.built_in else Gradients(params)
         owner, registry = bound.owner, chain.registry
         self._in_place = bool(getattr(owner, "inplace", False))
         self._needs_backup = self._in_place and registry.entry(bound.hook).policy != "raise"
@@ -206,7 +206,7 @@ class ChainItem:
         """
         grads, self.half_written, were_finite = self.grads, None, None
         if self._check_cost is not None and (self._waits or all(grad.is_cpu for grad in grads.tensors())):
-            were_finite = self.cached_grads.norms().isfinite().all()
+            were_finite = self.shared_grads.norms().isfinite().all()
         before: dict[str, torch.Tensor | None] = {}
         if self._needs_backup:
             before = {name: None if p.grad is None else p.grad.clone() for name, p in grads.params.items()}
@@ -214,8 +214,10 @@ class ChainItem:
             before = {name: param.grad for name, param in grads.params.items()}
         snapshot = Snapshot(self._memory()) if self._detects_writes else None
         try:
-            own = {"grads": grads, "own_state": self._states[self.bound.hook]}
-            returned = self.bound.listener.with_values({**(values or {}), **own})
+            named = {**(values or {}), "grads": grads, "own_state": self._states[self.bound.hook]}
+            listener = self.bound.listener
+            keywords = zip(listener.keywords, map(named.__getitem__, listener.keywords.values()), strict=True)
+            returned = listener.call(*map(named.__getitem__, listener.positional), **dict(keywords))
             if self.clips and not self.bound.built_in:
                 self._check_clipped_norm()
             if returned is None and self._in_place:
@@ -225,7 +227,7 @@ class ChainItem:
             if returned is not grads or grads.assigned:
                 grads.commit(returned)
             if not self.bound.built_in:
-                self._cache.clear()
+                self._known.clear()
             elif self._in_place:
                 grads.finish_write()
             if were_finite is not None:
@@ -234,7 +236,7 @@ class ChainItem:
             for name, gradient in before.items():
                 grads.params[name].grad = gradient
             grads.discard()
-            self._cache.clear()
+            self._known.clear()
             if self._has_written(snapshot):
                 self.half_written = error
                 remedy = "" if self._in_place or DECLARE in str(error) else f"; {DECLARE}"
@@ -267,7 +269,7 @@ class ChainItem:
             before: The gradients as they were, to tell an overflowing norm from a non-finite element.
         """
         assert self._check_cost is not None
-        grads, began = self.cached_grads, perf_counter_ns()
+        grads, began = self.shared_grads, perf_counter_ns()
         are_finite = grads.norms().isfinite().all()
         all_before, all_now = torch.stack([were_finite.to(are_finite.device), are_finite]).tolist()
         # A norm overflows earlier than the elements it is made of, so these decide.
@@ -340,18 +342,18 @@ def select_parameters(pattern: Any, params: Parameters, model: torch.nn.Module) 
     named = plain_parameters(model, remove_duplicate=False)
     all_names = {**params, **{name: param for name, param in named.items() if id(param) in trained}}
     selected: set[int] = set()
-    for one in patterns:
-        is_class = isinstance(one, type) and not issubclass(one, torch.Tensor)
-        names_class = isinstance(one, str) and one.startswith("class:")
-        if is_class or names_class or isinstance(one, torch.nn.Module):
-            wanted = unwrap_module(one) if isinstance(one, torch.nn.Module) else one
-            modules = select(wanted, plain_modules(model), "module")
-            inside = {id(param) for module in modules.values() for param in module.parameters()}
+    for wanted in patterns:
+        is_class = isinstance(wanted, type) and not issubclass(wanted, torch.Tensor)
+        names_class = isinstance(wanted, str) and wanted.startswith("class:")
+        if is_class or names_class or isinstance(wanted, torch.nn.Module):
+            module = unwrap_module(wanted) if isinstance(wanted, torch.nn.Module) else wanted
+            modules = select(module, plain_modules(model), "module")
+            inside = {id(param) for found in modules.values() for param in found.parameters()}
             if inside.isdisjoint(trained):
                 first = next(iter(modules))
-                raise HooklineError(f"params={one!r} matches {first!r} and others, none of which is trained")
+                raise HooklineError(f"params={wanted!r} matches {first!r} and others, none of which is trained")
             selected |= inside
         else:
-            things = all_names if isinstance(one, str) else params
-            selected |= set(map(id, select(one, things, "parameter").values()))
+            things = all_names if isinstance(wanted, str) else params
+            selected |= set(map(id, select(wanted, things, "parameter").values()))
     return {name: param for name, param in params.items() if id(param) in selected}

@@ -53,16 +53,10 @@ def multiply_(groups: list[list[Tensor]], factor: Tensor | float) -> None:
         torch._foreach_mul_(tensors, exact)
 
 
-def norms_of_one_kind(memory: list[Tensor]) -> Tensor:
-    """Return the L2 norm of each of some plain tensors of one dtype and device; float32 for half precision."""
-    # The operation that torch clips by. `hookline.stats` computes norms more exactly, and would clip differently in
-    # the last bit.
-    dtype = torch.float32 if memory[0].dtype.itemsize < 4 else None
-    return torch.stack(torch._foreach_norm(memory, 2.0, dtype=dtype))
-
-
 def norms_of(tensors: list[Tensor], memory: list[Tensor]) -> Tensor:
     """Return the L2 norm of each gradient, of the whole one where it is sharded, on the first one's device.
+
+    Half precision is added up in float32.
 
     Args:
         tensors: The gradients.
@@ -70,8 +64,9 @@ def norms_of(tensors: list[Tensor], memory: list[Tensor]) -> Tensor:
     """
     found: dict[int, Tensor] = {}
     for indices in indices_by(DEVICE_AND_DTYPE, memory):
-        norms = norms_of_one_kind([memory[index] for index in indices]).to(memory[0].device)  # one copy for all
-        found.update(zip(indices, norms.unbind(), strict=True))
+        dtype = torch.float32 if memory[indices[0]].dtype.itemsize < 4 else None
+        of_kind = torch.stack(torch._foreach_norm([memory[index] for index in indices], 2.0, dtype=dtype))
+        found.update(zip(indices, of_kind.to(memory[0].device).unbind(), strict=True))  # one copy for all
     norms = torch.stack([found[index] for index in range(len(memory))])
     if any(map(is_sharded, tensors)):
         names = [f"a gradient of shape {tuple(tensor.shape)}" for tensor in tensors]
@@ -102,5 +97,5 @@ def total_norm(tensors: list[Tensor], norm_type: float = 2.0) -> Tensor:
         meshes.setdefault(mesh, []).append(values if mesh is None and not tensor.is_complex() else tensor)
     norms: list[Any] = [torch.nn.utils.get_total_norm(group, norm_type) for group in meshes.values()]
     # torch leaves the norm of DTensors to be reduced over their mesh.
-    norms = [one.full_tensor() if is_sharded(one) else one for one in norms]
+    norms = [norm.full_tensor() if is_sharded(norm) else norm for norm in norms]
     return norms[0] if len(norms) == 1 else torch.nn.utils.get_total_norm(norms, norm_type)

@@ -1,4 +1,4 @@
-"""`Gradients`: the gradients by parameter name, as update hooks see them, and what a chain caches about them."""
+"""`Gradients`: the gradients by parameter name, as update hooks see them, and what a chain knows about them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline._device import cached_table
 from hookline._tensors import is_sharded
 from hookline.errors import GradientError, nearest
-from hookline.gradients.local_storage import group_by_kind, local_tensor, norms_of, norms_of_one_kind
+from hookline.gradients.local_storage import group_by_kind, local_tensor, norms_of
 from hookline.stats.tensor_meta import tensor_meta
 
 Parameters = Mapping[str, torch.nn.Parameter]
@@ -28,9 +27,10 @@ class GradientList:
         self.tensors = tensors
         self.is_uniform = tensor_meta(tensors).uniform
         """Whether all are plain, not sharded, sparse or complex, and have one dtype and device."""
-        self.norms: Tensor | None = None
-        self.norms_are_exact = False  # they were read, not computed from other norms
-        self.generation = 0  # of the norms: how many writes of the step they include
+        self.known_norms: Tensor | None = None
+        self.norms_are_exact = False  # They were read, not computed from other norms.
+        self.norms_after: Tensor | None = None
+        """The norms after a transform's writes, which it may set so that no hook must read them."""
 
     @cached_property
     def local(self) -> list[Tensor]:
@@ -42,22 +42,32 @@ class GradientList:
         """Their memory by device and dtype, as foreach operations take it."""
         return [self.tensors] if self.is_uniform else group_by_kind(self.local)
 
+    def norms(self, exact: bool = False) -> Tensor:
+        """Return one L2 norm per gradient, on the device, of the whole gradient where it is sharded.
 
-class GradientCache:
-    """What the hooks of a chain share during a step: the gradient lists, and their norms until something writes.
+        Args:
+            exact: Whether to read the gradients if a transform computed their norms from those it knew.
+        """
+        if self.known_norms is None or (exact and not self.norms_are_exact):
+            if not self.tensors:
+                self.known_norms = torch.zeros(0)
+            elif self.is_uniform:
+                # The operation that torch clips by. `hookline.stats` computes norms more exactly, and would clip
+                # differently in the last bit.
+                dtype = torch.float32 if self.tensors[0].dtype.itemsize < 4 else None
+                self.known_norms = torch.stack(torch._foreach_norm(self.tensors, 2.0, dtype=dtype))
+            else:
+                self.known_norms = norms_of(self.tensors, self.local)
+            self.norms_are_exact = True
+        return self.known_norms
 
-    Asking hundreds of gradients what they have in common takes longer than launching work on them, and reading their
-    norms is a pass over all memory. The generation is the number of writes: norms of an earlier one are read again.
-    """
 
-    def __init__(self) -> None:
-        self.lists: dict[int, GradientList] = {}  # by the id of the mapping of parameters, which the chain keeps alive
-        self.writes: list[list[Tensor]] = []  # the gradients that each write may have changed
+GradientLists = dict[int, GradientList]
+"""What the hooks of a chain share during a step, by the id of a mapping of parameters, which the chain keeps alive.
 
-    def clear(self) -> None:
-        """Note that parameters may have other gradients; also lets go of the tensors."""
-        self.lists.clear()
-        self.writes.clear()
+Asking hundreds of gradients what they have in common takes longer than launching work on them, and reading their norms
+is a pass over all memory.
+"""
 
 
 class Gradients(MutableMapping[str, Tensor]):
@@ -67,16 +77,14 @@ class Gradients(MutableMapping[str, Tensor]):
 
     Args:
         params: The parameters by name.
-        cache: The chain's cache, for hooks that are known not to replace gradients behind its back; without one
-            nothing is cached.
+        known: The lists of the chain, for hooks that are known not to replace gradients behind its back; without them
+            nothing is shared.
     """
 
-    def __init__(self, params: Parameters, cache: GradientCache | None = None) -> None:
+    def __init__(self, params: Parameters, known: GradientLists | None = None) -> None:
         self.params = params
         self.assigned: dict[str, Any] = {}  # and not committed yet
-        self._is_cached, self._cache = cache is not None, cache or GradientCache()
-        self.norms_after: tuple[Tensor, bool] | None = None
-        """The norms after a transform's writes, which it may set so that no hook must read them, and whether exact."""
+        self._known = known
 
     def __getitem__(self, name: str) -> Tensor:
         found = self.assigned[name] if name in self.assigned else self.params[name].grad
@@ -111,23 +119,24 @@ class Gradients(MutableMapping[str, Tensor]):
         return [grad for grad in map(_GRAD, self.params.values()) if grad is not None]
 
     def as_list(self) -> GradientList:
-        """Return the gradients with what is known about them; cached during a step of the chain."""
-        if not self._is_cached or self.assigned:
+        """Return the gradients with what is known about them; the hooks of a chain share it during a step."""
+        if self._known is None or self.assigned:
             return GradientList(self.tensors())
-        found = self._cache.lists.get(id(self.params))
+        found = self._known.get(id(self.params))
         if found is None:
-            found = self._cache.lists[id(self.params)] = GradientList(self.tensors())
+            found = self._known[id(self.params)] = GradientList(self.tensors())
         return found
 
     def local_tensors(self) -> list[Tensor]:
         """Return the gradients' memory, to be written in place: of a DTensor its shard, of a sparse one its values."""
-        return list(self._writable().local)
+        return list(self.writable().local)
 
     def groups(self) -> list[list[Tensor]]:
         """Return the `local_tensors` by device and dtype, as foreach operations take them."""
-        return self._writable().groups
+        return self.writable().groups
 
-    def _writable(self) -> GradientList:
+    def writable(self) -> GradientList:
+        """Return the gradients as `as_list` does, all of them with memory that can be written in place."""
         found = self.as_list()
         if found.is_uniform:
             return found
@@ -135,29 +144,12 @@ class Gradients(MutableMapping[str, Tensor]):
             if grad.is_sparse and not grad.is_coalesced():
                 # Coalescing makes a copy, so a write into that would not reach the parameter.
                 self.params[name].grad = grad.coalesce()
-                self._cache.clear()
+                self.forget()
         return self.as_list()
 
-    def norms(self, exact: bool = False) -> Tensor:
-        """Return one L2 norm per gradient, on the device, of the whole gradient where it is sharded.
-
-        In a chain only those gradients are read that may have been written since the last time. `exact` reads all of
-        them if the transform before computed the norms from those it knew.
-        """
-        found = self.as_list()
-        if not found.tensors:
-            return torch.zeros(0)
-        norms, written = found.norms, self._cache.writes[found.generation :]
-        if norms is not None and not written and (found.norms_are_exact or not exact):
-            return norms
-        if not found.is_uniform:
-            norms = norms_of(found.tensors, found.local)
-        elif norms is None or not found.norms_are_exact or max(map(len, written)) >= len(found.tensors):
-            norms = norms_of_one_kind(found.tensors)
-        else:
-            norms = _updated_norms(norms, found.tensors, written)
-        found.norms, found.norms_are_exact, found.generation = norms, True, len(self._cache.writes)
-        return norms
+    def norms(self) -> Tensor:
+        """Return one L2 norm per gradient, on the device, of the whole gradient where it is sharded."""
+        return self.as_list().norms()
 
     def norm(self) -> Tensor:
         """Return the L2 norm of all gradients together, on the device; zero if there are none."""
@@ -165,18 +157,19 @@ class Gradients(MutableMapping[str, Tensor]):
         return norm
 
     def finish_write(self) -> None:
-        """Note that a transform may have written in place: cached norms are read again, except for `norms_after`."""
-        found = self.as_list()
-        self._cache.writes.append(found.tensors)
-        if self.norms_after is not None:
-            found.norms, found.norms_are_exact = self.norms_after
-            found.generation, self.norms_after = len(self._cache.writes), None
+        """Note that a transform may have written in place: norms are read again, except for its `norms_after`."""
+        for found in (self._known or {}).values():
+            found.known_norms, found.norms_after, found.norms_are_exact = found.norms_after, None, False
+
+    def forget(self) -> None:
+        """Note that parameters may have other gradients."""
+        if self._known is not None:
+            self._known.clear()
 
     def discard(self) -> None:
         """Drop what was assigned and not committed."""
         self.assigned.clear()
-        self.norms_after = None
-        self._cache.clear()
+        self.forget()
 
     def commit(self, returned: Any) -> None:
         """Take over what a hook assigned and returned, all or nothing; None for a name removes its gradient.
@@ -208,16 +201,6 @@ class Gradients(MutableMapping[str, Tensor]):
         self.discard()
 
 
-def _updated_norms(norms: Tensor, tensors: list[Tensor], written: list[list[Tensor]]) -> Tensor:
-    """Return the norms of gradients of which some were written: only these are read, as `scale` of one layer needs."""
-    changed = {id(tensor) for some in written for tensor in some}
-    stale = [index for index, tensor in enumerate(tensors) if id(tensor) in changed]
-    if not stale:
-        return norms
-    new = norms_of_one_kind([tensors[index] for index in stale])
-    return norms.index_copy(0, cached_table(norms.device, tuple(stale)), new)
-
-
 def is_like(gradient: Tensor, param: Tensor) -> bool:
     """Return whether a gradient has the shape, the dtype and the device of a parameter."""
     return gradient.shape == param.shape and gradient.dtype is param.dtype and gradient.device == param.device
@@ -238,7 +221,7 @@ def _check_fits(name: str, param: torch.nn.Parameter, gradient: Any) -> None:
     for fact in ("shape", "dtype", "device", "device_mesh", "placements"):
         expected, actual = getattr(param, fact, None), getattr(gradient, fact, None)
         if expected != actual:
-            shown = [tuple(one) if isinstance(one, torch.Size) else one for one in (actual, expected)]
+            shown = [tuple(value) if isinstance(value, torch.Size) else value for value in (actual, expected)]
             raise GradientError(f"{name!r}: returned {fact} {shown[0]}, the parameter has {shown[1]}")
     layouts = {param.layout} if param.grad is None else {param.layout, param.grad.layout}
     if gradient.layout not in layouts:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hookline import _checks
-from hookline.gradients.local_storage import local_tensor, multiply_, norms_of, total_norm
+from hookline.gradients.local_storage import local_tensor, norms_of, total_norm
 from hookline.gradients.transforms.base import Transform, dense_tensors
 from hookline.gradients.view import Gradients
 from hookline.stats.columns import wide_dtype
@@ -21,10 +21,7 @@ class Clip(Transform):
 
 
 class ClipNorm(Clip):
-    """Scale all gradients so that their global norm is at most `max_norm`, bit for bit as `clip_grad_norm_` does.
-
-    After `centralize` on CUDA the norms are those that its kernel found, which may differ in the last bit.
-    """
+    """Scale all gradients so that their global norm is at most `max_norm`, bit for bit as `clip_grad_norm_` does."""
 
     built_in = True
     name = "clip_norm"
@@ -35,16 +32,18 @@ class ClipNorm(Clip):
         self.norm_type = float(_checks.number(norm_type, "clip_norm.norm_type", above=0, finite=False))
 
     def on_update(self, grads: Gradients) -> None:
-        groups, norms = grads.groups(), None
-        if self.norm_type == 2.0 and len(groups) == 1:
-            norms = grads.norms(exact=True)
-            self.clipped_norm = torch.linalg.vector_norm(norms.to(groups[0][0].dtype))  # as torch: the gradients' dtype
+        found, norms = grads.writable(), None
+        if self.norm_type == 2.0 and len(found.groups) == 1:
+            norms = found.norms(exact=True)
+            # As torch does it: in the dtype of the gradients.
+            self.clipped_norm = torch.linalg.vector_norm(norms.to(found.groups[0][0].dtype))
         else:
-            self.clipped_norm = total_norm(grads.tensors(), self.norm_type)
+            self.clipped_norm = total_norm(found.tensors, self.norm_type)
         factor = torch.clamp(self.max_norm / (self.clipped_norm + 1e-6), max=1.0)
-        multiply_(groups, factor)
+        for tensors in found.groups:
+            torch._foreach_mul_(tensors, factor.to(tensors[0].device))
         if norms is not None:
-            grads.norms_after = norms * factor, False
+            found.norms_after = norms * factor
 
 
 class ClipValue(Clip):
