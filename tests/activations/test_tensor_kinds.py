@@ -61,8 +61,25 @@ def test_tensors_of_torch_func_are_captured_and_measured(transform: str) -> None
     assert all(entry.enabled and entry.failures.total == 0 for entry in manager.entries())
 
 
-def test_debug_names_what_it_cannot_read_inside_a_gradient(caplog: pytest.LogCaptureFixture) -> None:
-    """The statistics are needed at once, and inside `torch.func.grad` nothing can be read."""
+def test_debug_checks_activations_inside_a_gradient() -> None:
+    """On the CPU the statistics of a tensor that `torch.func.grad` tracks can be read at once."""
+    model, manager = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), HookManager()
+    manager.watch(model)
+    hook = manager.register_debug_hook("1", "it", conditions="absmax >= 0")
+    torch.func.grad(lambda batch: model(batch).sum())(torch.ones(1, 2))
+    found = manager.entry("it").hook.findings
+    assert hook and [finding.statistics["absmax"] for finding in found] == [model(torch.ones(1, 2)).max().item()]
+
+
+def test_debug_names_what_it_cannot_read_inside_a_gradient(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a device, kernels cannot read the memory of a tensor that `torch.func.grad` tracks."""
+
+    def refuse(tensors: Any) -> torch.Tensor:
+        raise RuntimeError("Cannot access data pointer of Tensor that doesn't have storage")
+
+    monkeypatch.setattr("hookline.activations.debug.summarize", refuse)
     model, manager = nn.Sequential(nn.Linear(2, 2)), HookManager()
     manager.watch(model)
     manager.register_debug_hook("*", "it")

@@ -126,13 +126,13 @@ def total_norm(grads: dict[str, torch.Tensor]) -> float:
     return float(torch.nn.utils.get_total_norm(list(grads.values())))
 
 
-class NormCounter(TorchDispatchMode):
-    """Counts the operations that compute norms."""
+class SquareCounter(TorchDispatchMode):
+    """Counts the operations that square gradients for their norms, one for each shape."""
 
     count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += "norm" in func.__name__
+        self.count += "pow" in func.__name__
         return func(*args, **(kwargs or {}))
 
 
@@ -142,11 +142,11 @@ def test_untouched_gradients_are_read_once() -> None:
     for one in (trainer, doubling):
         one.add_hook(GradientMonitor(log_frequency=1))
     doubling.on("update")(lambda grads: {name: grad * 2 for name, grad in grads.items()})
-    with NormCounter() as once:
+    with SquareCounter() as once:
         trainer.train()
-    with NormCounter() as twice:
+    with SquareCounter() as twice:
         doubling.train()
-    assert once.count == 6 < twice.count
+    assert (once.count, twice.count) == (6 * 4, 2 * 6 * 4)  # in six steps, four shapes
     metrics = metrics_of(trainer)[3]
     assert metrics["gradients/final_norm"] == metrics["gradients/norm"]
     metrics = metrics_of(doubling)[3]
