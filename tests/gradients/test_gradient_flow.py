@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hookline import HooklineError, Trainer, TrainingHook, get_trainer
-from hookline.activations.gradient_flow import GradientFlow, GradientFlowHook, gradient_flow, gradient_norms
+from hookline.gradients.gradient_flow import GradientFlow, GradientFlowHook, gradient_flow, gradient_norms
 
 
 def with_gradients(**norms: float | None) -> nn.Module:
@@ -276,7 +276,7 @@ def test_norms_that_were_just_read_are_not_read_again(monkeypatch: pytest.Monkey
         reads.append(len(gradients))
         return gradient_norms(gradients)
 
-    monkeypatch.setattr("hookline.activations.gradient_flow.gradient_norms", counted)
+    monkeypatch.setattr("hookline.gradients.gradient_flow.gradient_norms", counted)
     model = nn.Linear(2, 1)
     trainer = get_trainer(
         "simple", model, [(torch.randn(4, 2), torch.randn(4, 1)) for _ in range(3)],

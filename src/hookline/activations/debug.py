@@ -22,7 +22,7 @@ import torch
 from hookline import _checks
 from hookline._console import logger
 from hookline._tensors import inside_transform, is_dense, iter_tensors, measurable, shape_of
-from hookline.activations.fire_report import format_table
+from hookline._text import format_table
 from hookline.activations.forward_hooks import BuiltInForwardHook
 from hookline.core.entry import Entry, HookKeywords
 from hookline.errors import ConfigError, StopTraining, nearest
@@ -183,8 +183,8 @@ class Debug(BuiltInForwardHook):
         self.found = 0
         self.inspected: deque[Inspection] = deque(maxlen=self.keep)
         given = list(parse_conditions(conditions))
-        self._conditions = [one for one in given if not one.of_gradient]
-        self._gradient_conditions = [one for one in given if one.of_gradient]
+        self._conditions = [condition for condition in given if not condition.of_gradient]
+        self._gradient_conditions = [condition for condition in given if condition.of_gradient]
         if not given and not inspect:
             raise ConfigError("conditions", f"{conditions!r} checks nothing; give a condition, or set inspect")
         self.watches_backward = bool(self._gradient_conditions)  # compiled code must leave the outputs to autograd
@@ -224,7 +224,7 @@ class Debug(BuiltInForwardHook):
         gradient: torch.Tensor,
     ) -> None:
         """Check a gradient when backward has computed it; what a function raises is a failure of the hook."""
-        if not entry.enabled or all(entry is not one for one in self._registry.entries("forward")):
+        if not entry.enabled or all(entry is not other for other in self._registry.entries("forward")):
             return  # It was switched off or removed since the forward pass.
         try:
             gradient = gradient.detach()
@@ -300,11 +300,11 @@ class Debug(BuiltInForwardHook):
         numbers = ("mean", "std", "absmax")
         header = ("module", "condition", "value", "step", "phase", "call", *numbers, "output")
         rows = []
-        for one in self.findings:
-            value = "-" if one.value is None else f"{one.value:g}"
-            shown = [f"{one.statistics[name]:.3g}" if one.statistics else "-" for name in numbers]
-            when = (str(one.step), one.phase, str(one.call))
-            rows.append((one.module, one.condition, value, *when, *shown, ", ".join(one.outputs)))
+        for finding in self.findings:
+            value = "-" if finding.value is None else f"{finding.value:g}"
+            shown = [f"{finding.statistics[name]:.3g}" if finding.statistics else "-" for name in numbers]
+            when = (str(finding.step), finding.phase, str(finding.call))
+            rows.append((finding.module, finding.condition, value, *when, *shown, ", ".join(finding.outputs)))
         more = self.found - len(self.findings)
         return format_table(header, rows) + (f"\nand {more} more, not kept" if more > 0 else "")
 
@@ -354,8 +354,8 @@ def parse_conditions(given: Any) -> Iterator[Condition | FunctionCondition]:
     elif callable(given):
         yield _parse_function(given)
     elif isinstance(given, (list, tuple)):
-        for one in given:
-            yield from parse_conditions(one)
+        for condition in given:
+            yield from parse_conditions(condition)
     else:
         choice = "write {'absmax': '> 1e4'}, 'absmax > 1e4', a function, or a list of these"
         raise ConfigError("conditions", f"invalid condition {given!r}; {choice}")
@@ -396,14 +396,14 @@ def _evaluate(
     condition: Condition | FunctionCondition, name: str, value: Any, statistics: list[dict[str, float]]
 ) -> dict[str, Any] | None:
     """Return the fields of a finding about a condition; None if it does not hold."""
-    floating = [one for one in statistics if one]
+    floating = list(filter(None, statistics))
     if isinstance(condition, FunctionCondition):
         first = floating[0] if floating else {}
         holds = condition.function(name, value)
         return {"condition": str(condition), "value": None, "statistics": first} if holds else None
-    for one in floating:
-        if condition.holds(one):
-            return {"condition": str(condition), "value": one[condition.statistic], "statistics": one}
+    for numbers in floating:
+        if condition.holds(numbers):
+            return {"condition": str(condition), "value": numbers[condition.statistic], "statistics": numbers}
     return None
 
 
@@ -424,7 +424,7 @@ def statistics_of(tensors: Sequence[torch.Tensor]) -> list[dict[str, float]]:
         except Exception:
             if inside_transform() is None:
                 raise
-            continue  # Inside of `torch.func.grad`, the statistics are tracked for the gradient and cannot be read.
+            continue  # Inside of `torch.func.grad`, tensors have no memory that a kernel could read.
         for index, numbers in zip(indices, rows, strict=True):
             row = dict(zip(STATISTICS, numbers, strict=True))
             # Conditions use shorter names, and the fraction of zeros instead of their number.
@@ -435,7 +435,7 @@ def statistics_of(tensors: Sequence[torch.Tensor]) -> list[dict[str, float]]:
 
 def describe_tensors(value: Any) -> tuple[str, ...]:
     """Describe each tensor of a nested value: ``float32 (2, 3) on cpu``."""
-    return tuple(f"{_dtype_name(one)} {shape_of(one)} on {one.device}" for one in iter_tensors(value))
+    return tuple(f"{_dtype_name(tensor)} {shape_of(tensor)} on {tensor.device}" for tensor in iter_tensors(value))
 
 
 def _dtype_name(tensor: torch.Tensor) -> str:

@@ -6,12 +6,13 @@ A hook that is never called looks just like a hook that found nothing. The repor
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
+from hookline._text import format_table
 from hookline.activations.hooked_modules import HookedModule, patterns_of
 from hookline.core.entry import Entry
 
@@ -70,7 +71,7 @@ def _rows(manager: HookManager, entry: Entry) -> Iterator[FireRow]:
         why = "" if fired else _reason(manager, entry, hooked)
         yield FireRow(entry.name, name, hooked.calls, fired, why)
     # Modules that are passed as objects need no model.
-    waiting = [one for one in patterns_of(entry) if not isinstance(one, (torch.nn.Module, weakref.ref))]
+    waiting = [pattern for pattern in patterns_of(entry) if not isinstance(pattern, (torch.nn.Module, weakref.ref))]
     if waiting and manager.dispatcher.model is None:
         yield FireRow(entry.name, "", 0, 0, "its patterns wait for a model")
 
@@ -93,12 +94,3 @@ def _reason(manager: HookManager, entry: Entry, hooked: HookedModule) -> str:
     if not entry.schedule.always:
         return f"not due yet ({entry.schedule})"
     return "not called since the hook was registered, or only while hooks were silenced"
-
-
-def format_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table as plain text, with every column as wide as its widest cell."""
-    lines = [tuple(header), *map(tuple, rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
-    )

@@ -12,7 +12,7 @@ import torch
 
 from hookline._console import logger
 from hookline._names import plain_parameters
-from hookline.activations.fire_report import format_table
+from hookline._text import format_table
 from hookline.core.base import TrainingHook
 from hookline.core.schedule import Schedule
 from hookline.errors import HooklineError

@@ -21,7 +21,7 @@ BUILT_IN: dict[str, str] = {
     "early_stopping": "hookline.hooks.early_stopping:EarlyStopping",
     "ema": "hookline.hooks.ema:EMAHook",
     "freeze": "hookline.gradients.transforms:Freeze",
-    "gradient_flow": "hookline.activations.gradient_flow:GradientFlowHook",
+    "gradient_flow": "hookline.gradients.gradient_flow:GradientFlowHook",
     "gradient_monitor": "hookline.hooks.gradient_monitor:GradientMonitor",
     "grokfast": "hookline.gradients.transforms:Grokfast",
     "identity": "hookline.gradients.transforms:Identity",

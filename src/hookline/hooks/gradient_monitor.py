@@ -13,9 +13,9 @@ from torch import Tensor
 from hookline import _checks
 from hookline._console import logger
 from hookline._device import upload
-from hookline.activations.gradient_flow import VERDICT_METRICS, GradientFlow, Limits, Verdict, judge_norms
 from hookline.core.schedule import Quantity, Schedule
 from hookline.errors import ConfigError, NothingMatches, got, nearest
+from hookline.gradients.gradient_flow import VERDICT_METRICS, GradientFlow, Limits, Verdict, judge_norms
 from hookline.hooks.base import NamedHook, period
 from hookline.run.control import RunControl
 from hookline.stats.cache import Snapshot, cache_norms, cache_rows

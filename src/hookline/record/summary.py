@@ -118,7 +118,7 @@ class GradientTrouble:
     """The layers in the order in which they came."""
 
 
-class GradientFlow:
+class GradientTroubles:
     """Follows `gradient_flow` events, which have what changed since the last one of their hook."""
 
     def __init__(self) -> None:
@@ -207,7 +207,7 @@ class RunSummary:
         """By series and column (nans, infs): the first step at which each layer had some."""
         self._events: dict[str | None, EventsOfKind] = {}
         self._event_count = 0
-        self.gradient_flow = GradientFlow()
+        self.gradient_flow = GradientTroubles()
         self._layers: dict[SeriesHeader, Ranges] = {}
         self._histograms: dict[tuple[str, tuple[str, ...]], Ranges] = {}
         self._window_ends: dict[tuple[str, str], tuple[int, dict[str, float]]] = {}  # of the newest step

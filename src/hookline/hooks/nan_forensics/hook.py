@@ -12,8 +12,8 @@ import torch
 from hookline import _checks
 from hookline._console import logger
 from hookline._tensors import is_sharded
-from hookline.activations.gradient_flow import gradient_norms
 from hookline.errors import RankError, error_text
+from hookline.gradients.gradient_flow import gradient_norms
 from hookline.gradients.view import Gradients
 from hookline.hooks.base import NamedHook
 from hookline.hooks.nan_forensics.diagnosis import Diagnosis, diagnose, name_batch_tensors, nonfinite_names
