@@ -8,13 +8,13 @@ from torch import Tensor
 
 from hookline import HooklineError
 from hookline.stats import cache, summarize
-from hookline.stats.cache import Snapshot, cache_norms, cache_rows, cached_norms, cached_rows, summarize_cached
+from hookline.stats.cache import TensorVersions, cache_norms, cache_rows, cached_norms, cached_rows, summarize_cached
 
 
 @pytest.fixture(autouse=True)
 def reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Return how many tensors were read each time, with an empty cache."""
-    cache_rows(Snapshot([]), torch.empty(0, 10))
+    cache_rows(TensorVersions([]), torch.empty(0, 10))
     counted: list[int] = []
 
     def count(tensors: list[Tensor], names: object = None) -> Tensor:
@@ -81,7 +81,7 @@ def test_an_error_names_the_right_tensor() -> None:
 def test_a_snapshot_matches_until_a_tensor_is_written_to() -> None:
     """It matches the same tensors in the same order, not copies of them and not one that was written to."""
     tensors = [torch.randn(5), torch.randn(6)]
-    snapshot = Snapshot(tensors)
+    snapshot = TensorVersions(tensors)
     assert (
         snapshot.matches(tensors)
         and not snapshot.matches(tensors[::-1])
@@ -90,16 +90,16 @@ def test_a_snapshot_matches_until_a_tensor_is_written_to() -> None:
     tensors[1].zero_()
     assert not snapshot.matches(tensors)
     with torch.inference_mode():
-        assert not Snapshot(one := [torch.randn(5)]).matches(one)
+        assert not TensorVersions(one := [torch.randn(5)]).matches(one)
 
 
 def test_norms_come_from_what_was_cached_last() -> None:
     """Norms alone and all statistics replace each other; a write that raises no version happens in between."""
     tensors = [torch.ones(4)]
-    cache_norms(Snapshot(tensors), torch.tensor([2.0]))
+    cache_norms(TensorVersions(tensors), torch.tensor([2.0]))
     assert cached_norms(tensors) is not None and cached_rows(tensors) is None
     tensors[0].data.mul_(5)
-    cache_rows(Snapshot(tensors), summarize(tensors))
+    cache_rows(TensorVersions(tensors), summarize(tensors))
     found = cached_norms(tensors)
     assert found is not None and found.tolist() == [10.0]
     tensors[0].mul_(2)

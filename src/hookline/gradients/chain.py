@@ -22,7 +22,7 @@ from hookline.core.patterns import select
 from hookline.core.registry import HookRegistry
 from hookline.errors import GradientError, HooklineError, add_note
 from hookline.gradients.view import GradientLists, Gradients, Parameters
-from hookline.stats.cache import Snapshot
+from hookline.stats.cache import TensorVersions
 from hookline.stats.columns import INFS, NANS
 from hookline.stats.distributed import LocalTensors
 
@@ -212,7 +212,7 @@ class ChainItem:
             before = {name: None if p.grad is None else p.grad.clone() for name, p in grads.params.items()}
         elif were_finite is not None:
             before = {name: param.grad for name, param in grads.params.items()}
-        snapshot = Snapshot(self._memory()) if self._detects_writes else None
+        snapshot = TensorVersions(self._memory()) if self._detects_writes else None
         try:
             named = {**(values or {}), "grads": grads, "own_state": self._states[self.bound.hook]}
             listener = self.bound.listener
@@ -251,7 +251,7 @@ class ChainItem:
                 "norm before clipping, a number or a tensor of one element, at every call"
             )
 
-    def _has_written(self, before: Snapshot | None) -> bool:
+    def _has_written(self, before: TensorVersions | None) -> bool:
         """Return whether the hook is known to have written; into inference tensors, that leaves no trace."""
         return before is not None and before.versions is not None and not before.matches(self._memory())
 

@@ -18,7 +18,7 @@ from hookline.errors import ConfigError, NothingMatches, got, nearest
 from hookline.gradients.gradient_flow import VERDICT_METRICS, GradientFlow, Limits, Verdict, judge_norms
 from hookline.hooks.base import NamedHook, period
 from hookline.run.control import RunControl
-from hookline.stats.cache import Snapshot, cache_norms, cache_rows
+from hookline.stats.cache import TensorVersions, cache_norms, cache_rows
 from hookline.stats.collector import HostQueue, StepRows
 from hookline.stats.columns import STATISTICS
 from hookline.stats.distributed import LocalTensors
@@ -343,7 +343,7 @@ class GradientSnapshot:
         names = list(params)
         pieces = LocalTensors(grads, names if len(grads) == len(names) else [names[row] for row in self._present])
         # A DTensor's version misses writes to its shard, so only plain gradients can be recognised as unchanged.
-        read = Snapshot(grads) if pieces.plain else None
+        read = TensorVersions(grads) if pieces.plain else None
         self._columns, values = self._measure(pieces, read)
         self._measured = self._spread(values, self._present)
         self._read = read if versions_are_reliable else None
@@ -353,7 +353,7 @@ class GradientSnapshot:
         # The parameters that are about to be updated: their rows, themselves, their norms and a copy of them.
         self._update: tuple[list[int], LocalTensors, Tensor, list[Tensor]] | None = None
 
-    def _measure(self, pieces: LocalTensors, read: Snapshot | None) -> tuple[list[str], Tensor]:
+    def _measure(self, pieces: LocalTensors, read: TensorVersions | None) -> tuple[list[str], Tensor]:
         """Return norms or statistics, then percentiles, the octave at which the bins end, and the bins."""
         moments, bins_per_octave, points, _ = self._spec
         # Norms alone are cheaper than all statistics, except on a device. A histogram ends at the largest value.

@@ -27,7 +27,7 @@ def _versions(tensors: Sequence[Tensor]) -> list[int] | None:
     return None if any(map(Tensor.is_inference, tensors)) else list(map(tensor_version, tensors))
 
 
-class Snapshot:
+class TensorVersions:
     """The identities and versions of some tensors; it does not keep them alive."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
@@ -37,7 +37,7 @@ class Snapshot:
 
     def tensors(self) -> list[Tensor | None]:
         """Return the tensors, None for those that no longer exist."""
-        return [one() for one in self._refs]
+        return [reference() for reference in self._refs]
 
     def matches(self, tensors: Sequence[Tensor]) -> bool:
         """Return whether these are the same tensors, in order, and no version has changed."""
@@ -48,7 +48,7 @@ class Snapshot:
 class _Cache(local):
     """The last result of a thread: all statistics, or norms alone."""
 
-    snapshot = Snapshot([])
+    snapshot = TensorVersions([])
     rows: Tensor | None = None
     norms: Tensor | None = None
 
@@ -67,16 +67,16 @@ def summarize_cached(tensors: Sequence[Tensor], names: Sequence[object] | None =
             own = names and list({id(tensor): name for tensor, name in zip(tensors, names, strict=True)}.values())
             row_of = {key: row for row, key in enumerate(distinct)}
             rows = _select(summarize(list(distinct.values()), own), [row_of[id(tensor)] for tensor in tensors])
-        cache_rows(Snapshot(tensors), rows)
+        cache_rows(TensorVersions(tensors), rows)
     return rows
 
 
-def cache_rows(snapshot: Snapshot, rows: Tensor) -> None:
+def cache_rows(snapshot: TensorVersions, rows: Tensor) -> None:
     """Cache the rows of some tensors, in place of what this thread cached before."""
     _cache.snapshot, _cache.rows, _cache.norms = snapshot, rows, None
 
 
-def cache_norms(snapshot: Snapshot, norms: Tensor) -> None:
+def cache_norms(snapshot: TensorVersions, norms: Tensor) -> None:
     """Cache the norms of some tensors, in place of what this thread cached before."""
     _cache.snapshot, _cache.rows, _cache.norms = snapshot, None, norms
 

@@ -38,7 +38,7 @@ def summarize(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def norms(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the L2 norm of each tensor, in less than half the time of all statistics."""
+    """Return the L2 norm of each tensor, in about half the time of all statistics."""
     squares = _measure(tensors, lambda rows: rows.square().sum(1), _add_up)
     sound = (squares > FAINT) & (squares < torch.inf)
     if not sound.all():  # They may be over- or underflown in float32.

@@ -146,7 +146,7 @@ def _slots(numbers: list[int], empty: int | None = None) -> tuple[int, ...]:
 
 def addresses_of(accumulators: Sequence[Tensor]) -> Tensor:
     """Return the addresses for `take`: once for all steps, because asking each would cost more than the launch."""
-    return _device.upload([one.data_ptr() for one in accumulators], torch.int64, accumulators[0].device)
+    return _device.upload([table.data_ptr() for table in accumulators], torch.int64, accumulators[0].device)
 
 
 def take(addresses: Tensor, counts: Tensor) -> Tensor:

@@ -67,7 +67,7 @@ def summarize(
 def norms(tensors: Sequence[Tensor], names: Sequence[object] | None = None, meta: TensorMeta | None = None) -> Tensor:
     """Compute the L2 norm of each tensor and nothing else; nothing waits for the device.
 
-    On CUDA a launch that gives all statistics costs no more; on the CPU norms take less than half the time.
+    On CUDA a launch that gives all statistics costs no more; on the CPU norms take about half the time.
 
     Args:
         tensors: Tensors as `summarize` takes them.
