@@ -154,6 +154,15 @@ def test_large_tensors_in_one_block_and_in_several(
     assert_rows(summarize(tensors), tensors)
 
 
+def test_the_default_device_does_not_matter(assert_rows: AssertRows) -> None:
+    """Tensors on the CPU are measured there, whatever device new tensors have in the user's program."""
+    tensors = [torch.randn(5), torch.randn(3), torch.randn(5) + 1e6]
+    with torch.device("meta"):
+        rows, lengths = summarize(tensors), norms(tensors)
+    assert_rows(rows, tensors)
+    assert lengths.tolist() == pytest.approx([tensor.double().norm().item() for tensor in tensors], rel=1e-6)
+
+
 def test_threads_do_not_disturb_each_other() -> None:
     """Threads that measure tensors of the same shapes at the same time, over and over, see their own values."""
     tensors = {thread: [torch.full((900,), float(thread + 1)) for _ in range(40)] for thread in range(3)}

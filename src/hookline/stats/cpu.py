@@ -24,7 +24,7 @@ MOST_THREADS = 16  # This keeps temporary memory small, and a block below the 2^
 def summarize(tensors: Sequence[Tensor]) -> Tensor:
     """Return one statistics row per tensor."""
     totals, squares, nonzero, low, high = _measure(tensors, _sums_of_rows, _join_sums).unbind(1)
-    count = torch.tensor(list(map(Tensor.numel, tensors)), dtype=torch.float64)
+    count = torch.tensor(list(map(Tensor.numel, tensors)), dtype=torch.float64, device="cpu")
     mean, absmax, zeros, none = totals / count, torch.maximum(-low, high), count - nonzero, torch.zeros_like(count)
     deviations = squares - mean * totals
     std = (deviations / (count - 1).clamp(min=1)).sqrt()
@@ -71,7 +71,7 @@ def _measure(
             parts = [measure(part.to(dtype)) for part in torch.split(rows, block, dim=1)]
             found.append(parts[0] if len(parts) == 1 else join(torch.stack(parts).double()))
     measured = torch.cat(found).double()
-    return torch.empty_like(measured).index_copy_(0, torch.tensor(order), measured)
+    return torch.empty_like(measured).index_copy_(0, torch.tensor(order, device="cpu"), measured)
 
 
 def _sums_of_rows(rows: Tensor) -> Tensor:
