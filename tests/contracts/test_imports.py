@@ -50,8 +50,9 @@ LAYERS = (
     {"core"},
     {"stats"},
     {"activations", "gradients"},
-    {"record", "checkpoints"},
-    {"report"},
+    {"record"},
+    {"checkpoints", "report"},
+    {"run"},
     {"hooks"},
     {"trainer"},
     {"config"},
@@ -90,10 +91,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "activations": SHARED | {"core", "stats"},
     "gradients": SHARED | {"core", "stats"},
     "record": SHARED | {"core"},
-    "checkpoints": SHARED | {"core"},
+    "checkpoints": SHARED | {"core", "record"},
     "report": SHARED | {"core", "record"},
+    "run": below("run"),
     "hooks": below("hooks"),
-    "trainer": SHARED | {"core", "gradients", "record", "checkpoints", "report"},
+    "trainer": SHARED | {"core", "gradients", "record", "checkpoints", "run"},
     "config": SHARED | {"core", "trainer.metrics", "trainer.options"},
     "demo": below("demo"),
     "verify": below("verify"),
@@ -107,7 +109,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 # Public modules whose code has moved: they import it from its new place, and have nothing else.
 DOORS = {Path("activations/gradient_flow.py"): "gradients.gradient_flow"}
 
-HOT_PATH = ("core", "stats", "activations", "gradients", "trainer")
+HOT_PATH = ("core", "stats", "activations", "gradients", "run", "trainer")
 HEAVY = {"pydantic", "rich", "yaml"}
 LOADED_ON_FIRST_USE = ("config", "demo", "build", "cli", "testing", "verify")
 

@@ -211,16 +211,16 @@ def test_a_kept_ctx_is_not_read_until_it_is_asked(monkeypatch: pytest.MonkeyPatc
     assert all(ctx.loss > 0 and ctx.grad_norm > 0 for ctx in kept)
 
 
-def test_a_ctx_that_is_not_kept_computes_no_norm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only a context that a hook keeps needs the norm of its gradients before they are released."""
+def test_the_norm_is_computed_at_the_steps_where_a_due_hook_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hook that names `ctx` or `grad_norm` at on_step_end, and is not due, costs no norm."""
     norms: list[int] = []
     compute = torch.nn.utils.get_total_norm
     monkeypatch.setattr(torch.nn.utils, "get_total_norm", lambda *args: norms.append(1) or compute(*args))
     trainer, kept = make_trainer(), []
-    trainer.on("step_end", name="beat")(lambda ctx: ctx.step)
+    trainer.on("step_end", name="beat")(lambda step: None)
     trainer.on("step_end", name="last", at=5)(lambda ctx: kept.append(ctx))
     trainer.train()
-    assert norms == [1]
+    assert norms == [1] and kept[0].grad_norm > 0
 
 
 def test_ctx_and_arguments_share_their_reads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -425,7 +425,7 @@ class Record:
             RecordError: If the outcome is not one of these; never for a failing disk or device.
         """
         if outcome not in list(Outcome):
-            raise RecordError(f"{outcome!r} is not an outcome of a run; {nearest(outcome, list(Outcome))}")
+            raise RecordError(f"{outcome!r} is not an outcome of a run; {nearest(outcome, map(str, Outcome))}")
         if self._closed:
             return
         self._closed = True  # before anything can fail, so that a close after an error in this one does nothing

@@ -41,6 +41,20 @@ def _no_loss() -> None:
     """Stand for the weak reference where nothing was computed yet."""
 
 
+class DeviceNumber:
+    """A number that stays on its device until it is first read; everything that holds it shares the read."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: torch.Tensor | float) -> None:
+        self.value = value
+
+    def read(self) -> float:
+        """Return the number; waits for the device, once."""
+        self.value = number = float(self.value)
+        return number
+
+
 @dataclass
 class ValidationBatch:
     """Which batch of which loader a validation is at."""
@@ -79,11 +93,10 @@ class EventArgs:
         self._train_batch: dict[str, Any] | None = None  # the training batch's values while other batches run
         # A value is stored with a weak reference to the loss it was computed from, so that a new batch has nothing to
         # reset. A strong one would keep the graph alive until the next loss is read.
-        self._loss_read: tuple[LossRef, float] = _no_loss, math.nan
+        self._loss_read: tuple[LossRef, DeviceNumber] = _no_loss, DeviceNumber(math.nan)
         self._metrics: dict[str, Any] = {}
         self._metrics_ref: LossRef = _no_loss
-        # The norm of a step's gradients, on their device until a hook reads it.
-        self._norm: torch.Tensor | float = math.nan
+        self._norm = DeviceNumber(math.nan)
         self._norm_at = self._clipped_at = 0  # steps
         self._clipped: torch.Tensor | float = math.nan
         self._state: dict[str, Any] = {}
@@ -208,15 +221,21 @@ class EventArgs:
     @property
     def loss(self) -> float:
         """This micro-batch's loss; waits for the device, once."""
-        return math.nan if self.live_loss is None else self.read_loss(self.live_loss)
+        return math.nan if self.live_loss is None else self._loss_number(self.live_loss).read()
 
-    def read_loss(self, tensor: torch.Tensor) -> float:
-        """Read the loss of the current micro-batch, once for all that ask."""
-        read, loss = self._loss_read
-        if read() is not tensor:
-            loss = tensor.item()
-            self._loss_read = ref(tensor), loss
-        return loss
+    def _loss_number(self, loss: torch.Tensor) -> DeviceNumber:
+        """Return the loss of the current micro-batch, one object for all that ask."""
+        read, number = self._loss_read
+        if read() is not loss:
+            number = DeviceNumber(loss.detach())
+            self._loss_read = ref(loss), number
+        return number
+
+    def step_loss_number(self) -> DeviceNumber:
+        """Return the step's loss: that of its micro-batch, or the mean over its window."""
+        if len(self.window) > 1 or self.live_loss is None:
+            return DeviceNumber(self.window_tensor())
+        return self._loss_number(self.live_loss)
 
     @property
     def train_loss(self) -> float:
@@ -316,7 +335,7 @@ class EventArgs:
         """Store the norm that a clipping hook found; the global norm before the first one is the step's."""
         self._clipped, self._clipped_at = norm, self.step
         if is_global and self._norm_at != self.step:
-            self._norm, self._norm_at = norm, self.step
+            self._norm, self._norm_at = DeviceNumber(norm), self.step
 
     @property
     def clipped_norm(self) -> float:
@@ -325,20 +344,20 @@ class EventArgs:
 
     def norm_before_clipping(self) -> torch.Tensor | float | None:
         """Return this step's global norm if something clipped, still on the device if nothing read it; else None."""
-        return self._norm if self._clipped_at == self._norm_at == self.step else None
+        return self._norm.value if self._clipped_at == self._norm_at == self.step else None
 
-    def measure_norm(self) -> torch.Tensor | float:
-        """Return the norm of this step's gradients, before clipping, on their device; NaN if there are none."""
+    def measure_norm(self) -> DeviceNumber:
+        """Return the norm of this step's gradients, before clipping; NaN if there are none."""
         if self._norm_at != self.step:
             gradients = self.grads.tensors()
-            self._norm, self._norm_at = total_norm(gradients) if gradients else math.nan, self.step
+            self._norm = DeviceNumber(total_norm(gradients) if gradients else math.nan)
+            self._norm_at = self.step
         return self._norm
 
     @property
     def grad_norm(self) -> float:
         """The global norm of this step's gradients, before clipping; waits for the device, once."""
-        self._norm = norm = float(self.measure_norm())
-        return norm
+        return self.measure_norm().read()
 
     # ---- batches other than the training batch -----------------------------------------------------------------------
 
@@ -394,8 +413,8 @@ class DeviceStepContext(StepContext):
     A hook may keep it, and read it later or in another thread. Copies and pickles are plain `StepContext` objects.
     """
 
-    _loss: torch.Tensor
-    _norm: torch.Tensor | float
+    _loss: DeviceNumber
+    _norm: DeviceNumber
 
     @classmethod
     def of_step(cls, args: EventArgs) -> DeviceStepContext:
@@ -403,16 +422,16 @@ class DeviceStepContext(StepContext):
         self = cls.__new__(cls)
         self.step, self.lr, self.tokens_seen = args.step, args.lr, args.tokens_seen
         self.model, self.optimizer = args.model, args.trainer.optimizers[0]
-        self._loss, self._norm = args.window_tensor(), args.measure_norm()
+        self._loss, self._norm = args.step_loss_number(), args.measure_norm()
         return self
 
     @cached_property
     def loss(self) -> float:  # type: ignore[override]
-        return float(self._loss)
+        return self._loss.read()
 
     @cached_property
     def grad_norm(self) -> float:  # type: ignore[override]
-        return float(self._norm)
+        return self._norm.read()
 
     def __eq__(self, other: object) -> bool:
         return _plain(self) == _plain(other)

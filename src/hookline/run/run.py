@@ -80,6 +80,7 @@ class Run(Steps):
         self.engine = engine or Engine(next(model.parameters()).device)
         self.config, self._output_dir, self.seed = config, output_dir, seed
         self.hook_data: dict[str, Any] = {}
+        self.schedulers: list[Any] = []
         self.optimizer_step = None
         self.params = trained_parameters(model, self.optimizers)
         self.progress, self.run_status = Progress(), RunStatus()

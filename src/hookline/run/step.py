@@ -21,6 +21,7 @@ from hookline.errors import HooklineError
 from hookline.run.control import RunControl
 from hookline.run.epoch_stats import EpochStats
 from hookline.run.numbers import weighted_mean
+from hookline.run.outputs import UNKNOWN
 from hookline.run.parameters import group_sizes, unowned_parameters
 from hookline.run.step_log import StepLog
 
@@ -51,6 +52,8 @@ class Steps(RunControl):
     """The micro-batches of the current step."""
     stats: EpochStats
     step_log: StepLog
+    schedulers: list[Any]
+    """The learning-rate schedulers that the run steps; none if its loop does."""
     optimizer_step: Callable[[torch.optim.Optimizer], Any] | None
     """The user's replacement for ``optimizer.step()``; `step_optimizer` calls it."""
 
@@ -64,6 +67,7 @@ class Steps(RunControl):
         self._stepped: torch.optim.Optimizer | None = None  # the last that stepped in this step; None once it is over
         self._skipped: list[torch.optim.Optimizer] = []  # of this step
         self._settled_at = 0  # the last step whose optimizers are settled
+        self._has_loader_losses = bool(self.loader_names)
         self._group_sizes = group_sizes(self.optimizers)
         self.unowned_params = unowned_parameters(self.model, self.params)  # whose gradients no optimizer clears
         self._next_boundary = 0  # the next step after which `boundary` runs; 0: after this step
@@ -113,12 +117,13 @@ class Steps(RunControl):
         if self.accumulation.weight and args.live_loss is not None:
             self.stats.recent.append(args.live_loss.detach())
         if handler := self._slots.on_train_batch_end:
+            self._note_lr()
             named = self._named_at("on_train_batch_end")
             handler(args)
             if "metrics" in named:
                 for name, value in args.added_metrics().items():
                     self.log(name, value)
-        args.release_output()
+        args.live_output = args.live_target = UNKNOWN  # they need not live until the next batch
         if self.accumulation.is_complete:
             self.end_step()
 
@@ -130,19 +135,20 @@ class Steps(RunControl):
         Returns:
             Whether the optimizers step. If not, the events of the skipped step have been fired.
         """
-        args, self._skipped = self.event_args, []
-        self._find_new_parameters()
+        args, step, self._skipped = self.event_args, self.progress.step, []
         self.accumulation.finish_gradients()
         if handler := self._slots.on_gradients_ready:
             handler(args)
         self.agreement.before_update()
-        if (handler := self._slots.on_update) and not self._is_skipped:
-            handler(args)
+        if self._slots.on_update and args.skip_requested_at != step:
+            self.find_new_parameters()
+            if (handler := self._slots.on_update) is not None:  # which may be another one now
+                handler(args)
             if (norm := args.norm_before_clipping()) is not None:
                 self.step_log.add("train/grad_norm", norm)
         if self._slots.on_step_end and not LEADS_TO_NORM.isdisjoint(self._named_at("on_step_end")):
             args.measure_norm()  # on its device: at on_step_end the gradients are gone
-        if not self._is_skipped:
+        if args.skip_requested_at != step:
             return True
         for optimizer in self.optimizers:
             self.step_optimizer(optimizer)
@@ -161,7 +167,7 @@ class Steps(RunControl):
         if handler := self._slots.on_before_optimizer_step:
             handler(args)
         self.agreement.before_optimizer()
-        if not self._is_skipped:
+        if args.skip_requested_at != self.progress.step:
             return True
         self._skipped.append(optimizer)
         args.reason = args.skip_reason
@@ -188,16 +194,18 @@ class Steps(RunControl):
         self.event_args.optimizer_idx, self._settled_at = 0, self.progress.step
         if skipped:
             self.run_status.count("skipped_steps")
-        self.engine.end_step()
-        for loader, parts in self.event_args.parts_by_loader().items() if self.loader_names else ():
+        if self.engine.scaler is not None:
+            self.engine.end_step()
+        for loader, parts in self.event_args.parts_by_loader().items() if self._has_loader_losses else ():
             # `train/<loader>/loss` is the step's loss for each loader that had micro-batches in it.
             name, loss = f"train/{loader}/loss", weighted_mean(parts)
             self.step_log.add(name, loss)
             self.stats.set_latest(self.progress.step, name, loss)
             for part in parts:
                 self.stats.add(name, part.loss)
-        self._note_lr()
-        self.step_schedulers_after(skipped)
+        if self.schedulers:
+            self._note_lr()
+            self.step_schedulers_after(skipped)
 
     def settle_failed_step(self) -> None:
         """Update loss scale and schedulers if a step failed after an optimizer stepped: they belong to its weights."""
@@ -207,11 +215,12 @@ class Steps(RunControl):
     def end_step(self) -> None:
         """Record the step's metrics and fire on_step_end."""
         progress, args, window = self.progress, self.event_args, self.accumulation
-        window.end()
+        window.count = 0
         progress.steps_done, self._stepped = progress.step, None
         if window.has_weight and args.live_loss is not None:  # the mean of nothing may be NaN
-            self.step_log.add_loss(window.share_of(args.window_tensor()))
-            for key, value in args.step_means().items():
+            loss = args.window_tensor()
+            self.step_log.add_loss(loss if window.share == 1.0 else window.share_of(loss))
+            for key, value in args.step_means().items() if args.step_metrics or args.window else ():
                 name = f"train/{key}"
                 self.agreement.record_mean(name, value, key in self.optional_metrics)
                 self.stats.set_latest(progress.step, name, value)
@@ -223,16 +232,12 @@ class Steps(RunControl):
         """Whether a step has begun and is not over."""
         return self._stepped is not None or self.progress.step != self.progress.steps_done
 
-    @property
-    def _is_skipped(self) -> bool:
-        return self.event_args.skip_requested_at == self.progress.step
-
     def _note_lr(self) -> None:
-        """Store the rate that this step used: a hook or a scheduler may change it before on_step_end."""
+        """Store the rate that this step used, before a hook or a scheduler may change it."""
         if self.event_args.used_lr is None:
             self.event_args.used_lr = self.lr
 
-    def _find_new_parameters(self) -> None:
+    def find_new_parameters(self) -> None:
         """Add the parameters of groups that an optimizer got since the last step to the chain and the norm."""
         sizes = group_sizes(self.optimizers)
         if sizes != self._group_sizes:
@@ -250,6 +255,8 @@ class Steps(RunControl):
             self.boundary()
             self._next_boundary = min(self.next_boundaries())
             self._is_over = self.is_finished()  # last: a signal that arrives in between has set `_next_boundary` back
+            if self._is_over:
+                self.stop_reading()
         self.is_reading = True
         return self._is_over
 
@@ -285,6 +292,9 @@ class Steps(RunControl):
     def boundary(self) -> None:
         """Do what is due after this step."""
         self.step_log.flush_if_due()
+
+    def stop_reading(self) -> None:
+        """Let loaders know that the run reads no more batches."""
 
     def next_boundaries(self) -> list[int]:
         """Return steps after which `boundary` must run."""

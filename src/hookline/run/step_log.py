@@ -36,7 +36,8 @@ class StepLog:
         The first loss that is not finite is written after the current step, because that announces it.
         """
         number = loss.item() if isinstance(loss, Tensor) and loss.is_cpu else loss
-        self.add("train/loss", number)
+        progress = self._run.progress
+        self._rows.append((progress.step, progress.epoch, "train/loss", number, time()))
         if isinstance(number, float) and not isfinite(number) and not self._had_bad_loss:
             self._had_bad_loss, self.flush_at = True, 0
             self._run.request_boundary()

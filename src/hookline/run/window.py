@@ -43,10 +43,6 @@ class Window:
     def finish_gradients(self) -> None:
         """Make the accumulated gradients those of the step: unscaled, and the mean over what was in the window."""
 
-    def end(self) -> None:
-        """Begin with an empty window: the step is over."""
-        self.count = 0
-
     def share_of(self, value: Any) -> Any:
         """Return what this rank adds to a mean over the ranks that weights each by what was in its window."""
         if self.share == 1.0:

@@ -278,7 +278,9 @@ class RankAgreement(Agreement):
             RankError: If the calling hook would skip the step on this rank alone.
         """
         by = self._trainer.hooks.calling_hook()
-        if by is None or self._is_agreed(by):  # the loop itself decides by what all ranks know
+        if by is None:
+            raise RankError("skip_step() with several ranks is for hooks, which declare may_skip or same_on_all_ranks")
+        if self._is_agreed(by):
             super().request_skip(reason)
             return
         rank = self._ranks.rank

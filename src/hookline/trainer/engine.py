@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -65,23 +65,6 @@ class DeviceEngine(Engine):
         self.scaler.unscale_(self._unscaled)
         self.scaler.step(self._unscaled)
         return not self._unscaled.stepped
-
-    def step(self, optimizer: torch.optim.Optimizer, step_function: Callable[..., Any] | None = None) -> None:
-        """Step an optimizer, whose gradients are unscaled.
-
-        Args:
-            optimizer: The optimizer.
-            step_function: The user's replacement for ``optimizer.step()``, if any.
-
-        Raises:
-            TrainingError: If there is both a step function and a GradScaler.
-        """
-        if step_function is not None and self.scaler is not None:
-            raise TrainingError(
-                "optimizer_step cannot be combined with precision='fp16': with loss scaling, the trainer calls "
-                "optimizer.step() itself"
-            )
-        super().step(optimizer, step_function)
 
     def end_step(self) -> None:
         """Update the scale, once per step that had gradients."""

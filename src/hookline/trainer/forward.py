@@ -27,6 +27,7 @@ class ForwardPass:
 
     def __init__(self, trainer: Trainer, metrics: Mapping[str, Any]) -> None:
         self._trainer, self.metrics, self._outputs = trainer, TrainingMetrics(metrics), OutputReader()
+        self._measures = bool(metrics)
         model, compiles = trainer.model, trainer.options.compile
         self.model: Any = torch.compile(model) if compiles else model
         """The model as the run calls it."""
@@ -62,7 +63,7 @@ class ForwardPass:
         """Run the forward pass of a micro-batch, and return its loss; metrics, output and target are set for hooks."""
         trainer, args = self._trainer, self._trainer.event_args
         wants_output = not OUTPUT_AND_TARGET.isdisjoint(trainer.hooks.dispatch_table.named_at("on_train_batch_end"))
-        if not (self.metrics or wants_output):
+        if not (self._measures or wants_output):
             loss, metrics = loss_and_metrics(self.compute(batch))
         else:
             with self._outputs.attached(self.model):
@@ -71,15 +72,14 @@ class ForwardPass:
             if wants_output:  # its memory is then in use during the backward pass
                 args.set_output(output, find_target(result, batch))
             loss, metrics = loss_and_metrics(result)
-            if self.metrics:
+            if self._measures:
                 metrics = {**metrics, **self.metrics.measure_batch(batch, result, output)}
         if not loss.requires_grad:
             raise TrainingError(
                 "the loss does not require grad, so nothing would be trained: was it detached, made under no_grad, or "
                 f"are all parameters frozen? ({LOSS_SOURCES})"
             )
-        args.step_metrics = {key: detached_copy(value) for key, value in metrics.items()}
-        if trainer.accumulation.weight:
-            for key, value in args.step_metrics.items():
-                trainer.stats.add(f"train/{key}", value)
+        args.step_metrics = metrics and {key: detached_copy(value) for key, value in metrics.items()}
+        for key, value in args.step_metrics.items() if trainer.accumulation.weight else ():
+            trainer.stats.add(f"train/{key}", value)
         return loss

@@ -89,6 +89,11 @@ class Trainer(Run):
         if next(parts.model.parameters(), None) is None:
             kind = type(parts.model).__name__
             raise TrainingError(f"the model ({kind}) has no parameters: there is nothing to train")
+        if parts.optimizer_step is not None and parts.engine.scaler is not None:
+            raise TrainingError(
+                "optimizer_step cannot be combined with precision='fp16': with loss scaling, the trainer calls "
+                "optimizer.step() itself"
+            )
         self.train_loaders = make_train_loaders(parts.train_loaders, self.options)
         self.val_loaders = named_loaders(parts.val_loaders, "val")
         super().__init__(
@@ -328,7 +333,7 @@ class Trainer(Run):
 
     def step_schedulers_after(self, skipped: Sequence[torch.optim.Optimizer]) -> None:
         """Step the schedulers by steps, except those of optimizers that were skipped, and record the rate."""
-        if self.schedulers and self.options.scheduler_interval == "step":
+        if self.options.scheduler_interval == "step":
             self.step_log.add("train/lr", self.event_args.used_lr)
             self.step_schedulers([optimizer for optimizer in self.optimizers if optimizer not in skipped])
 
@@ -347,12 +352,10 @@ class Trainer(Run):
 
     # ---- boundaries --------------------------------------------------------------------------------------------------
 
-    def at_boundary(self) -> bool:
-        """Do what is due after a step, and return whether the run ends; then the loaders are told so."""
-        is_over = super().at_boundary()
-        if is_over:
-            self.epochs.stop_reading()
-        return is_over
+    def stop_reading(self) -> None:
+        """Let loaders know that the run reads no more batches."""
+        self.is_reading = True
+        self.epochs.stop_reading()
 
     def boundary(self) -> None:
         """Write the record, validate, agree with the other ranks, save."""

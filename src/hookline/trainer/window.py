@@ -92,9 +92,10 @@ class AccumulationWindow(Window):
         replicas have the same gradients, and torch looks for infinities in all shards of a DTensor.
         """
         args, trainer = self._trainer.event_args, self._trainer
+        trainer.find_new_parameters()
         if self._engine.unscale(trainer.optimizers):
             args.overflowed_at = trainer.progress.step
-            trainer.skip_step(OVERFLOW_REASON)
+            args.skip_step(OVERFLOW_REASON)
         if self._weighted:
             own, world_size = sum(part.weight for part in args.window), self._ranks.world_size
             total = self._ranks.total([own])[0]  # this waits for the slowest rank, as reducing the gradients did
@@ -127,7 +128,7 @@ class AccumulationWindow(Window):
             if trainer.epochs.reader is None:
                 raise TrainingError(f"the step would train nothing: {self._why_uncounted()}")
             logger.warning("step %d is skipped: %s", progress.step, self._why_uncounted())
-        trainer.skip_step(f"no {self._loss_weight.removesuffix('s')} counts")
+        trainer.event_args.skip_step(f"no {self._loss_weight.removesuffix('s')} counts")
 
     def _why_uncounted(self) -> str:
         return (
