@@ -1,4 +1,4 @@
-"""Capturing in a block: the cache, threads, and the prepared hooks that the next block reuses."""
+"""Capturing in a block: the cache, threads, and what is left on the model afterwards."""
 
 import copy
 import gc
@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from hookline import HooklineError, HookManager
-from hookline.activations import capture_session
 
 INPUT = torch.ones(2, 4)
 
@@ -47,15 +46,6 @@ def capture(model: nn.Module, modules: Any = "?", **options: Any) -> Any:
     with HookManager().capturing(model, modules, **options) as cache:
         cache.run(INPUT)
     return cache
-
-
-def kept(model: nn.Module) -> list[Any]:
-    """The sessions that are kept for a model."""
-    return list(capture_session._sessions.get(model, {}).values())
-
-
-class Other(nn.ReLU):
-    """A class that a module may change to, as parametrizations do."""
 
 
 # ---- the cache -------------------------------------------------------------------------------------------------------
@@ -175,19 +165,7 @@ def test_only_cache_run_stops_early() -> None:
     assert [state.outputs[0, 0].item() for state in cache.states] == [1, 2]
 
 
-# ---- reuse -----------------------------------------------------------------------------------------------------------
-
-
-def test_the_next_block_reuses_the_session() -> None:
-    """Calls are numbered from 1 again, and each cache has its own states."""
-    model = make_model()
-    first = capture(model)
-    (session,) = kept(model)
-    second = capture(model)
-    assert kept(model) == [session]
-    for cache in (first, second):
-        assert [(state.name, state.call) for state in cache.states] == [("0", 1), ("1", 1), ("2", 1)]
-    assert first.states[0] is first.states[0] and first.states[0] is not second.states[0]
+# ---- blocks one after the other --------------------------------------------------------------------------------------
 
 
 def test_between_blocks_nothing_is_on_the_model_and_no_tensor_is_kept() -> None:
@@ -202,39 +180,7 @@ def test_between_blocks_nothing_is_on_the_model_and_no_tensor_is_kept() -> None:
     assert len(held) == 6 and not any(ref() is not None for ref in held)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda model: model.append(nn.Linear(2, 2)),
-        lambda model: model.__setitem__(1, nn.Tanh()),
-        lambda model: model.add_module("extra", nn.Identity()),
-        lambda model: model[0].add_module("inner", nn.Identity()),
-        lambda model: setattr(model[1], "__class__", Other),
-    ],
-)
-def test_a_changed_model_gets_a_new_session(change: Any) -> None:
-    """Modules were added, replaced or changed their class."""
-    model = make_model()
-    capture(model)
-    (session,) = kept(model)
-    change(model)
-    assert not session.fits(model)
-    cache = capture(model, "*")
-    assert set(cache["*"]) >= {name for name, _ in model.named_children()}
-
-
-def test_renamed_children() -> None:
-    """The same modules in another order are captured under their new names."""
-    model = make_model()
-    capture(model, "0")
-    model._modules["0"], model._modules["2"] = model._modules["2"], model._modules["0"]
-    with HookManager().capturing(model, "0") as cache:
-        model[2](INPUT)
-        model[0](INPUT)
-    assert cache["0"].shape == (2, 2)
-
-
-def test_nested_and_concurrent_blocks_do_not_share_a_session() -> None:
+def test_nested_and_concurrent_blocks_do_not_share_their_states() -> None:
     """With the same options on the same model."""
     model = make_model()
     capture(model)
@@ -242,7 +188,7 @@ def test_nested_and_concurrent_blocks_do_not_share_a_session() -> None:
         model(INPUT)
         with HookManager().capturing(model, "?") as inner:
             model(INPUT)
-    assert (len(outer), len(inner)) == (6, 3) and len(kept(model)) == 1
+    assert (len(outer), len(inner)) == (6, 3)
     caches: list[Any] = []
     threads = [threading.Thread(target=lambda: caches.append(capture(model, "0"))) for _ in range(8)]
     for thread in threads:
@@ -274,66 +220,34 @@ def test_overlapping_blocks_restore_the_compiler() -> None:
     assert dynamo._stance.stance == before
 
 
-def test_sessions_that_cannot_be_compared_are_not_kept() -> None:
-    """A function may return something else the next time."""
+def test_each_block_has_its_own_options_and_counts_calls_from_one() -> None:
+    """Nothing of an earlier block of the same model is left."""
     model = make_model()
-    capture(model, lambda name, module: name == "0")
-    capture(model, model[0])
-    capture(model, "0", reduce=lambda tensor: tensor[:1])
-    assert kept(model) == [] and not any(module._forward_hooks for module in model)
-
-
-def test_different_options_need_different_sessions() -> None:
-    """The number of kept sessions is limited."""
-    model = make_model()
-    for layer in range(20):
-        assert capture(model, "0", layer_idx=layer).states[0].layer_idx == layer
-        assert len(kept(model)) <= capture_session.MAX_SESSIONS
+    for layer in range(3):
+        (state,) = capture(model, "0", layer_idx=layer).states
+        assert (state.layer_idx, state.call) == (layer, 1)
     assert capture(model, "0", dtype=torch.float64)["0"].dtype == torch.float64
     assert capture(model, "0")["0"].dtype == torch.float32
 
 
-def test_a_session_whose_hook_failed_is_not_reused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_block_after_one_whose_hook_failed_captures_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next block starts without failures."""
     model = make_model()
     with monkeypatch.context() as patch:
         patch.setattr("hookline.activations.capture.copy_on_write", lambda tensor: 1 / 0)
         assert len(capture(model)) < 3
-    assert kept(model) == [] and not any(module._forward_hooks for module in model)
+    assert not any(module._forward_hooks for module in model)
     assert len(capture(model)) == 3
-
-
-def test_early_stop_sessions_are_reused() -> None:
-    """A partial pass does not shorten the next one."""
-    model = make_model()
-    with HookManager().capturing(model, "[01]", early_stop=True) as cache:
-        model[0](INPUT)
-    for _ in range(2):
-        cache = capture(model, "[01]", early_stop=True)
-        assert [state.name for state in cache.states] == ["0", "1"]
-
-
-def test_sessions_are_released_with_the_model() -> None:
-    """They keep no module alive."""
-    model = make_model()
-    capture(model)
-    gone = weakref.ref(model[0])
-    gc.collect()
-    before = len(capture_session._sessions)
-    del model
-    gc.collect()
-    assert gone() is None and len(capture_session._sessions) == before - 1
 
 
 def test_a_copy_of_the_model_is_not_captured_after_the_block() -> None:
     """A copy made inside the block has copies of the torch hooks, which do nothing afterwards."""
     model = make_model()
-    with HookManager().capturing(model, "?"):
+    with HookManager().capturing(model, "?") as cache:
         model(INPUT)
         twin = copy.deepcopy(model)
     twin(INPUT)
-    (session,) = kept(model)
-    assert session.hook.states == []
+    assert len(cache) == 3
     with HookManager().capturing(model, "?") as cache:
         pass
     assert len(cache) == 0
@@ -364,8 +278,8 @@ def test_a_call_that_ends_after_the_block_is_not_captured() -> None:
     assert len(cache) == 0 and len(later) == 0
 
 
-def test_models_that_compare_equal_have_different_sessions() -> None:
-    """A session of one is not used for the other."""
+def test_models_that_compare_equal_are_captured_separately() -> None:
+    """The hooks of one are not on the other."""
 
     class Equal(nn.Sequential):
         def __eq__(self, other: object) -> bool:

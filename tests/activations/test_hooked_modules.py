@@ -510,8 +510,8 @@ def test_a_closed_manager_leaves_its_model_until_it_is_opened_or_watches_again()
         assert hook.calls == before + 2
 
 
-def test_the_sessions_of_a_model_do_not_keep_it() -> None:
-    """What a `capturing` block keeps for the next one goes with the model, and so does the manager it was called on."""
+def test_a_capturing_block_keeps_neither_its_model_nor_its_manager() -> None:
+    """Both are released when nothing else refers to them."""
     model, manager = make_shared(), HookManager()
     with manager.capturing(model, "*") as cache:
         model(INPUT)

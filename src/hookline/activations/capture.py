@@ -138,12 +138,6 @@ class Capture(BuiltInForwardHook):
         """Remove and return the captured states."""
         return self._store.pop_all(self._registered_name)
 
-    def restart(self) -> None:
-        """Remove the captured states and count calls from 1 again."""
-        self.take_states()
-        for name in list(self._calls):
-            self._calls[name] = itertools.count(1)
-
     def _on_inputs(self, name: str, module: Any, inputs: Any, kwargs: Any, step: int, phase: str) -> None:
         self._convert_and_add(name, module, step, phase, (inputs, kwargs, None))
 

@@ -1,15 +1,10 @@
-"""Capture for a ``with`` block: the cache it yields, and the prepared torch hooks that the next block reuses.
-
-Finding the modules and preparing their torch hooks costs more than running a small model, so a block that captures the
-same from a model as an earlier one only puts the earlier torch hooks back, unless the model's modules have changed.
-Between two blocks nothing is on the model and no tensor is kept; prepared hooks are released with the model.
-"""
+"""Capture for a ``with`` block: the cache it yields, and the hooks that are on the model until it ends."""
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager, nullcontext
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -22,14 +17,10 @@ from hookline.activations.capture_store import CapturedState, save_states
 from hookline.activations.compile.detection import run_uncompiled
 from hookline.activations.forward_hooks import ForwardStopped
 from hookline.core.base import ForwardHook
-from hookline.core.due_hooks import Decision
 from hookline.errors import HooklineError, nearest
 
 if TYPE_CHECKING:  # the manager makes sessions
     from hookline.activations.manager import HookManager
-
-MAX_SESSIONS = 8  # that are kept for one model
-_COMPARABLE = (str, int, bool, type(None), torch.dtype)  # types of options by which sessions can be compared
 
 
 class Cache:
@@ -123,20 +114,13 @@ class EarlyStop(ForwardHook):
 
 
 class CaptureSession:
-    """A capture hook on a model, alone in its manager; its torch hooks can be taken off and put back."""
+    """A capture hook on a model, alone in its manager, until it is closed."""
 
     def __init__(self, manager: HookManager, model: torch.nn.Module, hook: Capture, early_stop: bool = False) -> None:
         self.hook = hook
         self.early_stop: EarlyStop | None = None
         self._manager = manager
-        # The weak references keep nothing alive; while all are alive, no other module can have one of the ids.
-        # `keys()`, because the modules of a traced model are not in a dict that can be iterated.
-        self._structure = [
-            (weakref.ref(module), type(module), tuple(module._modules.keys()), tuple(map(id, module._modules.values())))
-            for module in model.modules()
-        ]
         manager.dispatcher.compilable = False  # sessions run uncompiled, so nothing is prepared for graphs
-        manager.scheduler.decision = Decision()  # nobody reads what their hooks cost, so that these are not timed
         manager.watch(model)
         manager.register(hook, "cache", on_error="raise" if early_stop else None)
         if early_stop:
@@ -144,37 +128,10 @@ class CaptureSession:
             self.early_stop = EarlyStop(hook.modules, len(selected))
             manager.register(self.early_stop, "early_stop", after="cache", on_error="raise")
 
-    def fits(self, model: torch.nn.Module) -> bool:
-        """Return whether the model still consists of the same modules under the same names."""
-        if self._structure[0][0]() is not model:  # another model that compares equal
-            return False
-        for ref, kind, names, children in self._structure:
-            module = ref()
-            if module is None or type(module) is not kind:
-                return False
-            current = module._modules
-            if (names or current) and (tuple(current.keys()) != names or tuple(map(id, current.values())) != children):
-                return False
-        return True
-
-    def resume(self) -> None:
-        """Put the torch hooks back."""
-        self.hook.restart()  # another thread may have added states after the last block
-        self._manager.dispatcher.put_back()
-
-    def pause(self) -> bool:
-        """Take the torch hooks off; return whether they may be put back, which a failed hook's may not."""
-        self._manager.dispatcher.take_off()
-        entry = self._manager.entry("cache")
-        return entry.enabled and not entry.failures.total
-
     def close(self) -> None:
         """Remove everything from the model."""
         for name in self._manager:
             self._manager.remove(name)
-
-
-_sessions: weakref.WeakKeyDictionary[torch.nn.Module, dict[Hashable, CaptureSession]] = weakref.WeakKeyDictionary()
 
 
 @contextmanager
@@ -197,42 +154,15 @@ def capture_session(
     Yields:
         The cache.
     """
-    key = _session_key(modules, early_stop, options)
     with run_uncompiled(), _concurrent_threads(model) as other_threads:
-        session = _sessions.get(model, {}).pop(key, None) if key is not None else None
-        if session is not None and session.fits(model):
-            session.resume()
-        else:
-            manager = make_manager(max_captured_states=None)
-            session = CaptureSession(manager, model, Capture(modules, **options), early_stop)
+        manager = make_manager(max_captured_states=None)
+        session = CaptureSession(manager, model, Capture(modules, **options), early_stop)
         cache = Cache(session.hook, model, other_threads, session.early_stop)
         try:
             yield cache
         finally:
-            reusable = session.pause()  # before the states are taken: another thread may still run the model
-            cache.close()
-            if key is None or not reusable:
-                session.close()
-            else:
-                sessions = _sessions.setdefault(model, {})
-                if len(sessions) >= MAX_SESSIONS:
-                    sessions.clear()
-                sessions[key] = session
-
-
-def _session_key(modules: Any, early_stop: bool, options: Mapping[str, Any]) -> Hashable | None:
-    """Return what sessions that capture the same have in common; None if that cannot be compared (a function)."""
-    patterns = tuple(modules) if isinstance(modules, (list, tuple)) else (modules,)
-    if not all(isinstance(one, str) for one in patterns) or not all(
-        type(one) in _COMPARABLE for one in options.values()
-    ):
-        return None
-    return (patterns, early_stop, *sorted(options.items()))
-
-
-def forget_sessions(model: torch.nn.Module) -> None:
-    """Release the sessions that are kept for a model."""
-    _sessions.pop(model, None)
+            cache.close()  # takes the states, which closing the session drops
+            session.close()
 
 
 # For each open block of a model: the thread it is in, and the other threads with open blocks at the same time.

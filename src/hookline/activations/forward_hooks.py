@@ -202,8 +202,6 @@ class ForwardDispatcher:
         self._until_cleanup = registry.cleanup_interval
         self._silent_threads: list[int] = []  # Once for each `silenced` block that a thread is in.
         self._passed_over: set[tuple[str, str]] = set()  # Hooks and modules of which that was reported.
-        self._taken_off = False
-        self._waiting_dispatch: Dispatch | None = None  # The `on_forward` that returns with the torch hooks.
         # Held while modules are selected, and while torch hooks are attached or removed.
         self._lock = threading.RLock()
         registry.add_registration_check(self._check)
@@ -295,8 +293,6 @@ class ForwardDispatcher:
             self._selected = {name: one for name, one in self._selected.items() if id(one[0]) in listed}
             if not entries:
                 self.detach()
-            elif self._taken_off:
-                pass
             elif has_compiled:
                 from hookline.activations.compile.dynamo import enter_graphs, wanted_parts
 
@@ -347,23 +343,6 @@ class ForwardDispatcher:
             if self.compiled_stats is not None:
                 self.compiled_stats.close()
             self._update([])
-
-    def take_off(self) -> None:
-        """Remove the torch hooks until `put_back`, and call no hook until then, not even for calls that have begun."""
-        slots = self.registry.slots
-        with self._lock:
-            self._taken_off, self._waiting_dispatch = True, slots.on_forward
-            slots.on_forward = None  # type: ignore[attr-defined]
-            for hooked in self.modules:
-                hooked.detach(returns=True)
-
-    def put_back(self) -> None:
-        """Restore the torch hooks that `take_off` removed."""
-        with self._lock:
-            self._taken_off = False
-            self.registry.slots.on_forward = self._waiting_dispatch  # type: ignore[attr-defined]
-            for hooked in self.modules:
-                hooked.update(returns=True)
 
     # ---- dispatching ---------------------------------------------------------------------------------------------
 
