@@ -110,7 +110,7 @@ def test_a_failure_is_the_hooks_own(monkeypatch: pytest.MonkeyPatch, caplog: pyt
     model, hook = make_model(), Capture("0")
     manager = captured(model, hook)
     with monkeypatch.context() as patch:
-        patch.setattr("hookline.activations.capture.copy_on_write", lambda tensor: 1 / 0)
+        patch.setattr("hookline.activations.capture.observer_view", lambda tensor: 1 / 0)
         assert model(INPUT).shape == (2, 2)
     assert manager.entry("capture").failures.total == 1 and "ZeroDivisionError" in caplog.text
     model(INPUT)

@@ -10,7 +10,7 @@ import torch
 from tensor_kinds import KINDS, RISKY, Returns, plain
 
 from hookline import ForwardHook, HookManager
-from hookline.activations.cow_views import copy_on_write, storage_size
+from hookline.activations.cow_views import observer_view, storage_size
 
 
 class Pair(NamedTuple):
@@ -89,14 +89,14 @@ def test_writes_are_reported(write: Callable[[torch.Tensor], Any]) -> None:
 def test_a_later_write_by_the_model_does_not_corrupt_a_copy() -> None:
     """What a hook kept stays as it was when the module ran."""
     original = torch.zeros(3)
-    kept = copy_on_write(original)
+    kept = observer_view(original)
     original.add_(1)
     assert kept.sum() == 0 and original.sum() == 3
 
 
 def test_copies_carry_no_graph() -> None:
     """Keeping one does not keep the graph alive."""
-    made = copy_on_write(torch.ones(2, requires_grad=True) * 2)
+    made = observer_view(torch.ones(2, requires_grad=True) * 2)
     assert not made.requires_grad and made.grad_fn is None
 
 
@@ -105,7 +105,7 @@ def test_copies_carry_no_graph() -> None:
 def test_unusual_tensors_are_copied_too(name: str) -> None:
     """Every kind that can be copied: a clone where torch cannot do better."""
     tensor = KINDS[name].make()
-    made = copy_on_write(tensor)
+    made = observer_view(tensor)
     assert made is not tensor and plain(made) == plain(tensor)
 
 
@@ -146,7 +146,7 @@ def test_memory_is_shared_until_a_write(write: Callable[[torch.Tensor], Any]) ->
     """Whichever way, and on whichever side."""
     for side in (0, 1):
         original = torch.arange(6.0).reshape(2, 3)
-        both = original, copy_on_write(original)
+        both = original, observer_view(original)
         assert storage_size(both[0]) == storage_size(both[1])
         write(both[side])
         assert storage_size(both[0]) != storage_size(both[1])

@@ -84,7 +84,7 @@ def test_any_module_by_itself_or_by_pattern():
     assert [state.name for state in manager.get_captured_states("by_module")] == ["1"]
     assert [state.name for state in manager.get_captured_states("by_pattern")] == ["0", "2"]
     torch_hooks = [hook for module in model for hook in module._forward_hooks.values()]
-    assert {hook.__name__ for hook in torch_hooks} == {"hookline_tap"}
+    assert {hook.__name__ for hook in torch_hooks} == {"hookline_forward_hook"}
 
 
 @pytest.mark.req("003-02", "003-14")

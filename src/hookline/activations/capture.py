@@ -16,7 +16,7 @@ from hookline._console import logger
 from hookline._host_copy import HostCopy
 from hookline._tensors import is_unsupported, map_tensors
 from hookline.activations.capture_store import CapturedState, CaptureSource, CaptureStore, capture_file, save_states
-from hookline.activations.cow_views import copy_on_write
+from hookline.activations.cow_views import observer_view
 from hookline.activations.forward_hooks import BuiltInForwardHook, ForwardDispatcher, Observe
 from hookline.activations.hooked_modules import HookedModule
 from hookline.core.entry import HookKeywords
@@ -177,7 +177,7 @@ class Capture(BuiltInForwardHook):
         return capture
 
     def _copy(self, name: str, tensor: Tensor) -> Tensor | None:
-        view = copy_on_write(tensor)
+        view = observer_view(tensor)
         if view is None:
             self._pass_over(name, tensor)
         return view

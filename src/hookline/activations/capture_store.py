@@ -18,7 +18,7 @@ from hookline import _checks, _fs
 from hookline._console import logger
 from hookline._host_copy import HostCopy
 from hookline._tensors import is_dense, iter_tensors, kind_of, map_tensors, unwrap
-from hookline.activations.cow_views import copy_on_write, storage_size
+from hookline.activations.cow_views import observer_view, storage_size
 from hookline.errors import HooklineError
 
 
@@ -105,7 +105,7 @@ class CapturedState:
         if self._views is None:
             self._views = {}
         if index not in self._views:
-            self._views[index] = map_tensors(lambda tensor: copy_on_write(unwrap(tensor)), self._values[index])
+            self._views[index] = map_tensors(lambda tensor: observer_view(unwrap(tensor)), self._values[index])
         return self._views[index]
 
     def tensors(self) -> list[torch.Tensor]:
@@ -300,7 +300,7 @@ def load_outputs(path: str | Path) -> dict[str, torch.Tensor]:
         name, call, part, index = (*key.rsplit("/", 3), "", "", "")[:4]
         if part == "outputs" and call.isdecimal() and index.isdecimal() and tensor.is_floating_point():
             candidate = int(call), -int(index), tensor
-            found[name] = max(found.get(name, candidate), candidate, key=lambda one: one[:2])
+            found[name] = max(found.get(name, candidate), candidate, key=lambda version: version[:2])
     if not found:
         raise HooklineError(
             f"{str(path)!r} has no captured outputs; write it with `Cache.save`, or a capture with `save`"

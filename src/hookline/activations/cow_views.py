@@ -14,11 +14,10 @@ from hookline.stats import borrowed
 _data_address: Any = getattr(torch._C, "_data_address", torch.Tensor.data_ptr)
 
 
-def copy_on_write(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return a detached view that becomes a copy at the first write on either side; None if it cannot be copied.
+def observer_view(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return what `_tensors.copy_on_write` does, also of a borrowed tensor; None if it cannot be copied.
 
-    It is a clone at once where torch cannot do that, and for a borrowed tensor, because torch does not see the writes
-    of compiled code into its own buffers.
+    A borrowed tensor is cloned at once, because torch does not see the writes of compiled code into its own buffers.
     """
     if borrowed.threads and borrowed.is_borrowed():
         return clone_tensor(tensor)

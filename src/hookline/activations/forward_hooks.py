@@ -19,7 +19,7 @@ import torch
 
 from hookline._tensors import iter_tensors, kind_of, map_tensors, num_bytes, tensor_version
 from hookline.activations.compile import detection
-from hookline.activations.cow_views import copy_on_write
+from hookline.activations.cow_views import observer_view
 from hookline.activations.hooked_modules import (
     ATTACHED,
     MEASURED,
@@ -105,7 +105,7 @@ class ForwardArgs:
         return any(tensor_version(view) != version for view, version in self._views)
 
     def _view(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        view = copy_on_write(tensor)
+        view = observer_view(tensor)
         if view is None:
             self._dispatcher.pass_over(self._hook.hook, self.name, tensor)
             return None
@@ -290,7 +290,9 @@ class ForwardDispatcher:
             entries = self.registry.entries("forward")
             # A selection goes with its hook. Another hook may have got the name since, so entries are compared.
             listed = {id(entry) for entry in entries}
-            self._selected = {name: one for name, one in self._selected.items() if id(one[0]) in listed}
+            self._selected = {
+                name: selection for name, selection in self._selected.items() if id(selection[0]) in listed
+            }
             if not entries:
                 self.detach()
             elif has_compiled:
@@ -465,8 +467,8 @@ class ForwardDispatcher:
 
 def detach_all(hooked: Mapping[torch.nn.Module, HookedModule]) -> None:
     """Remove the torch hooks of a trainer that is gone."""
-    for one in list(hooked.values()):
-        one.detach()
+    for module in list(hooked.values()):
+        module.detach()
 
 
 def measures_calls(entry: Entry) -> bool:

@@ -53,7 +53,7 @@ class ForwardTorchHook(TorchHook):
     attributes of this object: to check them takes a third of the time that checking the `HookedModule` would take.
     """
 
-    __name__ = "hookline_tap"  # Users find our torch hooks by this name.
+    __name__ = "hookline_forward_hook"  # Users find our torch hooks by this name.
 
     def __init__(self, hooked: HookedModule, slots: EventSlots, owner: Any) -> None:
         # Torch keeps this object alive as long as the module, so it keeps only `owner` alive: the manager, or None if a
@@ -199,9 +199,9 @@ def select_modules(entry: Entry, model: torch.nn.Module | None) -> dict[str, tor
     patterns = patterns_of(entry)
     if not patterns or None in patterns:
         raise HooklineError(f"hook {entry.name!r}: modules={entry.hook.modules!r} selects nothing; '*' selects all")
-    alive = [one() if isinstance(one, weakref.ref) else one for one in patterns]
-    objects = [one for one in alive if isinstance(one, torch.nn.Module)]
-    others = [one for one in alive if one is not None and not isinstance(one, torch.nn.Module)]
+    alive = [pattern() if isinstance(pattern, weakref.ref) else pattern for pattern in patterns]
+    objects = [pattern for pattern in alive if isinstance(pattern, torch.nn.Module)]
+    others = [pattern for pattern in alive if pattern is not None and not isinstance(pattern, torch.nn.Module)]
     named = plain_modules(model) if model is not None else {}
     chosen = select(others, named, f"hook {entry.name!r}: module") if others and model is not None else {}
     if objects:
@@ -216,5 +216,5 @@ def select_modules(entry: Entry, model: torch.nn.Module | None) -> dict[str, tor
 def weak_selection(modules: Any) -> Any:
     """Return the same `modules` selection with weak references to modules that are passed as objects."""
     if isinstance(modules, (list, tuple)):
-        return [weak_selection(one) for one in modules]
+        return [weak_selection(pattern) for pattern in modules]
     return weakref.ref(modules) if isinstance(modules, torch.nn.Module) else modules

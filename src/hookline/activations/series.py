@@ -365,7 +365,7 @@ class History:
         kind, enough = table.columns, self._limit * len(set(table.names))
         rows = self._rows.get(kind, 0) + len(table.names)
         while True:
-            index = next(index for index, one in enumerate(self._tables) if one.columns == kind)
+            index = next(index for index, kept in enumerate(self._tables) if kept.columns == kind)
             remaining = rows - len(self._tables[index].names)
             if remaining < enough:
                 break
@@ -394,13 +394,13 @@ class History:
         Without a run there are rows of calls instead of steps; kinds with equally many are joined call by call.
         """
         tables = [table for table in self._with(incomplete) if name in table.names]
-        calls = Counter(table.columns for table in tables if not table.step for one in table.names if one == name)
+        calls = Counter(table.columns for table in tables if not table.step for other in table.names if other == name)
         most_calls = max(calls.values(), default=0)
         entries: dict[tuple[Any, ...], dict[str, float]] = {}
         numbers: Counter[tuple[Any, ...]] = Counter()  # Of rows, by step and kind.
         for table in tables:
             alone = not table.step and calls[table.columns] != most_calls
-            for index in [index for index, one in enumerate(table.names) if one == name]:
+            for index in [index for index, other in enumerate(table.names) if other == name]:
                 number = numbers[table.step, table.columns]
                 numbers[table.step, table.columns] += 1
                 key = table.step, number, table.columns if alone else None

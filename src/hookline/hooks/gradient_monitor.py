@@ -112,7 +112,7 @@ class GradientMonitor(NamedHook):
     ) -> None:
         self.log_frequency, self.log_norm = log_frequency, _checks.boolean(log_norm, "log_norm")
         self.param_filter = parts = [param_filter] if isinstance(param_filter, str) else param_filter
-        if parts is not None and not (isinstance(parts, (list, tuple)) and all(isinstance(one, str) for one in parts)):
+        if parts is not None and not (isinstance(parts, (list, tuple)) and all(isinstance(part, str) for part in parts)):
             message = f"expected a part of parameters' names or a list of these, {got(param_filter)}"
             raise ConfigError("param_filter", message)
         own = period(self, every) or Quantity.parse(log_frequency, "log_frequency")
