@@ -125,8 +125,11 @@ class Monitor(BuiltInForwardHook):
     def _observe(self, name: str, live_output: Any, step: int) -> None:
         if self.validating:
             return
-        tensor, measured = _first_measurable(live_output)
-        if tensor is None:
+        if isinstance(live_output, Tensor):  # nearly always
+            tensor, measured = live_output, measurable(live_output)
+        elif (found := _first_measurable(live_output)) is not None:
+            tensor, measured = found
+        else:
             return
         if measured is None:
             self._pass_over(name, tensor)
@@ -138,17 +141,20 @@ class Monitor(BuiltInForwardHook):
                 # Until backward the tensor itself is kept: its graph shows whether autograd keeps it too, a view's not.
                 keep = self._before_backward or measured is not tensor
                 self._outputs.add(name, measured if keep else measured.detach(), step)
-            if self._dead_units is None:
-                pass
-            elif measured is tensor:
-                self._dead_units.add(name, tensor)
-            else:  # which may have other dimensions
-                self._pass_over(name, tensor, "counts no dead units in")
-            self._count_call(step)
+            if self._dead_units is not None:
+                self._add_units(name, tensor, measured)
+            if not step:
+                self._count_call()
         if self._gradients is not None and tensor.requires_grad:
             # A tensor hook costs less than half of an identity function in the graph, and adds neither a node nor a
             # view: the model may still write into the tensor in place.
             tensor.register_hook(lambda gradient: self._add_gradient(name, gradient, step))  # type: ignore[no-untyped-call]
+
+    def _add_units(self, name: str, tensor: Tensor, measured: Tensor) -> None:
+        if self._dead_units is not None and measured is tensor:
+            self._dead_units.add(name, tensor)
+        else:  # which may have other dimensions
+            self._pass_over(name, tensor, "counts no dead units in")
 
     def _add_gradient(self, name: str, gradient: Tensor, step: int) -> None:
         measured = measurable(gradient)
@@ -160,21 +166,23 @@ class Monitor(BuiltInForwardHook):
         with self._lock:
             if self._gradients is not None:
                 self._gradients.add(name, measured.detach() if measured is gradient else measured, step)
-            self._count_call(step)
+            if not step:
+                self._count_call()
 
     def _measure(self, name: str, seconds: float, memory: int, step: int) -> None:
         if self._costs is not None and not self.validating:
             with self._lock:
                 self._costs.add(name, seconds, memory, step)
-                self._count_call(step)
+                if not step:
+                    self._count_call()
 
     def _observe_and_measure(self, name: str, live_output: Any, seconds: float, memory: int, step: int) -> None:
         self._observe(name, live_output, step)
         self._measure(name, seconds, memory, step)
 
-    def _count_call(self, step: int) -> None:
+    def _count_call(self) -> None:
         """Move results to the bounded history from time to time, because without a run (step 0) no step ends."""
-        self._calls += not step
+        self._calls += 1
         if self._calls >= MAX_PENDING_CALLS:
             self._calls = 0
             self._collect(wait=False)
@@ -192,7 +200,8 @@ class Monitor(BuiltInForwardHook):
         with self._lock:
             if self._outputs is not None:
                 self._outputs.add_rows(names, rows, step)
-            self._count_call(step)
+            if not step:
+                self._count_call()
 
     # ---- events of a run ---------------------------------------------------------------------------------------------
 
@@ -393,19 +402,17 @@ def _is_copy(parts: Mapping[str, bool], otherwise: bool, module: str) -> bool:
     return parts.get(module, otherwise)
 
 
-def _first_measurable(output: Any) -> tuple[Tensor | None, Tensor | None]:
-    """Return the first tensor of an output that can be measured, and what to measure of it.
+def _first_measurable(output: Any) -> tuple[Tensor, Tensor | None] | None:
+    """Return the first tensor of a nested output that can be measured, and what to measure of it.
 
-    If none can be, the first tensor and None.
+    If none can be, the first tensor and None; without tensors, None.
     """
-    if isinstance(output, Tensor):  # nearly always
-        return output, measurable(output)
     first: Tensor | None = None
     for tensor in iter_tensors(output):
         if (measured := measurable(tensor)) is not None:
             return tensor, measured
         first = tensor if first is None else first
-    return first, None
+    return None if first is None else (first, None)
 
 
 def _check_metrics(metrics: Sequence[str], points: Sequence[float]) -> tuple[str, ...]:

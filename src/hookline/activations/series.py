@@ -14,10 +14,10 @@ from hookline._device import cached_table
 from hookline._host_copy import HostCopy
 from hookline.core.shared_part import SharedPart, Sizes
 from hookline.errors import HooklineError, nearest
-from hookline.stats.cache import summarize_cached
 from hookline.stats.collector import HostQueue, StepCollector, StepRows
 from hookline.stats.columns import INFS, NANS, STATISTICS
 from hookline.stats.histograms import Histograms, histograms_in, percentiles, summarize_with_histograms
+from hookline.stats.rows import summarize
 from hookline.stats.shared_rows import SharedRows
 
 
@@ -81,7 +81,7 @@ class TensorStatistics:
         self._points, self._histogram, self._prefix = points, histogram, prefix
         columns = (*statistics, *(f"p{point:g}" for point in points), *["histogram_top"] * histogram)
         self._columns = tuple(prefix + column for column in columns)
-        self._per_step = StepCollector(summarize_with_histograms if points or histogram else summarize_cached)
+        self._per_step = StepCollector(summarize_with_histograms if points or histogram else summarize)
         self._newest: StepRows | None = None
         # Bound methods, because one more call per module and step would cost as much as the work itself.
         self.add = self._per_step.add
@@ -143,7 +143,7 @@ class TensorStatistics:
         totals = {f"{self._prefix}non_finite": rows[:, NANS : INFS + 1].sum().item()}
         yield StepTable(arrived.step, names, self._columns, torch.cat(parts, dim=1), totals)
         if self._histogram:
-            counts = histograms_in(rows).counts.double().unsqueeze(1)
+            counts = rows[:, len(STATISTICS) : -1].unsqueeze(1)
             yield StepTable(arrived.step, names, (f"{self._prefix}counts",), counts)
 
 

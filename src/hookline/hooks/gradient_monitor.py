@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hookline import _checks
 from hookline._console import logger
-from hookline._device import upload
+from hookline._device import cached_table, upload
 from hookline.core.schedule import Quantity, Schedule
 from hookline.errors import ConfigError, NothingMatches, got, nearest
 from hookline.gradients.gradient_flow import VERDICT_METRICS, GradientFlow, Limits, Verdict, judge_norms
@@ -112,7 +112,8 @@ class GradientMonitor(NamedHook):
     ) -> None:
         self.log_frequency, self.log_norm = log_frequency, _checks.boolean(log_norm, "log_norm")
         self.param_filter = parts = [param_filter] if isinstance(param_filter, str) else param_filter
-        if parts is not None and not (isinstance(parts, (list, tuple)) and all(isinstance(part, str) for part in parts)):
+        are_parts = isinstance(parts, (list, tuple)) and all(isinstance(part, str) for part in parts)
+        if parts is not None and not are_parts:
             message = f"expected a part of parameters' names or a list of these, {got(param_filter)}"
             raise ConfigError("param_filter", message)
         own = period(self, every) or Quantity.parse(log_frequency, "log_frequency")
@@ -245,8 +246,8 @@ class GradientMonitor(NamedHook):
         sources |= {name: name for name in map(_percentile_name, spec.points)}
         sources |= {"top_octave": "top_octave"} if spec.bins_per_octave else {}
         if sources:
-            indices = torch.tensor([named.index(column) for column in sources.values()])
-            values = table.index_select(1, indices)
+            indices = tuple([named.index(column) for column in sources.values()])
+            values = table.index_select(1, cached_table(table.device, indices))
             if spec.update_ratio:
                 values[:, list(sources).index("update_ratio")] /= table[:, named.index("weight_l2")]
             trainer.log_layers("gradients", layout.names, tuple(sources), values, step)
@@ -307,9 +308,10 @@ def _columns(named: Sequence[str], table: Tensor, present: Sequence[int]) -> Col
 
     These are Python numbers, because an occasional operation on a small tensor takes longer than adding them up.
     """
-    rows = table[:, : len(named)].tolist()
-    kept = [rows[row] for row in present]
-    return dict(zip(named, zip(*kept, strict=True), strict=True)) if kept else dict.fromkeys(named, ())
+    columns = table[:, : len(named)].t()
+    if len(present) < len(table):
+        columns = columns[:, list(present)]
+    return dict(zip(named, columns.tolist(), strict=True))
 
 
 def _total(norms: Sequence[float]) -> float:
@@ -425,8 +427,10 @@ class GradientSnapshot:
     def _gradients(self) -> tuple[list[int], list[Tensor]]:
         """Return the rows that have a gradient, and these gradients."""
         grads = [param.grad for param in self.params.values()]
-        rows = [row for row, grad in enumerate(grads) if grad is not None]
-        return rows, [grad for grad in grads if grad is not None]
+        present = [grad for grad in grads if grad is not None]
+        if len(present) == len(grads):
+            return list(range(len(grads))), present
+        return [row for row, grad in enumerate(grads) if grad is not None], present
 
     def _spread(self, found: Tensor, rows: list[int], missing: float = math.nan) -> Tensor:
         """Put the values of some parameters into a table with a row for each parameter."""

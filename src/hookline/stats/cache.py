@@ -17,14 +17,16 @@ from weakref import ref
 from torch import Tensor
 
 from hookline import _device
-from hookline._tensors import tensor_version
 from hookline.stats.columns import L2
 from hookline.stats.rows import summarize
 
 
 def _versions(tensors: Sequence[Tensor]) -> list[int] | None:
     """Return the version of each tensor, None if one is an inference tensor, which has none."""
-    return None if any(map(Tensor.is_inference, tensors)) else list(map(tensor_version, tensors))
+    try:
+        return [tensor._version for tensor in tensors]
+    except RuntimeError:
+        return None
 
 
 class TensorVersions:

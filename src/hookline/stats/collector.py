@@ -261,8 +261,11 @@ def is_sole_owner(tensor: Tensor) -> bool:
 def _split_by_step(arrived: Iterable[StepRows]) -> Iterator[StepRows]:
     """Yield the rows of each step, without those that stand for nothing."""
     for _, parts, rows in arrived:
-        sizes = [len(keys) for _, keys in parts]
         kept = ~rows[:, COUNT].isnan()
+        if len(parts) == 1 and kept.all():  # nearly always
+            yield StepRows(*parts[0], rows)
+            continue
+        sizes = [len(keys) for _, keys in parts]
         for (step, keys), own, own_kept in zip(parts, torch.split(rows, sizes), torch.split(kept, sizes), strict=True):
             if own_kept.all():
                 yield StepRows(step, keys, own)

@@ -33,32 +33,50 @@ def summarize(tensors: Sequence[Tensor]) -> Tensor:
     """Return one statistics row per tensor, for tensors on one CUDA device."""
     device, tensors = tensors[0].device, all_readable(tensors)
     with _device.use(device):
+        stream = _device.stream_handle(device)
         sizes, dtypes = tuple(map(Tensor.numel, tensors)), tuple(map(_DTYPE, tensors))
-        layout = layout_of(device, _device.stream_handle(device), sizes, dtypes)
+        chunks, reads, merge = _summary_launches(device, stream, sizes, dtypes)
         pointers = _device.cached_table(device, tuple(map(Tensor.data_ptr, tensors)))
-        partials = torch.empty((kernels.PARTIAL_COLUMNS, layout.chunks), dtype=torch.float64, device=device)
+        partials = torch.empty((kernels.PARTIAL_COLUMNS, chunks), dtype=torch.float64, device=device)
         rows = torch.empty((len(tensors), len(STATISTICS)), dtype=torch.float64, device=device)
-        for group in layout.groups:
-            tile = WARPS * 32 * VECTOR_BYTES // group.dtype.itemsize
-            kernels.read_chunks[(group.chunks,)](
-                pointers,
-                layout.sizes,
-                layout.first_chunks,
-                layout.owners,
-                partials,
-                group.skipped,
-                layout.chunks,
-                ELEMENT=ELEMENTS[group.dtype],
-                ITEM_BYTES=group.dtype.itemsize,
-                WIDE=WIDE[wide_dtype(group.dtype)],
-                TILE=tile,
-                TILES=CHUNK_BYTES // group.dtype.itemsize // tile,
-                UNROLL=UNROLL,
-                num_warps=WARPS,
-            )
-        tables = (layout.first_chunks, layout.chunk_counts, partials, rows)
-        kernels.merge_chunks[(len(tensors),)](*tables, layout.chunks, COLUMNS=len(STATISTICS), TILE=MERGE_TILE)
+        for read in reads:
+            read(stream, pointers, partials)
+        merge(stream, partials, rows)
     return rows
+
+
+# Launches are cached for each device, because a compiled kernel belongs to one.
+
+
+@lru_cache(maxsize=64)
+def _summary_launches(
+    device: torch.device, stream: int, sizes: tuple[int, ...], dtypes: tuple[torch.dtype, ...]
+) -> tuple[int, list[Launch], Launch]:
+    """Return the number of chunks, a launch for each dtype that reads them, and one that merges them."""
+    layout = layout_of(device, stream, sizes, dtypes)
+    reads = []
+    for group in layout.groups:
+        tile = WARPS * 32 * VECTOR_BYTES // group.dtype.itemsize
+        read = Launch(
+            kernels.read_chunks,
+            group.chunks,
+            layout.sizes,
+            layout.first_chunks,
+            layout.owners,
+            group.skipped,
+            layout.chunks,
+            num_warps=WARPS,
+            ELEMENT=ELEMENTS[group.dtype],
+            ITEM_BYTES=group.dtype.itemsize,
+            WIDE=WIDE[wide_dtype(group.dtype)],
+            TILE=tile,
+            TILES=CHUNK_BYTES // group.dtype.itemsize // tile,
+            UNROLL=UNROLL,
+        )
+        reads.append(read)
+    fixed = layout.first_chunks, layout.chunk_counts, layout.chunks
+    merge = Launch(kernels.merge_chunks, len(sizes), *fixed, COLUMNS=len(STATISTICS), TILE=MERGE_TILE)
+    return layout.chunks, reads, merge
 
 
 def all_readable(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -127,9 +145,6 @@ def in_float32(tensor: Tensor) -> Tensor:
     wide, limits = tensor.double(), torch.finfo(torch.float32)
     in_range = wide.sign() * wide.abs().clamp(limits.tiny, limits.max)
     return torch.where(wide.isinf(), wide, in_range).float().contiguous()
-
-
-# Launches are cached for each device, because a compiled kernel belongs to one.
 
 
 @lru_cache(maxsize=64)

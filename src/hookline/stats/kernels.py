@@ -166,13 +166,13 @@ def store_partials(place, stride, count, mean, squares, low, high, zeros, nans, 
 
 @triton.jit(do_not_specialize=["skipped", "chunks"])
 def read_chunks(
-    pointers,
     sizes,
     first_chunks,
     owners,
-    partials,
     skipped,
     chunks,
+    pointers,
+    partials,
     ELEMENT: tl.constexpr,
     ITEM_BYTES: tl.constexpr,
     WIDE: tl.constexpr,
@@ -190,7 +190,7 @@ def read_chunks(
 
 
 @triton.jit(do_not_specialize=["chunks"])
-def merge_chunks(first_chunks, chunk_counts, partials, rows, chunks, COLUMNS: tl.constexpr, TILE: tl.constexpr):
+def merge_chunks(first_chunks, chunk_counts, chunks, partials, rows, COLUMNS: tl.constexpr, TILE: tl.constexpr):
     """Write one tensor's row from the partial results of its chunks, always added in the same order."""
     tensor = tl.program_id(0)
     first, many = tl.load(first_chunks + tensor), tl.load(chunk_counts + tensor)
