@@ -263,7 +263,8 @@ def _split_by_step(arrived: Iterable[StepRows]) -> Iterator[StepRows]:
     for _, parts, rows in arrived:
         kept = ~rows[:, COUNT].isnan()
         if len(parts) == 1 and kept.all():  # nearly always
-            yield StepRows(*parts[0], rows)
+            step, keys = parts[0]
+            yield StepRows(step, keys, rows)
             continue
         sizes = [len(keys) for _, keys in parts]
         for (step, keys), own, own_kept in zip(parts, torch.split(rows, sizes), torch.split(kept, sizes), strict=True):
