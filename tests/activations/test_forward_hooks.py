@@ -5,6 +5,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from hookline import ActivationStats, ForwardHook, HooklineError, HookManager, get_trainer
 from hookline.activations.capture import Capture
+from hookline.errors import LiveWrite
+from hookline.testing import assert_harmless
 
 
 @pytest.fixture(autouse=True)
@@ -337,7 +340,7 @@ class Binds(ForwardHook):
     def on_forward(self, name: str) -> None:
         self.seen.append(f"{name} by on_forward")
 
-    def bind_module(self, hooked: Any, name: str, dispatcher: Any) -> Callable[[Any, Any, Any], None]:
+    def bind_module(self, name: str, module: Any, run: Any) -> Callable[[Any, Any, Any], None]:
         """Return what is called instead of `on_forward`."""
 
         def keep(inputs: Any, kwargs: Any, output: Any) -> None:
@@ -368,12 +371,79 @@ def test_all_bound_functions_are_called_whichever_fails() -> None:
     assert [manager.entry(name).failures.total for name in hooks] == [1, 1, 1, 0]
 
 
+def test_a_users_hook_may_bind_a_function_to_each_module() -> None:
+    """It gets the module's own tensors without autograd, reads the step where it is, and is counted as fired."""
+    seen: list[Any] = []
+
+    class Sums(ForwardHook):
+        modules = "0"
+
+        def on_forward(self, name: str) -> None:
+            seen.append("on_forward")
+
+        def bind_module(self, name: str, module: Any, run: Any) -> Callable[[Any, Any, Any], None]:
+            kind = type(module).__name__
+
+            def observe(inputs: Any, kwargs: Any, output: torch.Tensor) -> None:
+                seen.append((name, kind, run.step, inputs[0] is batch, (output * 2).requires_grad))
+
+            return observe
+
+    batch, run = torch.ones(1, 2), SimpleNamespace(step=7)
+    model, manager = nn.Sequential(nn.Linear(2, 2)), HookManager()
+    manager.watch(model, run)
+    manager.register(Sums(), "sums")
+    model(batch)
+    run.step = 8
+    model(batch)
+    assert seen == [("0", "Linear", 7, True, False), ("0", "Linear", 8, True, False)]
+    assert [(row.module, row.fired) for row in manager.fire_report().of("sums")] == [("0", 2)]
+
+
+@pytest.mark.parametrize("part", ["inputs", "output"])
+def test_a_bound_function_that_writes_into_live_tensors_ends_the_pass(part: str) -> None:
+    """As for `live_output`, whatever the failure policy."""
+
+    class Writes(ForwardHook):
+        def on_forward(self) -> None:
+            """Do nothing."""
+
+        def bind_module(self, name: str, module: Any, run: Any) -> Callable[[Any, Any, Any], None]:
+            return lambda inputs, kwargs, output: (inputs[0] if part == "inputs" else output).zero_()
+
+    model, manager = nn.Sequential(nn.Linear(2, 2)), HookManager()
+    manager.watch(model)
+    manager.register(Writes(), "writes")
+    with pytest.raises(LiveWrite, match="'writes' wrote into the tensors of"):
+        model(torch.ones(1, 2))
+
+
+def test_a_bound_function_that_draws_leaves_training_alone() -> None:
+    """After its first draw the hook is called by `on_forward`, with random numbers of its own."""
+    called: list[str] = []
+
+    class Draws(ForwardHook):
+        def on_forward(self) -> None:
+            called.append("on_forward")
+            torch.rand(3)
+
+        def bind_module(self, name: str, module: Any, run: Any) -> Callable[[Any, Any, Any], None]:
+            def observe(inputs: Any, kwargs: Any, output: Any) -> None:
+                called.append("bound")
+                torch.rand(3)
+
+            return observe
+
+    assert_harmless(Draws())
+    assert called[0] == "bound" and called[-1] == "on_forward"
+
+
 def test_bound_functions_and_interventions_are_called_in_order() -> None:
     """The hook after an intervention gets the changed output."""
     seen: list[float] = []
 
     class Sees(Binds):
-        def bind_module(self, hooked: Any, name: str, dispatcher: Any) -> Callable[[Any, Any, Any], None]:
+        def bind_module(self, name: str, module: Any, run: Any) -> Callable[[Any, Any, Any], None]:
             return lambda inputs, kwargs, output: seen.append(output.sum().item())
 
     class Doubles(ForwardHook):

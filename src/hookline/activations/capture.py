@@ -17,8 +17,7 @@ from hookline._host_copy import HostCopy
 from hookline._tensors import is_unsupported, map_tensors
 from hookline.activations.capture_store import CapturedState, CaptureSource, CaptureStore, capture_file, save_states
 from hookline.activations.cow_views import observer_view
-from hookline.activations.forward_hooks import BuiltInForwardHook, ForwardDispatcher, Observe
-from hookline.activations.hooked_modules import HookedModule
+from hookline.activations.forward_hooks import BuiltInForwardHook, Observe
 from hookline.core.entry import HookKeywords
 from hookline.errors import ConfigError, nearest
 
@@ -147,14 +146,14 @@ class Capture(BuiltInForwardHook):
     def _on_both(self, name: str, module: Any, inputs: Any, kwargs: Any, output: Any, step: int, phase: str) -> None:
         self._convert_and_add(name, module, step, phase, (inputs, kwargs, output))
 
-    def bind_module(self, hooked: HookedModule, name: str, dispatcher: ForwardDispatcher) -> Observe | None:
+    def bind_module(self, name: str, module: torch.nn.Module, run: Any) -> Observe | None:
         """Return `on_forward` for one module with everything looked up; None if tensors are converted.
 
         The function is called with the module's own inputs, keyword inputs and output.
         """
         if self._converts:
             return None
-        source = CaptureSource(self._registered_name, name, self.layer_idx, hooked.module_ref)
+        source = CaptureSource(self._registered_name, name, self.layer_idx, weakref.ref(module))
         with_inputs, with_output = "input" in self._parts, "output" in self._parts
         calls, add, limit = self._calls, self._store.add, self.max_captured_states
         calls.setdefault(name, itertools.count(1))  # `next` is atomic: no two threads get one number
@@ -171,7 +170,6 @@ class Capture(BuiltInForwardHook):
                 output = copy(output)
             else:
                 output = map_tensors(copy, output)
-            run = dispatcher.run
             add(CapturedState(source, next(calls[name]), run.step, run.phase, (inputs, kwargs, output)), limit)
 
         return capture

@@ -359,10 +359,14 @@ class ForwardDispatcher:
             # A hook may prepare a function for each module, as the built-in captures and monitors do. To read arguments
             # and check for writes would cost them more than what they do: a capture on every module of a small model
             # would take 2.1 instead of 1.5 times the plain model.
-            bind = None if hook.recovering else getattr(hook.owner, "bind_module", None)
-            for hooked, name in self.selected_by(self.registry.entry(hook.hook)).items():
+            entry = self.registry.entry(hook.hook)
+            # Wrappers of a user's hook, such as the guard of random numbers, are around its `on_forward`.
+            is_wrapped = not hook.built_in and hook.listener.call is not entry.listeners["on_forward"].call
+            bind = None if hook.recovering or is_wrapped else getattr(hook.owner, "bind_module", None)
+            for hooked, name in self.selected_by(entry).items():
                 hooked.fired.setdefault(hook.hook, 0)
-                observe = bind(hooked, name, self) if bind is not None else None
+                module = hooked.module_ref()
+                observe = bind(name, module, self.run) if bind is not None and module is not None else None
                 calls.setdefault(hooked, []).append((hook, name, observe))
         failures = self.registry.failures
 
@@ -387,6 +391,8 @@ class ForwardDispatcher:
                 try:
                     if observe is None:
                         output = self._call(hook, hooked, name, module, values, measured)
+                    elif not hook.built_in:
+                        self._call_bound(hook, hooked, name, values, observe)
                     elif invoke(ON_FORWARD, hook, failures, self.run, values, call=observe) is not FAILED:
                         hooked.fired[hook.hook] += 1
                 except Exception as error:
@@ -399,6 +405,28 @@ class ForwardDispatcher:
             return output
 
         return on_forward
+
+    def _call_bound(
+        self,
+        hook: BoundHook,
+        hooked: HookedModule,
+        name: str,
+        values: tuple[Any, Any, Any],
+        observe: Observe,
+    ) -> None:
+        """Call the function that a user's hook has bound to a module, and check that it left the tensors alone."""
+        inputs, kwargs, output = values
+        versions = []
+        for value in (*inputs, *kwargs.values(), output):
+            tensors = (value,) if isinstance(value, torch.Tensor) else iter_tensors(value)
+            versions += [(tensor, tensor_version(tensor)) for tensor in tensors]
+        failures = self.registry.failures
+        try:
+            returned = invoke(ON_FORWARD, hook, failures, self.run, values, call=observe, grad=False)
+        finally:
+            _check_unwritten(versions, f"hook {hook.hook!r} wrote into the tensors of {name!r}, which are read-only")
+        if returned is not FAILED:
+            hooked.fired[hook.hook] += 1
 
     def _call(
         self,
@@ -419,8 +447,7 @@ class ForwardDispatcher:
         try:
             returned = invoke(ON_FORWARD, hook, failures, args, read=ForwardArgs.read, grad=intervenes)
         finally:  # A hook that raises may have written before.
-            if any(tensor_version(tensor) != version for tensor, version in versions):
-                raise LiveWrite(f"hook {hook.hook!r} wrote into live_output of {name!r}, which is read-only")
+            _check_unwritten(versions, f"hook {hook.hook!r} wrote into live_output of {name!r}, which is read-only")
             if args.wrote_into_views():
                 message = f"wrote into its copy of the activations of {name!r}; the model's tensors are unchanged"
                 failures.report_revert(hook.hook, ON_FORWARD.name, step_of(args), message)
@@ -463,6 +490,11 @@ class ForwardDispatcher:
             yield
         finally:
             self._silent_threads.remove(thread)
+
+
+def _check_unwritten(versions: Iterable[tuple[torch.Tensor, int]], message: str) -> None:
+    if any(tensor_version(tensor) != version for tensor, version in versions):
+        raise LiveWrite(message)
 
 
 def detach_all(hooked: Mapping[torch.nn.Module, HookedModule]) -> None:

@@ -8,11 +8,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
+from torch.nn import Module
 
 from hookline import _checks
 from hookline._tensors import is_sharded, iter_tensors, measurable
-from hookline.activations.forward_hooks import BuiltInForwardHook, ForwardDispatcher, Observe
-from hookline.activations.hooked_modules import HookedModule
+from hookline.activations.forward_hooks import BuiltInForwardHook, Observe
 from hookline.activations.series import (
     CallCosts,
     DeadUnits,
@@ -187,11 +187,12 @@ class Monitor(BuiltInForwardHook):
             self._calls = 0
             self._collect(wait=False)
 
-    def bind_module(self, hooked: HookedModule, name: str, dispatcher: ForwardDispatcher) -> Observe | None:
+    def bind_module(self, name: str, module: Module, run: Any) -> Observe | None:
         """Return `on_forward` for one module with everything looked up; None if time or memory is measured."""
         if self._costs is not None:
             return None
-        return lambda inputs, kwargs, output: self._observe(name, output, dispatcher.run.step)
+        observe = self._observe
+        return lambda inputs, kwargs, output: observe(name, output, run.step)
 
     # ---- statistics from compiled code -------------------------------------------------------------------------------
 
