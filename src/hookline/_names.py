@@ -66,8 +66,9 @@ def _has_wrappers(model: torch.nn.Module) -> bool:
 
 def plain_modules(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
     """Return what `named_modules` does, under plain names and without the wrappers."""
-    inside = {name: one for name, one in model.named_modules() if _inner_attribute(one) is None}
-    return _with_plain_names(model, inside)
+    named = dict(model.named_modules())
+    inside = {name: module for name, module in named.items() if _inner_attribute(module) is None}
+    return inside if len(inside) == len(named) else _with_plain_names(model, inside)
 
 
 def plain_parameters(model: torch.nn.Module, remove_duplicate: bool = True) -> dict[str, torch.nn.Parameter]:
