@@ -71,6 +71,7 @@ class EventArgs:
         self.trainer, self.progress, self.grads = run, run.progress, Gradients(run.params)
         self.batch: Any = None
         self.live_loss: torch.Tensor | None = None
+        self.detached_loss: torch.Tensor | None = None  # the same without its graph, in training
         self.window: list[MicroBatch] = []  # of this step; empty if a step is one micro-batch
         self.step_metrics: dict[str, Any] = {}  # what step_fn returned beside the loss
         self.live_output: Any = UNKNOWN  # of the model, until the batch ends, if a hook or a metric needs it
@@ -297,8 +298,8 @@ class EventArgs:
         """Return the step's loss on its device: the weighted mean over the window's micro-batches."""
         if len(self.window) > 1:
             return weighted_mean(self.window)
-        assert self.live_loss is not None
-        return self.live_loss.detach()
+        assert self.detached_loss is not None
+        return self.detached_loss
 
     @property
     def window_loss(self) -> float:

@@ -100,7 +100,7 @@ class Steps(RunControl):
         """Run the backward pass, with its share of the window, between on_before_backward and on_after_backward."""
         args = self.event_args
         # This releases the last batch's graph, which its backward pass emptied; releasing it earlier costs 4 µs more.
-        args.live_loss = loss
+        args.live_loss, args.detached_loss = loss, loss.detach()
         if handler := self._slots.on_before_backward:
             handler(args)
         self.accumulation.backward(loss)
@@ -114,8 +114,8 @@ class Steps(RunControl):
     def end_batch(self) -> None:
         """Fire on_train_batch_end; if the window is complete, end the step, too."""
         args = self.event_args
-        if self.accumulation.weight and args.live_loss is not None:
-            self.stats.recent.append(args.live_loss.detach())
+        if self.accumulation.weight and args.detached_loss is not None:
+            self.stats.recent.append(args.detached_loss)
         if handler := self._slots.on_train_batch_end:
             self._note_lr()
             named = self._named_at("on_train_batch_end")
@@ -217,7 +217,7 @@ class Steps(RunControl):
         progress, args, window = self.progress, self.event_args, self.accumulation
         window.count = 0
         progress.steps_done, self._stepped = progress.step, None
-        if window.has_weight and args.live_loss is not None:  # the mean of nothing may be NaN
+        if window.has_weight and args.detached_loss is not None:  # the mean of nothing may be NaN
             loss = args.window_tensor()
             self.step_log.add_loss(loss if window.share == 1.0 else window.share_of(loss))
             for key, value in args.step_means().items() if args.step_metrics or args.window else ():

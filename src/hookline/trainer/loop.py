@@ -32,7 +32,7 @@ def train(run: Trainer, training: AbstractContextManager[None]) -> Generator[Ten
 
 
 def train_batch(run: Trainer, batch: Any) -> Tensor:
-    """Run one micro-batch, with the optimizer step if it completes its window, and return its loss."""
+    """Run one micro-batch, with the optimizer step if it completes its window, and return its detached loss."""
     batch = run.begin_batch(batch)  # counters, placing, due hooks, on_train_batch_start
     loss = run.compute_loss(batch)  # forward hooks are called inside
     run.backward(loss)  # on_before_backward, its share of the window, on_after_backward
