@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -31,33 +30,14 @@ from hookline.trainer.accelerate import (
 )
 from hookline.trainer.data.loaders import Loaders, epoch_length, make_train_loaders
 from hookline.trainer.engine import find_device
-from hookline.trainer.options import OPTIONS_PAGE, TrainerKeywords, TrainerOptions, show_keywords
+from hookline.trainer.options import OPTIONS_PAGE, TrainerOptions
 from hookline.trainer.parallel import make_engine, shard, start_processes
 from hookline.trainer.step_fn import StepFunction
 from hookline.trainer.trainer import Components, Trainer
 
 if TYPE_CHECKING:
+    from hookline._keywords import AnyTrainerKeywords, TrainingKeywords
     from hookline.config.schema import RunConfig
-
-
-class TrainingKeywords(TrainerKeywords, total=False):
-    """What the constructors of all trainers take beside the options of `TrainerOptions`.
-
-    Attributes:
-        scheduler: One learning-rate scheduler, or several.
-        step_fn: Computes the loss, ``(model, batch) -> loss`` or a dict with it; else `loss_fn` or the model does.
-        loss_fn: Computes the loss from the model's output and the target.
-        optimizer_step: Replaces ``optimizer.step()``; gets the optimizer.
-        metrics: A list of metrics that are registered, or a dict of functions and objects by name.
-        count_tokens: Counts the tokens of a batch.
-    """
-
-    scheduler: Any
-    step_fn: StepFunction | None
-    loss_fn: Callable[..., Any] | None
-    optimizer_step: Callable[[torch.optim.Optimizer], Any] | None
-    metrics: Sequence[str | Mapping[str, Any]] | Mapping[str, Any] | None
-    count_tokens: Callable[[Any], int] | None
 
 
 TRAINERS = {
@@ -79,10 +59,9 @@ class SimpleTrainer(Trainer):
         val_loaders: The same as `val_dataloader`.
         hooks: A list of hooks, a config of hooks, or a `HookManager`.
         allow: Prefixes under which a config of hooks that was read from a file may name dotted paths.
-        **more: See `TrainingKeywords` and `TrainerOptions`.
+        **more: What every trainer takes; docs/training.md lists it.
     """
 
-    @show_keywords(TrainingKeywords)
     def __init__(
         self,
         model: torch.nn.Module,
@@ -122,10 +101,9 @@ class AccelerateTrainer(Trainer):
         val_loaders: The same as `val_dataloader`.
         hooks: A list of hooks, a config of hooks, or a `HookManager`.
         allow: Prefixes under which a config of hooks that was read from a file may name dotted paths.
-        **more: See `TrainingKeywords` and `TrainerOptions`.
+        **more: What every trainer takes; docs/training.md lists it.
     """
 
-    @show_keywords(TrainingKeywords)
     def __init__(
         self,
         model: torch.nn.Module,
@@ -191,10 +169,9 @@ class GenericTrainer(Trainer):
         allow: Prefixes under which a config that was read from a file may name dotted paths.
         train_loaders: One loader of training batches, or several by name; `fit` takes them, too.
         val_loaders: One loader of validation batches, or several by name; `fit` takes them, too.
-        **more: See `TrainingKeywords` and `TrainerOptions`; options override those of the config.
+        **more: What every trainer takes; docs/training.md lists it. Options override those of the config.
     """
 
-    @show_keywords(TrainingKeywords)
     def __init__(
         self,
         config: Any,
@@ -224,7 +201,6 @@ class GenericTrainer(Trainer):
         attach(self, manager)
 
 
-@show_keywords(TrainingKeywords)
 def generic_trainer(
     model: Any,
     dataloader: Any,
@@ -244,21 +220,6 @@ def generic_trainer(
     return GenericTrainer(trainer_config, model, optimizer, device=device, train_loaders=dataloader, **more)
 
 
-class AnyTrainerKeywords(TrainingKeywords, total=False):
-    """What `get_trainer` takes: the keywords of the trainers that are built in.
-
-    A registered trainer may take others; type checkers then want a call of that trainer itself.
-    """
-
-    val_dataloader: Loaders
-    val_loaders: Loaders
-    hooks: Any
-    config: Any
-    accelerator: Any
-    allow: Iterable[str]
-
-
-@show_keywords(AnyTrainerKeywords)
 def get_trainer(
     kind: str,
     model: torch.nn.Module,
@@ -275,7 +236,7 @@ def get_trainer(
         dataloader: One loader of training batches, or several by name.
         optimizer: One optimizer, or several.
         device: Where to train; the best device there is by default.
-        **options: What else that trainer takes: see `AnyTrainerKeywords` and `TrainerOptions`.
+        **options: What else that trainer takes; docs/training.md lists it.
 
     Raises:
         HooklineError: If no trainer has that name, or what it makes is not a `Trainer`.
@@ -404,60 +365,76 @@ def make_manager(
     return manager
 
 
-PARTS = [item.name for item in fields(Components) if item.default is None]
-"""What a trainer can do without."""
-FUNCTIONS = ("step_fn", "loss_fn", "optimizer_step", "count_tokens")
-
-
 def make_parts(
     model: torch.nn.Module,
     optimizers: Any,
     device: Any,
     manager: HookManager,
     /,
+    options: TrainerOptions | None = None,
+    train_loaders: Loaders = None,
+    val_loaders: Loaders = None,
+    config: Any = None,
+    resolved: Mapping[str, Any] | None = None,
+    accelerator: Any = None,
     *,
     scheduler: Any = None,
-    options: TrainerOptions | None = None,
-    accelerator: Any = None,
-    **keywords: Any,
+    step_fn: StepFunction | None = None,
+    loss_fn: Callable[..., Any] | None = None,
+    optimizer_step: Callable[[torch.optim.Optimizer], Any] | None = None,
+    metrics: Sequence[str | Mapping[str, Any]] | Mapping[str, Any] | None = None,
+    count_tokens: Callable[[Any], int] | None = None,
+    **changes: Any,
 ) -> Components:
     """Check what a constructor was given, and return the parts of a trainer.
+
+    The constructors of all trainers take the keyword-only parameters and the options of a run.
 
     Args:
         model: The model.
         optimizers: One optimizer, or several.
         device: Where to train; the best device there is by default.
         manager: The hooks.
-        scheduler: One learning-rate scheduler, or several.
         options: The options of the run, unless they are among the keywords.
+        train_loaders: One loader of training batches, or several by name.
+        val_loaders: One loader of validation batches, or several by name.
+        config: What hooks get as `trainer.config`; the options if it is left out.
+        resolved: The run's configuration for the record.
         accelerator: The Accelerator that prepares model, optimizers and loaders, if there is one.
-        **keywords: Any of `PARTS`, as `Components` has them; the others are options, which replace those above.
+        scheduler: One learning-rate scheduler, or several.
+        step_fn: Computes the loss, ``(model, batch) -> loss`` or a dict with it; else `loss_fn` or the model does.
+        loss_fn: Computes the loss from the model's output and the target.
+        optimizer_step: Replaces ``optimizer.step()``; gets the optimizer.
+        metrics: A list of metrics that are registered, or a dict of functions and objects by name.
+        count_tokens: Counts the tokens of a batch.
+        **changes: Options, which replace those above.
 
     Raises:
         TrainingError: If the model, an optimizer, a scheduler or a function is not one.
         ConfigError: If an option is wrong or unknown.
     """
     check_model(model)
-    parts = {name: keywords.pop(name) for name in PARTS if name in keywords}
-    parts["metrics"] = make_metrics(parts.get("metrics"), ImportPolicy(from_file=False))
+    made_metrics = make_metrics(metrics, ImportPolicy(from_file=False))
     # A copy, because the trainer may change its options.
-    options = TrainerOptions.make({**(vars(options) if options else {}), **keywords})
+    options = TrainerOptions.make({**(vars(options) if options else {}), **changes})
     listed = checked_list(optimizers, "optimizers", "an optimizer", at_least=1)
     schedulers = checked_list(scheduler, "scheduler", "a scheduler")
-    for name in FUNCTIONS:
-        check_function(parts.get(name), name)
+    functions = {"step_fn": step_fn, "loss_fn": loss_fn, "optimizer_step": optimizer_step, "count_tokens": count_tokens}
+    for name, function in functions.items():
+        check_function(function, name)
     if accelerator is None:
         engine = make_engine(model, find_device(device), options)
         prepared = engine.prepare(model)
     else:
         prepared, listed = prepare_model(accelerator, model, listed)
         engine = prepared_engine(accelerator, prepared)
-        schedulers = [unwrap_scheduler(one) for one in schedulers]
-        for name in ("train_loaders", "val_loaders"):
-            each_once = name == "val_loaders"
-            parts[name] = prepare_loaders(accelerator, parts.get(name), options.seed, each_once)
-    config = options if parts.get("config") is None else parts["config"]
-    return Components(prepared, listed, manager, engine, options, schedulers, **(parts | {"config": config}))
+        schedulers = [unwrap_scheduler(scheduler) for scheduler in schedulers]
+        train_loaders = prepare_loaders(accelerator, train_loaders, options.seed)
+        val_loaders = prepare_loaders(accelerator, val_loaders, options.seed, each_once=True)
+    return Components(
+        prepared, listed, manager, engine, options, schedulers, train_loaders, val_loaders, step_fn, loss_fn,
+        optimizer_step, made_metrics, count_tokens, options if config is None else config, resolved,
+    )  # fmt: skip
 
 
 def check_keywords(function: Callable[..., Any], given: Iterable[str]) -> None:
@@ -518,3 +495,18 @@ def check_function(function: Any, name: str) -> None:
         raise TrainingError(f"{name}: got the class {function.__name__}; give an instance, {function.__name__}()")
     if function is not None and not callable(function):
         raise TrainingError(f"{name}: expected a function, got {function!r} ({type(function).__name__})")
+
+
+def show_keywords(function: Any, *originals: Callable[..., Any]) -> None:
+    """Make `help` and notebooks list the keyword-only parameters of other functions, instead of ``**more``."""
+    signature = inspect.signature(function)
+    shown = {name: one for name, one in signature.parameters.items() if one.kind is not one.VAR_KEYWORD}
+    for original in originals:
+        keywords = inspect.signature(original, eval_str=True).parameters
+        shown |= {name: one for name, one in keywords.items() if one.kind is one.KEYWORD_ONLY and name not in shown}
+    function.__signature__ = signature.replace(parameters=list(shown.values()))
+
+
+for constructor in (SimpleTrainer.__init__, AccelerateTrainer.__init__, GenericTrainer.__init__, generic_trainer):
+    show_keywords(constructor, TrainerOptions, make_parts)
+show_keywords(get_trainer, SimpleTrainer, AccelerateTrainer, generic_trainer)

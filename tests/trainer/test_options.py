@@ -1,62 +1,21 @@
 """Options are checked where they are given, and a wrong one is named with the right ones."""
 
 import inspect
-from typing import Any, get_type_hints
+from typing import Any
 
 import pytest
 
-from hookline import (
-    CheckpointHook,
-    ConsoleLogHook,
-    GenericTrainer,
-    JSONLogHook,
-    SimpleTrainer,
-    TrainingHook,
-    get_trainer,
-)
-from hookline.activations.capture import Capture, CaptureHookKeywords
-from hookline.activations.debug import Debug, DebugKeywords
-from hookline.activations.monitor import Monitor, MonitorKeywords
+from hookline import GenericTrainer, SimpleTrainer, TrainingHook, get_trainer
 from hookline.core.catalog import CATALOG
-from hookline.core.entry import OPTIONS, HookKeywords
 from hookline.errors import ConfigError
-from hookline.hooks.checkpoint import CheckpointKeywords
-from hookline.hooks.console_log import ConsoleLogKeywords
-from hookline.hooks.json_log import JSONLogKeywords
-from hookline.trainer.options import TrainerKeywords, TrainerOptions
-
-
-def test_type_checkers_know_the_options() -> None:
-    """The keywords that type checkers accept are the options, with the same types."""
-    options = get_type_hints(TrainerOptions)
-    assert get_type_hints(TrainerKeywords) == {name: options[name] for name in options if not name.startswith("_")}
-
-
-@pytest.mark.parametrize(
-    ("keywords", "hook", "also"),
-    [
-        (CaptureHookKeywords, Capture, {"modules", "what", "layer_idx"}),
-        (MonitorKeywords, Monitor, {"modules", "metrics"}),
-        (DebugKeywords, Debug, {"modules", "conditions"}),
-        (ConsoleLogKeywords, ConsoleLogHook, {"log_every_n_batches"}),
-        (JSONLogKeywords, JSONLogHook, {"log_every_n_batches"}),
-        (CheckpointKeywords, CheckpointHook, {"save_every_n_epochs"}),
-    ],
-    ids=lambda one: getattr(one, "__name__", ""),
-)
-def test_type_checkers_know_the_options_of_hooks(keywords: type, hook: Any, also: set[str]) -> None:
-    """The keywords are what the constructor takes and the method does not name, with the options of every hook."""
-    accepted = get_type_hints(hook.__init__)
-    own = {name: kind for name, kind in accepted.items() if name not in also | {"return"}}
-    assert set(get_type_hints(HookKeywords)) == set(OPTIONS)
-    assert get_type_hints(keywords) == get_type_hints(HookKeywords) | own
+from hookline.trainer.options import TrainerOptions
 
 
 @pytest.mark.parametrize("function", [SimpleTrainer, GenericTrainer, get_trainer])
 def test_help_lists_the_options(function: Any) -> None:
     """Every option is a keyword of its own in the signature, with its default; nothing is hidden in ``**``."""
     parameters = inspect.signature(function).parameters
-    assert not [one for one in parameters.values() if one.kind is one.VAR_KEYWORD]
+    assert not [parameter for parameter in parameters.values() if parameter.kind is parameter.VAR_KEYWORD]
     assert (parameters["accumulate"].default, parameters["validate_every"].default) == (1, "1 epoch")
     assert "loss_fn" in parameters and parameters["max_steps"].annotation == int | None
 

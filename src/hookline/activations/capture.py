@@ -6,7 +6,7 @@ import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,7 +18,6 @@ from hookline._tensors import is_unsupported, map_tensors
 from hookline.activations.capture_store import CapturedState, CaptureSource, CaptureStore, capture_file, save_states
 from hookline.activations.cow_views import observer_view
 from hookline.activations.forward_hooks import BuiltInForwardHook, Observe
-from hookline.core.entry import HookKeywords
 from hookline.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -32,21 +31,6 @@ REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "first": lambda tensor: tensor[:1],
     "last_token": lambda tensor: tensor[:, -1],
 }
-
-
-class CaptureKeywords(TypedDict, total=False):
-    """What `Capture` takes beside the modules and what to capture of them, for type checkers."""
-
-    max_captured_states: int | None
-    dtype: str | torch.dtype | None
-    device: str | None
-    clone: bool
-    reduce: str | Callable[[Tensor], Tensor] | None
-    save: bool
-
-
-class CaptureHookKeywords(CaptureKeywords, HookKeywords, total=False):
-    """The same with the options of a registered hook."""
 
 
 class Capture(BuiltInForwardHook):

@@ -24,7 +24,7 @@ from hookline._console import logger
 from hookline._tensors import inside_transform, is_dense, iter_tensors, measurable, shape_of
 from hookline._text import format_table
 from hookline.activations.forward_hooks import BuiltInForwardHook
-from hookline.core.entry import Entry, HookKeywords
+from hookline.core.entry import Entry
 from hookline.errors import ConfigError, StopTraining, nearest
 from hookline.stats.rows import STATISTICS, summarize
 
@@ -127,14 +127,6 @@ class Finding(ModuleCall):
         numbers = ", ".join(f"{name} {number:.4g}" for name, number in self.statistics.items())
         when = f"step {self.step}, {self.phase}, call {self.call}"
         return f"{self.module}: {self.condition}{value} at {when}; output {'; '.join(self.outputs)}; {numbers}"
-
-
-class DebugKeywords(HookKeywords, total=False):
-    """What `Debug` takes beside modules and conditions, with the options of a hook, for type checkers."""
-
-    inspect: bool
-    break_at_terminal: bool
-    keep: int
 
 
 class Debug(BuiltInForwardHook):

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 
 from hookline import _checks
 from hookline.activations.attention import AttentionMaps, attention_session
-from hookline.activations.capture import Capture, CaptureHookKeywords, CaptureKeywords
+from hookline.activations.capture import Capture
 from hookline.activations.capture_session import Cache, capture_session
 from hookline.activations.capture_store import CaptureStore
-from hookline.activations.debug import Debug, DebugKeywords
+from hookline.activations.debug import Debug
 from hookline.activations.fire_report import FireReport, fire_report
 from hookline.activations.forward_hooks import ForwardDispatcher, complete_run
-from hookline.activations.monitor import COSTS, DEFAULT_METRICS, Monitor, MonitorKeywords
+from hookline.activations.monitor import COSTS, DEFAULT_METRICS, Monitor
 from hookline.core.catalog import Event
 from hookline.core.entry import Entry
 from hookline.core.manual_fire import ManualClock
 from hookline.core.registry import Handle, HookRegistry
 from hookline.errors import HooklineError
+
+if TYPE_CHECKING:
+    from hookline._keywords import CaptureHookKeywords, CaptureKeywords, DebugKeywords, MonitorKeywords
 
 
 class HookManager(HookRegistry):

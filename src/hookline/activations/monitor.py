@@ -23,7 +23,6 @@ from hookline.activations.series import (
     TensorStatistics,
     column_means,
 )
-from hookline.core.entry import HookKeywords
 from hookline.core.shared_part import SharedPart
 from hookline.errors import ConfigError, HooklineError, nearest
 from hookline.stats.columns import STATISTICS
@@ -39,15 +38,6 @@ DEFAULT_METRICS = ("mean", "std", "absmax", "zeros", "nans", "infs")
 HISTORY_LIMIT = 1000  # values per module
 MAX_PENDING_CALLS = 4096  # without a run, before results are moved to the history
 SERIES, HISTOGRAMS = "activations", "activation_histograms"  # the names in layers.jsonl
-
-
-class MonitorKeywords(HookKeywords, total=False):
-    """What `Monitor` takes beside modules and metrics, with the options of a hook, for type checkers."""
-
-    percentiles: Sequence[float]
-    gradients: bool
-    dead_window: int
-    unit_dim: int | None
 
 
 class Monitor(BuiltInForwardHook):

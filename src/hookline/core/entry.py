@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, count
 from types import FunctionType
-from typing import Any, TypedDict
+from typing import Any
 
 from hookline._checks import names
 from hookline._words import meant
@@ -32,23 +32,6 @@ OTHER_METHODS = (*SPELLINGS, "setup", "close", "init", "state_dict", "load_state
 MAIN_EVENTS: dict[type, str] = {ForwardHook: "on_forward", UpdateHook: "on_update"}
 MAKE_HOOK = "hookline.config.hooks:make_hook"
 """Makes hooks from classes, names and dotted paths; it belongs to the folder that reads configs, which is above."""
-
-
-class HookKeywords(TypedDict, total=False):
-    """The `OPTIONS` as keyword arguments, for type checkers; `HookRegistry.register` says what they mean.
-
-    Type checkers cannot derive such a class from its original; a test compares them.
-    """
-
-    enabled: bool
-    every: int | str | None
-    at: int | str | Sequence[int | str] | None
-    start: int | str | None
-    stop: int | str | None
-    before: str | Iterable[str]
-    after: str | Iterable[str]
-    on_error: Policy | None
-    ranks: str | int | Iterable[int] | None
 
 
 Ranks = frozenset[int] | str | None

@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from hookline._checks import names
 from hookline._console import logger
@@ -23,7 +23,6 @@ from hookline.core.dispatch import MAX_TABLES, BoundHook, Dispatch, DispatchTabl
 from hookline.core.entry import (
     DerivedName,
     Entry,
-    HookKeywords,
     HookList,
     check_ranks,
     check_schedule,
@@ -35,7 +34,7 @@ from hookline.core.entry import (
     parse_ranks,
     read_hook,
 )
-from hookline.core.failures import FailureHandler, check_policy, raise_if_quit
+from hookline.core.failures import FailureHandler, Policy, check_policy, raise_if_quit
 from hookline.core.manual_fire import ManualArgs, ManualClock, name_values
 from hookline.core.order import Position, explanation, in_order
 from hookline.core.plugins import load_reference
@@ -43,6 +42,9 @@ from hookline.core.rng_guard import RngGuard
 from hookline.core.schedule import Clock, Schedule
 from hookline.errors import HooklineError, RegistrationError, error_text, nearest
 from hookline.ranks import OneProcess, own_rank
+
+if TYPE_CHECKING:
+    from hookline._keywords import HookKeywords
 
 UPDATE_BY_HAND = "hookline.gradients.by_hand:update_by_hand"
 """Runs the update hooks over gradients that are passed by hand; it belongs to the folder above that has the chain."""
@@ -168,13 +170,13 @@ class HookRegistry(Events):
         *,
         event: str | None = None,
         enabled: bool = True,
-        every: Any = None,
-        at: Any = None,
-        start: Any = None,
-        stop: Any = None,
+        every: int | str | None = None,
+        at: int | str | Sequence[int | str] | None = None,
+        start: int | str | None = None,
+        stop: int | str | None = None,
         before: str | Iterable[str] = (),
         after: str | Iterable[str] = (),
-        on_error: str | None = None,
+        on_error: Policy | None = None,
         ranks: str | int | Iterable[int] | None = None,
         origin: str = "code",
         last: bool = False,

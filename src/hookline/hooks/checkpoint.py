@@ -21,7 +21,6 @@ from hookline.checkpoints.retention import (
     update_link,
     wanted_names,
 )
-from hookline.core.entry import HookKeywords
 from hookline.core.schedule import Quantity, Schedule
 from hookline.errors import CheckpointError, ConfigError, nearest
 from hookline.hooks.base import period
@@ -50,22 +49,6 @@ class Request:
     validated: bool = False
     other: Sequence[str] = ()
     """Metrics that may be missing."""
-
-
-class CheckpointKeywords(HookKeywords, total=False):
-    """What `CheckpointHook` takes, with the options of a hook, for type checkers."""
-
-    save_every_n_steps: int | None
-    save_every: str | None
-    monitor: str | None
-    mode: Literal["min", "max"]
-    save_top_k: int | None
-    save_last: bool
-    save_on_train_epoch_end: bool | None
-    filename: str | None
-    auto_insert_metric_name: bool
-    save_on_exception: bool
-    keep_previous: bool
 
 
 class CheckpointHook(MetricHook):

@@ -16,7 +16,6 @@ from hookline._fs import relative_to_here
 from hookline._terminal import can_redraw
 from hookline.core.base import TrainingHook
 from hookline.core.costs import share_of_run
-from hookline.core.entry import HookKeywords
 from hookline.core.schedule import Schedule
 from hookline.hooks.base import counts_for_run, period
 from hookline.hooks.progress_text import duration, of_total, rate
@@ -28,14 +27,6 @@ if TYPE_CHECKING:
 
 SHORTEST_READ = 0.0005  # seconds; a row of zeros for an argument says nothing
 REPORT_SECONDS = 2.0  # the speed and the parts of a step are means over this time
-
-
-class ConsoleLogKeywords(HookKeywords, total=False):
-    """What `ConsoleLogHook` takes, with the options of a hook, for type checkers."""
-
-    costs: bool
-    stream: TextIO | None
-    pause: float
 
 
 class ConsoleLogHook(TrainingHook):

@@ -7,18 +7,11 @@ from time import time
 from typing import Any
 
 from hookline import _checks
-from hookline.core.entry import HookKeywords
 from hookline.core.schedule import Schedule
 from hookline.hooks.base import NamedHook, period
 from hookline.record.json_lines import JsonLines
 from hookline.record.redaction import redact
 from hookline.run.control import RunControl
-
-
-class JSONLogKeywords(HookKeywords, total=False):
-    """What `JSONLogHook` takes, with the options of a hook, for type checkers."""
-
-    path: str | None
 
 
 class JSONLogHook(NamedHook):

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Literal, TypedDict, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from hookline import _checks
 from hookline.core.schedule import Quantity
 from hookline.errors import ConfigError, nearest
 from hookline.record.labels import check_name, check_notes, check_tags
 
-Function = TypeVar("Function", bound=Callable[..., Any])
 OPTIONS_PAGE = "docs/training.md"
 """Lists the options, and what else constructors take."""
 
@@ -22,51 +20,6 @@ OPTIONS_PAGE = "docs/training.md"
 def option(default: Any, about: str) -> Any:
     """Return a dataclass field with its help text."""
     return field(default=default, metadata={"about": about})
-
-
-class TrainerKeywords(TypedDict, total=False):
-    """The options as keyword arguments, so that editors complete them and type checkers refuse others.
-
-    `TrainerOptions` says what they mean. Type checkers cannot derive one class from the other; a test compares them.
-    """
-
-    max_epochs: int | None
-    max_steps: int | None
-    accumulate: int
-    loss_weight: Literal["batches", "samples", "tokens"]
-    max_grad_norm: float | None
-    precision: Literal["fp32", "bf16", "fp16"]
-    validate_every: int | str | None
-    sanity_batches: int
-    scheduler_interval: Literal["step", "epoch"]
-    seed: int | None
-    deterministic: bool
-    compile: bool
-    init_from: str | None
-    fast_dev_run: int
-    limit_train_batches: int | float | None
-    overfit_batches: int
-    loader_schedule: Literal["sequential", "round_robin", "weighted"]
-    loader_weights: Mapping[str, float] | None
-    loader_end: Literal["longest", "shortest"]
-    on_save_error: Literal["stop", "warn"]
-    async_save: bool
-    trainable_only: bool
-    parallel: Literal["auto", "none", "ddp", "fsdp2"]
-    shard_modules: str | Sequence[str] | None
-    replicas: int
-    sync_each_batch: bool
-    rank_timeout: float
-    output_dir: str
-    name: str | None
-    tags: str | Sequence[str] | None
-    notes: str | None
-    record: bool
-    report: bool
-    console: bool
-    enable_intervention: bool
-    warn_above: float | None
-    debug: bool
 
 
 @dataclass(kw_only=True)
@@ -206,20 +159,3 @@ class TrainerOptions:
                 remedy = nearest(key, known, OPTIONS_PAGE)
                 raise ConfigError(f"trainer.{key}", f"unknown option; {remedy}")
         return cls(**values)
-
-
-def show_keywords(keywords: type) -> Callable[[Function], Function]:
-    """Return a decorator that makes `help` and notebooks list the keywords of a TypedDict, instead of ``**more``."""
-    defaults = {item.name: item.default for item in fields(TrainerOptions)}
-
-    def decorate(function: Function) -> Function:
-        signature = inspect.signature(function)
-        *own, _ = signature.parameters.values()
-        listed = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults.get(name), annotation=kind)
-            for name, kind in get_type_hints(keywords).items()
-        ]
-        function.__signature__ = signature.replace(parameters=[*own, *listed])  # type: ignore[attr-defined]
-        return function
-
-    return decorate

@@ -45,11 +45,8 @@ from hookline.trainer.validation import validate
 from hookline.trainer.window import AccumulationWindow
 
 if TYPE_CHECKING:
+    from hookline._keywords import CheckpointKeywords, ConsoleLogKeywords, HookKeywords, JSONLogKeywords
     from hookline.activations.manager import HookManager
-    from hookline.core.entry import HookKeywords
-    from hookline.hooks.checkpoint import CheckpointKeywords
-    from hookline.hooks.console_log import ConsoleLogKeywords
-    from hookline.hooks.json_log import JSONLogKeywords
 
 
 @dataclass
