@@ -7,6 +7,8 @@ tools/public_stub.py generates from the table below.
 from importlib import import_module
 from typing import Any
 
+from hookline.core.provided import PROVIDED as _PROVIDED
+
 __version__ = "0.1.0"
 
 _NAMES = {  # By module.
@@ -55,6 +57,20 @@ _NAMES = {  # By module.
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = sorted(_MODULES)
+
+# What `core` uses of the folders above it, which it does not know.
+_PROVIDED.update(
+    hooks="hookline.hooks:BUILT_IN",
+    models="hookline.demo:MODELS",
+    data="hookline.demo:DATA",
+    schedulers="hookline.demo:SCHEDULERS",
+    optimizers="hookline.demo:OPTIMIZERS",
+    losses="hookline.demo:LOSSES",
+    metrics="hookline.trainer.built_in_metrics:BUILT_IN",
+    trainers="hookline.build:TRAINERS",
+    make_hook="hookline.config.hooks:make_hook",
+    load_hooks="hookline.config.hooks:load_hooks",
+)
 
 
 def __getattr__(name: str) -> Any:

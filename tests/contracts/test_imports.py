@@ -236,6 +236,13 @@ def test_the_table_follows_the_layers() -> None:
     assert set().union(*LAYERS) | SHARED == MAY_IMPORT.keys()
 
 
+def test_core_names_no_folder_above_it() -> None:
+    """What `core` needs of other folders is handed to it by `hookline/__init__.py`; it refers to none by a string."""
+    texts = [path.read_text(encoding="utf-8") for path in sorted((SOURCE / "core").glob("*.py"))]
+    named = {reference for text in texts for reference in re.findall(r"\"(hookline\.[\w.]+:\w+)\"", text)}
+    assert named <= {"hookline.gradients.by_hand:update_by_hand"}
+
+
 def test_every_part_has_a_row() -> None:
     """A new part of the package must be added to the table."""
     unknown = {part_of(path) for path in source_files()} - MAY_IMPORT.keys()

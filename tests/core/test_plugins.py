@@ -9,6 +9,7 @@ import pytest
 from hookline import HooklineError
 from hookline.core import plugins
 from hookline.core.plugins import HOOKS, PluginTable, load_reference
+from hookline.core.provided import PROVIDED
 from hookline.errors import RegistrationError
 
 TABLE = {"ordered": "collections:OrderedDict"}
@@ -18,7 +19,8 @@ def make(monkeypatch: pytest.MonkeyPatch, **points: Callable[[], Any]) -> Plugin
     """A namespace of one's own with one built-in and these entry points."""
     found = [SimpleNamespace(name=name, load=load) for name, load in points.items()]
     monkeypatch.setattr(plugins, "entry_points", lambda group: found if group == "hookline.things" else [])
-    return PluginTable("thing", "things", f"{__name__}:TABLE")
+    monkeypatch.setitem(PROVIDED, "things", f"{__name__}:TABLE")
+    return PluginTable("thing", "things")
 
 
 @pytest.fixture(autouse=True)

@@ -16,10 +16,11 @@ from hookline._words import meant
 from hookline.core.base import ForwardHook, Hook, UpdateHook
 from hookline.core.catalog import CATALOG, SPELLINGS, Event, Events, find_event
 from hookline.core.costs import Cost
-from hookline.core.definitions import is_redefinition
 from hookline.core.dispatch import BoundHook
 from hookline.core.failures import FailureCount, Policy
 from hookline.core.plugins import HOOKS, load_reference
+from hookline.core.provided import PROVIDED
+from hookline.core.redefinition import is_redefinition
 from hookline.core.rng_guard import isolates
 from hookline.core.schedule import Schedule
 from hookline.core.signature import Listener, read_signature
@@ -30,8 +31,6 @@ OPTIONS = ("enabled", "every", "at", "start", "stop", "before", "after", "on_err
 """What configs and code may say about a hook beside its parameters."""
 OTHER_METHODS = (*SPELLINGS, "setup", "close", "init", "state_dict", "load_state_dict")
 MAIN_EVENTS: dict[type, str] = {ForwardHook: "on_forward", UpdateHook: "on_update"}
-MAKE_HOOK = "hookline.config.hooks:make_hook"
-"""Makes hooks from classes, names and dotted paths; it belongs to the folder that reads configs, which is above."""
 
 
 Ranks = frozenset[int] | str | None
@@ -210,7 +209,7 @@ def read_hook(
     if event:
         row, spelling = find_event(event), event if event.startswith("on_") else f"on_{event}"
         return hook, {row.name: read_signature(hook, row, spelling, getattr(hook, "__name__", "function"))}
-    made = hook if is_finished else load_reference(MAKE_HOOK)(hook, parameters, options)
+    made = hook if is_finished else load_reference(PROVIDED["make_hook"])(hook, parameters, options)
     listeners = find_listeners(made)
     if not listeners and not _is_called_otherwise(made):
         raise RegistrationError(

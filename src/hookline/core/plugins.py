@@ -13,7 +13,8 @@ from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
 from hookline._console import logger
-from hookline.core.definitions import is_redefinition
+from hookline.core.provided import PROVIDED
+from hookline.core.redefinition import is_redefinition
 from hookline.errors import HooklineError, RegistrationError, nearest
 
 Factory = TypeVar("Factory", bound=Callable[..., Any])
@@ -22,9 +23,8 @@ Factory = TypeVar("Factory", bound=Callable[..., Any])
 class PluginTable:
     """The factories of one kind of thing, by name."""
 
-    def __init__(self, noun: str, plural: str, built_in: str = "") -> None:
+    def __init__(self, noun: str, plural: str) -> None:
         self.noun, self.plural = noun, plural  # Entry points are in the group "hookline.<plural>".
-        self._reference = built_in  # "module:attribute" of the table of built-ins.
         self._added: dict[str, Any] = {}
 
     def add(self, name: str) -> Callable[[Factory], Factory]:
@@ -86,7 +86,7 @@ class PluginTable:
     @cached_property
     def built_in(self) -> Mapping[str, str]:
         """The references of the built-ins."""
-        return dict(load_reference(self._reference)) if self._reference else {}
+        return dict(load_reference(PROVIDED[self.plural]))
 
     @cached_property
     def plugins(self) -> Mapping[str, Any]:
@@ -100,15 +100,14 @@ def load_reference(reference: str) -> Any:
     return getattr(import_module(module), attribute)
 
 
-# Built-ins are in folders above this one, which it cannot import.
-HOOKS = PluginTable("hook", "hooks", "hookline.hooks:BUILT_IN")
-MODELS = PluginTable("model", "models", "hookline.demo:MODELS")
-DATA = PluginTable("data", "data", "hookline.demo:DATA")
-SCHEDULERS = PluginTable("scheduler", "schedulers", "hookline.demo:SCHEDULERS")
-OPTIMIZERS = PluginTable("optimizer", "optimizers", "hookline.demo:OPTIMIZERS")
-LOSSES = PluginTable("loss", "losses", "hookline.demo:LOSSES")
-METRICS = PluginTable("metric", "metrics", "hookline.trainer.built_in_metrics:BUILT_IN")
-TRAINERS = PluginTable("trainer", "trainers", "hookline.build:TRAINERS")
+HOOKS = PluginTable("hook", "hooks")
+MODELS = PluginTable("model", "models")
+DATA = PluginTable("data", "data")
+SCHEDULERS = PluginTable("scheduler", "schedulers")
+OPTIMIZERS = PluginTable("optimizer", "optimizers")
+LOSSES = PluginTable("loss", "losses")
+METRICS = PluginTable("metric", "metrics")
+TRAINERS = PluginTable("trainer", "trainers")
 
 register_hook = HOOKS.add
 register_model = MODELS.add

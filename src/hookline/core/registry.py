@@ -38,6 +38,7 @@ from hookline.core.failures import FailureHandler, Policy, check_policy, raise_i
 from hookline.core.manual_fire import ManualArgs, ManualClock, name_values
 from hookline.core.order import Position, explanation, in_order
 from hookline.core.plugins import load_reference
+from hookline.core.provided import PROVIDED
 from hookline.core.rng_guard import RngGuard
 from hookline.core.schedule import Clock, Schedule
 from hookline.errors import HooklineError, RegistrationError, error_text, nearest
@@ -48,8 +49,6 @@ if TYPE_CHECKING:
 
 UPDATE_BY_HAND = "hookline.gradients.by_hand:update_by_hand"
 """Runs the update hooks over gradients that are passed by hand; it belongs to the folder above that has the chain."""
-LOAD_HOOKS = "hookline.config.hooks:load_hooks"
-"""Registers what a config lists; it belongs to the folder that reads configs, which is above this one."""
 
 
 class Handle(str):
@@ -342,7 +341,7 @@ class HookRegistry(Events):
         Returns:
             The handles of the hooks.
         """
-        handles: list[Handle] = load_reference(LOAD_HOOKS)(self, config, allow=allow, from_file=from_file)
+        handles: list[Handle] = load_reference(PROVIDED["load_hooks"])(self, config, allow=allow, from_file=from_file)
         return handles
 
     # ---- looking up, enabling and removing ---------------------------------------------------------------------
