@@ -1,7 +1,7 @@
-"""Ask an accelerator for streams, events, memory figures and random states.
+"""Find a device, and ask an accelerator for streams, events, memory figures and random states.
 
 Only this module and the Triton launchers know that the accelerator is CUDA: support for another kind of device starts
-here. Nothing here initialises a device that the process has not used yet.
+here. Only `find_device` initializes a device that the process has not used yet.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+
+from hookline.errors import TrainingError
 
 _ALREADY_CURRENT = nullcontext()
 
@@ -29,6 +31,22 @@ def is_initialized() -> bool:
 def default_device() -> torch.device:
     """Return the current accelerator if there is one, else the CPU."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def find_device(device: Any) -> torch.device:
+    """Return the device that a user named; None means the accelerator if there is one, else the CPU."""
+    if device is None:
+        return default_device()
+    try:
+        found = with_index(torch.device(device))
+    except (RuntimeError, TypeError) as error:
+        raise TrainingError(f"{device!r} is not a device: {error}") from error
+    try:
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError) as error:  # torch asserts that it was compiled for the device
+        reason = str(error).partition("\n")[0]
+        raise TrainingError(f"{device!r} cannot be used here: {reason}; use another device, such as 'cpu'") from error
+    return found
 
 
 def with_index(device: torch.device) -> torch.device:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 
+from hookline._device import find_device
 from hookline.activations.manager import HookManager
 from hookline.config.factory import COMPONENTS, Factory, ImportPolicy, find_factory
 from hookline.config.hooks import is_from_file, read_hook_specs, register_specs
@@ -29,7 +30,6 @@ from hookline.trainer.accelerate import (
     unwrap_scheduler,
 )
 from hookline.trainer.data.loaders import Loaders, epoch_length, make_train_loaders
-from hookline.trainer.engine import find_device
 from hookline.trainer.options import OPTIONS_PAGE, TrainerOptions
 from hookline.trainer.parallel import make_engine, shard, start_processes
 from hookline.trainer.step_fn import StepFunction

@@ -77,7 +77,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "_checks": {"errors"},
     "_predictions": {"_words", "errors"},
     "_console": set(),
-    "_device": set(),
+    "_device": {"errors"},
     "_fs": set(),
     "_host_copy": {"_device"},
     "_names": set(),

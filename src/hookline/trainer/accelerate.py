@@ -21,7 +21,7 @@ from hookline.ranks import leave_ranks, own_rank
 from hookline.run.rng import preserve_rng, seed_everything
 from hookline.trainer.data.loader_state import has_state
 from hookline.trainer.data.loaders import Loaders
-from hookline.trainer.engine import DeviceEngine, find_device
+from hookline.trainer.engine import DeviceEngine
 from hookline.trainer.options import TrainerOptions
 from hookline.trainer.parallel import DataParallelEngine, ShardedEngine, kind_of_parallel, let_threads_end
 
@@ -54,7 +54,7 @@ def find_accelerator(accelerator: Any, device: Any, options: Mapping[str, Any]) 
     if accelerator is None:
         wanted = {ours: theirs for theirs, ours in PRECISIONS.items()}.get(options.get("precision", ""))
         try:
-            accelerator = Accelerator(mixed_precision=wanted, cpu=find_device(device).type == "cpu")
+            accelerator = Accelerator(mixed_precision=wanted, cpu=_device.find_device(device).type == "cpu")
         except (ImportError, ValueError) as error:  # another one was made with other settings, for instance
             raise TrainingError(f"no Accelerator can be made: {error}") from error
         atexit.register(leave_ranks)
@@ -113,7 +113,7 @@ def check_options(accelerator: Any, device: Any, options: Mapping[str, Any]) -> 
             f"{options['precision']!r}, but the Accelerator has mixed_precision={accelerator.mixed_precision!r}; the "
             "Accelerator decides, so leave `precision` out",
         )
-    if device is not None and find_device(device) != device_of(accelerator):
+    if device is not None and _device.find_device(device) != device_of(accelerator):
         raise TrainingError(
             f"device: {str(device)!r}, but the Accelerator uses {str(accelerator.device)!r}; it decides, so leave "
             "`device` out, or make it with cpu=True"

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from hookline import _device
 from hookline._tensors import iter_tensors, map_tensors
 from hookline.errors import TrainingError
 from hookline.run.engine import Engine
@@ -93,19 +92,3 @@ class _AllOptimizers:
     def step(self) -> None:
         """Note that no gradient overflowed."""
         self.stepped = True
-
-
-def find_device(device: Any) -> torch.device:
-    """Return the device that a user named; None means the accelerator if there is one, else the CPU."""
-    if device is None:
-        return _device.default_device()
-    try:
-        found = _device.with_index(torch.device(device))
-    except (RuntimeError, TypeError) as error:
-        raise TrainingError(f"{device!r} is not a device: {error}") from error
-    try:
-        torch.empty(0, device=found)
-    except (RuntimeError, AssertionError) as error:  # torch asserts that it was compiled for the device
-        reason = str(error).partition("\n")[0]
-        raise TrainingError(f"{device!r} cannot be used here: {reason}; use another device, such as 'cpu'") from error
-    return found
