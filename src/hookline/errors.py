@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import base64
 import difflib
-import html
-import json
-import re
-import string
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from hookline._words import meant
 
-SHORTEST_HIDDEN = 8  # characters of what is hidden in texts; shorter texts occur in ordinary words
 _LONGEST = 60  # characters of a value in a message
 _FEW = 8  # names that a message lists
-_UNRESERVED = f"{string.ascii_letters}{string.digits}-._~".encode("ascii")
-_NOT_ESCAPED = (_UNRESERVED, _UNRESERVED + b"/", b"")  # by percent-encoding in a query, in a path, and of every byte
 
 
 class HooklineError(Exception):
@@ -156,43 +147,6 @@ def with_article(noun: str) -> str:
     'an update hook'
     """
     return f"{'an' if noun[:1].lower() in 'aeio' or noun.lower().startswith(('up', 'un')) else 'a'} {noun}"
-
-
-def hidden(text: str, instead: Mapping[str, str]) -> str:
-    """Replace some words of a text by others: the longest first, in upper or lower case, and in common encodings."""
-    lowered = text.lower()
-    found = {one: other for word, other in instead.items() for one in spellings(word) if one.form.lower() in lowered}
-    if not found:
-        return text
-    longest_first = sorted(found, key=lambda one: -len(one.form))  # one may hold another
-    pattern = "|".join(f"({one.pattern})" for one in longest_first)
-    others = [found[one] for one in longest_first]
-    return re.sub(pattern, lambda match: others[(match.lastindex or 1) - 1], text, flags=re.IGNORECASE)
-
-
-class Spelling(NamedTuple):
-    """One way in which a text may contain a word, and the pattern that finds all that shows a part of the word."""
-
-    form: str
-    pattern: str
-
-
-@lru_cache(maxsize=1024)
-def spellings(word: str) -> tuple[Spelling, ...]:
-    """Return a word as it is, as a repr, JSON or HTML has it, percent-encoded once or twice, in hex and in base64."""
-    data = word.encode("utf-8", "surrogatepass")
-    escaped = ["".join(chr(one) if one in safe else f"%{one:02X}" for one in data) for safe in _NOT_ESCAPED]
-    plain = [word, repr(word)[1:-1], json.dumps(word)[1:-1], *escaped, escaped[0].replace("%20", "+"), data.hex()]
-    plain += [one.replace("%", "%25") for one in escaped[:2]]
-    plain += [html.escape(word), "".join(f"\\u{ord(one):04x}" if one in "&<>'" else one for one in plain[2])]
-    found = {form: re.escape(form) for form in plain}
-    for before in range(3):  # how the bytes of a longer text before the word shift it
-        encoded = base64.b64encode(bytes(before) + data).decode("ascii").rstrip("=")
-        # The first and last characters depend on what is around the word, but show a part of it.
-        form = encoded[(0, 2, 3)[before] : (before + len(data)) * 8 // 6]
-        for one in (form, form.replace("+", "-").replace("/", "_")):
-            found[one] = f"[A-Za-z0-9+/_-]{{0,3}}{re.escape(one)}[A-Za-z0-9+/_-]{{0,3}}={{0,2}}"
-    return tuple(Spelling(form, pattern) for form, pattern in found.items())
 
 
 def got(value: Any) -> str:

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
 
+from hookline._secrets import SHORTEST_SECRET, replace_secrets
 from hookline.config.values import plain_copy, read_yaml
-from hookline.errors import SHORTEST_HIDDEN, ConfigError, hidden
+from hookline.errors import ConfigError
 
 _REFERENCE = re.compile(r"\$\{([^{}]*)\}")
 _ENVIRONMENT = "env:"
@@ -77,7 +78,7 @@ def resolve_references(tree: Any, environment: Mapping[str, str] | None = None, 
 
 def without_values(text: str) -> str:
     """Replace the values of references by the references, wherever they are quoted in a text."""
-    return hidden(text, _references)
+    return replace_secrets(text, _references)
 
 
 def restore_references(resolved: Any, written: Any) -> Any:
@@ -101,6 +102,6 @@ def _variable(inner: str, path: str, variables: Mapping[str, str]) -> str:
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise ConfigError(path, f"the environment variable {name!r} is not set{hint}")
     # Messages of other libraries may quote the value; `without_values` finds it there.
-    if len(variables[name]) >= SHORTEST_HIDDEN:
+    if len(variables[name]) >= SHORTEST_SECRET:
         _references.setdefault(variables[name], f"${{{inner}}}")
     return variables[name]

@@ -18,7 +18,7 @@ from typing import Any
 from weakref import WeakSet
 
 from hookline._console import logger
-from hookline.errors import SHORTEST_HIDDEN, hidden
+from hookline._secrets import SHORTEST_SECRET, replace_secrets
 from hookline.record import strict_json
 
 REDACTED = "<redacted>"
@@ -123,7 +123,7 @@ class SecretValues:
 
     def add(self, secrets: Iterable[tuple[str, str]]) -> None:
         """Add secrets, each with its replacement; short ones are left out, as they occur in ordinary words."""
-        self.replacements.update((secret, text) for secret, text in secrets if len(secret) >= SHORTEST_HIDDEN)
+        self.replacements.update((secret, text) for secret, text in secrets if len(secret) >= SHORTEST_SECRET)
         _read_key.cache_clear()
 
 
@@ -140,9 +140,10 @@ def add_secret_url(url: str) -> None:
 
 def redact_values(text: str) -> str:
     """Return a text without the secret values of any run in this process."""
-    if len(text) < SHORTEST_HIDDEN:
+    if len(text) < SHORTEST_SECRET:
         return text
-    return hidden(text, {secret: other for one in list(_instances) for secret, other in one.replacements.items()})
+    known = list(_instances)
+    return replace_secrets(text, {secret: other for values in known for secret, other in values.replacements.items()})
 
 
 def find_secrets(value: Any, under_secret_key: bool = False, depth: int = 0) -> Iterator[tuple[str, str]]:

@@ -1,0 +1,58 @@
+"""Replace secrets in a text: as they are, and in the encodings in which messages, URLs and headers quote them."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import re
+import string
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import NamedTuple
+
+SHORTEST_SECRET = 8  # characters; shorter texts occur in ordinary words
+_UNRESERVED = f"{string.ascii_letters}{string.digits}-._~".encode("ascii")
+_NOT_ESCAPED = (_UNRESERVED, _UNRESERVED + b"/", b"")  # by percent-encoding in a query, in a path, and of every byte
+
+
+def replace_secrets(text: str, replacements: Mapping[str, str]) -> str:
+    """Replace secrets in a text: the longest first, in upper or lower case, and in common encodings."""
+    lowered = text.lower()
+    found = {
+        spelling: replacement
+        for secret, replacement in replacements.items()
+        for spelling in spellings(secret)
+        if spelling.form.lower() in lowered
+    }
+    if not found:
+        return text
+    longest_first = sorted(found, key=lambda spelling: -len(spelling.form))  # one may hold another
+    pattern = "|".join(f"({spelling.pattern})" for spelling in longest_first)
+    others = [found[spelling] for spelling in longest_first]
+    return re.sub(pattern, lambda match: others[(match.lastindex or 1) - 1], text, flags=re.IGNORECASE)
+
+
+class Spelling(NamedTuple):
+    """One way in which a text may contain a word, and the pattern that finds all that shows a part of the word."""
+
+    form: str
+    pattern: str
+
+
+@lru_cache(maxsize=1024)
+def spellings(word: str) -> tuple[Spelling, ...]:
+    """Return a word as it is, as a repr, JSON or HTML has it, percent-encoded once or twice, in hex and in base64."""
+    data = word.encode("utf-8", "surrogatepass")
+    escaped = ["".join(chr(byte) if byte in safe else f"%{byte:02X}" for byte in data) for safe in _NOT_ESCAPED]
+    plain = [word, repr(word)[1:-1], json.dumps(word)[1:-1], *escaped, escaped[0].replace("%20", "+"), data.hex()]
+    plain += [text.replace("%", "%25") for text in escaped[:2]]
+    plain += [html.escape(word), "".join(f"\\u{ord(char):04x}" if char in "&<>'" else char for char in plain[2])]
+    found = {form: re.escape(form) for form in plain}
+    for before in range(3):  # how the bytes of a longer text before the word shift it
+        encoded = base64.b64encode(bytes(before) + data).decode("ascii").rstrip("=")
+        # The first and last characters depend on what is around the word, but show a part of it.
+        standard = encoded[(0, 2, 3)[before] : (before + len(data)) * 8 // 6]
+        for form in (standard, standard.replace("+", "-").replace("/", "_")):
+            found[form] = f"[A-Za-z0-9+/_-]{{0,3}}{re.escape(form)}[A-Za-z0-9+/_-]{{0,3}}={{0,2}}"
+    return tuple(Spelling(form, pattern) for form, pattern in found.items())
