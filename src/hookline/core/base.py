@@ -71,7 +71,7 @@ def _with_suggestions(init: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(init)
     def checked(self: Any, *args: Any, **keywords: Any) -> None:
-        for keyword in [one for one in keywords if one not in known]:
+        for keyword in [name for name in keywords if name not in known]:
             raise TypeError(f"{type(self).__name__} has no parameter {keyword!r}; {nearest(keyword, known)}")
         init(self, *args, **keywords)
 

@@ -192,10 +192,10 @@ class RunSnapshot:
 
     def _read(self) -> dict[str, Any]:
         run, optimizers = self._run, self._run.optimizers
-        rates = [_comparable(group["lr"]) for one in optimizers for group in one.param_groups]
+        rates = [_comparable(group["lr"]) for optimizer in optimizers for group in optimizer.param_groups]
         found: dict[str, Any] = {"learning rate": rates}
         for what, tensors in self._passed.items():
-            found[what] = [tensor_version(one) for one in tensors]
+            found[what] = [tensor_version(tensor) for tensor in tensors]
         if self._versions:
             found["parameters"] = [tensor_version(param) for param in run.params.values()]
         if not self._full:
@@ -203,7 +203,7 @@ class RunSnapshot:
         modules, params = list(run.model.modules()), run.params.values()
         buffers, grads = list(run.model.buffers()), [param.grad for param in params]
         forwards = [vars(module).get("forward") for module in modules]  # A function that replaces the method.
-        by_param = [state for one in optimizers for state in one.state.values()]
+        by_param = [state for optimizer in optimizers for state in optimizer.state.values()]
         states = [value for state in by_param if isinstance(state, Mapping) for value in state.values()]
         self._alive += [modules, forwards, buffers, grads, states]
         return found | {
@@ -212,8 +212,8 @@ class RunSnapshot:
             "optimizer state": [_comparable(state) for state in states],
             "optimizer options": [
                 {key: _comparable(value) for key, value in group.items() if key not in ("params", "lr")}
-                for one in optimizers
-                for group in one.param_groups
+                for optimizer in optimizers
+                for group in optimizer.param_groups
             ],
             "train or eval mode": [module.training for module in modules],
             "requires_grad of parameters": [param.requires_grad for param in params],
@@ -225,7 +225,7 @@ class RunSnapshot:
         if not self._full:
             return {}
         params = self._sampled_params
-        states = [one.state.get(param) for one in self._run.optimizers for param in params]
+        states = [optimizer.state.get(param) for optimizer in self._run.optimizers for param in params]
         tensors = {
             "parameters": params,
             "buffers": self._sampled_buffers,
@@ -234,7 +234,8 @@ class RunSnapshot:
             **self._passed,
         }
         return {
-            what: [_few_elements(one) for one in found if self._is_readable(one)] for what, found in tensors.items()
+            what: [_few_elements(tensor) for tensor in found if self._is_readable(tensor)]
+            for what, found in tensors.items()
         }
 
     def _is_readable(self, tensor: torch.Tensor) -> bool:
@@ -263,6 +264,6 @@ def _comparable(value: Any) -> Any:
     return repr(value)
 
 
-def _other(one: dict[str, Any], another: dict[str, Any]) -> dict[str, Any]:
+def _other(items: dict[str, Any], another: dict[str, Any]) -> dict[str, Any]:
     """Return the items of a dict that are different in another."""
-    return {key: value for key, value in one.items() if another.get(key) != value}
+    return {key: value for key, value in items.items() if another.get(key) != value}

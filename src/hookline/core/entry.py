@@ -235,7 +235,7 @@ def parse_ranks(given: Any, path: str = "ranks") -> Ranks:
     listed = [0] if given == "zero" else [given] if isinstance(given, int) else given
     is_listed = isinstance(listed, Iterable) and not isinstance(listed, (str, Mapping))
     ranks = list(listed) if is_listed else []
-    if not ranks or not all(isinstance(one, int) and not isinstance(one, bool) and one >= 0 for one in ranks):
+    if not ranks or not all(isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0 for rank in ranks):
         raise ConfigError(path, f"expected 'all', 'zero', 'local-zero', a rank or a list of ranks, {got(given)}")
     return frozenset(ranks)
 
@@ -349,7 +349,8 @@ def name_by_class(hook: Any) -> str:
 
 def numbered(name: str, taken: Container[str]) -> str:
     """Return a derived name, with a number if it is taken: `my_hook`, `my_hook_2`, `my_hook_3`."""
-    return next(one for one in chain([name], (f"{name}_{number}" for number in count(2))) if one not in taken)
+    candidates = chain([name], (f"{name}_{number}" for number in count(2)))
+    return next(candidate for candidate in candidates if candidate not in taken)
 
 
 def _definition(hook: Any) -> Any:

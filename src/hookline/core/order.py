@@ -58,7 +58,7 @@ def in_order(hooks: Iterable[Entry], tiers: bool, strict: bool = False) -> list[
     positions = [Position(hook.name, _reason(hook, tiers, known)) for hook in base]
     constraints = []
     for hook in base:
-        before, after = ([one for one in targets if one in known] for targets in (hook.before, hook.after))
+        before, after = ([name for name in targets if name in known] for targets in (hook.before, hook.after))
         if before or after:
             constraints.append(Constraint(hook.name, before, after))
     if not constraints:
@@ -121,11 +121,12 @@ def _moved(positions: list[Position], constraint: Constraint) -> list[Position]:
 
 def _reject_unsatisfied(positions: Sequence[Position], constraints: Iterable[Constraint]) -> None:
     at = {position.name: i for i, position in enumerate(positions)}
-    for one in constraints:
-        here = at[one.name]
-        if any(at[name] < here for name in one.before) or any(at[name] > here for name in one.after):
+    for constraint in constraints:
+        here = at[constraint.name]
+        if any(at[name] < here for name in constraint.before) or any(at[name] > here for name in constraint.after):
             raise RegistrationError(
-                f"{one.name!r} asks to run {one}, but those run in the other order themselves; drop one of the two"
+                f"{constraint.name!r} asks to run {constraint}, but those run in the other order themselves; "
+                "drop one of the two"
             )
 
 

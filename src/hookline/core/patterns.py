@@ -33,14 +33,14 @@ def select(pattern: Any, things: Mapping[str, Thing], what: str) -> dict[str, Th
     """
     patterns = pattern if isinstance(pattern, (list, tuple, set, frozenset)) else [pattern]
     chosen: set[str] = set()
-    for one in patterns:
-        matches = _matcher(one, what)
+    for pattern in patterns:
+        matches = _matcher(pattern, what)
         found = {name for name, thing in things.items() if matches(name, thing)}
-        if not found and one == "*":
+        if not found and pattern == "*":
             found = set(things)  # A model that is a single module has only its root.
         if not found:
-            shown = repr(one) if isinstance(one, str) else getattr(one, "__name__", type(one).__name__)
-            raise HooklineError(f"{what} pattern {shown} matches nothing; {_choices(one, things)}")
+            shown = repr(pattern) if isinstance(pattern, str) else getattr(pattern, "__name__", type(pattern).__name__)
+            raise HooklineError(f"{what} pattern {shown} matches nothing; {_choices(pattern, things)}")
         chosen |= found
     return {name: thing for name, thing in things.items() if name in chosen}
 

@@ -256,11 +256,11 @@ class HookRegistry(Events):
             if before is None:
                 self._registered += 1
             entry.number = self._registered if before is None else before.number  # A replacement keeps the position.
-            others = [one for one in self._entries.values() if one is not before]
-            if any(one.before or one.after for one in (entry, *others)):
+            others = [other for other in self._entries.values() if other is not before]
+            if any(member.before or member.after for member in (entry, *others)):
                 # Reject before/after that cannot be satisfied, before anything has changed.
                 for kind in entry.kinds:
-                    of_kind = [one for one in others if kind in one.kinds]
+                    of_kind = [other for other in others if kind in other.kinds]
                     in_order([*of_kind, entry], tiers=kind == "lifecycle", strict=True)
                 in_order([*others, entry], tiers=True)  # Cycles through hooks of several kinds.
             if "forward" in entry.kinds:
@@ -300,9 +300,9 @@ class HookRegistry(Events):
         Raises:
             RegistrationError: If its name was chosen for it, and another hook has it or is being registered with it.
         """
-        earlier = [one for one in self._entries.values() if entry.replaces(one)]
+        earlier = [other for other in self._entries.values() if entry.replaces(other)]
         if earlier:
-            same_events = [one for one in earlier if one.listeners.keys() == entry.listeners.keys()]
+            same_events = [other for other in earlier if other.listeners.keys() == entry.listeners.keys()]
             entry.name = (same_events or earlier)[0].name
             return self._entries[entry.name]
         if not entry.named:

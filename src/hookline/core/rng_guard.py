@@ -63,7 +63,7 @@ class Library:
 def _torch_addresses(generator: torch.Generator) -> list[int]:
     """Return where the position lies: in the C++ object, behind the seed, which is found with a trial generator."""
     trial = torch.Generator().manual_seed(TRIAL_SEED)
-    body, trial_body = (ctypes.c_uint64.from_address(id(one) + OBJECT_HEADER).value for one in (generator, trial))
+    body, trial_body = (ctypes.c_uint64.from_address(id(owner) + OBJECT_HEADER).value for owner in (generator, trial))
     offset = ctypes.string_at(trial_body, 256).index(struct.pack("<Q", TRIAL_SEED))
     return [body + offset + 16]  # Seed (8 bytes), left (4), seeded (4), then position (4) and state.
 
@@ -128,7 +128,7 @@ def readable_in_place(library: Library) -> bool:
             library.draw(generator)
             positions.append([word[0] for word in words])
         library.put(generator, state)
-        differ = all(one not in positions[:index] for index, one in enumerate(positions))
+        differ = all(position not in positions[:index] for index, position in enumerate(positions))
         return differ and [word[0] for word in words] == positions[0]
     except Exception:
         return False

@@ -80,9 +80,9 @@ class Quantity:
 
     def __str__(self) -> str:
         amount = int(self.amount) if self.amount == int(self.amount) else self.amount
-        one = self.unit.removesuffix("es" if self.unit == "batches" else "s")
+        singular = self.unit.removesuffix("es" if self.unit == "batches" else "s")
         of = f" of {self.loader}" if self.loader else ""
-        return f"{amount} {one if amount == 1 else self.unit}{of}"
+        return f"{amount} {singular if amount == 1 else self.unit}{of}"
 
     def reading(self, clock: Clock) -> float:
         """Return what a clock shows in this unit."""
