@@ -39,7 +39,7 @@ def string(value: Any, name: str) -> str:
 def names(value: Any, name: str) -> tuple[str, ...]:
     """Check several names; one name may be given as it is, without a list around it."""
     found = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else (None,)
-    if not all(isinstance(one, str) for one in found):
+    if not all(isinstance(name, str) for name in found):
         raise ConfigError(name, f"expected a name or a list of names, {got(value)}")
     return found
 

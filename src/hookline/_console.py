@@ -31,7 +31,7 @@ def printable(text: str) -> str:
     Control characters, which a terminal would obey, and characters that reverse or hide text become visible escapes.
     Line breaks and tabs stay. The layout functions of the command line apply it to everything.
     """
-    return "".join(one if one.isprintable() or one in "\n\t" else repr(one)[1:-1] for one in text)
+    return "".join(char if char.isprintable() or char in "\n\t" else repr(char)[1:-1] for char in text)
 
 
 def print_line(text: str = "", stream: Any = None, end: str = "\n") -> None:

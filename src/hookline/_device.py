@@ -65,7 +65,8 @@ def device_indices(tensors: Iterable[torch.Tensor]) -> list[int]:
     """Return the indices of the accelerators a step may use: the current one and those that hold the tensors."""
     if not is_initialized():
         return []
-    return sorted({torch.cuda.current_device(), *(one.device.index for one in tensors if is_accelerator(one.device))})
+    devices = {tensor.device for tensor in tensors if is_accelerator(tensor.device)}
+    return sorted({torch.cuda.current_device(), *(device.index for device in devices)})
 
 
 def device_names() -> list[str]:
@@ -112,7 +113,7 @@ def is_capturing() -> bool:
 
 def synchronize(devices: Iterable[torch.device]) -> None:
     """Wait for the current stream of each accelerator among the devices."""
-    for device in {one for one in devices if is_accelerator(one)}:
+    for device in {device for device in devices if is_accelerator(device)}:
         torch.cuda.current_stream(device).synchronize()
 
 

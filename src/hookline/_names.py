@@ -116,4 +116,4 @@ def _shortened(name: str) -> str:
 
 
 def _with_plain_names(model: torch.nn.Module, named: dict[str, Value]) -> dict[str, Value]:
-    return {plain_name(model, name): one for name, one in named.items()} if _has_wrappers(model) else named
+    return {plain_name(model, name): value for name, value in named.items()} if _has_wrappers(model) else named

@@ -83,7 +83,7 @@ class Screen:
         self._cursor = CursorPosition()
         self._lock = threading.RLock()
         self._out = watch(stream, self)
-        self._watched = [watch(one, self) for one in (sys.stdout, sys.stderr) if is_terminal(one)]
+        self._watched = [watch(stream, self) for stream in (sys.stdout, sys.stderr) if is_terminal(stream)]
 
     def size(self) -> os.terminal_size:
         """Return columns and rows now, without the erasing that other code which asks for the descriptor causes."""
@@ -171,7 +171,7 @@ _screens: list[Screen] = []
 
 def open_region(stream: Any) -> Region:
     """Return a new region at the terminal that a stream writes to; `Region.close` must be called."""
-    screen = next((one for one in _screens if one.stream is stream), None)
+    screen = next((screen for screen in _screens if screen.stream is stream), None)
     if screen is None:
         screen = Screen(stream)
         _screens.append(screen)
@@ -213,7 +213,7 @@ class WatchedStream:
 
     def remove(self, screen: Screen) -> None:
         """Let a screen notice nothing more; without screens the stream becomes what it was."""
-        self._screens = [one for one in self._screens if one is not screen]
+        self._screens = [other for other in self._screens if other is not screen]
         if self._screens or _watched.pop(id(self.stream), None) is None:
             return
         for name, function in self._replaced.items():

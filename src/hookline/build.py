@@ -276,7 +276,7 @@ def trainer_from_config(
     policy = ImportPolicy(allow, from_file or is_from_file(config))
     specs = read_hook_specs(settings, allow=policy.allow, from_file=policy.from_file)
     factories = find_factories(settings, policy)
-    metrics = make_metrics([one.model_dump() for one in settings.metrics or ()], policy)
+    metrics = make_metrics([metric.model_dump() for metric in settings.metrics or ()], policy)
     check_launcher(settings.trainer)
     options = start_processes(settings.trainer)
     if options.seed is not None:
@@ -482,7 +482,7 @@ def checked_list(given: Any, name: str, kind: str, at_least: int = 0) -> list[An
         found = [] if given is None else [given]
     else:
         found = list(given)
-    wrong = [one for one in found if not callable(getattr(one, "step", None))]
+    wrong = [item for item in found if not callable(getattr(item, "step", None))]
     if wrong or len(found) < at_least:
         got = wrong[0] if wrong else given
         raise TrainingError(f"{name}: expected {kind} or a list of them, got {got!r} ({type(got).__name__})")
@@ -500,10 +500,12 @@ def check_function(function: Any, name: str) -> None:
 def show_keywords(function: Any, *originals: Callable[..., Any]) -> None:
     """Make `help` and notebooks list the keyword-only parameters of other functions, instead of ``**more``."""
     signature = inspect.signature(function)
-    shown = {name: one for name, one in signature.parameters.items() if one.kind is not one.VAR_KEYWORD}
+    shown = dict(signature.parameters)
+    shown.popitem()  # the ``**`` parameter
     for original in originals:
-        keywords = inspect.signature(original, eval_str=True).parameters
-        shown |= {name: one for name, one in keywords.items() if one.kind is one.KEYWORD_ONLY and name not in shown}
+        for name, parameter in inspect.signature(original, eval_str=True).parameters.items():
+            if parameter.kind is parameter.KEYWORD_ONLY:
+                shown.setdefault(name, parameter)
     function.__signature__ = signature.replace(parameters=list(shown.values()))
 
 

@@ -97,11 +97,11 @@ def nearest(name: str, choices: Iterable[str], see: str = "") -> str:
     is_short = len(valid) <= _FEW
     lower, given = {choice.lower(): choice for choice in reversed(valid)}, name.lower()
     near = difflib.get_close_matches(given, lower, 1 if is_short else 3, 0.5)
-    likeness = {one: difflib.SequenceMatcher(None, one, given).ratio() for one in near}
+    likeness = {choice: difflib.SequenceMatcher(None, choice, given).ratio() for choice in near}
     # A name that is less alike than a misspelt one would be must contain what was given, or the other way round.
-    near = [one for one in near if likeness[one] > 0.65 or one in given or given in one]
+    near = [choice for choice in near if likeness[choice] > 0.65 or choice in given or given in choice]
     # Beside the nearest name only those that are about as near.
-    close = [lower[one] for one in near if likeness[one] > likeness[near[0]] - 0.1]
+    close = [lower[choice] for choice in near if likeness[choice] > likeness[near[0]] - 0.1]
     if (known := meant(name, valid)) is not None:
         close = [known] if known else []
     question = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
@@ -173,5 +173,5 @@ def _with_references(value: Any) -> Any:
     if type(value) in (list, tuple):
         return type(value)(map(_with_references, value))
     if type(value) is dict:
-        return {key: _with_references(one) for key, one in value.items()}
+        return {key: _with_references(item) for key, item in value.items()}
     return getattr(value, "reference", value) if isinstance(value, str) else value

@@ -142,9 +142,9 @@ def judge(name: str, declared: bool, plain: Probe, with_hook: Probe) -> Verdict:
     return Verdict(name, declared, step, event, through, notes)
 
 
-def first_difference(one: Probe, other: Probe) -> tuple[int, str, str] | None:
+def first_difference(plain: Probe, with_hook: Probe) -> tuple[int, str, str] | None:
     """Return step, event and name of the first observation that differs, None if there is none."""
-    for observation, counterpart in zip(one.observations, other.observations, strict=False):
+    for observation, counterpart in zip(plain.observations, with_hook.observations, strict=False):
         if observation[1] != counterpart[1] and "on_train_end" in (observation[1], counterpart[1]):
             return min(observation[0], counterpart[0]), "on_train_end", "number of steps"
         if observation != counterpart:
