@@ -26,12 +26,12 @@ from hookline import (
     get_trainer,
     load_config,
 )
-from hookline._words import _MEANINGS
+from hookline._words import _MEANINGS, nearest
 from hookline.core.catalog import SPELLINGS
 from hookline.core.entry import OPTIONS
 from hookline.core.plugins import HOOKS, LOSSES, SCHEDULERS
 from hookline.core.schedule import _UNITS
-from hookline.errors import ConfigError, MetricMissing, nearest
+from hookline.errors import ConfigError, MetricMissing
 
 
 def test_every_error_has_one_base_and_stopping_is_not_an_error() -> None:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
-from hookline.errors import ConfigError, got, nearest
+from hookline._words import nearest
+from hookline.errors import ConfigError, got
 
 Checked = TypeVar("Checked")
 

@@ -1,10 +1,12 @@
-"""Words of Lightning, the Hugging Face Trainer, Ignite and Keras, and our names for them, which errors suggest."""
+"""Find the name that a wrong one stands for: the nearest, or ours for a word of Lightning, HF, Ignite or Keras."""
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable
 
+_FEW = 8  # names that a message lists
 _MEANINGS: dict[str, str] = {
     # Our names, of which the first that is valid where the word stands is suggested, and the others' words for them.
     # A call is suggested anywhere. Words without a counterpart come first: a similar name would mislead.
@@ -96,6 +98,40 @@ _OURS: dict[str, list[str]] = {}
 for _ours, _theirs in _MEANINGS.items():
     for _word in _theirs.split():
         _OURS.setdefault(folded(_word), []).extend(_ours.split())
+
+
+def nearest(name: str, choices: Iterable[str], see: str = "") -> str:
+    """Return the end of a message about an unknown name: the nearest valid ones, and all of them if they are few.
+
+    A word that other libraries use for one of the choices is understood, and upper case does not matter.
+
+    >>> nearest("tarin", ["train", "epoch"])
+    "did you mean 'train'? Valid: epoch, train"
+
+    Args:
+        name: What was given.
+        choices: What is valid.
+        see: What lists the valid names, if they are many: a command or a page.
+    """
+    valid = sorted(set(choices))
+    if not valid:
+        return "there are none"
+    is_short = len(valid) <= _FEW
+    lower, given = {choice.lower(): choice for choice in reversed(valid)}, name.lower()
+    near = difflib.get_close_matches(given, lower, 1 if is_short else 3, 0.5)
+    likeness = {choice: difflib.SequenceMatcher(None, choice, given).ratio() for choice in near}
+    # A name that is less alike than a misspelt one would be must contain what was given, or the other way round.
+    near = [choice for choice in near if likeness[choice] > 0.65 or choice in given or given in choice]
+    # Beside the nearest name only those that are about as near.
+    close = [lower[choice] for choice in near if likeness[choice] > likeness[near[0]] - 0.1]
+    if (known := meant(name, valid)) is not None:
+        close = [known] if known else []
+    question = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
+    if is_short:
+        return f"{question}{'Valid' if close else 'valid'}: {', '.join(valid)}"
+    if see:
+        return f"{question}{see} lists all {len(valid)}"
+    return question.rstrip() or f"there are {len(valid)}, such as {', '.join(valid[:3])}"
 
 
 def meant(word: str, valid: Iterable[str]) -> str | None:

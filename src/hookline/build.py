@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, Unpack
 import torch
 
 from hookline._device import find_device
+from hookline._words import nearest
 from hookline.activations.manager import HookManager
 from hookline.config.factory import COMPONENTS, Factory, ImportPolicy, find_factory
 from hookline.config.hooks import is_from_file, read_hook_specs, register_specs
 from hookline.config.metrics import make_metrics
 from hookline.core.plugins import TRAINERS as TRAINER_NAMES
 from hookline.core.registry import HookRegistry
-from hookline.errors import ConfigError, HooklineError, TrainingError, nearest, with_article
+from hookline.errors import ConfigError, HooklineError, TrainingError, with_article
 from hookline.ranks import find_ranks
 from hookline.run.rng import seed_everything
 from hookline.trainer.accelerate import (

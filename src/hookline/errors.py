@@ -1,16 +1,11 @@
-"""Everything Hookline raises on purpose, and how values and near misses are written in messages."""
+"""Everything Hookline raises on purpose, and how values are written in messages."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-from hookline._words import meant
-
 _LONGEST = 60  # characters of a value in a message
-_FEW = 8  # names that a message lists
 
 
 class HooklineError(Exception):
@@ -76,40 +71,6 @@ class RankError(HooklineError):
 
 class StopTraining(Exception):
     """Raised by a hook to end the run in order; the same as ``trainer.request_stop(reason)``."""
-
-
-def nearest(name: str, choices: Iterable[str], see: str = "") -> str:
-    """Return the end of a message about an unknown name: the nearest valid ones, and all of them if they are few.
-
-    A word that other libraries use for one of the choices is understood, and upper case does not matter.
-
-    >>> nearest("tarin", ["train", "epoch"])
-    "did you mean 'train'? Valid: epoch, train"
-
-    Args:
-        name: What was given.
-        choices: What is valid.
-        see: What lists the valid names, if they are many: a command or a page.
-    """
-    valid = sorted(set(choices))
-    if not valid:
-        return "there are none"
-    is_short = len(valid) <= _FEW
-    lower, given = {choice.lower(): choice for choice in reversed(valid)}, name.lower()
-    near = difflib.get_close_matches(given, lower, 1 if is_short else 3, 0.5)
-    likeness = {choice: difflib.SequenceMatcher(None, choice, given).ratio() for choice in near}
-    # A name that is less alike than a misspelt one would be must contain what was given, or the other way round.
-    near = [choice for choice in near if likeness[choice] > 0.65 or choice in given or given in choice]
-    # Beside the nearest name only those that are about as near.
-    close = [lower[choice] for choice in near if likeness[choice] > likeness[near[0]] - 0.1]
-    if (known := meant(name, valid)) is not None:
-        close = [known] if known else []
-    question = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
-    if is_short:
-        return f"{question}{'Valid' if close else 'valid'}: {', '.join(valid)}"
-    if see:
-        return f"{question}{see} lists all {len(valid)}"
-    return question.rstrip() or f"there are {len(valid)}, such as {', '.join(valid[:3])}"
 
 
 def error_text(error: BaseException) -> str:

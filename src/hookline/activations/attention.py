@@ -23,11 +23,12 @@ from hookline import _device
 from hookline._console import logger
 from hookline._names import plain_modules, unwrap_module
 from hookline._tensors import iter_tensors
+from hookline._words import nearest
 from hookline.activations.capture import Capture
 from hookline.activations.capture_session import Cache, CaptureSession
 from hookline.activations.compile.detection import run_uncompiled
 from hookline.core.patterns import select
-from hookline.errors import HooklineError, nearest
+from hookline.errors import HooklineError
 
 if TYPE_CHECKING:  # the manager makes sessions
     from hookline.activations.manager import HookManager

@@ -15,10 +15,11 @@ from hookline import _checks
 from hookline._console import logger
 from hookline._host_copy import HostCopy
 from hookline._tensors import is_unsupported, map_tensors
+from hookline._words import nearest
 from hookline.activations.capture_store import CapturedState, CaptureSource, CaptureStore, capture_file, save_states
 from hookline.activations.cow_views import observer_view
 from hookline.activations.forward_hooks import BuiltInForwardHook, Observe
-from hookline.errors import ConfigError, nearest
+from hookline.errors import ConfigError
 
 if TYPE_CHECKING:
     from hookline.run.control import RunControl

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hookline._words import nearest
 from hookline.activations.capture import Capture
 from hookline.activations.capture_store import CapturedState, save_states
 from hookline.activations.compile.detection import run_uncompiled
 from hookline.activations.forward_hooks import ForwardStopped
 from hookline.core.base import ForwardHook
-from hookline.errors import HooklineError, nearest
+from hookline.errors import HooklineError
 
 if TYPE_CHECKING:  # the manager makes sessions
     from hookline.activations.manager import HookManager

@@ -23,9 +23,10 @@ from hookline import _checks
 from hookline._console import logger
 from hookline._tensors import inside_transform, is_dense, iter_tensors, measurable, shape_of
 from hookline._text import format_table
+from hookline._words import nearest
 from hookline.activations.forward_hooks import BuiltInForwardHook
 from hookline.core.entry import Entry
-from hookline.errors import ConfigError, StopTraining, nearest
+from hookline.errors import ConfigError, StopTraining
 from hookline.stats.rows import STATISTICS, summarize
 
 if TYPE_CHECKING:

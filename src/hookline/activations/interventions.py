@@ -17,12 +17,13 @@ from torch import Tensor
 
 from hookline._console import logger
 from hookline._tensors import map_tensors
+from hookline._words import nearest
 from hookline.activations.capture_session import Cache
 from hookline.activations.capture_store import CapturedState, load_outputs
 from hookline.activations.forward_hooks import first_floating
 from hookline.activations.hooked_modules import weak_selection
 from hookline.core.base import ForwardHook
-from hookline.errors import HooklineError, nearest, with_article
+from hookline.errors import HooklineError, with_article
 
 Indices = int | slice | Sequence[int]
 

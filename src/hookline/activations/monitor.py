@@ -12,6 +12,7 @@ from torch.nn import Module
 
 from hookline import _checks
 from hookline._tensors import is_sharded, iter_tensors, measurable
+from hookline._words import nearest
 from hookline.activations.forward_hooks import BuiltInForwardHook, Observe
 from hookline.activations.series import (
     CallCosts,
@@ -24,7 +25,7 @@ from hookline.activations.series import (
     column_means,
 )
 from hookline.core.shared_part import SharedPart
-from hookline.errors import ConfigError, HooklineError, nearest
+from hookline.errors import ConfigError, HooklineError
 from hookline.stats.columns import STATISTICS
 from hookline.stats.distributed import is_copy as is_copy_of_shard
 from hookline.stats.histograms import Histograms

@@ -12,8 +12,9 @@ from torch import Tensor
 from hookline import _checks
 from hookline._device import cached_table
 from hookline._host_copy import HostCopy
+from hookline._words import nearest
 from hookline.core.shared_part import SharedPart, Sizes
-from hookline.errors import HooklineError, nearest
+from hookline.errors import HooklineError
 from hookline.stats.collector import HostQueue, StepCollector, StepRows
 from hookline.stats.columns import INFS, NANS, STATISTICS
 from hookline.stats.histograms import Histograms, histograms_in, percentiles, summarize_with_histograms

@@ -26,9 +26,10 @@ from hookline._console import (
     printable,
     replace_missing_characters,
 )
+from hookline._words import nearest
 from hookline.cli.completion import SHELLS, PrintCompletion
 from hookline.cli.find_run import resolve_run
-from hookline.errors import ConfigError, HooklineError, error_text, nearest, notes_of
+from hookline.errors import ConfigError, HooklineError, error_text, notes_of
 
 DONE, FAILED, USAGE, NON_FINITE, INTERRUPTED, CLOSED_PIPE, TERMINATED = 0, 1, 2, 3, 130, 141, 143
 EXIT_CODES = {

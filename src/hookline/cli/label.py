@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 
+from hookline._words import nearest
 from hookline.cli.formatting import cut, heading, labelled, open_console, paragraph, print_json
-from hookline.errors import HooklineError, nearest
+from hookline.errors import HooklineError
 from hookline.record.labels import (
     LONGEST_NAME,
     LONGEST_NOTES,

@@ -10,9 +10,10 @@ from typing import Any
 
 from hookline._console import CommandOutput, printable
 from hookline._fs import explain
+from hookline._words import nearest
 from hookline.cli.charts import draw_chart, to_draw
 from hookline.cli.formatting import LOSSES, check_output, cut, metric_order, open_console, paragraph, print_json
-from hookline.errors import HooklineError, nearest
+from hookline.errors import HooklineError
 from hookline.record.curves import Curve
 from hookline.record.rows import read_rows
 from hookline.record.runs import RunFiles, run_labels

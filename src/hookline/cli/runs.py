@@ -13,10 +13,11 @@ from typing import Any
 from rich.cells import cell_len
 
 from hookline._console import is_terminal, print_line, printable
+from hookline._words import nearest
 from hookline.cli import one_line
 from hookline.cli.find_run import RUNS
 from hookline.cli.formatting import duration_text, open_console, paragraph, print_json, table
-from hookline.errors import HooklineError, nearest
+from hookline.errors import HooklineError
 from hookline.record.json_lines import mappings_in
 from hookline.record.outcome import Outcome
 from hookline.record.runs import KILLED, RUNNING, RunFiles, list_runs

@@ -21,8 +21,9 @@ from types import SimpleNamespace, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from hookline._checks import names
+from hookline._words import nearest
 from hookline.core.plugins import DATA, HOOKS, LOSSES, MODELS, OPTIMIZERS, SCHEDULERS, PluginTable
-from hookline.errors import ConfigError, HooklineError, RegistrationError, got, nearest, written
+from hookline.errors import ConfigError, HooklineError, RegistrationError, got, written
 
 # The components of a run, in the order in which they are made: the key of the config, and the names valid there.
 COMPONENTS = {"data": DATA, "model": MODELS, "optimizer": OPTIMIZERS, "scheduler": SCHEDULERS, "loss": LOSSES}

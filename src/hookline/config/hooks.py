@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hookline import _checks
+from hookline._words import nearest
 from hookline.config.factory import Factory, ImportPolicy, find_factory, parameters_of
 from hookline.core.base import UpdateHook
 from hookline.core.catalog import CATALOG
@@ -22,7 +23,7 @@ from hookline.core.entry import OPTIONS, DerivedName, parse_ranks
 from hookline.core.failures import check_policy
 from hookline.core.plugins import HOOKS
 from hookline.core.schedule import Schedule
-from hookline.errors import ConfigError, RegistrationError, got, nearest, with_article
+from hookline.errors import ConfigError, RegistrationError, got, with_article
 
 if TYPE_CHECKING:
     from hookline.config.schema import HooksConfig

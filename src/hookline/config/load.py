@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from hookline._checks import names
+from hookline._words import nearest
 from hookline.config.schema import HOOKS_PAGE, HooksConfig, RunConfig
 from hookline.config.values import MAX_DEPTH, plain_copy, read_yaml
 from hookline.core.entry import numbered
-from hookline.errors import ConfigError, nearest, shown
+from hookline.errors import ConfigError, shown
 from hookline.trainer.options import OPTIONS_PAGE, TrainerOptions
 
 FORMATS = (".yaml", ".yml", ".toml", ".json")

@@ -7,9 +7,10 @@ from functools import partial
 from typing import Any
 
 from hookline._checks import names
+from hookline._words import nearest
 from hookline.config.factory import Factory, ImportPolicy, find_factory, parameters_of
 from hookline.core.plugins import METRICS
-from hookline.errors import ConfigError, HooklineError, got, nearest
+from hookline.errors import ConfigError, HooklineError, got
 from hookline.trainer.metrics import PHASES, MetricEntry, is_mean, is_metric_object, problem_with_name
 
 OPTIONS_OF_METRICS = ("as", "phases")  # not `on`: YAML 1.1 reads it as true

@@ -11,7 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError, 
 from pydantic.dataclasses import dataclass
 from pydantic_core import ErrorDetails
 
-from hookline.errors import ConfigError, got, nearest
+from hookline._words import nearest
+from hookline.errors import ConfigError, got
 from hookline.trainer.options import OPTIONS_PAGE, TrainerOptions
 
 Path = tuple[str, ...]

@@ -8,9 +8,9 @@ from functools import wraps
 from inspect import signature
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from hookline._words import nearest
 from hookline.core.catalog import Events
 from hookline.core.schedule import Schedule
-from hookline.errors import nearest
 
 if TYPE_CHECKING:
     import torch

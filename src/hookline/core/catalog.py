@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from hookline.errors import RegistrationError, nearest
+from hookline._words import nearest
+from hookline.errors import RegistrationError
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 

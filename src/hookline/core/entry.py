@@ -12,7 +12,7 @@ from types import FunctionType
 from typing import Any
 
 from hookline._checks import names
-from hookline._words import meant
+from hookline._words import meant, nearest
 from hookline.core.base import ForwardHook, Hook, UpdateHook
 from hookline.core.catalog import CATALOG, SPELLINGS, Event, Events, find_event
 from hookline.core.costs import Cost
@@ -24,7 +24,7 @@ from hookline.core.redefinition import is_redefinition
 from hookline.core.rng_guard import isolates
 from hookline.core.schedule import Schedule
 from hookline.core.signature import Listener, read_signature
-from hookline.errors import ConfigError, RegistrationError, got, nearest, with_article
+from hookline.errors import ConfigError, RegistrationError, got, with_article
 from hookline.ranks import OneProcess
 
 OPTIONS = ("enabled", "every", "at", "start", "stop", "before", "after", "on_error", "ranks")

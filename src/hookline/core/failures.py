@@ -14,6 +14,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, Literal
 
 from hookline._console import logger
+from hookline._words import nearest
 from hookline.core.catalog import CATALOG, Event
 from hookline.errors import (
     ConfigError,
@@ -22,7 +23,6 @@ from hookline.errors import (
     StopTraining,
     add_note,
     error_text,
-    nearest,
     notes_of,
 )
 from hookline.ranks import OneProcess

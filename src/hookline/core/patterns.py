@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
-from hookline.errors import HooklineError, nearest
+from hookline._words import nearest
+from hookline.errors import HooklineError
 
 Thing = TypeVar("Thing")
 

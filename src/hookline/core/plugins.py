@@ -13,9 +13,10 @@ from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
 from hookline._console import logger
+from hookline._words import nearest
 from hookline.core.provided import PROVIDED
 from hookline.core.redefinition import is_redefinition
-from hookline.errors import HooklineError, RegistrationError, nearest
+from hookline.errors import HooklineError, RegistrationError
 
 Factory = TypeVar("Factory", bound=Callable[..., Any])
 

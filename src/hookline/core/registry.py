@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from hookline._checks import names
 from hookline._console import logger
+from hookline._words import nearest
 from hookline.core.catalog import CATALOG, SPELLINGS, Event, Events, find_event
 from hookline.core.collectives import CollectiveGuard
 from hookline.core.costs import DeviceTimer, cost_table
@@ -41,7 +42,7 @@ from hookline.core.plugins import load_reference
 from hookline.core.provided import PROVIDED
 from hookline.core.rng_guard import RngGuard
 from hookline.core.schedule import Clock, Schedule
-from hookline.errors import HooklineError, RegistrationError, error_text, nearest
+from hookline.errors import HooklineError, RegistrationError, error_text
 from hookline.ranks import OneProcess, own_rank
 
 if TYPE_CHECKING:

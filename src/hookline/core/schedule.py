@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
-from hookline.errors import ConfigError, nearest
+from hookline._words import nearest
+from hookline.errors import ConfigError
 
 _UNITS = {
     "step": ("steps", 1.0), "steps": ("steps", 1.0),

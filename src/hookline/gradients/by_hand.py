@@ -10,10 +10,11 @@ import torch
 
 from hookline._names import plain_name, plain_parameters
 from hookline._tensors import is_sharded
+from hookline._words import nearest
 from hookline.core.dispatch import BoundHook, Dispatch
 from hookline.core.entry import Entry
 from hookline.core.registry import HookRegistry
-from hookline.errors import GradientError, HooklineError, MissingArgument, nearest
+from hookline.errors import GradientError, HooklineError, MissingArgument
 from hookline.gradients.chain import UpdateChain
 from hookline.gradients.view import Parameters, is_like
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from hookline._tensors import is_sharded
-from hookline.errors import GradientError, nearest
+from hookline._words import nearest
+from hookline.errors import GradientError
 from hookline.gradients.local_storage import group_by_kind, local_tensor, norms_of
 from hookline.stats.tensor_meta import tensor_meta
 

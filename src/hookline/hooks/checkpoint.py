@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hookline import _checks
+from hookline._words import nearest
 from hookline.checkpoints.names import NameTemplate
 from hookline.checkpoints.retention import (
     KEEP_ALL,
@@ -22,7 +23,7 @@ from hookline.checkpoints.retention import (
     wanted_names,
 )
 from hookline.core.schedule import Quantity, Schedule
-from hookline.errors import CheckpointError, ConfigError, nearest
+from hookline.errors import CheckpointError, ConfigError
 from hookline.hooks.base import period
 from hookline.hooks.monitored import MODES, Measurement, MetricHook, is_step_metric, is_training_metric, metric_key
 from hookline.ranks import OneProcess

@@ -12,9 +12,10 @@ import torch
 
 from hookline import _checks
 from hookline._names import fit_names, plain_buffers, plain_parameters
+from hookline._words import nearest
 from hookline.checkpoints import read_checkpoint
 from hookline.checkpoints.shards import like
-from hookline.errors import CheckpointError, nearest
+from hookline.errors import CheckpointError
 from hookline.hooks.base import NamedHook
 from hookline.run.control import RunControl
 

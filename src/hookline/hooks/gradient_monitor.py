@@ -13,8 +13,9 @@ from torch import Tensor
 from hookline import _checks
 from hookline._console import logger
 from hookline._device import cached_table, upload
+from hookline._words import nearest
 from hookline.core.schedule import Quantity, Schedule
-from hookline.errors import ConfigError, NothingMatches, got, nearest
+from hookline.errors import ConfigError, NothingMatches, got
 from hookline.gradients.gradient_flow import VERDICT_METRICS, GradientFlow, Limits, Verdict, judge_norms
 from hookline.hooks.base import NamedHook, period
 from hookline.run.control import RunControl

@@ -11,8 +11,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from hookline._words import nearest
 from hookline.core.schedule import Schedule
-from hookline.errors import MetricMissing, nearest
+from hookline.errors import MetricMissing
 from hookline.hooks.base import NamedHook, counts_for_run
 from hookline.run.control import RunControl
 

@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hookline import _checks
+from hookline._words import nearest
 from hookline.core.failures import Incident
 from hookline.core.schedule import Quantity, Schedule
-from hookline.errors import ConfigError, RegistrationError, got, nearest
+from hookline.errors import ConfigError, RegistrationError, got
 from hookline.hooks.base import NamedHook, counts_for_run
 from hookline.hooks.monitored import MODES, floats, is_better, metric_key
 from hookline.hooks.webhook import Outbox, Webhook

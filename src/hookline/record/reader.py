@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from hookline.errors import RecordError, nearest
+from hookline._words import nearest
+from hookline.errors import RecordError
 from hookline.record.json_lines import NON_FINITE, RESERVED, directory_of, warn_of_torn_line
 from hookline.record.packing import SeriesHeader
 from hookline.record.rows import read_event_rows, read_layer_rows, read_rows

@@ -19,8 +19,9 @@ import torch
 
 from hookline._console import logger
 from hookline._fs import explain, refuse_link
+from hookline._words import nearest
 from hookline.core.shared_part import SharedPart
-from hookline.errors import RecordError, nearest
+from hookline.errors import RecordError
 from hookline.record import strict_json
 from hookline.record.json_lines import NOT_METRICS
 from hookline.record.labels import Labels, read_labels, redact_labels

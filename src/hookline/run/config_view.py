@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, NoReturn
 
-from hookline.errors import nearest
+from hookline._words import nearest
 
 
 class ConfigView(dict[str, Any]):

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from hookline._names import unwrap_module
-from hookline.errors import HooklineError, nearest
+from hookline._words import nearest
+from hookline.errors import HooklineError
 from hookline.record.metrics import REDUCTIONS
 from hookline.record.record import Record
 from hookline.run.rng import preserve_rng, rng_state

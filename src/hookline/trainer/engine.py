@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from hookline._tensors import iter_tensors, map_tensors
-from hookline.errors import TrainingError
 from hookline.run.engine import Engine
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from hookline import _checks
+from hookline._words import nearest
 from hookline.core.schedule import Quantity
-from hookline.errors import ConfigError, nearest
+from hookline.errors import ConfigError
 from hookline.record.labels import check_name, check_notes, check_tags
 
 OPTIONS_PAGE = "docs/training.md"

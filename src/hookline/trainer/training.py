@@ -23,10 +23,11 @@ from hookline import __version__
 from hookline._console import logger, print_line
 from hookline._fs import relative_to_here
 from hookline._terminal import can_redraw
+from hookline._words import nearest
 from hookline.checkpoints.find import has_no_checkpoint_yet, lineage_of, run_directory
 from hookline.checkpoints.store import set_aside_later
 from hookline.core.entry import Entry
-from hookline.errors import ConfigError, RankError, RecordError, TrainingError, add_note, error_text, nearest
+from hookline.errors import ConfigError, RankError, RecordError, TrainingError, add_note, error_text
 from hookline.rank_watch import WatchedRun
 from hookline.ranks import compare, host
 from hookline.record.labels import Labels, read_labels

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+from hookline._words import nearest
 from hookline.core.rng_guard import as_tuples
-from hookline.errors import ConfigError, nearest
+from hookline.errors import ConfigError
 from hookline.trainer.options import TrainerOptions
 
 
