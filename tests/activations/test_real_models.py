@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from hookline import ForwardHook, HookManager, Trainer, TrainingHook, get_trainer
 from hookline._tensors import iter_tensors
-from hookline.activations.gradient_flow import gradient_flow
 from hookline.activations.interventions import Ablate, Patch, Scale
+from hookline.gradients.gradient_flow import gradient_flow
 
 transformers = pytest.importorskip("transformers")
 SIZES: dict[str, Any] = {"vocab_size": 32, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}

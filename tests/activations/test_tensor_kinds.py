@@ -14,8 +14,8 @@ from torch import nn
 
 from hookline import ForwardHook, GradientMonitor, HookManager, SimpleTrainer, read_layers
 from hookline.activations.capture import Capture
-from hookline.activations.gradient_flow import GradientFlowHook, gradient_flow
 from hookline.activations.monitor import Monitor
+from hookline.gradients.gradient_flow import GradientFlowHook, gradient_flow
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 

@@ -17,7 +17,7 @@ SOURCE = ROOT / "src" / "hookline"
 # The only modules that users import from. Every other module is private, whatever its name: it may change at any time.
 PUBLIC_MODULES = {
     "hookline",
-    "hookline.activations.gradient_flow",
+    "hookline.gradients.gradient_flow",
     "hookline.activations.interventions",
     "hookline.cli",
     "hookline.config.schema",
@@ -108,9 +108,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__main__": below("__main__"),
 }
 
-# Public modules whose code has moved: they import it from its new place, and have nothing else.
-DOORS = {Path("activations/gradient_flow.py"): "gradients.gradient_flow"}
-
 HOT_PATH = ("core", "stats", "activations", "gradients", "run", "trainer")
 HEAVY = {"pydantic", "rich", "yaml"}
 LOADED_ON_FIRST_USE = ("config", "demo", "build", "cli", "testing", "verify")
@@ -173,7 +170,7 @@ def imported_part(name: str) -> str | None:
 def forbidden_imports(path: Path) -> list[str]:
     """Describe each import in a file that its part may not make, in one line."""
     part = part_of(path)
-    allowed = MAY_IMPORT.get(part, set()) | {DOORS.get(path.relative_to(SOURCE), part)}
+    allowed = MAY_IMPORT.get(part, set())
     return [
         f"{path}:{line}: {part} imports {name}; it may import {sorted(allowed)}"
         for line, name in imported_modules(path)

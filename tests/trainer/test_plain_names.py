@@ -12,9 +12,9 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from hookline import EarlyStopping, EMAHook, GradientMonitor, HookManager, SimpleTrainer, read_layers
-from hookline.activations.gradient_flow import gradient_flow
 from hookline.activations.monitor import Monitor
 from hookline.checkpoints import read_checkpoint, write_checkpoint
+from hookline.gradients.gradient_flow import gradient_flow
 
 
 class Inner(nn.Module):
