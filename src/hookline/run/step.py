@@ -109,7 +109,9 @@ class Steps(RunControl):
 
     def window_is_complete(self) -> bool:
         """Return whether the optimizers step after this micro-batch; the next one is read if only that can tell."""
-        return self.accumulation.check_complete()
+        window = self.accumulation
+        window.is_complete = window.count >= window.size or not self.has_more_batches()
+        return window.is_complete
 
     def end_batch(self) -> None:
         """Fire on_train_batch_end; if the window is complete, end the step, too."""
@@ -218,7 +220,7 @@ class Steps(RunControl):
         window.count = 0
         progress.steps_done, self._stepped = progress.step, None
         if window.has_weight and args.detached_loss is not None:  # the mean of nothing may be NaN
-            loss = args.window_tensor()
+            loss = args.window_tensor() if args.window else args.detached_loss
             self.step_log.add_loss(loss if window.share == 1.0 else window.share_of(loss))
             for key, value in args.step_means().items() if args.step_metrics or args.window else ():
                 name = f"train/{key}"
@@ -292,6 +294,10 @@ class Steps(RunControl):
     def boundary(self) -> None:
         """Do what is due after this step."""
         self.step_log.flush_if_due()
+
+    def has_more_batches(self) -> bool:
+        """Return whether another micro-batch of this epoch follows, as far as the host can know."""
+        return True
 
     def stop_reading(self) -> None:
         """Let loaders know that the run reads no more batches."""

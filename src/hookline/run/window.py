@@ -35,11 +35,6 @@ class Window:
         self._run.engine.backward(loss)
         self.count += 1
 
-    def check_complete(self) -> bool:
-        """Return whether the micro-batch was the window's last, and note it in `is_complete`."""
-        self.is_complete = self.count >= self.size
-        return self.is_complete
-
     def finish_gradients(self) -> None:
         """Make the accumulated gradients those of the step: unscaled, and the mean over what was in the window."""
 

@@ -349,6 +349,10 @@ class Trainer(Run):
 
     # ---- boundaries --------------------------------------------------------------------------------------------------
 
+    def has_more_batches(self) -> bool:
+        """Return whether a batch of this epoch follows; the next one is read if that is the only way to know."""
+        return self.epochs.has_more_batches()
+
     def stop_reading(self) -> None:
         """Let loaders know that the run reads no more batches."""
         self.is_reading = True

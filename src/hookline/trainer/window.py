@@ -43,7 +43,7 @@ class AccumulationWindow(Window):
             if not self.weight and self._ranks.act_together:
                 self._zeroing = self._trainer.forward.model.register_forward_hook(zero_gradients)
         if self._reduces_once:
-            is_last = self.count + 1 == self.size or not self._trainer.epochs.has_more_batches()
+            is_last = self.count + 1 == self.size or not self._trainer.has_more_batches()
             self._engine.sync_gradients(self._trainer.model, is_last)
 
     def _weigh(self, batch: Any) -> float:
@@ -78,11 +78,6 @@ class AccumulationWindow(Window):
             MicroBatch(loss.detach(), weight, progress.batch_idx, progress.dataloader_name, args.step_metrics)
         )
         self.count += 1
-
-    def check_complete(self) -> bool:
-        """Return whether the window is full, or the epoch has no more batches for it."""
-        self.is_complete = self.count >= self.size or not self._trainer.epochs.has_more_batches()
-        return self.is_complete
 
     def finish_gradients(self) -> None:
         """Unscale the gradients; of a weighted or short window, make them the mean over what was in it.
