@@ -449,6 +449,25 @@ def test_an_interruption_at_the_end_is_recorded(method: str) -> None:
     assert run_json(trainer)["outcome"] == "interrupted"
 
 
+def test_an_interruption_in_on_exception_leaves_a_closed_run() -> None:
+    """The run ends as it failed, with on_train_end and its record; the interruption leaves `fit`."""
+    reasons: list[str] = []
+
+    def fail(model: Any, batch: Any) -> Any:
+        raise ValueError("boom")
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt("now")
+
+    trainer = make_trainer(step_fn=fail)
+    trainer.on("exception", name="interrupts")(interrupt)
+    trainer.on("train_end", name="listens")(lambda reason: reasons.append(reason))
+    with pytest.raises(KeyboardInterrupt, match="now"):
+        trainer.train()
+    assert reasons == ["ValueError: boom"] and not trainer.running
+    assert run_json(trainer)["outcome"] == "failed"
+
+
 def test_an_interruption_at_the_end_of_a_run_with_bad_weights_is_recorded() -> None:
     """It is the interruption that ended the run; without it the outcome is that of the weights."""
     for outcome, hook in (("interrupted", at_the_end("on_train_end", KeyboardInterrupt("now"))), ("non_finite", None)):

@@ -144,6 +144,8 @@ class Run(Steps):
         self.agreement.begin_run()
         self.reset_steps()
         self._open = ExitStack()
+        self._open.callback(self.run_status.end)
+        self._open.callback(self.hooks.rng_guard.end)
         self._open.callback(self.hooks.failures.subscribe(self._record_incident))
         self._open.callback(self.record.add_own_sink(LossWatch(self)).remove)
         self._open.enter_context(redacted_log())
@@ -184,19 +186,18 @@ class Run(Steps):
         Raises:
             BaseException: What a hook raised at the end of a run that had not failed, if its policy says so.
         """
-        try:
-            self._end(error, signal)
-        finally:
-            self.hooks.rng_guard.end()
-            self._open.close()
-            self.run_status.end()
+        with self._open:
+            try:
+                if error is not None:
+                    self._fire_exception(error)
+                else:
+                    self.run_status.close(failed=False)
+            finally:  # also after Ctrl-C in on_exception
+                self._close(error, signal)
 
-    def _end(self, error: BaseException | None, signal: str | None) -> None:
+    def _close(self, error: BaseException | None, signal: str | None) -> None:
+        """Fire on_train_end, close the hooks, decide the outcome and close the record."""
         args, hooks, status = self.event_args, self.hooks, self.run_status
-        if error is not None:
-            self._fire_exception(error)
-        else:
-            status.close(failed=False)
         if error is None and signal is not None:
             rank = next((stop.rank for stop in status.stops if stop.by == SIGNAL), 0)
             self.note("stop_requested", reason=signal, by=SIGNAL, **({"rank": rank} if rank else {}))
@@ -205,7 +206,7 @@ class Run(Steps):
         with suppress(Exception):  # another rank has failed, which is found again where the ranks meet
             bad_weights = self._bad_weights(outcome)
             self.record_non_finite_losses(_if_device_answers(self.stats.take_non_finite, 0))
-        args.end_run(bad_weights or reason or outcome)
+        args.end_run(bad_weights or reason or outcome.value)
         failure = _first_failure(partial(handler, args) if (handler := hooks.slots.on_train_end) else None)
         failure = failure or _first_failure(self.after_train_end)
         closing = _first_failure(hooks.close)
