@@ -14,6 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hookline import ForwardHook, Trainer, TrainingHook, get_trainer
+from hookline.gradients.view import Gradients
 
 
 class Reads:
@@ -214,8 +215,8 @@ def test_a_kept_ctx_is_not_read_until_it_is_asked(monkeypatch: pytest.MonkeyPatc
 def test_the_norm_is_computed_at_the_steps_where_a_due_hook_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hook that names `ctx` or `grad_norm` at on_step_end, and is not due, costs no norm."""
     norms: list[int] = []
-    compute = torch.nn.utils.get_total_norm
-    monkeypatch.setattr(torch.nn.utils, "get_total_norm", lambda *args: norms.append(1) or compute(*args))
+    compute = Gradients.norm
+    monkeypatch.setattr(Gradients, "norm", lambda self: norms.append(1) or compute(self))
     trainer, kept = make_trainer(), []
     trainer.on("step_end", name="beat")(lambda step: None)
     trainer.on("step_end", name="last", at=5)(lambda ctx: kept.append(ctx))

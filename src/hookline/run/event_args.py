@@ -17,7 +17,6 @@ import torch
 from hookline._tensors import copy_on_write, map_tensors
 from hookline.core.base import StepContext
 from hookline.errors import TrainingError
-from hookline.gradients.local_storage import total_norm
 from hookline.gradients.view import Gradients
 from hookline.run.config_view import view_of
 from hookline.run.control import MicroBatch
@@ -350,8 +349,7 @@ class EventArgs:
     def measure_norm(self) -> DeviceNumber:
         """Return the norm of this step's gradients, before clipping; NaN if there are none."""
         if self._norm_at != self.step:
-            gradients = self.grads.tensors()
-            self._norm = DeviceNumber(total_norm(gradients) if gradients else math.nan)
+            self._norm = DeviceNumber(self.grads.norm() if self.grads.tensors() else math.nan)
             self._norm_at = self.step
         return self._norm
 
