@@ -21,7 +21,7 @@ from hookline.errors import HooklineError
 from hookline.record.metrics import REDUCTIONS
 from hookline.record.record import Record
 from hookline.run.rng import preserve_rng, rng_state
-from hookline.run.status import SIGNAL, Stop
+from hookline.run.status import Stop
 
 if TYPE_CHECKING:
     from hookline.activations.manager import HookManager
@@ -418,16 +418,6 @@ class RunControl(RunLog):
 
     def request_boundary(self) -> None:
         """Look after the current step whether something was requested."""
-
-    def stop_on_signal(self, name: str) -> None:
-        """Save and end the run, once all ranks know of it. A signal handler calls this, so it only assigns."""
-        self.agreement.request_end(name)
-        self.request_boundary()
-
-    def end_on_signal(self, name: str, rank: int = 0) -> None:
-        """End the run now, because of a signal that a rank received."""
-        self.run_status.stops.append(Stop(name, SIGNAL, rank))
-        self.request_boundary()
 
     def skip_step(self, reason: str) -> None:
         """Skip the optimizer step of the current window; for guards in the update chain.

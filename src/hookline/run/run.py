@@ -36,7 +36,7 @@ from hookline.run.messages import closing_line
 from hookline.run.non_finite import LossWatch, non_finite_parameters
 from hookline.run.parameters import trained_parameters
 from hookline.run.progress import Progress
-from hookline.run.status import SIGNAL, RunStatus
+from hookline.run.status import SIGNAL, RunStatus, Stop
 from hookline.run.step import Steps
 
 Result = TypeVar("Result")
@@ -305,6 +305,16 @@ class Run(Steps):
                 for name, count in failures.items():
                     self.run_status.failed_on_ranks.setdefault(name, []).append(rank)
                     self.run_status.count("hook_failures", count)
+
+    def stop_on_signal(self, name: str) -> None:
+        """Save and end the run, once all ranks know of it. A signal handler calls this, so it only assigns."""
+        self.agreement.request_end(name)
+        self.request_boundary()
+
+    def end_on_signal(self, name: str, rank: int = 0) -> None:
+        """End the run now, because of a signal that a rank received."""
+        self.run_status.stops.append(Stop(name, SIGNAL, rank))
+        self.request_boundary()
 
     # ---- what a host does in its own way -----------------------------------------------------------------------------
 
