@@ -30,7 +30,7 @@ from hookline.activations.hooked_modules import (
     select_modules,
     weak_selection,
 )
-from hookline.core.base import ForwardHook, Hook
+from hookline.core.base import ForwardHook, Hook, hook_attribute
 from hookline.core.catalog import CATALOG
 from hookline.core.dispatch import FAILED, BoundHook, Dispatch, first_raised, invoke
 from hookline.core.entry import Entry
@@ -249,7 +249,7 @@ class ForwardDispatcher:
         """Reject a pattern that matches nothing at registration, not when the hook should be called."""
         if "on_forward" not in entry.listeners:
             return
-        if getattr(entry.hook, "intervene", False) and not self.registry.enable_intervention:
+        if hook_attribute(entry.hook, "intervene") and not self.registry.enable_intervention:
             raise RegistrationError(
                 f"{entry.name!r} intervenes, and interventions are off: "
                 "give enable_intervention=True to the trainer (in a config under `trainer:`) or to HookManager"
@@ -438,7 +438,7 @@ class ForwardDispatcher:
         measured: Measured | None,
     ) -> Any:
         """Call a hook after one of its modules; return the output, which only an intervention changes."""
-        intervenes = self.registry.enable_intervention and bool(getattr(hook.owner, "intervene", False))
+        intervenes = self.registry.enable_intervention and bool(hook_attribute(hook.owner, "intervene"))
         args = ForwardArgs(self, hook, intervenes, name, module, values, measured)
         failures, output = self.registry.failures, values[2]
         checks_output = "live_output" in hook.listener.wanted and not intervenes
@@ -461,7 +461,7 @@ class ForwardDispatcher:
 
     def is_listening(self, entry: Entry) -> bool:
         """Return whether a hook is enabled and not closed at the end of its run, which only one with `close` can be."""
-        closed = entry.closed and getattr(entry.hook.close, "__func__", None) is not Hook.close
+        closed = entry.closed and getattr(hook_attribute(entry.hook, "close"), "__func__", None) is not Hook.close
         return self.attached and entry.enabled and not closed
 
     def pass_over(self, hook: str, module: str, tensor: torch.Tensor, what: str = "passes over") -> None:

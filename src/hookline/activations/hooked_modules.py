@@ -16,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hookline import _device
 from hookline._names import plain_modules, unwrap_module
+from hookline.core.base import hook_attribute
 from hookline.core.dispatch import EventSlots
 from hookline.core.entry import Entry
 from hookline.core.patterns import select
@@ -190,7 +191,7 @@ class HookedModule:
 
 def patterns_of(entry: Entry) -> list[Any]:
     """Return the patterns and modules that a hook selects by, modules as weak references."""
-    pattern = getattr(entry.hook, "modules", "*")
+    pattern = hook_attribute(entry.hook, "modules")
     return list(pattern) if isinstance(pattern, (list, tuple, set, frozenset)) else [pattern]
 
 

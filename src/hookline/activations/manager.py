@@ -17,6 +17,7 @@ from hookline.activations.debug import Debug
 from hookline.activations.fire_report import FireReport, fire_report
 from hookline.activations.forward_hooks import ForwardDispatcher, complete_run
 from hookline.activations.monitor import COSTS, DEFAULT_METRICS, Monitor
+from hookline.core.base import hook_attribute
 from hookline.core.catalog import Event
 from hookline.core.entry import Entry
 from hookline.core.manual_fire import ManualClock
@@ -276,7 +277,7 @@ class HookManager(HookRegistry):
             HooklineError: If no hook has this name, or it gathers no states.
         """
         entry = self.entry(hook_id)
-        states = getattr(entry.hook, "states", None)
+        states = hook_attribute(entry.hook, "states")
         if states is None:
             kind = type(entry.hook).__name__
             raise HooklineError(
@@ -288,9 +289,7 @@ class HookManager(HookRegistry):
     def clear_captured_states(self, hook_id: str | None = None) -> None:
         """Remove what one hook has gathered, or all hooks."""
         for entry in self.entries("forward") if hook_id is None else [self.entry(hook_id)]:
-            clear = getattr(entry.hook, "clear_states", None)
-            if callable(clear):
-                clear()
+            hook_attribute(entry.hook, "clear_states")()
 
     def capturing(
         self,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hookline import _checks
 from hookline._words import nearest
 from hookline.config.factory import Factory, ImportPolicy, find_factory, parameters_of
-from hookline.core.base import UpdateHook
+from hookline.core.base import UpdateHook, hook_attribute
 from hookline.core.catalog import CATALOG
 from hookline.core.entry import OPTIONS, DerivedName, parse_ranks
 from hookline.core.failures import check_policy
@@ -224,7 +224,7 @@ def make_hook(given: str | type, parameters: Mapping[str, Any], options: dict[st
     """
     has_every = "every" in options
     made = _make(given, parameters, options)
-    own_schedule = getattr(made, "schedule", None)
+    own_schedule = hook_attribute(made, "schedule")
     if has_every and "every" not in options and own_schedule is not None and own_schedule.every is not None:
         options["every"] = own_schedule.every
     return made

@@ -1,4 +1,8 @@
-"""The base classes of the three kinds of hook, and `StepContext`. None of them needs `super().__init__()`."""
+"""The base classes of the three kinds of hook, and `StepContext`. None of them needs `super().__init__()`.
+
+They declare everything that Hookline reads from a hook; an object that is none of them, such as a function, has the
+defaults (`hook_attribute`).
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import wraps
 from inspect import signature
+from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hookline._words import nearest
@@ -14,6 +19,8 @@ from hookline.core.schedule import Schedule
 
 if TYPE_CHECKING:
     import torch
+
+    from hookline.run.control import RunControl
 
 Function = TypeVar("Function")
 
@@ -46,8 +53,31 @@ class Hook(Events):
     """
     may_skip: bool = False
     """Whether it may call `skip_step` on some ranks only; the ranks then decide together at every step, and wait."""
+    needs_all_ranks: bool = False
+    """Whether its result is one of all ranks together: with several ranks it refuses a choice of `ranks`."""
     intervenes: bool | None = None
     """Whether the hook changes training on purpose. None: yes if it has `on_update` or sets `intervene`."""
+    isolate_rng: bool = True
+    """Whether it is kept from training's random streams. False: it seeds training, and is listed as intervening."""
+    needs: tuple[str, ...] = ()
+    """What the run must be able to do for it, such as "can_save"; a run that cannot refuses the hook.
+
+    `hookline.core.catalog.CAPABILITIES` lists them.
+    """
+    runs_last: bool = False
+    """Whether it is called after all hooks of its kind that do not say so, also after those registered later."""
+    shows_progress: bool = False
+    """Whether it shows the run's progress: a run then prints no progress by default."""
+    explains_non_finite: bool = False
+    """Whether it says where a non-finite loss comes from: the run then does not suggest how to find out."""
+    unsaved_hint: str = ""
+    """How to have it save the end of the run, too; printed if a run ends with steps that no checkpoint has."""
+    states: Any = None
+    """What it has gathered, oldest first, as `get_captured_states` returns it; None if it gathers nothing."""
+    state_dict: Callable[[], Any]
+    """A method that returns what is saved with the run's checkpoints, instead of the attributes in `saves`."""
+    load_state_dict: Callable[[Any], Any]
+    """A method that restores what `state_dict` returned."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -60,6 +90,26 @@ class Hook(Events):
 
     def setup(self, *args: Any, **kwargs: Any) -> None:
         """Called once, when the hook is attached; may name `registry` and `name` (the hook's own in it)."""
+
+    def check_run(self, trainer: RunControl) -> None:
+        """Called before the run has a directory and a name. What it raises refuses the run, on all ranks."""
+
+    def before_first_step(self, trainer: RunControl, measured: Mapping[str, float] | None) -> None:
+        """Called before on_train_start, once weights are loaded. What it raises ends the run before its first step.
+
+        Args:
+            trainer: The run.
+            measured: What the sanity check measured; None if there was none.
+        """
+
+    def after_last_step(self, trainer: RunControl) -> None:
+        """Called when the last step of a run that has not failed is done: what it saves here is saved.
+
+        At `on_train_end` other hooks may have restored the weights of another step.
+        """
+
+    def clear_states(self) -> None:
+        """Called by `clear_captured_states`: forget what was gathered in `states`."""
 
     def close(self) -> None:
         """Called once, when the hook is removed or the run ends."""
@@ -131,11 +181,30 @@ class UpdateHook(Hook):
     """The norm of what `params` selects before the last clipping; best left on the device."""
     check_finite: bool | None = None
     """Whether turning finite gradients non-finite is its failure. None: where checking does not wait for a device."""
-    intervenes = True
+    reads_weights: bool = False
+    """Whether it reads weights, not only gradients: fired by hand, `on_update` then needs `model`."""
+    reports_norms: bool = False
+    """Whether the norms before and after each update hook are logged while it is due."""
+    intervenes: bool | None = True
 
     def init(self, params: Mapping[str, torch.nn.Parameter]) -> dict[str, Any]:
         """Return the state that `on_update` gets as `state` and that is saved with the run."""
         return {}
+
+
+class _PlainHook(ForwardHook, UpdateHook):
+    """The defaults of everything that is read from a hook."""
+
+    intervenes = None
+
+
+def hook_attribute(hook: Any, name: str) -> Any:
+    """Return what a hook declares, or the default; `state_dict` and `load_state_dict` are None where there is none."""
+    try:
+        return getattr(hook, name)
+    except AttributeError:
+        default = getattr(_PlainHook, name, None)
+        return MethodType(default, hook) if isinstance(default, FunctionType) else default
 
 
 @dataclass

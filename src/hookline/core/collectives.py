@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hookline.core.base import hook_attribute
 from hookline.core.catalog import Event
 from hookline.errors import RankError
 
@@ -57,7 +58,7 @@ class CollectiveGuard:
             return list(hooks)
         return [
             hook
-            if hook.built_in or getattr(hook.owner, "collective", False)
+            if hook.built_in or hook_attribute(hook.owner, "collective")
             else hook.with_call(self._guarded(hook.listener.call, hook.hook, event.name))
             for hook in hooks
         ]

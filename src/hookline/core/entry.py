@@ -13,7 +13,7 @@ from typing import Any
 
 from hookline._checks import names
 from hookline._words import meant, nearest
-from hookline.core.base import ForwardHook, Hook, UpdateHook
+from hookline.core.base import ForwardHook, Hook, UpdateHook, hook_attribute
 from hookline.core.catalog import CATALOG, SPELLINGS, Event, Events, find_event
 from hookline.core.costs import Cost
 from hookline.core.dispatch import BoundHook
@@ -29,7 +29,9 @@ from hookline.ranks import OneProcess
 
 OPTIONS = ("enabled", "every", "at", "start", "stop", "before", "after", "on_error", "ranks")
 """What configs and code may say about a hook beside its parameters."""
-OTHER_METHODS = (*SPELLINGS, "setup", "close", "init", "state_dict", "load_state_dict")
+METHODS = ("setup", "close", "check_run", "before_first_step", "after_last_step")
+"""Methods that are called although they are no events."""
+OTHER_METHODS = (*SPELLINGS, *METHODS, "init", "clear_states", "state_dict", "load_state_dict")
 MAIN_EVENTS: dict[type, str] = {ForwardHook: "on_forward", UpdateHook: "on_update"}
 
 
@@ -67,7 +69,7 @@ class Entry:
 
     @cached_property
     def kinds(self) -> list[str]:
-        """The kinds of hook it is, by the events it listens to; a lifecycle hook if it only has `setup` or `close`."""
+        """The kinds of hook it is, by the events it listens to; a lifecycle hook if it listens to none."""
         kinds = {CATALOG[event].kind for event in self.listeners}
         return [kind for kind in ("lifecycle", "forward", "update") if kind in kinds] or ["lifecycle"]
 
@@ -92,15 +94,15 @@ class Entry:
         if not self.enabled_for_ranks or event.name not in self.listeners:
             return False
         is_due = due is None or not event.inner or self.schedule.always or self.name in due
-        return is_due or event.name in getattr(self.hook, "events_when_not_due", ())
+        return is_due or event.name in hook_attribute(self.hook, "events_when_not_due")
 
     @property
     def intervenes(self) -> bool:
         """Whether it is declared to change training."""
-        declared = getattr(self.hook, "intervenes", None)
+        declared = hook_attribute(self.hook, "intervenes")
         if declared is None:
-            declared = "on_update" in self.listeners or getattr(self.hook, "intervene", False)
-        return bool(declared) or not isolates(self.hook)
+            declared = "on_update" in self.listeners or hook_attribute(self.hook, "intervene")
+        return bool(declared) or not hook_attribute(self.hook, "isolate_rng")
 
     def bind(self, event: Event) -> BoundHook:
         """Return its listener at an event, as dispatch takes it."""
@@ -130,24 +132,24 @@ class Entry:
 
     def set_up(self, registry: Any) -> None:
         """Call the hook's `setup`, with the registry and the hook's name if it names them."""
-        setup = getattr(self.hook, "setup", None)
+        setup = hook_attribute(self.hook, "setup")
         if callable(setup):
             offered = {"registry": registry, "name": self.name}
             setup(**{name: offered[name] for name in inspect.signature(setup).parameters if name in offered})
 
     def state(self) -> Any:
         """Return what the hook saves: its `state_dict()`, or the attributes named in `saves`; None if nothing."""
-        if callable(own := getattr(self.hook, "state_dict", None)):
+        if callable(own := hook_attribute(self.hook, "state_dict")):
             return own()
-        saved = names(getattr(self.hook, "saves", ()), "saves")
+        saved = names(hook_attribute(self.hook, "saves"), "saves")
         return {name: getattr(self.hook, name) for name in saved} if saved else None
 
     def load_state(self, state: Any) -> None:
         """Restore what `state` returned."""
-        if callable(own := getattr(self.hook, "load_state_dict", None)):
+        if callable(own := hook_attribute(self.hook, "load_state_dict")):
             own(state)
             return
-        for name in names(getattr(self.hook, "saves", ()), "saves"):
+        for name in names(hook_attribute(self.hook, "saves"), "saves"):
             if name in state:
                 setattr(self.hook, name, state[name])
 
@@ -251,12 +253,12 @@ def check_ranks(entry: Entry, ranks: OneProcess) -> None:
     hook, name = entry.hook, entry.name
     if "update" in entry.kinds:
         raise RegistrationError(f"{name!r} changes gradients, which must be the same on all ranks")
-    if getattr(hook, "collective", False):
+    if hook_attribute(hook, "collective"):
         raise RegistrationError(
             f"{name!r} is collective, so it must be called on all ranks; leave out its `ranks`, or use "
             "`trainer.ranks.rank` inside of it"
         )
-    together = getattr(hook, "same_on_all_ranks", False) or getattr(hook, "needs_all_ranks", False)
+    together = hook_attribute(hook, "same_on_all_ranks") or hook_attribute(hook, "needs_all_ranks")
     if together and ranks.act_together:  # One process is all of its ranks, and in a user's own loop each acts alone.
         raise RegistrationError(
             f"{name!r} does what all ranks do together, so it must be called on all of them; leave out its `ranks`"
@@ -292,9 +294,8 @@ def _with_period(hook: Any, every: str) -> str:
 
 
 def _is_called_otherwise(hook: Any) -> bool:
-    """Return whether a hook has its own `setup` or `close`, which are no events and are called, too."""
-    inherited = {name: getattr(Hook, name) for name in ("setup", "close")}
-    return isinstance(hook, Hook) and any(getattr(type(hook), name) is not own for name, own in inherited.items())
+    """Return whether a hook has one of the methods that are no events and are called, too, such as `setup`."""
+    return isinstance(hook, Hook) and any(getattr(type(hook), name) is not getattr(Hook, name) for name in METHODS)
 
 
 def _method_hint(hook: Any) -> str:
@@ -320,7 +321,7 @@ class DerivedName(str):
 
 def own_name(hook: Any) -> str:
     """Return the name that a hook object was given, as by ``super().__init__("my_hook")``; "" if none."""
-    name = getattr(hook, "name", None)
+    name = hook_attribute(hook, "name")
     return name if isinstance(name, str) and name != getattr(type(hook), "name", None) else ""
 
 
@@ -388,7 +389,7 @@ def find_listeners(hook: Any) -> dict[str, Listener]:
             if event.name not in taken and _is_event_method(getattr(hook, name)):
                 listeners[event.name] = read_signature(getattr(hook, name), event, name, owner)
         taken |= set(here)
-    for name in names(getattr(hook, "events_when_not_due", ()), "events_when_not_due"):
+    for name in names(hook_attribute(hook, "events_when_not_due"), "events_when_not_due"):
         if name not in listeners:
             problem = f"{owner}.events_when_not_due: it does not listen to {name!r}"
             raise RegistrationError(f"{problem}; {nearest(name, listeners)}")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hookline._console import logger
 from hookline._words import nearest
+from hookline.core.base import hook_attribute
 from hookline.core.catalog import CATALOG, Event
 from hookline.errors import (
     ConfigError,
@@ -206,7 +207,7 @@ class FailureHandler:
         incident = Incident("failed", hook, where, step, f"failed: {error_text(error)}", error)
         policy = "warn" if entry is None else entry.policy
         # The other ranks have done what all do alike: without this one they would wait for it, or weights would differ.
-        is_alike = entry is not None and self.ranks.act_together and getattr(entry.hook, "same_on_all_ranks", False)
+        is_alike = entry is not None and self.ranks.act_together and hook_attribute(entry.hook, "same_on_all_ranks")
         if self.debug or is_alike or (several and where == "on_update"):
             policy = "raise"
         must_raise = (policy == "raise" or getattr(error, "always_raise", False)) and original is None
@@ -241,15 +242,19 @@ class FailureHandler:
         finally:
             self.calling[thread] = outer
 
-    def state_of(self, entry: Entry, read: Callable[[], Any]) -> Any:
-        """Return a state that a hook saves; if that fails, apply the hook's policy, and return None if handled."""
+    def call_method(self, entry: Entry, method: str, call: Callable[[], Any]) -> Any:
+        """Return what a method of a hook returns which is no event; None if it failed and its policy handled that."""
         try:
-            with self.call(entry.name, "state_dict"):
-                state = read()
+            with self.call(entry.name, method):
+                return call()
         except Exception as error:
-            if self.apply_policy(entry, entry.name, "state_dict", error) is not None:
+            if self.apply_policy(entry, entry.name, method, error) is not None:
                 raise
             return None
+
+    def state_of(self, entry: Entry, read: Callable[[], Any]) -> Any:
+        """Return a state that a hook saves; if that fails, apply the hook's policy, and return None if handled."""
+        state = self.call_method(entry, "state_dict", read)
         if state is not None:  # an update hook has a second state, which may be the one that fails
             entry.failures.in_a_row.pop("state_dict", None)
         return state

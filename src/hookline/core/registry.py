@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 from hookline._checks import names
 from hookline._console import logger
 from hookline._words import nearest
+from hookline.core.base import hook_attribute
 from hookline.core.catalog import CATALOG, SPELLINGS, Event, Events, find_event
 from hookline.core.collectives import CollectiveGuard
 from hookline.core.costs import DeviceTimer, cost_table
@@ -217,15 +218,15 @@ class HookRegistry(Events):
         options = {} if every is None else {"every": every}
         made, listeners = read_hook(hook, event, parameters, options)  # Its constructor may take `every`.
         schedule = Schedule.parse(options.get("every"), at, start, stop, name or type_name)
-        own_schedule: Schedule = getattr(made, "schedule", None) or Schedule()
+        own_schedule: Schedule = hook_attribute(made, "schedule") or Schedule()
         if every is None and not schedule.at and (schedule.start or schedule.stop):  # They limit its own period.
             schedule = replace(schedule, every=own_schedule.every)
         name = name or own_name(made) or derived_name(made, type_name)
-        own = vars(type(made))  # Not inherited: a user's subclass of a built-in hook is not built in.
-        built_in = bool(own.get("built_in", False))
+        # Not inherited: a user's subclass of a built-in hook is not built in.
+        built_in = bool(vars(type(made)).get("built_in", False))
         if built_in:
             check_schedule(made, listeners, schedule)
-        is_collective = bool(getattr(made, "collective", False))
+        is_collective = bool(hook_attribute(made, "collective"))
         if is_collective and on_error not in (None, "raise"):
             raise RegistrationError(f"{str(name)!r} is collective: its failure ends the run; leave out its `on_error`")
         entry = Entry(
@@ -236,13 +237,13 @@ class HookRegistry(Events):
             listeners=listeners,
             built_in=built_in,
             # The other ranks wait in its collectives, whatever has happened to it on this one.
-            policy="raise" if is_collective else check_policy(on_error or str(getattr(made, "on_error", "warn"))),
+            policy="raise" if is_collective else check_policy(on_error or str(hook_attribute(made, "on_error"))),
             schedule=schedule if schedule != Schedule() else own_schedule,
             enabled=enabled,
-            last=last or bool(own.get("runs_last", False)),
+            last=last or bool(hook_attribute(made, "runs_last")),
             before=names(before, "before"),
             after=names(after, "after"),
-            ranks=parse_ranks(getattr(made, "ranks", None) if ranks is None else ranks),
+            ranks=parse_ranks(hook_attribute(made, "ranks") if ranks is None else ranks),
             origin="built-in" if built_in and origin == "code" else origin,
             parameters={} if event else hook_parameters(made, parameters),
         )
@@ -292,7 +293,7 @@ class HookRegistry(Events):
 
     def _check_forward_hook(self, entry: Entry) -> None:
         """Reject a forward hook that could not do its work here: an event fired by hand changes no output."""
-        if getattr(entry.hook, "intervene", False):
+        if hook_attribute(entry.hook, "intervene"):
             raise _not_here(entry, type(self), "changes activations")
 
     def _claim_name(self, entry: Entry) -> Entry | None:
@@ -429,12 +430,7 @@ class HookRegistry(Events):
         closed = [entry for entry in self.entries() if entry.closed]
         for entry in closed:
             entry.closed = False
-            try:
-                with self.failures.call(entry.name, "setup"):
-                    entry.set_up(self)
-            except Exception as error:
-                if self.failures.apply_policy(entry, entry.name, "setup", error) is not None:
-                    raise
+            self.failures.call_method(entry, "setup", partial(entry.set_up, self))
         if any("forward" in entry.kinds for entry in closed):
             self._changed()  # Forward hooks that were closed are called again.
 
@@ -457,7 +453,7 @@ class HookRegistry(Events):
 
     def _close(self, entry: Entry, *, at_run_end: bool = False) -> None:
         """Close a hook once. Its failure ends a run; a removal is finished in any case, and the failure is logged."""
-        close = getattr(entry.hook, "close", None)
+        close = hook_attribute(entry.hook, "close")
         if callable(close) and not entry.closed:
             entry.closed = True
             try:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from hookline import _device
+from hookline.core.base import hook_attribute
 from hookline.core.catalog import Event
 from hookline.core.failures import Incident
 
@@ -306,11 +307,6 @@ class HookStreams:
 # ---- the guard -------------------------------------------------------------------------------------------------------
 
 
-def isolates(hook: Any) -> bool:
-    """Return whether a hook is kept from training's streams: unless it sets ``isolate_rng = False``."""
-    return bool(getattr(hook, "isolate_rng", True))
-
-
 class RngGuard:
     """Protect training's random streams from a registry's user hooks during a run; built-in hooks do not draw."""
 
@@ -363,10 +359,11 @@ class RngGuard:
 
     def _must_check_each(self, event: Event, hooks: Sequence[BoundHook]) -> bool:
         """Return whether one check would not identify the hook, or would undo what one of them does on purpose."""
-        return event.name in self._suspects or not all(isolates(hook.owner) for hook in hooks)
+        return event.name in self._suspects or not all(hook_attribute(hook.owner, "isolate_rng") for hook in hooks)
 
     def _protects_from(self, hook: BoundHook) -> bool:
-        return not hook.built_in and isolates(hook.owner) and hook.hook not in self._hook_streams
+        is_guarded = not hook.built_in and bool(hook_attribute(hook.owner, "isolate_rng"))
+        return is_guarded and hook.hook not in self._hook_streams
 
     def _drew(self, event: Event, among: Sequence[BoundHook], snapshot: Snapshot) -> None:
         """Restore training's streams; the hook that drew gets its own if it is identified."""
@@ -376,7 +373,7 @@ class RngGuard:
             self._suspects.add(event.name)  # The hook that drew is found when the event fires again.
         else:
             hook = among[0].hook
-            rank = 0 if getattr(among[0].owner, "same_on_all_ranks", False) else self._rank
+            rank = 0 if hook_attribute(among[0].owner, "same_on_all_ranks") else self._rank
             self._hook_streams[hook] = HookStreams(self._training, self._seed, hook, rank)
             message = (
                 f"drew from training's random streams or seeded them ({moved}); they were restored, and from now on "

@@ -11,6 +11,7 @@ import torch
 from hookline._names import plain_name, plain_parameters
 from hookline._tensors import is_sharded
 from hookline._words import nearest
+from hookline.core.base import hook_attribute
 from hookline.core.dispatch import BoundHook, Dispatch
 from hookline.core.entry import Entry
 from hookline.core.registry import HookRegistry
@@ -133,7 +134,7 @@ class ManualChain(UpdateChain):
             super()._check(entry)
 
     def _select(self, name: str, hook: Any) -> Parameters:
-        if getattr(hook, "reads_weights", False) and not self._has_model:
+        if hook_attribute(hook, "reads_weights") and not self._has_model:
             raise MissingArgument(f"on_update: {name!r} reads weights, which the call did not pass; pass model=…")
         try:
             return super()._select(name, hook)

@@ -14,6 +14,7 @@ import torch
 
 from hookline._names import plain_modules, plain_parameters, unwrap_module
 from hookline._tensors import is_sharded
+from hookline.core.base import hook_attribute
 from hookline.core.catalog import CATALOG
 from hookline.core.dispatch import FAILED, BoundHook, Dispatch, invoke
 from hookline.core.entry import Entry
@@ -67,7 +68,7 @@ class UpdateChain:
             self._make_state(hook.hook, hook.owner, selected)
             self._unclaimed.pop(hook.hook, None)  # a hook that is registered later under this name starts fresh
             items.append(ChainItem(self, hook, selected, selects_all=len(selected) == len(everything)))
-        reporter = next((item for item in items if getattr(item.bound.owner, "reports_norms", False)), None)
+        reporter = next((item for item in items if hook_attribute(item.bound.owner, "reports_norms")), None)
         first_clip = next((item for item in items if item.clips), None)
         reads_total = first_clip is not None and not first_clip.clips_globally  # it finds another norm than the step's
 
@@ -129,7 +130,7 @@ class UpdateChain:
 
     def _select(self, name: str, hook: Any) -> Parameters:
         try:
-            return select_parameters(getattr(hook, "params", None), self._params(), self._model)
+            return select_parameters(hook_attribute(hook, "params"), self._params(), self._model)
         except HooklineError as error:
             raise HooklineError(f"hook {name!r}: {error}") from None
 
@@ -178,17 +179,17 @@ class ChainItem:
         # A user's hook may write or replace gradients at any time, so it uses nothing that others know about them.
         self.grads = self.shared_grads if bound.built_in else Gradients(params)
         owner, registry = bound.owner, chain.registry
-        self._in_place = bool(getattr(owner, "inplace", False))
+        self._in_place = bool(hook_attribute(owner, "inplace"))
         self._needs_backup = self._in_place and registry.entry(bound.hook).policy != "raise"
         # A user's hook may write in place without saying so, or fail half-way: that must be noticed.
         self._detects_writes = not bound.built_in and not self._needs_backup
         self.named = tuple(name for name in bound.listener.wanted if name not in ("grads", "own_state"))
-        self.clips = bool(getattr(owner, "clips", False))
-        self.clips_globally = self.clips and selects_all and getattr(owner, "norm_type", 2.0) == 2.0
+        self.clips = bool(hook_attribute(owner, "clips"))
+        self.clips_globally = self.clips and selects_all and hook_attribute(owner, "norm_type") == 2.0
         self.half_written: Exception | None = None  # its failure, if what it had written could not be restored
         # Checked for NaN: a user's hook unless it declines, any hook that asks for it, and with `debug` every hook.
         # Only the latter two are checked on a device too, where the host has to wait for the answer.
-        asks = getattr(owner, "check_finite", None)
+        asks = hook_attribute(owner, "check_finite")
         self._waits = bool(registry.failures.debug or asks)
         checked = not _passes_through(bound) and (self._waits or (asks is None and not bound.built_in))
         costs = registry.dispatch_table.argument_costs
@@ -244,7 +245,7 @@ class ChainItem:
             raise
 
     def _check_clipped_norm(self) -> None:
-        norm = getattr(self.bound.owner, "clipped_norm", None)
+        norm = hook_attribute(self.bound.owner, "clipped_norm")
         if not isinstance(norm, (int, float)) and not (isinstance(norm, torch.Tensor) and norm.numel() == 1):
             raise GradientError(
                 f"has clips = True, but its clipped_norm is {type(norm).__name__}; set self.clipped_norm to the "
@@ -292,9 +293,8 @@ def _finite(tensors: list[torch.Tensor]) -> list[bool]:
 
 def _initial_state(name: str, hook: Any, selected: Parameters) -> Any:
     """Return what the hook's `init` makes; an exception gets the hook's name as a note."""
-    init = getattr(hook, "init", None)
     try:
-        return init(selected) if callable(init) else {}
+        return hook_attribute(hook, "init")(selected)
     except Exception as error:
         add_note(error, f"raised by hook {name!r} in init")
         raise

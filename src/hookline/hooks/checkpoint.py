@@ -119,6 +119,7 @@ class CheckpointHook(MetricHook):
         self.save_top_k = default if save_top_k is None else integer(save_top_k, "save_top_k", at_least=KEEP_ALL)
         self.keep_previous = _checks.boolean(keep_previous, "keep_previous")
         self.save_last = _checks.boolean(save_last, "save_last")
+        self.unsaved_hint = "" if save_last else "save_last: true saves the end, too"
         self.save_on_exception = _checks.boolean(save_on_exception, "save_on_exception")
         self.filename = optional(string, filename, "filename")
         self.auto_insert_metric_name = _checks.boolean(auto_insert_metric_name, "auto_insert_metric_name")
@@ -260,11 +261,15 @@ class CheckpointHook(MetricHook):
         super().reset()
         self.kept, self._requested, self._writing, self._directory = [], None, None, None
 
-    def save_last_step(self, trainer: RunControl) -> None:
-        """Request a checkpoint of a run that ends in order, if its last step has to be saved; the trainer calls this.
+    def after_last_step(self, trainer: RunControl) -> None:
+        """Request a checkpoint of a run that ends in order, if its last step has to be saved.
 
-        At `on_train_end` it would be too late: early stopping may have restored the weights of another step by then.
+        What a signal requests is enough for all, and any other request for hooks that need not save the end. At
+        `on_train_end` it would be too late: early stopping may have restored the weights of another step by then.
         """
+        pending = trainer.pending_save
+        if pending == "signal" or (pending is not None and not self.save_last):
+            return
         is_scheduled = self._at_steps or self.monitor is not None or self.save_every_n_epochs is not None
         steps = {one.step for one in (*self.kept, self._requested, self._writing) if one is not None}
         steps.update(self._written.values())

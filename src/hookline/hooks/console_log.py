@@ -48,6 +48,7 @@ class ConsoleLogHook(TrainingHook):
     built_in = True
     name = "console_log"
     ranks = "zero"
+    shows_progress = True
     runs_last = True  # its table at the end includes what the other hooks cost at the end
     # The live view is drawn when it is time for that, and the wait for the next batch starts where these end.
     events_when_not_due = ("on_train_batch_end", "on_step_end")

@@ -85,12 +85,8 @@ class MetricHook(NamedHook):
             problem = f"{self.monitor!r} is measured by validations, and none are scheduled (validate_every is null)"
             self.warn(f"{problem}; set validate_every, or call trainer.validate() from a hook")
 
-    def check_monitor(self, trainer: RunControl, measured: Collection[str] | None) -> None:
-        """Refuse a metric of validations that none will measure; the trainer calls this before the first step.
-
-        Args:
-            trainer: The run.
-            measured: What the sanity check measured; None if there was none.
+    def before_first_step(self, trainer: RunControl, measured: Mapping[str, float] | None) -> None:
+        """Refuse a metric of validations that none will measure.
 
         Raises:
             MetricMissing: If `strict` says that a missing metric is an error.

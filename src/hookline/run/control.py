@@ -225,6 +225,11 @@ class RunView:
         return None
 
     @property
+    def pending_save(self) -> str | None:
+        """Why the next step boundary writes a checkpoint: "signal", "request", or None if it writes none."""
+        return None
+
+    @property
     def requested_checkpoints(self) -> AbstractSet[str]:
         """Names of checkpoints that were requested by `save`, which no retention policy may delete."""
         return frozenset()

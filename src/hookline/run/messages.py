@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hookline.core.base import hook_attribute
 from hookline.ranks import on_ranks
 from hookline.record.outcome import Outcome
 from hookline.record.redaction import redact_text
@@ -29,9 +30,9 @@ def closing_line(run: Run, outcome: Outcome, reason: str | None) -> str:
             words.append(counted(count[key], noun))
     saved = run.last_saved_step
     if saved is not None and saved < count["step"]:
-        hooks = [entry.hook for entry in run.hooks.entries() if entry.enabled]
-        could_save = any(not getattr(hook, "save_last", True) for hook in hooks)
-        remedy = "; save_last: true saves the end, too" if could_save and outcome.is_clean else ""
+        hints = [hook_attribute(entry.hook, "unsaved_hint") for entry in run.hooks.entries() if entry.enabled]
+        hint = next(filter(None, hints), "") if outcome.is_clean else ""
+        remedy = f"; {hint}" if hint else ""
         unsaved = counted(count["step"] - saved, "step")
         words.append(f"{unsaved} after the last checkpoint (step {saved}{remedy})")
     disabled = [hook.name for hook in run.hooks.list_hooks() if not hook.enabled and hook.failures]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hookline._console import logger
+from hookline.core.base import hook_attribute
 from hookline.gradients.local_storage import local_tensor
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ class LossWatch:
         run, step, loss, self._announced = self._run, row["step"], row["train/loss"], True
         is_known = step == run.step and len(run.window()) <= 1
         run.note("non_finite_loss", step, batch_idx=run.progress.batch_idx if is_known else None, value=loss)
-        if not {"nan_forensics", "debug_training"} & set(run.hooks):  # these say more, at the same step
+        entries = [entry for entry in run.hooks.entries() if entry.enabled]
+        if not any(hook_attribute(entry.hook, "explains_non_finite") for entry in entries):
             words = "step %d: the loss is %s; to find the module it comes from: %s"
             logger.warning(words, step, loss, run.find_nan_by, of_rank=True)
 

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,9 @@ import torch
 from hookline import _device
 from hookline._console import logger, print_line
 from hookline.activations.manager import HookManager
+from hookline.core.base import hook_attribute
 from hookline.core.change_audit import ChangeAudit
+from hookline.core.entry import Entry
 from hookline.core.failures import Incident, hook_notes
 from hookline.errors import HooklineError, RankError, add_note, error_text
 from hookline.gradients.chain import UpdateChain
@@ -36,7 +38,8 @@ from hookline.run.messages import closing_line
 from hookline.run.non_finite import LossWatch, non_finite_parameters
 from hookline.run.parameters import trained_parameters
 from hookline.run.progress import Progress
-from hookline.run.status import SIGNAL, RunStatus, Stop
+from hookline.run.status import RunStatus, SIGNAL, Stop
+from hookline.run.rng import preserve_rng
 from hookline.run.step import Steps
 
 Result = TypeVar("Result")
@@ -131,6 +134,7 @@ class Run(Steps):
         """
         before = vars(self).get("record")
         if record is None:
+            self.check_run()
             record = self.make_record()
             record.start(hooks=self.describe_hooks())
         if before is not None:
@@ -150,15 +154,41 @@ class Run(Steps):
         self._open.callback(self.record.add_own_sink(LossWatch(self)).remove)
         self._open.enter_context(redacted_log())
 
+    def check_run(self) -> None:
+        """Let the hooks check the run on their ranks, before it has a directory; what one raises ends all ranks."""
+        failed: Exception | None = None
+        try:
+            with preserve_rng():
+                for entry in self._hooks_here():
+                    with self.hooks.failures.call(entry.name, "check_run"):
+                        hook_attribute(entry.hook, "check_run")(self)
+        except Exception as error:
+            failed = error
+        problems = self.ranks.gather(failed and error_text(failed))
+        if failed is not None:
+            raise failed
+        for rank, problem in enumerate(problems):
+            if problem is not None:
+                raise RankError(f"rank {rank}: {problem}")
+
+    def _hooks_here(self) -> list[Entry]:
+        """Return the hooks that are called on this rank, in the order in which they were registered."""
+        return [entry for entry in self.hooks.entries() if entry.is_on(self.ranks)]
+
     def begin(self) -> None:
         """Set up the hooks, let the host prepare, and fire on_train_start."""
         self.add_default_hooks()
         self.hooks.reopen()
-        if any(getattr(entry.hook, "collective", False) for entry in self.hooks.entries()):
+        if any(hook_attribute(entry.hook, "collective") for entry in self.hooks.entries()):
             self.ranks.group  # noqa: B018 - made here, where all ranks are
         devices = _device.device_indices([*self.model.parameters(), *self.model.buffers()])
         self.hooks.rng_guard.begin(self.seed or 0, lambda: self.progress.step, devices, self.ranks.rank)
-        self.prepare()
+        measured = self.prepare()
+        with preserve_rng():
+            for entry in self._hooks_here():
+                with self.hooks.failures.call(entry.name, "before_first_step"):
+                    hook_attribute(entry.hook, "before_first_step")(self, measured)
+        self.announce()
         if self.writes_report and self.record.path is not None and not self.ranks.rank:
             self._add_report()
         if handler := self.hooks.slots.on_train_start:
@@ -327,11 +357,23 @@ class Run(Steps):
     def add_default_hooks(self) -> None:
         """Register the hooks that every run of this host has."""
 
-    def prepare(self) -> None:
-        """Do what comes between the setup of the hooks and on_train_start: load weights, resume, try a validation."""
+    def prepare(self) -> Mapping[str, float] | None:
+        """Load weights, resume, try a validation; return what that measured, None if there was none."""
+        return None
+
+    def announce(self) -> None:
+        """Say that the run begins."""
 
     def finish(self) -> None:
-        """Do what comes between the last step and the closing events: save what has to be saved."""
+        """Do what comes between the last step and the closing events: hooks may save something."""
+        self.after_last_step()
+
+    def after_last_step(self) -> None:
+        """Let the hooks do what has to be done before on_train_end."""
+        with preserve_rng():
+            for entry in self._hooks_here():
+                call = partial(hook_attribute(entry.hook, "after_last_step"), self)
+                self.hooks.failures.call_method(entry, "after_last_step", call)
 
     def after_exception(self, error: BaseException) -> None:
         """Finish what was in progress when the run failed."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from hookline.core.base import hook_attribute
 from hookline.errors import RankError
 from hookline.ranks import add_up, all_equal, fingerprint, on_ranks
 from hookline.run.agreement import Agreement, SaveName
@@ -309,7 +310,7 @@ class RankAgreement(Agreement):
         hooks = [
             set(entry.listeners)
             for entry in self._trainer.hooks.entries()
-            if getattr(entry.hook, "may_skip", False) and entry.enabled_for_ranks
+            if hook_attribute(entry.hook, "may_skip") and entry.enabled_for_ranks
         ]
         return any(events - LATE_EVENTS for events in hooks), any(events & LATE_EVENTS for events in hooks)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 
-from hookline._console import logger
+from hookline._console import logger, print_line
 from hookline.core.registry import Handle
 from hookline.core.schedule import Quantity
 from hookline.errors import CheckpointError, TrainingError
@@ -40,7 +40,7 @@ from hookline.trainer.options import TrainerOptions
 from hookline.trainer.relaunch import continued_run, describe_launch
 from hookline.trainer.signals import SignalHandler
 from hookline.trainer.step_fn import StepFunction, count_tokens, loss_and_metrics, make_step
-from hookline.trainer.training import add_console, prepare_training, save_last_step, training, unfinished_runs
+from hookline.trainer.training import add_console, opening_line, prepare_training, training, unfinished_runs
 from hookline.trainer.validation import validate
 from hookline.trainer.window import AccumulationWindow
 
@@ -409,15 +409,20 @@ class Trainer(Run):
         """Print progress, unless the user has a hook for it."""
         self.at_end(add_console(self))
 
-    def prepare(self) -> None:
-        """Clear gradients, load weights, resume, warn, try a validation, print a line."""
-        prepare_training(self, self.resume_from)
+    def prepare(self) -> dict[str, Any] | None:
+        """Clear gradients, load weights, resume, warn, and try a validation, whose metrics are returned."""
+        return prepare_training(self, self.resume_from)
+
+    def announce(self) -> None:
+        """Print the line before the first step."""
+        if self.prints:
+            print_line(opening_line(self))
 
     def finish(self) -> None:
         """Save what has to be saved of a run that has made its last step."""
         self.agreement.settle()
         self.checkpointer.finish()  # so that checkpoint hooks know what is saved
-        save_last_step(self)
+        self.after_last_step()
         self.checkpointer.save_requested()
         self.checkpointer.finish()
 
@@ -507,6 +512,11 @@ class Trainer(Run):
     def saving(self) -> str | None:
         """The name of the checkpoint that is being written in the background (`async_save`), if any."""
         return self.checkpointer.saving
+
+    @property
+    def pending_save(self) -> str | None:
+        """Why the next step boundary writes a checkpoint: "signal", "request", or None if it writes none."""
+        return "signal" if self.checkpointer.needs_save else "request" if self.checkpointer.requests else None
 
     @property
     def requested_checkpoints(self) -> AbstractSet[str]:

@@ -20,12 +20,13 @@ from weakref import WeakSet
 import torch
 
 from hookline import __version__
-from hookline._console import logger, print_line
+from hookline._console import logger
 from hookline._fs import relative_to_here
 from hookline._terminal import can_redraw
 from hookline._words import nearest
 from hookline.checkpoints.find import has_no_checkpoint_yet, lineage_of, run_directory
 from hookline.checkpoints.store import set_aside_later
+from hookline.core.base import hook_attribute
 from hookline.core.entry import Entry
 from hookline.errors import ConfigError, RankError, RecordError, TrainingError, add_note, error_text
 from hookline.rank_watch import WatchedRun
@@ -124,7 +125,7 @@ def _open(trainer: Trainer, resume: Path | None, fork: bool) -> None:
     options, ranks = trainer.options, trainer.ranks
     if ranks.world_size > 1:
         compare(ranks, _compared(trainer), _ALL_ALIKE)
-    _check_run(trainer)  # before the run has a directory and a name
+    trainer.check_run()  # before the run has a directory and a name
     # Ranks that share each batch draw alike.
     seed_rank(options.seed, ranks.rank if trainer.engine.averages else 0)
     run_dir = None if resume is None or fork else run_directory(resume)
@@ -157,23 +158,6 @@ def _open_record(trainer: Trainer, run_dir: Path | None) -> Record:
     if not opened:
         opened.append(Record.of_rank(ranks.rank, run_id, path, config=config, seed=options.seed))
     return SharedRecord.of(opened[0], ranks) if ranks.act_together else opened[0]
-
-
-def _check_run(trainer: Trainer) -> None:
-    """Let the hooks that declare it check the run on their ranks; what one of them raises ends all ranks."""
-    failed: Exception | None = None
-    try:
-        for entry in trainer.hooks.entries():
-            if getattr(entry.hook, "checks_run", False) and entry.is_on(trainer.ranks):
-                entry.hook.check_run(trainer)
-    except Exception as error:
-        failed = error
-    problems = trainer.ranks.gather(failed and error_text(failed))
-    if failed is not None:
-        raise failed
-    for rank, problem in enumerate(problems):
-        if problem is not None:
-            raise RankError(f"rank {rank}: {problem}")
 
 
 def _labels(trainer: Trainer, source: Path | None) -> Labels:
@@ -237,13 +221,12 @@ def _check_loader_schedule(trainer: Trainer, entry: Entry) -> None:
 
 
 def add_console(trainer: Trainer) -> Callable[[], None]:
-    """Register a `console_log` hook for this run, unless the user has one.
+    """Register a `console_log` hook for this run, unless another hook shows the progress, be it switched off.
 
     Returns:
         A function that removes it.
     """
-    names = [*trainer.hooks, *(getattr(type(hook), "name", None) for hook in trainer.hooks.hooks)]
-    if not trainer.options.console or "console_log" in names:  # also under another name, or switched off
+    if not trainer.options.console or any(hook_attribute(hook, "shows_progress") for hook in trainer.hooks.hooks):
         return lambda: None
     # Rank 0 decides for all, because its output counts and the ranks must have the same hooks.
     if trainer.ranks.first(lambda: can_redraw(sys.stdout)):
@@ -252,8 +235,8 @@ def add_console(trainer: Trainer) -> Callable[[], None]:
     return trainer.hooks.register("console_log", origin="default", costs=False, pause=_SECONDS_BETWEEN_LINES).remove
 
 
-def prepare_training(trainer: Trainer, resume: Path | None) -> None:
-    """Do what comes before on_train_start: clear gradients, load weights, resume, warn, try a validation, print."""
+def prepare_training(trainer: Trainer, resume: Path | None) -> dict[str, Any] | None:
+    """Clear gradients, load weights, resume, warn, and try a validation, whose metrics are returned."""
     options = trainer.options
     trainer.model.zero_grad(set_to_none=True)
     if not trainer.model.training:  # as a model from a hub comes; single modules that are left in eval mode stay so
@@ -275,14 +258,9 @@ def prepare_training(trainer: Trainer, resume: Path | None) -> None:
             if target not in trainer.hooks:
                 nearby = nearest(target, [name for name in trainer.hooks if name != entry.name])
                 logger.warning("%r is ordered by %r, which is not registered; %s", entry.name, target, nearby)
-    measured = None
     if trainer.val_loaders and options.sanity_batches and resume is None:
-        measured = sanity_check(trainer, trainer.val_loaders, options.sanity_batches)
-    for entry in trainer.hooks.entries():
-        if entry.enabled and entry.built_in and (check := getattr(entry.hook, "check_monitor", None)):
-            check(trainer, measured)
-    if trainer.prints:
-        print_line(opening_line(trainer))
+        return sanity_check(trainer, trainer.val_loaders, options.sanity_batches)
+    return None
 
 
 def _resume(trainer: Trainer, path: Path) -> None:
@@ -331,21 +309,6 @@ def opening_line(trainer: Trainer) -> str:
 
 
 # ---- the end ---------------------------------------------------------------------------------------------------------
-
-
-def save_last_step(trainer: Trainer) -> None:
-    """Let checkpoint hooks save the last step, if they have to or if the run has no checkpoint.
-
-    What a signal requests is enough for all, and what is requested otherwise for those that need not save the end.
-    """
-    saves = trainer.checkpointer
-    for entry in trainer.hooks.entries():
-        save, save_last = (getattr(entry.hook, name, None) for name in ("save_last_step", "save_last"))
-        if save is None or not entry.enabled or not entry.built_in or saves.needs_save:
-            continue
-        if save_last or not saves.requests:
-            with trainer.hooks.failures.call(entry.name, "save_last_step"):
-                save(trainer)
 
 
 def _ends_with_signal(trainer: Trainer, error: Exception) -> bool:

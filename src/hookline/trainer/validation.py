@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hookline._tensors import count_samples
+from hookline.core.base import hook_attribute
 from hookline.core.catalog import find_event
 from hookline.core.dispatch import EventSlots
 from hookline.errors import TrainingError
@@ -80,7 +81,7 @@ def sanity_check(trainer: Trainer, loaders: Mapping[str, Iterable[Any]], batches
     with trainer.other_batches("validation"), order, hooks.silenced():
         for event in map(find_event, SANITY_EVENTS):
             listeners = hooks.listeners(event, due=None)
-            bound = [hook for hook in listeners if getattr(hook.owner, "runs_in_sanity_check", False)]
+            bound = [hook for hook in listeners if hook_attribute(hook.owner, "runs_in_sanity_check")]
             setattr(slots, event.name, hooks.dispatch_table.make_dispatch(event, bound))
         if handler := slots.on_validation_start:
             handler(args)

@@ -16,7 +16,7 @@ import yaml
 from small_config import PARTS
 from tracked_runs import make_trainer
 
-from hookline import HooklineError, RunConfig, Tracker, TrainingHook, load_config, trainer_from_config
+from hookline import HooklineError, RunConfig, Tracker, load_config, trainer_from_config
 from hookline.cli import main
 from hookline.errors import ConfigError
 from hookline.hooks.trackers.worker import Worker
@@ -266,21 +266,6 @@ def test_a_missing_package_is_an_error_before_the_first_step() -> None:
     with pytest.raises(HooklineError, match=r"no_such_package_anywhere \(pip install 'hookline\[tensorboard\]'\)"):
         trainer.train()
     assert trainer.step == 0
-
-
-def test_a_method_of_another_hook_that_is_named_like_a_trackers_is_not_called() -> None:
-    """`check_run` may mean anything in a user's own hook."""
-
-    class Mine(TrainingHook):
-        def on_step_end(self) -> None:
-            pass
-
-        def check_run(self) -> None:
-            raise AssertionError("called")
-
-    trainer = make_trainer(Mine())
-    trainer.train()
-    assert trainer.step == 8
 
 
 def test_the_command_names_the_missing_package_in_one_line(

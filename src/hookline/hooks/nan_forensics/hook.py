@@ -44,6 +44,7 @@ class NanForensics(NamedHook):
     built_in = True
     name = "nan_forensics"
     same_on_all_ranks = True
+    explains_non_finite = True
 
     def __init__(self, gradients: bool = True, state: bool = True, stop_run: bool = True, keep: int = 1) -> None:
         self.gradients, self.state = _checks.boolean(gradients, "gradients"), _checks.boolean(state, "state")

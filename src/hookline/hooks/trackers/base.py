@@ -67,8 +67,6 @@ class Tracker(NamedHook):
 
     ranks = "zero"
     on_error = "raise"  # only a missing package raises in training's thread, before the first step
-    checks_run = True
-    """The run calls `check_run` before it has a directory."""
     package = ""
     """What to import."""
     extra = ""
