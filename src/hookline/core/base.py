@@ -60,10 +60,7 @@ class Hook(Events):
     isolate_rng: bool = True
     """Whether it is kept from training's random streams. False: it seeds training, and is listed as intervening."""
     needs: tuple[str, ...] = ()
-    """What the run must be able to do for it, such as "can_save"; a run that cannot refuses the hook.
-
-    `hookline.core.catalog.CAPABILITIES` lists them.
-    """
+    """What a run must be able to do, such as "can_save"; one that cannot refuses the hook. docs/events.md lists all."""
     runs_last: bool = False
     """Whether it is called after all hooks of its kind that do not say so, also after those registered later."""
     shows_progress: bool = False

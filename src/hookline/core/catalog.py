@@ -1,8 +1,8 @@
 """The event catalog: the only list of events in the project.
 
-Each row is a method of `Events`. Its decorator says which arguments a hook may name, how often the event fires and what
-is true of the gradients then; assignments below it are other spellings. Base classes, dispatch, `hookline events`, the
-docs page and the event-order test all derive from these rows.
+Each row is a method of `Events`. Its decorator says which arguments a hook may name, how often the event fires, what is
+true of the gradients then and what a run must be able to do to fire it; assignments below it are other spellings. Base
+classes, dispatch, `hookline events`, the docs page and the event-order test all derive from these rows.
 """
 
 from __future__ import annotations
@@ -89,6 +89,19 @@ ARGUMENTS: dict[str, Argument] = {argument.name: argument for argument in _ARGUM
 ARGUMENT_ALIASES = {"loader_idx": "dataloader_idx", "loader_name": "dataloader_name"}
 MOST_LISTED = 4  # Events that a message lists.
 
+CAPABILITIES = {
+    "can_skip_steps": "can skip an optimizer step",
+    "can_stop": "can stop before its last step",
+    "can_save": "can save checkpoints",
+    "can_validate": "can validate",
+    "can_rerun": "can run a batch again",
+    "knows_loss": "knows the loss",
+    "knows_batches": "knows the batches",
+    "knows_windows": "knows the micro-batches of a step",
+    "has_unscaled_gradients": "has unscaled gradients before the optimizer step",
+}
+"""What a run may be able to do, as an attribute of it and in words; events and hooks may need it."""
+
 
 @dataclass(frozen=True)
 class Event:
@@ -104,6 +117,7 @@ class Event:
     inner: bool = False  # Repeats inside the run: schedules apply to it, and its dispatch is generated.
     of_step: bool = False  # An inner event of a whole step, not of one of its micro-batches.
     closing: bool = False  # Every hook is called, whatever the others do; failures become notes.
+    needs: str = ""  # Of the `CAPABILITIES`, the one without which a run never fires it.
     aliases: tuple[str, ...] = ()
     respelled: dict[str, dict[str, str]] = field(default_factory=dict)
     """Spelling -> arguments that have another attribute under it."""
@@ -198,6 +212,7 @@ class Events:
         order="trainer batch batch_idx dataloader_idx dataloader_name",
         fires="every micro-batch",
         gradients="those of the window so far; none at its first micro-batch",
+        needs="knows_batches",
     )
     def on_train_batch_start(self, *args: Any, **kwargs: Any) -> None:
         """A micro-batch is on the device, before its forward pass."""
@@ -219,11 +234,12 @@ class Events:
         order="trainer loss",
         fires="every micro-batch",
         gradients="as at on_train_batch_start",
+        needs="knows_loss",
     )
     def on_before_backward(self, *args: Any, **kwargs: Any) -> None:
         """The loss is there as a live tensor, before division for accumulation and before scaling."""
 
-    @inner_event(BATCH + " loss", order="trainer", fires="every micro-batch", gradients=PARTIAL)
+    @inner_event(BATCH + " loss", order="trainer", fires="every micro-batch", gradients=PARTIAL, needs="knows_loss")
     def on_after_backward(self, *args: Any, **kwargs: Any) -> None:
         """The backward pass is done."""
 
@@ -232,6 +248,7 @@ class Events:
         order="trainer grads",
         fires="every optimizer step",
         gradients="complete, unscaled, reduced over ranks; before the update chain",
+        needs="has_unscaled_gradients",
     )
     def on_gradients_ready(self, *args: Any, **kwargs: Any) -> None:
         """The window is complete; update hooks and clipping come next."""
@@ -242,6 +259,7 @@ class Events:
         order="grads state",
         fires="every optimizer step that is not left out",
         gradients="complete, unscaled, reduced; as the update hooks before this one left them",
+        needs="has_unscaled_gradients",
     )
     def on_update(self, *args: Any, **kwargs: Any) -> Any:
         """An update hook's turn in the chain: return the gradients that the optimizer is to use."""
@@ -251,6 +269,7 @@ class Events:
         order="trainer grad_norm",
         fires="after each update hook that clips",
         gradients="clipped; grad_norm is the norm before it",
+        needs="has_unscaled_gradients",
     )
     def on_gradient_clip(self, *args: Any, **kwargs: Any) -> None:
         """An update hook that clips has run."""
@@ -280,6 +299,7 @@ class Events:
         order="trainer optimizer_idx",
         fires="instead of on_after_optimizer_step when AMP or a guard skipped the step",
         gradients="still there, unused",
+        needs="can_skip_steps",
     )
     def on_step_skipped(self, *args: Any, **kwargs: Any) -> None:
         """The optimizer was not stepped: the gradients were not finite, or a guard said so."""
@@ -289,6 +309,7 @@ class Events:
         order="batch loss state",
         fires="every micro-batch",
         gradients="gone if a step was made, else those of the window so far",
+        needs="knows_batches",
     )
     def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
         """A micro-batch is done, its optimizer step included."""
@@ -304,13 +325,18 @@ class Events:
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
         """A step is done and its metrics are recorded; validation and checkpoints come after it."""
 
-    @event(RUN, order="trainer epoch", fires="every validation")
+    @event(RUN, order="trainer epoch", fires="every validation", needs="can_validate")
     def on_validation_start(self, *args: Any, **kwargs: Any) -> None:
         """Validation begins: the model is in eval mode, gradients are off."""
 
     on_eval_start = on_eval_begin = on_validation_start
 
-    @event(BATCH, order="trainer batch batch_idx dataloader_idx dataloader_name", fires="every validation batch")
+    @event(
+        BATCH,
+        order="trainer batch batch_idx dataloader_idx dataloader_name",
+        fires="every validation batch",
+        needs="can_validate",
+    )
     def on_validation_batch_start(self, *args: Any, **kwargs: Any) -> None:
         """A validation batch is on the device."""
 
@@ -318,6 +344,7 @@ class Events:
         BATCH + " loss metrics output=model_output target",
         order="trainer batch batch_idx dataloader_idx dataloader_name metrics",
         fires="every validation batch",
+        needs="can_validate",
     )
     def on_validation_batch_end(self, *args: Any, **kwargs: Any) -> None:
         """A validation batch is done."""
@@ -327,6 +354,7 @@ class Events:
         order="trainer epoch metrics",
         fires="every validation",
         respelled={"on_eval_end": {"metrics": "eval_metrics"}},
+        needs="can_validate",
     )
     def on_validation_end(self, *args: Any, **kwargs: Any) -> None:
         """Validation is done: 'val/…' keys, or 'eval/…' for a method spelled on_eval_end."""
@@ -337,11 +365,11 @@ class Events:
     def on_epoch_end(self, *args: Any, **kwargs: Any) -> None:
         """An epoch is done, its validation included; its checkpoint comes after."""
 
-    @event(RUN + " checkpoint_path path", order="trainer checkpoint_path", fires="every checkpoint")
+    @event(RUN + " checkpoint_path path", order="trainer checkpoint_path", fires="every checkpoint", needs="can_save")
     def on_checkpoint_save(self, *args: Any, **kwargs: Any) -> None:
         """A checkpoint is durable on disk."""
 
-    @event(RUN + " checkpoint_path path", order="trainer checkpoint_path", fires="every load")
+    @event(RUN + " checkpoint_path path", order="trainer checkpoint_path", fires="every load", needs="can_save")
     def on_checkpoint_load(self, *args: Any, **kwargs: Any) -> None:
         """A checkpoint has been loaded, hook state included."""
 

@@ -14,7 +14,7 @@ from typing import Any
 from hookline._checks import names
 from hookline._words import meant, nearest
 from hookline.core.base import ForwardHook, Hook, UpdateHook, hook_attribute
-from hookline.core.catalog import CATALOG, SPELLINGS, Event, Events, find_event
+from hookline.core.catalog import CAPABILITIES, CATALOG, SPELLINGS, Event, Events, find_event
 from hookline.core.costs import Cost
 from hookline.core.dispatch import BoundHook
 from hookline.core.failures import FailureCount, Policy
@@ -56,6 +56,7 @@ class Entry:
     before: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
     ranks: Ranks = None
+    needs: tuple[str, ...] = ()  # Of the `CAPABILITIES` of a run.
     origin: str = "code"
     parameters: dict[str, Any] = field(default_factory=dict)
     named: bool = False  # The name was chosen for this instance; one that is derived from its class may get a number.
@@ -240,6 +241,20 @@ def parse_ranks(given: Any, path: str = "ranks") -> Ranks:
     if not ranks or not all(isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0 for rank in ranks):
         raise ConfigError(path, f"expected 'all', 'zero', 'local-zero', a rank or a list of ranks, {got(given)}")
     return frozenset(ranks)
+
+
+def check_needs(hook: Any, name: str) -> tuple[str, ...]:
+    """Return what a hook needs of a run.
+
+    Raises:
+        RegistrationError: If one of its `needs` is no capability of runs; the message has the nearest one.
+    """
+    needs = names(hook_attribute(hook, "needs"), "needs")
+    for capability in needs:
+        if capability not in CAPABILITIES:
+            nearby = nearest(capability, CAPABILITIES)
+            raise RegistrationError(f"{name!r} needs {capability!r}, which is no capability of runs; {nearby}")
+    return needs
 
 
 def check_ranks(entry: Entry, ranks: OneProcess) -> None:

@@ -26,6 +26,7 @@ from hookline.core.entry import (
     DerivedName,
     Entry,
     HookList,
+    check_needs,
     check_ranks,
     check_schedule,
     derived_name,
@@ -244,6 +245,7 @@ class HookRegistry(Events):
             before=names(before, "before"),
             after=names(after, "after"),
             ranks=parse_ranks(hook_attribute(made, "ranks") if ranks is None else ranks),
+            needs=check_needs(made, str(name)),
             origin="built-in" if built_in and origin == "code" else origin,
             parameters={} if event else hook_parameters(made, parameters),
         )

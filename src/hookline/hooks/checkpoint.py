@@ -88,6 +88,7 @@ class CheckpointHook(MetricHook):
 
     built_in = True
     name = "checkpoint"
+    needs: tuple[str, ...] = ("can_save",)
     every_aliases = ("save_every_n_epochs", "save_every_n_steps", "save_every")
     on_error = "raise"
 

@@ -53,6 +53,7 @@ class EarlyStopping(MetricHook):
 
     built_in = True
     name = "early_stopping"
+    needs: tuple[str, ...] = ("can_stop",)
     every_aliases = ("check_on_train_epoch_end", "check_every_n_steps")
 
     def __init__(

@@ -89,6 +89,7 @@ class GradientMonitor(NamedHook):
 
     built_in = True
     name = "gradient_monitor"
+    needs = ("has_unscaled_gradients",)
     same_on_all_ranks = True  # gradients are; measuring those of a sharded model needs all ranks
     every_aliases = ("log_frequency",)
     saves = ("troubled",)

@@ -57,6 +57,7 @@ class LossSpike(NamedHook):
 
     built_in = True
     name = "loss_spike"
+    needs: tuple[str, ...] = ("knows_loss",)
 
     def __init__(self, factor: float = 8.0, window: int = 100, warmup: int = 20, stop_run: bool = False) -> None:
         self.factor = float(_checks.number(factor, "factor", at_least=0.1))
@@ -65,6 +66,8 @@ class LossSpike(NamedHook):
         if warmup > window:
             raise ConfigError("warmup", f"expected at most the window, {window}; got {warmup}")
         self.stop_run = _checks.boolean(stop_run, "stop_run")
+        if stop_run:
+            self.needs = (*self.needs, "can_stop")
         self.spikes: list[Spike] = []
         self._recent: deque[float] = deque(maxlen=window)
 

@@ -67,6 +67,8 @@ class MetricHook(NamedHook):
     def evaluate_at(self, *, steps: Schedule | None, validations: bool, epochs: bool) -> None:
         """Choose the sources; call it in the constructor, so that a hook without steps does not listen to them."""
         self._at_steps, self._at_validations, self._at_epochs = steps is not None, validations, epochs
+        if self._at_validations or self._needs_validation:
+            self.needs = (*self.needs, "can_validate")
         if steps is None:
             self.on_step_end = self.on_train_batch_end = None  # type: ignore[assignment]
         else:

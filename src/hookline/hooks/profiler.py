@@ -41,6 +41,7 @@ class Profiler(NamedHook):
 
     built_in = True
     name = "profiler"
+    needs = ("knows_batches",)
     ranks = "zero"
     _active: ClassVar[WeakSet[Profiler]] = WeakSet()  # those that are tracing now
 

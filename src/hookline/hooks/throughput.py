@@ -49,6 +49,7 @@ class ThroughputMonitor(TrainingHook):
 
     built_in = True
     name = "throughput"
+    needs = ("knows_batches",)
     every_aliases = ("log_every_n_steps",)
     # The wait for the next batch starts where these end, whether the hook is due or not.
     events_when_not_due = ("on_train_batch_end", "on_step_end")

@@ -57,6 +57,27 @@ class RunView:
     agreement: Agreement
     stats: EpochStats
 
+    # ---- what this host can do; it refuses hooks that need more (`Hook.needs`) ---------------------------------------
+
+    can_skip_steps = True
+    """Whether `skip_step` keeps the optimizers from stepping."""
+    can_stop = True
+    """Whether `request_stop` ends the run."""
+    can_save = False
+    """Whether `save` writes checkpoints, from which the run can be resumed."""
+    can_validate = False
+    """Whether the run has validations, whose events are fired."""
+    can_rerun = False
+    """Whether `rerunning` runs a batch again as training ran it."""
+    knows_loss = True
+    """Whether the loss is known, because its backward pass goes through the run."""
+    knows_batches = True
+    """Whether the batches are known, because they go through the run."""
+    knows_windows = True
+    """Whether it is known which micro-batches make up a step, as `window` returns them."""
+    has_unscaled_gradients = True
+    """Whether gradients can be read and changed as the optimizer uses them, before any clipping."""
+
     # ---- what is trained ---------------------------------------------------------------------------------------------
 
     model: torch.nn.Module
@@ -152,12 +173,12 @@ class RunView:
     @property
     def has_validation(self) -> bool:
         """Whether there is data to validate on."""
-        return False
+        return self.can_validate
 
     @property
     def validates_on_schedule(self) -> bool:
         """Whether the run validates by itself, rather than only when a hook calls `validate`."""
-        return False
+        return self.can_validate
 
     @property
     def uses_grad_scaler(self) -> bool:

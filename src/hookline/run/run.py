@@ -21,10 +21,12 @@ from hookline import _device
 from hookline._console import logger, print_line
 from hookline.activations.manager import HookManager
 from hookline.core.base import hook_attribute
+from hookline.core.catalog import CAPABILITIES, CATALOG, MOST_LISTED
 from hookline.core.change_audit import ChangeAudit
+from hookline.core.dispatch import EventSlots
 from hookline.core.entry import Entry
 from hookline.core.failures import Incident, hook_notes
-from hookline.errors import HooklineError, RankError, add_note, error_text
+from hookline.errors import HooklineError, RankError, RegistrationError, add_note, error_text
 from hookline.gradients.chain import UpdateChain
 from hookline.ranks import OneProcess
 from hookline.record.outcome import Outcome
@@ -36,6 +38,8 @@ from hookline.run.engine import Engine
 from hookline.run.event_args import EventArgs
 from hookline.run.messages import closing_line
 from hookline.run.non_finite import LossWatch, non_finite_parameters
+from hookline.run.numbers import single_numbers
+from hookline.run.outputs import UNKNOWN
 from hookline.run.parameters import trained_parameters
 from hookline.run.progress import Progress
 from hookline.run.status import RunStatus, SIGNAL, Stop
@@ -79,6 +83,7 @@ class Run(Steps):
     ) -> None:
         self.model, self.optimizers = model, list(optimizers)
         self.hooks = hooks if isinstance(hooks, HookManager) else HookManager()
+        self.hooks.add_registration_check(self._check_needs)
         self.ranks = ranks or OneProcess()
         self.engine = engine or Engine(next(model.parameters()).device)
         self.config, self._output_dir, self.seed = config, output_dir, seed
@@ -100,6 +105,26 @@ class Run(Steps):
         if not isinstance(hooks, HookManager | None):
             for hook in hooks:
                 self.hooks.register(hook)
+
+    def _check_needs(self, entry: Entry) -> None:
+        """Refuse a hook that needs more than this host can do, or that listens only to events that it never fires.
+
+        Raises:
+            RegistrationError: It says what the hook needs, and which events it would wait for.
+        """
+        if "chain" in vars(self) and self.hooks.update_chain is not self.chain:
+            return  # another run has taken over the hooks
+        lacking, waits = [name for name in entry.needs if not getattr(self, name)], ""
+        never = [event for event in entry.listeners if (need := CATALOG[event].needs) and not getattr(self, need)]
+        if not lacking and never and len(never) == len(entry.listeners):
+            lacking = list(dict.fromkeys(CATALOG[event].needs for event in never))
+            waits = f" to fire {' and '.join(never[:MOST_LISTED])}, which is all that it listens to"
+        if lacking:
+            words = " and ".join(f"{CAPABILITIES[name]} (`{name}`)" for name in lacking)
+            raise RegistrationError(
+                f"{entry.name!r} needs a run that {words}{waits}, and {type(self).__name__} is none; leave the hook "
+                "out, or train with hookline's trainer, which can do all that hooks may need"
+            )
 
     def at_end(self, callback: Callable[[], object]) -> None:
         """Call a function when the run in progress has ended."""
@@ -203,6 +228,95 @@ class Run(Steps):
             self._open.callback(self.record.add_sink(ReportSink(self.record, self.progress.steps_done)).remove)
         except Exception as error:  # no report is worth a run
             logger.warning("this run will have no report: %s", error_text(error))
+
+    # ---- epochs and validations --------------------------------------------------------------------------------------
+
+    def begin_epoch(self) -> None:
+        """Begin the first or the next epoch, and fire on_epoch_start; a loop without epochs need not call this."""
+        self.progress.begin_epoch()
+        self.stats = self.stats.next_epoch(self.progress.step)
+        if handler := self.hooks.slots.on_epoch_start:
+            handler(self.event_args)
+        self.hooks.replan()
+
+    def end_epoch(self) -> None:
+        """Record the means of the epoch, and fire on_epoch_end; the epoch is over, also if a hook fails there."""
+        self.record_non_finite_losses(self.stats.take_non_finite())
+        for name, mean in self.stats.means().items():
+            self.log(name, mean, reduce=None)
+        try:
+            if handler := self.hooks.slots.on_epoch_end:
+                handler(self.event_args)
+        finally:
+            self.progress.end_epoch()
+        self.agreement.end_epoch()
+
+    @contextmanager
+    def validation(self) -> Iterator[dict[str, Any]]:
+        """Fire the events around a validation, which the block makes in eval mode without grad; record its metrics.
+
+        >>> with run.validation() as metrics:
+        ...     metrics["val/loss"] = mean_loss(model, val_data)
+        """
+        args, slots, metrics = self.event_args, self.hooks.slots, dict[str, Any]()
+        with args.validation(self.hooks.calling_hook()), self.other_batches("validation"):
+            if handler := slots.on_validation_start:
+                handler(args)
+            yield metrics
+            args.val_metrics, args.eval_metrics = metrics, {}
+            args.mirror_metrics("val_metrics")
+            try:
+                if handler := slots.on_validation_end:
+                    handler(args)
+                args.mirror_metrics("eval_metrics")
+            finally:  # what was measured is recorded, also if a hook ends the run here
+                for key, value in single_numbers(metrics).items():
+                    self.log(key, value)
+        if self.running:
+            self.agreement.after_validation()
+
+    def begin_validation_batch(
+        self, batch: Any, index: int, loader_index: int = 0, loader: str = "val", slots: EventSlots | None = None
+    ) -> Any:
+        """Place a batch of a validation, fire on_validation_batch_start, and return the batch.
+
+        Args:
+            batch: The batch.
+            index: Its place among those of its loader.
+            loader_index: The place of its loader among the loaders.
+            loader: The name of its loader.
+            slots: What is fired instead of the run's own events.
+        """
+        batch = self.engine.place(batch)
+        self.event_args.enter_validation_batch(batch, index, loader_index, loader)
+        if handler := (slots or self.hooks.slots).on_validation_batch_start:
+            handler(self.event_args)
+        return batch
+
+    def end_validation_batch(
+        self,
+        loss: torch.Tensor,
+        metrics: Mapping[str, Any] | None = None,
+        output: Any = UNKNOWN,
+        target: Any = UNKNOWN,
+        slots: EventSlots | None = None,
+    ) -> dict[str, Any]:
+        """Fire on_validation_batch_end, and return the metrics of the batch, with those that hooks added.
+
+        Args:
+            loss: The loss of the batch.
+            metrics: Other numbers of the batch.
+            output: What the model returned, if hooks may read it.
+            target: What it is compared with, if hooks may read it.
+            slots: What is fired instead of the run's own events.
+        """
+        args = self.event_args
+        args.live_loss, args.step_metrics = loss, dict(metrics or {})
+        args.set_output(output, target)
+        if handler := (slots or self.hooks.slots).on_validation_batch_end:
+            handler(args)
+        args.release_output()
+        return {"loss": loss.detach(), **args.step_metrics, **args.added_metrics()}
 
     # ---- the end -----------------------------------------------------------------------------------------------------
 

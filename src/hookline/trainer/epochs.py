@@ -35,15 +35,12 @@ class Epochs:
         if progress.position is not None:
             trainer.is_reading = True
             batches = reader.resume(progress.position, progress.batch_idx + 1)
+            trainer.hooks.replan()
         else:
-            progress.begin_epoch()
-            trainer.stats = trainer.stats.next_epoch(progress.step)
-            if handler := trainer.hooks.slots.on_epoch_start:
-                handler(trainer.event_args)
+            trainer.begin_epoch()
             trainer.is_reading = True  # a DataLoader may ask workers that live longer than an epoch
             batches = reader.start()
             progress.position = reader.start_position  # states are read when a checkpoint needs them
-        trainer.hooks.replan()
         trainer.signals.hold_worker_errors()
         # Cut off where the end is certain: asking for one more batch would move the random streams of some loaders.
         given = batches if reader.length is None else islice(batches, reader.length - reader.offset)
@@ -77,15 +74,7 @@ class Epochs:
             trainer.step_schedulers()
         if metrics is not None:
             trainer.step_plateau_schedulers(metrics)
-        trainer.record_non_finite_losses(trainer.stats.take_non_finite())
-        for name, mean in trainer.stats.means().items():
-            trainer.log(name, mean, reduce=None)
-        try:
-            if handler := trainer.hooks.slots.on_epoch_end:
-                handler(trainer.event_args)
-        finally:
-            trainer.progress.end_epoch()
-        trainer.agreement.end_epoch()
+        trainer.end_epoch()
         trainer.checkpointer.save_requested()
 
     def _check(self, all_read: bool) -> None:

@@ -79,6 +79,8 @@ class Trainer(Run):
     and `event_args` (the values that hooks name). Its most used values are properties of the trainer.
     """
 
+    can_save = can_validate = can_rerun = True
+
     def __init__(self, parts: Components) -> None:
         self.options = parts.options
         ranks = find_ranks()

@@ -16,7 +16,7 @@ from hookline.core.catalog import find_event
 from hookline.core.dispatch import EventSlots
 from hookline.errors import TrainingError
 from hookline.ranks import OneProcess, add_up
-from hookline.run.numbers import as_python_number, single_numbers
+from hookline.run.numbers import as_python_number
 from hookline.run.outputs import OUTPUT_AND_TARGET, OutputReader, find_target
 from hookline.trainer.data.loader_state import preserve_parts
 from hookline.trainer.data.loaders import raise_no_batches, why_empty
@@ -44,23 +44,9 @@ def validate(trainer: Trainer, loaders: Mapping[str, Iterable[Any]], limit: int 
     Raises:
         TrainingError: If a loader gives no batch, or a hook validates inside the validation that it called.
     """
-    args, slots = trainer.event_args, trainer.hooks.slots
     order = preserve_parts(trainer.train_loaders, loaders, (torch.Generator, ResumableSampler))
-    with args.validation(trainer.hooks.calling_hook()), trainer.other_batches("validation"), order:
-        if handler := slots.on_validation_start:
-            handler(args)
-        metrics = _measure(trainer, loaders, limit, slots)
-        args.val_metrics, args.eval_metrics = metrics, {}
-        args.mirror_metrics("val_metrics")
-        try:
-            if handler := slots.on_validation_end:
-                handler(args)
-            args.mirror_metrics("eval_metrics")
-        finally:  # what was measured is recorded, also if a hook ends the run here
-            for key, value in single_numbers(metrics).items():
-                trainer.log(key, value)
-    if trainer.running:
-        trainer.agreement.after_validation()
+    with order, trainer.validation() as metrics:
+        metrics.update(_measure(trainer, loaders, limit, trainer.hooks.slots))
     return metrics
 
 
@@ -105,23 +91,16 @@ def _measure(
             if trainer.engine.forward_is_collective:
                 batches = _in_step(ranks, name, batches)
             for index, (batch, counts) in enumerate(batches):
-                placed = trainer.engine.place(batch)
                 if not counts:
                     with trainer.hooks.silenced():
-                        compute(placed)
+                        compute(trainer.engine.place(batch))
                     continue
-                args.enter_validation_batch(placed, index, loader_index, name)
-                if handler := slots.on_validation_batch_start:
-                    handler(args)
+                placed = trainer.begin_validation_batch(batch, index, loader_index, name, slots)
                 result = compute(placed)
                 loss, metrics = loss_and_metrics(result)
-                args.live_loss = loss
-                args.set_output(reader.take(result), find_target(result, placed))
-                args.step_metrics = {**metrics, **user.measure_batch(name, placed, result, args.live_output)}
-                if handler := slots.on_validation_batch_end:
-                    handler(args)
-                args.release_output()
-                results = {"loss": loss.detach(), **args.step_metrics, **args.added_metrics()}
+                output, target = reader.take(result), find_target(result, placed)
+                metrics = {**metrics, **user.measure_batch(name, placed, result, output)}
+                results = trainer.end_validation_batch(loss, metrics, output, target, slots)
                 averages.add(name, count_samples(placed), results)
                 tokens += trainer.count_tokens(placed)
         tokens = averages.add_up(ranks, tokens)

@@ -29,6 +29,7 @@ class Guard(Transform):
     """A transform that reads the gradients' norm and may skip the step."""
 
     inplace = False
+    needs: tuple[str, ...] = ("can_skip_steps",)
     same_on_all_ranks = True  # gradients are reduced over the ranks, and norms are of all shards
 
     def __init__(self, give_up_after: int | None, params: Any) -> None:
@@ -123,6 +124,8 @@ class SpikeGuard(Guard):
         if give_up_after is not None and action == "clip":
             raise HooklineError("spike_guard: give_up_after counts skipped steps, and action='clip' skips none")
         self.inplace = self.clips = action == "clip"
+        if action == "clip":
+            self.needs = ()
 
     def init(self, params: Any) -> dict[str, Any]:
         """Make the window of norms, on the device, and the counts of observed and skipped steps."""

@@ -45,10 +45,13 @@ class NanForensics(NamedHook):
     name = "nan_forensics"
     same_on_all_ranks = True
     explains_non_finite = True
+    needs: tuple[str, ...] = ("can_rerun", "knows_loss", "knows_batches", "knows_windows")
 
     def __init__(self, gradients: bool = True, state: bool = True, stop_run: bool = True, keep: int = 1) -> None:
         self.gradients, self.state = _checks.boolean(gradients, "gradients"), _checks.boolean(state, "state")
         self.stop_run, self.keep = _checks.boolean(stop_run, "stop_run"), _checks.integer(keep, "keep", at_least=1)
+        if stop_run:
+            self.needs = (*self.needs, "can_stop", "can_skip_steps")
         self.crash: Path | None = None
         self.autopsy: Diagnosis | None = None
         self._found = 0
