@@ -14,7 +14,9 @@ from hookline.core.base import ForwardHook, Hook, TrainingHook, UpdateHook, hook
 from hookline.errors import TrainingError
 
 SOURCES = [path for path in sorted(Path(hookline.__file__).parent.rglob("*.py")) if "data" not in path.parts]
-READ = re.compile(r"""(getattr|hook_attribute)\(\s*((?:type\()?[\w.\[\]]*\b(?:hook|owner|made)\b)\)?\s*,\s*["'](\w+)["']""")
+READ = re.compile(
+    r"""(getattr|hook_attribute)\(\s*((?:type\()?[\w.\[\]]*\b(?:hook|owner|made)\b)\)?\s*,\s*["'](\w+)["']"""
+)
 OF_TYPE = {"__name__", "__dict__"}  # what every function or object may have
 IN_ACTIVATIONS = {"bind_module", "statistics_only"}
 

@@ -1,113 +1,96 @@
-"""A host of hooks that is not a trainer: `PlainRun` implements `RunControl`, `train` is a plain loop over batches."""
+"""A host of hooks that is not our trainer: `PlainRun` is a `Run`, and `train` a plain loop over batches."""
 
 from contextlib import contextmanager
 
 import torch
 
-from hookline import HookManager
 from hookline.checkpoints import write_checkpoint
-from hookline.gradients.view import Gradients
-from hookline.ranks import OneProcess
-from hookline.record import Record
+from hookline.run.rng import preserve_rng, restore_rng
+from hookline.run.run import Run
 
 
-class PlainRun:
-    """A run of a tiny model that keeps in lists and dicts what hooks log, note and request."""
+class PlainRun(Run):
+    """A run of a tiny model that can validate, save and run a batch again, with its record in memory.
 
-    config, run_id, loader_names, device, saving, skipped = None, "plain", (), torch.device("cpu"), None, None
-    ranks = OneProcess()
-    total_epochs, epoch_batches = 1, 6
-    total_steps, step, epoch, tokens_seen, validations_in_progress, lr = 6, 0, 0, 0, 0, 0.1
-    status, running, stop_reason, stopped_by = "training", True, None, None
-    has_validation, validates_on_schedule = True, True
-    is_trial_run, uses_grad_scaler, gradients_overflowed = False, False, False
-    ranks, data_ranks, means_of_ranks = OneProcess(), 1, dict
+    It counts as running from the start, so that a test may call the methods of a hook without a loop.
+    """
+
+    can_save = can_validate = can_rerun = True
+    # What each host knows in its own way; attributes, so that tests can set them.
+    loss_fn, device, run_dir, checkpoint_dir = torch.nn.MSELoss(), torch.device("cpu"), None, None
+    total_steps, total_epochs, epoch_batches = 6, 1, 6
 
     def __init__(self, run_dir=None, model=None):
-        self.model, self.loss_fn = model or torch.nn.Linear(3, 1), torch.nn.MSELoss()
-        self.params = dict(self.model.named_parameters())
-        self.optimizers = [torch.optim.SGD(self.params.values(), lr=self.lr)]
-        self.hooks, self.hook_data, self.requested_checkpoints = HookManager(), {}, set()
+        model = model or torch.nn.Linear(3, 1)
+        super().__init__(model, [torch.optim.SGD(model.parameters(), lr=0.1)])
         self.run_dir, self.checkpoint_dir = run_dir, run_dir and run_dir / "checkpoints"
-        self.logged, self.layers, self.notes, self.tables, self.images = {}, {}, [], {}, {}
-        self.record = Record.in_memory()
+        self.reset_steps()
         self.record.start([])
-        self.state = {"model": self.model, "optimizer": self.optimizers[0], "current_epoch": 0, "status": "training"}
-        self.window, self.step_metrics, self.describe, self.random_state = tuple, dict, dict, torch.get_rng_state
-        self.unsaved_parameters = dict
-        self.step_loss, self.latest_metrics = lambda: self.state["latest_loss"], lambda since=None: {}
-        self.epoch_metrics = lambda: {"train/epoch_loss": self.step_loss()}
-        self.count_tokens = lambda batch: batch[0].numel()
-        self.skip_step = lambda reason: vars(self).update(skipped=reason)
-        self.request_stop = lambda reason, by=None: vars(self).update(stop_reason=reason, stopped_by=by)
-        self.note = lambda kind, step=None, **fields: self.notes.append({"kind": kind, **fields})
-        self.log_layers = lambda series, names, columns, values, step: self.layers.update({(series, step): values})
-        self.log_image = lambda name, image, *, step=None: self.images.update({name: image})
-        self.inference = lambda: self.rerunning(self.random_state())
+        self.run_status.begin()
 
-    def log(self, name, value, step=None, reduce="mean"):
-        self.logged[name, self.step if step is None else step] = value
-
-    def log_table(self, name, columns, rows, *, step=None, kind=None):
-        self.tables[name] = (tuple(columns), [tuple(row) for row in rows])
-
-    @property
-    def rank_tokens(self):
-        return self.tokens_seen
-
-    def share(self, part):
-        raise NotImplementedError("for several ranks")
-
-    def fire(self, event, **values):
-        run = {"trainer": self, "step": self.step, "tokens_seen": self.tokens_seen, "state": self.state}
-        getattr(self.hooks, event)(**run, **values)
+    def count_tokens(self, batch):
+        return batch[0].numel()
 
     def save(self, name=None):
         path = write_checkpoint(self.checkpoint_dir, name(), {"model": self.model.state_dict()}, {"step": self.step})
-        self.fire("on_checkpoint_save", checkpoint_path=str(path), path=str(self.checkpoint_dir))
+        self.event_args.set_checkpoint(str(path))
+        if handler := self.hooks.slots.on_checkpoint_save:
+            handler(self.event_args)
 
-    def validate(self, **metrics):
-        self.validations_in_progress = 1
-        self.fire("on_validation_start")
-        batch = torch.eye(3), torch.tensor([[0.0], [1.0], [1.0]])
-        at = {"batch": batch, "batch_idx": 0, "dataloader_name": "val", "metrics": {"loss": 1.0}}
-        self.fire("on_validation_batch_end", output=self.model(batch[0]), target=batch[1], **at)
-        self.fire("on_validation_end", metrics=metrics)
-        self.validations_in_progress = 0
+    def validate(self, **measured):
+        with self.validation() as metrics:
+            inputs, target = self.begin_validation_batch((torch.eye(3), torch.tensor([[0.0], [1.0], [1.0]])), 0)
+            output = self.model(inputs)
+            self.end_validation_batch(self.loss_fn(output, target), output=output, target=target)
+            metrics.update(measured)
 
     @contextmanager
     def rerunning(self, random_state):
-        with torch.random.fork_rng(), self.hooks.silenced():
-            torch.set_rng_state(random_state)
+        with preserve_rng(), self.hooks.silenced():
+            restore_rng(random_state)
             yield lambda batch: self.loss_fn(self.model(batch[0]), batch[1])
+
+    # ---- what was recorded -------------------------------------------------------------------------------------------
+
+    @property
+    def notes(self):
+        """The events, without their time and step."""
+        return [{key: row[key] for key in row if key not in ("time", "step")} for row in self.record.events]
+
+    @property
+    def logged(self):
+        """What hooks have logged, by name and step: not the metrics that a run records by itself."""
+        self.record.flush(wait=True)
+        own = ("step", "epoch", "time", "train/loss", "train/epoch_loss", "val/loss")
+        return {(key, row["step"]): row[key] for row in self.record.metrics for key in row if key not in own}
+
+    @property
+    def layers(self):
+        """The numbers per layer, by series and step."""
+        self.record.flush(wait=True)
+        return {(row.series, row.step): row.values for row in self.record.layer_rows}
+
+    @property
+    def tables(self):
+        """The columns and the rows of the last table of each name."""
+        self.record.flush(wait=True)
+        return {row.name: (row.content.columns, row.content.rows) for row in self.record.media}
 
 
 def train(run, batches):
     """Make one step per batch, then one validation, and end the epoch and the run."""
-    run.fire("on_train_start", resumed=False)
-    run.fire("on_epoch_start")
-    for index, batch in enumerate(batches):
-        run.step, run.tokens_seen = index + 1, run.tokens_seen + run.count_tokens(batch)
-        at = {"batch": batch, "batch_idx": index, "dataloader_name": "train"}
-        run.fire("on_train_batch_start", **at)
-        loss = run.loss_fn(run.model(batch[0]), batch[1])
-        run.state |= {"latest_loss": loss.item(), "avg_loss": loss.item()}
-        run.fire("on_before_backward", loss=loss, **at)
-        loss.backward()
-        run.fire("on_gradients_ready", grads=Gradients(run.params), **at)
-        run.fire("on_before_optimizer_step", optimizer_idx=0, **at)
-        if run.skipped is None:
-            run.optimizers[0].step()
-        run.fire("on_after_optimizer_step" if run.skipped is None else "on_step_skipped", optimizer_idx=0, **at)
-        run.optimizers[0].zero_grad()
-        run.fire("on_train_batch_end", metrics={"loss": loss.item()}, **at)
-        run.fire("on_step_end", **at)
-        if run.stop_reason is not None:
-            break
-    run.validate(**{"val/loss": 1.0})
-    run.fire("on_epoch_end")
-    run.status = "completed"
-    run.fire("on_train_end", reason="completed")
-    run.hooks.close()
-    run.record.close("completed", None, [], [], {})
-    run.running = False
+    with run.in_progress():
+        run.begin_epoch()
+        for batch in batches:
+            inputs, target = run.begin_batch(batch)
+            run.backward(run.loss_fn(run.model(inputs), target))
+            if run.window_is_complete():
+                if run.gradients_ready():
+                    run.step_optimizer(run.optimizers[0])
+                run.end_optimizers()
+                run.optimizers[0].zero_grad()
+            run.end_batch()
+            if run.at_boundary():
+                break
+        run.validate(**{"val/loss": 1.0})
+        run.end_epoch()

@@ -522,7 +522,7 @@ def test_what_is_on_disk_equals_a_brute_force_search(
         run.hooks.register(hook)
         run.hooks.on("checkpoint_save", name="written")(lambda step: written.append(step))
         hook.strict = False  # the metric may be missing, also before it was measured once
-        for run.step, score in enumerate(scores, 1):
+        for run.progress.step, score in enumerate(scores, 1):
             run.validate(**({} if score is None else {"val/loss": score}))
         sign = 1 if mode == "min" else -1
         ranked = [(step, score) for step, score in enumerate(scores, 1) if score is not None and not math.isnan(score)]
@@ -802,7 +802,7 @@ def test_a_disk_that_does_not_answer_does_not_change_the_ranking(monkeypatch: py
     hook = CheckpointHook(monitor="val/loss")
     plain = PlainRun(Path.cwd())
     plain.hooks.register(hook)
-    plain.step = 1
+    plain.progress.step = 1
     plain.validate(**{"val/loss": 1.0})
     best, stat = hook.best_path, Path.stat
 
@@ -812,6 +812,6 @@ def test_a_disk_that_does_not_answer_does_not_change_the_ranking(monkeypatch: py
         return stat(path, **options)
 
     monkeypatch.setattr(Path, "stat", stale)
-    plain.step = 2
+    plain.progress.step = 2
     plain.validate(**{"val/loss": 2.0})
     assert hook.best_path == best is not None

@@ -94,7 +94,7 @@ def test_the_number_of_the_epoch_is_shown_as_a_whole(monkeypatch: pytest.MonkeyP
     """However many digits it has; the other lines have the same column."""
     terminal = at_terminal(monkeypatch)
     run, view = PlainRun(), live_view.LiveView(terminal)
-    run.epoch, run.total_epochs = 9, 1000
+    run.progress.epoch, run.total_epochs = 9, 1000
     view.start(run, 0.0)
     view.draw(run, 1.0)
     shown = region(terminal.screen())
