@@ -112,7 +112,7 @@ class UpdateChain:
         return asked_at is None or asked_at != args.step
 
     def _report_norm(self, reporter: ChainItem, item: ChainItem, when: str, args: Any) -> None:
-        """Log the norm of what a hook selects for the hook `link_norms`, which is due."""
+        """Log the norm of what a hook selects, for a hook that `reports_norms` and is due."""
         if _passes_through(item.bound):
             return
         try:
