@@ -21,7 +21,6 @@ from hookline.core.failures import FailureCount, Policy
 from hookline.core.plugins import HOOKS, load_reference
 from hookline.core.provided import PROVIDED
 from hookline.core.redefinition import is_redefinition
-from hookline.core.rng_guard import isolates
 from hookline.core.schedule import Schedule
 from hookline.core.signature import Listener, read_signature
 from hookline.errors import ConfigError, RegistrationError, got, with_article

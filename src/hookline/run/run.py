@@ -42,8 +42,8 @@ from hookline.run.numbers import single_numbers
 from hookline.run.outputs import UNKNOWN
 from hookline.run.parameters import trained_parameters
 from hookline.run.progress import Progress
-from hookline.run.status import RunStatus, SIGNAL, Stop
 from hookline.run.rng import preserve_rng
+from hookline.run.status import SIGNAL, RunStatus, Stop
 from hookline.run.step import Steps
 
 Result = TypeVar("Result")
