@@ -1,8 +1,8 @@
 """The processes of a run: which one this is, and what all of them do together.
 
-A run on several processes needs four things from the others: rank 0 does something for all, a flag of one becomes a
-decision of all, requests are agreed on without waiting, and numbers are added up for the record. `OneProcess` does each
-of these alone, so that no other code asks how many processes there are.
+A number crosses ranks in one of three ways. `total` adds up a few numbers and waits for all ranks. `add_up` does so for
+numbers with names, which may differ between ranks. The record brings together what was logged or shared in its next
+exchange, without waiting.
 
 Everything goes through host tensors and one gloo group that nothing else uses: training's own collectives, on whatever
 backend, are not waited for and not mixed up with these.
@@ -18,10 +18,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cached_property
+from itertools import chain
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from hookline.errors import RankError, error_text
 from hookline.rank_watch import RankWatch, WatchedRun
@@ -36,19 +38,24 @@ LONGEST_VALUE = 200  # characters of a value in a message
 FINGERPRINT_BITS = 24  # its square, summed over 16,384 ranks, fits into an int64
 
 
-class OneProcess:
-    """A run in one process; also the base of `ProcessRanks`, which several processes share.
+class Ranks:
+    """Which process of a run this is; every method acts alone. In `ProcessRanks` all ranks act together.
 
     Every method but `check`, `failed` and `explain` must be called by all ranks in the same order.
+
+    Args:
+        rank: This process's rank.
+        world_size: The number of ranks.
+        local_rank: This process's rank on its machine.
     """
 
-    rank = 0
-    world_size = 1
-    local_rank = 0
     group: Any = None
     """The process group for collectives of hooks that declare them, which nothing else uses; None in one process."""
     act_together = False
     """Whether there are other ranks that do all of this together; not in a user's own loop, where each acts alone."""
+
+    def __init__(self, rank: int = 0, world_size: int = 1, local_rank: int = 0) -> None:
+        self.rank, self.world_size, self.local_rank = rank, world_size, local_rank
 
     def first(self, make: Callable[[], Result]) -> Result:
         """Let rank 0 call a function, and return its result on every rank; it must be a JSON value.
@@ -69,6 +76,34 @@ class OneProcess:
     def total(self, numbers: Sequence[Number]) -> list[Number]:
         """Add up numbers over the ranks, all of them integers or all of them floats. Waits for all ranks."""
         return list(numbers)
+
+    def all_equal(self, number: int) -> bool:
+        """Return whether all ranks pass the same number, such as a fingerprint. Waits for all ranks."""
+        return self.are_equal(*self.total([number, number * number]))
+
+    def are_equal(self, total: int, total_of_squares: int) -> bool:
+        """Return whether all ranks have added the same number, given the sums of the numbers and of their squares."""
+        return total_of_squares * self.world_size == total * total
+
+    def add_up(self, named: Mapping[str, Sequence[float] | Tensor]) -> dict[str, Tensor]:
+        """Add up numbers by name over the ranks. Waits for all ranks.
+
+        Args:
+            named: The numbers of each name. A rank may lack some, and adds nothing to their sums.
+
+        Returns:
+            The sums of every name that some rank has, float64 on the host; the names of rank 0 first.
+        """
+        own = {name: torch.as_tensor(numbers, dtype=torch.float64, device="cpu") for name, numbers in named.items()}
+        sizes = {name: len(numbers) for name, numbers in own.items()}
+        if not self.all_equal(fingerprint(sizes.items())):
+            gathered, sizes = self.gather(list(sizes.items())), {}
+            for name, size in chain.from_iterable(gathered):
+                sizes[name] = max(size, sizes.get(name, 0))
+        none = torch.zeros(0, dtype=torch.float64)
+        padded = [pad(numbers := own.get(name, none), (0, size - len(numbers))) for name, size in sizes.items()]
+        _, sums = self.exchange(none, lambda _: torch.cat([none, *padded]))
+        return dict(zip(sizes, torch.split(sums, list(sizes.values())), strict=True))
 
     def send(self, numbers: Sequence[int]) -> Callable[[], list[int]]:
         """Begin to add up integers over the ranks; return a function that waits for the sums and returns them."""
@@ -118,7 +153,7 @@ class OneProcess:
         return f"rank {self.rank} of {self.world_size}"
 
 
-class ProcessRanks(OneProcess):
+class ProcessRanks(Ranks):
     """The ranks of the default process group. Every rank makes one at the same time.
 
     Args:
@@ -131,8 +166,7 @@ class ProcessRanks(OneProcess):
     def __init__(self, rank: int, world_size: int) -> None:
         from torch import distributed
 
-        self.rank, self.world_size = rank, world_size
-        self.local_rank = int(os.environ.get("LOCAL_RANK", rank))
+        super().__init__(rank, world_size, int(os.environ.get("LOCAL_RANK", rank)))
         self._distributed = distributed
         self._group = distributed.new_group(backend="gloo")
         self._alone = False
@@ -170,7 +204,7 @@ class ProcessRanks(OneProcess):
         self._distributed.all_gather(sizes, torch.tensor([len(own)]), group=self._group)
         longest = max(int(size) for size in sizes)
         parts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.world_size)]
-        padded = torch.nn.functional.pad(own, (0, longest - len(own)))
+        padded = pad(own, (0, longest - len(own)))
         self._distributed.all_gather(parts, padded, group=self._group)
         return [_from_bytes(part[: int(size)]) for part, size in zip(parts, sizes, strict=True)]
 
@@ -299,7 +333,7 @@ class ProcessRanks(OneProcess):
 _found: tuple[Any, ProcessRanks] | None = None  # those of a default process group, which a process may make again
 
 
-def find_ranks() -> OneProcess:
+def find_ranks() -> Ranks:
     """Return the ranks of the default process group, or of this process alone if there is none.
 
     With several ranks the first call makes a process group, so all ranks must call this at the same point.
@@ -307,7 +341,7 @@ def find_ranks() -> OneProcess:
     global _found
     rank, world_size = rank_and_world_size()
     if world_size == 1:
-        return OneProcess()
+        return Ranks()
     world = torch.distributed.group.WORLD
     if _found is None or _found[0] is not world:
         _found = world, ProcessRanks(rank, world_size)
@@ -332,15 +366,13 @@ def leave_ranks() -> None:
         torch.distributed.destroy_process_group()
 
 
-def own_rank() -> OneProcess:
+def own_rank() -> Ranks:
     """Return which rank this process is, for hooks in a user's own loop; it does everything else alone.
 
     No process group is made, so that not all ranks need to call this.
     """
-    ranks = OneProcess()
-    ranks.rank, ranks.world_size = rank_and_world_size()
-    ranks.local_rank = int(os.environ.get("LOCAL_RANK", ranks.rank))
-    return ranks
+    rank, world_size = rank_and_world_size()
+    return Ranks(rank, world_size, int(os.environ.get("LOCAL_RANK", rank)))
 
 
 def fingerprint(parts: Iterable[Any]) -> int:
@@ -349,39 +381,7 @@ def fingerprint(parts: Iterable[Any]) -> int:
     return int.from_bytes(digest[: FINGERPRINT_BITS // 8], "big")
 
 
-def all_equal(totals: Sequence[int], world_size: int) -> bool:
-    """Return whether all ranks have added the same number, given the sums of the numbers and of their squares."""
-    total, total_of_squares = totals
-    return total_of_squares * world_size == total * total
-
-
-def add_up(
-    ranks: OneProcess, named: Mapping[str, Sequence[float]], width: int, names_agree: bool | None = None
-) -> dict[str, list[float]]:
-    """Add up numbers by name over the ranks; a name that only some ranks have arrives as well. Waits for all ranks.
-
-    Args:
-        ranks: The ranks.
-        named: The numbers of each name.
-        width: How many numbers each name has.
-        names_agree: Whether all ranks have the same names in the same order, if that is known already.
-
-    Returns:
-        The sums by name; the names of rank 0 first.
-    """
-    names = list(named)
-    if names_agree is None:
-        mark = fingerprint(names)
-        names_agree = all_equal(ranks.total([mark, mark * mark]), ranks.world_size)
-    if not names_agree:
-        names = list(dict.fromkeys(name for of_rank in ranks.gather(names) for name in of_rank))
-    none = [0.0] * width
-    own = torch.tensor([named.get(name, none) for name in names], dtype=torch.float64).reshape(-1)
-    _, sums = ranks.exchange(own[:0], lambda _: own)
-    return dict(zip(names, sums.reshape(len(names), width).tolist(), strict=True))
-
-
-def compare(ranks: OneProcess, sections: Mapping[str, Any], remedy: str = "") -> None:
+def compare(ranks: Ranks, sections: Mapping[str, Any], remedy: str = "") -> None:
     """Check that something is the same on all ranks.
 
     Args:

@@ -12,7 +12,7 @@ from torch import nn
 from hookline import HooklineError, HookManager, SimpleTrainer, read_layers, read_metrics
 from hookline.activations import monitor as monitor_module
 from hookline.activations.monitor import Monitor
-from hookline.ranks import OneProcess
+from hookline.ranks import Ranks
 from hookline.stats import collector
 from hookline.stats.histograms import percentiles
 
@@ -589,7 +589,7 @@ class MemoryRun:
     """The part of RunControl that a monitor uses."""
 
     def __init__(self) -> None:
-        self.step, self.ranks = 0, OneProcess()
+        self.step, self.ranks = 0, Ranks()
         self.logged: list[tuple[Any, ...]] = []
 
     def log_layers(self, *layers: Any) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from hookline import HookRegistry, TrainingHook
 from hookline.errors import MetricMissing
-from hookline.ranks import OneProcess
+from hookline.ranks import Ranks
 
 
 class Idle(TrainingHook):
@@ -59,7 +59,7 @@ def test_an_exception_is_annotated_once_with_where_it_came_from() -> None:
     registry.register(Failing(error), name="h")
     registry.on_epoch_end(0)
     registry.on_epoch_end(0)
-    ranks = OneProcess()
+    ranks = Ranks()
     ranks.rank, ranks.world_size = 2, 4
     registry.set_ranks(ranks)
     registry.on_epoch_end(0)

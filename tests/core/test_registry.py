@@ -16,7 +16,7 @@ from hookline import ForwardHook, HooklineError, HookRegistry, StopTraining, Tra
 from hookline.core import plugins
 from hookline.core.schedule import Reading
 from hookline.errors import MetricMissing, MissingArgument, RegistrationError
-from hookline.ranks import OneProcess
+from hookline.ranks import Ranks
 
 Heard = list[Any]
 
@@ -330,8 +330,8 @@ def test_an_attribute_named_enabled_is_not_read() -> None:
     assert called == ["a"] and registry.is_enabled("a")
 
 
-def rank_of(number: int) -> OneProcess:
-    ranks = OneProcess()
+def rank_of(number: int) -> Ranks:
+    ranks = Ranks()
     ranks.rank = number
     return ranks
 
@@ -574,7 +574,7 @@ def test_the_failure_of_a_hook_that_removed_itself_is_not_hidden() -> None:
 def test_the_rank_is_reported() -> None:
     """On another rank the note says which."""
     registry = HookRegistry()
-    ranks = OneProcess()
+    ranks = Ranks()
     ranks.rank, ranks.world_size = 3, 4
     registry.set_ranks(ranks)
     reported = incidents(registry)

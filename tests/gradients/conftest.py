@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hookline import HookRegistry
 from hookline.gradients.chain import UpdateChain
-from hookline.ranks import OneProcess
+from hookline.ranks import Ranks
 
 Params = dict[str, torch.nn.Parameter]
 SHAPES = {"matrix": (7, 3), "kernel": (4, 3, 2, 2), "vector": (5,), "scalar": (), "frozen": (2, 2)}
@@ -21,7 +21,7 @@ class NotingTrainer:
 
     def __init__(self) -> None:
         self.logged: dict[str, Any] = {}
-        self.ranks = OneProcess()
+        self.ranks = Ranks()
         self.skipped: list[str] = []
 
     def log(self, name: str, value: Any, step: int | None = None, reduce: str | None = "mean") -> None:

@@ -13,7 +13,7 @@ import torch
 from hookline import HooklineError, HookRegistry, StopTraining, TrainingHook, UpdateHook, get_trainer
 from hookline.errors import GradientError, MissingArgument
 from hookline.gradients.transforms import ClipNorm, Identity, Mask
-from hookline.ranks import OneProcess
+from hookline.ranks import Ranks
 
 Grads = Mapping[str, torch.Tensor]
 
@@ -397,7 +397,7 @@ class Skipping:
     """Event arguments whose trainer can skip the step."""
 
     def __init__(self) -> None:
-        self.step, self.epoch, self.model, self.trainer, self.ranks = 1, 0, None, self, OneProcess()
+        self.step, self.epoch, self.model, self.trainer, self.ranks = 1, 0, None, self, Ranks()
         self.reasons: list[str] = []
         self.stops: list[str] = []
         self.norms: list[tuple[float, bool]] = []

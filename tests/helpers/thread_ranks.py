@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hookline.ranks import OneProcess
+from hookline.ranks import Ranks
 
 
 class Board:
@@ -30,13 +30,14 @@ class Board:
             return [value for (value,) in self.passed[call]]
 
 
-class ThreadRanks(OneProcess):
+class ThreadRanks(Ranks):
     """One rank: a thread."""
 
     act_together = True
 
     def __init__(self, rank: int, board: Board) -> None:
-        self.rank, self.local_rank, self.world_size, self._board, self._calls = rank, rank, board.world_size, board, 0
+        super().__init__(rank, board.world_size, local_rank=rank)
+        self._board, self._calls = board, 0
 
     def _pass(self, value: Any) -> int:
         self._calls += 1

@@ -12,7 +12,7 @@ from torch import distributed
 
 from hookline import HookManager, TrainingHook, rank_watch
 from hookline.errors import RankError, RegistrationError
-from hookline.ranks import OneProcess
+from hookline.ranks import Ranks
 
 
 class SumOfRanks(TrainingHook):
@@ -88,7 +88,7 @@ def test_a_hook_that_all_ranks_must_call_takes_no_choice_of_ranks() -> None:
 def test_a_choice_of_ranks_is_refused_when_the_hooks_get_a_run_on_several_ranks() -> None:
     hooks = HookManager()
     hooks.register("nan_forensics", ranks="zero")
-    several = OneProcess()
+    several = Ranks()
     several.act_together = True
     with pytest.raises(RegistrationError, match="'nan_forensics' does what all ranks do together"):
         hooks.set_ranks(several)

@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import hookline.ranks
 import hookline.trainer.agreement
-from hookline.ranks import OneProcess
-from hookline.trainer import run_state
+from hookline.ranks import Ranks
+from hookline.run import progress
 
 STEPS = 100
 
@@ -42,7 +42,7 @@ class Collectives(TorchDispatchMode):
 
 
 def count(rank: int, kind: str, world_size: int) -> dict[str, Any]:
-    run_state.monotonic = lambda: 0.0  # type: ignore[attr-defined] # the clock makes no exchange due
+    progress.monotonic = lambda: 0.0  # type: ignore[attr-defined] # the clock makes no exchange due
     batches = make_batches(rank, world_size, 4) * (STEPS // 4)
     trainer = make_trainer(kind, rank, world_size, None, batches=batches, max_steps=STEPS, max_epochs=9)
     seen, at = Collectives(), {}
@@ -71,13 +71,13 @@ def test_a_step_costs_one_small_collective_and_an_exchange_one_sum(kind: str, wo
         assert result.value["bytes"] <= 128
 
 
-class EqualRanks(OneProcess):
+class EqualRanks(Ranks):
     """Rank 0 of many that do the same at the same time; notes what they would send each other, in bytes."""
 
     act_together = True
 
     def __init__(self, world_size: int) -> None:
-        self.world_size = world_size
+        super().__init__(world_size=world_size)
         self.sent: list[tuple[str, int]] = []
 
     def gather(self, value: Any) -> list[Any]:
@@ -103,7 +103,7 @@ def count_among(rank: int, world_size: int) -> dict[str, Any]:
     from torch.distributed.fsdp import fully_shard
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    run_state.monotonic = lambda: 0.0  # type: ignore[attr-defined]
+    progress.monotonic = lambda: 0.0  # type: ignore[attr-defined]
     distributed.destroy_process_group()
     distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
     ranks = EqualRanks(world_size)

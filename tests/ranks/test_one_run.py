@@ -12,7 +12,7 @@ from rank_runs import DEVICE, make_batches, make_model, make_trainer, whole_weig
 
 from hookline import read_layers, read_metrics
 from hookline.record import read_events
-from hookline.trainer import run_state
+from hookline.run import progress
 
 KINDS = ["ddp", "fsdp2"]
 
@@ -199,7 +199,7 @@ class Rows:
 def train_by_clock(rank: int, folder: str) -> list[Any]:
     """Train while rank 0's clock moves by a second a step and rank 1's by an hour; return what is written when."""
     trainer, sink, written, now = make_trainer("ddp", rank, 2, folder), Rows(), [], [0.0]
-    run_state.monotonic = lambda: now[0]  # type: ignore[attr-defined]
+    progress.monotonic = lambda: now[0]  # type: ignore[attr-defined]
     trainer.record.add_sink(sink)
 
     @trainer.on("train_batch_start")
@@ -250,7 +250,7 @@ def test_a_rank_announces_a_loss_that_is_not_finite_at_its_step(tmp_path: Path) 
 
 
 def validate(rank: int, folder: str) -> list[Any]:
-    run_state.monotonic = lambda: 0.0  # type: ignore[attr-defined] # the clock makes no exchange due
+    progress.monotonic = lambda: 0.0  # type: ignore[attr-defined] # the clock makes no exchange due
     options = {"val_loaders": make_batches(rank, 2, 1), "validate_every": 2}
     trainer, written = make_trainer("ddp", rank, 2, folder, **options), []
 

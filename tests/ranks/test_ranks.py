@@ -7,7 +7,7 @@ import torch
 from rank_processes import run_on_ranks
 
 from hookline.errors import RankError
-from hookline.ranks import OneProcess, add_up, compare, find_ranks
+from hookline.ranks import Ranks, compare, find_ranks
 
 
 def do_everything(rank: int) -> dict[str, Any]:
@@ -22,7 +22,8 @@ def do_everything(rank: int) -> dict[str, Any]:
         torch.tensor([float(rank), -1.0], dtype=torch.float64), lambda highest: highest * (rank + 1)
     )
     found["exchanged"] = [maxima.tolist(), sums.tolist()]
-    found["added"] = add_up(ranks, {"all": [1.0, 2.0], **({"mine": [7.0, 1.0]} if rank == 1 else {})}, width=2)
+    added = ranks.add_up({"all": [1.0, 2.0], **({"mine": [7.0, 1.0, 2.0]} if rank == 1 else {})})
+    found["added"] = {name: numbers.tolist() for name, numbers in added.items()}
     return found
 
 
@@ -35,7 +36,7 @@ def test_ranks_decide_agree_and_add_up_together() -> None:
             "decided": [True, False],
             "agreed": [[1, 2], [20, 20]],
             "exchanged": [[1.0, -1.0], [3.0, -3.0]],
-            "added": {"all": [2.0, 4.0], "mine": [7.0, 1.0]},
+            "added": {"all": [2.0, 4.0], "mine": [7.0, 1.0, 2.0]},
         }
 
 
@@ -74,11 +75,11 @@ def test_a_difference_is_named_by_path_and_rank() -> None:
 
 def test_one_process_needs_no_process_group() -> None:
     ranks = find_ranks()
-    assert type(ranks) is OneProcess
+    assert type(ranks) is Ranks
     assert ranks.first(lambda: 3) == 3
     assert ranks.gather("x") == ["x"]
     assert ranks.send([1, 2])() == ranks.total([1, 2]) == [1, 2]
     assert ranks.decide(True) and not ranks.decide(False)
-    assert add_up(ranks, {"loss": [2.0, 1.0]}, width=2) == {"loss": [2.0, 1.0]}
+    assert ranks.add_up({"loss": [2.0, 1.0]})["loss"].tolist() == [2.0, 1.0] and ranks.add_up({}) == {}
     with pytest.raises(ValueError, match="no disk"):
         ranks.first(lambda: (_ for _ in ()).throw(ValueError("no disk")))

@@ -19,7 +19,7 @@ from hookline.stats.collector import HostQueue, StepCollector, StepRows
 from hookline.stats.columns import INFS, NANS, STATISTICS
 from hookline.stats.histograms import Histograms, histograms_in, percentiles, summarize_with_histograms
 from hookline.stats.rows import summarize
-from hookline.stats.shared_rows import SharedRows
+from hookline.stats.shared_rows import share_rows
 
 
 class StepTable(NamedTuple):
@@ -116,7 +116,7 @@ class TensorStatistics:
 
         has_bins, name = bool(self._points or self._histogram), f"{key} {self._prefix}outputs"
         return [
-            SharedRows(name, epoch, sent, with_histograms=has_bins, is_copy=is_copy, scale=scale, use=use_rows)
+            share_rows(name, epoch, sent, with_histograms=has_bins, is_copy=is_copy, scale=scale, use=use_rows)
             for sent in self._per_step.take()
         ]
 
@@ -269,14 +269,37 @@ class DeadUnits:
         if last_step is not None and not self._has_ended_window and self._maxima:
             self._end_window(last_step)
 
-        def use_flags(step: int, dead: dict[str, Tensor]) -> Mapping[str, float]:
-            self._last_window.update(dead)
-            return use(_count(step, dead))
-
         windows: dict[int, list[tuple[Any, HostCopy]]] = {}
         for step, sizes, flags in self._flush.take():
             windows.setdefault(step, []).append((sizes, flags))
-        return [SharedFlags(f"{key} dead_units", step, epoch, parts, use_flags) for step, parts in windows.items()]
+        return [self._part(f"{key} dead_units", step, epoch, copies, use) for step, copies in windows.items()]
+
+    def _part(
+        self, kind: str, step: int, epoch: int, copies: Sequence[tuple[Any, HostCopy]], use: UseTable
+    ) -> SharedPart:
+        """Return the units of a window that are alive on this rank; dead on all ranks together is what none has alive.
+
+        Args:
+            kind: What it is; the same on all ranks.
+            step: The last step of the window.
+            epoch: Its epoch.
+            copies: Modules with their numbers of units, and which of these are dead, on the way to the host.
+            use: Called with the table of all ranks.
+        """
+        # With the number of units, because an output may have another one on another rank.
+        own = {f"{units} {name}": (units, 0) for sizes, _ in copies for name, units in sizes}
+
+        def alive() -> Tensor:
+            return torch.cat([torch.zeros(0).double(), *((~dead.wait()).double() for _, dead in copies)])
+
+        def finish(sizes: Sizes, alive: Tensor, sums: Tensor) -> Mapping[str, float]:
+            flags = torch.split(alive, [units for units, _ in sizes.values()])
+            names = (name.partition(" ")[2] for name in sizes)
+            dead = {name: of_module == 0 for name, of_module in zip(names, flags, strict=True)}
+            self._last_window.update(dead)
+            return use(_count(step, dead))
+
+        return SharedPart(kind, step, epoch, own, finish, maxima=alive)
 
     def incomplete(self) -> list[StepTable]:
         """Return the counts of the first window so far; nothing once a window is complete."""
@@ -297,45 +320,6 @@ class DeadUnits:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a window."""
         self._maxima, self._steps = dict(state["highest"]), state["steps"]
-
-
-class SharedFlags:
-    """Which units of modules are dead on this rank, as the record's exchange takes it: dead are those that all say are.
-
-    Args:
-        key: What it is; the same on all ranks.
-        step: The last step of the window.
-        epoch: Its epoch.
-        parts: Modules with their numbers of units, and the flags of these on their way to the host.
-        use: Called with the step and the flags of all ranks, by module.
-    """
-
-    def __init__(
-        self,
-        key: str,
-        step: int,
-        epoch: int,
-        parts: Sequence[tuple[Sequence[tuple[str, int]], HostCopy]],
-        use: Callable[[int, dict[str, Tensor]], Mapping[str, float]],
-    ) -> None:
-        self.key, self.step, self.epoch = f"{key} {step}", step, epoch
-        # With the number of units, because an output may have another one on another rank.
-        self.sizes: Sizes = {f"{units} {name}": (units, 0) for sizes, _ in parts for name, units in sizes}
-        self._parts, self._use = parts, use
-
-    def maxima(self) -> Tensor:
-        """Return which units are alive."""
-        return torch.cat([torch.zeros(0).double(), *((~flags.wait()).double() for _, flags in self._parts)])
-
-    def sums(self, maxima: Tensor) -> Tensor:
-        """Return nothing."""
-        return maxima[:0]
-
-    def finish(self, sizes: Sizes, maxima: Tensor, sums: Tensor) -> Mapping[str, float]:
-        """Use the flags of all ranks."""
-        flags = torch.split(maxima, [units for units, _ in sizes.values()])
-        names = (name.partition(" ")[2] for name in sizes)
-        return self._use(self.step, {name: alive == 0 for name, alive in zip(names, flags, strict=True)})
 
 
 def _count(step: int, dead: dict[str, Tensor]) -> StepTable:

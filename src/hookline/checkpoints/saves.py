@@ -27,7 +27,7 @@ from hookline.checkpoints.store import (
 )
 from hookline.core.failures import hook_notes
 from hookline.errors import CheckpointError, RankError, error_text
-from hookline.ranks import OneProcess
+from hookline.ranks import Ranks
 
 Result = TypeVar("Result")
 Written = Any
@@ -97,7 +97,7 @@ class SharedSave:
 
     def __init__(
         self,
-        ranks: OneProcess,
+        ranks: Ranks,
         directory: Path,
         name: str,
         sections: Mapping[str, Section],
@@ -146,7 +146,7 @@ class SharedSave:
 # ---- what all ranks do together --------------------------------------------------------------------------------------
 
 
-def on_all(ranks: OneProcess, work: Callable[[], Result]) -> Result:
+def on_all(ranks: Ranks, work: Callable[[], Result]) -> Result:
     """Do something on every rank, and return this rank's result if none has failed.
 
     Raises:
@@ -174,7 +174,7 @@ def on_all(ranks: OneProcess, work: Callable[[], Result]) -> Result:
     return result
 
 
-def gather_from_all(ranks: OneProcess, value: Any) -> list[Any]:
+def gather_from_all(ranks: Ranks, value: Any) -> list[Any]:
     """Return what all ranks pass. Raises `CheckpointError` if one of them does not take part any more."""
     found = ranks.gather(value)
     if len(found) != ranks.world_size:
@@ -182,7 +182,7 @@ def gather_from_all(ranks: OneProcess, value: Any) -> list[Any]:
     return found
 
 
-def _first(ranks: OneProcess, make: Callable[[], Any]) -> Any:
+def _first(ranks: Ranks, make: Callable[[], Any]) -> Any:
     """Return what rank 0 makes; if it fails there, raise the same `CheckpointError` on all ranks."""
 
     def try_to() -> dict[str, Any]:

@@ -24,7 +24,7 @@ from hookline.core.redefinition import is_redefinition
 from hookline.core.schedule import Schedule
 from hookline.core.signature import Listener, read_signature
 from hookline.errors import ConfigError, RegistrationError, got, with_article
-from hookline.ranks import OneProcess
+from hookline.ranks import Ranks
 
 OPTIONS = ("enabled", "every", "at", "start", "stop", "before", "after", "on_error", "ranks")
 """What configs and code may say about a hook beside its parameters."""
@@ -34,7 +34,7 @@ OTHER_METHODS = (*SPELLINGS, *METHODS, "init", "clear_states", "state_dict", "lo
 MAIN_EVENTS: dict[type, str] = {ForwardHook: "on_forward", UpdateHook: "on_update"}
 
 
-Ranks = frozenset[int] | str | None
+RankChoice = frozenset[int] | str | None
 """The ranks on which a hook is called: numbers, 'local-zero', or None for all."""
 
 
@@ -54,7 +54,7 @@ class Entry:
     last: bool = False  # Stays behind every hook that is registered later.
     before: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
-    ranks: Ranks = None
+    ranks: RankChoice = None
     needs: tuple[str, ...] = ()  # Of the `CAPABILITIES` of a run.
     origin: str = "code"
     parameters: dict[str, Any] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class Entry:
         """Whether the ranks have it enabled; failures may have switched it off on this one alone."""
         return self.enabled or self.off_here
 
-    def is_on(self, ranks: OneProcess) -> bool:
+    def is_on(self, ranks: Ranks) -> bool:
         """Return whether it is called on this rank."""
         if isinstance(self.ranks, str):
             return self.enabled and ranks.local_rank == 0
@@ -226,7 +226,7 @@ def read_hook(
     return made, listeners
 
 
-def parse_ranks(given: Any, path: str = "ranks") -> Ranks:
+def parse_ranks(given: Any, path: str = "ranks") -> RankChoice:
     """Return the ranks that code, a class or a config names.
 
     Raises:
@@ -256,7 +256,7 @@ def check_needs(hook: Any, name: str) -> tuple[str, ...]:
     return needs
 
 
-def check_ranks(entry: Entry, ranks: OneProcess) -> None:
+def check_ranks(entry: Entry, ranks: Ranks) -> None:
     """Reject a choice of ranks for a hook that all ranks of a run must call.
 
     Raises:

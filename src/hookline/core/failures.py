@@ -26,7 +26,7 @@ from hookline.errors import (
     error_text,
     notes_of,
 )
-from hookline.ranks import OneProcess
+from hookline.ranks import Ranks
 
 if TYPE_CHECKING:
     from hookline.core.dispatch import BoundHook
@@ -118,7 +118,7 @@ class FailureHandler:
         self._subscribers: list[Callable[[Incident], Any]] = []
         self.debug = False
         """Treat every hook's policy as 'raise'."""
-        self.ranks = OneProcess()
+        self.ranks = Ranks()
         self.current_step: Callable[[], int] = lambda: 0
         """Returns the run's step, for failures outside of events."""
         self.calling: dict[int, tuple[str, str] | None] = {}

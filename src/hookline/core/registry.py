@@ -45,7 +45,7 @@ from hookline.core.provided import PROVIDED
 from hookline.core.rng_guard import RngGuard
 from hookline.core.schedule import Clock, Schedule
 from hookline.errors import HooklineError, RegistrationError, error_text
-from hookline.ranks import OneProcess, own_rank
+from hookline.ranks import Ranks, own_rank
 
 if TYPE_CHECKING:
     from hookline._keywords import HookKeywords
@@ -125,7 +125,7 @@ class HookRegistry(Events):
             self.listeners, self.failures, self._lock, self.rng_guard, self.device_timer, self.collectives
         )
         self.slots, self.scheduler = self.dispatch_table.slots, self.dispatch_table.scheduler
-        self.ranks = OneProcess()
+        self.ranks = Ranks()
         """The processes of the run that fires the events: a trainer's, or those of a user's own loop."""
         self.update_chain: Any = None
         """Runs the update hooks: a trainer's chain, or one that is made when the first gradients are passed by hand."""
@@ -135,7 +135,7 @@ class HookRegistry(Events):
         if config is not None:
             self.load(config, allow=allow, from_file=from_file)
 
-    def set_ranks(self, ranks: OneProcess) -> None:
+    def set_ranks(self, ranks: Ranks) -> None:
         """Call hooks as one of several processes: each hook has the ranks on which it is called.
 
         Raises:

@@ -26,7 +26,7 @@ from hookline.core.schedule import Quantity, Schedule
 from hookline.errors import CheckpointError, ConfigError
 from hookline.hooks.base import period
 from hookline.hooks.monitored import MODES, Measurement, MetricHook, is_step_metric, is_training_metric, metric_key
-from hookline.ranks import OneProcess
+from hookline.ranks import Ranks
 from hookline.run.control import RunControl
 
 if TYPE_CHECKING:
@@ -148,8 +148,8 @@ class CheckpointHook(MetricHook):
         self._registry = registry
 
     @property
-    def _ranks(self) -> OneProcess:
-        return OneProcess() if self._registry is None else self._registry.ranks
+    def _ranks(self) -> Ranks:
+        return Ranks() if self._registry is None else self._registry.ranks
 
     def _step_schedule(self) -> Schedule | None:
         if self.save_every is not None and self.save_every_n_steps is not None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hookline import _checks
 from hookline._predictions import IGNORE_INDEX, align_classes, find_predictions, predicted_classes
-from hookline.core.shared_part import Sizes
+from hookline.core.shared_part import SharedPart, Sizes
 from hookline.errors import ConfigError, TrainingError
 from hookline.hooks.base import NamedHook
 from hookline.run.control import RunControl
@@ -80,12 +80,17 @@ class ConfusionMatrix(NamedHook):
         """Record the table; with several ranks once their counts are together."""
         if trainer.validations_in_progress > 1:
             return
-        counts, self._counts = self._counts, None
-        part = _Counts(self, trainer, counts)
-        if trainer.ranks.act_together:
-            trainer.share(part)
-        elif counts is not None:
-            self.record(trainer, trainer.step, counts)
+        own, self._counts, step = self._counts, None, trainer.step
+
+        def finish(sizes: Sizes, maxima: Tensor, counts: Tensor) -> Mapping[str, float]:
+            if counts.numel():
+                self.record(trainer, step, counts)
+            return {}
+
+        part = SharedPart(self.registered_name, step, trainer.epoch, {}, finish)
+        if own is not None:  # else this rank has no validation batch
+            part.sizes, part.sums = {"counts": (0, own.numel())}, lambda maxima: own.cpu()
+        trainer.share(part)
 
     def record(self, trainer: RunControl, step: int, counts: Tensor) -> None:
         """Record the table of counts, [targets x predictions] and those without a class."""
@@ -96,28 +101,3 @@ class ConfusionMatrix(NamedHook):
         trainer.log_table(self.registered_name, ["target", *names], rows, step=step, kind="confusion_matrix")
         if left_out:
             self.warn(f"{left_out} samples are left out: their target is not one of {size} classes", once="left out")
-
-
-class _Counts:
-    """The counts of one rank, which are added up over the ranks."""
-
-    epoch = 0
-
-    def __init__(self, hook: ConfusionMatrix, trainer: RunControl, counts: Tensor | None) -> None:
-        self.key, self.step = f"{hook.registered_name} {trainer.step}", trainer.step
-        self._hook, self._trainer, self._counts = hook, trainer, counts
-        self.sizes: Sizes = {} if counts is None else {"counts": (0, counts.numel())}
-
-    def maxima(self) -> Tensor:
-        """Return none."""
-        return torch.empty(0, dtype=torch.float64)
-
-    def sums(self, maxima: Tensor) -> Tensor:
-        """Return the counts."""
-        return self.maxima() if self._counts is None else self._counts.cpu()
-
-    def finish(self, sizes: Sizes, maxima: Tensor, sums: Tensor) -> Mapping[str, float]:
-        """Record the counts of all ranks."""
-        if sums.numel():
-            self._hook.record(self._trainer, self.step, sums)
-        return {}

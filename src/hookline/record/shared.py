@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hookline.core.shared_part import SharedPart, Sizes
-from hookline.ranks import OneProcess, all_equal, fingerprint
+from hookline.ranks import Ranks, fingerprint
 from hookline.record.metrics import REDUCTIONS, Entry, MetricBatch, metric_rows
 from hookline.record.record import Record
 from hookline.record.sinks import AddedSinks, FileStorage, MemoryStorage, RankStorage, Sink, SinkHandle
@@ -73,7 +73,7 @@ class SharedRecord(Record):
         config: Mapping[str, Any] | None,
         seed: int | None,
         run_id: str,
-        ranks: OneProcess,
+        ranks: Ranks,
     ) -> None:
         super().__init__(storage, config, seed, run_id)
         self._ranks = ranks
@@ -86,7 +86,7 @@ class SharedRecord(Record):
         self._prepared: _Prepared | None = None
 
     @classmethod
-    def of(cls, record: Record, ranks: OneProcess) -> SharedRecord:
+    def of(cls, record: Record, ranks: Ranks) -> SharedRecord:
         """Make the shared record of a rank's own one, which has not started."""
         return cls(record._storage, record._config, record._seed, record.run_id, ranks)
 
@@ -141,8 +141,7 @@ class SharedRecord(Record):
         the record is being closed, no exchange will follow, and rank 0 writes its own numbers.
         """
         if wait:
-            mark = self.prepare()
-            self.exchange(all_equal(self._ranks.total([mark, mark * mark]), self._ranks.world_size))
+            self.exchange(self._ranks.all_equal(self.prepare()))
         else:
             self._copy_own()
             self._read_own()

@@ -26,7 +26,7 @@ from hookline.run.status import Stop
 if TYPE_CHECKING:
     from hookline.activations.manager import HookManager
     from hookline.core.shared_part import SharedPart
-    from hookline.ranks import OneProcess
+    from hookline.ranks import Ranks
     from hookline.run.agreement import Agreement
     from hookline.run.engine import Engine
     from hookline.run.epoch_stats import EpochStats
@@ -88,7 +88,7 @@ class RunView:
     config: Any
     hook_data: dict[str, Any]
     """A dict that hooks share; the loop does not use it."""
-    ranks: OneProcess
+    ranks: Ranks
     """The processes of the run: `rank`, `world_size`, `local_rank` and a `group` for collectives."""
     hooks: HookManager
     """The registry through which the run fires its events."""
@@ -407,7 +407,7 @@ class RunLog(RunView):
     def share(self, part: SharedPart) -> None:
         """Hand in numbers of this rank that are recorded together with those of the other ranks, at the next exchange.
 
-        Call it at the same events on all ranks, and only with several of them.
+        Call it at the same events on all ranks. In one process the numbers are used and recorded at once.
         """
         self.record.share(part)
 

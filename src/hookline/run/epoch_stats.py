@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hookline.ranks import OneProcess, add_up
+from hookline.ranks import Ranks
 
 if TYPE_CHECKING:
     from hookline.run.window import Window
@@ -115,7 +115,7 @@ class EpochStats:
         self._fold_losses(len(self.recent), wait=True)
         return float(self._sum) / self._count if self._count else math.nan
 
-    def share(self, ranks: OneProcess, step: int, loss: float, window: Window) -> None:
+    def share(self, ranks: Ranks, step: int, loss: float, window: Window) -> None:
         """Replace the means and latest values by those of all ranks, until something is added; all ranks must do so.
 
         Args:
@@ -137,7 +137,7 @@ class EpochStats:
             if name in self._optional and math.isnan(value):
                 weight = 0.0
             own[f"latest {name}"] = [value * weight if weight else 0.0, weight, at, 1.0]
-        totals = add_up(ranks, own, width=4)
+        totals = {name: numbers.tolist() for name, numbers in ranks.add_up(own).items()}
         means = {name: total / count if count else math.nan for name, (total, count, *_) in totals.items()}
         summed = {name.removeprefix("sum "): mean for name, mean in means.items() if name.startswith("sum ")}
         self._shared = {_epoch_name(name): mean for name, mean in summed.items()} | {"train/epoch_loss": means["loss"]}

@@ -28,7 +28,7 @@ from hookline.core.entry import Entry
 from hookline.core.failures import Incident, hook_notes
 from hookline.errors import HooklineError, RankError, RegistrationError, add_note, error_text
 from hookline.gradients.chain import UpdateChain
-from hookline.ranks import OneProcess
+from hookline.ranks import Ranks
 from hookline.record.outcome import Outcome
 from hookline.record.record import Record
 from hookline.record.redaction import redacted_log
@@ -76,7 +76,7 @@ class Run(Steps):
         hooks: HookManager | Iterable[Any] | None = None,
         *,
         engine: Engine | None = None,
-        ranks: OneProcess | None = None,
+        ranks: Ranks | None = None,
         config: Any = None,
         output_dir: str | Path | None = None,
         seed: int | None = None,
@@ -84,7 +84,7 @@ class Run(Steps):
         self.model, self.optimizers = model, list(optimizers)
         self.hooks = hooks if isinstance(hooks, HookManager) else HookManager()
         self.hooks.add_registration_check(self._check_needs)
-        self.ranks = ranks or OneProcess()
+        self.ranks = ranks or Ranks()
         self.engine = engine or Engine(next(model.parameters()).device)
         self.config, self._output_dir, self.seed = config, output_dir, seed
         self.hook_data: dict[str, Any] = {}

@@ -1,14 +1,15 @@
-"""Bring the statistics of a step together over the ranks: what each has measured in its batch becomes one row."""
+"""Merge the statistics of a step over the ranks: the rows that they have measured in their batches become one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hookline.core.shared_part import Sizes
+from hookline.core.shared_part import SharedPart, Sizes
 from hookline.stats.collector import SentRows, StepRows
 from hookline.stats.columns import ABSMAX, L2, MAX, MEAN, MIN, STATISTICS, STD
 from hookline.stats.histograms import BINS, USUAL_TOP, move_windows
@@ -22,14 +23,23 @@ Use = Callable[[StepRows], Mapping[str, float]]
 """Gets the rows of all ranks, and returns metrics to record at their step."""
 
 
-class SharedRows:
-    """The statistics rows of a step on this rank, as the record's exchange takes them (`SharedPart`).
+def share_rows(
+    kind: str,
+    epoch: int,
+    sent: SentRows,
+    *,
+    with_histograms: bool,
+    is_copy: Callable[[Any], bool],
+    scale: float = 1.0,
+    use: Use,
+) -> SharedPart:
+    """Return the statistics rows of a step on this rank, as the record's exchange takes them.
 
-    For each key it gives what `split_rows` makes of its row, and whether it has one. Histograms are moved to the
+    Each key has the numbers that `split_rows` makes of its row, and whether it has a row. Histograms are moved to the
     highest window of all ranks before they are added up.
 
     Args:
-        key: What the rows are; the same on all ranks.
+        kind: What the rows are; the same on all ranks.
         epoch: The epoch of the step.
         sent: The rows, which may still be on their way to the host.
         with_histograms: Whether rows carry a histogram behind their statistics.
@@ -37,69 +47,55 @@ class SharedRows:
         scale: What the values of the merged rows are multiplied by.
         use: Called with the merged rows, on all ranks.
     """
+    width = (_PEAKS + 1, _SUMS + 1 + BINS) if with_histograms else (_PEAKS, _SUMS + 1)
+    own = dict.fromkeys(map(str, sent.keys), width)
+    copies = {str(key) for key in sent.keys if is_copy(key)}
+    columns = len(STATISTICS) + (BINS + 1) * with_histograms
+    read = cache(lambda: _read(sent, list(own), copies, columns))
 
-    def __init__(
-        self,
-        key: str,
-        epoch: int,
-        sent: SentRows,
-        *,
-        with_histograms: bool,
-        is_copy: Callable[[Any], bool],
-        scale: float = 1.0,
-        use: Use,
-    ) -> None:
-        self.key, self.step, self.epoch = f"{key} {sent.step}", sent.step, epoch
-        size = (_PEAKS + 1, _SUMS + 1 + BINS) if with_histograms else (_PEAKS, _SUMS + 1)
-        self.sizes: Sizes = dict.fromkeys(map(str, sent.keys), size)
-        self._width, self._with_histograms, self._scale, self._use = size, with_histograms, scale, use
-        self._sent: SentRows | None = sent
-        self._copies = {str(key) for key in sent.keys if is_copy(key)}
-        self._rows = self._present = torch.zeros(0)
-
-    def maxima(self) -> Tensor:
+    def maxima() -> Tensor:
         """Wait for the rows, and return the extremes of each and the octave in which its histogram ends."""
-        if self._sent is not None:
-            self._rows, self._present = self._read(self._sent)
-            self._sent = None
-        _, peaks = split_rows(self._rows[:, : len(STATISTICS)])
-        if self._with_histograms:
-            filled = self._rows[:, len(STATISTICS) : -1].sum(1) > 0
-            peaks = torch.cat([peaks, torch.where(filled, self._rows[:, -1], _NONE).unsqueeze(1)], dim=1)
+        rows, _ = read()
+        _, peaks = split_rows(rows[:, : len(STATISTICS)])
+        if with_histograms:
+            filled = rows[:, len(STATISTICS) : -1].sum(1) > 0
+            peaks = torch.cat([peaks, torch.where(filled, rows[:, -1], _NONE).unsqueeze(1)], dim=1)
         return peaks.reshape(-1)
 
-    def sums(self, maxima: Tensor) -> Tensor:
-        """Return what adds up of each row, whether it is there, and its histogram."""
-        sums, _ = split_rows(self._rows[:, : len(STATISTICS)])
-        parts = [sums, self._present.unsqueeze(1)]
-        if self._with_histograms:
-            counts, tops = self._rows[:, len(STATISTICS) : -1], self._rows[:, -1]
+    def sums(maxima: Tensor) -> Tensor:
+        """Return the sums of each row, whether it is there, and its histogram."""
+        rows, present = read()
+        parts = [split_rows(rows[:, : len(STATISTICS)])[0], present.unsqueeze(1)]
+        if with_histograms:
+            counts, tops = rows[:, len(STATISTICS) : -1], rows[:, -1]
             parts.append(move_windows(counts, tops, maxima.reshape(-1, _PEAKS + 1)[:, -1]))
         return torch.cat(parts, dim=1).reshape(-1)
 
-    def finish(self, sizes: Sizes, maxima: Tensor, sums: Tensor) -> Mapping[str, float]:
+    def finish(sizes: Sizes, maxima: Tensor, sums: Tensor) -> Mapping[str, float]:
         """Make the rows of all ranks, and use them."""
-        peaks, totals = maxima.reshape(-1, self._width[0]), sums.reshape(-1, self._width[1])
+        peaks, totals = maxima.reshape(-1, width[0]), sums.reshape(-1, width[1])
         rows = join_rows(totals[:, :_SUMS], peaks[:, :_PEAKS])
-        rows[:, _SCALED] *= self._scale
-        if self._with_histograms:
+        rows[:, _SCALED] *= scale
+        if with_histograms:
             top = torch.where(peaks[:, -1].isfinite(), peaks[:, -1], USUAL_TOP)
-            shift = torch.tensor(self._scale, dtype=torch.float64).log2()
+            shift = torch.tensor(scale, dtype=torch.float64).log2()
             rows = torch.cat([rows, totals[:, _SUMS + 1 :], (top + shift).unsqueeze(1)], dim=1)
         present = totals[:, _SUMS] > 0
         names = [name for name, has_row in zip(sizes, present.tolist(), strict=True) if has_row]
-        return self._use(StepRows(self.step, names, rows[present]))
+        return use(StepRows(sent.step, names, rows[present]))
 
-    def _read(self, sent: SentRows) -> tuple[Tensor, Tensor]:
-        """Return a row for each name, and 1 for those that have one: the others count for nothing."""
-        found, names = sent.read(), list(self.sizes)
-        keys = list(map(str, found.keys))
-        if keys == names and not self._copies:  # nearly always
-            return found.rows.double(), torch.ones(len(names), dtype=torch.float64)
-        columns = len(STATISTICS) + (BINS + 1) * self._with_histograms
-        rows = torch.zeros(len(names), columns, dtype=torch.float64)
-        present = torch.zeros(len(names), dtype=torch.float64)
-        counted = [index for index, key in enumerate(keys) if key not in self._copies]
-        places = [names.index(keys[index]) for index in counted]
-        rows[places], present[places] = found.rows[counted].double(), 1.0
-        return rows, present
+    return SharedPart(kind, sent.step, epoch, own, finish, maxima, sums)
+
+
+def _read(sent: SentRows, names: Sequence[str], copies: Collection[str], columns: int) -> tuple[Tensor, Tensor]:
+    """Return a row for each name, and 1 for those that have one: the others count for nothing."""
+    found = sent.read()
+    keys = list(map(str, found.keys))
+    if keys == names and not copies:  # nearly always
+        return found.rows.double(), torch.ones(len(names), dtype=torch.float64)
+    rows = torch.zeros(len(names), columns, dtype=torch.float64)
+    present = torch.zeros(len(names), dtype=torch.float64)
+    counted = [index for index, key in enumerate(keys) if key not in copies]
+    places = [names.index(keys[index]) for index in counted]
+    rows[places], present[places] = found.rows[counted].double(), 1.0
+    return rows, present

@@ -7,17 +7,20 @@ a request is carried out one step later than in one process. Hooks that decide b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from hookline.core.base import hook_attribute
+import torch
+from torch import Tensor
+from hookline.core.shared_part import SharedPart, Sizes
 from hookline.errors import RankError
-from hookline.ranks import add_up, all_equal, fingerprint, on_ranks
+from hookline.ranks import fingerprint, on_ranks
 from hookline.run.agreement import Agreement, SaveName
 from hookline.run.status import Stop
 from hookline.trainer.data.loader_state import set_epochs
 from hookline.trainer.data.rank_checks import check_all_read, check_first_batch, check_lengths
-from hookline.trainer.metrics import RankMean
 from hookline.trainer.stragglers import StepTimes
 
 if TYPE_CHECKING:
@@ -151,10 +154,20 @@ class RankAgreement(Agreement):
     def record_mean(self, name: str, value: Any, is_optional: bool) -> None:
         """Record a metric of the step as the mean over the ranks; a rank may have no value of an optional one."""
         trainer, window = self._trainer, self._trainer.accumulation
-        if is_optional:
-            trainer.share(RankMean(name, trainer.step, trainer.epoch, value, window.share))
-        else:
+        if not is_optional:
             trainer.log(name, window.share_of(value))
+            return
+        weight = window.share
+
+        def sums(_: Tensor) -> Tensor:
+            own = float(value)  # waits for its device; NaN if this rank has no value, which then has no weight
+            return torch.tensor([0.0, 0.0] if math.isnan(own) else [own * weight, weight], dtype=torch.float64)
+
+        def finish(sizes: Sizes, maxima: Tensor, sums: Tensor) -> dict[str, float]:
+            total, weights = sums.tolist()
+            return {name: total / weights if weights else math.nan}
+
+        trainer.share(SharedPart(name, trainer.step, trainer.epoch, {name: (0, 2)}, finish, sums=sums))
 
     def share_stats(self) -> None:
         """Make means, latest values and the step's loss those of all ranks, where hooks decide by them."""
@@ -171,7 +184,8 @@ class RankAgreement(Agreement):
         """Return the means over the ranks of numbers of the current step; waits for all of them."""
         window = self._trainer.accumulation
         own = {name: [window.share_of(value), window.share] for name, value in metrics.items()}
-        return {name: total / weight for name, (total, weight) in add_up(self._ranks, own, width=2).items() if weight}
+        added = {name: numbers.tolist() for name, numbers in self._ranks.add_up(own).items()}
+        return {name: total / weight for name, (total, weight) in added.items() if weight}
 
     def end_step(self) -> None:
         """Stop the clock of this rank's step, and raise RankError if another rank has failed."""
@@ -244,14 +258,13 @@ class RankAgreement(Agreement):
 
     def _carry_out(self, sums: list[int], sent: dict[str, Any]) -> None:
         requests, clock, tokens, hooks, hooks_squared, rows, rows_squared = sums
-        world_size = self._ranks.world_size
         self._trainer.progress.set_agreed(clock / 1000, tokens)
-        if not all_equal((hooks, hooks_squared), world_size):
+        if not self._ranks.are_equal(hooks, hooks_squared):
             self._raise_ranks_differ(sent["changes"])
         # From here on all ranks know that they have the same hooks.
         self.skips_together, self.skips_late = sent["skips"]
         if rows:
-            self._trainer.record.exchange(all_equal((rows, rows_squared), world_size))
+            self._trainer.record.exchange(self._ranks.are_equal(rows, rows_squared))
         if requests:
             self._carry_out_requests(sent)
 

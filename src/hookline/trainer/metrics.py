@@ -8,7 +8,6 @@ functions, and objects whose value is a mean over samples: what they say of a ba
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,15 +15,13 @@ from copy import deepcopy
 from typing import Any, NamedTuple
 
 import torch
-from torch.nn.functional import pad
 
 from hookline._device import device_indices
 from hookline._predictions import find_predictions
 from hookline._tensors import copy_on_write, iter_tensors, map_tensors
 from hookline.core.rng_guard import TrainingStreams
-from hookline.core.shared_part import Sizes
 from hookline.errors import TrainingError, add_note, with_article
-from hookline.ranks import OneProcess, add_up
+from hookline.ranks import Ranks
 from hookline.run.numbers import as_python_number, is_numpy_number
 from hookline.run.outputs import UNKNOWN, find_target
 from hookline.trainer.built_in_metrics import SumMetric
@@ -139,38 +136,6 @@ class TrainingMetrics:
         return found
 
 
-class RankMean:
-    """A metric of one step whose mean over the ranks is taken by weight, in the next exchange.
-
-    Args:
-        name: What is recorded.
-        step: The step.
-        epoch: Its epoch.
-        value: The value on this rank; NaN if it has none, and then it has no weight.
-        weight: What the value counts.
-    """
-
-    def __init__(self, name: str, step: int, epoch: int, value: Any, weight: float) -> None:
-        self.key, self.step, self.epoch = f"{name} {step}", step, epoch
-        self.sizes: Sizes = {name: (0, 2)}
-        self._name, self._value, self._weight = name, value, weight
-
-    def maxima(self) -> torch.Tensor:
-        """Return none."""
-        return torch.empty(0, dtype=torch.float64)
-
-    def sums(self, maxima: torch.Tensor) -> torch.Tensor:
-        """Return the weighted value and the weight; waits for the value's device."""
-        value = float(self._value)
-        own = [0.0, 0.0] if math.isnan(value) else [value * self._weight, self._weight]
-        return torch.tensor(own, dtype=torch.float64)
-
-    def finish(self, sizes: Sizes, maxima: torch.Tensor, sums: torch.Tensor) -> dict[str, float]:
-        """Return the mean; NaN if no rank has a value."""
-        total, weight = sums.tolist()
-        return {self._name: total / weight if weight else math.nan}
-
-
 class ValidationMetrics:
     """The user's metrics during one validation.
 
@@ -224,7 +189,7 @@ class ValidationMetrics:
                     one.update(*arguments)
         return found
 
-    def compute(self, ranks: OneProcess, averages: Mapping[str, float]) -> dict[str, float]:
+    def compute(self, ranks: Ranks, averages: Mapping[str, float]) -> dict[str, float]:
         """Compute the objects: `val/<name>`, and with several loaders `val/<loader>/<name>`.
 
         The sums of built-in metrics are added up over the ranks. Of others, only an object knows how its values of
@@ -248,39 +213,27 @@ class ValidationMetrics:
             name = name.removeprefix(f"{loader}/")
         return next((at for at, one in enumerate(self._names) if name == one or name.startswith(f"{one}/")), -1)
 
-    def _compute(self, ranks: OneProcess) -> dict[str, float]:
+    def _compute(self, ranks: Ranks) -> dict[str, float]:
         if not self._objects:
             return {}
         found: dict[str, float] = {}
         for loader, copies in self._copies.items():
             found.update(_compute(f"val/{loader}/", copies))
         found = merge_metrics(found, _compute("val/", self._objects))
-        added = add_up(ranks, {name: [value, 1.0] for name, value in found.items()}, width=2)
-        averages = {name: total / count for name, (total, count) in added.items()}
-        return merge_metrics(averages, self._from_sums(ranks))
-
-    def _from_sums(self, ranks: OneProcess) -> dict[str, float]:
-        """Compute the metrics that are made from sums over all samples of all ranks."""
         groups = {"val/": self._objects} | {f"val/{loader}/": copies for loader, copies in self._copies.items()}
-        metrics = {
+        built_in = {
             f"{prefix}{name}": metric
             for prefix, objects in groups.items()
             for name, metric in objects.items()
             if isinstance(metric, SumMetric)
         }
-        if not metrics:
-            return {}
-        metrics = dict(sorted(metrics.items()))  # ranks may have listed them in different orders
-        own = [torch.empty(0) if one.sums is None else one.sums.cpu() for one in metrics.values()]
-
-        def padded(longest: torch.Tensor) -> torch.Tensor:
-            """Return all sums; a rank without batches has none, which count as zeros."""
-            missing = [int(size) - len(sums) for size, sums in zip(longest, own, strict=True)]
-            return torch.cat([pad(sums.double(), (0, more)) for sums, more in zip(own, missing, strict=True)])
-
-        sizes, totals = ranks.exchange(torch.tensor([len(sums) for sums in own], dtype=torch.float64), padded)
-        of_each = zip(metrics.items(), torch.split(totals, sizes.long().tolist()), strict=True)
-        return {name: float(metric.value(sums)) for (name, metric), sums in of_each if len(sums)}
+        built_in = dict(sorted(built_in.items()))  # ranks may have listed them in different orders
+        # A rank without batches has no sums.
+        sums = {name: metric.sums for name, metric in built_in.items() if metric.sums is not None}
+        added = ranks.add_up({**{f"mean {name}": [value, 1.0] for name, value in found.items()}, **sums})
+        from_sums = {name: float(built_in[name].value(added.pop(name))) for name in built_in if name in added}
+        averages = {name.removeprefix("mean "): float(total / count) for name, (total, count) in added.items()}
+        return merge_metrics(averages, from_sums)
 
 
 def check_measurable(names: Collection[str], result: Any, output: Any) -> None:

@@ -16,7 +16,7 @@ from hookline._names import plain_modules, unwrap_module
 from hookline._tensors import is_sharded
 from hookline.core.patterns import select
 from hookline.errors import ConfigError, TrainingError
-from hookline.ranks import OneProcess, find_ranks, host, leave_ranks
+from hookline.ranks import Ranks, find_ranks, host, leave_ranks
 from hookline.trainer.engine import DeviceEngine
 from hookline.trainer.options import TrainerOptions
 
@@ -166,7 +166,7 @@ def make_engine(model: torch.nn.Module, device: torch.device, options: TrainerOp
     return DeviceEngine(device, options.precision)
 
 
-def _check_devices(ranks: OneProcess, device: torch.device) -> None:
+def _check_devices(ranks: Ranks, device: torch.device) -> None:
     """Raise if two ranks use one GPU under NCCL, which would hang."""
     if device.type == "cpu" or ranks.world_size == 1 or torch.distributed.get_backend() != "nccl":
         return

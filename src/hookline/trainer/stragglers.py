@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from hookline._console import logger
-from hookline.core.shared_part import Sizes
-from hookline.ranks import OneProcess
+from hookline.core.shared_part import SharedPart, Sizes
 
 if TYPE_CHECKING:
     from hookline.trainer.trainer import Trainer
@@ -91,18 +90,44 @@ class StepTimes:
 
     def share(self) -> None:
         """Hand in the times since the last exchange; all ranks have made the same steps."""
-        if self.steps:
-            trainer = self._trainer
-            model = trainer.model
-            is_ddp = isinstance(model, torch.nn.parallel.DistributedDataParallel)
-            forward_waits = not is_ddp or next(model.buffers(), None) is not None  # DDP broadcasts buffers in it
-            trainer.record.share(SharedTimes(self, trainer.progress.step, trainer.progress.epoch, forward_waits))
-            self._reset()
+        if not self.steps:
+            return
+        trainer, model, ranks = self._trainer, self._trainer.model, self._trainer.ranks
+        is_ddp = isinstance(model, torch.nn.parallel.DistributedDataParallel)
+        forward_waits = not is_ddp or next(model.buffers(), None) is not None  # DDP broadcasts buffers in it
+        seconds = (self.data, self.other, self.forward, self.backward)
+        data, other, forward, backward = (one / self.steps for one in seconds)
+        own, step = data + other + (0.0 if forward_waits else forward), trainer.progress.step
+        self._reset()
 
-    @property
-    def ranks(self) -> OneProcess:
-        """The ranks."""
-        return self._trainer.ranks
+        def maxima() -> Tensor:
+            """Return the time outside of collectives, and negated those of forward and backward: the shortest count."""
+            return torch.tensor([own, -forward, -backward], dtype=torch.float64)
+
+        def sums(maxima: Tensor) -> Tensor:
+            """Return the times that means are taken of, and all times of this rank if it is the slowest."""
+            slowest, least_forward, least_backward = maxima.tolist()
+            waiting = backward + least_backward + (forward + least_forward if forward_waits else 0.0)
+            working = other + forward + backward - waiting
+            numbers = [1.0, ranks.rank, data, working, waiting, own] if own >= slowest else [0.0] * 6
+            return torch.tensor([own, waiting, *numbers], dtype=torch.float64)
+
+        def finish(sizes: Sizes, maxima: Tensor, sums: Tensor) -> Mapping[str, float]:
+            """Return the times of the slowest rank, and how long the ranks wait on average."""
+            all_own, all_waiting, count, rank, data, working, waiting, own = sums.tolist()
+            if count != 1:  # two were equally slow to the last bit
+                return {}
+            others = (all_own - own) / (ranks.world_size - 1)
+            self.judge(step, int(rank), own, others, data + working + waiting)
+            return {
+                "ranks/slowest": int(rank),
+                "ranks/slowest_data_seconds": data,
+                "ranks/slowest_forward_backward_seconds": working,
+                "ranks/slowest_waiting_seconds": waiting,
+                "ranks/mean_waiting_seconds": all_waiting / ranks.world_size,
+            }
+
+        trainer.record.share(SharedPart("times", step, trainer.progress.epoch, {"times": (3, 8)}, finish, maxima, sums))
 
     def judge(self, step: int, rank: int, own: float, others: float, step_seconds: float) -> None:
         """Warn, once, of a rank that was slower than the others in several exchanges in a row.
@@ -121,50 +146,8 @@ class StepTimes:
             self._has_warned = True
             words = "rank %d is slower than the others: %.3g s a step outside of collectives, they take %.3g s"
             logger.warning(words + " and wait for it; see ranks/… in metrics.jsonl", rank, own, others)
-            if self.ranks.rank == 0:
+            if self._trainer.ranks.rank == 0:
                 self._trainer.note("slow_rank", step, slow_rank=rank, seconds=own, others=others)
-
-
-class SharedTimes:
-    """The times of this rank as the record's exchange takes them (`SharedPart`)."""
-
-    def __init__(self, times: StepTimes, step: int, epoch: int, forward_waits: bool) -> None:
-        self.key, self.step, self.epoch = f"times {step}", step, epoch
-        self.sizes: Sizes = {"times": (3, 8)}
-        self._times, self._forward_waits = times, forward_waits
-        seconds = torch.tensor([times.data, times.other, times.forward, times.backward], dtype=torch.float64)
-        self._data, self._other, self._forward, self._backward = (seconds / times.steps).tolist()
-        self._own = self._data + self._other + (0.0 if forward_waits else self._forward)
-
-    def maxima(self) -> Tensor:
-        """Return the time outside of collectives, and what its smallest is asked for of: forward and backward."""
-        return torch.tensor([self._own, -self._forward, -self._backward], dtype=torch.float64)
-
-    def sums(self, maxima: Tensor) -> Tensor:
-        """Return this rank's times for the means, and once more if it is the slowest."""
-        slowest, forward, backward = maxima.tolist()
-        waiting = self._backward + backward + (self._forward + forward if self._forward_waits else 0.0)
-        working = self._other + self._forward + self._backward - waiting
-        numbers = [1.0, self._times.ranks.rank, self._data, working, waiting, self._own]
-        if self._own < slowest:
-            numbers = [0.0] * len(numbers)
-        return torch.tensor([self._own, waiting, *numbers], dtype=torch.float64)
-
-    def finish(self, sizes: Sizes, maxima: Tensor, sums: Tensor) -> Mapping[str, float]:
-        """Return the times of the slowest rank, and how long the ranks wait on average."""
-        all_own, all_waiting, count, rank, data, working, waiting, own = sums.tolist()
-        world_size = self._times.ranks.world_size
-        if count != 1:  # two were equally slow to the last bit
-            return {}
-        others = (all_own - own) / (world_size - 1)
-        self._times.judge(self.step, int(rank), own, others, data + working + waiting)
-        return {
-            "ranks/slowest": int(rank),
-            "ranks/slowest_data_seconds": data,
-            "ranks/slowest_forward_backward_seconds": working,
-            "ranks/slowest_waiting_seconds": waiting,
-            "ranks/mean_waiting_seconds": all_waiting / world_size,
-        }
 
 
 class _TimedBatches:

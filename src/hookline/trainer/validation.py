@@ -15,8 +15,8 @@ from hookline.core.base import hook_attribute
 from hookline.core.catalog import find_event
 from hookline.core.dispatch import EventSlots
 from hookline.errors import TrainingError
-from hookline.ranks import OneProcess, add_up
-from hookline.run.numbers import as_python_number
+from hookline.ranks import Ranks
+from hookline.run.numbers import as_python_number, single_numbers
 from hookline.run.outputs import OUTPUT_AND_TARGET, OutputReader, find_target
 from hookline.trainer.data.loader_state import preserve_parts
 from hookline.trainer.data.loaders import raise_no_batches, why_empty
@@ -112,7 +112,7 @@ def _measure(
         return user.compute(ranks, averages.metrics(language_model=tokens > 0))
 
 
-def _in_step(ranks: OneProcess, loader: str, batches: Iterator[tuple[Any, bool]]) -> Iterator[tuple[Any, bool]]:
+def _in_step(ranks: Ranks, loader: str, batches: Iterator[tuple[Any, bool]]) -> Iterator[tuple[Any, bool]]:
     """Yield batches, and whether they count, equally often on all ranks: a sharded model's forward pass needs all.
 
     A rank that has no more batches gets its last one again, which does not count.
@@ -155,7 +155,7 @@ class SampleAverages:
             sums[key] = sums.get(key, 0.0) + wide * samples
             counts[key] = counts.get(key, 0) + samples
 
-    def add_up(self, ranks: OneProcess, tokens: int) -> int:
+    def add_up(self, ranks: Ranks, tokens: int) -> int:
         """Add the sums of all ranks, so that each sample counts once; waits for the device and for all ranks.
 
         Args:
@@ -169,7 +169,7 @@ class SampleAverages:
         for loader, sums in self._sums.items():
             for key, total in sums.items():
                 named[f"{loader}\n{key}"] = [float(total), self.samples[loader][key]]
-        added = add_up(ranks, named, width=2)
+        added = {name: numbers.tolist() for name, numbers in ranks.add_up(named).items()}
         tokens = int(added.pop("")[0])
         self._sums, self.samples = {}, {}
         for name, (total, samples) in added.items():

@@ -16,7 +16,7 @@ from hookline import ForwardHook, HookManager, get_trainer
 from hookline.activations.compile.compiled_stats import CompiledStats
 from hookline.activations.monitor import Monitor
 from hookline.core.schedule import Reading
-from hookline.ranks import OneProcess
+from hookline.ranks import Ranks
 from hookline.stats import STATISTICS
 
 pytestmark = COMPILING
@@ -267,11 +267,11 @@ def test_through_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
 class Recording:
     """Stands for a trainer with a record: the steps whose layers it got."""
 
-    ranks = OneProcess()
+    ranks = Ranks()
 
     def __init__(self) -> None:
         self.steps: list[int] = []
-        self.ranks = OneProcess()
+        self.ranks = Ranks()
 
     def log(self, *_: Any, reduce: str | None = "mean") -> None: ...
 

@@ -13,7 +13,7 @@ from hookline._tensors import iter_tensors, map_tensors
 from hookline.checkpoints import frozen
 from hookline.checkpoints.format import problem_with
 from hookline.errors import RankError, TrainingError
-from hookline.ranks import OneProcess, all_equal, compare, fingerprint
+from hookline.ranks import Ranks, compare, fingerprint
 from hookline.trainer.data.loader_state import known_length
 from hookline.trainer.data.loaders import TrainLoaders, smallest
 from hookline.trainer.options import TrainerOptions
@@ -21,15 +21,15 @@ from hookline.trainer.options import TrainerOptions
 _SHARE = "give each rank its share of the data, as DataLoader(data, …, sampler=ResumableSampler(data)) does"
 
 
-def check_lengths(ranks: OneProcess, loaders: TrainLoaders, options: TrainerOptions) -> None:
+def check_lengths(ranks: Ranks, loaders: TrainLoaders, options: TrainerOptions) -> None:
     """Check that an epoch has equally many batches on all ranks, each of which waits for the others in every step.
 
     Raises:
         TrainingError: On every rank, if it does not, or if that cannot be known.
     """
     lengths = {name: smallest(known_length(loader), loaders.limit) for name, loader in loaders.items()}
-    mark, unknown = fingerprint(lengths.items()), [name for name, length in lengths.items() if length is None]
-    if not all_equal(ranks.total([mark, mark * mark]), ranks.world_size):
+    unknown = [name for name, length in lengths.items() if length is None]
+    if not ranks.all_equal(fingerprint(lengths.items())):
         try:
             compare(ranks, {"the number of training batches": lengths})
         except RankError as error:
@@ -41,7 +41,7 @@ def check_lengths(ranks: OneProcess, loaders: TrainLoaders, options: TrainerOpti
         )
 
 
-def check_first_batch(ranks: OneProcess, batches: Iterator[Any], loaders: TrainLoaders) -> Iterator[Any]:
+def check_first_batch(ranks: Ranks, batches: Iterator[Any], loaders: TrainLoaders) -> Iterator[Any]:
     """Check that the ranks do not all read the same data, and return all batches.
 
     Args:
@@ -59,7 +59,7 @@ def check_first_batch(ranks: OneProcess, batches: Iterator[Any], loaders: TrainL
             *(frozen.fingerprint(tensor) for tensor in iter_tensors(first) if problem_with(tensor) is None),
         ]
     )
-    if all_equal(ranks.total([mark, mark * mark]), ranks.world_size) and first:
+    if ranks.all_equal(mark) and first:
         raise TrainingError(
             f"the first batch is the same on all {ranks.world_size} ranks, which would train on the same data: {_SHARE}"
         )
@@ -67,7 +67,7 @@ def check_first_batch(ranks: OneProcess, batches: Iterator[Any], loaders: TrainL
     return chain(first, batches)
 
 
-def _warn_of_whole_datasets(ranks: OneProcess, loaders: TrainLoaders) -> None:
+def _warn_of_whole_datasets(ranks: Ranks, loaders: TrainLoaders) -> None:
     """Warn of DataLoaders that give each rank a whole dataset: in another order, so that first batches differ."""
     for name, loader in loaders.items():
         if not isinstance(loader, DataLoader) or isinstance(loader.dataset, Subset):
@@ -83,7 +83,7 @@ def _warn_of_whole_datasets(ranks: OneProcess, loaders: TrainLoaders) -> None:
             )  # fmt: skip
 
 
-def check_all_read(ranks: OneProcess, read: int, expected: int | None) -> None:
+def check_all_read(ranks: Ranks, read: int, expected: int | None) -> None:
     """Check that this rank has not come to the end of its data before the others do.
 
     Args:
