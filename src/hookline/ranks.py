@@ -100,7 +100,7 @@ class Ranks:
             gathered, sizes = self.gather(list(sizes.items())), {}
             for name, size in chain.from_iterable(gathered):
                 sizes[name] = max(size, sizes.get(name, 0))
-        none = torch.zeros(0, dtype=torch.float64)
+        none = torch.zeros(0, dtype=torch.float64, device="cpu")
         padded = [pad(numbers := own.get(name, none), (0, size - len(numbers))) for name, size in sizes.items()]
         _, sums = self.exchange(none, lambda _: torch.cat([none, *padded]))
         return dict(zip(sizes, torch.split(sums, list(sizes.values())), strict=True))

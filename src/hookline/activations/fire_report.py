@@ -81,7 +81,7 @@ def _reason(manager: HookManager, entry: Entry, hooked: HookedModule) -> str:
     failures = entry.failures.total
     if not entry.enabled:
         return f"off ({failures} failures)" if failures else "off"
-    if not entry.is_on(manager.ranks):
+    if not entry.is_called_here(manager.ranks):
         return "not for this rank"
     if hooked.module_ref() is None:
         return "the module no longer exists"

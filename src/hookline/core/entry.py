@@ -83,11 +83,18 @@ class Entry:
         """Whether the ranks have it enabled; failures may have switched it off on this one alone."""
         return self.enabled or self.off_here
 
-    def is_on(self, ranks: Ranks) -> bool:
-        """Return whether it is called on this rank."""
+    def is_called_here(self, ranks: Ranks) -> bool:
+        """Return whether it is enabled and called on this rank."""
         if isinstance(self.ranks, str):
             return self.enabled and ranks.local_rank == 0
         return self.enabled and (self.ranks is None or ranks.rank in self.ranks)
+
+    def must_not_differ(self, ranks: Ranks) -> bool:
+        """Return whether all ranks of a run do what it does alike, so that the others cannot go on if it fails on one.
+
+        One process is all of its ranks, and in a user's own loop each rank acts alone.
+        """
+        return ranks.act_together and getattr(self.hook, "same_on_all_ranks", False)
 
     def is_called(self, event: Event, due: frozenset[str] | None) -> bool:
         """Return whether ranks call it at an event, given the scheduled hooks that are due; None means all are."""
@@ -272,8 +279,7 @@ def check_ranks(entry: Entry, ranks: Ranks) -> None:
             f"{name!r} is collective, so it must be called on all ranks; leave out its `ranks`, or use "
             "`trainer.ranks.rank` inside of it"
         )
-    together = hook_attribute(hook, "same_on_all_ranks") or hook_attribute(hook, "needs_all_ranks")
-    if together and ranks.act_together:  # One process is all of its ranks, and in a user's own loop each acts alone.
+    if entry.must_not_differ(ranks) or (ranks.act_together and hook_attribute(hook, "needs_all_ranks")):
         raise RegistrationError(
             f"{name!r} does what all ranks do together, so it must be called on all of them; leave out its `ranks`"
         )

@@ -207,8 +207,7 @@ class FailureHandler:
         incident = Incident("failed", hook, where, step, f"failed: {error_text(error)}", error)
         policy = "warn" if entry is None else entry.policy
         # The other ranks have done what all do alike: without this one they would wait for it, or weights would differ.
-        is_alike = entry is not None and self.ranks.act_together and hook_attribute(entry.hook, "same_on_all_ranks")
-        if self.debug or is_alike or (several and where == "on_update"):
+        if self.debug or (entry and entry.must_not_differ(self.ranks)) or (several and where == "on_update"):
             policy = "raise"
         must_raise = (policy == "raise" or getattr(error, "always_raise", False)) and original is None
         strikes = 0 if entry is None else entry.failures.add(where)

@@ -550,9 +550,9 @@ class HookRegistry(Events):
             # An argument may be a collective, which needs all ranks: those on which a hook is not called, too.
             shares_arguments = self.ranks.world_size > 1 and event.kind == "lifecycle"
             return [
-                entry.bind(event) if entry.is_on(self.ranks) else entry.bind_arguments(event)
+                entry.bind(event) if entry.is_called_here(self.ranks) else entry.bind_arguments(event)
                 for entry in ordered
-                if entry.is_called(event, due) and (shares_arguments or entry.is_on(self.ranks))
+                if entry.is_called(event, due) and (shares_arguments or entry.is_called_here(self.ranks))
             ]
 
     def _positions(self, kind: str) -> list[Position]:

@@ -460,7 +460,7 @@ class Record:
 
 def _ranks(hosts: Sequence[str] | None) -> dict[str, Any]:
     """Return how many ranks there are, and which of them run on which machine; nothing for one process."""
-    if hosts is None:
+    if hosts is None or len(hosts) == 1:
         return {}
     by_host = {host: [rank for rank, one in enumerate(hosts) if one == host] for host in dict.fromkeys(hosts)}
     return {"world_size": len(hosts), "ranks": by_host}

@@ -291,7 +291,7 @@ class FileStorage:
             self.report_loss(error)
 
 
-ALIKE = frozenset({
+SAME_ON_ALL_RANKS = frozenset({
     "begun_again", "best_checkpoint", "best_weights_restored", "checkpoint_abandoned", "checkpoint_damaged",
     "checkpoint_failed", "checkpoint_loaded", "checkpoint_saved", "gradient_flow", "hook_state", "hooks_changed",
     "hooks_without_state", "loss_fn_changed", "lr_changed", "non_finite_losses", "non_finite_weights",
@@ -314,7 +314,7 @@ class RankStorage:
 
     def write(self, kind: str, rows: Sequence[Any]) -> None:
         """Append events that concern this rank alone."""
-        own = [row for row in rows if row["kind"] not in ALIKE] if kind == "events" else []
+        own = [row for row in rows if row["kind"] not in SAME_ON_ALL_RANKS] if kind == "events" else []
         for row in own:
             try:
                 if self._events is None:

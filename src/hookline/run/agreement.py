@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hookline.run.status import Stop
 
 if TYPE_CHECKING:
+    from hookline.record.record import Record
     from hookline.run.run import Run
 
 SaveName = str | Callable[[], str] | None
@@ -30,9 +31,10 @@ class Agreement:
         """Stop the run, once all ranks know of it."""
         self._run.run_status.stops.append(stop)
 
-    def request_save(self, name: SaveName) -> None:
-        """Write a checkpoint, once all ranks know of it."""
+    def request_save(self, name: SaveName) -> bool:
+        """Write a checkpoint, once all ranks know of it; return whether that may be before the next boundary."""
         self._run.save_at_boundary(name)
+        return True
 
     def request_end(self, signal: str) -> None:
         """Save and end the run. A signal handler calls this, so it only assigns."""
@@ -56,6 +58,13 @@ class Agreement:
         """
 
     # ---- in the order of a run ---------------------------------------------------------------------------------------
+
+    def before_run(self) -> None:
+        """Check that the ranks have the same options and hooks, before the run has a record."""
+
+    def share_record(self, record: Record) -> Record:
+        """Return the record of the run, which brings together the numbers of all ranks."""
+        return record
 
     def begin_run(self) -> None:
         """Forget what was requested in the last run."""
@@ -124,6 +133,9 @@ class Agreement:
     def end_epoch(self) -> None:
         """Agree on what was requested, and write what was recorded."""
         self._run.step_log.flush()
+
+    def after_train_end(self) -> None:
+        """Carry out what hooks have asked for in on_train_end, which all ranks know only now."""
 
     def count_once(self, own: int) -> int:
         """Return what this rank adds to a count over all ranks: nothing if rank 0 has the same batches."""

@@ -127,11 +127,11 @@ class EpochStats:
         self._fold_losses(len(self.recent), wait=True)
         self.fold()
         own: dict[str, list[float]] = {
-            "loss": [float(self._sum), float(self._count), 0.0, 0.0],
-            "step loss": [window.share_of(loss), 1.0, 0.0, 0.0],
+            "loss": [float(self._sum), float(self._count)],
+            "step loss": [window.share_of(loss), 1.0],
         }
         for name, total in self._sums.items():
-            own[f"sum {name}"] = [float(total), float(self._counts[name]), 0.0, 0.0]
+            own[f"sum {name}"] = [float(total), float(self._counts[name])]
         for name, (at, latest) in self._latest.items():
             value, weight = float(latest), window.share if at == step else 1.0
             if name in self._optional and math.isnan(value):

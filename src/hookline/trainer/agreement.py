@@ -9,14 +9,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hookline.core.base import hook_attribute
 import torch
 from torch import Tensor
+from hookline import __version__
+from hookline._console import logger
 from hookline.core.shared_part import SharedPart, Sizes
 from hookline.errors import RankError
-from hookline.ranks import fingerprint, on_ranks
+from hookline.ranks import compare, fingerprint, on_ranks
+from hookline.record.provenance import git_state
+from hookline.record.record import Record
+from hookline.record.shared import SharedRecord
 from hookline.run.agreement import Agreement, SaveName
 from hookline.run.status import Stop
 from hookline.trainer.data.loader_state import set_epochs
@@ -27,6 +34,10 @@ if TYPE_CHECKING:
     from hookline.trainer.trainer import Trainer
 
 EXCHANGE_EVERY, EXCHANGE_SECONDS = 50, 2.0  # steps, or as soon as rank 0's clock has moved by these seconds
+REMEDY = (
+    "all ranks need the same; what is to differ, such as a path, is made in the hook from trainer.ranks.rank, and a "
+    "hook that is to run on some of them has ranks="
+)
 LATE_EVENTS = {"on_update", "on_gradient_clip", "on_before_optimizer_step"}
 """Events after the gradients are ready at which a hook may still skip the step."""
 
@@ -83,12 +94,15 @@ class RankAgreement(Agreement):
         else:
             self._stops.append(stop)
 
-    def request_save(self, name: SaveName) -> None:
-        """Write a checkpoint, once all ranks know of it."""
-        if self._is_agreed(self._trainer.hooks.calling_hook()):
+    def request_save(self, name: SaveName) -> bool:
+        """Write a checkpoint at a boundary, once all ranks know of it."""
+        if self._trainer.run_status.status == "error":
+            logger.warning("nothing is saved after a failure: the ranks may be at different steps", of_rank=True)
+        elif self._is_agreed(self._trainer.hooks.calling_hook()):
             super().request_save(name)
         else:
             self._saves.append(name)
+        return False
 
     def request_end(self, signal: str) -> None:
         """Save and end the run. A signal handler calls this, so it only assigns."""
@@ -100,6 +114,18 @@ class RankAgreement(Agreement):
         return hook is not None and hook in hooks and bool(getattr(hooks.get(hook), "same_on_all_ranks", False))
 
     # ---- in the order of a run ---------------------------------------------------------------------------------------
+
+    def before_run(self) -> None:
+        """Compare options, hooks, data and parameters of the ranks.
+
+        Raises:
+            RankError: On every rank, if they differ.
+        """
+        compare(self._ranks, _compared(self._trainer), REMEDY)
+
+    def share_record(self, record: Record) -> Record:
+        """Return a record whose numbers are those of all ranks."""
+        return SharedRecord.of(record, self._ranks)
 
     def begin_run(self) -> None:
         """Forget what was requested in the last run; schedules read rank 0's clock."""
@@ -218,6 +244,12 @@ class RankAgreement(Agreement):
     def after_epoch(self, read: int, expected: int | None) -> None:
         """Check that the ranks have read equally many batches: `read` of those that were `expected`."""
         check_all_read(self._ranks, read, expected)
+
+    def after_train_end(self) -> None:
+        """Write what hooks have asked to save in on_train_end, once all ranks know of it."""
+        self.settle()
+        self._trainer.checkpointer.save_requested()
+        self._trainer.checkpointer.finish()
 
     def settle(self) -> None:
         """Wait until all ranks know of all requests, and carry them out: at the start, between epochs, at the end."""
@@ -350,3 +382,31 @@ class RankAgreement(Agreement):
             f"the ranks differ: {'; '.join(said) or 'the order of their hooks'}; add, remove and switch hooks and "
             "assign lr, loss_fn and step_fn on all ranks, and use ranks= for a hook that is to run on some"
         )
+
+
+def _compared(trainer: Trainer) -> dict[str, Any]:
+    """Return what must be the same on all ranks, by what an error calls it."""
+    parameters = {hook.name: hook.parameters for hook in trainer.hooks.list_hooks()}
+    hooks = {
+        entry.name: {
+            "enabled": entry.enabled_for_ranks,
+            "schedule": str(entry.schedule),
+            "policy": entry.policy,
+            "parameters": {
+                key: value for key, value in parameters[entry.name].items() if isinstance(value, (int, float, str))
+            },
+            "place": place,
+        }
+        for place, entry in enumerate(trainer.hooks.entries())
+    }
+    config = {key: value for key, value in trainer.describe().items() if key not in ("trainer", "hooks")}
+    return {
+        "the options": asdict(trainer.options),
+        "the config": config,
+        "the hooks": hooks,
+        "the metrics": sorted(trainer.validation_metrics),
+        "the loaders": {"training": list(trainer.train_loaders), "validation": list(trainer.val_loaders)},
+        "the number of optimizers and schedulers": [len(trainer.optimizers), len(trainer.schedulers)],
+        "the parameters": {name: list(param.shape) for name, param in trainer.params.items()},
+        "the versions": {"hookline": __version__, "torch": torch.__version__, "git": git_state(Path.cwd())},
+    }

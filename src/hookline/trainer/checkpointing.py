@@ -21,7 +21,7 @@ from hookline.core.failures import hook_notes
 from hookline.errors import CheckpointError, add_note, error_text
 from hookline.run.agreement import SaveName
 from hookline.trainer.rank_sections import alike_tensors
-from hookline.trainer.sections import ALIKE, collect_sections, restore_sections
+from hookline.trainer.sections import SAME_SECTIONS, collect_sections, restore_sections
 
 if TYPE_CHECKING:
     from hookline.run.event_args import EventArgs
@@ -156,7 +156,7 @@ class Checkpointer:
         """
         trainer, ranks = self._trainer, self._trainer.ranks
         directory, meta = self._prepare()
-        alike: Alike = {**dict.fromkeys(ALIKE), "model": alike_tensors(trainer.model)}
+        alike: Alike = {**dict.fromkeys(SAME_SECTIONS), "model": alike_tensors(trainer.model)}
 
         def collect() -> dict[str, Section]:
             sections = {key: encode_section(key, tree, with_shards=True) for key, tree in self._collect().items()}

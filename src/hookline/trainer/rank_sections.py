@@ -1,4 +1,4 @@
-"""Know what ranks have alike, and read a checkpoint as one of any number of ranks needs it."""
+"""Read a checkpoint as this rank needs it, however many ranks have saved it, and name what rank 0 saves for all."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ _OF_PARAMETER = re.compile(r"(\d+)\.state\.(\d+)\.")  # names of an optimizer's 
 
 
 def alike_tensors(model: torch.nn.Module) -> list[str]:
-    """Return the parameters that all ranks have alike: those of DDP. What is not reduced (buffers) may differ."""
+    """Return the names of the parameters that are equal on all ranks: those of a DDP model. Buffers may differ."""
     if not isinstance(model, torch.nn.parallel.DistributedDataParallel):
         return []
     return list(plain_parameters(model, remove_duplicate=False))
 
 
 def read_sections(trainer: Trainer, saved: SavedCheckpoint) -> dict[str, Any]:
-    """Return the sections as this rank had them.
+    """Return the sections of a checkpoint for this rank.
 
-    If there were more or fewer ranks, they are rank 0's, and what belongs to single ranks is shared out again.
+    If more or fewer ranks have saved it, each rank reads rank 0's sections, and `_share_out` replaces those that differ
+    between ranks.
     """
     ranks = trainer.ranks
     is_same = saved.world_size == ranks.world_size
@@ -47,10 +48,10 @@ def read_sections(trainer: Trainer, saved: SavedCheckpoint) -> dict[str, Any]:
 
 
 def _share_out(trainer: Trainer, saved: SavedCheckpoint, sections: dict[str, Any]) -> dict[str, Any]:
-    """Return rank 0's sections as this rank uses them, given that the checkpoint was saved by more or fewer ranks.
+    """Turn rank 0's sections into those of this rank, for a checkpoint that more or fewer ranks have saved.
 
-    A rank that was there continues its random streams, another one starts new streams. The losses of the epoch
-    are added up on rank 0, because every mean is taken over all ranks.
+    A rank that existed then continues its random streams, and a new rank starts new ones. Rank 0 gets the losses of the
+    epoch of all ranks, because every mean is taken over all ranks.
     """
     ranks, count = trainer.ranks, saved.world_size
     why = (
@@ -60,7 +61,7 @@ def _share_out(trainer: Trainer, saved: SavedCheckpoint, sections: dict[str, Any
     )
     logger.warning("%s", why)
     trainer.note("resume_not_exact", why=why)
-    drawing = ranks.rank if trainer.engine.averages else 0  # ranks that share each batch draw alike
+    drawing = ranks.rank if trainer.engine.averages else 0  # Ranks that share each batch draw the same numbers.
     if drawing < count:
         own = {name: saved.section(name, drawing) for name in ("rng", "streams")}
     else:
@@ -75,7 +76,7 @@ def _processes(count: int) -> str:
 
 
 def like_weights(model: torch.nn.Module) -> Like:
-    """Return a function that finds the tensor of a model's state by its saved name."""
+    """Return a function that finds a tensor of a model's state by the name under which it was saved."""
     present = plain_state_dict(model)
     return lambda name, shape, sharded: present.get(name)
 
@@ -95,9 +96,9 @@ def _like_optimizers(optimizers: Sequence[torch.optim.Optimizer]) -> Like:
 
 
 def _like_named(model: torch.nn.Module, saved: SavedCheckpoint) -> Like:
-    """Return a function that finds the parameter that a hook's saved tensor belongs to: its name ends with its name.
+    """Return a function that finds the parameter of a hook's saved tensor, whose name ends with the parameter's.
 
-    What was saved whole beside a sharded parameter, or in shards beside a whole one, is not of its form, and is whole.
+    A tensor that was saved whole beside a sharded parameter, or in shards beside a whole one, is read as a whole.
     """
     present, then = plain_state_dict(model), saved.tensors("model")
 

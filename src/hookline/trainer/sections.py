@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hookline.trainer.trainer import Trainer
 
 
-ALIKE = ("optimizers", "schedulers", "scaler", "progress", "counts", "hook_names", "frozen")
+SAME_SECTIONS = ("optimizers", "schedulers", "scaler", "progress", "counts", "hook_names", "frozen")
 """Sections that all ranks have alike, shards of tensors aside; rank 0 saves them."""
 
 

@@ -1,10 +1,10 @@
 """Measure where each rank spends its steps, and report a rank that is persistently slower than the others.
 
 All ranks finish a step at the same time, because they wait for each other in its collectives. So the slowest rank is
-not the one whose steps take longest, but the one that spends most time outside of what contains collectives: reading
-data, the forward pass under DDP, its hooks, and the optimizer. The backward pass of the rank that comes last is the
-shortest; how much longer that of another rank takes is time in which it waits. Under FSDP2 the same holds for the
-forward pass. Times are the host's, and nothing waits for a device.
+not the one with the longest steps. It is the one that spends most time outside of collectives: reading data, in the
+forward pass under DDP, in its hooks, and in the optimizer. The rank that arrives last has the shortest backward pass,
+and the others wait for the rest of theirs. Under FSDP2 this is true of the forward pass, too. Times are host times, and
+nothing waits for a device.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from hookline.core.shared_part import SharedPart, Sizes
 if TYPE_CHECKING:
     from hookline.trainer.trainer import Trainer
 
-IN_A_ROW = 5  # exchanges in which a rank must be the slowest before there is a warning
-SLOWER = 0.2  # than the mean of the others, as a share
-OF_STEP = 0.05  # the smallest difference that matters, as a share of the time of a step
+IN_A_ROW = 5  # A rank is reported once it was the slowest in this many exchanges.
+SLOWER = 0.2  # How much slower than the mean of the others it must be, as a share of that mean.
+OF_STEP = 0.05  # The smallest difference that matters, as a share of the duration of a step.
 
 
 class StepTimes:
-    """The seconds of this rank since the last exchange, and what exchanges have shown so far."""
+    """The host times of this rank since the last exchange, and which rank was the slowest in the exchanges so far."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
@@ -41,7 +41,7 @@ class StepTimes:
     def _reset(self) -> None:
         self.steps = 0
         self.data = self.forward = self.backward = 0.0
-        self.other = 0.0  # outside of these: hooks, the optimizer, and micro-batches that reduce nothing
+        self.other = 0.0  # Everything else: hooks, the optimizer, and backward passes that reduce nothing.
 
     # ---- measuring ---------------------------------------------------------------------------------------------------
 
@@ -65,7 +65,7 @@ class StepTimes:
         return timed
 
     def begin_batch(self, began: float) -> None:
-        """Note that a batch was read, which began at a time."""
+        """Note that a batch has been read since the time `began`."""
         now = perf_counter()
         if self._mark is not None:
             self.other += began - self._mark
@@ -80,7 +80,7 @@ class StepTimes:
             self._mark, self._in_backward = now, False
 
     def end_step(self) -> None:
-        """Note that a step is over; what follows until the next batch is not measured."""
+        """Note that a step is over; nothing is measured until the next batch."""
         if self._mark is not None:
             self.other += perf_counter() - self._mark
             self._mark = None
@@ -89,14 +89,14 @@ class StepTimes:
     # ---- exchanging --------------------------------------------------------------------------------------------------
 
     def share(self) -> None:
-        """Hand in the times since the last exchange; all ranks have made the same steps."""
+        """Hand in the times since the last exchange. All ranks have taken the same steps."""
         if not self.steps:
             return
         trainer, model, ranks = self._trainer, self._trainer.model, self._trainer.ranks
         is_ddp = isinstance(model, torch.nn.parallel.DistributedDataParallel)
         forward_waits = not is_ddp or next(model.buffers(), None) is not None  # DDP broadcasts buffers in it
-        seconds = (self.data, self.other, self.forward, self.backward)
-        data, other, forward, backward = (one / self.steps for one in seconds)
+        totals = (self.data, self.other, self.forward, self.backward)
+        data, other, forward, backward = (seconds / self.steps for seconds in totals)
         own, step = data + other + (0.0 if forward_waits else forward), trainer.progress.step
         self._reset()
 
@@ -135,8 +135,8 @@ class StepTimes:
         Args:
             step: The step of the exchange.
             rank: The slowest rank.
-            own: Its seconds a step without collectives.
-            others: The mean of the others'.
+            own: The seconds per step that it spends outside of collectives.
+            others: The mean of these seconds over the other ranks.
             step_seconds: The duration of a step.
         """
         is_slower = own > (1 + SLOWER) * others and own - others > OF_STEP * step_seconds

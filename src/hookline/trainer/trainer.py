@@ -435,10 +435,8 @@ class Trainer(Run):
 
     def after_train_end(self) -> None:
         """Write what hooks of several ranks have asked to save in on_train_end, once all ranks know of it."""
-        if self.ranks.act_together and self.status != "error":
-            self.agreement.settle()
-            self.checkpointer.save_requested()
-            self.checkpointer.finish()
+        if self.status != "error":
+            self.agreement.after_train_end()
 
     def release(self) -> None:
         """Release the memory of background saves."""
@@ -541,12 +539,9 @@ class Trainer(Run):
             name: Its name; by default that of its step. A function is called for the name when the checkpoint is
                 written. A name that is requested twice is written once.
         """
-        if self.status == "error" and self.ranks.act_together:
-            logger.warning("nothing is saved after a failure: the ranks may be at different steps", of_rank=True)
-            return
-        self.agreement.request_save(name)
+        at_once = self.agreement.request_save(name)
         self.request_boundary()
-        if self.status != "training" and self.running and not self.ranks.act_together:
+        if at_once and self.status != "training" and self.running:
             self.checkpointer.save_requested()
 
     def save_at_boundary(self, name: SaveName) -> None:

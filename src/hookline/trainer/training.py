@@ -10,7 +10,6 @@ import sys
 from bdb import BdbQuit
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
 from functools import cache, partial
 from pathlib import Path
 from traceback import walk_tb
@@ -20,7 +19,7 @@ from weakref import WeakSet
 import torch
 
 from hookline import __version__
-from hookline._console import logger
+from hookline._console import logger, print_line
 from hookline._fs import relative_to_here
 from hookline._terminal import can_redraw
 from hookline._words import nearest
@@ -30,12 +29,10 @@ from hookline.core.base import hook_attribute
 from hookline.core.entry import Entry
 from hookline.errors import ConfigError, RankError, RecordError, TrainingError, add_note, error_text
 from hookline.rank_watch import WatchedRun
-from hookline.ranks import compare, host
+from hookline.ranks import host
 from hookline.record.labels import Labels, read_labels
 from hookline.record.outcome import Outcome
-from hookline.record.provenance import git_state
 from hookline.record.record import Record
-from hookline.record.shared import SharedRecord
 from hookline.run.messages import counted
 from hookline.run.rng import seed_rank
 from hookline.trainer.data.loader_state import resume_warnings
@@ -48,10 +45,6 @@ if TYPE_CHECKING:
     from hookline.trainer.trainer import Trainer
 
 _SECONDS_BETWEEN_LINES = 30.0  # where nothing can be redrawn: often enough for a log file, and not too long a file
-_ALL_ALIKE = (
-    "all ranks need the same; what is to differ, such as a path, is made in the hook from trainer.ranks.rank, and a "
-    "hook that is to run on some of them has ranks="
-)
 
 
 @contextmanager
@@ -123,17 +116,16 @@ def _as_interruption(raised: BaseException) -> BaseException:
 def _open(trainer: Trainer, resume: Path | None, fork: bool) -> None:
     """Compare the ranks, check the run, seed, and open the record. What is raised here ends no run: none has begun."""
     options, ranks = trainer.options, trainer.ranks
-    if ranks.world_size > 1:
-        compare(ranks, _compared(trainer), _ALL_ALIKE)
+    trainer.agreement.before_run()
     trainer.check_run()  # before the run has a directory and a name
-    # Ranks that share each batch draw alike.
+    # Ranks that share each batch draw the same random numbers.
     seed_rank(options.seed, ranks.rank if trainer.engine.averages else 0)
     run_dir = None if resume is None or fork else run_directory(resume)
     lineage = source = None
     if resume is not None and run_dir is None:
         lineage, source = ranks.first(partial(lineage_of, resume)), run_directory(resume)
     record = _open_record(trainer, run_dir)
-    hosts = ranks.gather(host()) if ranks.act_together else None
+    hosts = ranks.gather(host())
     labels = _labels(trainer, source)
     record.start(hooks=trainer.describe_hooks(), lineage=lineage, hosts=hosts, launch=trainer.launch, labels=labels)
     trainer.checkpointer.begin_run()
@@ -157,7 +149,7 @@ def _open_record(trainer: Trainer, run_dir: Path | None) -> Record:
     run_id, path = ranks.first(open_first)
     if not opened:
         opened.append(Record.of_rank(ranks.rank, run_id, path, config=config, seed=options.seed))
-    return SharedRecord.of(opened[0], ranks) if ranks.act_together else opened[0]
+    return trainer.agreement.share_record(opened[0])
 
 
 def _labels(trainer: Trainer, source: Path | None) -> Labels:
@@ -173,34 +165,6 @@ def _labels(trainer: Trainer, source: Path | None) -> Labels:
             logger.warning("the new run gets no tags and notes: %s", error)
     tags = inherited.tags if options.tags is None else tuple(options.tags)
     return Labels(options.name, tags, inherited.notes if options.notes is None else options.notes)
-
-
-def _compared(trainer: Trainer) -> dict[str, Any]:
-    """Return what must be the same on all ranks, for comparison."""
-    parameters = {hook.name: hook.parameters for hook in trainer.hooks.list_hooks()}
-    hooks = {
-        entry.name: {
-            "enabled": entry.enabled_for_ranks,
-            "schedule": str(entry.schedule),
-            "policy": entry.policy,
-            "parameters": {
-                key: value for key, value in parameters[entry.name].items() if isinstance(value, (int, float, str))
-            },
-            "place": place,
-        }
-        for place, entry in enumerate(trainer.hooks.entries())
-    }
-    config = {key: value for key, value in trainer.describe().items() if key not in ("trainer", "hooks")}
-    return {
-        "the options": asdict(trainer.options),
-        "the config": config,
-        "the hooks": hooks,
-        "the metrics": sorted(trainer.validation_metrics),
-        "the loaders": {"training": list(trainer.train_loaders), "validation": list(trainer.val_loaders)},
-        "the number of optimizers and schedulers": [len(trainer.optimizers), len(trainer.schedulers)],
-        "the parameters": {name: list(param.shape) for name, param in trainer.params.items()},
-        "the versions": {"hookline": __version__, "torch": torch.__version__, "git": git_state(Path.cwd())},
-    }
 
 
 def _set_deterministic(trainer: Trainer, until: ExitStack) -> None:

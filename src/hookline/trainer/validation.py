@@ -165,7 +165,7 @@ class SampleAverages:
         Returns:
             The tokens of all ranks.
         """
-        named: dict[str, list[float]] = {"": [tokens, 0]}
+        named: dict[str, list[float]] = {"": [tokens]}
         for loader, sums in self._sums.items():
             for key, total in sums.items():
                 named[f"{loader}\n{key}"] = [float(total), self.samples[loader][key]]

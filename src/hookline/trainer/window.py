@@ -34,13 +34,15 @@ class AccumulationWindow(Window):
         self._had_weight = not self._weighted  # whether something had a weight in some step
         # Gradients are reduced over the ranks once a step, unless that takes too much memory.
         self._reduces_once = self._engine.averages and self.size > 1 and not options.sync_each_batch
+        # Then every rank runs each backward pass, because the others wait for it.
+        self._has_reductions = self._engine.averages or self._engine.forward_is_collective
         self._zeroing: Any = None  # the handle of the forward hook that keeps a loss without weight out of gradients
 
     def begin(self, batch: Any) -> None:
         """Weigh a micro-batch, and prepare the model for what its backward pass does to gradients of other ranks."""
         if self._weighted:
             self.weight = self._weigh(batch)
-            if not self.weight and self._ranks.act_together:
+            if not self.weight and self._has_reductions:
                 self._zeroing = self._trainer.forward.model.register_forward_hook(zero_gradients)
         if self._reduces_once:
             is_last = self.count + 1 == self.size or not self._trainer.has_more_batches()
@@ -71,7 +73,7 @@ class AccumulationWindow(Window):
             share = loss / self.size
         # The mean loss of nothing is NaN, and has no part in the mean of the window. With several ranks its backward
         # pass has a part in reducing the gradients, to which it then adds zeros.
-        if weight or self._ranks.act_together:
+        if weight or self._has_reductions:
             self._engine.backward(share)
             self._stop_zeroing()
         args.window.append(
