@@ -4,7 +4,8 @@ import random
 from types import SimpleNamespace
 from typing import Any
 
-from thread_ranks import ThreadRanks, run_on_threads
+import pytest
+from thread_ranks import Board, ThreadRanks, run_on_threads
 
 from hookline.run.progress import Progress
 from hookline.run.status import RunStatus, Stop
@@ -80,3 +81,12 @@ def test_a_thousand_schedules_of_requests_end_alike_on_eight_ranks() -> None:
     assert any(stops for _, _, stops, _ in first)
     assert any(len(saved) > 1 for *_, saved in first)
     assert any(stops[0][2] == 5 for _, _, stops, _ in first if stops)  # a rank other than 0 was the first
+
+
+def test_a_save_after_a_failure_is_not_requested(caplog: pytest.LogCaptureFixture) -> None:
+    """The ranks may be at different steps, and a checkpoint would mix them."""
+    run = make_run(ThreadRanks(0, Board(1)))
+    run.run_status.status = "error"
+    assert run.agreement.request_save("late") is False
+    run.agreement.settle()
+    assert run.saved == [] and "nothing is saved after a failure" in caplog.text

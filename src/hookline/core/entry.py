@@ -94,7 +94,7 @@ class Entry:
 
         One process is all of its ranks, and in a user's own loop each rank acts alone.
         """
-        return ranks.act_together and getattr(self.hook, "same_on_all_ranks", False)
+        return ranks.act_together and bool(hook_attribute(self.hook, "same_on_all_ranks"))
 
     def is_called(self, event: Event, due: frozenset[str] | None) -> bool:
         """Return whether ranks call it at an event, given the scheduled hooks that are due; None means all are."""

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hookline._console import logger
 from hookline._words import nearest
-from hookline.core.base import hook_attribute
 from hookline.core.catalog import CATALOG, Event
 from hookline.errors import (
     ConfigError,

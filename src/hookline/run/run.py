@@ -198,7 +198,7 @@ class Run(Steps):
 
     def _hooks_here(self) -> list[Entry]:
         """Return the hooks that are called on this rank, in the order in which they were registered."""
-        return [entry for entry in self.hooks.entries() if entry.is_on(self.ranks)]
+        return [entry for entry in self.hooks.entries() if entry.is_called_here(self.ranks)]
 
     def begin(self) -> None:
         """Set up the hooks, let the host prepare, and fire on_train_start."""

@@ -13,11 +13,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hookline.core.base import hook_attribute
 import torch
 from torch import Tensor
+
 from hookline import __version__
 from hookline._console import logger
+from hookline.core.base import hook_attribute
 from hookline.core.shared_part import SharedPart, Sizes
 from hookline.errors import RankError
 from hookline.ranks import compare, fingerprint, on_ranks

@@ -18,8 +18,7 @@ from weakref import WeakSet
 
 import torch
 
-from hookline import __version__
-from hookline._console import logger, print_line
+from hookline._console import logger
 from hookline._fs import relative_to_here
 from hookline._terminal import can_redraw
 from hookline._words import nearest
