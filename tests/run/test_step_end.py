@@ -69,3 +69,71 @@ def test_the_norm_is_right_if_a_hook_clears_the_gradients_early() -> None:
     trainer.train()
     assert norms == expected
     assert all(norm > 0 for norm in norms)
+
+
+def test_the_norm_covers_parameters_that_an_optimizer_got_during_the_run() -> None:
+    """Also if no update hook looks for them."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))
+    data = [(torch.ones(2, 2), torch.ones(2, 1)) for _ in range(3)]
+    options: dict[str, Any] = {"loss_fn": torch.nn.functional.mse_loss, "console": False, "record": False}
+    trainer = get_trainer("simple", model, data, torch.optim.SGD(model[1].parameters(), 0.0), "cpu", **options)
+    norms: list[float] = []
+    expected: list[float] = []
+
+    @trainer.on("train_batch_start", name="unfreeze", at=2)
+    def unfreeze(trainer: Trainer) -> None:
+        trainer.optimizers[0].add_param_group({"params": list(model[0].parameters())})
+
+    @trainer.on("gradients_ready", name="all", start=2)
+    def measure(model: torch.nn.Module) -> None:
+        gradients = [param.grad.flatten() for param in model.parameters() if param.grad is not None]
+        expected.append(float(torch.cat(gradients).norm()))
+
+    trainer.on("step_end", name="reads", start=2)(lambda grad_norm: norms.append(grad_norm))
+    trainer.train()
+    assert norms == pytest.approx(expected) and list(trainer.params) == [name for name, _ in model.named_parameters()]
+
+
+def test_the_rate_may_change_until_the_step_uses_it() -> None:
+    """A hook that sets it in the middle of a window sets that of the step."""
+    trainer, rates = make_trainer(4, accumulate=4), []
+    trainer.on("train_batch_end", name="sets", at="1 batches")(lambda trainer: setattr(trainer, "lr", 0.5))
+    trainer.on("step_end", name="reads")(lambda lr: rates.append(lr))
+    trainer.train()
+    assert rates == [0.5]
+
+
+def test_a_step_by_hand_after_a_failed_one_is_another_step() -> None:
+    """What was asked for in the failed step does not count for it."""
+    trainer, ended, batch = make_trainer(), [], (torch.ones(2, 2), torch.ones(2, 1))
+
+    @trainer.on("after_backward", name="fails", at=1, on_error="raise")
+    def fail(trainer: Trainer) -> None:
+        trainer.skip_step("not this one")
+        raise ValueError("boom")
+
+    trainer.on("step_end", name="ends")(lambda step: ended.append(step))
+    with pytest.raises(ValueError, match="boom"):
+        trainer.training_step(batch)
+    trainer.training_step(batch)
+    assert ended == [2] and trainer.skipped_steps == 0
+
+
+def test_steps_by_hand_belong_to_no_loader() -> None:
+    """With several loaders no loss of one is recorded for them."""
+    trainer = make_trainer()
+    loader = trainer.train_loaders["train"]
+    trainer.fit({"a": loader, "b": loader}, max_steps=2)
+    trainer.training_step((torch.ones(2, 2), torch.ones(2, 1)))
+    trainer.record.flush(wait=True)
+    names = {name for row in trainer.record.metrics for name in row}
+    assert not [name for name in names if name.endswith("/loss") and name.count("/") > 1]
+
+
+def test_a_module_that_was_added_before_the_first_step_by_hand_is_cleared_too() -> None:
+    """No optimizer owns its parameters."""
+    trainer = make_trainer()
+    trainer.model.extra = torch.nn.Linear(1, 1)
+    trainer.step_fn = lambda model, batch: model.extra(model(batch[0])).mean()
+    trainer.training_step((torch.ones(2, 2), torch.ones(2, 1)))
+    assert trainer.model.extra.weight.grad is None

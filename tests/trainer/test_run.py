@@ -28,7 +28,7 @@ from hookline import (
     load_config,
     trainer_from_config,
 )
-from hookline.errors import RecordError
+from hookline.errors import ConfigError, RecordError
 
 BATCHES = [(torch.randn(4, 4), torch.randint(0, 2, (4,))) for _ in range(3)]
 
@@ -447,6 +447,30 @@ def test_an_interruption_at_the_end_is_recorded(method: str) -> None:
     with pytest.raises(KeyboardInterrupt, match="now"):
         trainer.train()
     assert run_json(trainer)["outcome"] == "interrupted"
+
+
+def test_hooks_are_set_up_again_before_a_second_run_is_refused() -> None:
+    """A hook that gets the closing events of a run was set up for it."""
+    calls: list[str] = []
+
+    class Follows(TrainingHook):
+        def setup(self) -> None:
+            calls.append("setup")
+
+        def close(self) -> None:
+            calls.append("close")
+
+        def on_train_end(self) -> None:
+            calls.append("end")
+
+    trainer = make_trainer()
+    trainer.add_hook(Follows())
+    loader = trainer.train_loaders["train"]
+    trainer.fit({"a": loader, "b": loader})
+    trainer.on("train_batch_start", name="counts", every="2 batches of a")(lambda: None)
+    with pytest.raises(ConfigError, match="no training loader is named 'a'"):
+        trainer.fit({"x": loader, "y": loader}, max_epochs=2)
+    assert calls == ["setup", "end", "close"] * 2
 
 
 def test_an_interruption_in_on_exception_leaves_a_closed_run() -> None:

@@ -30,8 +30,11 @@ from hookline._words import nearest
 from hookline.cli.completion import SHELLS, PrintCompletion
 from hookline.cli.find_run import resolve_run
 from hookline.errors import ConfigError, HooklineError, error_text, notes_of
+from hookline.record.outcome import Outcome
 
-DONE, FAILED, USAGE, NON_FINITE, INTERRUPTED, CLOSED_PIPE, TERMINATED = 0, 1, 2, 3, 130, 141, 143
+DONE, FAILED = Outcome.COMPLETED.exit_code, Outcome.FAILED.exit_code
+NON_FINITE, INTERRUPTED = Outcome.NON_FINITE.exit_code, Outcome.INTERRUPTED.exit_code
+USAGE, CLOSED_PIPE, TERMINATED = 2, 141, 143
 EXIT_CODES = {
     DONE: "done; also for a run that a hook stopped",
     FAILED: "training failed, a check found something, or the output could not be written",

@@ -17,6 +17,7 @@ from hookline.checkpoints.store import list_checkpoints
 from hookline.cli.command_lines import resume_command
 from hookline.cli.config_args import read_config
 from hookline.errors import CheckpointError, error_text
+from hookline.record.outcome import Outcome
 
 if TYPE_CHECKING:
     from hookline.trainer.trainer import Trainer
@@ -48,7 +49,7 @@ def train_and_report(
     status = 0
     try:
         trainer.fit(resume=resume, fork=fork)
-        if trainer.record.run["outcome"] == "non_finite":
+        if trainer.record.run["outcome"] == Outcome.NON_FINITE:
             reason = cli.one_line(f"the run ended with bad weights: {trainer.record.run['reason']}")
             print_line(f"hookline: error: {reason}", sys.stderr)
             status = cli.NON_FINITE

@@ -277,8 +277,9 @@ class DispatchTable:
         """Return the arguments that the hooks name which are due at an event, with several ranks on any of them.
 
         Some values cost every step something, and are computed only if a hook is going to read them: the norm of
-        gradients that are gone when the step ends, its learning rate, the model's output. What the answer is about may
-        change with every hook that is called, so it is asked each time; that is one lookup.
+        gradients that are gone when the step ends, the model's output, what hooks add to metrics. What the answer is
+        about may change with every hook that is called, so it is asked each time; that is one lookup. A hook that is
+        enabled later in the same step may find such a value gone.
         """
         named = self._named.get(event)
         if named is None:

@@ -233,9 +233,9 @@ class EventArgs:
 
     def step_loss_number(self) -> DeviceNumber:
         """Return the step's loss: that of its micro-batch, or the mean over its window."""
-        if len(self.window) > 1 or self.live_loss is None:
+        if len(self.window) > 1:
             return DeviceNumber(self.window_tensor())
-        return self._loss_number(self.live_loss)
+        return DeviceNumber(math.nan) if self.live_loss is None else self._loss_number(self.live_loss)
 
     @property
     def train_loss(self) -> float:

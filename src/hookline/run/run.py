@@ -23,10 +23,9 @@ from hookline.activations.manager import HookManager
 from hookline.core.base import hook_attribute
 from hookline.core.catalog import CAPABILITIES, CATALOG, MOST_LISTED
 from hookline.core.change_audit import ChangeAudit
-from hookline.core.dispatch import EventSlots
 from hookline.core.entry import Entry
 from hookline.core.failures import Incident, hook_notes
-from hookline.errors import HooklineError, RankError, RegistrationError, add_note, error_text
+from hookline.errors import HooklineError, RankError, RegistrationError, TrainingError, add_note, error_text
 from hookline.gradients.chain import UpdateChain
 from hookline.ranks import Ranks
 from hookline.record.outcome import Outcome
@@ -38,8 +37,6 @@ from hookline.run.engine import Engine
 from hookline.run.event_args import EventArgs
 from hookline.run.messages import closing_line
 from hookline.run.non_finite import LossWatch, non_finite_parameters
-from hookline.run.numbers import single_numbers
-from hookline.run.outputs import UNKNOWN
 from hookline.run.parameters import trained_parameters
 from hookline.run.progress import Progress
 from hookline.run.rng import preserve_rng
@@ -81,6 +78,8 @@ class Run(Steps):
         output_dir: str | Path | None = None,
         seed: int | None = None,
     ) -> None:
+        if next(model.parameters(), None) is None:
+            raise TrainingError(f"the model ({type(model).__name__}) has no parameters: there is nothing to train")
         self.model, self.optimizers = model, list(optimizers)
         self.hooks = hooks if isinstance(hooks, HookManager) else HookManager()
         self.hooks.add_registration_check(self._check_needs)
@@ -101,6 +100,7 @@ class Run(Steps):
         self.hooks.set_ranks(self.ranks)
         self.hooks.failures.current_step = lambda: self.progress.step
         self.hooks.watch_for_trainer(model, self.event_args)
+        self.reset_steps()
         self._open = ExitStack()  # what ends with the run in progress
         if not isinstance(hooks, HookManager | None):
             for hook in hooks:
@@ -228,95 +228,6 @@ class Run(Steps):
             self._open.callback(self.record.add_sink(ReportSink(self.record, self.progress.steps_done)).remove)
         except Exception as error:  # no report is worth a run
             logger.warning("this run will have no report: %s", error_text(error))
-
-    # ---- epochs and validations --------------------------------------------------------------------------------------
-
-    def begin_epoch(self) -> None:
-        """Begin the first or the next epoch, and fire on_epoch_start; a loop without epochs need not call this."""
-        self.progress.begin_epoch()
-        self.stats = self.stats.next_epoch(self.progress.step)
-        if handler := self.hooks.slots.on_epoch_start:
-            handler(self.event_args)
-        self.hooks.replan()
-
-    def end_epoch(self) -> None:
-        """Record the means of the epoch, and fire on_epoch_end; the epoch is over, also if a hook fails there."""
-        self.record_non_finite_losses(self.stats.take_non_finite())
-        for name, mean in self.stats.means().items():
-            self.log(name, mean, reduce=None)
-        try:
-            if handler := self.hooks.slots.on_epoch_end:
-                handler(self.event_args)
-        finally:
-            self.progress.end_epoch()
-        self.agreement.end_epoch()
-
-    @contextmanager
-    def validation(self) -> Iterator[dict[str, Any]]:
-        """Fire the events around a validation, which the block makes in eval mode without grad; record its metrics.
-
-        >>> with run.validation() as metrics:
-        ...     metrics["val/loss"] = mean_loss(model, val_data)
-        """
-        args, slots, metrics = self.event_args, self.hooks.slots, dict[str, Any]()
-        with args.validation(self.hooks.calling_hook()), self.other_batches("validation"):
-            if handler := slots.on_validation_start:
-                handler(args)
-            yield metrics
-            args.val_metrics, args.eval_metrics = metrics, {}
-            args.mirror_metrics("val_metrics")
-            try:
-                if handler := slots.on_validation_end:
-                    handler(args)
-                args.mirror_metrics("eval_metrics")
-            finally:  # what was measured is recorded, also if a hook ends the run here
-                for key, value in single_numbers(metrics).items():
-                    self.log(key, value)
-        if self.running:
-            self.agreement.after_validation()
-
-    def begin_validation_batch(
-        self, batch: Any, index: int, loader_index: int = 0, loader: str = "val", slots: EventSlots | None = None
-    ) -> Any:
-        """Place a batch of a validation, fire on_validation_batch_start, and return the batch.
-
-        Args:
-            batch: The batch.
-            index: Its place among those of its loader.
-            loader_index: The place of its loader among the loaders.
-            loader: The name of its loader.
-            slots: What is fired instead of the run's own events.
-        """
-        batch = self.engine.place(batch)
-        self.event_args.enter_validation_batch(batch, index, loader_index, loader)
-        if handler := (slots or self.hooks.slots).on_validation_batch_start:
-            handler(self.event_args)
-        return batch
-
-    def end_validation_batch(
-        self,
-        loss: torch.Tensor,
-        metrics: Mapping[str, Any] | None = None,
-        output: Any = UNKNOWN,
-        target: Any = UNKNOWN,
-        slots: EventSlots | None = None,
-    ) -> dict[str, Any]:
-        """Fire on_validation_batch_end, and return the metrics of the batch, with those that hooks added.
-
-        Args:
-            loss: The loss of the batch.
-            metrics: Other numbers of the batch.
-            output: What the model returned, if hooks may read it.
-            target: What it is compared with, if hooks may read it.
-            slots: What is fired instead of the run's own events.
-        """
-        args = self.event_args
-        args.live_loss, args.step_metrics = loss, dict(metrics or {})
-        args.set_output(output, target)
-        if handler := (slots or self.hooks.slots).on_validation_batch_end:
-            handler(args)
-        args.release_output()
-        return {"loss": loss.detach(), **args.step_metrics, **args.added_metrics()}
 
     # ---- the end -----------------------------------------------------------------------------------------------------
 

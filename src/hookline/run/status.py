@@ -27,6 +27,7 @@ class RunStatus:
         self.status = "training"
         self.running = False
         self.run_ended = False  # a run has ended and nothing has begun since
+        self.by_hand = False  # steps outside of a run have been made since the last one
         self.stops: list[Stop] = []  # those that were requested, in their order
         self.failed_on_ranks: dict[str, list[int]] = {}  # the hooks that have failed on other ranks; known at the end
         self.loaded_stop: Mapping[str, Any] | None = None  # the stop that the loaded checkpoint was saved with
@@ -35,7 +36,7 @@ class RunStatus:
 
     def begin(self) -> None:
         """Begin a run."""
-        self.running, self.run_ended, self.status = True, False, "training"
+        self.running, self.run_ended, self.by_hand, self.status = True, False, False, "training"
         self.stops, self.loaded_stop, self.failed_on_ranks = [], None, {}
 
     def close(self, failed: bool) -> None:
@@ -49,7 +50,7 @@ class RunStatus:
     @contextmanager
     def manual_step(self) -> Iterator[None]:
         """Count as running during a step outside of a run: its events must not start another one."""
-        self.running, self.run_ended = True, False
+        self.running, self.run_ended, self.by_hand = True, False, True
         try:
             yield
         finally:

@@ -9,7 +9,8 @@ An event without listeners is None in `hooks.slots`: it costs one branch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from time import time
 from typing import TYPE_CHECKING, Any
 
@@ -20,19 +21,20 @@ from hookline.core.costs import CostMonitor
 from hookline.errors import HooklineError
 from hookline.run.control import RunControl
 from hookline.run.epoch_stats import EpochStats
-from hookline.run.numbers import weighted_mean
+from hookline.run.numbers import single_numbers, weighted_mean
 from hookline.run.outputs import UNKNOWN
 from hookline.run.parameters import group_sizes, unowned_parameters
 from hookline.run.step_log import StepLog
+from hookline.run.window import Window
 
 if TYPE_CHECKING:
     from hookline.activations.manager import HookManager
+    from hookline.core.dispatch import EventSlots
     from hookline.run.agreement import Agreement
     from hookline.run.engine import Engine
     from hookline.run.event_args import EventArgs
     from hookline.run.progress import Progress
     from hookline.run.status import RunStatus
-    from hookline.run.window import Window
 
 LEADS_TO_NORM = {"grad_norm", "ctx"}
 """Event arguments for which the norm of the gradients is computed before they are gone."""
@@ -67,7 +69,6 @@ class Steps(RunControl):
         self._stepped: torch.optim.Optimizer | None = None  # the last that stepped in this step; None once it is over
         self._skipped: list[torch.optim.Optimizer] = []  # of this step
         self._settled_at = 0  # the last step whose optimizers are settled
-        self._has_loader_losses = bool(self.loader_names)
         self._group_sizes = group_sizes(self.optimizers)
         self.unowned_params = unowned_parameters(self.model, self.params)  # whose gradients no optimizer clears
         self._next_boundary = 0  # the next step after which `boundary` runs; 0: after this step
@@ -80,11 +81,10 @@ class Steps(RunControl):
         """Count a micro-batch, place it, decide which hooks are due, and fire on_train_batch_start."""
         progress, args = self.progress, self.event_args
         self.is_reading = False
-        if self.accumulation.count == 0:
-            progress.step += 1
         progress.batch_idx += 1
-        args.used_lr = None
-        self.accumulation.begin(batch)
+        if self.accumulation.begin(batch):
+            progress.step += 1
+        args.used_lr = args.detached_loss = None
         args.batch = batch = self.engine.place(batch)
         progress.tokens_seen += self.count_tokens(batch)
         self.hooks.begin_batch(progress)
@@ -108,7 +108,10 @@ class Steps(RunControl):
             handler(args)
 
     def window_is_complete(self) -> bool:
-        """Return whether the optimizers step after this micro-batch; the next one is read if only that can tell."""
+        """Return whether the optimizers step after this micro-batch, and note it for `end_batch` and `at_boundary`.
+
+        The next micro-batch is read if only that can tell. A host must call this, or no step ends.
+        """
         window = self.accumulation
         window.is_complete = window.count >= window.size or not self.has_more_batches()
         return window.is_complete
@@ -119,7 +122,8 @@ class Steps(RunControl):
         if self.accumulation.weight and args.detached_loss is not None:
             self.stats.recent.append(args.detached_loss)
         if handler := self._slots.on_train_batch_end:
-            self._note_lr()
+            if self.accumulation.is_complete:  # else the rate that the step will use may still change
+                self._note_lr()
             named = self._named_at("on_train_batch_end")
             handler(args)
             if "metrics" in named:
@@ -149,6 +153,7 @@ class Steps(RunControl):
             if (norm := args.norm_before_clipping()) is not None:
                 self.step_log.add("train/grad_norm", norm)
         if self._slots.on_step_end and not LEADS_TO_NORM.isdisjoint(self._named_at("on_step_end")):
+            self.find_new_parameters()
             args.measure_norm()  # on its device: at on_step_end the gradients are gone
         if args.skip_requested_at != step:
             return True
@@ -198,7 +203,7 @@ class Steps(RunControl):
             self.run_status.count("skipped_steps")
         if self.engine.scaler is not None:
             self.engine.end_step()
-        for loader, parts in self.event_args.parts_by_loader().items() if self._has_loader_losses else ():
+        for loader, parts in self.event_args.parts_by_loader().items() if self.has_loader_losses else ():
             # `train/<loader>/loss` is the step's loss for each loader that had micro-batches in it.
             name, loss = f"train/{loader}/loss", weighted_mean(parts)
             self.step_log.add(name, loss)
@@ -246,6 +251,95 @@ class Steps(RunControl):
             self.find_parameters()
             self._group_sizes, self.unowned_params = sizes, unowned_parameters(self.model, self.params)
 
+    # ---- epochs and validations --------------------------------------------------------------------------------------
+
+    def begin_epoch(self) -> None:
+        """Begin the first or the next epoch, and fire on_epoch_start; a loop without epochs need not call this."""
+        self.progress.begin_epoch()
+        self.stats = self.stats.next_epoch(self.progress.step)
+        if handler := self.hooks.slots.on_epoch_start:
+            handler(self.event_args)
+        self.hooks.replan()
+
+    def end_epoch(self) -> None:
+        """Record the means of the epoch, and fire on_epoch_end; the epoch is over, also if a hook fails there."""
+        self.record_non_finite_losses(self.stats.take_non_finite())
+        for name, mean in self.stats.means().items():
+            self.log(name, mean, reduce=None)
+        try:
+            if handler := self.hooks.slots.on_epoch_end:
+                handler(self.event_args)
+        finally:
+            self.progress.end_epoch()
+        self.agreement.end_epoch()
+
+    @contextmanager
+    def validation(self) -> Iterator[dict[str, Any]]:
+        """Fire the events around a validation, which the block makes in eval mode without grad; record its metrics.
+
+        >>> with run.validation() as metrics:
+        ...     metrics["val/loss"] = mean_loss(model, val_data)
+        """
+        args, slots, metrics = self.event_args, self.hooks.slots, dict[str, Any]()
+        with args.validation(self.hooks.calling_hook()), self.other_batches("validation"):
+            if handler := slots.on_validation_start:
+                handler(args)
+            yield metrics
+            args.val_metrics, args.eval_metrics = metrics, {}
+            args.mirror_metrics("val_metrics")
+            try:
+                if handler := slots.on_validation_end:
+                    handler(args)
+                args.mirror_metrics("eval_metrics")
+            finally:  # what was measured is recorded, also if a hook ends the run here
+                for key, value in single_numbers(metrics).items():
+                    self.log(key, value)
+        if self.running:
+            self.agreement.after_validation()
+
+    def begin_validation_batch(
+        self, batch: Any, index: int, loader_index: int = 0, loader: str = "val", slots: EventSlots | None = None
+    ) -> Any:
+        """Place a batch of a validation, fire on_validation_batch_start, and return the batch.
+
+        Args:
+            batch: The batch.
+            index: Its place among those of its loader.
+            loader_index: The place of its loader among the loaders.
+            loader: The name of its loader.
+            slots: What is fired instead of the run's own events.
+        """
+        batch = self.engine.place(batch)
+        self.event_args.enter_validation_batch(batch, index, loader_index, loader)
+        if handler := (slots or self.hooks.slots).on_validation_batch_start:
+            handler(self.event_args)
+        return batch
+
+    def end_validation_batch(
+        self,
+        loss: torch.Tensor,
+        metrics: Mapping[str, Any] | None = None,
+        output: Any = UNKNOWN,
+        target: Any = UNKNOWN,
+        slots: EventSlots | None = None,
+    ) -> dict[str, Any]:
+        """Fire on_validation_batch_end, and return the metrics of the batch, with those that hooks added.
+
+        Args:
+            loss: The loss of the batch.
+            metrics: Other numbers of the batch.
+            output: What the model returned, if hooks may read it.
+            target: What it is compared with, if hooks may read it.
+            slots: What is fired instead of the run's own events.
+        """
+        args = self.event_args
+        args.live_loss, args.step_metrics = loss, dict(metrics or {})
+        args.set_output(output, target)
+        if handler := (slots or self.hooks.slots).on_validation_batch_end:
+            handler(args)
+        args.release_output()
+        return {"loss": loss.detach(), **args.step_metrics, **args.added_metrics()}
+
     # ---- boundaries --------------------------------------------------------------------------------------------------
 
     def at_boundary(self) -> bool:
@@ -273,13 +367,16 @@ class Steps(RunControl):
         """The share of the run's time above which a hook is reported as costly; None reports none."""
         return 0.05
 
+    @property
+    def has_loader_losses(self) -> bool:
+        """Whether the losses of each of several loaders are recorded."""
+        return False
+
     optional_metrics: frozenset[str] = frozenset()
     """Metrics beside the loss of which a micro-batch may have no value, which is NaN then."""
 
     def make_window(self) -> Window:
         """Return the window in which this run accumulates the gradients of a step."""
-        from hookline.run.window import Window
-
         return Window(self)  # type: ignore[arg-type]
 
     def step_schedulers_after(self, skipped: Sequence[torch.optim.Optimizer]) -> None:
@@ -287,6 +384,9 @@ class Steps(RunControl):
 
     def zero_grad(self) -> None:
         """Clear the gradients; a foreign loop does it."""
+
+    def record_non_finite_losses(self, own: int) -> None:
+        """Record how many losses were NaN or infinite, given how many this rank has; waits for all ranks."""
 
     def find_parameters(self) -> None:
         """Find the parameters that the optimizers own again."""

@@ -24,16 +24,17 @@ class Window:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self.count = 0  # micro-batches whose backward pass has run
+        self.count = 0  # micro-batches of the window so far
         self.is_complete = False  # whether the last of them was the window's last
 
-    def begin(self, batch: Any) -> None:
-        """Prepare for a micro-batch, whose tensors are still where the loader put them."""
+    def begin(self, batch: Any) -> bool:
+        """Prepare for a micro-batch, whose tensors are where the loader put them; return whether it begins a window."""
+        self.count = 1
+        return True
 
     def backward(self, loss: Tensor) -> None:
         """Run the backward pass of a micro-batch with its share of the window."""
         self._run.engine.backward(loss)
-        self.count += 1
 
     def finish_gradients(self) -> None:
         """Make the accumulated gradients those of the step: unscaled, and the mean over what was in the window."""

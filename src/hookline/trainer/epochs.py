@@ -81,7 +81,6 @@ class Epochs:
         """Raise TrainingError if the loaders gave no batch, ended in the middle of a window, or nothing counted."""
         trainer, window, reader = self._trainer, self._trainer.accumulation, self.reader
         trainer.is_reading, read = False, trainer.progress.batch_idx + 1
-        window.leave()
         assert reader is not None
         if not read:
             raise TrainingError(f"the training loader gave no batches{why_empty(trainer.train_loaders)}")

@@ -20,14 +20,17 @@ def train(run: Trainer, training: AbstractContextManager[None]) -> Generator[Ten
     with training:
         while run.epochs.has_next():
             is_over = False
-            # No variable may hold the batches: if the run fails, the traceback would keep them, and the workers of a
-            # DataLoader with them, beyond on_train_end.
-            for batch in run.epochs.begin():
-                loss = train_batch(run, batch)
-                is_over = run.at_boundary()  # flush, validate, save, agree, stop
-                yield loss
-                if is_over:
-                    break
+            try:
+                # No variable may hold the batches: if the run fails, the traceback would keep them, and the workers
+                # of a DataLoader with them, beyond on_train_end.
+                for batch in run.epochs.begin():
+                    loss = train_batch(run, batch)
+                    is_over = run.at_boundary()  # flush, validate, save, agree, stop
+                    yield loss
+                    if is_over:
+                        break
+            finally:
+                run.accumulation.leave()
             run.epochs.end(all_read=not is_over)
 
 

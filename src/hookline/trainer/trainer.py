@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -20,6 +20,7 @@ from hookline.ranks import find_ranks
 from hookline.record.record import Record
 from hookline.run.agreement import Agreement, SaveName
 from hookline.run.engine import Engine
+from hookline.run.parameters import unowned_parameters
 from hookline.run.rng import preserve_rng, restore_rng
 from hookline.run.run import Run
 from hookline.run.window import Window
@@ -85,9 +86,6 @@ class Trainer(Run):
         self.options = parts.options
         ranks = find_ranks()
         logger.rank = ranks.rank
-        if next(parts.model.parameters(), None) is None:
-            kind = type(parts.model).__name__
-            raise TrainingError(f"the model ({kind}) has no parameters: there is nothing to train")
         if parts.optimizer_step is not None and parts.engine.scaler is not None:
             raise TrainingError(
                 "optimizer_step cannot be combined with precision='fp16': with loss scaling, the trainer calls "
@@ -116,7 +114,8 @@ class Trainer(Run):
         self.optional_metrics = self.forward.metrics.optional
         self.checkpointer = Checkpointer(self)
         self.epochs = Epochs(self)
-        self.signals = SignalHandler(self.stop_on_signal)  # of the run in progress
+        self.signals = SignalHandler(self.stop_on_signal)  # replaced by that of the run in progress
+        self.until_last_step = ExitStack()  # what ends before the closing events of the run in progress
         self.resume_from: Path | None = None
         self.reset_steps()
 
@@ -220,6 +219,8 @@ class Trainer(Run):
             self.record.share_sinks(before)
             self.reset_steps()
         self.epochs.reader = None
+        if not self.run_status.by_hand:  # the model may have changed since the trainer was made
+            self.unowned_params = unowned_parameters(self.model, self.params)
         self.hooks.attach()  # and not off again: at every step that would cost more than the hooks themselves
         with self.run_status.manual_step():
             loss = train_batch(self, batch)
@@ -430,7 +431,6 @@ class Trainer(Run):
 
     def after_exception(self, error: BaseException) -> None:
         """Finish the checkpoint that is being written."""
-        self.accumulation.leave()
         self.checkpointer.finish_after(error)
 
     def after_train_end(self) -> None:
@@ -482,6 +482,11 @@ class Trainer(Run):
     def validates_on_schedule(self) -> bool:
         """Whether the run validates by itself, rather than only when a hook calls `validate`."""
         return self.validation_period is not None
+
+    @property
+    def has_loader_losses(self) -> bool:
+        """Whether the losses of each of several loaders are recorded: not for steps by hand, which have no loader."""
+        return len(self.train_loaders) > 1 and self.epochs.reader is not None
 
     @property
     def loader_names(self) -> list[str]:

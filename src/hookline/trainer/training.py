@@ -18,7 +18,7 @@ from weakref import WeakSet
 
 import torch
 
-from hookline._console import logger
+from hookline._console import logger, print_line
 from hookline._fs import relative_to_here
 from hookline._terminal import can_redraw
 from hookline._words import nearest
@@ -32,7 +32,7 @@ from hookline.ranks import host
 from hookline.record.labels import Labels, read_labels
 from hookline.record.outcome import Outcome
 from hookline.record.record import Record
-from hookline.run.messages import counted
+from hookline.run.messages import closing_line, counted
 from hookline.run.rng import seed_rank
 from hookline.trainer.data.loader_state import resume_warnings
 from hookline.trainer.parallel import kind_of_parallel
@@ -61,10 +61,7 @@ def training(trainer: Trainer, resume: Path | None, fork: bool = False) -> Itera
         with SignalHandler(trainer.stop_on_signal, trainer.prints, saves) as signals:
             trainer.signals = signals
             try:
-                with ExitStack() as until_last_step:
-                    _set_deterministic(trainer, until_last_step)
-                    check = partial(_check_loader_schedule, trainer)
-                    until_last_step.callback(trainer.hooks.add_registration_check(check))
+                with ExitStack() as trainer.until_last_step:
                     trainer.resume_from = resume
                     trainer.begin()
                     try:
@@ -201,6 +198,9 @@ def add_console(trainer: Trainer) -> Callable[[], None]:
 def prepare_training(trainer: Trainer, resume: Path | None) -> dict[str, Any] | None:
     """Clear gradients, load weights, resume, warn, and try a validation, whose metrics are returned."""
     options = trainer.options
+    _set_deterministic(trainer, trainer.until_last_step)
+    check = partial(_check_loader_schedule, trainer)
+    trainer.until_last_step.callback(trainer.hooks.add_registration_check(check))
     trainer.model.zero_grad(set_to_none=True)
     if not trainer.model.training:  # as a model from a hub comes; single modules that are left in eval mode stay so
         trainer.model.train()
@@ -325,6 +325,8 @@ def _watched(trainer: Trainer) -> WatchedRun:
         if "record" in vars(trainer) and trainer.running:
             trainer.step_log.write_rows()
             trainer.close_record(Outcome.FAILED, error_text(error), wait=False)
+        elif trainer.prints:
+            print_line(closing_line(trainer, Outcome.FAILED, error_text(error)))
 
     last_calls = fire_on_exception, close_record
     return WatchedRun(position, hooks.hook_in, last_calls)

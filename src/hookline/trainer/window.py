@@ -38,7 +38,7 @@ class AccumulationWindow(Window):
         self._has_reductions = self._engine.averages or self._engine.forward_is_collective
         self._zeroing: Any = None  # the handle of the forward hook that keeps a loss without weight out of gradients
 
-    def begin(self, batch: Any) -> None:
+    def begin(self, batch: Any) -> bool:
         """Weigh a micro-batch, and prepare the model for what its backward pass does to gradients of other ranks."""
         if self._weighted:
             self.weight = self._weigh(batch)
@@ -47,6 +47,7 @@ class AccumulationWindow(Window):
         if self._reduces_once:
             is_last = self.count + 1 == self.size or not self._trainer.has_more_batches()
             self._engine.sync_gradients(self._trainer.model, is_last)
+        return self.count == 0
 
     def _weigh(self, batch: Any) -> float:
         """Return the weight of a micro-batch. Its tensors are still where the loader put them."""
