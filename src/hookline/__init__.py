@@ -12,15 +12,14 @@ from hookline.core.provided import PROVIDED as _PROVIDED
 __version__ = "0.1.0"
 
 _NAMES = {  # By module.
-    "activations.manager": "HookManager",
     "build": "AccelerateTrainer GenericTrainer SimpleTrainer get_trainer trainer_from_config",
     "config.load": "load_config",
     "config.schema": "HooksConfig RunConfig TrainerConfig",
     "core.base": "ForwardHook StepContext TrainerHooks TrainingHook UpdateHook not_an_event",
     "core.plugins": "register_data register_hook register_loss register_metric register_model register_optimizer "
     "register_scheduler register_trainer",
-    "core.registry": "HookRegistry HookRunner",
     "run.control": "RunControl",
+    "run.manager": "HookManager HookRegistry HookRunner",
     "core.sampling": "Sample",
     "core.schedule": "Schedule",
     "errors": "HooklineError StopTraining",

@@ -11,14 +11,13 @@ import torch
 
 from hookline._device import find_device
 from hookline._words import nearest
-from hookline.activations.manager import HookManager
 from hookline.config.factory import COMPONENTS, Factory, ImportPolicy, find_factory
 from hookline.config.hooks import is_from_file, read_hook_specs, register_specs
 from hookline.config.metrics import make_metrics
 from hookline.core.plugins import TRAINERS as TRAINER_NAMES
-from hookline.core.registry import HookRegistry
 from hookline.errors import ConfigError, HooklineError, TrainingError, with_article
 from hookline.ranks import find_ranks
+from hookline.run.manager import HookManager
 from hookline.run.rng import seed_everything
 from hookline.trainer.accelerate import (
     PRECISIONS,
@@ -348,16 +347,13 @@ def make_manager(
     """Make a `HookManager` with the hooks of a config or a list, and with the default update hook if there is none.
 
     Args:
-        hooks: A config of hooks, a list of hooks, None, or a `HookManager`, which is returned as it is.
+        hooks: A config of hooks, a list of hooks, None, or a manager, which is returned as it is.
         allow: Prefixes under which a config from a file may name dotted paths.
         from_file: Whether the config comes from a file.
         intervene: Whether forward hooks may change activations.
     """
     if isinstance(hooks, HookManager):
         return hooks
-    if isinstance(hooks, HookRegistry):
-        kind = type(hooks).__name__
-        raise TrainingError(f"hooks: got a {kind}; give a HookManager, which attaches forward hooks to the model")
     listed = hooks if isinstance(hooks, (list, tuple)) else []
     manager = HookManager(enable_intervention=intervene)
     for hook in listed:

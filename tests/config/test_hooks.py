@@ -220,7 +220,6 @@ def test_registries_without_a_config_start_empty() -> None:
             {"enable_logging_hook": True, "logging_config": {"enabled": "no"}},
             r"hooks\.logging_config\.enabled: expected true or false, got 'no'",
         ),
-        ([], "expected a mapping"),
         (3, "expected a mapping"),
     ],
 )

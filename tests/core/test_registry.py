@@ -477,7 +477,7 @@ def test_disable_switches_off_at_once_and_raise_ends() -> None:
     with pytest.raises(ValueError, match="boom") as caught:
         registry.on_train_batch_end()
     assert called == ["after"] and isinstance(caught.value.__cause__, KeyError)
-    assert caught.value.__notes__ == ["raised by hook 'fatal' in on_train_batch_end, step 0"]
+    assert caught.value.__notes__ == ["raised by hook 'fatal' in on_train_batch_end, step 2"]
 
 
 def test_debug_makes_every_policy_raise_and_strict_errors_always_do() -> None:

@@ -19,8 +19,8 @@ Grads = dict[str, torch.Tensor]
 class Double(UpdateHook):
     """Return twice the gradients, with a default for an argument that a loop may pass."""
 
-    def on_update(self, grads: Any, step: int = 7) -> Any:
-        self.step = step
+    def on_update(self, grads: Any, step: int, model: Any = "none") -> Any:
+        self.step, self.model = step, model
         return {name: 2 * gradient for name, gradient in grads.items()}
 
 
@@ -58,8 +58,10 @@ def test_the_transformed_gradients_are_returned(kind: type[HookRegistry]) -> Non
     made = registry.on_update(grads, step=4)
     assert {name: one.tolist() for name, one in made.items()} == {"a": [2.0] * 2, "b": [3.0] * 3}
     assert registry.get("double").step == 4 and grads["b"].tolist() == [2.0] * 3
+    assert registry.get("double").model == "none"
+    registry.on_step_end()
     registry.on_update(grads=grads)
-    assert registry.get("double").step == 7
+    assert registry.get("double").step == 5
 
 
 PARAMETERS: dict[str, dict[str, Any]] = {
@@ -146,13 +148,16 @@ def test_a_module_may_have_the_name_of_a_wrappers_attribute() -> None:
 
 
 def test_clipping_is_announced_by_hand_too() -> None:
-    """on_gradient_clip follows with the norm before clipping."""
+    """on_gradient_clip follows with the norm before clipping, and with defaults for what the loop does not pass."""
     norms: list[float] = []
     runner = HookRunner()
     runner.register("clip_norm", max_norm=1.0)
-    runner.on("gradient_clip")(lambda grad_norm: norms.append(grad_norm))
+    runner.on("gradient_clip")(lambda grad_norm, trainer=None, batch=0, loss=0: norms.append(grad_norm + batch + loss))
     runner.on_update({"a": torch.tensor([3.0, 4.0])})
     assert norms == [5.0]
+    runner.on("gradient_clip", name="insists")(lambda batch: None)
+    with pytest.raises(MissingArgument, match="on_gradient_clip: 'insists' names 'batch'"):
+        runner.on_update({"a": torch.tensor([3.0, 4.0])})
 
 
 def test_only_a_trainer_can_skip_a_step() -> None:

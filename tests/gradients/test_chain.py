@@ -329,14 +329,14 @@ def test_on_gradient_clip_follows_a_clipping_hook(bench: Bench) -> None:
 def test_a_missing_argument_is_the_callers_error(bench: Bench) -> None:
     """Firing an event without what a hook names is the caller's error."""
 
-    class NamesEpoch(UpdateHook):
-        def on_update(self, grads: Grads, epoch: int) -> Grads:
+    class NamesModel(UpdateHook):
+        def on_update(self, grads: Grads, model: Any) -> Grads:
             return grads
 
-    bench.registry.register(NamesEpoch())
-    with pytest.raises(MissingArgument, match="'names_epoch' names 'epoch'"):
+    bench.registry.register(NamesModel())
+    with pytest.raises(MissingArgument, match="'names_model' names 'model'"):
         bench.registry.on_update(step=1)
-    assert bench.registry.entry("names_epoch").failures.total == 0
+    assert bench.registry.entry("names_model").failures.total == 0
 
 
 def test_an_empty_chain_has_no_callable(bench: Bench) -> None:

@@ -149,8 +149,6 @@ def trace_hooks(say: Callable[[str], None], named: str, optional: bool = False) 
         # Without its gradients an update hook would have nothing to return. Rare events may have long lines.
         shown = {"grads"} if event.kind == "update" else set() if event.inner else {"state", "tokens_seen"}
         without = left_out - shown
-        if event.name == "on_gradient_clip" and optional:  # on_update by hand passes it no more than that
-            return ["grad_norm"]
         return [name for name in event.attributes if name not in without | NEVER_NAMED]
 
     hooks = []
@@ -671,17 +669,15 @@ def write_weights(trainer: Any) -> None:
         trainer.model[1].bias += 1
 
 
-def own_loop(scene: Scene, make: Callable[[], HookRegistry], with_steps: bool) -> None:
+def own_loop(scene: Scene, make: Callable[[], HookManager], with_steps: bool) -> None:
     """Fire events from a user's own loop, on a registry with schedules."""
     registry, model = make(), make_model()
     optimizer = sgd(model)
     lifecycle, forward, update = trace_hooks(scene.say, "most", optional=True)
-    is_manager = isinstance(registry, HookManager)
-    if is_manager:
-        registry.watch(model)  # type: ignore[attr-defined]
-    for name, hook in (("lifecycle", lifecycle), ("update", update), *([("forward", forward)] if is_manager else [])):
+    registry.watch(model)
+    for name, hook in (("lifecycle", lifecycle), ("update", update), ("forward", forward)):
         registry.register(hook, name)
-    for event in ("on_train_batch_end", "on_step_end", *(["on_forward"] if is_manager else [])):
+    for event in ("on_train_batch_end", "on_step_end", "on_forward"):
         registry.register(lambda event=event: scene.say(f"  {event}, every 2"), f"{event}_2", event=event, every=2)
     registry.register("clip_norm", max_norm=0.1)
     registry.on_train_start(state={"model": model})

@@ -31,7 +31,7 @@ from hookline.core.patterns import select
 from hookline.errors import HooklineError
 
 if TYPE_CHECKING:  # the manager makes sessions
-    from hookline.activations.manager import HookManager
+    from hookline.activations.registry import ModelRegistry
 
 SUPPORTED = "scaled_dot_product_attention, nn.MultiheadAttention and a softmax over [batch, heads, queries, keys]"
 # Names under which Hugging Face models call attention that is made of torch's own functions.
@@ -176,12 +176,12 @@ class AttentionMode(TorchFunctionMode):
 
 @contextmanager
 def attention_session(
-    make_manager: Callable[..., HookManager], model: torch.nn.Module, modules: Any, options: Mapping[str, Any]
+    make_manager: Callable[..., ModelRegistry], model: torch.nn.Module, modules: Any, options: Mapping[str, Any]
 ) -> Iterator[AttentionMaps]:
     """Compute and capture the attention weights of what this thread runs of a model until the block ends.
 
     Args:
-        make_manager: The class `HookManager`, which imports this module.
+        make_manager: The class `ModelRegistry`, which imports this module.
         model: The model.
         modules: The modules whose attention to capture; None for all.
         options: The options of `Capture`.

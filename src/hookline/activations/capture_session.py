@@ -21,7 +21,7 @@ from hookline.core.base import ForwardHook
 from hookline.errors import HooklineError
 
 if TYPE_CHECKING:  # the manager makes sessions
-    from hookline.activations.manager import HookManager
+    from hookline.activations.registry import ModelRegistry
 
 
 class Cache:
@@ -117,7 +117,7 @@ class EarlyStop(ForwardHook):
 class CaptureSession:
     """A capture hook on a model, alone in its manager, until it is closed."""
 
-    def __init__(self, manager: HookManager, model: torch.nn.Module, hook: Capture, early_stop: bool = False) -> None:
+    def __init__(self, manager: ModelRegistry, model: torch.nn.Module, hook: Capture, early_stop: bool = False) -> None:
         self.hook = hook
         self.early_stop: EarlyStop | None = None
         self._manager = manager
@@ -137,7 +137,7 @@ class CaptureSession:
 
 @contextmanager
 def capture_session(
-    make_manager: Callable[..., HookManager],
+    make_manager: Callable[..., ModelRegistry],
     model: torch.nn.Module,
     modules: Any,
     early_stop: bool,
@@ -146,7 +146,7 @@ def capture_session(
     """Capture from a model until the block ends; then no hook is left on it.
 
     Args:
-        make_manager: The class `HookManager`, which imports this module.
+        make_manager: The class `ModelRegistry`, which imports this module.
         model: The model to capture from.
         modules: The modules to capture, as for any forward hook.
         early_stop: Whether `Cache.run` ends the forward pass after the last selected module.

@@ -17,7 +17,7 @@ from hookline.activations.hooked_modules import HookedModule, patterns_of
 from hookline.core.entry import Entry
 
 if TYPE_CHECKING:  # The manager makes these reports, so it imports this module.
-    from hookline.activations.manager import HookManager
+    from hookline.activations.registry import ModelRegistry
 
 
 @dataclass(frozen=True)
@@ -58,14 +58,14 @@ class FireReport:
         return f"{table}\nnever fired: {', '.join(self.silent)}" if self.silent else table
 
 
-def fire_report(manager: HookManager) -> FireReport:
+def fire_report(manager: ModelRegistry) -> FireReport:
     """Return how often each forward hook of a manager was called at each of its modules."""
     if manager.dispatcher.compiled_stats is not None:
         manager.dispatcher.compiled_stats.count_calls()
     return FireReport(tuple(row for entry in manager.entries("forward") for row in _rows(manager, entry)))
 
 
-def _rows(manager: HookManager, entry: Entry) -> Iterator[FireRow]:
+def _rows(manager: ModelRegistry, entry: Entry) -> Iterator[FireRow]:
     for hooked, name in manager.dispatcher.selected_by(entry).items():
         fired = hooked.fired.get(entry.name, 0)
         why = "" if fired else _reason(manager, entry, hooked)
@@ -76,7 +76,7 @@ def _rows(manager: HookManager, entry: Entry) -> Iterator[FireRow]:
         yield FireRow(entry.name, "", 0, 0, "its patterns wait for a model")
 
 
-def _reason(manager: HookManager, entry: Entry, hooked: HookedModule) -> str:
+def _reason(manager: ModelRegistry, entry: Entry, hooked: HookedModule) -> str:
     """Return the nearest cause: first the hook's own switches, then the module, then the schedule."""
     failures = entry.failures.total
     if not entry.enabled:

@@ -35,11 +35,11 @@ from hookline.core.catalog import CATALOG
 from hookline.core.dispatch import FAILED, BoundHook, Dispatch, first_raised, invoke
 from hookline.core.entry import Entry
 from hookline.core.failures import Incident, step_of
-from hookline.errors import HooklineError, LiveWrite, RegistrationError
+from hookline.errors import LiveWrite, RegistrationError
 
 if TYPE_CHECKING:
     from hookline.activations.compile.compiled_stats import CompiledStats  # Imported when something is compiled.
-    from hookline.activations.manager import HookManager  # It makes the dispatcher.
+    from hookline.activations.registry import ModelRegistry  # It makes the dispatcher.
 
 ON_FORWARD = CATALOG["on_forward"]
 DUE_HOOKS: Any = object()  # Passed to `on_forward` instead of a module, asks for the hooks that are due.
@@ -68,7 +68,7 @@ class BuiltInForwardHook(ForwardHook):
         self._registry, self._registered_name = registry, name
 
     def _pass_over(self, module: str, tensor: torch.Tensor, what: str = "passes over") -> None:
-        if hasattr(self._registry, "dispatcher"):  # Not a registry whose events are fired by hand.
+        if self._registry is not None:  # It is registered.
             self._registry.dispatcher.pass_over(self._registered_name, module, tensor, what)
 
 
@@ -150,30 +150,10 @@ def first_floating(value: Any) -> torch.Tensor | None:
     return next((tensor for tensor in iter_tensors(value) if tensor.is_floating_point()), None)
 
 
-RUN_DEFAULTS = {"step": 0, "epoch": 0, "phase": "inference", "trainer": None, "model": None}
-"""What forward hooks may read of a run, with the values that they get where a run does not say."""
+class NoRun:
+    """What forward hooks read where no run is known; code that fires no events may set it."""
 
-
-class RunWithDefaults:
-    """A user's run that lacks some of the attributes which forward hooks may read."""
-
-    def __init__(self, run: Any) -> None:
-        self._run = run
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._run, name, RUN_DEFAULTS[name]) if name in RUN_DEFAULTS else getattr(self._run, name)
-
-
-def complete_run(run: Any) -> Any:
-    """Return a run in which hooks find everything that they may name.
-
-    Raises:
-        HooklineError: If it does not even have a step.
-    """
-    if not hasattr(run, "step"):
-        expected = "expected an object with `step`, and `phase` and `epoch` if the loop has them"
-        raise HooklineError(f"run: {expected}, got {type(run).__name__}")
-    return run if all(hasattr(run, name) for name in RUN_DEFAULTS) else RunWithDefaults(run)
+    step, epoch, phase, trainer, model = 0, 0, "inference", None, None
 
 
 # ---- all hooks -------------------------------------------------------------------------------------------------------
@@ -182,15 +162,15 @@ def complete_run(run: Any) -> Any:
 class ForwardDispatcher:
     """Keeps the torch hooks on modules up to date with a manager's forward hooks, and makes its `on_forward`."""
 
-    def __init__(self, registry: HookManager) -> None:
+    def __init__(self, registry: ModelRegistry) -> None:
         self.registry = registry
-        self.run: Any = registry.manual_run
-        """Where hooks read step and phase; without a trainer, what the events say that a user's loop fires."""
-        self.begin_step: Callable[[], bool] | None = None
-        """Begins a step with the forward pass that is the first of it, where only `run` knows the step."""
+        self.run: Any = NoRun()
+        """Where hooks read step, epoch, phase, trainer and model: the event arguments of the run, once there is one."""
+        self.begin_batch: Callable[[], bool] | None = None
+        """Begins a micro-batch with the forward pass that is the first of it, in a loop of the user's own."""
         self.attached = True
         """Whether forward hooks are called: until `HookManager.close`, or while the trainer that has them runs."""
-        self._owner: HookManager | None = registry  # What the modules keep alive.
+        self._owner: ModelRegistry | None = registry  # What the modules keep alive.
         self.compilable = True  # False for hooks of a block that runs uncompiled: nothing is prepared for graphs.
         self.compiled_stats: CompiledStats | None = None  # Made when something is compiled.
         self._model: weakref.ref[torch.nn.Module] | None = None
@@ -351,8 +331,8 @@ class ForwardDispatcher:
     def make_dispatch(self, hooks: list[BoundHook]) -> Dispatch | None:
         """Make the callable of `on_forward` for the hooks that are due now; None if there are none."""
         hooks = [hook for hook in hooks if self.is_listening(self.registry.entry(hook.hook))]
-        begin_step = self.begin_step
-        if not hooks and begin_step is None:
+        begin_batch = self.begin_batch
+        if not hooks and begin_batch is None:
             return None
         calls: dict[Any, list[tuple[BoundHook, str, Observe | None]]] = {}
         for hook in hooks:
@@ -375,7 +355,7 @@ class ForwardDispatcher:
         ) -> Any:
             if (self._silent_threads and self.is_silenced()) or backward_id() != NO_BACKWARD:
                 return None  # In the second case backward repeats a forward pass that hooks have seen.
-            if begin_step is not None and begin_step():  # Other hooks may be due.
+            if begin_batch is not None and begin_batch():  # Other hooks may be due.
                 dispatch = self.registry.slots.on_forward
                 return dispatch and dispatch(hooked, module, inputs, kwargs, output, measured)
             at_module = calls.get(hooked)

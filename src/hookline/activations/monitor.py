@@ -235,6 +235,9 @@ class Monitor(BuiltInForwardHook):
         if trainer is not None:  # else nothing is recorded, and what is left of a step can still be read
             with self._lock:
                 self._share(trainer, at_end=True)
+                for source in self._sources:
+                    if source is not self._dead_units:  # whose window has not ended
+                        source.end_step(trainer.step)
                 for table in self._collect_all():
                     self._record(table._replace(step=table.step or trainer.step))
         self._trainer, self.validating, self._before_backward = None, False, False

@@ -107,7 +107,7 @@ class ShapeRecorder(ForwardHook):
 
 def run_one_batch(trainer: Trainer, hook: ForwardHook) -> str | None:
     """Run the model on one batch of the data, in eval mode and without grad; return the error if that fails."""
-    from hookline.activations.manager import HookManager
+    from hookline.run.manager import HookManager
 
     manager = HookManager()
     manager.watch(trainer.model)

@@ -169,7 +169,7 @@ def _split(given: Mapping[str, Any], path: str) -> tuple[dict[str, Any], dict[st
 
 
 def load_hooks(registry: Any, config: Any, *, allow: Iterable[str] = (), from_file: bool = False) -> list[Any]:
-    """Read a config and register its hooks; return their handles. `HookRegistry.load` calls this."""
+    """Read a config and register its hooks; return their handles. `Registry.load` calls this."""
     if isinstance(config, str | Path):
         from hookline.config.load import load_config  # late: it imports pydantic
         from hookline.config.references import resolve_references

@@ -18,7 +18,7 @@ from hookline.errors import RankError
 
 if TYPE_CHECKING:
     from hookline.core.dispatch import BoundHook
-    from hookline.core.registry import HookRegistry
+    from hookline.core.registry import Registry
 
 _NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")  # of the operators of torch.distributed
 
@@ -48,7 +48,7 @@ class _RefuseCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class CollectiveGuard:
     """A wrapper of a registry's dispatch, for runs on several ranks; it costs a call of a hook 2 to 4 µs."""
 
-    def __init__(self, registry: HookRegistry) -> None:
+    def __init__(self, registry: Registry) -> None:
         self._registry = registry
         self.allowed = False
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, wraps
 from threading import get_ident
@@ -24,7 +24,7 @@ from hookline.core.due_hooks import Decision, Scheduler
 from hookline.core.failures import FailureHandler
 from hookline.core.rng_guard import RngGuard
 from hookline.core.signature import Listener
-from hookline.errors import StopTraining
+from hookline.errors import MissingArgument, StopTraining
 
 if TYPE_CHECKING:
     from hookline.core.change_audit import ChangeAudit
@@ -156,6 +156,31 @@ def needed_arguments(hooks: Sequence[BoundHook]) -> list[str]:
     return list(dict.fromkeys(name for hook in hooks for name in hook.listener.wanted))
 
 
+def missing_arguments(args: Any, attributes: Iterable[str]) -> frozenset[str]:
+    """Return the attributes that the arguments of an event do not have, because it was fired by hand without them."""
+    missing = set()
+    for name in attributes:
+        try:
+            getattr(args, name)
+        except MissingArgument:
+            missing.add(name)
+    return frozenset(missing)
+
+
+def without_missing(event: Event, hooks: Sequence[BoundHook], missing: frozenset[str]) -> list[BoundHook]:
+    """Return listeners that keep their defaults for what is missing.
+
+    Raises:
+        MissingArgument: If one of them cannot do without it; the message names those that cannot, and the remedy.
+    """
+    for name in sorted(missing):
+        if insisting := [hook.hook for hook in hooks if name in hook.listener.required]:
+            listed, named = ", ".join(map(repr, insisting)), event.arguments_of([name])[0]
+            problem = f"{event.name}: {listed} names {named!r}, which the call did not pass"
+            raise MissingArgument(f"{problem}; pass {named}=… when you fire it")
+    return [replace(hook, listener=hook.listener.without(missing)) for hook in hooks]
+
+
 def first_raised(raised: Exception | None, error: Exception | None) -> Exception | None:
     """Return what an event ends with if several hooks raise: the first exception, but an error before a stop."""
     if raised is None or (error is not None and isinstance(raised, StopTraining)):
@@ -177,15 +202,24 @@ def _loop(
         metrics = [name for name in METRICS if name in hook.listener.wanted]
         calls.append((hook, list(distinct).index(form), metrics))
     listeners, restored = list(distinct.values()), [name for name, _ in needed if name in METRICS]
+    with_defaults: dict[frozenset[str], Dispatch] = {}  # By the arguments that are missing.
 
     def dispatch(args: Any) -> None:
         # All arguments are read before the first hook is called: an exception in computing one is no hook's failure.
         values, began = {}, perf_counter_ns()
-        for name, cost in needed:
-            values[name] = getattr(args, name)
-            now = perf_counter_ns()
-            cost.add(now - began)
-            began = now
+        try:
+            for name, cost in needed:
+                values[name] = getattr(args, name)
+                now = perf_counter_ns()
+                cost.add(now - began)
+                began = now
+        except MissingArgument:  # The event was fired by hand.
+            missing = missing_arguments(args, dict(needed))
+            if missing not in with_defaults:
+                reduced = without_missing(event, hooks, missing)
+                with_defaults[missing] = _loop(event, reduced, failures, argument_costs)
+            with_defaults[missing](args)
+            return
         before = {name: dict(values[name]) for name in restored} if restored else {}
         arguments = [listener.arguments(values) for listener in listeners]
         # What must be raised is raised after the last hook: the others are called whatever one of them does.
@@ -256,8 +290,6 @@ class DispatchTable:
         self.scheduler = Scheduler()
         self.listener_counts = dict.fromkeys(CATALOG, 0)
         """Listeners of each event, whether due and enabled or not."""
-        self.optional_arguments = 0
-        """Listeners that can do without some of their arguments."""
         self.argument_costs: defaultdict[str, Cost] = defaultdict(Cost)
         self.makers: dict[str, Maker] = {}
         """The parts that make the callable of an event themselves, by event."""
@@ -269,9 +301,8 @@ class DispatchTable:
 
     def count(self, entry: Entry, by: int) -> None:
         """Count the listeners of a hook that was added (1) or removed (-1)."""
-        for event, listener in entry.listeners.items():
+        for event in entry.listeners:
             self.listener_counts[event] += by
-            self.optional_arguments += by * bool(listener.optional)
 
     def named_at(self, event: str) -> frozenset[str]:
         """Return the arguments that the hooks name which are due at an event, with several ranks on any of them.

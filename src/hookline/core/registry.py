@@ -1,27 +1,25 @@
-"""`HookRegistry`: where hooks are registered, ordered, enabled and disabled, and through which events are fired.
+"""`Registry`: where hooks are registered, ordered, enabled and disabled, and where what fires events finds them.
 
-`Handle` is what registering returns, and `HookRunner` the registry for a user's own loop.
+`Handle` is what registering returns. `HookManager` (run/manager.py) is the registry that users make.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from hookline._checks import names
 from hookline._console import logger
 from hookline._words import nearest
 from hookline.core.base import hook_attribute
-from hookline.core.catalog import CATALOG, SPELLINGS, Event, Events, find_event
+from hookline.core.catalog import Event, find_event
 from hookline.core.collectives import CollectiveGuard
 from hookline.core.costs import DeviceTimer, cost_table
-from hookline.core.dispatch import MAX_TABLES, BoundHook, Dispatch, DispatchTable, needed_arguments
+from hookline.core.dispatch import BoundHook, DispatchTable
 from hookline.core.entry import (
     DerivedName,
     Entry,
@@ -38,7 +36,6 @@ from hookline.core.entry import (
     read_hook,
 )
 from hookline.core.failures import FailureHandler, Policy, check_policy, raise_if_quit
-from hookline.core.manual_fire import ManualArgs, ManualClock, name_values
 from hookline.core.order import Position, explanation, in_order
 from hookline.core.plugins import load_reference
 from hookline.core.provided import PROVIDED
@@ -49,9 +46,6 @@ from hookline.ranks import Ranks, own_rank
 
 if TYPE_CHECKING:
     from hookline._keywords import HookKeywords
-
-UPDATE_BY_HAND = "hookline.gradients.by_hand:update_by_hand"
-"""Runs the update hooks over gradients that are passed by hand; it belongs to the folder above that has the chain."""
 
 
 class Handle(str):
@@ -87,24 +81,20 @@ class Handle(str):
 class HookObjects(tuple[Any, ...]):
     """The hook objects of a registry at one moment, and `append`; after a change the registry has another one."""
 
-    registry: HookRegistry
+    registry: Registry
 
     def append(self, hook: Any) -> None:
         """Register a hook."""
         self.registry.register(hook)
 
 
-class HookRegistry(Events):
-    """Registers hooks, orders them, enables and disables them, and fires events.
+class Registry:
+    """Registers hooks, orders them, enables and disables them.
 
-    It has the same events as a hook: ``registry.on_epoch_end(epoch, state)`` calls every hook that listens to the
-    event. The trainer fires through `registry.slots` instead, which are None for events without listeners.
+    Events are fired through `slots`, which are None for events without listeners.
     """
 
-    _orders: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """Positional orders of a subclass, by spelling."""
-
-    def __init__(self, config: Any = None, *, allow: Iterable[str] = (), from_file: bool = False) -> None:
+    def __init__(self) -> None:
         self._hooks = HookObjects()
         self.audits_every_call = False
         """Whether everything that a hook may write to is compared at every call of it, not only at some."""
@@ -116,24 +106,20 @@ class HookRegistry(Events):
         self._change_subscribers: list[Callable[[], Any]] = []
         # Held while the set of hooks or the decision about due hooks changes, and while a callable is made; never while
         # an event calls its hooks. It is reentrant, because every change takes it again in `_changed`.
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self.failures = FailureHandler(self._entries, self._changed, partial(self._switch, enabled=False, failed=True))
         self.rng_guard = RngGuard(self.failures.report, self._changed)
         self.device_timer = DeviceTimer()
         self.collectives = CollectiveGuard(self)
         self.dispatch_table = DispatchTable(
-            self.listeners, self.failures, self._lock, self.rng_guard, self.device_timer, self.collectives
+            self.listeners, self.failures, self.lock, self.rng_guard, self.device_timer, self.collectives
         )
         self.slots, self.scheduler = self.dispatch_table.slots, self.dispatch_table.scheduler
         self.ranks = Ranks()
         """The processes of the run that fires the events: a trainer's, or those of a user's own loop."""
         self.update_chain: Any = None
-        """Runs the update hooks: a trainer's chain, or one that is made when the first gradients are passed by hand."""
-        self._manual_clock = ManualClock()
-        self._manual_dispatch: dict[tuple[Any, ...], Dispatch | None] = {}
+        """Runs the update hooks: a run's chain, made with it or when a user's own loop first passes gradients."""
         self.set_ranks(own_rank())
-        if config is not None:
-            self.load(config, allow=allow, from_file=from_file)
 
     def set_ranks(self, ranks: Ranks) -> None:
         """Call hooks as one of several processes: each hook has the ranks on which it is called.
@@ -141,7 +127,7 @@ class HookRegistry(Events):
         Raises:
             RegistrationError: If a hook that all ranks must call is called on some of them only.
         """
-        with self._lock:
+        with self.lock:
             for entry in self._entries.values():
                 check_ranks(entry, ranks)
             self.ranks = self.failures.ranks = ranks
@@ -255,7 +241,7 @@ class HookRegistry(Events):
     register_hook = add_hook = register
 
     def _add(self, entry: Entry) -> Handle:
-        with self._lock:
+        with self.lock:
             before = self._claim_name(entry)
             if before is None:
                 self._registered += 1
@@ -267,15 +253,13 @@ class HookRegistry(Events):
                     of_kind = [other for other in others if kind in other.kinds]
                     in_order([*of_kind, entry], tiers=kind == "lifecycle", strict=True)
                 in_order([*others, entry], tiers=True)  # Cycles through hooks of several kinds.
-            if "forward" in entry.kinds:
-                self._check_forward_hook(entry)
             for check in self._checks:
                 check(entry)
             self._reserved.add(entry.name)
         try:
             if before is None or before.hook is not entry.hook:
                 entry.set_up(self)  # User code, so not under the lock.
-            with self._lock:
+            with self.lock:
                 if self._entries.get(entry.name) is not before:  # Changed by setup() itself, or by another thread.
                     self._close(entry)
                     raise _name_taken(entry.name)
@@ -292,11 +276,6 @@ class HookRegistry(Events):
                 self._close(before)
             logger.warning("hook %r: replaced, because it was defined again or registered again", entry.name)
         return Handle(entry.name, partial(self._remove_entry, entry))
-
-    def _check_forward_hook(self, entry: Entry) -> None:
-        """Reject a forward hook that could not do its work here: an event fired by hand changes no output."""
-        if hook_attribute(entry.hook, "intervene"):
-            raise _not_here(entry, type(self), "changes activations")
 
     def _claim_name(self, entry: Entry) -> Entry | None:
         """Give a hook the name it gets, and return the entry that it replaces; None if it is another hook.
@@ -410,7 +389,7 @@ class HookRegistry(Events):
 
     def _switch(self, name: str, enabled: bool, failed: bool = False) -> None:
         """Enable or disable a hook; `failed` if its failures do so, which other ranks need not have."""
-        with self._lock:
+        with self.lock:
             entry = self.entry(name)
             if entry.enabled != enabled or (entry.off_here and not failed):
                 entry.enabled, entry.off_here = enabled, failed and self.ranks.world_size > 1
@@ -418,7 +397,7 @@ class HookRegistry(Events):
                 self._changed()
 
     def _remove_entry(self, entry: Entry) -> None:
-        with self._lock:
+        with self.lock:
             if self._entries.get(entry.name) is not entry:
                 return
             del self._entries[entry.name]
@@ -468,17 +447,6 @@ class HookRegistry(Events):
                     raise
                 logger.warning("hook %r, close: failed: %s", entry.name, error_text(error), exc_info=error)
 
-    def attach(self) -> None:
-        """Attach the forward hooks to the model until `close`; a registry without a model has none."""
-
-    def attached(self) -> AbstractContextManager[None]:
-        """Return a context in which forward hooks are attached; a registry without a model has none."""
-        return nullcontext()
-
-    def silenced(self) -> AbstractContextManager[None]:
-        """Return a context in which no forward hook is called; a registry without a model has none."""
-        return nullcontext()
-
     # ---- the hooks' state --------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
@@ -521,9 +489,9 @@ class HookRegistry(Events):
 
     def _changed(self) -> None:
         """Make everything again that depends on the set of hooks."""
-        with self._lock:
+        with self.lock:
             self._hooks = HookObjects(entry.hook for entry in self._entries.values())
-            self._order, self._manual_dispatch = {}, {}
+            self._order = {}
             self.dispatch_table.reset()
             # Last, because subscribers read the new order; over a copy, because one may end its subscription.
             for subscriber in list(self._change_subscribers):
@@ -545,7 +513,7 @@ class HookRegistry(Events):
 
     def listeners(self, event: Event, due: frozenset[str] | None) -> list[BoundHook]:
         """Return the listeners of an event in order, given the scheduled hooks that are due; None means all are."""
-        with self._lock:
+        with self.lock:
             ordered = (self._entries[position.name] for position in self._positions(event.kind))
             # An argument may be a collective, which needs all ranks: those on which a hook is not called, too.
             shares_arguments = self.ranks.world_size > 1 and event.kind == "lifecycle"
@@ -557,7 +525,7 @@ class HookRegistry(Events):
 
     def _positions(self, kind: str) -> list[Position]:
         """Return the order of all hooks of a kind, whether enabled or not: disabling one never moves another."""
-        with self._lock:
+        with self.lock:
             if kind not in self._order:
                 self._order[kind] = in_order(self.entries(kind), tiers=kind == "lifecycle")
             return self._order[kind]
@@ -584,7 +552,7 @@ class HookRegistry(Events):
 
     def decide_due_hooks(self, clock: Clock, counts_down: bool = True) -> None:
         """Decide which scheduled hooks are called at the events of this micro-batch; `counts_down` as in `decide`."""
-        with self._lock:  # A change in another thread would otherwise be lost.
+        with self.lock:  # A change in another thread would otherwise be lost.
             before = self.scheduler.decision
             self.scheduler.decide(clock, self._entries.values(), counts_down)
             if self.scheduler.decision != before:
@@ -597,61 +565,6 @@ class HookRegistry(Events):
     def due_now(self, name: str) -> bool:
         """Return whether a hook is due at this micro-batch."""
         return self.entry(name).schedule.always or name in self.scheduler.decision.due
-
-    def _fire(self, event: Event, named: dict[str, Any]) -> None:
-        """Fire an event from a user's own loop, with its values by name."""
-        if self._manual_clock.read(event, named):
-            self._begin_manual_batch()
-        dispatch = getattr(self.slots, event.name)
-        if not dispatch:
-            return
-        event_args = ManualArgs(event, named, partial(self.listeners, event, self.scheduler.decision.due_for(event)))
-        may_lack = self.dispatch_table.optional_arguments and event.name not in self.dispatch_table.makers
-        if may_lack or event.name == "on_forward":  # The callable for modules takes other values.
-            dispatch = self._dispatch_without_missing(event, frozenset(vars(event_args)))
-        if dispatch:
-            dispatch(event_args)
-
-    def _begin_manual_batch(self) -> None:
-        """Decide which hooks are due in a user's own loop."""
-        # Its steps need not be consecutive, so that schedules cannot be counted down.
-        if self.scheduler.groups is None or self.scheduler.groups:
-            self.decide_due_hooks(self._manual_clock.now, counts_down=False)
-
-    def on_update(self, *args: Any, **values: Any) -> Any:
-        """Run the update hooks over gradients by parameter name, and return those that the optimizer is to use.
-
-        Hooks that write in place write into the tensors that are passed. With `model`, the model's parameters get the
-        new gradients, too.
-
-        >>> grads = runner.on_update({name: param.grad for name, param in model.named_parameters()}, model=model)
-
-        Args:
-            *args: The gradients, and `state`.
-            **values: More arguments of the event: `model`, `step`, `epoch`, `trainer`.
-
-        Returns:
-            A dict with every name that was passed; None for a gradient that a hook removed.
-        """
-        if not self._hooks:
-            return args[0] if args else values.get("grads")
-        event = CATALOG["on_update"]
-        named = name_values(event, event.order, args, values)
-        return load_reference(UPDATE_BY_HAND)(self, named, partial(self._fire, event, named))
-
-    def _dispatch_without_missing(self, event: Event, passed: frozenset[str]) -> Dispatch | None:
-        """Return the callable for a call that passed only these values: hooks keep their defaults for the rest."""
-        due, known = self.scheduler.decision.due_for(event), self._manual_dispatch
-        key = event.name, passed, due
-        dispatch = known.get(key)
-        if dispatch is None:
-            hooks = self.listeners(event, due)
-            missing = set(needed_arguments(hooks)) - passed
-            reduced = [replace(hook, listener=hook.listener.without(missing)) for hook in hooks]
-            if len(known) >= MAX_TABLES:
-                known.clear()  # With many schedules nearly every step has another set of due hooks.
-            dispatch = known[key] = self.dispatch_table.make_dispatch(event, reduced)
-        return dispatch
 
     # ---- costs -------------------------------------------------------------------------------------------------
 
@@ -668,59 +581,6 @@ class HookRegistry(Events):
         return cost_table(self.entries(), self.dispatch_table.argument_costs)
 
 
-def _not_here(entry: Entry, kind: type, why: str) -> RegistrationError:
-    remedy = "register it with a trainer, or with a HookManager that watches the model: manager.watch(model)"
-    return RegistrationError(f"{entry.name!r} {why}, which a {kind.__name__} never lets it do; {remedy}")
-
-
 def _name_taken(name: str) -> RegistrationError:
     remedy = "give this one another name (name=…, or `as:` in a config), or remove the other first"
     return RegistrationError(f"a hook named {name!r} is registered already; {remedy}")
-
-
-def _event_method(spelling: str) -> Callable[..., None]:
-    """Make the method that fires one event from a user's own loop; without hooks it costs one branch."""
-    event = SPELLINGS[spelling]
-
-    def fire(self: HookRegistry, *args: Any, **values: Any) -> None:
-        if self._hooks:
-            self._fire(event, name_values(event, self._orders.get(spelling, event.order), args, values))
-
-    fire.__name__, fire.__doc__ = spelling, event.doc
-    return fire
-
-
-for _spelling in SPELLINGS.keys() - vars(HookRegistry).keys():
-    setattr(HookRegistry, _spelling, _event_method(_spelling))
-
-
-class HookRunner(HookRegistry):
-    """A registry whose events are fired from a user's own loop; without hooks it costs a branch per call site.
-
-    It refuses forward hooks, which the model calls and not the loop: a `HookManager` attaches these.
-    """
-
-    _orders: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "on_train_begin": ("config",),
-        "on_step_end": ("ctx",),
-        "on_eval_end": ("metrics", "step"),
-        "on_checkpoint_save": ("step", "path"),
-        "on_train_end": ("step", "tokens_seen"),
-    }
-
-    def __init__(self, hooks: str | Path | Iterable[Any] = (), *, allow: Iterable[str] = ()) -> None:
-        """Make a runner with hooks.
-
-        Args:
-            hooks: Hooks, as `register` takes them, or a config: its path or a mapping, as `load` takes them.
-            allow: Prefixes of dotted paths that a config from a file may import.
-        """
-        if isinstance(hooks, (str, Path, Mapping)):
-            super().__init__(hooks, allow=allow)
-        else:
-            super().__init__()
-            for hook in hooks:
-                self.register(hook)
-
-    def _check_forward_hook(self, entry: Entry) -> None:
-        raise _not_here(entry, type(self), "is called when modules of the model run")

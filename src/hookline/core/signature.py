@@ -34,6 +34,11 @@ class Listener:
         """The attributes of the event arguments that it needs, each once."""
         return tuple(dict.fromkeys((*self.positional, *self.keywords.values())))
 
+    @property
+    def required(self) -> set[str]:
+        """The attributes that it cannot do without."""
+        return set(self.wanted) - self.optional
+
     def without(self, missing: Iterable[str]) -> Listener:
         """Return the same listener for a call that misses these values: optional ones keep their default."""
         dropped = self.optional & set(missing)

@@ -16,12 +16,12 @@ from hookline._names import plain_modules, plain_parameters, unwrap_module
 from hookline._tensors import is_sharded
 from hookline.core.base import hook_attribute
 from hookline.core.catalog import CATALOG
-from hookline.core.dispatch import FAILED, BoundHook, Dispatch, invoke
+from hookline.core.dispatch import FAILED, BoundHook, Dispatch, invoke, missing_arguments, without_missing
 from hookline.core.entry import Entry
-from hookline.core.failures import argument_if_any
 from hookline.core.patterns import select
-from hookline.core.registry import HookRegistry
-from hookline.errors import GradientError, HooklineError, add_note
+from hookline.core.registry import Registry
+from hookline.core.signature import Listener
+from hookline.errors import GradientError, HooklineError, MissingArgument, add_note
 from hookline.gradients.view import GradientLists, Gradients, Parameters
 from hookline.stats.cache import TensorVersions
 from hookline.stats.columns import INFS, NANS
@@ -37,20 +37,26 @@ class UpdateChain:
     Args:
         registry: The registry; the chain provides the callable of its event `on_update`.
         params: Returns the trained parameters by name.
-        model: The model, so that hooks can select parameters by the class of their module.
+        model: The model, so that hooks can select parameters by the class of their module; None if it is not known.
     """
 
-    def __init__(self, registry: HookRegistry, params: Callable[[], Parameters], model: torch.nn.Module) -> None:
-        self.registry = registry
-        self._params, self._model = params, model
+    def __init__(self, registry: Registry, params: Callable[[], Parameters], model: torch.nn.Module | None) -> None:
+        self.registry, self.model = registry, model
+        self._params = params
         self.states: dict[str, Any] = {}
         self._owners: dict[str, Any] = {}  # the hook of each state: another hook of the same name gets a new state
         self._unclaimed: dict[str, Any] = {}  # a checkpoint's states of hooks that are not registered yet
         self.known: GradientLists = {}  # about the gradients of the step that runs
-        registry.add_registration_check(self._check)
-        registry.on_change(self._drop_removed)
+        if registry.update_chain is not None:  # of a loop that used the registry before
+            registry.update_chain.release()
+        self._subscriptions = [registry.add_registration_check(self._check), registry.on_change(self._drop_removed)]
         registry.update_chain = self
         registry.dispatch_table.set_maker("on_update", self.make_dispatch)
+
+    def release(self) -> None:
+        """Leave the hooks to another chain."""
+        for end in self._subscriptions:
+            end()
 
     @property
     def params(self) -> Parameters:
@@ -96,10 +102,10 @@ class UpdateChain:
         if invoke(ON_UPDATE, item.bound, failures, args, read=read, call=item.run) is FAILED:
             if item.half_written is None:
                 return True
-            skip = getattr(argument_if_any(args, "trainer", None), "skip_step", None)
-            if skip is None:
-                raise item.half_written  # only the owner of the loop could skip the step
-            skip(f"{item.bound.hook} left half-written gradients")
+            try:
+                args.trainer.skip_step(f"{item.bound.hook} left half-written gradients")
+            except (AttributeError, MissingArgument):
+                raise item.half_written from None  # only the owner of the loop could skip the step
             return False
         if item.clips:
             args.clipped(item.bound.owner.clipped_norm, item.clips_globally)
@@ -129,10 +135,14 @@ class UpdateChain:
             self._make_state(entry.name, entry.hook, self._select(entry.name, entry.hook))
 
     def _select(self, name: str, hook: Any) -> Parameters:
+        if self.model is None and hook_attribute(hook, "reads_weights"):
+            raise MissingArgument(f"on_update: {name!r} reads weights, which the call did not pass; pass model=…")
         try:
-            return select_parameters(hook_attribute(hook, "params"), self._params(), self._model)
+            model = torch.nn.Module() if self.model is None else self.model
+            return select_parameters(hook_attribute(hook, "params"), self._params(), model)
         except HooklineError as error:
-            raise HooklineError(f"hook {name!r}: {error}") from None
+            remedy = "" if self.model is not None else ". To select parameters by their modules, pass model=…"
+            raise HooklineError(f"hook {name!r}: {error}{remedy}") from None
 
     def _make_state(self, name: str, hook: Any, selected: Parameters) -> None:
         """Make a hook's state once, or take it from the checkpoint that was loaded before."""
@@ -195,15 +205,21 @@ class ChainItem:
         costs = registry.dispatch_table.argument_costs
         self._check_cost = costs[f"whether {bound.hook} left finite gradients"] if checked else None
 
-    def read(self, args: Any) -> tuple[tuple[dict[str, Any]], dict[str, Any]]:
+    def read(self, args: Any) -> tuple[tuple[dict[str, Any], Listener], dict[str, Any]]:
         """Read the event arguments that the hook names besides the gradients and its state."""
-        return ({name: getattr(args, name) for name in self.named},), {}
+        try:
+            return ({name: getattr(args, name) for name in self.named}, self.bound.listener), {}
+        except MissingArgument:  # the event was fired by hand
+            missing = missing_arguments(args, self.named)
+            (bound,) = without_missing(ON_UPDATE, [self.bound], missing)
+            return ({name: getattr(args, name) for name in self.named if name not in missing}, bound.listener), {}
 
-    def run(self, values: Mapping[str, Any] | None = None) -> None:
+    def run(self, values: Mapping[str, Any] | None = None, listener: Listener | None = None) -> None:
         """Call the hook once and take over what it returns.
 
         Args:
             values: What `read` returned; None for a hook that names nothing else.
+            listener: The hook's listener, with defaults for what was not there to be read.
         """
         grads, self.half_written, were_finite = self.grads, None, None
         if self._check_cost is not None and (self._waits or all(grad.is_cpu for grad in grads.tensors())):
@@ -216,7 +232,7 @@ class ChainItem:
         snapshot = TensorVersions(self._memory()) if self._detects_writes else None
         try:
             named = {**(values or {}), "grads": grads, "own_state": self._states[self.bound.hook]}
-            listener = self.bound.listener
+            listener = listener or self.bound.listener
             keywords = zip(listener.keywords, map(named.__getitem__, listener.keywords.values()), strict=True)
             returned = listener.call(*map(named.__getitem__, listener.positional), **dict(keywords))
             if self.clips and not self.bound.built_in:

@@ -14,7 +14,7 @@ from hookline.errors import ConfigError
 from hookline.run.control import RunControl
 
 if TYPE_CHECKING:
-    from hookline.core.registry import HookRegistry
+    from hookline.core.registry import Registry
 
 
 class NamedHook(TrainingHook):
@@ -23,7 +23,7 @@ class NamedHook(TrainingHook):
     _registered_name: str | None = None
     _warned_once: frozenset[Hashable] = frozenset()
 
-    def setup(self, name: str, registry: HookRegistry | None = None) -> None:
+    def setup(self, name: str, registry: Registry | None = None) -> None:
         """Store the name the hook was registered under."""
         self._registered_name = name
 

@@ -30,7 +30,7 @@ from hookline.ranks import Ranks
 from hookline.run.control import RunControl
 
 if TYPE_CHECKING:
-    from hookline.core.registry import HookRegistry
+    from hookline.core.registry import Registry
 
 DEFAULT_NAME = "step-{step:08d}"
 
@@ -140,9 +140,9 @@ class CheckpointHook(MetricHook):
         # verify them, and a failure need not save their steps.
         self._written: dict[str, int] = {}
         self._directory: Path | None = None
-        self._registry: HookRegistry | None = None
+        self._registry: Registry | None = None
 
-    def setup(self, name: str, registry: HookRegistry | None = None) -> None:
+    def setup(self, name: str, registry: Registry | None = None) -> None:
         """Store the registry, which knows the ranks of the run."""
         super().setup(name)
         self._registry = registry

@@ -242,7 +242,7 @@ def print_costs(rows: list[dict[str, Any]], seconds: float, out: TextIO | None) 
     """Print what each hook cost as a table.
 
     Args:
-        rows: What `HookRegistry.costs` returns.
+        rows: What `Registry.costs` returns.
         seconds: How long the run took.
         out: Where to print.
     """

@@ -20,7 +20,7 @@ from hookline.hooks.base import NamedHook
 from hookline.run.control import RunControl
 
 if TYPE_CHECKING:
-    from hookline.core.registry import HookRegistry
+    from hookline.core.registry import Registry
 
 HALF_PRECISION = (torch.float16, torch.bfloat16)
 
@@ -63,7 +63,7 @@ class EMAHook(NamedHook):
         self._stepped = False  # whether an optimizer has stepped in this step
         self._tensors: tuple[torch.nn.Module, dict[str, torch.Tensor]] | None = None  # walking over a model is slow
         self._averaged_model: Callable[[], torch.nn.Module | None] | None = None  # a weak reference
-        self._registry: HookRegistry | None = None
+        self._registry: Registry | None = None
         self._unsubscribe: Callable[[], None] = lambda: None
 
     # ---- averaging ---------------------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ class EMAHook(NamedHook):
 
     # ---- registration ------------------------------------------------------------------------------------------------
 
-    def setup(self, name: str, registry: HookRegistry | None = None) -> None:
+    def setup(self, name: str, registry: Registry | None = None) -> None:
         """Subscribe to changes of the registry: being disabled is not an event, and may happen during a validation."""
         super().setup(name)
         self._registry = registry

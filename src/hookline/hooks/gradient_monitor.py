@@ -26,7 +26,7 @@ from hookline.stats.distributed import LocalTensors
 from hookline.stats.histograms import fold, percentiles
 
 if TYPE_CHECKING:
-    from hookline.core.registry import HookRegistry
+    from hookline.core.registry import Registry
 
 # A GradScaler halves its scale at each overflow; from where it starts, 65536, that may happen 16 times in a row.
 MAX_OVERFLOWS = 16
@@ -149,7 +149,7 @@ class GradientMonitor(NamedHook):
         if not log_update_ratio:
             self.on_after_optimizer_step = None  # type: ignore[assignment] # not needed, so not listened to
 
-    def setup(self, name: str, registry: HookRegistry | None = None) -> None:
+    def setup(self, name: str, registry: Registry | None = None) -> None:
         """Put the name into a second monitor's metrics, which would overwrite those of the first."""
         super().setup(name)
         self._prefix = PREFIX if name == self.name else f"{PREFIX}/{name}"

@@ -21,7 +21,7 @@ from hookline.record.redaction import add_secret_url, redact_text
 from hookline.run.control import RunControl
 
 if TYPE_CHECKING:
-    from hookline.core.registry import HookRegistry
+    from hookline.core.registry import Registry
 
 TOPICS = ("training_end", "best_model", "exception", "early_stop", "hook_failure", "heartbeat")
 LONGEST_TIME = 3600.0  # seconds, of each parameter that is a time
@@ -111,7 +111,7 @@ class NotifyHook(NamedHook):
         """Leave the registration, the run and the queue out of copies."""
         return {**vars(self), **dict.fromkeys(("_registered_name", "_trainer", "_unsubscribe", "_outbox"))}
 
-    def setup(self, name: str, registry: HookRegistry | None = None) -> None:
+    def setup(self, name: str, registry: Registry | None = None) -> None:
         """Subscribe to failures of other hooks."""
         super().setup(name)
         self._is_closed = False

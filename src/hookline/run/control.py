@@ -24,13 +24,13 @@ from hookline.run.rng import preserve_rng, rng_state
 from hookline.run.status import Stop
 
 if TYPE_CHECKING:
-    from hookline.activations.manager import HookManager
     from hookline.core.shared_part import SharedPart
     from hookline.ranks import Ranks
     from hookline.run.agreement import Agreement
     from hookline.run.engine import Engine
     from hookline.run.epoch_stats import EpochStats
     from hookline.run.event_args import EventArgs
+    from hookline.run.manager import HookManager
     from hookline.run.progress import Progress
     from hookline.run.status import RunStatus
 

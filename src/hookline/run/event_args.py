@@ -16,7 +16,7 @@ import torch
 
 from hookline._tensors import copy_on_write, map_tensors
 from hookline.core.base import StepContext
-from hookline.errors import TrainingError
+from hookline.errors import MissingArgument, TrainingError
 from hookline.gradients.view import Gradients
 from hookline.run.config_view import view_of
 from hookline.run.control import MicroBatch
@@ -151,9 +151,9 @@ class EventArgs:
 
         This waits for the device, because two of the values are losses.
         """
-        trainer, progress = self.trainer, self.progress
+        trainer, progress, parts = self.trainer, self.progress, self.trainer.parts()
         # Count once per epoch and per change of the trained tensors: walking a model takes longer than the rest.
-        if self._counted_for != (progress.epoch, len(trainer.params)):
+        if "model" in parts and self._counted_for != (progress.epoch, len(trainer.params)):
             self._counted_for = progress.epoch, len(trainer.params)
             self._parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
         latest = average = math.nan
@@ -164,9 +164,7 @@ class EventArgs:
             if trainer.status != "error":
                 raise
         self._state.update(
-            model=trainer.model,
-            optimizer=trainer.optimizers[0],
-            device=trainer.device,
+            **parts,
             current_epoch=progress.epoch,
             current_batch_idx=max(progress.batch_idx, 0),
             latest_loss=latest,
@@ -181,9 +179,10 @@ class EventArgs:
         """The step as a `StepContext`, whose numbers are on their device until a hook reads them."""
         return DeviceStepContext.of_step(self)
 
-    def request_stop(self, reason: str, by: str | None = None) -> None:
-        """Stop the run: the registry calls this for a hook that raises StopTraining."""
-        self.trainer.request_stop(reason, by)
+    @property
+    def request_stop(self) -> Callable[..., None] | None:
+        """Stops the run: called for a hook that raises StopTraining. None: the loop gets the exception."""
+        return self.trainer.request_stop if self.trainer.stops_itself else None
 
     def begin_run(self) -> None:
         """Forget how the last run ended."""
@@ -404,6 +403,20 @@ class EventArgs:
     def enter_validation_batch(self, batch: Any, index: int, loader_index: int, loader: str) -> None:
         """Set the validation batch that runs next."""
         self.batch, self._source = batch, ValidationBatch(index, loader_index, loader)
+
+
+class GivenArgs:
+    """A run's event arguments, except for those that an object has: a call by hand, a saved step, a user's own run."""
+
+    def __init__(self, args: EventArgs, given: Any) -> None:
+        self._args, self._given = args, given
+
+    def __getattr__(self, name: str) -> Any:
+        if hasattr(self._given, name):
+            return getattr(self._given, name)
+        if not self._args.trainer.knows(name):
+            raise MissingArgument(f"{name!r} was not passed")  # dispatch says to which hooks
+        return getattr(self._args, name)
 
 
 class DeviceStepContext(StepContext):

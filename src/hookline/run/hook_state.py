@@ -11,7 +11,7 @@ from hookline._tensors import is_sharded, map_tensors
 from hookline.checkpoints.format import Encoder
 
 if TYPE_CHECKING:
-    from hookline.core.registry import HookRegistry
+    from hookline.core.registry import Registry
     from hookline.run.run import Run
 
 
@@ -39,7 +39,7 @@ def hooks_state(run: Run) -> dict[str, Any]:
     }
 
 
-def _encode(hooks: HookRegistry, states: Mapping[str, Callable[[], Any]]) -> Encoder:
+def _encode(hooks: Registry, states: Mapping[str, Callable[[], Any]]) -> Encoder:
     """Encode states of hooks, given functions that return them by the hooks' names."""
     encoder = Encoder(with_shards=True)
     for name, read in states.items():
@@ -57,9 +57,7 @@ def load_hooks_state(run: Run, sections: Mapping[str, Any]) -> None:
     hooks, step, sections = run.hooks, run.progress.step, _with_present_names(run.hooks, sections)
     # Update hooks meet gradients on the device, so their state goes there, too; shards are there.
     run.chain.restore(
-        map_tensors(
-            lambda tensor: tensor if is_sharded(tensor) else tensor.to(run.device), sections["update_state"]
-        )
+        map_tensors(lambda tensor: tensor if is_sharded(tensor) else tensor.to(run.device), sections["update_state"])
     )
     for problem, names in hooks.load_state_dict(sections["hooks"]).items():
         for name in names:
@@ -79,7 +77,7 @@ def load_hooks_state(run: Run, sections: Mapping[str, Any]) -> None:
     hooks.rng_guard.load_state_dict(sections["streams"])
 
 
-def _with_present_names(hooks: HookRegistry, sections: Mapping[str, Any]) -> dict[str, Any]:
+def _with_present_names(hooks: Registry, sections: Mapping[str, Any]) -> dict[str, Any]:
     """Return a checkpoint's sections with the names that hooks have now, where version 0.1 named them otherwise."""
     names = hooks.former_names()
 

@@ -102,7 +102,7 @@ class Progress:
     def enter_loader(self, index: int, name: str) -> None:
         """Note the loader that the next batch comes from, and count the batch if there are several loaders."""
         self.dataloader_idx, self.dataloader_name = index, name
-        if len(self._loader_names) > 1:
+        if len(self._loader_names) != 1:  # a loop of the user's own has named none
             # A new dict each time: a checkpoint that is still being written may hold the old one.
             self.loader_batches = {**self.loader_batches, name: self.loader_batches.get(name, 0) + 1}
 

@@ -13,15 +13,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import torch
 
 from hookline import _device
 from hookline._console import logger, print_line
-from hookline.activations.manager import HookManager
 from hookline.core.base import hook_attribute
-from hookline.core.catalog import CAPABILITIES, CATALOG, MOST_LISTED
+from hookline.core.catalog import CAPABILITIES, CATALOG, MOST_LISTED, Event
 from hookline.core.change_audit import ChangeAudit
 from hookline.core.entry import Entry
 from hookline.core.failures import Incident, hook_notes
@@ -34,7 +34,8 @@ from hookline.record.redaction import redacted_log
 from hookline.record.strict_json import field_values
 from hookline.run.agreement import Agreement, SaveName
 from hookline.run.engine import Engine
-from hookline.run.event_args import EventArgs
+from hookline.run.event_args import EventArgs, GivenArgs
+from hookline.run.manager import HookManager
 from hookline.run.messages import closing_line
 from hookline.run.non_finite import LossWatch, non_finite_parameters
 from hookline.run.parameters import trained_parameters
@@ -78,33 +79,43 @@ class Run(Steps):
         output_dir: str | Path | None = None,
         seed: int | None = None,
     ) -> None:
-        if next(model.parameters(), None) is None:
-            raise TrainingError(f"the model ({type(model).__name__}) has no parameters: there is nothing to train")
         self.model, self.optimizers = model, list(optimizers)
+        self.params = self.trained_parameters()
         self.hooks = hooks if isinstance(hooks, HookManager) else HookManager()
-        self.hooks.add_registration_check(self._check_needs)
+        self._release_hooks = self.hooks.add_registration_check(self._check_needs)
         self.ranks = ranks or Ranks()
         self.engine = engine or Engine(next(model.parameters()).device)
         self.config, self._output_dir, self.seed = config, output_dir, seed
         self.hook_data: dict[str, Any] = {}
         self.schedulers: list[Any] = []
         self.optimizer_step = None
-        self.params = trained_parameters(model, self.optimizers)
         self.progress, self.run_status = Progress(), RunStatus()
         self.agreement = self.make_agreement()
         self.event_args = EventArgs(self)
-        self.chain = UpdateChain(self.hooks, lambda: self.params, model)
         self.reruns = 0  # how often a batch was run again
-        self.change_audit = ChangeAudit(self, lambda: self.run_status.lr_changes, lambda: self.reruns)
-        self.hooks.dispatch_table.audit_changes(self.change_audit)
-        self.hooks.set_ranks(self.ranks)
         self.hooks.failures.current_step = lambda: self.progress.step
-        self.hooks.watch_for_trainer(model, self.event_args)
+        self.connect_hooks()
         self.reset_steps()
         self._open = ExitStack()  # what ends with the run in progress
         if not isinstance(hooks, HookManager | None):
             for hook in hooks:
                 self.hooks.register(hook)
+
+    def connect_hooks(self) -> None:
+        """Let the hooks live in this run: they see its model, its processes and its gradients."""
+        self.chain = UpdateChain(self.hooks, lambda: self.params, self.model)
+        self.change_audit = ChangeAudit(self, lambda: self.run_status.lr_changes, lambda: self.reruns)
+        self.hooks.dispatch_table.audit_changes(self.change_audit)
+        self.hooks.set_ranks(self.ranks)
+        self.hooks.watch_for_trainer(self.model, self.event_args)
+
+    def release_hooks(self) -> None:
+        """Leave the hooks to another run."""
+        self._release_hooks()
+
+    def fires(self, event: Event) -> bool:
+        """Return whether this host can fire an event."""
+        return not event.needs or bool(getattr(self, event.needs))
 
     def _check_needs(self, entry: Entry) -> None:
         """Refuse a hook that needs more than this host can do, or that listens only to events that it never fires.
@@ -112,10 +123,8 @@ class Run(Steps):
         Raises:
             RegistrationError: It says what the hook needs, and which events it would wait for.
         """
-        if "chain" in vars(self) and self.hooks.update_chain is not self.chain:
-            return  # another run has taken over the hooks
         lacking, waits = [name for name in entry.needs if not getattr(self, name)], ""
-        never = [event for event in entry.listeners if (need := CATALOG[event].needs) and not getattr(self, need)]
+        never = [event for event in entry.listeners if not self.fires(CATALOG[event])]
         if not lacking and never and len(never) == len(entry.listeners):
             lacking = list(dict.fromkeys(CATALOG[event].needs for event in never))
             waits = f" to fire {' and '.join(never[:MOST_LISTED])}, which is all that it listens to"
@@ -371,7 +380,48 @@ class Run(Steps):
         self.run_status.stops.append(Stop(name, SIGNAL, rank))
         self.request_boundary()
 
+    # ---- events that are fired by hand -------------------------------------------------------------------------------
+
+    def fire(self, event: Event, values: Mapping[str, Any]) -> None:
+        """Fire an event with values that a call by hand passes; what it leaves out is the run's."""
+        # A `ctx` or a `state` may contain more than the event has.
+        given = {event.attributes[name]: values[name] for name in event.attributes if name in values}
+        for sources in event.respelled.values():
+            given.update({sources[name]: values[name] for name in sources if name in values})
+        table = self.hooks.dispatch_table
+        dispatch = getattr(table.slots, event.name)
+        if event.name == "on_forward":  # its callable is for modules, which pass other values
+            due = table.scheduler.decision.due_for(event)
+            dispatch = table.make_dispatch(event, self.hooks.listeners(event, due))
+        if dispatch:
+            dispatch(GivenArgs(self.event_args, SimpleNamespace(**given)))
+
+    def follow(self, other: Any) -> None:
+        """Let forward hooks read an object of the user's: its step, and what else it has."""
+        self.hooks.dispatcher.run = GivenArgs(self.event_args, other)
+
+    def knows(self, name: str) -> bool:
+        """Return whether the run can tell an event argument that a call by hand does not pass."""
+        return hasattr(type(self.event_args), name) or name in vars(self.event_args)
+
     # ---- what a host does in its own way -----------------------------------------------------------------------------
+
+    stops_itself = True
+    """Whether the loop asks the run whether to stop; else StopTraining of a hook reaches the caller of the event."""
+
+    def parts(self) -> dict[str, Any]:
+        """Return the objects of the run that hooks find in `state`."""
+        return {"model": self.model, "optimizer": self.optimizers[0], "device": self.device}
+
+    def trained_parameters(self) -> dict[str, torch.nn.Parameter]:
+        """Return the parameters that are trained, by name.
+
+        Raises:
+            TrainingError: If there are none.
+        """
+        if next(self.model.parameters(), None) is None:
+            raise TrainingError(f"the model ({type(self.model).__name__}) has no parameters: there is nothing to train")
+        return trained_parameters(self.model, self.optimizers)
 
     def make_record(self) -> Record:
         """Make the record of a run that begins."""
@@ -470,7 +520,7 @@ class Run(Steps):
     def find_parameters(self) -> None:
         """Find the parameters that the optimizers own again; transforms select among them again."""
         before = set(self.params)
-        found = trained_parameters(self.model, self.optimizers)
+        found = self.trained_parameters()
         self.params.clear()
         self.params.update(found)
         self.chain.reselect_parameters()

@@ -28,11 +28,11 @@ from hookline.run.step_log import StepLog
 from hookline.run.window import Window
 
 if TYPE_CHECKING:
-    from hookline.activations.manager import HookManager
     from hookline.core.dispatch import EventSlots
     from hookline.run.agreement import Agreement
     from hookline.run.engine import Engine
     from hookline.run.event_args import EventArgs
+    from hookline.run.manager import HookManager
     from hookline.run.progress import Progress
     from hookline.run.status import RunStatus
 
@@ -69,8 +69,7 @@ class Steps(RunControl):
         self._stepped: torch.optim.Optimizer | None = None  # the last that stepped in this step; None once it is over
         self._skipped: list[torch.optim.Optimizer] = []  # of this step
         self._settled_at = 0  # the last step whose optimizers are settled
-        self._group_sizes = group_sizes(self.optimizers)
-        self.unowned_params = unowned_parameters(self.model, self.params)  # whose gradients no optimizer clears
+        self.read_groups()
         self._next_boundary = 0  # the next step after which `boundary` runs; 0: after this step
         self._is_over = False
         self.is_reading = False  # whether the next batch is being read: an error is then the loader's
@@ -246,10 +245,14 @@ class Steps(RunControl):
 
     def find_new_parameters(self) -> None:
         """Add the parameters of groups that an optimizer got since the last step to the chain and the norm."""
-        sizes = group_sizes(self.optimizers)
-        if sizes != self._group_sizes:
+        if group_sizes(self.optimizers) != self._group_sizes:
             self.find_parameters()
-            self._group_sizes, self.unowned_params = sizes, unowned_parameters(self.model, self.params)
+            self.read_groups()
+
+    def read_groups(self) -> None:
+        """Note which parameters the optimizers have."""
+        self._group_sizes = group_sizes(self.optimizers)
+        self.unowned_params = unowned_parameters(self.model, self.params)  # whose gradients no optimizer clears
 
     # ---- epochs and validations --------------------------------------------------------------------------------------
 

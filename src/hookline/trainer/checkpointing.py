@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from hookline._console import logger
@@ -20,23 +21,12 @@ from hookline.checkpoints.store import SavedCheckpoint
 from hookline.core.failures import hook_notes
 from hookline.errors import CheckpointError, add_note, error_text
 from hookline.run.agreement import SaveName
+from hookline.run.event_args import EventArgs, GivenArgs
 from hookline.trainer.rank_sections import alike_tensors
 from hookline.trainer.sections import SAME_SECTIONS, collect_sections, restore_sections
 
 if TYPE_CHECKING:
-    from hookline.run.event_args import EventArgs
     from hookline.trainer.trainer import Trainer
-
-
-class SavedArgs:
-    """The current event arguments, except for the counters: those are of the step that was saved."""
-
-    def __init__(self, args: EventArgs) -> None:
-        self.step, self.epoch, self.tokens_seen = args.step, args.epoch, args.tokens_seen
-        self._args = args
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._args, name)
 
 
 @dataclass(frozen=True)
@@ -44,7 +34,7 @@ class PendingSave:
     """A checkpoint that is being written while training continues, or was written and is not reported yet."""
 
     name: str
-    args: SavedArgs
+    args: GivenArgs
     save: Save
     written: Future[Any]
     state: SavedState
@@ -132,7 +122,7 @@ class Checkpointer:
                     save = self._begin(name, self._memory.snapshot)
                     threads = ThreadPoolExecutor(1, thread_name_prefix="hookline-save")
                     written = threads.submit(save.write)
-                    self._pending = PendingSave(name, SavedArgs(trainer.event_args), save, written, self._state)
+                    self._pending = PendingSave(name, self._saved_args(), save, written, self._state)
                     threads.shutdown(wait=False)  # the thread ends with its work: between saves there is none to fork
                     trainer.request_boundary()  # from the next step on, `poll` is called after each, on all ranks
                 else:  # a run that is closing has nothing else to do
@@ -222,7 +212,12 @@ class Checkpointer:
     def _step_name(self) -> str:
         return f"step-{self._trainer.progress.steps_done:08d}"
 
-    def _report_saved(self, path: Path, args: EventArgs | SavedArgs) -> None:
+    def _saved_args(self) -> GivenArgs:
+        """Return event arguments with the counters of this step, for an event that is fired at a later one."""
+        args = self._trainer.event_args
+        return GivenArgs(args, SimpleNamespace(step=args.step, epoch=args.epoch, tokens_seen=args.tokens_seen))
+
+    def _report_saved(self, path: Path, args: EventArgs | GivenArgs) -> None:
         """Record a durable checkpoint and fire on_checkpoint_save, with the arguments of the step that was saved."""
         self._trainer.event_args.set_checkpoint(str(path))
         self.last_step = args.step

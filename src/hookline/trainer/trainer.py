@@ -47,7 +47,7 @@ from hookline.trainer.window import AccumulationWindow
 
 if TYPE_CHECKING:
     from hookline._keywords import CheckpointKeywords, ConsoleLogKeywords, HookKeywords, JSONLogKeywords
-    from hookline.activations.manager import HookManager
+    from hookline.run.manager import HookManager
 
 
 @dataclass
@@ -585,7 +585,7 @@ class Trainer(Run):
     # ---- hooks -----------------------------------------------------------------------------------------------------
 
     def add_hook(self, hook: Any, name: str | None = None, **options: Any) -> Handle:
-        """Register a hook: an object, a class, a registered name or a dotted path; as `HookRegistry.register`."""
+        """Register a hook: an object, a class, a registered name or a dotted path; as `Registry.register`."""
         return self.hooks.register(hook, name, **options)
 
     def on(

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from hookline import _checks
 from hookline.core.costs import Cost
-from hookline.core.registry import HookRegistry
-from hookline.errors import HooklineError, MissingArgument, TrainingError
+from hookline.errors import HooklineError, TrainingError
 from hookline.gradients.local_storage import multiply_
 from hookline.gradients.transforms.base import Transform
 from hookline.gradients.view import Gradients
 
 if TYPE_CHECKING:
+    from hookline.core.registry import Registry
     from hookline.run.control import RunControl
 
 NON_FINITE = "non-finite gradients"
@@ -44,7 +44,7 @@ class Guard(Transform):
         """Make the counts of skipped steps: in a row, and in total."""
         return {"in_a_row": 0, "total": 0}
 
-    def setup(self, registry: HookRegistry, name: str) -> None:
+    def setup(self, registry: Registry, name: str) -> None:
         """Give the waiting a row in the cost table."""
         self.wait_cost = registry.dispatch_table.argument_costs[f"the verdict of {name}"]
 
@@ -55,19 +55,14 @@ class Guard(Transform):
         self.wait_cost.add(perf_counter_ns() - began)
         return answer
 
-    def skip(self, reason: str, state: dict[str, Any], trainer: RunControl | None) -> None:
+    def skip(self, reason: str, state: dict[str, Any], trainer: RunControl) -> None:
         """Skip the step; `give_up_after` skipped steps in a row end the run.
 
         Raises:
-            MissingArgument: If the event was fired by hand without a trainer, which is who could skip the step.
             TrainingError: If too many steps in a row were skipped, because the run trains nothing.
         """
         state["in_a_row"] += 1
         state["total"] += 1
-        if trainer is None:
-            raise MissingArgument(
-                f"on_update: {self.name} asks to skip the step ({reason}); pass trainer=… with skip_step"
-            )
         trainer.skip_step(reason)
         if self.give_up_after is not None and state["in_a_row"] >= self.give_up_after:
             raise TrainingError(f"skipped {state['in_a_row']} steps in a row, the last one: {reason}")
@@ -85,7 +80,7 @@ class SkipNonfinite(Guard):
     def __init__(self, give_up_after: int | None = None, params: Any = None) -> None:
         super().__init__(give_up_after, params)
 
-    def on_update(self, grads: Gradients, state: dict[str, Any], trainer: RunControl | None = None) -> Gradients:
+    def on_update(self, grads: Gradients, state: dict[str, Any], trainer: RunControl) -> Gradients:
         if self.read(grads.norm().isfinite()):
             state["in_a_row"] = 0
         else:
@@ -131,7 +126,7 @@ class SpikeGuard(Guard):
         """Make the window of norms, on the device, and the counts of observed and skipped steps."""
         return {**super().init(params), "seen": 0, "norms": torch.full((self.window,), torch.nan)}
 
-    def on_update(self, grads: Gradients, state: dict[str, Any], trainer: RunControl | None = None) -> Gradients:
+    def on_update(self, grads: Gradients, state: dict[str, Any], trainer: RunControl) -> Gradients:
         self.clipped_norm = grads.norm()
         norm = self.clipped_norm.float()
         finite = norm.isfinite()

@@ -15,9 +15,9 @@ import torch
 from hookline._names import plain_parameters
 from hookline._tensors import iter_tensors, map_tensors, tensors_with_keys
 from hookline.activations.debug import Debug, statistics_of
-from hookline.activations.manager import HookManager
 from hookline.core.base import ForwardHook
 from hookline.run.control import RunControl
+from hookline.run.manager import HookManager
 
 _OPERATION = re.compile(r"Function '(\w+)'")
 NAMES_SHOWN = 3

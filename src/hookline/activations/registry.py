@@ -1,8 +1,8 @@
-"""`HookManager`: a hook registry that attaches forward hooks to a model, with or without a trainer."""
+"""`ModelRegistry`: a registry that attaches forward hooks to a model, and has the methods that make such hooks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -15,53 +15,39 @@ from hookline.activations.capture_session import Cache, capture_session
 from hookline.activations.capture_store import CaptureStore
 from hookline.activations.debug import Debug
 from hookline.activations.fire_report import FireReport, fire_report
-from hookline.activations.forward_hooks import ForwardDispatcher, complete_run
+from hookline.activations.forward_hooks import ForwardDispatcher
 from hookline.activations.monitor import COSTS, DEFAULT_METRICS, Monitor
 from hookline.core.base import hook_attribute
-from hookline.core.catalog import Event
-from hookline.core.entry import Entry
-from hookline.core.manual_fire import ManualClock
-from hookline.core.registry import Handle, HookRegistry
+from hookline.core.registry import Handle, Registry
 from hookline.errors import HooklineError
 
 if TYPE_CHECKING:
     from hookline._keywords import CaptureHookKeywords, CaptureKeywords, DebugKeywords, MonitorKeywords
 
 
-class HookManager(HookRegistry):
-    """A hook registry whose forward hooks are called whenever their modules run.
+class ModelRegistry(Registry):
+    """A registry whose forward hooks are called whenever their modules run.
 
-    >>> manager = HookManager(max_captured_states=100, memory_limit_mb=512)
-    >>> manager.register_capture_hook(model.encoder.layers[4], "encoder_layer_4", layer_idx=4)
+    Args:
+        max_captured_states: How many states each capture hook keeps; None for no limit.
+        memory_limit_mb: How much memory the states of all capture hooks may use; None for no limit.
+        cleanup_interval: After how many module calls states that are too old are dropped.
+        max_age_seconds: How long states are kept; None for no limit.
+        enable_intervention: Whether hooks with `intervene = True` are accepted.
+
+    Raises:
+        ConfigError: If a parameter has an invalid value.
     """
 
     def __init__(
         self,
-        config: Any = None,
         *,
         max_captured_states: int | None = 100,
         memory_limit_mb: float | None = None,
         cleanup_interval: int = 1000,
         max_age_seconds: float | None = None,
         enable_intervention: bool = False,
-        allow: Iterable[str] = (),
-        from_file: bool = False,
     ) -> None:
-        """Make a registry, and load hooks from a config if one is given.
-
-        Args:
-            config: A path, a mapping or a config object, as for `load`.
-            max_captured_states: How many states each capture hook keeps; None for no limit.
-            memory_limit_mb: How much memory the states of all capture hooks may use; None for no limit.
-            cleanup_interval: After how many module calls states that are too old are dropped.
-            max_age_seconds: How long states are kept; None for no limit.
-            enable_intervention: Whether hooks with `intervene = True` are accepted.
-            allow: Prefixes under which a config from a file may name dotted paths.
-            from_file: Whether the config comes from a file.
-
-        Raises:
-            ConfigError: If a parameter has an invalid value.
-        """
         super().__init__()
         _checks.optional(_checks.number, memory_limit_mb, "memory_limit_mb", at_least=0)
         self.enable_intervention = enable_intervention
@@ -69,87 +55,31 @@ class HookManager(HookRegistry):
         limit = None if memory_limit_mb is None else int(memory_limit_mb * 2**20)
         self.captures = CaptureStore(max_captured_states, limit, max_age_seconds)
         self.dispatcher = ForwardDispatcher(self)
-        self._has_trainer = False
         self._stays_attached = True  # After the last `attached` block.
         self._attached_blocks = 0  # Several threads may be in one.
-        self.on_change(self._await_next_batch)
-        if config is not None:
-            self.load(config, allow=allow, from_file=from_file)
-
-    def _check_forward_hook(self, entry: Entry) -> None:
-        """Accept all; the dispatcher checks them."""
-
-    # ---- a user's own loop -------------------------------------------------------------------------------------------
-
-    @property
-    def manual_run(self) -> Any:
-        """Where a user's loop is, as the events say that it fires."""
-        return self._manual_clock.run
-
-    def _fire(self, event: Event, named: dict[str, Any]) -> None:
-        try:
-            super()._fire(event, named)
-        finally:
-            self._await_next_batch()
-
-    def _await_next_batch(self) -> None:
-        """Begin another micro-batch with the next forward pass, if the events say that the last one is over."""
-        if self.dispatcher.run is not self.manual_run:
-            return  # The trainer begins its micro-batches itself, and `_begin_step_of_run` the steps of another.
-        with self._lock:
-            if self._manual_clock.batch_is_over and self.manual_run.phase == "train" and self.entries("forward"):
-                self.slots.on_forward = self._begin_batch_and_dispatch  # type: ignore[attr-defined]
-            elif self.slots.on_forward == self._begin_batch_and_dispatch:
-                self.dispatch_table.install()
-
-    def _begin_batch_and_dispatch(self, *values: Any) -> Any:
-        if self.dispatcher.is_silenced():
-            return None
-        with self._lock:
-            if self._manual_clock.batch_is_over:  # Else another thread was faster.
-                self._manual_clock.begin_next_batch()
-                self._begin_manual_batch()
-            self.dispatch_table.install()
-        dispatch = self.slots.on_forward
-        return None if dispatch is None else dispatch(*values)
-
-    def _begin_step_of_run(self) -> bool:
-        """Evaluate the schedules if the run that `watch` was given is at another step; return whether it is."""
-        with self._lock:
-            began = self._manual_clock.follow(self.dispatcher.run)
-            if began:
-                self._begin_manual_batch()
-            return began
 
     # ---- watching --------------------------------------------------------------------------------------------------
 
-    def watch(self, model: torch.nn.Module, run: Any = None) -> ForwardDispatcher:
-        """Resolve module patterns against this model from now on.
+    def watch(self, model: torch.nn.Module) -> ForwardDispatcher:
+        """Resolve module patterns against this model from now on, and return the dispatcher of the forward hooks.
+
+        Raises:
+            HooklineError: If a pattern matches nothing in the model.
+        """
+        self.dispatcher.watch(model)
+        self._stays_attached = True
+        return self.dispatcher
+
+    def watch_for_trainer(self, model: torch.nn.Module, args: Any) -> None:
+        """Watch a model for a trainer: its hooks are attached while it runs the model, and do not keep it alive.
 
         Args:
             model: The model.
-            run: Where hooks read `step`, and `epoch`, `phase`, `trainer` and `model` if it has them. By default they
-                are what the events say that your loop fires on this manager.
-
-        Returns:
-            The dispatcher of the forward hooks.
-
-        Raises:
-            HooklineError: If a pattern matches nothing in the model, or `run` has no `step`.
+            args: Where forward hooks read step, epoch and phase.
         """
-        complete = self.dispatcher.run if run is None else complete_run(run)
-        self.dispatcher.watch(model)
-        self.dispatcher.run, self._stays_attached = complete, True
-        if not self._has_trainer:  # Else the trainer begins the steps, whatever hooks read.
-            self.dispatcher.begin_step = None if complete is self.manual_run else self._begin_step_of_run
-        return self.dispatcher
-
-    def watch_for_trainer(self, model: torch.nn.Module, run: Any) -> None:
-        """Watch a model for a trainer: its hooks are attached while it runs the model, and do not keep it alive."""
         self.dispatcher.watch(model, for_trainer=True)
-        self.dispatcher.run, self.dispatcher.begin_step, self._has_trainer = run, None, True
+        self.dispatcher.run, self.dispatcher.begin_batch = args, None
         self._stays_attached = False
-        self._manual_clock = ManualClock()  # A loop of the user's may have used the manager before.
 
     def attach(self) -> None:
         """Attach the forward hooks to the watched model until `close`."""
@@ -159,18 +89,18 @@ class HookManager(HookRegistry):
     @contextmanager
     def attached(self) -> Iterator[None]:
         """Attach the forward hooks to the watched model inside the block, if they are not."""
-        with self._lock:
+        with self.lock:
             self._attached_blocks += 1
         try:
             self._set_attached(True)
             yield
         finally:
-            with self._lock:
+            with self.lock:
                 self._attached_blocks -= 1
                 self._set_attached(self._stays_attached or self._attached_blocks > 0)
 
     def _set_attached(self, attached: bool) -> None:
-        with self._lock:
+        with self.lock:
             if self.dispatcher.attached != attached:
                 self.dispatcher.attached = attached
                 if self.entries("forward"):
@@ -183,7 +113,7 @@ class HookManager(HookRegistry):
 
     def close(self) -> None:
         """Close every hook, and take the forward hooks off the model until `reopen`, `attach` or `watch`."""
-        with self._lock:
+        with self.lock:
             self._stays_attached = False
             self.dispatcher.attached = self._attached_blocks > 0  # Another thread may validate or predict.
         super().close()
@@ -316,7 +246,7 @@ class HookManager(HookRegistry):
         ...     model(batch)
         >>> cache["blocks.3.mlp"]
         """
-        return capture_session(HookManager, model, modules, early_stop, {"what": what, **options})
+        return capture_session(ModelRegistry, model, modules, early_stop, {"what": what, **options})
 
     def attention_maps(
         self, model: torch.nn.Module, modules: Any = None, **options: Unpack[CaptureKeywords]
@@ -337,4 +267,4 @@ class HookManager(HookRegistry):
         ...     model(batch)
         >>> maps["blocks.3.attention"]
         """
-        return attention_session(HookManager, model, modules, options)
+        return attention_session(ModelRegistry, model, modules, options)
