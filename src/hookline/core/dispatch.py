@@ -177,7 +177,7 @@ def without_missing(event: Event, hooks: Sequence[BoundHook], missing: frozenset
         if insisting := [hook.hook for hook in hooks if name in hook.listener.required]:
             listed, named = ", ".join(map(repr, insisting)), event.arguments_of([name])[0]
             problem = f"{event.name}: {listed} names {named!r}, which the call did not pass"
-            raise MissingArgument(f"{problem}; pass {named}=… when you fire it")
+            raise MissingArgument(f"{problem}; pass {named}=… when you fire it") from None
     return [replace(hook, listener=hook.listener.without(missing)) for hook in hooks]
 
 

@@ -32,6 +32,8 @@ PHASES = {
     "on_exception": "inference",
 }
 """The phases that begin with events; an inner event is one of training."""
+NUMBERS = ("step", "epoch", "batch_idx")
+"""What is the same at all events of a micro-batch that carry it."""
 ALWAYS_KNOWN = {
     "trainer", "step", "epoch", "batch_idx", "dataloader_idx", "dataloader_name", "tokens_seen", "phase", "resumed",
     "state", "request_stop", "clipped", "skip_requested_at",
@@ -96,7 +98,7 @@ class OwnLoop(Run):
     # ---- what the loop has passed ------------------------------------------------------------------------------------
 
     @property
-    def model(self) -> torch.nn.Module:  # type: ignore[override]
+    def model(self) -> torch.nn.Module:
         """The model that an event has passed, or that the manager watches."""
         model = self.hooks.dispatcher.model if self._model is None else self._model
         if model is None:
@@ -108,7 +110,7 @@ class OwnLoop(Run):
         self._model = None  # the base class has none to give
 
     @property
-    def optimizers(self) -> list[torch.optim.Optimizer]:  # type: ignore[override]
+    def optimizers(self) -> list[torch.optim.Optimizer]:
         """The optimizers that events have passed."""
         if not self._optimizers:
             raise MissingArgument("the optimizer of this loop is not known; pass optimizer=… with an event")
@@ -151,7 +153,7 @@ class OwnLoop(Run):
             or (name in OF_MODEL and self.knows_model())
             or (name in OF_OPTIMIZER and bool(self._optimizers))
             or (name in OF_LOSS and args.live_loss is not None)
-            or (name == "batch" and args.batch is not None)
+            or (name in ("batch", "exception", "reason") and getattr(args, name) is not None)
             or (name == "config" and self.config is not None)
             or (name == "clipped_norm" and args.norm_before_clipping() is not None)
         )
@@ -170,62 +172,69 @@ class OwnLoop(Run):
 
     def fire(self, event: Event, values: Mapping[str, Any]) -> None:
         """Read from an event where the loop is, and call its hooks."""
-        self._learn(event, values)
-        self._read(event, values)
+        self._learn(values)
+        self._begin(event, values)
         try:
             super().fire(event, values)
         finally:
             self._finish(event)
 
-    def _learn(self, event: Event, values: Mapping[str, Any]) -> None:
+    def _learn(self, values: Mapping[str, Any]) -> None:
         """Keep what an event passes that later ones may leave out."""
-        model, optimizer = values.get("model"), values.get("optimizer")
-        has_new_model = isinstance(model, torch.nn.Module) and model is not self._model
-        has_new_optimizer = isinstance(optimizer, torch.optim.Optimizer) and not any(
-            optimizer is known for known in self._optimizers
-        )
-        if has_new_model:
-            self._model = model
-        if has_new_optimizer:
+        model, optimizer, is_new = values.get("model"), values.get("optimizer"), False
+        if isinstance(model, torch.nn.Module) and model is not self._model:
+            self._model, is_new = model, True
+        if isinstance(optimizer, torch.optim.Optimizer) and all(optimizer is not known for known in self._optimizers):
             self._optimizers.append(optimizer)
-        if has_new_model or has_new_optimizer or (not self.params and self.knows_model()):
+            is_new = True
+        if is_new or (not self.params and self.knows_model()):
             self.params.clear()
             self.params.update(self.trained_parameters())
         if values.get("config") is not None:
             self.config = values["config"]
 
-    def _read(self, event: Event, values: Mapping[str, Any]) -> None:
-        """Read where the loop is, and begin what begins with the event."""
-        progress, args, name = self.progress, self.event_args, event.name
-        if name == "on_train_start":
+    def _begin(self, event: Event, values: Mapping[str, Any]) -> None:
+        """Begin what begins with an event, and read where the loop is."""
+        given = {name: values[name] for name in ("step", "epoch", "tokens_seen") if isinstance(values.get(name), int)}
+        if event.inner:
+            self.event_args.phase = "train"
+            self._begin_inner(event, given, values)
+            return
+        self._enter_phase(event.name)
+        if event.name == "on_train_start":
+            self._fires_step_end = False
             if self.run_status.run_ended:
                 self.run_status.begin()
-            self._fires_step_end = False
-        elif name in ("on_exception", "on_train_end") and self.status == "training":
-            self.run_status.close(failed=name == "on_exception")
-        if name == "on_validation_end":
-            args.phase = self._outer_phase
-        else:
-            if name == "on_validation_start":
-                self._outer_phase = args.phase
-            args.phase = PHASES.get(name, "train" if event.inner else args.phase)
-        given = {key: values[key] for key in ("step", "epoch", "tokens_seen") if isinstance(values.get(key), int)}
-        if event.inner and isinstance(values.get("batch_idx"), int):  # the batches of a validation are no others
-            given["batch_idx"] = values["batch_idx"]
-        if name == "on_epoch_start":
-            progress.epoch_over = progress.epoch_over or progress.batch_idx >= 0
+                self.event_args.begin_run()
+        elif event.name == "on_epoch_start":
+            self.progress.epoch_over = self.progress.epoch_over or self.progress.batch_idx >= 0
             self._begin_epoch()
-        if event.inner:
-            is_over = name in self._ended if name in ENDS else bool(self._ended) or name == "on_train_batch_start"
-            # An event that contradicts an earlier one is about another micro-batch.
-            if is_over or any(
-                self._said.get(key, value) != value for key, value in given.items() if key != "tokens_seen"
-            ):
-                self._begin_batch(given)
-            self._said.update(given)
+        elif event.name == "on_exception":
+            self.run_status.close(failed=True)
+            self.event_args.exception = values.get("exception")
+        elif event.name == "on_train_end":
+            outcome, reason = self.decide_outcome(self.event_args.exception)
+            self.run_status.close(failed=self.status == "error")
+            self.event_args.reason = reason or outcome
         self._take(given)
-        if not event.inner:
-            return
+
+    def _enter_phase(self, name: str) -> None:
+        args = self.event_args
+        if name == "on_validation_start":
+            self._outer_phase = args.phase
+        args.phase = self._outer_phase if name == "on_validation_end" else PHASES.get(name, args.phase)
+
+    def _begin_inner(self, event: Event, given: dict[str, int], values: Mapping[str, Any]) -> None:
+        """Read an event of a micro-batch; it may be the first of another one."""
+        progress, args, name, said = self.progress, self.event_args, event.name, self._said
+        if isinstance(values.get("batch_idx"), int):
+            given["batch_idx"] = values["batch_idx"]
+        is_over = name in self._ended if name in ENDS else bool(self._ended) or name == "on_train_batch_start"
+        contradicts = any(said.get(number, given[number]) != given[number] for number in given if number in NUMBERS)
+        if is_over or contradicts:  # then it is about another one
+            self._begin_batch(given)
+        self._said.update(given)
+        self._take(given)
         if name == "on_step_end" and not self._fires_step_end:
             self._fires_step_end = True
             if "step" not in self._said:
@@ -280,19 +289,25 @@ class OwnLoop(Run):
 
     def begin_forward(self) -> bool:
         """Begin the micro-batch that a forward pass is the first of; return whether it is."""
-        given: dict[str, int] = {}
-        with self.hooks.lock:  # several threads may run the model
-            if self._followed is not None:
-                given = {key: getattr(self._followed, key) for key in ("step", "epoch") if hasattr(self._followed, key)}
-                if self._followed.step == self._followed_step:
-                    return False
-                self._followed_step = self._followed.step
-            elif not self._ended or self.event_args.phase != "train":
+        if not self._awaits_forward():
+            return False
+        with self.hooks.lock:
+            if not self._awaits_forward():  # another thread was faster
                 return False
+            given: dict[str, int] = {}
+            if self._followed is not None:
+                self._followed_step = self._followed.step
+                given = {name: getattr(self._followed, name) for name in NUMBERS if hasattr(self._followed, name)}
             self._begin_batch(given)
             self._take(given)
             self._decide()
             return True
+
+    def _awaits_forward(self) -> bool:
+        """Return whether a forward pass that comes now is the first of a micro-batch."""
+        if self._followed is not None:
+            return bool(self._followed.step != self._followed_step)
+        return bool(self._ended) and self.event_args.phase == "train"
 
     def _finish(self, event: Event) -> None:
         """End what ends with the event, once its hooks were called."""
@@ -327,5 +342,5 @@ class OwnLoop(Run):
 def _tensor(loss: Any) -> torch.Tensor | None:
     """Return a loss that an event carries as a tensor without its graph; None if it is not one number."""
     if isinstance(loss, torch.Tensor):
-        return loss.detach() if loss.numel() == 1 else None
+        return loss.detach().reshape(()) if loss.numel() == 1 else None
     return torch.tensor(float(loss)) if isinstance(loss, (int, float)) else None

@@ -265,7 +265,7 @@ class Run(Steps):
         if error is None and signal is not None:
             rank = next((stop.rank for stop in status.stops if stop.by == SIGNAL), 0)
             self.note("stop_requested", reason=signal, by=SIGNAL, **({"rank": rank} if rank else {}))
-        outcome, reason = self._decide_outcome(error, signal)
+        outcome, reason = self.decide_outcome(error, signal)
         bad_weights = ""
         with suppress(Exception):  # another rank has failed, which is found again where the ranks meet
             bad_weights = self._bad_weights(outcome)
@@ -285,7 +285,7 @@ class Run(Steps):
         failure = failure or _first_failure(look_again, self._collect_failures, self.ranks.meet)
         if failure is not None and outcome.is_clean:
             failure = self.ranks.explain(failure)
-            outcome, reason = self._decide_outcome(failure)
+            outcome, reason = self.decide_outcome(failure)
             status.close(failed=True)
             self.record.event("exception", self.progress.step, error=reason)
         elif isinstance(failure, Exception):  # it does not replace the exception or the signal that ends the run
@@ -303,7 +303,7 @@ class Run(Steps):
         if failure is not None:
             raise failure
 
-    def _decide_outcome(
+    def decide_outcome(
         self, error: BaseException | None = None, signal: str | None = None
     ) -> tuple[Outcome, str | None]:
         """Return how the run ends and why; whether its weights are finite is known only later."""
@@ -321,7 +321,7 @@ class Run(Steps):
 
     def _fire_exception(self, error: BaseException) -> None:
         """Fire on_exception, once what belongs to the weights of a half step is done."""
-        _, described = self._decide_outcome(error)
+        _, described = self.decide_outcome(error)
         self.ranks.failed(self.progress.step, described or "")
         self.run_status.close(failed=True)
         self.event_args.exception = error
