@@ -15,7 +15,7 @@ import hookline
 LONGEST = 110  # characters of a signature on one line
 GROUPS = {  # title -> the folders whose public names it lists; the last group takes the others
     "Training": ("build", "trainer", "run.control"),
-    "Writing and registering hooks": ("core", "registry", "events", "activations"),
+    "Writing and registering hooks": ("core", "run.manager"),
     "Built-in hooks": ("hooks", "gradients"),
     "Configs": ("config",),
     "Reading a record": ("record",),

@@ -18,8 +18,6 @@ _NAMES = {  # By module.
     "core.base": "ForwardHook StepContext TrainerHooks TrainingHook UpdateHook not_an_event",
     "core.plugins": "register_data register_hook register_loss register_metric register_model register_optimizer "
     "register_scheduler register_trainer",
-    "run.control": "RunControl",
-    "run.manager": "HookManager HookRegistry HookRunner",
     "core.sampling": "Sample",
     "core.schedule": "Schedule",
     "errors": "HooklineError StopTraining",
@@ -50,6 +48,8 @@ _NAMES = {  # By module.
     "record.media": "Image MediaRow Table read_media",
     "record.reader": "LayerSeries read_layers read_metrics",
     "record.tables": "LoadedRun load_run",
+    "run.control": "RunControl",
+    "run.manager": "HookManager HookRegistry HookRunner",
     "trainer.data.sampler": "ResumableSampler",
     "trainer.trainer": "BaseTrainer Trainer",
 }
