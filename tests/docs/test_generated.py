@@ -91,6 +91,7 @@ def test_the_reference_has_every_public_name() -> None:
     assert sorted(name for name, _ in sections) == hookline.__all__
     assert [name for name, begin in sections if begin.startswith("Another")] == [
         "BaseTrainer",
+        "HookRegistry",
         "TrainerHooks",
         "ModelCheckpoint",
     ]
