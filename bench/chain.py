@@ -16,7 +16,7 @@ from bench.gpt import GPT
 from bench.interleave import standard_error_of_median
 from bench.table import Table
 from bench.turns import in_turn, wanted
-from hookline.core.registry import HookRegistry
+from hookline import HookRegistry
 from hookline.core.schedule import Reading
 from hookline.gradients.chain import UpdateChain
 from hookline.record.record import Record

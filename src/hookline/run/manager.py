@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -82,7 +82,7 @@ class HookManager(ModelRegistry, Events):
         )
         self._run: Run | None = None
         self._by_hand = UpdateByHand(self)
-        if isinstance(hooks, (list, tuple)):
+        if isinstance(hooks, (list, tuple, Iterator)):
             for hook in hooks:
                 self.register(hook)
         elif hooks is not None:
@@ -98,7 +98,8 @@ class HookManager(ModelRegistry, Events):
         if self._run is None:
             from hookline.run.own_loop import OwnLoop  # a run, which has a manager
 
-            self._run = OwnLoop(self)
+            with self.lock:  # several threads may fire the first event
+                self._run = self._run or OwnLoop(self)
         return self._run
 
     # ---- watching --------------------------------------------------------------------------------------------------

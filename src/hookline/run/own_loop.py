@@ -59,6 +59,7 @@ class OwnLoop(Run):
         self.hooks = hooks
         self._model: torch.nn.Module | None = None
         self._optimizers: list[torch.optim.Optimizer] = []
+        self._trained: tuple[Any, int] = None, 0  # what `params` belong to: the model, and how many optimizers
         self._followed: Any = None  # the object that `watch` was given as the run
         self._followed_step: int | None = None  # the last step that a forward pass found in it
         self._fires_step_end = False  # else each micro-batch is a step
@@ -181,13 +182,14 @@ class OwnLoop(Run):
 
     def _learn(self, values: Mapping[str, Any]) -> None:
         """Keep what an event passes that later ones may leave out."""
-        model, optimizer, is_new = values.get("model"), values.get("optimizer"), False
-        if isinstance(model, torch.nn.Module) and model is not self._model:
-            self._model, is_new = model, True
+        model, optimizer = values.get("model"), values.get("optimizer")
+        if isinstance(model, torch.nn.Module):
+            self._model = model
         if isinstance(optimizer, torch.optim.Optimizer) and all(optimizer is not known for known in self._optimizers):
             self._optimizers.append(optimizer)
-            is_new = True
-        if is_new or (not self.params and self.knows_model()):
+        trained = self.hooks.dispatcher.model if self._model is None else self._model, len(self._optimizers)
+        if trained != self._trained:
+            self._trained = trained
             self.params.clear()
             self.params.update(self.trained_parameters())
         if values.get("config") is not None:
@@ -203,9 +205,8 @@ class OwnLoop(Run):
         self._enter_phase(event.name)
         if event.name == "on_train_start":
             self._fires_step_end = False
-            if self.run_status.run_ended:
-                self.run_status.begin()
-                self.event_args.begin_run()
+            self.run_status.begin()
+            self.event_args.begin_run()
         elif event.name == "on_epoch_start":
             self.progress.epoch_over = self.progress.epoch_over or self.progress.batch_idx >= 0
             self._begin_epoch()
@@ -289,10 +290,10 @@ class OwnLoop(Run):
 
     def begin_forward(self) -> bool:
         """Begin the micro-batch that a forward pass is the first of; return whether it is."""
-        if not self._awaits_forward():
-            return False
-        with self.hooks.lock:
-            if not self._awaits_forward():  # another thread was faster
+        if not self._ended and self._followed is None:
+            return False  # as for most calls of modules
+        with self.hooks.lock:  # several threads may run the model
+            if not self._awaits_forward():
                 return False
             given: dict[str, int] = {}
             if self._followed is not None:
