@@ -47,9 +47,9 @@ class UpdateChain:
         self._owners: dict[str, Any] = {}  # the hook of each state: another hook of the same name gets a new state
         self._unclaimed: dict[str, Any] = {}  # a checkpoint's states of hooks that are not registered yet
         self.known: GradientLists = {}  # about the gradients of the step that runs
-        if registry.update_chain is not None:  # of a loop that used the registry before
-            registry.update_chain.release()
         self._subscriptions = [registry.add_registration_check(self._check), registry.on_change(self._drop_removed)]
+        if registry.update_chain is not None:  # of a run that had the registry before
+            registry.update_chain.release()
         registry.update_chain = self
         registry.dispatch_table.set_maker("on_update", self.make_dispatch)
 
