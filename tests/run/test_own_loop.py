@@ -131,6 +131,20 @@ def test_what_a_loop_has_not_passed_is_named() -> None:
         manager.run.validate()
 
 
+def test_a_batch_and_its_loss_are_known_until_the_next_one() -> None:
+    """What the first event passed, the others of the same batch need not; the next batch has its own."""
+    manager, seen = HookManager(), []
+    for event in ("after_backward", "step_end"):
+        manager.on(event, name=event)(lambda batch, loss: seen.append((batch, loss)))
+    manager.on_before_backward(batch="the batch", loss=torch.tensor([0.5]))
+    manager.on_after_backward()
+    manager.on_step_end()
+    assert seen == [("the batch", 0.5)] * 2
+    manager.on_before_backward()
+    with pytest.raises(MissingArgument, match="on_after_backward: 'after_backward' names 'batch'"):
+        manager.on_after_backward()
+
+
 # ---- counting --------------------------------------------------------------------------------------------------------
 
 
