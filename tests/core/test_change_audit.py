@@ -81,6 +81,17 @@ def test_the_closing_line_says_what_hooks_wrote_to(capsys: pytest.CaptureFixture
     assert "hook 'changes' modified the parameters (40 times)" in capsys.readouterr().out
 
 
+def test_the_closing_line_of_a_run_whose_writes_were_all_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    """The count is exact, also if that of the run before was not."""
+    trainer = make_trainer(Changes(change_params), console=True)
+    trainer.train()
+    assert "hook 'changes' modified the parameters (at least " in capsys.readouterr().out
+    trainer.remove_hook("changes")
+    trainer.on("train_start", name="changes")(lambda trainer: change_params(trainer, None))
+    trainer.fit(max_steps=41)
+    assert "hook 'changes' modified the parameters (1 time)" in capsys.readouterr().out
+
+
 def test_a_rate_assigned_through_the_trainer_is_noted_once() -> None:
     """`trainer.lr = …` notes it itself."""
 

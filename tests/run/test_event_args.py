@@ -271,6 +271,34 @@ def test_metrics_are_shared_recorded_and_protected() -> None:
     assert [event["hook"] for event in trainer.record.events if event["kind"] == "hook_overruled"] == ["removes"]  # type: ignore[attr-defined]
 
 
+def test_what_a_hook_adds_to_metrics_before_it_removes_itself_is_recorded() -> None:
+    """A hook that is called once may be gone when its event is over."""
+    trainer = make_trainer(1)
+
+    @trainer.on("train_batch_end", name="once")
+    def once(metrics: dict[str, Any], trainer: Trainer) -> None:
+        metrics["mine"] = 1.0
+        trainer.remove_hook("once")
+
+    trainer.train()
+    assert any(line.get("mine") == 1.0 for line in trainer.record.metrics)
+
+
+def test_the_training_loss_is_known_inside_of_everything_that_runs_other_batches() -> None:
+    """A hook that runs the model inside a validation sees the loss of the last training batch in the state."""
+    trainer, losses = make_trainer(1), list[float]()
+    trainer.on("train_batch_end", name="train")(lambda loss: losses.append(loss))
+
+    @trainer.on("validation_batch_end", name="look")
+    def look(trainer: Trainer) -> None:
+        with trainer.inference():
+            losses.append(trainer.refresh_state()["latest_loss"])
+
+    trainer.train()
+    trainer.validate([(torch.ones(4, 3), torch.full((4, 1), 100.0))])
+    assert len(losses) == 2 and losses[0] == losses[1]
+
+
 def test_metrics_survive_a_validation_in_the_same_event() -> None:
     """A hook that validates in between does not lose what others added."""
     trainer = make_trainer(1)

@@ -41,14 +41,16 @@ def test_batches_of_one_loader_are_received_at_their_step() -> None:
     assert received == [2, 4, 6, 8, 10, 12]
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_the_rate_of_a_step_is_the_one_it_was_made_with(accumulate: int) -> None:
+@pytest.mark.parametrize(
+    ("event", "accumulate"), [("after_optimizer_step", 1), ("after_optimizer_step", 2), ("train_batch_end", 1)]
+)
+def test_the_rate_of_a_step_is_the_one_it_was_made_with(event: str, accumulate: int) -> None:
     """A hook that moves it after the optimizer's step moves the next one's."""
     trainer = make_trainer(4 * accumulate, accumulate=accumulate)
     told: list[float] = []
     used: list[float] = []
 
-    @trainer.on("after_optimizer_step", name="halve")
+    @trainer.on(event, name="halve")
     def halve(trainer: Trainer) -> None:
         trainer.lr /= 2
 

@@ -421,6 +421,25 @@ UNSAVABLE = {
 }
 
 
+class RaisesAtTimes(Raises):
+    """A hook whose state can be read every other time."""
+
+    times = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        self.times += 1
+        return super().state_dict() if self.times % 2 else {"times": self.times}
+
+
+def test_a_hook_whose_state_cannot_be_saved_at_times_stays_enabled() -> None:
+    """A state that was saved ends the row of failures after which a hook is switched off."""
+    trainer, hook = make_trainer(max_epochs=2), RaisesAtTimes()
+    trainer.add_hook(hook, "odd")
+    trainer.add_checkpointing(save_every_n_epochs=None, save_every_n_steps=1)
+    trainer.train()
+    assert hook.times == 6 and trainer.hooks.is_enabled("odd")
+
+
 @pytest.mark.parametrize("async_save", [False, True])
 @pytest.mark.parametrize("policy", ["warn", "disable"])
 @pytest.mark.parametrize("hook", UNSAVABLE)

@@ -248,6 +248,22 @@ def test_a_signal_around_a_save_saves_once(filename: str | None, event: str, asy
     assert 4 in steps and len(steps) == len(set(steps)) and max(steps) == trainer.step
 
 
+def test_a_signal_after_the_last_save_in_the_background_saves_nothing_twice() -> None:
+    """The checkpoint that was written holds the run's last state."""
+    trainer, saved = make_trainer(async_save=True), list[int]()
+    trainer.add_checkpointing()
+
+    @trainer.on("checkpoint_save", name="signal")
+    def signal_now(step: int) -> None:
+        saved.append(step)
+        if len(saved) == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit):
+        trainer.train()
+    assert saved == [6]
+
+
 def test_a_save_before_the_validation_of_its_step_is_not_enough() -> None:
     """The learning rate that a validation lowers afterwards is saved, too."""
 

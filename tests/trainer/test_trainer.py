@@ -4,6 +4,7 @@ import math
 import os
 import random
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -408,6 +409,67 @@ def test_a_run_after_training_steps() -> None:
     trainer.train()
     assert seen == ["epoch 0", 0, 1, 2]
     assert (trainer.step, trainer.progress.batches) == (5, 5)
+
+
+# ---- a run after another -----------------------------------------------------------------------------------
+
+
+def fails_at(trainer: Trainer, event: str, step: int, first: Callable[[], object] = lambda: None) -> None:
+    """Train until a hook raises at an event of a step, after it has called a function, and remove the hook."""
+
+    @trainer.on(event, name="fails", at=step, on_error="raise")
+    def fails() -> None:
+        first()
+        raise ValueError("too early")
+
+    with pytest.raises(ValueError, match="too early"):
+        trainer.train()
+    trainer.remove_hook("fails")
+
+
+def test_a_second_run_ends_at_its_own_last_step() -> None:
+    """It does not wait for the step after which the first run would have looked for something to do."""
+    trainer = make_trainer(max_epochs=1)
+    trainer.train()
+    trainer.fit(max_epochs=9, max_steps=5)
+    assert trainer.step == 5
+
+
+def test_the_losses_of_loaders_that_only_the_second_run_has() -> None:
+    """The trainer was made with a single loader, whose loss is the step's."""
+    trainer = make_trainer(max_epochs=1)
+    trainer.train()
+    trainer.fit({"a": make_batches(), "b": make_batches()}, max_epochs=2)
+    names = {name for line in trainer.record.metrics for name in line}
+    assert {"train/a/loss", "train/b/loss"} <= names
+
+
+def test_a_skip_that_a_failed_step_asked_for_is_not_the_next_runs() -> None:
+    """The next run makes the step with the same number."""
+    trainer = make_trainer()
+    fails_at(trainer, "train_batch_start", 2, lambda: trainer.skip_step("a bad batch"))
+    trainer.train()
+    assert (trainer.step, trainer.skipped_steps) == (2, 0)
+
+
+def test_a_run_after_one_that_failed_inside_a_step_can_save(tmp_path: Path) -> None:
+    """The optimizer had stepped; no step is in progress when the next run begins."""
+    trainer = make_trainer(record=True, output_dir=str(tmp_path))
+    fails_at(trainer, "after_optimizer_step", 2)
+    saved: list[Path] = []
+    trainer.on("train_start")(lambda trainer: saved.append(trainer.save_checkpoint()))
+    trainer.train()
+    assert [path.name for path in saved] == ["step-00000002"]
+
+
+def test_a_hook_that_fails_the_end_of_a_run_after_a_failed_one() -> None:
+    """Its exception is not a note of the one that ended the first run."""
+    trainer = make_trainer()
+    fails_at(trainer, "step_end", 1)
+    trainer.on("train_end", on_error="raise")(lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        trainer.train()
+    assert trainer.status == "error"
 
 
 @pytest.mark.parametrize("call", ["training_step", "train"])
