@@ -157,6 +157,15 @@ def test_a_stopped_run_says_both() -> None:
     assert "not finite, first 'weight'; stopped by early_stopping: train/loss is nan" in trainer.record.run["reason"]
 
 
+def test_the_bad_losses_of_an_epoch_that_does_not_end_are_counted() -> None:
+    """They are counted when an epoch ends, and when the run does."""
+    trainer = make_trainer(2)
+    trainer.on("step_end", at=4)(lambda trainer: trainer.request_stop("enough"))
+    trainer.train()
+    assert trainer.non_finite_losses == 3  # the weights are bad, too
+    assert [event["count"] for event in trainer.record.events if event["kind"] == "non_finite_losses"] == [3]
+
+
 def test_weights_that_a_hook_restores_are_good() -> None:
     """What counts is how the weights are after on_train_end."""
     trainer = make_trainer(3)

@@ -114,6 +114,32 @@ def test_what_a_path_may_mean(given: str) -> None:
     assert all(map(torch.equal, first.model.parameters(), second.model.parameters()))
 
 
+def test_a_trainer_goes_back_inside_an_earlier_epoch() -> None:
+    """A run after `load_checkpoint` continues with the batches that came after the checkpoint, in their order."""
+    trainer, read = make_trainer(max_epochs=2), list[float]()
+    trainer.add_checkpointing(save_every_n_steps=1)
+    trainer.on("train_batch_start")(lambda batch: read.append(batch[0].sum().item()))
+    trainer.fit(DataLoader(TensorDataset(torch.randn(12, 3), torch.randn(12, 1)), batch_size=2, shuffle=True))
+    first, read[:] = list(read), []
+    trainer.load_checkpoint(trainer.checkpoint_dir / "step-00000002")  # type: ignore[operator]
+    trainer.train()
+    assert read == first[2:] and trainer.step == 12
+
+
+def test_a_skip_is_forgotten_when_a_trainer_goes_back() -> None:
+    """It was asked for in a step that the checkpoint does not have."""
+    trainer = make_trainer()
+    trainer.add_checkpointing(save_every_n_steps=1)
+    trainer.on("train_batch_start", name="skips", at=3)(lambda trainer: trainer.skip_step("a bad batch"))
+    trainer.train()
+    assert trainer.skipped_steps == 1
+    trainer.load_checkpoint(trainer.checkpoint_dir / "step-00000002")  # type: ignore[operator]
+    for name in ("skips", "checkpoint"):
+        trainer.remove_hook(name)
+    trainer.training_step((torch.ones(4, 3), torch.ones(4, 1)))
+    assert (trainer.step, trainer.skipped_steps) == (3, 0)
+
+
 def test_a_damaged_checkpoint_is_skipped_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     """The newest good one is used, and the log names the bad one."""
     first = make_trainer()

@@ -138,3 +138,4 @@ def test_parameters_that_are_added_later_belong_to_the_chain(accumulate: int) ->
     assert 0 < moved < 1e-3
     (event,) = [event for event in trainer.record.events if event["kind"] == "parameters_changed"]
     assert event["added"] == ["0.bias", "0.weight"]
+    assert trainer.hook_failures == 0

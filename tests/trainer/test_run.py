@@ -670,16 +670,16 @@ def drawing_step(drawn: list[tuple[float, float]]) -> Any:
 
 
 def test_deterministic_algorithms_are_used() -> None:
-    """deterministic=True tells torch, before the first step."""
+    """deterministic=True tells torch, before the first step and until the run has ended."""
     before = torch.are_deterministic_algorithms_enabled()
     seen: list[bool] = []
     trainer = make_trainer(deterministic=True)
     trainer.on("train_start")(lambda: seen.append(torch.are_deterministic_algorithms_enabled()))
     try:
         trainer.train()
+        assert seen == [True] and torch.are_deterministic_algorithms_enabled() == before
     finally:
         torch.use_deterministic_algorithms(before)
-    assert seen == [True]
 
 
 def test_an_unknown_neighbour_in_the_order_is_reported_at_the_start(caplog: pytest.LogCaptureFixture) -> None:

@@ -264,6 +264,21 @@ def test_a_signal_after_the_last_save_in_the_background_saves_nothing_twice() ->
     assert saved == [6]
 
 
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_a_hook_that_fails_after_a_signal_fails_the_run(accumulate: int) -> None:
+    """Only an error of the loader is taken for a consequence of the signal, also at the end of a short window."""
+    trainer = make_trainer(accumulate=accumulate)
+
+    @trainer.on("before_optimizer_step", at=2, on_error="raise")
+    def fails() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise ValueError("a hook's own")
+
+    with pytest.raises(ValueError, match="a hook's own"):
+        trainer.train()
+    assert trainer.status == "error"
+
+
 def test_a_save_before_the_validation_of_its_step_is_not_enough() -> None:
     """The learning rate that a validation lowers afterwards is saved, too."""
 

@@ -462,6 +462,18 @@ def test_a_run_after_one_that_failed_inside_a_step_can_save(tmp_path: Path) -> N
     assert [path.name for path in saved] == ["step-00000002"]
 
 
+def test_the_schedulers_step_after_a_step_that_failed_in_two_runs() -> None:
+    """In the first run it was skipped; in the second its optimizer has stepped."""
+    trainer = make_trainer()
+    trainer.schedulers.append(torch.optim.lr_scheduler.ExponentialLR(trainer.optimizers[0], 0.5))
+    trainer.on("train_batch_start", name="skips", at=2)(lambda trainer: trainer.skip_step("a bad batch"))
+    fails_at(trainer, "train_batch_end", 2)
+    assert trainer.lr == 0.05
+    trainer.remove_hook("skips")
+    fails_at(trainer, "after_optimizer_step", 2)
+    assert trainer.lr == 0.025
+
+
 def test_a_hook_that_fails_the_end_of_a_run_after_a_failed_one() -> None:
     """Its exception is not a note of the one that ended the first run."""
     trainer = make_trainer()
