@@ -442,3 +442,5 @@ def test_schedules_by_tokens_and_saves_at_the_end_are_the_same_on_all_ranks_afte
     assert first == second
     assert first["due"][1]
     assert "last" in first["saved"]
+    run = json.loads(next(tmp_path.glob("*/run.json")).read_text())
+    assert run["counters"]["tokens_seen"] == 8 * 2 * 10  # of all ranks, those before the resume once

@@ -71,16 +71,20 @@ def do_schedules(ranks: ThreadRanks) -> list[Any]:
             run.agreement.after_step(step)
             carried_out.append((step, [tuple(one) for one in run.run_status.stops], list(run.saved)))
         run.agreement.settle()
-        ends.append([step, carried_out, [tuple(one) for one in run.run_status.stops], run.saved])
+        names = {"stop": "of {}", "save": "save-{}", "signal": "SIGTERM"}
+        requested = {names[kind].format(rank) for rank, at, kind in requests if at < step}
+        lost = requested - {stop.reason for stop in run.run_status.stops} - set(run.saved)
+        ends.append([step, carried_out, [tuple(one) for one in run.run_status.stops], run.saved, lost])
     return ends
 
 
 def test_a_thousand_schedules_of_requests_end_alike_on_eight_ranks() -> None:
     first, *others = run_on_threads(do_schedules, RANKS)
     assert all(one == first for one in others)
-    assert any(stops for _, _, stops, _ in first)
-    assert any(len(saved) > 1 for *_, saved in first)
-    assert any(stops[0][2] == 5 for _, _, stops, _ in first if stops)  # a rank other than 0 was the first
+    assert any(stops for _, _, stops, _, _ in first)
+    assert any(len(saved) > 1 for _, _, _, saved, _ in first)
+    assert any(stops[0][2] == 5 for _, _, stops, _, _ in first if stops)  # a rank other than 0 was the first
+    assert not any(lost for *_, lost in first)
 
 
 def test_a_save_after_a_failure_is_not_requested(caplog: pytest.LogCaptureFixture) -> None:

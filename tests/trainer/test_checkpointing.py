@@ -126,6 +126,17 @@ def test_a_trainer_goes_back_inside_an_earlier_epoch() -> None:
     assert read == first[2:] and trainer.step == 12
 
 
+def test_a_mark_that_the_first_batch_after_a_resume_passes_is_due() -> None:
+    """Schedules by tokens go on from the tokens of the checkpoint."""
+    options: dict[str, Any] = {"max_epochs": 2, "count_tokens": lambda batch: 10}
+    first, resumed, due = make_trainer(**options), make_trainer(**options), list[int]()
+    first.add_checkpointing(save_every_n_steps=1)
+    first.train()
+    resumed.on("step_end", every="20 tokens")(lambda step: due.append(step))
+    resumed.fit(resume=first.checkpoint_dir / "step-00000001", fork=True)  # type: ignore[operator]
+    assert due == [2, 4, 6]
+
+
 def test_a_skip_is_forgotten_when_a_trainer_goes_back() -> None:
     """It was asked for in a step that the checkpoint does not have."""
     trainer = make_trainer()

@@ -122,6 +122,24 @@ def test_parameters_that_are_added_later_are_cleared_too() -> None:
     assert grads[1:] == [(2, True), (3, True), (4, True)]
 
 
+def test_parameters_that_no_optimizer_owns_any_more_are_cleared_too() -> None:
+    """A hook may freeze a layer by removing its group."""
+    trainer = make_trainer(max_grad_norm=1.0)
+    first, second = trainer.model
+    trainer.optimizers[0].param_groups.clear()
+    for layer in (first, second):
+        trainer.optimizers[0].add_param_group({"params": list(layer.parameters())})
+
+    @trainer.on("train_batch_start", at=2)
+    def remove(optimizer: torch.optim.Optimizer) -> None:
+        optimizer.param_groups.pop()
+
+    cleared: list[bool] = []
+    trainer.on("step_end")(lambda: cleared.append(second.weight.grad is None))
+    trainer.train()
+    assert cleared == [True] * 4
+
+
 class Watches(UpdateHook):
     """Sees the gradients of every step that is not skipped before the chain."""
 

@@ -279,6 +279,24 @@ def test_a_hook_that_fails_after_a_signal_fails_the_run(accumulate: int) -> None
     assert trainer.status == "error"
 
 
+def test_a_signal_while_the_next_boundary_is_planned() -> None:
+    """The run ends after this step, and not at the step that is being planned."""
+    trainer = make_trainer()
+    plan = trainer.next_boundaries
+
+    def plan_late() -> list[int]:
+        planned = plan()
+        if trainer.step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return planned
+
+    trainer.next_boundaries = plan_late  # type: ignore[method-assign]
+    trainer.on("step_end", at=2)(lambda trainer: trainer.request_boundary())
+    with pytest.raises(SystemExit):
+        trainer.train()
+    assert trainer.step == 2
+
+
 def test_a_save_before_the_validation_of_its_step_is_not_enough() -> None:
     """The learning rate that a validation lowers afterwards is saved, too."""
 
