@@ -639,9 +639,10 @@ def test_the_opening_line(options: dict[str, Any], said: str, capsys: pytest.Cap
 
 
 def test_the_closing_line_of_a_stop(capsys: pytest.CaptureFixture[str]) -> None:
-    """Says who stopped the run and why."""
+    """Says who stopped the run first, and why."""
     trainer = make_trainer(console=True)
     trainer.on("step_end", name="bored")(lambda trainer: trainer.request_stop("nothing new", by="bored"))
+    trainer.on("step_end", name="tired")(lambda trainer: trainer.request_stop("too late", by="tired"))
     trainer.train()
     assert capsys.readouterr().out.splitlines()[-1].startswith("stopped (by bored: nothing new): 1 step in ")
 
