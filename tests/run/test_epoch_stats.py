@@ -139,3 +139,12 @@ def test_latest_values_survive_the_end_of_an_epoch() -> None:
     trainer.on("step_end", at=3, name="step")(lambda trainer: seen.append(trainer.latest_metrics()))
     trainer.train()
     assert seen == [({}, {"train/acc": 0.5}, {}), {"train/acc": 0.25}]
+
+
+def test_a_batch_without_weight_has_no_part_in_the_means_of_the_epoch() -> None:
+    """Neither its loss nor what `step_fn` returns beside it."""
+    weigh = {"loss_weight": "tokens", "count_tokens": lambda batch: int(batch["loss"] > 0)}
+    trainer = make_trainer([1.0, 0.0, 3.0, 0.0], [0.5, 0.0, 0.7, 0.0], accumulate=2, **weigh)
+    trainer.train()
+    assert recorded(trainer, "train/epoch_loss") == [2.0]
+    assert recorded(trainer, "train/epoch_acc") == [pytest.approx(0.6)]
