@@ -101,10 +101,10 @@ def test_numbers_of_any_kind_are_averaged() -> None:
 def test_on_a_device_they_are_added_there() -> None:
     """A device without memory stands for one: to read it would be an error."""
     stats = EpochStats()
-    stats.recent += [torch.ones((), device="meta")] * 2
+    stats.pending_losses += [torch.ones((), device="meta")] * 2
     stats.add("train/acc", torch.ones((), device="meta"))
     stats.fold()
-    assert stats.recent == []
+    assert stats.pending_losses == []
     with pytest.raises(RuntimeError):
         stats.means()
 
@@ -117,7 +117,7 @@ def test_the_mean_loss_leaves_the_metrics_alone() -> None:
             raise RuntimeError("it was read")
 
     stats = EpochStats()
-    stats.recent.append(torch.tensor(2.0))
+    stats.pending_losses.append(torch.tensor(2.0))
     stats.add("train/acc", Unread())
     assert stats.mean_loss() == 2.0
     with pytest.raises(RuntimeError, match="it was read"):

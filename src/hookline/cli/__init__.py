@@ -1,6 +1,6 @@
 """The command `hookline`: its arguments, what only a command line may allow, and how errors are shown.
 
-Each command is a module, imported when it is run; `make_parser` has the list. Nothing imports this folder.
+Each command is a module, imported when it is run; `COMMANDS` is the list. Nothing imports this folder.
 """
 
 from __future__ import annotations

@@ -28,11 +28,11 @@ class EpochStats:
 
     def __init__(self, optional: Collection[str] = ()) -> None:
         self._optional = optional
-        self.recent: list[torch.Tensor] = []  # detached losses that are not in the sum yet; the loop appends to it
+        self.pending_losses: list[torch.Tensor] = []  # detached, not in the sum yet; the loop appends to it
         self._count = 0
         self._sum: Number = 0.0
         self._non_finite: torch.Tensor | int = 0
-        self._recent: dict[str, list[Number]] = {}  # metrics that are not in the sums yet
+        self._pending_metrics: dict[str, list[Number]] = {}  # metrics that are not in the sums yet
         self._sums: dict[str, Number] = {}
         self._counts: dict[str, torch.Tensor | int] = {}
         self._latest: dict[str, tuple[int, Number]] = {}  # with the step
@@ -48,7 +48,7 @@ class EpochStats:
 
     def add(self, name: str, value: Number) -> None:
         """Add a detached metric of one micro-batch."""
-        self._recent.setdefault(name, []).append(value)
+        self._pending_metrics.setdefault(name, []).append(value)
 
     def set_latest(self, step: int, name: str, value: Number) -> None:
         """Store a detached metric of a step."""
@@ -56,22 +56,22 @@ class EpochStats:
 
     def fold(self) -> None:
         """Add the recent losses and metrics to the sums, on their device."""
-        if self.recent or self._recent:
+        if self.pending_losses or self._pending_metrics:
             self._shared = None
-        for name, values in self._recent.items():
+        for name, values in self._pending_metrics.items():
             self._fold_metric(name, values)
-        self._recent.clear()
-        self._fold_losses(len(self.recent), wait=False)
+        self._pending_metrics.clear()
+        self._fold_losses(len(self.pending_losses), wait=False)
 
     def fold_chunks(self) -> None:
         """Add losses and metrics to the sums in chunks of a fixed size, and leave the rest.
 
         A device adds up a chunk in its own order. So this may be called at any time without changing a bit of the sums.
         """
-        while len(self.recent) >= CHUNK:
+        while len(self.pending_losses) >= CHUNK:
             self._shared = None
             self._fold_losses(CHUNK, wait=False)
-        for name, values in self._recent.items():
+        for name, values in self._pending_metrics.items():
             while len(values) > CHUNK:  # something is left, as `fold` expects
                 self._shared = None
                 self._fold_metric(name, values[:CHUNK])
@@ -99,9 +99,9 @@ class EpochStats:
         """
         if not count:
             return
-        stacked = torch.stack(self.recent[:count])
+        stacked = torch.stack(self.pending_losses[:count])
         self._count += count
-        del self.recent[:count]
+        del self.pending_losses[:count]
         if wait or stacked.is_cpu:
             losses = stacked.tolist()
             self._sum = _add(float(self._sum), losses)
@@ -112,7 +112,7 @@ class EpochStats:
 
     def mean_loss(self) -> float:
         """Return the mean loss of the epoch so far, NaN before the first batch; waits for the device."""
-        self._fold_losses(len(self.recent), wait=True)
+        self._fold_losses(len(self.pending_losses), wait=True)
         return float(self._sum) / self._count if self._count else math.nan
 
     def share(self, ranks: Ranks, step: int, loss: float, window: Window) -> None:
@@ -124,16 +124,16 @@ class EpochStats:
             loss: Its loss on this rank.
             window: Its window, which says what this rank's numbers of the step count.
         """
-        self._fold_losses(len(self.recent), wait=True)
+        self._fold_losses(len(self.pending_losses), wait=True)
         self.fold()
         own: dict[str, list[float]] = {
             "loss": [float(self._sum), float(self._count)],
-            "step loss": [window.share_of(loss), 1.0],
+            "step loss": [window.weigh(loss), 1.0],
         }
         for name, total in self._sums.items():
             own[f"sum {name}"] = [float(total), float(self._counts[name])]
         for name, (at, latest) in self._latest.items():
-            value, weight = float(latest), window.share if at == step else 1.0
+            value, weight = float(latest), window.rank_weight if at == step else 1.0
             if name in self._optional and math.isnan(value):
                 weight = 0.0
             own[f"latest {name}"] = [value * weight if weight else 0.0, weight, at, 1.0]
@@ -155,7 +155,7 @@ class EpochStats:
 
     def means(self) -> dict[str, float]:
         """Return the means by recorded name (`train/epoch_acc`, `train/books/epoch_loss`); waits for the device."""
-        if self._shared is not None and not self.recent and not self._recent:
+        if self._shared is not None and not self.pending_losses and not self._pending_metrics:
             return dict(self._shared)
         self.fold()
         means = {}
@@ -187,8 +187,8 @@ class EpochStats:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the sums; checkpoints of an early version have no metrics."""
-        self.recent.clear()
-        self._recent.clear()
+        self.pending_losses.clear()
+        self._pending_metrics.clear()
         self._count, self._sum, self._non_finite = int(state["count"]), state["sum"], int(state["bad"])
         metrics = state.get("beside", {})
         self._counts = {name: count for name, (count, _) in metrics.get("sums", {}).items()}

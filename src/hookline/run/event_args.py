@@ -1,4 +1,7 @@
-"""The arguments of events: every value that a hook may name is an attribute of `EventArgs`, computed when read."""
+"""The arguments of events: every value that a hook may name is an attribute of `EventArgs`, computed when read.
+
+Which event has which of them, and under which name, is in core/catalog.py.
+"""
 
 from __future__ import annotations
 

@@ -324,7 +324,7 @@ class OwnLoop(Run):
             if event.name == "on_step_end":
                 self._step_is_over = True
             elif loss is not None:
-                self.stats.recent.append(loss)
+                self.stats.pending_losses.append(loss)
             if self._step_is_over or not self._fires_step_end:
                 self._record_step()
                 self.step_log.flush_if_due()

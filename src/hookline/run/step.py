@@ -1,5 +1,7 @@
 """The step methods of a run: what a training loop calls for every micro-batch, in this order. They fire the events.
 
+Epochs, validations and boundaries, which a loop may have, are here, too.
+
     begin_batch → compute_loss → backward → window_is_complete
     at the end of a window: gradients_ready → step_optimizer, for each optimizer → end_optimizers
     end_batch → at_boundary
@@ -36,8 +38,8 @@ if TYPE_CHECKING:
     from hookline.run.progress import Progress
     from hookline.run.status import RunStatus
 
-LEADS_TO_NORM = {"grad_norm", "ctx"}
-"""Event arguments for which the norm of the gradients is computed before they are gone."""
+NEED_GRAD_NORM = {"grad_norm", "ctx"}
+"""If a hook that is due at on_step_end names one of these, the norm is computed before the gradients are cleared."""
 
 
 class Steps(RunControl):
@@ -119,7 +121,7 @@ class Steps(RunControl):
         """Fire on_train_batch_end; if the window is complete, end the step, too."""
         args = self.event_args
         if self.accumulation.weight and args.detached_loss is not None:
-            self.stats.recent.append(args.detached_loss)
+            self.stats.pending_losses.append(args.detached_loss)
         if handler := self._slots.on_train_batch_end:
             if self.accumulation.is_complete:  # else the rate that the step will use may still change
                 self._note_lr()
@@ -151,7 +153,7 @@ class Steps(RunControl):
                 handler(args)
             if (norm := args.norm_before_clipping()) is not None:
                 self.step_log.add("train/grad_norm", norm)
-        if self._slots.on_step_end and not LEADS_TO_NORM.isdisjoint(self._named_at("on_step_end")):
+        if self._slots.on_step_end and not NEED_GRAD_NORM.isdisjoint(self._named_at("on_step_end")):
             self.find_new_parameters()
             args.measure_norm()  # on its device: at on_step_end the gradients are gone
         if args.skip_requested_at != step:
@@ -192,11 +194,11 @@ class Steps(RunControl):
 
     def end_optimizers(self) -> None:
         """Step the schedulers, update the loss scale and clear the gradients."""
-        self._settle_optimizers(self._skipped)
+        self._after_optimizers(self._skipped)
         self.zero_grad()
 
-    def _settle_optimizers(self, skipped: Sequence[torch.optim.Optimizer]) -> None:
-        """Do what belongs to the weights of a step: loss scale, losses by loader, and schedulers."""
+    def _after_optimizers(self, skipped: Sequence[torch.optim.Optimizer]) -> None:
+        """Count a skipped step, update the loss scale, record losses by loader, and step the schedulers."""
         self.event_args.optimizer_idx, self._settled_at = 0, self.progress.step
         if skipped:
             self.run_status.count("skipped_steps")
@@ -216,7 +218,7 @@ class Steps(RunControl):
     def settle_failed_step(self) -> None:
         """Update loss scale and schedulers if a step failed after an optimizer stepped: they belong to its weights."""
         if self._stepped is not None and self._settled_at != self.progress.step:
-            self._settle_optimizers(self.optimizers[self.optimizers.index(self._stepped) + 1 :])
+            self._after_optimizers(self.optimizers[self.optimizers.index(self._stepped) + 1 :])
 
     def end_step(self) -> None:
         """Record the step's metrics and fire on_step_end."""
@@ -225,7 +227,7 @@ class Steps(RunControl):
         progress.steps_done, self._stepped = progress.step, None
         if window.has_weight and args.detached_loss is not None:  # the mean of nothing may be NaN
             loss = args.window_tensor() if args.window else args.detached_loss
-            self.step_log.add_loss(loss if window.share == 1.0 else window.share_of(loss))
+            self.step_log.add_loss(loss if window.rank_weight == 1.0 else window.weigh(loss))
             for key, value in args.step_means().items() if args.step_metrics or args.window else ():
                 name = f"train/{key}"
                 self.agreement.record_mean(name, value, key in self.optional_metrics)

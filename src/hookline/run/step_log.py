@@ -1,4 +1,4 @@
-"""`StepLog`: the metrics of the last steps, and when they are written to the record."""
+"""`StepLog`: the metrics of the last steps, and when the record is flushed (`FLUSH_STEPS`, `FLUSH_SECONDS`)."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ class Window:
     """What the current micro-batch counts in the step's mean; without weight it has no part in it."""
     has_weight = True
     """Whether something in the window has a weight, on any rank."""
-    share = 1.0
-    """What this rank's means of the step count in the means over the ranks."""
+    rank_weight = 1.0
+    """Weight of this rank's means in the mean over all ranks; 1.0 if all ranks count equally."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -39,11 +39,11 @@ class Window:
     def finish_gradients(self) -> None:
         """Make the accumulated gradients those of the step: unscaled, and the mean over what was in the window."""
 
-    def share_of(self, value: Any) -> Any:
+    def weigh(self, value: Any) -> Any:
         """Return what this rank adds to a mean over the ranks that weights each by what was in its window."""
-        if self.share == 1.0:
+        if self.rank_weight == 1.0:
             return value
-        return value * self.share if self.share else 0.0  # the mean of nothing may be NaN
+        return value * self.rank_weight if self.rank_weight else 0.0  # the mean of nothing may be NaN
 
     def leave(self) -> None:
         """Leave the model as it was, also if the run fails inside a window."""

@@ -182,9 +182,9 @@ class RankAgreement(Agreement):
         """Record a metric of the step as the mean over the ranks; a rank may have no value of an optional one."""
         trainer, window = self._trainer, self._trainer.accumulation
         if not is_optional:
-            trainer.log(name, window.share_of(value))
+            trainer.log(name, window.weigh(value))
             return
-        weight = window.share
+        weight = window.rank_weight
 
         def sums(_: Tensor) -> Tensor:
             own = float(value)  # waits for its device; NaN if this rank has no value, which then has no weight
@@ -210,7 +210,7 @@ class RankAgreement(Agreement):
     def means(self, metrics: dict[str, float]) -> dict[str, float]:
         """Return the means over the ranks of numbers of the current step; waits for all of them."""
         window = self._trainer.accumulation
-        own = {name: [window.share_of(value), window.share] for name, value in metrics.items()}
+        own = {name: [window.weigh(value), window.rank_weight] for name, value in metrics.items()}
         added = {name: numbers.tolist() for name, numbers in self._ranks.add_up(own).items()}
         return {name: total / weight for name, (total, weight) in added.items() if weight}
 

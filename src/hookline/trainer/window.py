@@ -1,4 +1,7 @@
-"""Windows of runs that accumulate, weigh their micro-batches or scale their loss, and the mean of their gradients."""
+"""Windows of runs that accumulate, weigh their micro-batches or scale their loss, and the mean of their gradients.
+
+What this rank's loss counts in the mean over the ranks (`rank_weight`) is decided here, too.
+"""
 
 from __future__ import annotations
 
@@ -101,11 +104,11 @@ class AccumulationWindow(Window):
             if not own:
                 args.window = args.window[-1:]  # several without a weight have no mean
             if not total:
-                self.share = 1.0
+                self.rank_weight = 1.0
                 self._skip_uncounted()
                 return
             # The engine took the mean over the ranks of what they added up.
-            self._had_weight, scale, self.share = True, world_size / total, own * world_size / total
+            self._had_weight, scale, self.rank_weight = True, world_size / total, own * world_size / total
         elif len(args.window) != self.size:
             scale = self.size / len(args.window)
         else:

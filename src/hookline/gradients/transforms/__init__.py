@@ -1,4 +1,7 @@
-"""The built-in update hooks, one idea per file. Configs name them; here are their classes."""
+"""The built-in update hooks, one idea per file; here are their classes.
+
+To add one, write a file here, import its class below, and list its name for configs in hooks/__init__.py.
+"""
 
 from hookline.gradients.transforms.centralize import Centralize
 from hookline.gradients.transforms.clip import ClipAdaptive, ClipNorm, ClipValue
