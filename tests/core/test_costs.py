@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from hookline import HookRegistry, SimpleTrainer, TrainingHook, get_trainer
+from hookline.core.costs import Cost, cost_table
 from hookline.core.entry import Entry
 from hookline.core.schedule import Reading
 from hookline.hooks.console_log import print_costs
@@ -337,3 +338,9 @@ def test_what_an_earlier_run_cost_does_not_count(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     trainer.options.max_epochs = 2
     assert costly(trainer, monkeypatch) == [] and trainer.step == 80
+
+
+def test_arguments_that_cost_nothing_have_no_row_however_often_they_are_read() -> None:
+    """A thousand reads of a counter are not worth a row; a slow argument is."""
+    free, slow = Cost(calls=1000, ns=500_000), Cost(calls=1000, ns=5_000_000)
+    assert [row["hook"] for row in cost_table([], {"step": free, "state": slow})] == ["reading state"]

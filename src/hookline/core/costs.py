@@ -101,7 +101,7 @@ class DeviceTimer:
             self._collecting.release()
 
 
-WORTH_LISTING_NS = 100_000  # Reading a free argument is not worth a row.
+WORTH_LISTING_NS, FREE_NS = 100_000, 2_000  # In all, and a call: reading a free argument is not worth a row.
 
 
 def cost_table(entries: Iterable[Entry], arguments: Mapping[str, Cost]) -> list[dict[str, Any]]:
@@ -127,7 +127,7 @@ def cost_table(entries: Iterable[Entry], arguments: Mapping[str, Cost]) -> list[
     rows += [
         {"hook": f"reading {name}", "kind": "argument", "calls": cost.calls, "seconds": cost.ns / 1e9}
         for name, cost in list(arguments.items())
-        if cost.ns > WORTH_LISTING_NS
+        if cost.ns > max(WORTH_LISTING_NS, FREE_NS * cost.calls)
     ]
     return sorted(rows, key=lambda row: -float(str(row["seconds"])))
 
