@@ -183,7 +183,7 @@ def test_the_runner_has_its_own_positions_and_the_registry_the_others() -> None:
         registry.on_train_end(step=3)
     HookRunner.on_train_end(runner := HookRunner(), 1, 2)
     assert called == [3, 3] and len(runner) == 0
-    with pytest.raises(TypeError, match="takes 1 values by position"):
+    with pytest.raises(TypeError, match="takes 1 value by position"):
         registry.on_train_end(1, 2)
 
 

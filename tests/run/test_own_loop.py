@@ -115,7 +115,7 @@ def test_a_hook_can_ask_a_loop_to_stop() -> None:
 
 
 def test_what_a_loop_has_not_passed_is_named() -> None:
-    """A hook that reads it from the run is told how to pass it, as one that names it."""
+    """A hook that reads it from the run gets the same advice as one that names it."""
     manager, read = HookManager(), []
     manager.on("step_end", name="reads", on_error="raise")(lambda trainer: read.append((trainer.model, trainer.lr)))
     with pytest.raises(MissingArgument, match=r"the model of this loop is not known; pass model=.* or watch\(model\)"):

@@ -118,7 +118,7 @@ def test_every_built_in_hook_works_in_a_plain_loop(name: str, tmp_path: Path, mo
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_hook_that_needs_more_is_refused(name: str) -> None:
     """When it is registered, by its name, with what is missing; a manager that has it is refused by the run."""
-    words = rf"'{name}' needs a run that .*\(`{REFUSED[name]}`\).*, and Run is none; leave the hook out, or train with"
+    words = rf"'{name}' needs a run that .*\(`{REFUSED[name]}`\).*; Run cannot\. Leave the hook out, or train with"
     run = make_run()
     with pytest.raises(RegistrationError, match=words):
         run.hooks.register(name)

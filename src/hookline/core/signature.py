@@ -48,11 +48,6 @@ class Listener:
         reduced = read_signature(self.call, replace(self.event, attributes=left, respelled={}), self.spelling, "")
         return replace(self, positional=reduced.positional, keywords=reduced.keywords)
 
-    def with_values(self, values: Mapping[str, Any]) -> Any:
-        """Call the hook with values that were read already."""
-        positional, keywords = self.arguments(values)
-        return self.call(*positional, **keywords)
-
     def arguments(self, values: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """Return what the hook is called with, by position and by keyword."""
         positional = [values[name] for name in self.positional]

@@ -173,7 +173,8 @@ def name_values(event: Event, order: tuple[str, ...], args: tuple[Any, ...], val
         TypeError: If there are too many values, one is given twice, or the event has no such argument.
     """
     if len(args) > len(order):
-        raise TypeError(f"{event.name} takes {len(order)} values by position ({', '.join(order)}), got {len(args)}")
+        count = f"{len(order)} value{'s' * (len(order) != 1)}"
+        raise TypeError(f"{event.name} takes {count} by position ({', '.join(order)}), got {len(args)}")
     for name, value in zip(order, args, strict=False):
         if name in values:
             raise TypeError(f"{event.name} got {name!r} twice")

@@ -131,7 +131,7 @@ class Run(Steps):
         if lacking:
             words = " and ".join(f"{CAPABILITIES[name]} (`{name}`)" for name in lacking)
             raise RegistrationError(
-                f"{entry.name!r} needs a run that {words}{waits}, and {type(self).__name__} is none; leave the hook "
+                f"{entry.name!r} needs a run that {words}{waits}; {type(self).__name__} cannot. Leave the hook "
                 "out, or train with hookline's trainer, which can do all that hooks may need"
             )
 
