@@ -1,0 +1,116 @@
+"""What commands, the page and `load_run` say of recorded runs stays the same, text for text.
+
+The runs in tests/golden_reading/records were written once (tests/helpers/recorded_runs.py); the texts beside them are
+what is read from them (tests/helpers/reading.py). A text changes only where the change is meant.
+"""
+
+import difflib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import reading
+from recorded_runs import make
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from hookline import load_run
+from hookline.cli import main
+
+TEXTS = Path(__file__).resolve().parents[1] / "golden_reading" / "texts"
+MAKERS = reading.texts()
+
+
+@pytest.fixture(autouse=True)
+def folder() -> Iterator[None]:
+    """Work beside a copy of the recorded runs."""
+    with reading.runs_folder():
+        yield
+
+
+def test_each_text_is_compared() -> None:
+    assert {path.stem for path in TEXTS.iterdir()} == set(MAKERS)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_recorded_run_reads_as_before(name: str) -> None:
+    if name.startswith("help") and sys.version_info[:2] != (3, 11):
+        pytest.skip("argparse words its help differently in other versions of Python")
+    before, now = (TEXTS / f"{name}.txt").read_text(), MAKERS[name]()
+    lines = difflib.unified_diff(before.splitlines(), now.splitlines(), "before", "now", lineterm="", n=1)
+    assert now == before, "\n".join([*lines][:60])
+
+
+def test_the_page_has_the_histograms_of_all_monitors() -> None:
+    (run,) = json.loads(reading.page_data("rich"))["runs"]
+    assert run["histograms"]["activation_histograms"]["names"] == ["0", "2"]
+
+
+def test_trackers_and_export_agree_on_the_edges_of_bins(tmp_path: Path) -> None:
+    trainer = make(tmp_path, max_epochs=1)
+    trainer.add_hook("monitor", modules="1", metrics=["histogram"], every=8)  # half of its outputs are zero
+    trainer.add_hook("tensorboard")
+    trainer.train()
+    assert trainer.run_dir is not None
+    columns = load_run(trainer.run_dir).layers["activation_histograms"]
+    exported = dict(zip(columns["low"], columns["counts"], strict=True))
+    assert exported[0.0] > 0  # exact zeros have a bin of their own
+    (event,) = histograms(trainer.run_dir)["activation_histograms/1"]
+    shown = event.histogram_value
+    lows = [0.0, *shown.bucket_limit]  # the first filled bin is that of zeros; each other one begins where one ends
+    assert {low: count for low, count in zip(lows, shown.bucket, strict=False) if count} == exported
+
+
+def histograms(run_dir: Path) -> dict[str, Any]:
+    """Return the histograms that TensorBoard reads, by tag."""
+    reader = EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"histograms": 0})
+    reader.Reload()
+    return {tag: reader.Histograms(tag) for tag in reader.Tags()["histograms"]}
+
+
+@pytest.mark.parametrize("kind", ["tracker_failed", "tracker_abandoned", "tracker_dropped_rows"])
+def test_a_tracker_that_lost_something_is_an_alert(kind: str, tmp_path: Path, capsys: Any) -> None:
+    trainer = make(tmp_path, max_epochs=1)
+    fields = {"hook": "wandb", "rows": 5, "seconds": 2.0, "error": "OSError: no connection"}
+    trainer.on("train_end")(lambda trainer: trainer.note(kind, **fields))
+    trainer.train()
+    capsys.readouterr()
+    assert main(["show", str(trainer.run_dir), "--json"]) == 0
+    assert kind in [alert["kind"] for alert in json.loads(capsys.readouterr().out)["alerts"]]
+
+
+opened: list[str] | None = None
+
+
+def note_open(event: str, arguments: Any) -> None:
+    if event == "open" and opened is not None and isinstance(arguments[0], str):
+        opened.append(arguments[0])
+
+
+sys.addaudithook(note_open)  # for good: hooks of this kind cannot be removed
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["show", "rich"], ["show", "killed"], ["show", "resumed", "--json"], ["compare", "rich", "other"],
+        ["compare", "killed", "resumed", "--json"], ["report", "rich"], ["report", "rich", "other", "killed"],
+        ["export", "resumed"], ["export", "rich"], ["plot", "rich", "other"], ["label", "rich"], ["runs"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_no_command_opens_a_file_of_a_run_twice(words: list[str], capsys: Any) -> None:
+    global opened
+    paths = [f"runs/{reading.NAMES[word]}" if word in reading.NAMES else word for word in words]
+    more = {"export": ["--to", "csv"], "report": ["--output", "page.html"]}.get(words[0], [])
+    opened = []
+    try:
+        assert main([*paths, *more]) == 0
+    finally:
+        files, opened = opened, None
+    inside = [str(Path(path).resolve()) for path in files if "/runs/2026" in str(Path(path).resolve())]
+    repeated = {Path(path).relative_to(Path.cwd()) for path in inside if inside.count(path) > 1}
+    assert not repeated
+    assert inside
