@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from operator import attrgetter, is_
+from typing import Any, NamedTuple
+from weakref import ref
 
 import torch
 
@@ -28,6 +30,7 @@ _DTYPES = {dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dt
 # Of float4 two numbers are packed into a byte, and torch can neither read nor convert them.
 _FLOATS = {dtype for dtype in _DTYPES if dtype.is_floating_point and "float4" not in str(dtype)}
 _STRIDED = torch.strided
+_DTYPE, _DEVICE, _LAYOUT, _IS_COMPLEX = map(attrgetter, ("dtype", "device", "layout", "is_complex"))
 _SPARSE = {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
 _NOT_LAZY = (RuntimeError, AttributeError, NotImplementedError)  # what torch raises where it has no lazy clone
 # Classes of these modules keep keys and values of attention in attributes, possibly nested.
@@ -35,9 +38,8 @@ _CACHE_MODULES = ("transformers.cache_utils",)
 
 
 def iter_tensors(value: Any) -> Iterator[torch.Tensor]:
-    """Yield every tensor in a nested structure, in order."""
-    for _, tensor in tensors_with_keys(value):
-        yield tensor
+    """Return every tensor in a nested structure, in order."""
+    return (tensor for _, tensor in tensors_with_keys(value))
 
 
 def tensors_with_keys(value: Any, keys: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], torch.Tensor]]:
@@ -87,6 +89,33 @@ def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
     for key, item in attributes:
         object.__setattr__(made, key, map_tensors(function, item))
     return made
+
+
+def _children(value: Any) -> list[tuple[Any, Any]]:
+    if isinstance(value, Mapping):
+        return list(value.items())
+    if isinstance(value, (tuple, list)):
+        return list(enumerate(value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in dataclasses.fields(value)]
+        return [(name, getattr(value, name)) for name in names if hasattr(value, name)]
+    kind = type(value)
+    is_cache = kind.__module__ != "builtins" and any(base.__module__ in _CACHE_MODULES for base in kind.__mro__)
+    return list(vars(value).items()) if is_cache else []
+
+
+def _updated(value: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
+    made = copy.copy(value)
+    for key, item in items.items():
+        made[key] = item  # not `update`, which skips a subclass's own `__setitem__`
+    return made
+
+
+def _rebuild(make: Callable[[Any], Any], items: Any) -> Any:
+    try:
+        return make(items)
+    except Exception:  # the class's constructor takes something else
+        return items
 
 
 # ---- kinds of tensors ------------------------------------------------------------------------------------------------
@@ -151,7 +180,8 @@ def _plain(tensor: Any) -> torch.Tensor | None:
     try:
         tensor = tensor.detach()
         if is_sharded(tensor):
-            if any(place.is_partial() and size > 1 for place, size in _placements(tensor)):
+            ranks = tensor.device_mesh.shape
+            if any(place.is_partial() and many > 1 for place, many in zip(tensor.placements, ranks, strict=True)):
                 return None
             tensor = tensor.to_local()
         if type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__:  # It has memory, and changes functions.
@@ -163,11 +193,6 @@ def _plain(tensor: Any) -> torch.Tensor | None:
             raise
         return None
     return made if type(made) in PLAIN_TYPES else None
-
-
-def _placements(tensor: Any) -> Iterator[tuple[Any, int]]:
-    """Return how a DTensor is placed along each dimension of its mesh, and how many ranks that has."""
-    return zip(tensor.placements, tensor.device_mesh.shape, strict=True)
 
 
 def is_unsupported(tensor: torch.Tensor, error: Exception) -> bool:
@@ -242,28 +267,61 @@ def tensor_version(tensor: torch.Tensor) -> int:
         return 0
 
 
-def _children(value: Any) -> list[tuple[Any, Any]]:
-    if isinstance(value, Mapping):
-        return list(value.items())
-    if isinstance(value, (tuple, list)):
-        return list(enumerate(value))
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = [field.name for field in dataclasses.fields(value)]
-        return [(name, getattr(value, name)) for name in names if hasattr(value, name)]
-    kind = type(value)
-    is_cache = kind.__module__ != "builtins" and any(base.__module__ in _CACHE_MODULES for base in kind.__mro__)
-    return list(vars(value).items()) if is_cache else []
+class TensorVersions:
+    """The identities and versions of some tensors; it does not keep them alive.
+
+    Writes that raise no version, as through `.data` or into the shard of a DTensor, are missed.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self.versions = _versions(tensors)
+        """None if one is an inference tensor: writes to those cannot be noticed."""
+        self._refs = list(map(ref, tensors))
+
+    def matches(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Return whether these are the same tensors, in order, and no version has changed."""
+        alive = [reference() for reference in self._refs]
+        same = len(alive) == len(tensors) and all(map(is_, alive, tensors))
+        return same and self.versions is not None and _versions(tensors) == self.versions
 
 
-def _updated(value: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
-    made = copy.copy(value)
-    for key, item in items.items():
-        made[key] = item  # not `update`, which skips a subclass's own `__setitem__`
-    return made
-
-
-def _rebuild(make: Callable[[Any], Any], items: Any) -> Any:
+def _versions(tensors: Sequence[torch.Tensor]) -> list[int] | None:
     try:
-        return make(items)
-    except Exception:  # the class's constructor takes something else
-        return items
+        return [tensor._version for tensor in tensors]
+    except RuntimeError:
+        return None
+
+
+# ---- many tensors at once --------------------------------------------------------------------------------------------
+
+
+class TensorMeta(NamedTuple):
+    """Facts about a list of tensors."""
+
+    plain: bool
+    """Whether none of them is sharded, sparse, complex or of another subclass."""
+    uniform: bool
+    """Whether all are plain, and of one dtype and on one device."""
+    devices: set[torch.device]
+
+
+def tensor_meta(tensors: Sequence[torch.Tensor]) -> TensorMeta:
+    """Return the facts about some tensors."""
+    # Reading one attribute of 500 tensors takes 25 to 45 µs, so only those are read that every caller needs. Few
+    # different dtypes, types and devices occur, so sets of them are examined.
+    dtypes, devices = set(map(_DTYPE, tensors)), set(map(_DEVICE, tensors))
+    strided, real = set(map(_LAYOUT, tensors)) <= {torch.strided}, not any(map(_IS_COMPLEX, dtypes))
+    plain = strided and real and PLAIN_TYPES.issuperset(map(type, tensors))
+    return TensorMeta(plain, plain and len(dtypes) == len(devices) == 1, devices)
+
+
+SHAPE_AND_DTYPE: Callable[[torch.Tensor], Hashable] = attrgetter("shape", "dtype")
+DEVICE_AND_DTYPE: Callable[[torch.Tensor], Hashable] = attrgetter("device", "dtype")
+
+
+def indices_by(kind: Callable[[torch.Tensor], Hashable], tensors: Iterable[torch.Tensor]) -> list[list[int]]:
+    """Return the indices of the tensors of each kind, in the order in which the kinds first appear."""
+    groups: dict[Hashable, list[int]] = {}
+    for index, tensor in enumerate(tensors):
+        groups.setdefault(kind(tensor), []).append(index)
+    return list(groups.values())

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from hookline import ForwardHook, HookManager
 from hookline.activations.compile import compiled_stats
 from hookline.stats import STATISTICS, summarize
-from hookline.stats.merge import merge
+from hookline.stats.rows import merge
 
 CPU = torch.device("cpu")
 INPUT = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))

@@ -9,8 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hookline.stats import STATISTICS, cpu, summarize
+from hookline.stats import STATISTICS, summarize
 from hookline.stats.distributed import LocalTensors
+from hookline.stats.rows import BLOCK
 
 MAX = STATISTICS.index("max")
 
@@ -26,7 +27,7 @@ def norms(tensors: list[torch.Tensor]) -> torch.Tensor:
 def test_more_small_tensors_than_fit_into_one_block(assert_rows: AssertRows) -> None:
     """Rows and norms of two dtypes are in the order of the tensors."""
     tensors = [
-        torch.randn(cpu.BLOCK // 8 - place % 2, dtype=[torch.float32, torch.float64][place % 3 == 0])
+        torch.randn(BLOCK // 8 - place % 2, dtype=[torch.float32, torch.float64][place % 3 == 0])
         for place in range(46)
     ]
     assert_rows(summarize(tensors), tensors)
@@ -37,7 +38,7 @@ def test_more_small_tensors_than_fit_into_one_block(assert_rows: AssertRows) -> 
 def test_tensors_of_one_shape_among_others(assert_rows: AssertRows) -> None:
     """Stacked, single, empty and large tensors each get the row of their own index."""
     tensors = [torch.randn(7) + index if index % 3 else torch.randn(5, index + 1) for index in range(40)]
-    tensors.insert(9, torch.randn(2 * cpu.BLOCK + 3))
+    tensors.insert(9, torch.randn(2 * BLOCK + 3))
     tensors.insert(20, torch.empty(0))
     assert_rows(summarize(tensors), tensors)
 
@@ -74,7 +75,7 @@ def test_one_unusual_tensor_among_many(odd: float, size: int, many: int, assert_
     assert_rows(summarize(tensors), tensors)
 
 
-@pytest.mark.parametrize("size", [1, 2, cpu.BLOCK // 2, cpu.BLOCK // 2 + 1])
+@pytest.mark.parametrize("size", [1, 2, BLOCK // 2, BLOCK // 2 + 1])
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.int64])
 def test_every_size_and_dtype(size: int, dtype: torch.dtype, assert_rows: AssertRows) -> None:
     """A tensor is measured alone, among others of any kind, and among many of its own."""
@@ -129,7 +130,7 @@ def test_tensors_are_not_written_to() -> None:
 # ---- large tensors ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [cpu.BLOCK - 1, cpu.BLOCK, cpu.BLOCK + 1, 2 * cpu.BLOCK])
+@pytest.mark.parametrize("size", [BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_blocks_end_where_they_should(size: int, dtype: torch.dtype, assert_rows: AssertRows) -> None:
     """No element is missed or counted twice at the edge of a block."""

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hookline.stats import summarize
-from hookline.stats.merge import merge
+from hookline.stats.rows import merge
 
 
 @settings(max_examples=40, deadline=None)

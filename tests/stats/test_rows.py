@@ -13,8 +13,10 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.testing._internal.two_tensor import TwoTensor
 
 from hookline import HooklineError
-from hookline.stats import STATISTICS, columns, summarize, torch_ops
+from hookline.stats import STATISTICS, summarize
+from hookline.stats import rows as module
 from hookline.stats.distributed import LocalTensors
+from hookline.stats.rows import row_dtype, summarize_by_torch, wide_dtype
 
 L2, MEAN, NANS, STD = map(STATISTICS.index, ("l2", "mean", "nans", "std"))
 
@@ -214,26 +216,26 @@ def test_the_first_bad_tensor_is_named() -> None:
 
 def test_column_constants_are_the_positions_of_their_names() -> None:
     """COUNT, MEAN and the others are indices into `STATISTICS`."""
-    places = [getattr(columns, name.upper()) for name in STATISTICS]
+    places = [getattr(module, name.upper()) for name in STATISTICS]
     assert places == list(range(len(STATISTICS)))
 
 
 def test_rows_are_float64_where_the_device_has_it() -> None:
     """MPS has no float64; everything else does."""
-    assert columns.row_dtype(torch.device("cpu")) is torch.float64
-    assert columns.row_dtype(torch.device("mps")) is torch.float32
+    assert row_dtype(torch.device("cpu")) is torch.float64
+    assert row_dtype(torch.device("mps")) is torch.float32
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.int16, torch.float16, torch.bfloat16, torch.float32])
 def test_dtypes_that_float32_holds_are_computed_in_it(dtype: torch.dtype) -> None:
     """Narrow dtypes need no float64."""
-    assert columns.wide_dtype(dtype) is torch.float32
+    assert wide_dtype(dtype) is torch.float32
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.float64])
 def test_dtypes_that_float32_does_not_hold_are_computed_in_float64(dtype: torch.dtype) -> None:
     """Wide integers keep their last digit."""
-    assert columns.wide_dtype(dtype) is torch.float64
+    assert wide_dtype(dtype) is torch.float64
 
 
 def moderate(tensor: Tensor) -> bool:
@@ -246,7 +248,7 @@ def test_torch_operations_for_devices_without_kernels(awkward_tensors: Tensors, 
     """All kinds of tensors whose squares float32 can hold give the reference's rows in one call."""
     tensors = [tensor for tensor in awkward_tensors() if moderate(tensor)]
     with torch.no_grad():
-        assert_rows(torch_ops.summarize(tensors), tensors)
+        assert_rows(summarize_by_torch(tensors), tensors)
 
 
 # ---- norms alone -----------------------------------------------------------------------------------------------------

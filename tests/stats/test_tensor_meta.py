@@ -1,11 +1,11 @@
-"""Facts about tensors are right, and tensors are grouped by what they are like."""
+"""Facts about tensors are right, tensors are grouped by what they are like, and writes to them are noticed."""
 
 from collections.abc import Callable
 
 import pytest
 import torch
 
-from hookline.stats.tensor_meta import DEVICE_AND_DTYPE, SHAPE_AND_DTYPE, indices_by, tensor_meta
+from hookline._tensors import DEVICE_AND_DTYPE, SHAPE_AND_DTYPE, TensorVersions, indices_by, tensor_meta
 
 Make = Callable[[], torch.Tensor]
 
@@ -49,3 +49,25 @@ def test_tensors_are_grouped_by_what_is_asked() -> None:
     assert indices_by(SHAPE_AND_DTYPE, tensors) == [[0, 3], [1], [2], [4]]
     assert indices_by(DEVICE_AND_DTYPE, tensors) == [[0, 1, 3, 4], [2]]
     assert indices_by(SHAPE_AND_DTYPE, []) == []
+
+
+def test_a_snapshot_matches_until_a_tensor_is_written_to() -> None:
+    """It matches the same tensors in the same order, not copies of them and not one that was written to."""
+    tensors = [torch.randn(5), torch.randn(6)]
+    snapshot = TensorVersions(tensors)
+    assert (
+        snapshot.matches(tensors)
+        and not snapshot.matches(tensors[::-1])
+        and not snapshot.matches([tensor.clone() for tensor in tensors])
+    )
+    tensors[1].zero_()
+    assert not snapshot.matches(tensors)
+    with torch.inference_mode():
+        assert not TensorVersions(inference := [torch.randn(5)]).matches(inference)
+
+
+def test_a_new_tensor_at_an_old_address_is_not_an_old_one() -> None:
+    """Nothing is kept alive, so ids come back; a new tensor is not confused with an old one."""
+    for _ in range(50):
+        snapshot = TensorVersions([torch.ones(3)])
+        assert not snapshot.matches([torch.ones(3)])

@@ -2,11 +2,10 @@
 
 `summarize` returns one statistics row per tensor. `hookline.stats.collector` collects tensors while a model runs and
 brings their rows to the host without waiting, `hookline.stats.histograms` counts values and reads percentiles from the
-counts, `hookline.stats.merge` merges the rows of parts, and `hookline.stats.distributed` measures tensors of any kind.
+counts, `hookline.stats.rows` merges the rows of parts, and `hookline.stats.distributed` measures tensors of any kind.
 Imports `core` and the shared modules; `activations`, `gradients` and what is above them may import it.
 """
 
-from hookline.stats.columns import STATISTICS
-from hookline.stats.rows import summarize
+from hookline.stats.rows import STATISTICS, summarize
 
 __all__ = ["STATISTICS", "summarize"]

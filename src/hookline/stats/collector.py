@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from hookline._bins import BINS
 from hookline._host_copy import HostCopy
 from hookline._tensors import inside_transform, tensor_version
+from hookline.core.shared_part import SharedPart, Sizes
 from hookline.stats import borrowed
-from hookline.stats.columns import COUNT
-from hookline.stats.histograms import merge_rows
-from hookline.stats.rows import summarize
+from hookline.stats.histograms import USUAL_TOP, merge_rows, move_windows
+from hookline.stats.rows import ABSMAX, COUNT, L2, MAX, MEAN, MIN, STATISTICS, STD, join_rows, split_rows, summarize
 
 MOST_COLLECTED = 4096  # tensors; small ones cost more in bookkeeping than in memory
 STEPS_TOGETHER = 8  # steps whose rows are copied to the host together; without steps, as many batches of rows
+_SCALED = (MEAN, STD, MIN, MAX, ABSMAX, L2)
+_PEAKS, _SUMS = 2, 8  # what `split_rows` makes of a row
 
 Measure = Callable[[Sequence[Tensor], Sequence[object]], Tensor]
 """Takes tensors on one device and their names, and returns one row for each."""
@@ -44,40 +48,132 @@ class SentRows(NamedTuple):
         """Each key once, in the order in which they first appear."""
         return list(dict.fromkeys(key for keys, _, _ in self.parts for key in keys))
 
+    def is_ready(self) -> bool:
+        """Return whether all rows have arrived."""
+        return all(copy.is_ready() for _, copy, _ in self.parts)
+
     def read(self) -> StepRows:
-        """Wait for the rows, and return one for each key; those that stand for nothing are left out."""
-        arrived = (
-            StepRows(self.step, [(self.step, keys)], copy.wait()[begin : begin + len(keys)])
-            for keys, copy, begin in self.parts
-        )
-        found = list(_split_by_step(arrived))
-        return _merge_step(found) if found else StepRows(self.step, [], torch.zeros(0))
+        """Wait for the rows, and return one for each key, in the order in which keys first appear.
+
+        Rows that stand for nothing are left out. Those of equal keys are merged; without steps nothing is merged.
+        """
+        keys: list[Any] = []
+        parts: list[Tensor] = []
+        for own, copy, begin in self.parts:
+            found = copy.wait()
+            if len(found) > len(own):  # Rows of several steps were copied together.
+                found = found[begin : begin + len(own)]
+            kept = ~found[:, COUNT].isnan()
+            if not kept.all():
+                own, found = [own[index] for index in kept.nonzero().flatten().tolist()], found[kept]
+            keys += own
+            parts.append(found)
+        rows = torch.cat(parts) if len(parts) > 1 else parts[0]
+        if not self.step or len(set(keys)) == len(keys):
+            return StepRows(self.step, keys, rows)
+        calls: Counter[Hashable] = Counter()
+        nth: list[int] = []
+        for key in keys:
+            nth.append(calls[key])
+            calls[key] += 1
+        position = {key: index for index, key in enumerate(calls)}
+        by_call = rows.new_zeros((max(nth) + 1, len(position), rows.shape[1]))
+        by_call[nth, [position[key] for key in keys]] = rows
+        return StepRows(self.step, list(position), merge_rows(by_call))
+
+    def share(
+        self,
+        kind: str,
+        epoch: int,
+        *,
+        with_histograms: bool,
+        is_copy: Callable[[Any], bool],
+        scale: float,
+        use: Callable[[StepRows], Mapping[str, float]],
+    ) -> SharedPart:
+        """Return the statistics rows of a step on this rank, as the record's exchange takes them.
+
+        Each key has the numbers that `split_rows` makes of its row, and whether it has a row. Histograms are moved to
+        the highest window of all ranks before they are added up.
+
+        Args:
+            kind: What the rows are; the same on all ranks.
+            epoch: The epoch of the step.
+            with_histograms: Whether rows carry a histogram behind their statistics.
+            is_copy: Returns whether a key's tensor on this rank is a copy of one that counts on another rank.
+            scale: What the values of the merged rows are multiplied by.
+            use: Called with the merged rows, on all ranks; returns metrics to record at their step.
+        """
+        width = (_PEAKS + 1, _SUMS + 1 + BINS) if with_histograms else (_PEAKS, _SUMS + 1)
+        own = dict.fromkeys(map(str, self.keys), width)
+        names = list(own)
+        copies = {str(key) for key in self.keys if is_copy(key)}
+
+        @cache
+        def read() -> tuple[Tensor, Tensor]:
+            """Wait for the rows; return one for each name, and 1 for those that have one: others count for nothing."""
+            found = self.read()
+            keys = list(map(str, found.keys))
+            if keys == names and not copies:  # nearly always
+                return found.rows.double(), torch.ones(len(names), dtype=torch.float64)
+            rows = torch.zeros(len(names), found.rows.shape[1], dtype=torch.float64)
+            present = torch.zeros(len(names), dtype=torch.float64)
+            counted = [index for index, key in enumerate(keys) if key not in copies]
+            places = [names.index(keys[index]) for index in counted]
+            rows[places], present[places] = found.rows[counted].double(), 1.0
+            return rows, present
+
+        def maxima() -> Tensor:
+            """Return the extremes of each row, and the octave in which its histogram ends."""
+            rows, _ = read()
+            _, peaks = split_rows(rows[:, : len(STATISTICS)])
+            if with_histograms:
+                filled = rows[:, len(STATISTICS) : -1].sum(1) > 0
+                peaks = torch.cat([peaks, torch.where(filled, rows[:, -1], float("-inf")).unsqueeze(1)], dim=1)
+            return peaks.reshape(-1)
+
+        def sums(maxima: Tensor) -> Tensor:
+            """Return the sums of each row, whether it is there, and its histogram."""
+            rows, present = read()
+            parts = [split_rows(rows[:, : len(STATISTICS)])[0], present.unsqueeze(1)]
+            if with_histograms:
+                counts, tops = rows[:, len(STATISTICS) : -1], rows[:, -1]
+                parts.append(move_windows(counts, tops, maxima.reshape(-1, _PEAKS + 1)[:, -1]))
+            return torch.cat(parts, dim=1).reshape(-1)
+
+        def finish(sizes: Sizes, maxima: Tensor, sums: Tensor) -> Mapping[str, float]:
+            """Make the rows of all ranks, and use them."""
+            peaks, totals = maxima.reshape(-1, width[0]), sums.reshape(-1, width[1])
+            rows = join_rows(totals[:, :_SUMS], peaks[:, :_PEAKS])
+            rows[:, _SCALED] *= scale
+            if with_histograms:
+                top = torch.where(peaks[:, -1].isfinite(), peaks[:, -1], USUAL_TOP)
+                shift = torch.tensor(scale, dtype=torch.float64).log2()
+                rows = torch.cat([rows, totals[:, _SUMS + 1 :], (top + shift).unsqueeze(1)], dim=1)
+            present = totals[:, _SUMS] > 0
+            known = [name for name, has_row in zip(sizes, present.tolist(), strict=True) if has_row]
+            return use(StepRows(self.step, known, rows[present]))
+
+        return SharedPart(kind, self.step, epoch, own, finish, maxima, sums)
 
 
-class HostQueue:
+class HostQueue(deque[tuple[int, Sequence[Any], HostCopy]]):
     """A queue of rows that are copied to the host in the background; they arrive in the order they were sent."""
-
-    def __init__(self) -> None:
-        self._waiting: deque[tuple[int, Sequence[Any], HostCopy]] = deque()
-
-    def __len__(self) -> int:
-        """Return how many were sent and not yet returned."""
-        return len(self._waiting)
 
     def send(self, step: int, keys: Sequence[Any], rows: Tensor) -> None:
         """Start the copy of the rows of one step; nothing waits."""
-        self._waiting.append((step, keys, HostCopy(rows)))
+        self.append((step, keys, HostCopy(rows)))
 
     def ready(self, wait: bool = False) -> Iterator[StepRows]:
         """Yield what has arrived, oldest first; with `wait`, everything that was sent."""
-        while self._waiting and (wait or self._waiting[0][2].is_ready()):
-            step, keys, copy = self._waiting.popleft()
+        while self and (wait or self[0][2].is_ready()):
+            step, keys, copy = self.popleft()
             yield StepRows(step, keys, copy.wait())
 
     def take(self) -> list[tuple[int, Sequence[Any], HostCopy]]:
         """Take out everything that was sent, with the copies as they are; nothing waits."""
-        taken = list(self._waiting)
-        self._waiting.clear()
+        taken = list(self)
+        self.clear()
         return taken
 
 
@@ -107,8 +203,8 @@ class StepCollector:
         self._overwritten: set[Hashable] = set()  # keys
         self._measured: list[StepRows] = []  # rows of tensors of this step, on their devices
         self._added: list[StepRows] = []  # rows of `add_rows`
-        self._queue = HostQueue()
-        self._open: list[StepRows] = []  # of the step that may not be complete
+        self._sent: list[SentRows] = []
+        self._open: SentRows | None = None  # the step that was not complete when this was last asked
         self._step = self._ended = 0
         self._last_added = 0  # the step of the newest rows of `add_rows`
         self._count = 0  # tensors that were added since the last `send`
@@ -190,8 +286,13 @@ class StepCollector:
         parts, self._added, self._measured = self._added + self._measured, [], []
         for _, adjacent in groupby(parts, key=lambda part: part.rows.device):
             some = list(adjacent)
-            rows = torch.cat([part.rows for part in some]) if len(some) > 1 else some[0].rows
-            self._queue.send(some[0].step, [(part.step, part.keys) for part in some], rows)
+            copy = HostCopy(torch.cat([part.rows for part in some]) if len(some) > 1 else some[0].rows)
+            begin = 0
+            for step, keys, _ in some:
+                if not self._sent or self._sent[-1].step != step:
+                    self._sent.append(SentRows(step, []))
+                self._sent[-1].parts.append((keys, copy, begin))
+                begin += len(keys)
 
     def end_step(self, step: int) -> None:
         """Send what was collected; nothing more comes for this step."""
@@ -205,18 +306,18 @@ class StepCollector:
 
     def ready(self, wait: bool = False) -> Iterator[StepRows]:
         """Yield the complete steps that have arrived, oldest first; with `wait`, all complete ones that were sent."""
-        for part in _split_by_step(self._queue.ready(wait)):
-            if self._open and part.step != self._open[0].step:
-                yield self._close()
-            self._open.append(part)
-        # Added rows of the same step may still wait for those of the next ones.
-        waiting = {part.step for part in self._added}
-        if self._open and self._open[0].step <= self._ended and not self._queue and self._open[0].step not in waiting:
-            yield self._close()
-
-    def _close(self) -> StepRows:
-        parts, self._open = self._open, []
-        return _merge_step(parts)
+        self._open = None
+        # A step is complete when rows of the next one have arrived, or when it has ended and none of its rows wait.
+        while self._sent and (wait or all(sent.is_ready() for sent in self._sent[:2])):
+            oldest = self._sent[0]
+            has_ended = oldest.step <= self._ended and all(part.step != oldest.step for part in self._added)
+            if len(self._sent) == 1 and not has_ended:
+                self._open = oldest
+                return
+            del self._sent[0]
+            rows = oldest.read()
+            if rows.keys:
+                yield rows
 
     def drain(self) -> Iterator[StepRows]:
         """Yield the complete steps, oldest first; waits for copies in progress."""
@@ -228,20 +329,13 @@ class StepCollector:
         """Take out all steps so far as complete ones, oldest first, without waiting for their rows."""
         self.send()
         self._copy_to_host()
-        steps: dict[int, SentRows] = {}
-        opened, self._open = self._open, []
-        for part in opened:
-            steps.setdefault(part.step, SentRows(part.step, [])).parts.append((part.keys, HostCopy(part.rows), 0))
-        for _, parts, copy in self._queue.take():
-            begin = 0
-            for step, keys in parts:
-                steps.setdefault(step, SentRows(step, [])).parts.append((keys, copy, begin))
-                begin += len(keys)
-        return list(steps.values())
+        sent, self._sent, self._open = self._sent, [], None
+        return sent
 
     def incomplete(self) -> StepRows | None:
-        """Return what has arrived of the current step."""
-        return _merge_step(self._open) if self._open else None
+        """Return what had arrived of the current step when complete ones were last asked for."""
+        rows = self._open.read() if self._open else None
+        return rows if rows and rows.keys else None
 
 
 def is_sole_owner(tensor: Tensor) -> bool:
@@ -256,36 +350,3 @@ def is_sole_owner(tensor: Tensor) -> bool:
         return uses == 1 and torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) <= 2
     except AttributeError:
         return True
-
-
-def _split_by_step(arrived: Iterable[StepRows]) -> Iterator[StepRows]:
-    """Yield the rows of each step, without those that stand for nothing."""
-    for _, parts, rows in arrived:
-        kept = ~rows[:, COUNT].isnan()
-        if len(parts) == 1 and kept.all():  # nearly always
-            step, keys = parts[0]
-            yield StepRows(step, keys, rows)
-            continue
-        sizes = [len(keys) for _, keys in parts]
-        for (step, keys), own, own_kept in zip(parts, torch.split(rows, sizes), torch.split(kept, sizes), strict=True):
-            if own_kept.all():
-                yield StepRows(step, keys, own)
-            elif own_kept.any():
-                yield StepRows(step, [keys[index] for index in own_kept.nonzero().flatten().tolist()], own[own_kept])
-
-
-def _merge_step(parts: Sequence[StepRows]) -> StepRows:
-    """Merge the rows of equal keys, in the order in which keys first appear; without steps nothing is merged."""
-    step, keys = parts[0].step, [key for part in parts for key in part.keys]
-    rows = torch.cat([part.rows for part in parts]) if len(parts) > 1 else parts[0].rows
-    if not step or len(set(keys)) == len(keys):
-        return StepRows(step, keys, rows)
-    position = {key: index for index, key in enumerate(dict.fromkeys(keys))}
-    calls: dict[Hashable, int] = {}
-    nth: list[int] = []
-    for key in keys:
-        nth.append(calls.get(key, 0))
-        calls[key] = nth[-1] + 1
-    by_call = rows.new_zeros((max(nth) + 1, len(position), rows.shape[1]))
-    by_call[nth, [position[key] for key in keys]] = rows
-    return StepRows(step, list(position), merge_rows(by_call))

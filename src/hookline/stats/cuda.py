@@ -14,10 +14,11 @@ import triton.language as tl
 from torch import Tensor
 
 from hookline import _device
+from hookline._bins import BINS, PER_OCTAVE, PER_SIGN
 from hookline.stats import histogram_kernels, kernels
-from hookline.stats.columns import ABSMAX, STATISTICS, wide_dtype
-from hookline.stats.histograms import BINS, HIGHEST_TOP, LOWEST_TOP, PER_OCTAVE, PER_SIGN, USUAL_TOP
+from hookline.stats.histograms import HIGHEST_TOP, LOWEST_TOP, USUAL_TOP
 from hookline.stats.layout import CHUNK_BYTES, VECTOR_BYTES, Launch, layout_of
+from hookline.stats.rows import ABSMAX, STATISTICS, wide_dtype
 
 _SAME_NAME = ("uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64")
 ELEMENTS: dict[torch.dtype, Any] = {getattr(torch, name): getattr(tl, name) for name in _SAME_NAME}

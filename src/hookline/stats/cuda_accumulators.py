@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from hookline import _device
-from hookline.stats.columns import STATISTICS
 from hookline.stats.cuda import ELEMENTS, MERGE_TILE, WARPS, all_readable
 from hookline.stats.kernels import HEAD, PARTIAL_COLUMNS, add_to_accumulators, read_accumulators
 from hookline.stats.layout import VECTOR_BYTES, Launch
+from hookline.stats.rows import STATISTICS
 
 SHARES = 1056  # of an accumulator
 ACCUMULATOR_BYTES = (HEAD.value + PARTIAL_COLUMNS * SHARES) * 8
@@ -105,7 +105,7 @@ def _launches(
     device: torch.device, sizes: tuple[int, ...], dtypes: tuple[torch.dtype, ...]
 ) -> list[tuple[tuple[int, ...], Launch]]:
     """Return launches with the indices of their tensors, all of one dtype, because a kernel is compiled for one."""
-    alike = [[index for index, one in enumerate(dtypes) if one is dtype] for dtype in dict.fromkeys(dtypes)]
+    alike = [[index for index, other in enumerate(dtypes) if other is dtype] for dtype in dict.fromkeys(dtypes)]
     groups = [tuple(indices[start : start + SLOTS]) for indices in alike for start in range(0, len(indices), SLOTS)]
     return [(group, _launch_for([sizes[index] for index in group], dtypes[group[0]])) for group in groups]
 

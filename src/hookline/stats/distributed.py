@@ -16,12 +16,10 @@ from torch import Tensor
 from torch import distributed as dist
 
 from hookline import _device
-from hookline._tensors import is_sharded, stored_values
+from hookline._tensors import TensorMeta, indices_by, is_sharded, stored_values, tensor_meta
 from hookline.errors import HooklineError
 from hookline.stats import histograms, rows
-from hookline.stats.columns import COUNT, ZEROS
-from hookline.stats.merge import join_rows, merge, split_rows
-from hookline.stats.tensor_meta import TensorMeta, indices_by, tensor_meta
+from hookline.stats.rows import COUNT, ZEROS, join_rows, merge, split_rows
 
 
 class LocalTensors:
@@ -47,11 +45,11 @@ class LocalTensors:
         self.plain = self._meta.plain
         """Whether each tensor is its own dense part."""
         if not self.plain:
-            local = [_local(tensor) for tensor in tensors]
+            local = list(map(_local, tensors, self.names))
             stored = list(map(stored_values, local))
             self.dense = [torch.view_as_real(part.resolve_conj()) if part.is_complex() else part for part in stored]
             self._left_out = [part.numel() - kept.numel() for part, kept in zip(local, stored, strict=True)]
-            self._meshes = group_by_mesh(tensors, self.names)
+            self._meshes = group_by_mesh(tensors)
             self._meta = tensor_meta(self.dense)
         several = len(self._meta.devices) > 1
         self._groups = indices_by(attrgetter("device"), self.dense) if several else [list(range(len(tensors)))]
@@ -113,9 +111,13 @@ class LocalTensors:
         return torch.empty_like(found).index_copy_(0, order, found)
 
 
-def _local(tensor: Tensor) -> Tensor:
-    held: Any = tensor.detach()
-    local: Tensor = held.to_local() if is_sharded(held) else held
+def _local(tensor: Any, name: object) -> Tensor:
+    """Return the part of a tensor that this process holds."""
+    local: Tensor = tensor.detach()
+    if is_sharded(tensor):
+        if any(placement.is_partial() for placement in tensor.placements):
+            raise HooklineError(f"no statistics of {name}: it is a partial sum over ranks; redistribute() it first")
+        local = tensor.detach().to_local()
     return local.coalesce() if local.is_sparse else local  # so that its values are the same tensor each time
 
 
@@ -127,32 +129,25 @@ class MeshTensors:
 
     def __init__(self, mesh: Any) -> None:
         self._mesh = mesh
-        self._indices: list[int] = []
-        self._counts: list[bool] = []
-
-    def add(self, index: int, tensor: Any, name: object) -> None:
-        """Add the DTensor with this index among all tensors. Raises `HooklineError` if it is a partial sum."""
-        if any(placement.is_partial() for placement in tensor.placements):
-            raise HooklineError(f"no statistics of {name}: it is a partial sum over ranks; redistribute() it first")
-        self._indices.append(index)
-        self._counts.append(not is_copy(tensor))
+        self.indices: list[int] = []
+        self.counts: list[bool] = []
 
     def rows(self, rows: Tensor) -> Tensor:
         """Return all rows, with those of these tensors merged over the ranks."""
-        own = _device.upload(self._indices, torch.int64, rows.device)
+        own = _device.upload(self.indices, torch.int64, rows.device)
         sums, peaks = split_rows(rows[own])
         sums, peaks = self._reduce(sums, dist.ReduceOp.SUM, 0.0), self._reduce(peaks, dist.ReduceOp.MAX, float("-inf"))
         return rows.index_copy(0, own, join_rows(sums, peaks))
 
     def sums(self, values: Tensor) -> Tensor:
         """Return all values, such as counts and squares, with those of these tensors added up over the ranks."""
-        own = _device.upload(self._indices, torch.int64, values.device)
+        own = _device.upload(self.indices, torch.int64, values.device)
         return values.index_copy(0, own, self._reduce(values[own], dist.ReduceOp.SUM, 0))
 
     def _reduce(self, values: Tensor, operation: Any, neutral: float) -> Tensor:
         # Each rank takes part in every reduction, or the others would wait; a copy that does not count adds nothing.
-        if not all(self._counts):
-            counts = _device.upload(self._counts, torch.bool, values.device)
+        if not all(self.counts):
+            counts = _device.upload(self.counts, torch.bool, values.device)
             values = torch.where(counts.view(-1, *[1] * (values.dim() - 1)), values, neutral)
         values = values.contiguous()  # all_reduce needs it.
         for dimension in range(self._mesh.ndim):
@@ -168,11 +163,13 @@ def is_copy(tensor: Any) -> bool:
     )
 
 
-def group_by_mesh(tensors: Sequence[Any], names: Sequence[object]) -> list[MeshTensors]:
+def group_by_mesh(tensors: Sequence[Any]) -> list[MeshTensors]:
     """Return the DTensors among some tensors by mesh, without meshes that this rank is not part of."""
     found: dict[Any, MeshTensors] = {}
     for index, tensor in enumerate(tensors):
         mesh = tensor.device_mesh if is_sharded(tensor) else None
         if mesh is not None and mesh.get_coordinate() is not None:
-            found.setdefault(mesh, MeshTensors(mesh)).add(index, tensor, names[index])
+            shards = found.setdefault(mesh, MeshTensors(mesh))
+            shards.indices.append(index)
+            shards.counts.append(not is_copy(tensor))
     return list(found.values())

@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from hookline.stats.kernels import inside_of, place_of_chunk
+from hookline.stats.kernels import chunk_at, inside_of
 
 
 @triton.jit
@@ -50,30 +50,15 @@ def find_tops(
 
 
 # Triton has no counters in shared memory, so PTX makes them. A kernel may contain the declaration only once.
+SET_TO_ZERO: tl.constexpr = tl.constexpr("st.shared.u32 [$1], 0; mov.u32 $0, 0;")
+ADD_ONE: tl.constexpr = tl.constexpr("red.shared.add.u32 [$1], 1; mov.u32 $0, 0;")
+READ: tl.constexpr = tl.constexpr("ld.shared.u32 $0, [$1];")
 
 
 @triton.jit
-def _counters(DECLARATION: tl.constexpr):
-    """Return the address of the program's counters."""
-    return tl.inline_asm_elementwise(DECLARATION, "=r,r", [0], dtype=tl.int32, is_pure=False, pack=1)
-
-
-@triton.jit
-def _set_to_zero(address):
-    code: tl.constexpr = "st.shared.u32 [$1], 0; mov.u32 $0, 0;"
-    tl.inline_asm_elementwise(code, "=r,r", [address], dtype=tl.int32, is_pure=False, pack=1)
-
-
-@triton.jit
-def _add_one(address):
-    code: tl.constexpr = "red.shared.add.u32 [$1], 1; mov.u32 $0, 0;"
-    tl.inline_asm_elementwise(code, "=r,r", [address], dtype=tl.int32, is_pure=False, pack=1)
-
-
-@triton.jit
-def _read(address):
-    code: tl.constexpr = "ld.shared.u32 $0, [$1];"
-    return tl.inline_asm_elementwise(code, "=r,r", [address], dtype=tl.int32, is_pure=False, pack=1)
+def _run(PTX: tl.constexpr, address):
+    """Run an instruction at each address, and return what it loads."""
+    return tl.inline_asm_elementwise(PTX, "=r,r", [address], dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit
@@ -93,24 +78,24 @@ def _count_in_shared_memory(
 ):
     """Count in shared memory; adjacent threads have different copies of the counters, so that they rarely collide."""
     lanes, bins, stride = tl.arange(0, TILE), tl.arange(0, BINS) * 4, (BINS + 1) * 4
-    counters = _counters(DECLARATION)
+    counters = _run(DECLARATION, 0)  # their address
     for copy in tl.static_range(COPIES):
-        _set_to_zero(counters + copy * stride + bins)
+        _run(SET_TO_ZERO, counters + copy * stride + bins)
     tl.debug_barrier()
     mine = counters + (lanes * ITEM_BYTES // 16) % COPIES * stride
     if (begin == 0) & (end == TILE * TILES):
         for tile in range(TILES):
             value = tl.load(tl.multiple_of(base + tile * TILE + lanes, 16)).to(tl.float32)
-            _add_one(mine + _bin_of(value, highest, PER_OCTAVE, PER_SIGN) * 4)
+            _run(ADD_ONE, mine + _bin_of(value, highest, PER_OCTAVE, PER_SIGN) * 4)
     else:
         for start in range(0, end, TILE):
             inside = inside_of(start + lanes, begin, end)
             value = tl.load(base + start + lanes, mask=inside, other=0).to(tl.float32)
-            _add_one(mine + tl.where(inside, _bin_of(value, highest, PER_OCTAVE, PER_SIGN), BINS) * 4)
+            _run(ADD_ONE, mine + tl.where(inside, _bin_of(value, highest, PER_OCTAVE, PER_SIGN), BINS) * 4)
     tl.debug_barrier()
     found = tl.zeros([BINS], tl.int32)
     for copy in tl.static_range(COPIES):
-        found += _read(counters + copy * stride + bins)
+        found += _run(READ, counters + copy * stride + bins)
     return found
 
 
@@ -159,7 +144,8 @@ def count_chunks(
     owner = tl.load(owners + chunk)
     highest = (tl.load(tops + owner) + 128) * PER_OCTAVE
     number = chunk - tl.load(first_chunks + owner)
-    base, begin, end = place_of_chunk(pointers + owner, sizes + owner, number, ELEMENT, ITEM_BYTES, TILE * TILES)
+    address, size = tl.load(pointers + owner), tl.load(sizes + owner)
+    base, begin, end = chunk_at(address, size, number, ELEMENT, ITEM_BYTES, TILE * TILES)
     if DECLARATION is None:
         found = _count_in_registers(base, begin, end, highest, TILE, BINS, PER_OCTAVE, PER_SIGN)
     else:

@@ -1,17 +1,7 @@
 """Count the values of many tensors in signed, logarithmic bins, on their device, and read percentiles from the counts.
 
-Each tensor has its own window: it ends above the largest absolute value and reaches 31 octaves down, with eight bins to
-the octave and sign. The bins are in the order of the values:
-
-    0        -inf
-    1…254    negative, from the largest magnitude to the smallest
-    255      zero
-    256…509  positive, from the smallest magnitude to the largest
-    510      +inf
-    511      NaN
-
-Values below the window count in the smallest bin of their sign. A tensor with NaN or infinities has no largest value to
-start from; its window ends at 2^16.
+Each tensor has its own window, which ends above the largest absolute value; `hookline._bins` describes the bins in it.
+A tensor with NaN or infinities has no largest value to start from; its window ends at 2^16.
 """
 
 from __future__ import annotations
@@ -23,13 +13,9 @@ import torch
 from torch import Tensor
 
 from hookline import _device
-from hookline.stats.columns import ABSMAX, STATISTICS, row_dtype, wide_dtype
-from hookline.stats.merge import merge
-from hookline.stats.rows import has_kernels, summarize
+from hookline._bins import BINS, PER_OCTAVE, PER_SIGN
+from hookline.stats.rows import ABSMAX, STATISTICS, has_kernels, merge, row_dtype, summarize, wide_dtype
 
-BINS = 512
-PER_OCTAVE = 8
-PER_SIGN = (BINS - 4) // 2
 ZERO, INFINITE, NOT_A_NUMBER = PER_SIGN + 1, BINS - 2, BINS - 1
 USUAL_TOP, HIGHEST_TOP = 15.0, 127.0  # octaves
 LOWEST_TOP = -90.0  # octave; the window stays clear of float32's subnormal numbers
@@ -141,14 +127,6 @@ def _per_sign(per_octave: int) -> int:
     return -(-PER_SIGN * per_octave // PER_OCTAVE)
 
 
-def merge_histograms(counts: Tensor, tops: Tensor) -> tuple[Tensor, Tensor]:
-    """Merge the histograms of parts, [parts, wholes, bins] and [parts, wholes], into those of the wholes."""
-    filled = counts.sum(-1) > 0
-    top = torch.where(filled, tops, float("-inf")).amax(0)
-    top = torch.where(filled.any(0), top, tops[0])
-    return move_windows(counts, tops, top).sum(0), top
-
-
 def move_windows(counts: Tensor, tops: Tensor, top: Tensor) -> Tensor:
     """Return histograms, [..., bins], as counted in windows that end with the octave `top`, which is not below `tops`.
 
@@ -180,8 +158,11 @@ def merge_rows(parts: Tensor) -> Tensor:
     merged = merge(parts[..., :many])
     if parts.shape[-1] == many:
         return merged
-    counts, tops = merge_histograms(parts[..., many:-1], parts[..., -1])
-    return torch.cat([merged, counts, tops.unsqueeze(-1)], dim=-1)
+    counts, tops = parts[..., many:-1], parts[..., -1]
+    filled = counts.sum(-1) > 0
+    top = torch.where(filled, tops, float("-inf")).amax(0)
+    top = torch.where(filled.any(0), top, tops[0])
+    return torch.cat([merged, move_windows(counts, tops, top).sum(0), top.unsqueeze(-1)], dim=-1)
 
 
 def histograms_in(rows: Tensor) -> Histograms:

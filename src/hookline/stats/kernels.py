@@ -35,17 +35,11 @@ def inside_of(lanes, begin, end):
 
 
 @triton.jit
-def place_of_chunk(address, size, number, ELEMENT: tl.constexpr, ITEM_BYTES: tl.constexpr, ELEMENTS: tl.constexpr):
-    """Return where a tensor's chunk begins, and the range of its elements that belong to the tensor.
+def chunk_at(address, size, number, ELEMENT: tl.constexpr, ITEM_BYTES: tl.constexpr, elements):
+    """Return where a tensor's chunk of `elements` elements begins, and the range of them that belong to the tensor.
 
     Chunks are counted from the 16-byte boundary at or before the tensor, so that a whole one can be read in vectors.
     """
-    return chunk_at(tl.load(address), tl.load(size), number, ELEMENT, ITEM_BYTES, ELEMENTS)
-
-
-@triton.jit
-def chunk_at(address, size, number, ELEMENT: tl.constexpr, ITEM_BYTES: tl.constexpr, elements):
-    """Return the same for a tensor whose address and size are known, in chunks of `elements` elements."""
     start = number.to(tl.int64) * elements
     lead = (address % 16) // ITEM_BYTES
     aligned = tl.multiple_of((address - address % 16).to(tl.pointer_type(ELEMENT), bitcast=True), 16)
@@ -184,7 +178,8 @@ def read_chunks(
     chunk = tl.program_id(0) + skipped
     owner = tl.load(owners + chunk)
     number = chunk - tl.load(first_chunks + owner)
-    base, begin, end = place_of_chunk(pointers + owner, sizes + owner, number, ELEMENT, ITEM_BYTES, TILE * TILES)
+    address, size = tl.load(pointers + owner), tl.load(sizes + owner)
+    base, begin, end = chunk_at(address, size, number, ELEMENT, ITEM_BYTES, TILE * TILES)
     count, mean, squares, low, high, zeros, nans, infs = partials_of(base, begin, end, TILES, WIDE, TILE, UNROLL)
     store_partials(partials + chunk, chunks, count, mean, squares, low, high, zeros, nans, infs)
 
