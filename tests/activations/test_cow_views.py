@@ -10,7 +10,8 @@ import torch
 from tensor_kinds import KINDS, RISKY, Returns, plain
 
 from hookline import ForwardHook, HookManager
-from hookline.activations.cow_views import observer_view, storage_size
+from hookline.activations.capture_store import storage_size
+from hookline.activations.forward_hooks import observer_view
 
 
 class Pair(NamedTuple):

@@ -764,3 +764,43 @@ def test_hooks_listen_until_the_next_set_of_hooks_is_due() -> None:
     model(INPUT)
     (row,) = manager.fire_report().rows
     assert (row.hook, row.calls, row.fired) == ("second", 4, 2)
+
+
+def test_a_predicate_is_asked_once_for_each_module() -> None:
+    asked: list[str] = []
+
+    def first_three(name: str, module: Any) -> bool:
+        asked.append(name)
+        return len(asked) <= 3
+
+    manager, model = HookManager(), make_model()
+    manager.register(Watch(modules=first_three))
+    manager.watch(model)
+    model(INPUT)
+    assert len(asked) == len(list(model.modules()))
+    assert len(manager.get("watch").seen) == 3
+
+
+def test_a_bound_function_that_writes_and_fails_is_switched_off() -> None:
+    """Its own failure counts under its policy, and the write is refused beside it."""
+
+    class Writes(ForwardHook):
+        modules = "0"
+
+        def bind_module(self, name: str, module: Any, run: Any) -> Callable[[Any, Any, Any], None]:
+            def observe(inputs: Any, kwargs: Any, output: Any) -> None:
+                output.add_(1)
+                raise ValueError("its own")
+
+            return observe
+
+        def on_forward(self, output: Any) -> None: ...
+
+    manager, model = HookManager(), make_model()
+    manager.register(Writes(), "writes", on_error="disable")
+    manager.watch(model)
+    with pytest.raises(LiveWrite, match="wrote into the tensors of '0'"):
+        model(INPUT)
+    model(INPUT)
+    (hook,) = manager.list_hooks()
+    assert (hook.enabled, hook.failures) == (False, 1)

@@ -24,9 +24,7 @@ from hookline._console import logger
 from hookline._names import plain_modules, unwrap_module
 from hookline._tensors import iter_tensors
 from hookline._words import nearest
-from hookline.activations.capture import Capture
-from hookline.activations.capture_session import Cache, CaptureSession
-from hookline.activations.compile.detection import run_uncompiled
+from hookline.activations.capture import Cache, Capture, capture_session
 from hookline.core.patterns import select
 from hookline.errors import HooklineError
 
@@ -36,7 +34,6 @@ if TYPE_CHECKING:  # the manager makes sessions
 SUPPORTED = "scaled_dot_product_attention, nn.MultiheadAttention and a softmax over [batch, heads, queries, keys]"
 # Names under which Hugging Face models call attention that is made of torch's own functions.
 _VISIBLE_IMPLEMENTATIONS = (None, "eager", "sdpa")
-_HALF_DTYPES = (torch.float16, torch.bfloat16)
 _MULTI_HEAD = inspect.signature(F.multi_head_attention_forward)
 
 
@@ -176,12 +173,12 @@ class AttentionMode(TorchFunctionMode):
 
 @contextmanager
 def attention_session(
-    make_manager: Callable[..., ModelRegistry], model: torch.nn.Module, modules: Any, options: Mapping[str, Any]
+    manager: ModelRegistry, model: torch.nn.Module, modules: Any, options: Mapping[str, Any]
 ) -> Iterator[AttentionMaps]:
     """Compute and capture the attention weights of what this thread runs of a model until the block ends.
 
     Args:
-        make_manager: The class `ModelRegistry`, which imports this module.
+        manager: A manager that has no hooks yet.
         model: The model.
         modules: The modules whose attention to capture; None for all.
         options: The options of `Capture`.
@@ -196,12 +193,8 @@ def attention_session(
     mode, hook = AttentionMode(names), Capture("*", **options)
     with attention_with_weights(model) as switched, mode.following(model), mode:
         maps = AttentionMaps(hook, model, mode, switched)
-        session = CaptureSession(make_manager(max_captured_states=None), mode.points, hook)
-        try:
+        with capture_session(manager, mode.points, maps):
             yield maps
-        finally:
-            maps.close()
-            session.close()
     if mode.cost.maps:
         logger.info("attention maps of %s: %s", kind, mode.cost)  # formatting waits for the device, so only if printed
     elif mode.model_ran:
@@ -215,29 +208,23 @@ def attention_session(
 def attention_with_weights(model: torch.nn.Module) -> Iterator[list[str]]:
     """Make attention visible for a block; restores everything at its end, also after an exception.
 
-    Hugging Face models whose attention is a foreign kernel (flash, flex) use "eager" during the block, and compiled
-    code runs as plain Python: the mode cannot see into either.
+    Hugging Face models whose attention is a foreign kernel (flash, flex) use "eager" during the block, because the mode
+    cannot see into it; nor into compiled code, which a capture session runs as plain Python.
 
     Yields:
         A description of each switch, such as ``"LlamaModel: flash_attention_2 → eager"``.
     """
     switched: list[str] = []
-    with ExitStack() as stack:
-        for module in model.modules():
+    before: list[tuple[Any, Any]] = []
+    modules: Iterator[Any] = model.modules()
+    try:
+        for module in modules:
             implementation = getattr(getattr(module, "config", None), "_attn_implementation", None)
             if hasattr(module, "set_attn_implementation") and implementation not in _VISIBLE_IMPLEMENTATIONS:
                 switched.append(f"{type(module).__name__}: {implementation} → eager")
-                stack.enter_context(_eager(module))
-        stack.enter_context(run_uncompiled())
+                before += [(config, config._attn_implementation) for config in _configs(module.config)]
+                module.set_attn_implementation("eager")
         yield switched
-
-
-@contextmanager
-def _eager(model: Any) -> Iterator[None]:
-    before = [(config, config._attn_implementation) for config in _configs(model.config)]
-    try:
-        model.set_attn_implementation("eager")
-        yield
     finally:
         for config, implementation in before:  # outer configs first, because setting one also sets its inner ones
             config._attn_implementation = implementation
@@ -276,13 +263,10 @@ def scaled_dot_product_weights(
     """
     if enable_gqa:
         key = key.repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3)
-    if query.dtype in _HALF_DTYPES:
-        wide_query, key = query.float(), key.float()
-    else:
-        wide_query = query
+    wide = torch.promote_types(query.dtype, torch.float32)
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     with torch.autocast(query.device.type, enabled=False):
-        scores = torch.matmul(wide_query * scale, key.transpose(-2, -1))
+        scores = torch.matmul(query.to(wide) * scale, key.to(wide).transpose(-2, -1))
         fully_masked = _apply_mask(scores, attn_mask, is_causal)
         weights = torch.softmax(scores, dim=-1)
         return (weights if fully_masked is None else weights.masked_fill_(fully_masked, 0)).to(query.dtype)

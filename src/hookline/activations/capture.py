@@ -1,11 +1,16 @@
-"""The capture hook: keep copies of the inputs and outputs of modules."""
+"""Capture: a hook that keeps copies of the inputs and outputs of modules, and the cache of a ``with`` block."""
 
 from __future__ import annotations
 
 import itertools
+import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from functools import partial
+from pathlib import Path
+from threading import current_thread
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,14 +19,17 @@ from torch import Tensor
 from hookline import _checks
 from hookline._console import logger
 from hookline._host_copy import HostCopy
+from hookline._parameters import NonNegativeInt
 from hookline._tensors import is_unsupported, map_tensors
 from hookline._words import nearest
-from hookline.activations.capture_store import CapturedState, CaptureSource, CaptureStore, capture_file, save_states
-from hookline.activations.cow_views import observer_view
-from hookline.activations.forward_hooks import BuiltInForwardHook, Observe
-from hookline.errors import ConfigError
+from hookline.activations.capture_store import CapturedState, CaptureStore, capture_file, save_states
+from hookline.activations.compile.detection import run_uncompiled
+from hookline.activations.forward_hooks import BuiltInForwardHook, ForwardStopped, Observe, observer_view
+from hookline.core.base import ForwardHook
+from hookline.errors import ConfigError, HooklineError
 
 if TYPE_CHECKING:
+    from hookline.activations.registry import ModelRegistry  # It makes sessions.
     from hookline.run.control import RunControl
 
 PARTS = ("input", "output")
@@ -65,7 +73,7 @@ class Capture(BuiltInForwardHook):
         modules: Any = "*",
         what: str | Sequence[str] = "output",
         layer_idx: int | None = None,
-        max_captured_states: int | None = None,
+        max_captured_states: NonNegativeInt | None = None,
         dtype: str | torch.dtype | None = None,
         device: str | None = None,
         clone: bool = False,
@@ -73,10 +81,7 @@ class Capture(BuiltInForwardHook):
         save: bool = False,
     ) -> None:
         super().__init__(modules)
-        self.what, self.layer_idx = what, layer_idx
-        self.max_captured_states = _checks.optional(
-            _checks.integer, max_captured_states, "max_captured_states", at_least=0
-        )
+        self.what, self.layer_idx, self.max_captured_states = what, layer_idx, max_captured_states
         self.dtype, self.device, self.clone, self.reduce, self.save = dtype, device, clone, reduce, save
         if not save:
             self.on_train_end = None  # type: ignore[assignment] # do not listen to this event
@@ -138,7 +143,7 @@ class Capture(BuiltInForwardHook):
         """
         if self._converts:
             return None
-        source = CaptureSource(self._registered_name, name, self.layer_idx, weakref.ref(module))
+        hook, layer_idx, module_ref = self._registered_name, self.layer_idx, weakref.ref(module)
         with_inputs, with_output = "input" in self._parts, "output" in self._parts
         calls, add, limit = self._calls, self._store.add, self.max_captured_states
         calls.setdefault(name, itertools.count(1))  # `next` is atomic: no two threads get one number
@@ -155,7 +160,8 @@ class Capture(BuiltInForwardHook):
                 output = copy(output)
             else:
                 output = map_tensors(copy, output)
-            add(CapturedState(source, next(calls[name]), run.step, run.phase, (inputs, kwargs, output)), limit)
+            call, thread, values = next(calls[name]), current_thread().name, (inputs, kwargs, output)
+            add(CapturedState(hook, name, layer_idx, module_ref, call, run.step, run.phase, thread, values), limit)
 
         return capture
 
@@ -170,32 +176,30 @@ class Capture(BuiltInForwardHook):
     ) -> None:
         copies: list[HostCopy] = []
         if self._converts:
-            values = map_tensors(lambda tensor: self._convert_or_pass_over(name, tensor, copies), values)
-        source = CaptureSource(self._registered_name, name, self.layer_idx, weakref.ref(module))
+            values = map_tensors(lambda tensor: self._convert(name, tensor, copies), values)
+        hook, module_ref, thread = self._registered_name, weakref.ref(module), current_thread().name
         call = next(self._calls.setdefault(name, itertools.count(1)))
-        self._store.add(CapturedState(source, call, step, phase, values, copies), self.max_captured_states)
+        state = CapturedState(hook, name, self.layer_idx, module_ref, call, step, phase, thread, values, copies)
+        self._store.add(state, self.max_captured_states)
 
-    def _convert_or_pass_over(self, name: str, tensor: Tensor, copies: list[HostCopy]) -> Tensor | None:
+    def _convert(self, name: str, tensor: Tensor, copies: list[HostCopy]) -> Tensor | None:
         try:
-            return self._convert(tensor, copies)
+            converted = tensor if self._reduce is None or not tensor.dim() else self._reduce(tensor)
+            if self._dtype is not None and converted.is_floating_point():
+                converted = converted.to(self._dtype)
+            if self._device is not None and self._device.type == "cpu":
+                copy = HostCopy(converted)
+                if copy.host is not converted:
+                    copies.append(copy)
+                    return copy.host
+            elif self._device is not None:
+                converted = converted.to(self._device)
+            return converted.clone() if (self.clone and converted is tensor) or _is_slice(converted) else converted
         except Exception as error:
             if not is_unsupported(tensor, error):
                 raise
             self._pass_over(name, tensor)
             return None
-
-    def _convert(self, tensor: Tensor, copies: list[HostCopy]) -> Tensor:
-        converted = tensor if self._reduce is None or not tensor.dim() else self._reduce(tensor)
-        if self._dtype is not None and converted.is_floating_point():
-            converted = converted.to(self._dtype)
-        if self._device is not None and self._device.type == "cpu":
-            copy = HostCopy(converted)
-            if copy.host is not converted:
-                copies.append(copy)
-                return copy.host
-        elif self._device is not None:
-            converted = converted.to(self._device)
-        return converted.clone() if (self.clone and converted is tensor) or _is_slice(converted) else converted
 
 
 def _is_slice(tensor: Tensor) -> bool:
@@ -227,3 +231,128 @@ def _parse_reduction(given: Any) -> Callable[[Tensor], Tensor] | None:
     if given is None or callable(given):
         return given  # type: ignore[no-any-return]
     return REDUCTIONS[_checks.one_of(given, tuple(REDUCTIONS), "reduce")]
+
+
+# ---- for a block of code --------------------------------------------------------------------------------------------
+
+
+class Cache:
+    """The states captured in a block, by module name or glob. It can be read after the block, too.
+
+    If several threads capture from one model at once, each cache has only the states of its thread. States of threads
+    that do not capture themselves, such as the workers of a pool, are in every open cache.
+    """
+
+    def __init__(self, hook: Capture, model: torch.nn.Module) -> None:
+        self.hook, self.model = hook, weakref.ref(model)  # weak, because the cache may outlive the model
+        self.early_stop: EarlyStop | None = None
+        self.thread = current_thread().name
+        self.other_threads: set[str] = set()  # that have captured from the model for themselves
+        self._states: list[CapturedState] | None = None  # once the block has ended
+
+    @property
+    def states(self) -> list[CapturedState]:
+        """Every state, oldest first."""
+        states = self.hook.states if self._states is None else self._states
+        return [state for state in states if state.thread not in self.other_threads]
+
+    def close(self) -> None:
+        """Take the states over from the hook, at the end of the block."""
+        self._states = self.hook.take_states()
+        self._states = self.states
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model; return None if `early_stop` ended the pass after the last selected module."""
+        model = self.model()
+        if model is None:
+            raise HooklineError("the model of this cache no longer exists")
+        return model(*args, **kwargs) if self.early_stop is None else self.early_stop.run(model, args, kwargs)
+
+    def __getitem__(self, name: str) -> Any:
+        """Return the last output of one module, or for a glob a dict of them (inputs if only these are captured)."""
+        last = {state.name: state for state in self.states}
+        if name in last:
+            return last[name].main
+        matching = {key: state.main for key, state in last.items() if fnmatchcase(key, name)}
+        if not matching:
+            raise HooklineError(f"nothing was captured of {name!r}; {nearest(name, last)}")
+        return matching
+
+    def __contains__(self, name: str) -> bool:
+        return any(state.name == name for state in self.states)
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+    def save(self, path: str | Path) -> Path:
+        """Write every captured tensor to a safetensors file, keyed ``module/call/part/index``."""
+        return save_states(self.states, path)
+
+
+class EarlyStop(ForwardHook):
+    """Ends the forward pass of `Cache.run` when every selected module has run and was captured.
+
+    Other threads that run the model at the same time are not stopped.
+    """
+
+    def __init__(self, modules: Any, num_modules: int) -> None:
+        self.modules, self._num_modules = modules, num_modules
+        self._local = threading.local()  # has the names of the modules that ran, in a thread that is to be stopped
+
+    def run(self, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Return what the model does, None if the pass was stopped."""
+        self._local.names = set()
+        try:
+            return model(*args, **kwargs)
+        except ForwardStopped:
+            return None
+        finally:
+            del self._local.names
+
+    def on_forward(self, name: str) -> None:
+        """Note that a module ran; stop after the last."""
+        names = self._local.__dict__.get("names")
+        if names is not None:
+            names.add(name)
+            if len(names) >= self._num_modules:
+                raise ForwardStopped
+
+
+_open_caches: list[Cache] = []  # of all models
+_open_caches_lock = threading.Lock()
+
+
+@contextmanager
+def capture_session(
+    manager: ModelRegistry, model: torch.nn.Module, cache: Cache, early_stop: bool = False
+) -> Iterator[None]:
+    """Capture from a model until the block ends; then no hook is left on it.
+
+    Args:
+        manager: A manager that has no hooks yet.
+        model: The model to capture from.
+        cache: Gets the states.
+        early_stop: Whether `Cache.run` ends the forward pass after the last selected module.
+    """
+    manager.dispatcher.compilable = False  # the block runs uncompiled, so nothing is prepared for graphs
+    with _open_caches_lock:
+        for other in _open_caches:
+            if other.model() is cache.model() and other.thread != cache.thread:
+                other.other_threads.add(cache.thread)
+                cache.other_threads.add(other.thread)
+        _open_caches.append(cache)
+    try:
+        with run_uncompiled():
+            manager.watch(model)
+            manager.register(cache.hook, "cache", on_error="raise" if early_stop else None)
+            if early_stop:
+                selected = manager.dispatcher.selected_by(manager.entry("cache"))
+                cache.early_stop = EarlyStop(cache.hook.modules, len(selected))
+                manager.register(cache.early_stop, "early_stop", after="cache", on_error="raise")
+            yield
+    finally:
+        cache.close()  # takes the states, which removing the hook drops
+        for name in manager:
+            manager.remove(name)
+        with _open_caches_lock:
+            _open_caches.remove(cache)

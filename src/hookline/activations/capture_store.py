@@ -7,10 +7,12 @@ import threading
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -18,77 +20,52 @@ from hookline import _checks, _fs
 from hookline._console import logger
 from hookline._host_copy import HostCopy
 from hookline._tensors import is_dense, iter_tensors, kind_of, map_tensors, unwrap
-from hookline.activations.cow_views import observer_view, storage_size
+from hookline.activations.forward_hooks import observer_view
 from hookline.errors import HooklineError
 
-
-class CaptureSource(NamedTuple):
-    """Where states come from: which hook captured them at which module."""
-
-    hook: str
-    name: str
-    layer_idx: int | None
-    module: weakref.ref[torch.nn.Module] | None = None
+# `Tensor.data_ptr` gives the same address, but it materializes a copy-on-write view.
+_data_address: Any = getattr(torch._C, "_data_address", torch.Tensor.data_ptr)
 
 
+@dataclass(eq=False)
 class CapturedState:
     """The inputs and the output of one call of a module.
 
     Attributes:
+        hook: The name of the hook that captured it.
+        name: The module's name.
+        layer_idx: The number that was given for the module.
         call: Which call of the module since the hook was registered, from 1.
         step: The optimizer step of the call.
         phase: ``"train"``, ``"validation"`` or ``"inference"``.
+        thread: The name of the thread that called the module.
     """
 
+    # A state is made for every call of every captured module, so it computes nothing that can wait.
+    hook: str
+    name: str
+    layer_idx: int | None
+    module: weakref.ref[torch.nn.Module]
+    call: int
+    step: int
+    phase: str
+    thread: str
+    values: tuple[Any, Any, Any]  # inputs, keyword inputs and output, which states may share: readers get views of them
+    copies: Sequence[HostCopy] = ()  # to the host, which may still be in progress
     storages: Sequence[tuple[int, int]] = ()  # address and bytes of what a memory limit counts for it
-    _views: dict[int, Any] | None = None
+    time: float = field(default_factory=monotonic)
 
-    def __init__(
-        self,
-        source: CaptureSource,
-        call: int,
-        step: int,
-        phase: str,
-        values: tuple[Any, Any, Any],
-        copies: Sequence[HostCopy] = (),
-    ) -> None:
-        # A state is made for every call of every captured module, so it computes nothing that can wait.
-        self.source = source
-        self.call = call
-        self.step = step
-        self.phase = phase
-        self.thread = threading.current_thread().name
-        self.time = monotonic()
-        # Inputs, keyword inputs and output. States may share tensors, so readers get views of them instead.
-        self._values = values
-        self._copies = copies  # to the host, which may still be in progress
-
-    @property
-    def hook(self) -> str:
-        """The name of the hook that captured it."""
-        return self.source.hook
-
-    @property
-    def name(self) -> str:
-        """The module's name."""
-        return self.source.name
-
-    @property
-    def layer_idx(self) -> int | None:
-        """The number that was given for the module."""
-        return self.source.layer_idx
-
-    @property
+    @cached_property
     def inputs(self) -> Any:
         """The positional inputs; None if only outputs are captured."""
         return self._view(0)
 
-    @property
+    @cached_property
     def kwargs(self) -> Any:
         """The keyword inputs; None if only outputs are captured."""
         return self._view(1)
 
-    @property
+    @cached_property
     def outputs(self) -> Any:
         """The output in its own structure; None if only inputs are captured."""
         return self._view(2)
@@ -96,21 +73,17 @@ class CapturedState:
     @property
     def main(self) -> Any:
         """The output; the inputs if only these are captured."""
-        return self.outputs if self._values[2] is not None else self.inputs
+        return self.outputs if self.values[2] is not None else self.inputs
 
     def _view(self, index: int) -> Any:
-        """Return views that a reader may write into without changing another state; the same ones each time."""
-        for copy in self._copies:
+        """Return views that a reader may write into without changing another state."""
+        for copy in self.copies:
             copy.wait()
-        if self._views is None:
-            self._views = {}
-        if index not in self._views:
-            self._views[index] = map_tensors(lambda tensor: observer_view(unwrap(tensor)), self._values[index])
-        return self._views[index]
+        return map_tensors(lambda tensor: observer_view(unwrap(tensor)), self.values[index])
 
     def tensors(self) -> list[torch.Tensor]:
         """Return every tensor of the state."""
-        return [unwrap(tensor) for tensor in iter_tensors(self._values)]
+        return [unwrap(tensor) for tensor in iter_tensors(self.values)]
 
     def __repr__(self) -> str:
         return f"<CapturedState of {self.name!r} by {self.hook!r}: call {self.call}, step {self.step}, {self.phase}>"
@@ -166,7 +139,7 @@ class CaptureStore:
     def add(self, state: CapturedState, max_states: int | None = None) -> None:
         """Keep a state and drop the oldest ones that exceed a limit; `max_states` is the hook's own limit."""
         with self._lock:
-            states = self._states[state.source.hook]
+            states = self._states[state.hook]
             states.append(state)
             limit = self.max_states if max_states is None else max_states
             if limit is not None and len(states) > limit:  # by one, because every state is added here
@@ -208,9 +181,8 @@ class CaptureStore:
         with self._lock:
             for states in self._states.values():
                 for state in list(states):
-                    module_ref = state.source.module
                     expired = self.max_age is not None and now - state.time > self.max_age
-                    if expired or (module_ref is not None and module_ref() is None):
+                    if expired or state.module() is None:
                         self._drop(states, state)
 
     def _drop(self, states: deque[CapturedState], state: CapturedState) -> None:
@@ -225,6 +197,14 @@ class CaptureStore:
                 del self._users[address]
                 self._bytes -= size
         state.storages = ()
+
+
+def storage_size(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return the address of a tensor's storage and its size in bytes; (an id, 0) for a tensor without storage."""
+    if tensor.device.type == "meta" or tensor.layout != torch.strided:
+        return id(tensor), 0
+    start = _data_address(tensor) - int(tensor.storage_offset()) * tensor.element_size()
+    return start, tensor.untyped_storage().nbytes()
 
 
 def _storage_bytes(states: Sequence[CapturedState]) -> int:

@@ -11,7 +11,7 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hookline import _checks
 from hookline._console import logger
+from hookline._parameters import PositiveInt
 from hookline._tensors import inside_transform, is_dense, iter_tensors, measurable, shape_of
 from hookline._text import format_table
 from hookline._words import nearest
@@ -57,10 +57,13 @@ class Condition:
     limit: float
     of_gradient: bool = False
 
-    def holds(self, statistics: Mapping[str, float]) -> bool:
-        """Return whether the statistics meet the condition; NaN meets none."""
-        value = statistics[self.statistic]
-        return not math.isnan(value) and COMPARISONS[self.sign](value, self.limit)
+    def check(self, name: str, value: Any, statistics: Iterable[dict[str, float]]) -> dict[str, Any] | None:
+        """Return the fields of a finding about the first tensor that meets the condition; NaN meets none."""
+        for numbers in statistics:
+            number = numbers[self.statistic]
+            if not math.isnan(number) and COMPARISONS[self.sign](number, self.limit):
+                return {"condition": str(self), "value": number, "statistics": numbers}
+        return None
 
     def __str__(self) -> str:
         return f"{GRADIENT * self.of_gradient}{self.statistic} {self.sign} {self.limit:g}"
@@ -75,6 +78,12 @@ class FunctionCondition:
 
     function: Predicate
     of_gradient: bool = False
+
+    def check(self, name: str, value: Any, statistics: Iterable[dict[str, float]]) -> dict[str, Any] | None:
+        """Return the fields of a finding, with the statistics of the first tensor; None if the function returns no."""
+        if not self.function(name, value):
+            return None
+        return {"condition": str(self), "value": None, "statistics": next(iter(statistics), {})}
 
     def __str__(self) -> str:
         return str(getattr(self.function, "__name__", type(self.function).__name__))
@@ -167,11 +176,10 @@ class Debug(BuiltInForwardHook):
         conditions: Mapping[str, Any] | str | Predicate | Sequence[Any] | None = None,
         inspect: bool = False,
         break_at_terminal: bool = True,
-        keep: int = 100,
+        keep: PositiveInt = 100,
     ) -> None:
         super().__init__(modules)
-        self.conditions, self.inspect, self.break_at_terminal = conditions, inspect, break_at_terminal
-        self.keep = _checks.integer(keep, "keep", at_least=1)
+        self.conditions, self.inspect, self.break_at_terminal, self.keep = conditions, inspect, break_at_terminal, keep
         self.findings: list[Finding] = []
         self.found = 0
         self.inspected: deque[Inspection] = deque(maxlen=self.keep)
@@ -257,8 +265,9 @@ class Debug(BuiltInForwardHook):
         trainer: RunControl | None,
     ) -> None:
         """Check an output or a gradient, and report each condition that holds."""
+        measured = list(filter(None, statistics))
         for condition in conditions:
-            result = _evaluate(condition, where["module"], value, statistics)
+            result = condition.check(where["module"], value, measured)
             if result is None:
                 continue
             breaks = self.break_at_terminal and at_terminal()
@@ -383,21 +392,6 @@ def _parse_condition(name: str, value: Any) -> Condition:
         problem = f"invalid comparison {value!r}; write {choice}, with one of {' '.join(COMPARISONS)}"
         raise ConfigError(f"conditions.{name}", problem)
     return Condition(statistic, match[1], limit, of_gradient)
-
-
-def _evaluate(
-    condition: Condition | FunctionCondition, name: str, value: Any, statistics: list[dict[str, float]]
-) -> dict[str, Any] | None:
-    """Return the fields of a finding about a condition; None if it does not hold."""
-    floating = list(filter(None, statistics))
-    if isinstance(condition, FunctionCondition):
-        first = floating[0] if floating else {}
-        holds = condition.function(name, value)
-        return {"condition": str(condition), "value": None, "statistics": first} if holds else None
-    for numbers in floating:
-        if condition.holds(numbers):
-            return {"condition": str(condition), "value": numbers[condition.statistic], "statistics": numbers}
-    return None
 
 
 # ---- describing tensors ----------------------------------------------------------------------------------------------

@@ -12,17 +12,22 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import product
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hookline._tensors import iter_tensors, kind_of, map_tensors, num_bytes, tensor_version
+from hookline._tensors import (
+    clone_tensor,
+    copy_on_write,
+    iter_tensors,
+    kind_of,
+    map_tensors,
+    num_bytes,
+    tensor_version,
+)
 from hookline.activations.compile import detection
-from hookline.activations.cow_views import observer_view
 from hookline.activations.hooked_modules import (
-    ATTACHED,
-    MEASURED,
     NO_BACKWARD,
     HookedModule,
     Measured,
@@ -36,13 +41,13 @@ from hookline.core.dispatch import FAILED, BoundHook, Dispatch, first_raised, in
 from hookline.core.entry import Entry
 from hookline.core.failures import Incident, step_of
 from hookline.errors import LiveWrite, RegistrationError
+from hookline.stats import borrowed
 
 if TYPE_CHECKING:
     from hookline.activations.compile.compiled_stats import CompiledStats  # Imported when something is compiled.
     from hookline.activations.registry import ModelRegistry  # It makes the dispatcher.
 
 ON_FORWARD = CATALOG["on_forward"]
-DUE_HOOKS: Any = object()  # Passed to `on_forward` instead of a module, asks for the hooks that are due.
 
 Observe = Callable[[Any, Any, Any], None]
 """Observes the live inputs, keyword inputs and output of one module; must not change them."""
@@ -72,6 +77,15 @@ class BuiltInForwardHook(ForwardHook):
             self._registry.dispatcher.pass_over(self._registered_name, module, tensor, what)
 
 
+def observer_view(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return what `_tensors.copy_on_write` does, also of a borrowed tensor; None if it cannot be copied.
+
+    A borrowed tensor is cloned at once, because torch does not see the writes of compiled code into its own buffers.
+    """
+    return clone_tensor(tensor) if borrowed.threads and borrowed.is_borrowed() else copy_on_write(tensor)
+
+
+@dataclass(eq=False)
 class ForwardArgs:
     """The event arguments of `on_forward` for one hook and one call of a module.
 
@@ -79,37 +93,32 @@ class ForwardArgs:
     so that gradients flow through what it makes of them.
     """
 
-    def __init__(
-        self,
-        dispatcher: ForwardDispatcher,
-        hook: BoundHook,
-        intervenes: bool,
-        name: str,
-        module: torch.nn.Module,
-        values: tuple[Any, Any, Any],
-        measured: Measured | None,
-    ) -> None:
-        self._run, self._dispatcher = dispatcher.run, dispatcher
-        self._hook, self._measured = hook, measured
-        self.intervenes, self.name, self.module = intervenes, name, module
-        self.live_inputs, self.live_kwargs, self.live_output = values
-        self._views: list[tuple[torch.Tensor, int]] = []  # With their versions when they were made.
+    dispatcher: ForwardDispatcher
+    hook: BoundHook
+    intervenes: bool
+    name: str
+    module: torch.nn.Module
+    live_inputs: Any
+    live_kwargs: Any
+    live_output: Any
+    measured: Measured | None
+    views: list[tuple[torch.Tensor, int]] = field(default_factory=list)  # With their versions when they were made.
 
     def read(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
         """Return what the hook is called with: the arguments that it names."""
-        listener = self._hook.listener
+        listener = self.hook.listener
         return listener.arguments({name: getattr(self, name) for name in listener.wanted})
 
     def wrote_into_views(self) -> bool:
         """Return whether the hook wrote into one of the views that it was given."""
-        return any(tensor_version(view) != version for view, version in self._views)
+        return any(tensor_version(view) != version for view, version in self.views)
 
     def _view(self, tensor: torch.Tensor) -> torch.Tensor | None:
         view = observer_view(tensor)
         if view is None:
-            self._dispatcher.pass_over(self._hook.hook, self.name, tensor)
+            self.dispatcher.pass_over(self.hook.hook, self.name, tensor)
             return None
-        self._views.append((view, tensor_version(view)))
+        self.views.append((view, tensor_version(view)))
         return view
 
     @property
@@ -126,28 +135,22 @@ class ForwardArgs:
 
     @property
     def seconds(self) -> float:
-        return self._measured.seconds if self._measured else float("nan")
+        return self.measured.seconds if self.measured else float("nan")
 
     @property
     def memory(self) -> int:
         """What the call left allocated on an accelerator; elsewhere the bytes of its output."""
-        if self._measured is not None and self._measured.memory >= 0:
-            return self._measured.memory
+        if self.measured is not None and self.measured.memory >= 0:
+            return self.measured.memory
         return sum(num_bytes(tensor) for tensor in iter_tensors(self.live_output))
 
     @property
     def model(self) -> Any:
-        return self._dispatcher.model if self._run.model is None else self._run.model
+        model = self.dispatcher.run.model
+        return self.dispatcher.model if model is None else model
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._run, name)  # step, epoch, phase and trainer are the run's.
-
-
-def first_floating(value: Any) -> torch.Tensor | None:
-    """Return the first floating-point tensor of a nested value: the one that statistics of an output describe."""
-    if isinstance(value, torch.Tensor):  # Nearly always.
-        return value if value.is_floating_point() else None
-    return next((tensor for tensor in iter_tensors(value) if tensor.is_floating_point()), None)
+        return getattr(self.dispatcher.run, name)  # step, epoch, phase and trainer are the run's.
 
 
 class NoRun:
@@ -176,9 +179,6 @@ class ForwardDispatcher:
         self._model: weakref.ref[torch.nn.Module] | None = None
         self._hooked: weakref.WeakKeyDictionary[torch.nn.Module, HookedModule] = weakref.WeakKeyDictionary()
         self._selected: dict[str, tuple[Entry, dict[HookedModule, str]]] = {}  # By hook; the modules with their names.
-        # What torch hooks are attached for, by the entry's identity: its modules, and what it needs of them.
-        self._attached: dict[int, tuple[Entry, dict[HookedModule, str], set[str]]] = {}
-        self._interrupted: dict[HookedModule, None] = {}  # Modules whose torch hooks may not be what they are to be.
         self._until_cleanup = registry.cleanup_interval
         self._silent_threads: list[int] = []  # Once for each `silenced` block that a thread is in.
         self._passed_over: set[tuple[str, str]] = set()  # Hooks and modules of which that was reported.
@@ -201,16 +201,19 @@ class ForwardDispatcher:
         return list(self._hooked.values())
 
     def watch(self, model: torch.nn.Module, for_trainer: bool = False) -> None:
-        """Resolve patterns against this model from now on; a pattern that matches nothing in it is an error.
+        """Resolve patterns against this model from now on.
 
         Args:
             model: The model.
             for_trainer: Whether a trainer has the hooks: they are attached only while it runs the model, and the model
                 does not keep them alive.
+
+        Raises:
+            HooklineError: If a pattern matches nothing in the model.
         """
         with self._lock:
-            entries = self.registry.entries("forward")
-            selected = [select_modules(entry, model) for entry in entries]  # Raises before anything has changed.
+            # Raises before anything has changed. Once, because a user's predicate may remember what it was asked.
+            selections = [(entry, select_modules(entry, model)) for entry in self.registry.entries("forward")]
             if for_trainer and self._owner is not None:
                 self._owner = None
                 weakref.finalize(self.registry.slots, detach_all, self._hooked).atexit = False
@@ -220,8 +223,8 @@ class ForwardDispatcher:
             self.attached = not for_trainer
             self._model = weakref.ref(model)
             self._selected = {}
-            for entry, modules in zip(entries, selected, strict=True):
-                self._store_selection(entry, modules)
+            for entry, modules in selections:
+                self._select(entry, modules)
         self.registry.dispatch_table.reset()
         self.sync()  # Takes the compiler's lock, so not inside ours.
 
@@ -234,18 +237,18 @@ class ForwardDispatcher:
                 f"{entry.name!r} intervenes, and interventions are off: "
                 "give enable_intervention=True to the trainer (in a config under `trainer:`) or to HookManager"
             )
-        self._select(entry)
+        self.selected_by(entry)
 
     def selected_by(self, entry: Entry) -> dict[HookedModule, str]:
         """Return the modules that a hook selects, with the names under which the hook sees them."""
         selection = self._selected.get(entry.name)
-        return self._select(entry) if selection is None or selection[0] is not entry else selection[1]
-
-    def _select(self, entry: Entry) -> dict[HookedModule, str]:
+        if selection is not None and selection[0] is entry:
+            return selection[1]
         with self._lock:  # Else another thread could watch another model between selecting and storing.
-            return self._store_selection(entry, select_modules(entry, self.model))
+            return self._select(entry, select_modules(entry, self.model))
 
-    def _store_selection(self, entry: Entry, modules: Mapping[str, torch.nn.Module]) -> dict[HookedModule, str]:
+    def _select(self, entry: Entry, modules: Mapping[str, torch.nn.Module]) -> dict[HookedModule, str]:
+        """Store which modules a hook selects, by their names."""
         selected: dict[HookedModule, str] = {}
         for name, module in modules.items():
             hooked = self._hooked.get(module)
@@ -268,56 +271,30 @@ class ForwardDispatcher:
             guard_on_hooks(reset=not compiling)  # Takes the compiler's lock, so not inside ours.
         with self._lock:
             entries = self.registry.entries("forward")
-            # A selection goes with its hook. Another hook may have got the name since, so entries are compared.
-            listed = {id(entry) for entry in entries}
-            self._selected = {
-                name: selection for name, selection in self._selected.items() if id(selection[0]) in listed
-            }
+            # A selection goes with its hook: another one may get its name.
+            self._selected = {entry.name: (entry, self.selected_by(entry)) for entry in entries}
             if not entries:
                 self.detach()
             elif has_compiled:
-                from hookline.activations.compile.dynamo import enter_graphs, wanted_parts
+                from hookline.activations.compile.dynamo import enter_graphs
 
-                enter_graphs(self, entries, self._update(entries if self.attached else [], wanted_parts))
+                self._update(entries if self.attached else [])
+                enter_graphs(self, entries)
             else:
                 self._update([entry for entry in entries if self.is_listening(entry)])
                 if self.compilable:
                     detection.prepare_before_compiling(self)
 
-    def _update(
-        self, entries: Sequence[Entry], wanted_parts: Callable[[Entry], set[str]] | None = None
-    ) -> Iterable[HookedModule]:
-        """Have torch hooks for these hooks and no others; only the modules of hooks that came or went are visited.
-
-        Args:
-            entries: The hooks.
-            wanted_parts: Returns what graphs pass to a hook, in a process that compiles.
-
-        Returns:
-            The modules that were visited.
-        """
-        before, after, changed = self._attached, {}, self._interrupted.copy()
+    def _update(self, entries: Sequence[Entry]) -> None:
+        """Have torch hooks for these hooks and no others."""
+        attached: dict[HookedModule, str] = {}
+        measured: dict[HookedModule, str] = {}
         for entry in entries:
-            needs = {ATTACHED, MEASURED} if measures_calls(entry) else {ATTACHED}
-            if wanted_parts is not None and self.is_listening(entry):
-                needs |= wanted_parts(entry)
-            after[id(entry)] = entry, self.selected_by(entry), needs
-        try:
-            for these, others, by in ((before, after, -1), (after, before, 1)):
-                for key, (entry, selected, needs) in these.items():
-                    if key not in others or others[key] != (entry, selected, needs):
-                        for hooked, need in product(selected, needs):
-                            hooked.needs[need] += by
-                        changed.update(dict.fromkeys(selected))
-            for hooked in changed:
-                hooked.update(returns=not self.attached)
-        except BaseException:  # Such as Ctrl-C: the next update counts from zero and visits every module.
-            self._attached, self._interrupted = {}, dict.fromkeys(self.modules)
-            for hooked in self._interrupted:
-                hooked.needs.clear()
-            raise
-        self._attached, self._interrupted = after, {}
-        return changed
+            attached.update(self.selected_by(entry))
+            if measures_calls(entry):
+                measured.update(self.selected_by(entry))
+        for hooked in self.modules:
+            hooked.update(hooked in attached, hooked in measured, returns=not self.attached)
 
     def detach(self) -> None:
         """Remove the torch hooks from every module."""
@@ -342,7 +319,7 @@ class ForwardDispatcher:
             entry = self.registry.entry(hook.hook)
             # Wrappers of a user's hook, such as the guard of random numbers, are around its `on_forward`.
             is_wrapped = not hook.built_in and hook.listener.call is not entry.listeners["on_forward"].call
-            bind = None if hook.recovering or is_wrapped else getattr(hook.owner, "bind_module", None)
+            bind = None if hook.recovering or is_wrapped else hook_attribute(hook.owner, "bind_module")
             for hooked, name in self.selected_by(entry).items():
                 hooked.fired.setdefault(hook.hook, 0)
                 module = hooked.module_ref()
@@ -360,7 +337,7 @@ class ForwardDispatcher:
                 return dispatch and dispatch(hooked, module, inputs, kwargs, output, measured)
             at_module = calls.get(hooked)
             if at_module is None:
-                return hooks if hooked is DUE_HOOKS else None
+                return None
             self._until_cleanup -= 1  # Several threads may lose a count, which only delays the clean-up.
             if self._until_cleanup <= 0:
                 self._until_cleanup = self.registry.cleanup_interval
@@ -371,9 +348,10 @@ class ForwardDispatcher:
                 try:
                     if observe is None:
                         output = self._call(hook, hooked, name, module, values, measured)
-                    elif not hook.built_in:
-                        self._call_bound(hook, hooked, name, values, observe)
-                    elif invoke(ON_FORWARD, hook, failures, self.run, values, call=observe) is not FAILED:
+                    elif hook.built_in:
+                        if invoke(ON_FORWARD, hook, failures, self.run, values, call=observe) is not FAILED:
+                            hooked.fired[hook.hook] += 1
+                    elif self._call_bound(hook, name, observe, values) is not FAILED:
                         hooked.fired[hook.hook] += 1
                 except Exception as error:
                     raised = first_raised(raised, error)
@@ -386,27 +364,16 @@ class ForwardDispatcher:
 
         return on_forward
 
-    def _call_bound(
-        self,
-        hook: BoundHook,
-        hooked: HookedModule,
-        name: str,
-        values: tuple[Any, Any, Any],
-        observe: Observe,
-    ) -> None:
-        """Call the function that a user's hook has bound to a module, and check that it left the tensors alone."""
-        inputs, kwargs, output = values
+    def _call_bound(self, hook: BoundHook, name: str, observe: Observe, values: tuple[Any, Any, Any]) -> Any:
+        """Call the function that a user's hook has bound to a module, and check that it leaves the tensors alone."""
         versions = []
-        for value in (*inputs, *kwargs.values(), output):
+        for value in (*values[0], *values[1].values(), values[2]):
             tensors = (value,) if isinstance(value, torch.Tensor) else iter_tensors(value)
             versions += [(tensor, tensor_version(tensor)) for tensor in tensors]
-        failures = self.registry.failures
         try:
-            returned = invoke(ON_FORWARD, hook, failures, self.run, values, call=observe, grad=False)
-        finally:
+            return invoke(ON_FORWARD, hook, self.registry.failures, self.run, values, call=observe, grad=False)
+        finally:  # A hook that raises may have written before.
             _check_unwritten(versions, f"hook {hook.hook!r} wrote into the tensors of {name!r}, which are read-only")
-        if returned is not FAILED:
-            hooked.fired[hook.hook] += 1
 
     def _call(
         self,
@@ -419,8 +386,9 @@ class ForwardDispatcher:
     ) -> Any:
         """Call a hook after one of its modules; return the output, which only an intervention changes."""
         intervenes = self.registry.enable_intervention and bool(hook_attribute(hook.owner, "intervene"))
-        args = ForwardArgs(self, hook, intervenes, name, module, values, measured)
-        failures, output = self.registry.failures, values[2]
+        inputs, kwargs, output = values
+        args = ForwardArgs(self, hook, intervenes, name, module, inputs, kwargs, output, measured)
+        failures = self.registry.failures
         checks_output = "live_output" in hook.listener.wanted and not intervenes
         versions = [(tensor, tensor_version(tensor)) for tensor in iter_tensors(output)] if checks_output else []
         returned = None
@@ -452,11 +420,6 @@ class ForwardDispatcher:
             incident = Incident("passed_over", hook, ON_FORWARD.name, step_of(self.run), message)
             self.registry.failures.report(incident, True)
 
-    def due_hooks(self) -> Sequence[BoundHook]:
-        """Return the hooks that would be called if one of their modules ran now."""
-        dispatch = self.registry.slots.on_forward
-        return (dispatch and dispatch(DUE_HOOKS, None, None, None, None, None)) or ()
-
     def is_silenced(self) -> bool:
         """Return whether no forward hook is called for what this thread runs."""
         return threading.get_ident() in self._silent_threads
@@ -480,7 +443,7 @@ def _check_unwritten(versions: Iterable[tuple[torch.Tensor, int]], message: str)
 def detach_all(hooked: Mapping[torch.nn.Module, HookedModule]) -> None:
     """Remove the torch hooks of a trainer that is gone."""
     for module in list(hooked.values()):
-        module.detach()
+        module.update(attached=False)
 
 
 def measures_calls(entry: Entry) -> bool:

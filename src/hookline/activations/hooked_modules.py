@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import defaultdict
 from collections.abc import Callable
 from contextlib import nullcontext
 from time import perf_counter_ns
@@ -22,7 +21,6 @@ from hookline.core.entry import Entry
 from hookline.core.patterns import select
 from hookline.errors import HooklineError
 
-ATTACHED, MEASURED = "attached", "measured"  # What hooks need of a module, besides what graphs pass to them.
 OUTSIDE = "outside"  # The hooks of a module must be called outside of compiled graphs.
 MAX_NESTED_CALLS = 100
 _REMOVED = object()
@@ -45,45 +43,6 @@ class TorchHook:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (nullcontext(), "__exit__")
-
-
-class ForwardTorchHook(TorchHook):
-    """The forward hook that torch calls: passes the call on to the hooks that are due.
-
-    Compiled code checks before each run what it read here while it was traced. That is why the few values it needs are
-    attributes of this object: to check them takes a third of the time that checking the `HookedModule` would take.
-    """
-
-    __name__ = "hookline_forward_hook"  # Users find our torch hooks by this name.
-
-    def __init__(self, hooked: HookedModule, slots: EventSlots, owner: Any) -> None:
-        # Torch keeps this object alive as long as the module, so it keeps only `owner` alive: the manager, or None if a
-        # trainer has the manager. When that trainer is gone, so are the slots, and the dispatcher's finalizer detaches.
-        self.hooked, self.owner = hooked, owner
-        self._slots = weakref.ref(slots)
-        self.wants = OUTSIDE  # What graphs pass to the module's hooks; see `compile.dynamo`.
-        self.graph_id: torch.Tensor | None = None  # Identifies the module in graphs.
-        self.stats_key = ""  # Identifies its row of compiled statistics while a graph is traced.
-        self.stats_row: torch.Tensor | None = None
-        self.stats_place: tuple[torch.Tensor, int] | None = None  # The table that the row is in, and its index.
-
-    def __call__(self, module: Any, inputs: Any, kwargs: Any, output: Any = _REMOVED) -> Any:
-        """Return the output that replaces the module's, None to keep it."""
-        if is_dynamo_compiling():
-            from hookline.activations.compile.dynamo import call_while_tracing
-
-            return call_while_tracing(self, module, inputs, kwargs, output)
-        if output is _REMOVED:  # Another thread has just removed the hook, and torch forgot that it takes keywords.
-            return None
-        hooked = self.hooked
-        hooked.calls += 1  # Also if no hook is due: the fire report tells a module that never ran from such a hook.
-        slots, timer = self._slots(), hooked.timer
-        dispatch = None if slots is None else slots.on_forward
-        measured = timer.end(module) if timer is not None else None
-        return None if dispatch is None else dispatch(hooked, module, inputs, kwargs, output, measured)
-
-
-# ---- measuring -------------------------------------------------------------------------------------------------------
 
 
 class Measured(NamedTuple):
@@ -132,58 +91,70 @@ def _allocated(module: torch.nn.Module) -> int:
 # ---- one module ------------------------------------------------------------------------------------------------------
 
 
-class HookedModule:
-    """One module that forward hooks select; it does not keep the module alive."""
+class HookedModule(TorchHook):
+    """One module that forward hooks select, and the forward hook that torch calls: it passes the call on to them.
+
+    It does not keep the module alive.
+    """
+
+    __name__ = "hookline_forward_hook"  # Users find our torch hooks by this name.
 
     def __init__(self, module: torch.nn.Module, slots: EventSlots, owner: Any = None) -> None:
         self.calls = 0
-        self.needs: defaultdict[str, int] = defaultdict(int)  # How many hooks need what.
         self.fired: dict[str, int] = {}  # How often each hook was called here and returned without an error.
         self.module_ref = weakref.ref(module)
         self.timer: ModuleTimer | None = None
-        self.torch_hook = ForwardTorchHook(self, slots, owner)
-        self._handle: RemovableHandle | None = None
+        self.handle: RemovableHandle | None = None  # Of the torch hook, while it is on the module.
         self._timer_handle: RemovableHandle | None = None
+        # Torch keeps this object alive as long as the module, so it keeps only `owner` alive: the manager, or None if a
+        # trainer has the manager. When that trainer is gone, so are the slots, and the dispatcher's finalizer detaches.
+        self.owner = owner
+        self._slots = weakref.ref(slots)
+        # Compiled code checks before each run what it read here while it was traced.
+        self.wants = OUTSIDE  # What graphs pass to the module's hooks; see `compile.dynamo`.
+        self.graph_id: torch.Tensor | None = None  # Identifies the module in graphs.
+        self.stats_key = ""  # Identifies its row of compiled statistics while a graph is traced.
+        self.stats_row: torch.Tensor | None = None
+        self.stats_place: tuple[torch.Tensor, int] | None = None  # The table that the row is in, and its index.
 
-    def attach(self, measure: bool = False) -> None:
-        """Put the torch hook on the module if it is not there, and the one that measures calls if `measure`."""
-        module = self.module_ref()
-        if module is None:
-            return
-        if measure != (self._timer_handle is not None):
-            self._stop_measuring()
-            if measure:
-                self.timer = ModuleTimer()
-                self._timer_handle = module.register_forward_pre_hook(self.timer)
-        if self._handle is None:
-            self._handle = module.register_forward_hook(self.torch_hook, with_kwargs=True)
+    def __call__(self, module: Any, inputs: Any, kwargs: Any, output: Any = _REMOVED) -> Any:
+        """Return the output that replaces the module's, None to keep it."""
+        if is_dynamo_compiling():
+            from hookline.activations.compile.dynamo import call_while_tracing
 
-    def update(self, returns: bool) -> None:
-        """Attach or detach the torch hooks, as the number of hooks demands.
+            return call_while_tracing(self, module, inputs, kwargs, output)
+        if output is _REMOVED:  # Another thread has just removed the hook, and torch forgot that it takes keywords.
+            return None
+        self.calls += 1  # Also if no hook is due: the fire report tells a module that never ran from such a hook.
+        slots, timer = self._slots(), self.timer
+        dispatch = None if slots is None else slots.on_forward
+        measured = timer.end(module) if timer is not None else None
+        return None if dispatch is None else dispatch(self, module, inputs, kwargs, output, measured)
+
+    def update(self, attached: bool, measured: bool = False, returns: bool = False) -> None:
+        """Put torch hooks on the module, or take them off; what is as it should be already stays.
 
         Args:
-            returns: Whether hooks that were detached are attached again later; graphs of the module then stay valid.
+            attached: Whether a hook selects the module.
+            measured: Whether its calls are measured.
+            returns: Whether hooks that are detached are attached again later; graphs of the module then stay valid.
         """
-        if self.needs[ATTACHED]:
-            self.attach(self.needs[MEASURED] > 0)
-        else:
-            self.detach(returns)
-
-    def detach(self, returns: bool = False) -> None:
-        """Remove every torch hook and, unless it `returns`, withdraw the module from compiled graphs."""
-        handle, self._handle = self._handle, None
-        if handle is not None:
-            handle.remove()
-        self._stop_measuring()
-        if self.torch_hook.graph_id is not None and not returns:
+        module = self.module_ref()
+        if self._timer_handle is not None and not measured:
+            self._timer_handle.remove()
+            self.timer = self._timer_handle = None
+        if self.handle is not None and not attached:
+            self.handle.remove()
+            self.handle = None
+        if module is not None and self._timer_handle is None and measured:
+            self.timer = ModuleTimer()
+            self._timer_handle = module.register_forward_pre_hook(self.timer)
+        if module is not None and self.handle is None and attached:
+            self.handle = module.register_forward_hook(self, with_kwargs=True)
+        if self.graph_id is not None and not attached and not returns:
             from hookline.activations.compile.dynamo import leave_graphs
 
-            leave_graphs(self.torch_hook)
-
-    def _stop_measuring(self) -> None:
-        if self._timer_handle is not None:
-            self._timer_handle.remove()
-        self.timer = self._timer_handle = None
+            leave_graphs(self)
 
 
 # ---- selecting modules -----------------------------------------------------------------------------------------------

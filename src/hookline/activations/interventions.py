@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 
 from hookline._console import logger
-from hookline._tensors import map_tensors
+from hookline._tensors import iter_tensors, map_tensors
 from hookline._words import nearest
-from hookline.activations.capture_session import Cache
+from hookline.activations.capture import Cache
 from hookline.activations.capture_store import CapturedState, load_outputs
-from hookline.activations.forward_hooks import first_floating
 from hookline.activations.hooked_modules import weak_selection
 from hookline.core.base import ForwardHook
 from hookline.errors import HooklineError, with_article
@@ -56,7 +55,8 @@ class Intervention(ForwardHook):
             remedy = "make the manager with HookManager(enable_intervention=True)"
             self._warn(None, f"hook {self._label!r} changes nothing, because interventions are off; {remedy}")
             return None
-        return replace_tensor(output, tensor, self.change(name, tensor))
+        changed = self.change(name, tensor)
+        return map_tensors(lambda other: changed if other is tensor else other, output)
 
     @property
     def _label(self) -> str:
@@ -272,7 +272,7 @@ class Steer(Intervention):
         self,
         modules: Any,
         vector: Tensor | Sequence[float],
-        strength: float = 1.0,
+        strength: float | Tensor = 1.0,
         positions: Indices | None = None,
         dim: int = -2,
     ) -> None:
@@ -293,6 +293,8 @@ class Steer(Intervention):
         return self._merge(self.positions, moved, tensor, self.dim, "positions", name)
 
 
-def replace_tensor(value: Any, old: Tensor, new: Tensor) -> Any:
-    """Return a nested value with `new` in every place of `old`; the value itself is not changed."""
-    return map_tensors(lambda tensor: new if tensor is old else tensor, value)
+def first_floating(value: Any) -> torch.Tensor | None:
+    """Return the first floating-point tensor of a nested value."""
+    if isinstance(value, torch.Tensor):  # Nearly always.
+        return value if value.is_floating_point() else None
+    return next((tensor for tensor in iter_tensors(value) if tensor.is_floating_point()), None)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from torch.nn import Module
 
-from hookline import _checks
-from hookline._tensors import is_sharded, iter_tensors, measurable
+from hookline._parameters import Percentage, PositiveInt
+from hookline._tensors import iter_tensors, measurable
 from hookline._words import nearest
 from hookline.activations.forward_hooks import BuiltInForwardHook, Observe
 from hookline.activations.series import (
@@ -26,9 +26,8 @@ from hookline.activations.series import (
 )
 from hookline.core.shared_part import SharedPart
 from hookline.errors import ConfigError, HooklineError
-from hookline.stats.columns import STATISTICS
-from hookline.stats.distributed import is_copy as is_copy_of_shard
 from hookline.stats.histograms import Histograms
+from hookline.stats.rows import STATISTICS
 
 if TYPE_CHECKING:
     from hookline.run.control import RunControl
@@ -71,20 +70,20 @@ class Monitor(BuiltInForwardHook):
         self,
         modules: Any = "*",
         metrics: Sequence[str] | None = None,
-        percentiles: Sequence[float] = (),
+        percentiles: Sequence[Percentage] = (),
         gradients: bool = False,
-        dead_window: int = 100,
+        dead_window: PositiveInt = 100,
         unit_dim: int | None = None,
     ) -> None:
         super().__init__(modules)
         self.metrics = DEFAULT_METRICS if metrics is None else metrics if isinstance(metrics, str) else tuple(metrics)
         requested = _check_metrics(self.metrics, percentiles)
         statistics = tuple(metric for metric in requested if metric in STATISTICS)
-        points = tuple(_checks.percentage(point, "percentiles") for point in percentiles)
+        points = tuple(percentiles)
         costs = tuple(metric for metric in requested if metric in COSTS)
         self._histogram = "histogram" in requested
         reads_tensors = bool(statistics or points or self._histogram)
-        if _checks.boolean(gradients, "gradients") and not reads_tensors:
+        if gradients and not reads_tensors:
             raise ConfigError("gradients", "no statistic to compute; add one to metrics, such as 'l2'")
         self._outputs = TensorStatistics(statistics, points, self._histogram) if reads_tensors else None
         self._gradients = TensorStatistics(statistics, points, self._histogram, "grad_") if gradients else None
@@ -97,12 +96,7 @@ class Monitor(BuiltInForwardHook):
         self.watches_backward = gradients  # compiled code must then leave the modules' outputs to autograd
         # Compiled code can accumulate statistics by itself, and nothing else.
         self.statistics_only = requested == statistics and not points and not gradients
-        # Delivers what compiled code has accumulated, by calling `add_rows` under a lock: never call it inside ours.
-        self.flush_compiled: Callable[[], None] = lambda: None
         self._trainer: RunControl | None = None
-        # Modules with a DTensor, and whether this rank's part of it is a copy of that on another rank.
-        self._output_parts: dict[str, bool] = {}
-        self._gradient_parts: dict[str, bool] = {}
         self.validating = self._before_backward = False
         self._calls = 0  # without a run, since results were last moved to the history
         self._lock = threading.RLock()
@@ -125,38 +119,33 @@ class Monitor(BuiltInForwardHook):
         if measured is None:
             self._pass_over(name, tensor)
             return
-        if measured is not tensor:
-            _note_part(self._output_parts, name, tensor)
         with self._lock:
             if self._outputs is not None:
+                if measured is not tensor:
+                    self._outputs.note_part(name, tensor)
                 # Until backward the tensor itself is kept: its graph shows whether autograd keeps it too, a view's not.
                 keep = self._before_backward or measured is not tensor
                 self._outputs.add(name, measured if keep else measured.detach(), step)
-            if self._dead_units is not None:
-                self._add_units(name, tensor, measured)
+            if self._dead_units is not None and measured is tensor:
+                self._dead_units.add(name, tensor)
+            elif self._dead_units is not None:  # A stand-in may have other dimensions.
+                self._pass_over(name, tensor, "counts no dead units in")
             if not step:
                 self._count_call()
         if self._gradients is not None and tensor.requires_grad:
             # A tensor hook costs less than half of an identity function in the graph, and adds neither a node nor a
             # view: the model may still write into the tensor in place.
-            tensor.register_hook(lambda gradient: self._add_gradient(name, gradient, step))  # type: ignore[no-untyped-call]
+            tensor.register_hook(partial(self._add_gradient, self._gradients, name, step))  # type: ignore[no-untyped-call]
 
-    def _add_units(self, name: str, tensor: Tensor, measured: Tensor) -> None:
-        if self._dead_units is not None and measured is tensor:
-            self._dead_units.add(name, tensor)
-        else:  # which may have other dimensions
-            self._pass_over(name, tensor, "counts no dead units in")
-
-    def _add_gradient(self, name: str, gradient: Tensor, step: int) -> None:
+    def _add_gradient(self, source: TensorStatistics, name: str, step: int, gradient: Tensor) -> None:
         measured = measurable(gradient)
         if measured is None:
             self._pass_over(name, gradient)
             return
-        if measured is not gradient:
-            _note_part(self._gradient_parts, name, gradient)
         with self._lock:
-            if self._gradients is not None:
-                self._gradients.add(name, measured.detach() if measured is gradient else measured, step)
+            if measured is not gradient:
+                source.note_part(name, gradient)
+            source.add(name, measured.detach() if measured is gradient else measured, step)
             if not step:
                 self._count_call()
 
@@ -187,6 +176,12 @@ class Monitor(BuiltInForwardHook):
 
     # ---- statistics from compiled code -------------------------------------------------------------------------------
 
+    def _flush_compiled(self) -> None:
+        """Have what compiled code has accumulated added by `add_rows`, under a lock: never call this inside ours."""
+        stats = None if self._registry is None else self._registry.dispatcher.compiled_stats
+        if stats is not None:
+            stats.deliver()
+
     def add_rows(self, names: Sequence[str], rows: Tensor, step: int) -> None:
         """Add statistics rows, on their device, that compiled code has accumulated in a step."""
         with self._lock:
@@ -213,7 +208,7 @@ class Monitor(BuiltInForwardHook):
     def on_step_end(self, step: int, trainer: RunControl | None = None) -> None:
         """Complete the step, and record what has arrived so far."""
         self._trainer = trainer
-        self.flush_compiled()
+        self._flush_compiled()
         with self._lock:
             for source in self._sources:
                 source.end_step(step)
@@ -231,7 +226,7 @@ class Monitor(BuiltInForwardHook):
     def on_train_end(self, trainer: RunControl | None = None) -> None:
         """Record what is still on the device, and the part of a step that was not completed."""
         self._trainer = trainer
-        self.flush_compiled()
+        self._flush_compiled()
         if trainer is not None:  # else nothing is recorded, and what is left of a step can still be read
             with self._lock:
                 self._share(trainer, at_end=True)
@@ -245,8 +240,9 @@ class Monitor(BuiltInForwardHook):
     def close(self) -> None:
         """Release the collected tensors."""
         with self._lock:
-            for source in self._sources:
-                source.discard()
+            for source in (self._outputs, self._gradients, self._dead_units):
+                if source is not None:
+                    source.discard()
         self._trainer = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -254,7 +250,7 @@ class Monitor(BuiltInForwardHook):
 
         What is still on the device is recorded first: a run that resumes from here repeats only later steps.
         """
-        self.flush_compiled()
+        self._flush_compiled()
         with self._lock:
             self._collect(wait=True)
         return {} if self._dead_units is None else {"dead_units": self._dead_units.state_dict()}
@@ -268,26 +264,27 @@ class Monitor(BuiltInForwardHook):
 
     def latest(self) -> dict[str, dict[str, float]]:
         """Return the newest values of every module; waits for the device."""
-        self.flush_compiled()
-        with self._lock:
-            return self._history.latest(self._collect_all())
+        return self._read().latest()
 
     def history(self, name: str) -> list[tuple[int, dict[str, float]]]:
         """Return (step, values) of one module, oldest first, at most the last thousand; without a run, one per call."""
-        self.flush_compiled()
-        with self._lock:
-            return self._history.of(name, self._collect_all())
+        return self._read().of(name)
 
     @property
     def states(self) -> list[MonitoredState]:
         """What was measured, by module and step, oldest first: `history` of all modules; waits for the device."""
-        self.flush_compiled()
+        return self._read().states()
+
+    def _read(self) -> History:
+        """Return the history with what there is of the current step; waits for the device."""
+        self._flush_compiled()
         with self._lock:
-            return self._history.states(self._collect_all())
+            tables = self._collect_all()
+            return self._history.plus(tables)
 
     def clear_states(self) -> None:
         """Forget what was measured; in a run, it is recorded all the same."""
-        self.flush_compiled()
+        self._flush_compiled()
         with self._lock:
             self._collect(wait=True)
             self._history = History(HISTORY_LIMIT)
@@ -354,13 +351,10 @@ class Monitor(BuiltInForwardHook):
         key, epoch, data_ranks = self._registered_name, trainer.epoch, trainer.data_ranks
         has_same_batch = data_ranks == 1 and trainer.ranks.rank > 0  # as rank 0: tensor parallelism
         parts: list[SharedPart] = []
-        if self._outputs is not None:
-            is_copy = partial(_is_copy, dict(self._output_parts), has_same_batch)
-            parts += self._outputs.share(key, epoch, is_copy, 1.0, use)
-        if self._gradients is not None:
-            # The loss of a rank is the mean over its own batch: its gradients are larger than those of the global mean.
-            is_copy = partial(_is_copy, dict(self._gradient_parts), has_same_batch)
-            parts += self._gradients.share(key, epoch, is_copy, 1.0 / data_ranks, use)
+        # The loss of a rank is the mean over its own batch: its gradients are larger than those of the global mean.
+        for source, scale in ((self._outputs, 1.0), (self._gradients, 1.0 / data_ranks)):
+            if source is not None:
+                parts += source.share(key, epoch, has_same_batch, scale, use)
         if self._dead_units is not None:
             parts += self._dead_units.share(key, epoch, use, trainer.step if at_end else None)
         for part in parts:
@@ -369,7 +363,7 @@ class Monitor(BuiltInForwardHook):
     def _collect_all(self) -> list[StepTable]:
         """Wait for and record all complete steps; return the tables of the current step."""
         self._collect(wait=True)
-        return [table for source in self._local_sources() for table in source.incomplete()]
+        return [table for source in self._local_sources() for table in source.current()]
 
     def _record(self, table: StepTable) -> None:
         if self._trainer is None:
@@ -385,16 +379,6 @@ class Monitor(BuiltInForwardHook):
             self._recorded_names = tuple(dict.fromkeys((*self._recorded_names, *table.names)))
         names, series = self._recorded_names, HISTOGRAMS if table.is_histogram else SERIES
         trainer.log_layers(series, names, table.columns, table.align(names), table.step)
-
-
-def _note_part(parts: dict[str, bool], module: str, tensor: Any) -> None:
-    """Note whether this rank's part of a DTensor counts; other tensors that are measured by a stand-in do."""
-    if is_sharded(tensor):
-        parts[module] = is_copy_of_shard(tensor)
-
-
-def _is_copy(parts: Mapping[str, bool], otherwise: bool, module: str) -> bool:
-    return parts.get(module, otherwise)
 
 
 def _first_measurable(output: Any) -> tuple[Tensor, Tensor | None] | None:

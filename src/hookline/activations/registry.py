@@ -2,27 +2,69 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 
 from hookline import _checks
+from hookline._text import format_table
 from hookline.activations.attention import AttentionMaps, attention_session
-from hookline.activations.capture import Capture
-from hookline.activations.capture_session import Cache, capture_session
+from hookline.activations.capture import Cache, Capture, capture_session
 from hookline.activations.capture_store import CaptureStore
 from hookline.activations.debug import Debug
-from hookline.activations.fire_report import FireReport, fire_report
 from hookline.activations.forward_hooks import ForwardDispatcher
+from hookline.activations.hooked_modules import HookedModule, patterns_of
 from hookline.activations.monitor import COSTS, DEFAULT_METRICS, Monitor
 from hookline.core.base import hook_attribute
-from hookline.core.registry import Handle, Registry
+from hookline.core.entry import Entry
+from hookline.core.handle import Handle
+from hookline.core.registry import Registry
 from hookline.errors import HooklineError
 
 if TYPE_CHECKING:
     from hookline._keywords import CaptureHookKeywords, CaptureKeywords, DebugKeywords, MonitorKeywords
+
+
+@dataclass(frozen=True)
+class FireRow:
+    """One hook at one module."""
+
+    hook: str
+    module: str
+    calls: int
+    """Calls of the module since any hook selects it."""
+    fired: int
+    """How often the hook was called there and returned without an error."""
+    why: str = ""
+    """Why it never was; empty if it was."""
+
+
+@dataclass(frozen=True)
+class FireReport:
+    """Every forward hook at every module it selects; prints as a table."""
+
+    rows: tuple[FireRow, ...]
+
+    @property
+    def silent(self) -> list[str]:
+        """The hooks that were called nowhere, in registration order."""
+        fired = {row.hook for row in self.rows if row.fired}
+        return [hook for hook in dict.fromkeys(row.hook for row in self.rows) if hook not in fired]
+
+    def of(self, hook: str) -> list[FireRow]:
+        """Return the rows of one hook."""
+        return [row for row in self.rows if row.hook == hook]
+
+    def __str__(self) -> str:
+        if not self.rows:
+            return "no forward hooks"
+        cells = [(row.hook, row.module or "-", str(row.calls), str(row.fired), row.why) for row in self.rows]
+        table = format_table(("hook", "module", "calls", "fired", "why not"), cells)
+        return f"{table}\nnever fired: {', '.join(self.silent)}" if self.silent else table
 
 
 class ModelRegistry(Registry):
@@ -194,7 +236,37 @@ class ModelRegistry(Registry):
 
     def fire_report(self) -> FireReport:
         """Return how often each forward hook was called at each of its modules, and why one never was."""
-        return fire_report(self)
+        if self.dispatcher.compiled_stats is not None:
+            self.dispatcher.compiled_stats.count_calls()
+        return FireReport(tuple(row for entry in self.entries("forward") for row in self._fire_rows(entry)))
+
+    def _fire_rows(self, entry: Entry) -> Iterator[FireRow]:
+        for hooked, name in self.dispatcher.selected_by(entry).items():
+            fired = hooked.fired.get(entry.name, 0)
+            yield FireRow(entry.name, name, hooked.calls, fired, "" if fired else self._why_not(entry, hooked))
+        # Modules that are passed as objects need no model.
+        waiting = [pattern for pattern in patterns_of(entry) if not isinstance(pattern, (torch.nn.Module, weakref.ref))]
+        if waiting and self.dispatcher.model is None:
+            yield FireRow(entry.name, "", 0, 0, "its patterns wait for a model")
+
+    def _why_not(self, entry: Entry, hooked: HookedModule) -> str:
+        """Return the nearest cause: first the hook's own switches, then the module, then the schedule."""
+        failures = entry.failures.total
+        if not entry.enabled:
+            return f"off ({failures} failures)" if failures else "off"
+        if not entry.is_called_here(self.ranks):
+            return "not for this rank"
+        if hooked.module_ref() is None:
+            return "the module no longer exists"
+        if not self.dispatcher.attached:
+            return "its trainer has not run the model, or its run is over"
+        if hooked.calls == 0:
+            return "the module was never called (bypassed)"
+        if failures:
+            return f"it failed every time ({failures} failures)"
+        if not entry.schedule.always:
+            return f"not due yet ({entry.schedule})"
+        return "not called since the hook was registered, or only while hooks were silenced"
 
     def get_captured_states(self, hook_id: str) -> list[Any]:
         """Return what a hook has gathered, oldest first.
@@ -221,6 +293,7 @@ class ModelRegistry(Registry):
         for entry in self.entries("forward") if hook_id is None else [self.entry(hook_id)]:
             hook_attribute(entry.hook, "clear_states")()
 
+    @contextmanager
     def capturing(
         self,
         model: torch.nn.Module,
@@ -229,7 +302,7 @@ class ModelRegistry(Registry):
         early_stop: bool = False,
         what: str | Sequence[str] = "output",
         **options: Unpack[CaptureKeywords],
-    ) -> AbstractContextManager[Cache]:
+    ) -> Iterator[Cache]:
         """Capture inside a ``with`` block; afterwards no hook is left on the model.
 
         Args:
@@ -239,14 +312,16 @@ class ModelRegistry(Registry):
             what: What to capture: "input", "output" or "both".
             **options: Options of `Capture`.
 
-        Returns:
-            A context manager that yields the cache.
+        Yields:
+            The cache.
 
         >>> with manager.capturing(model, "blocks.*.mlp") as cache:
         ...     model(batch)
         >>> cache["blocks.3.mlp"]
         """
-        return capture_session(ModelRegistry, model, modules, early_stop, {"what": what, **options})
+        cache = Cache(Capture(modules, what, **options), model)
+        with capture_session(ModelRegistry(max_captured_states=None), model, cache, early_stop):
+            yield cache
 
     def attention_maps(
         self, model: torch.nn.Module, modules: Any = None, **options: Unpack[CaptureKeywords]
@@ -267,4 +342,4 @@ class ModelRegistry(Registry):
         ...     model(batch)
         >>> maps["blocks.3.attention"]
         """
-        return attention_session(ModelRegistry, model, modules, options)
+        return attention_session(ModelRegistry(max_captured_states=None), model, modules, options)

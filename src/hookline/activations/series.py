@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from hookline import _checks
 from hookline._device import cached_table
 from hookline._host_copy import HostCopy
+from hookline._tensors import is_sharded
 from hookline._words import nearest
 from hookline.core.shared_part import SharedPart, Sizes
 from hookline.errors import HooklineError
 from hookline.stats.collector import HostQueue, StepCollector, StepRows
-from hookline.stats.columns import INFS, NANS, STATISTICS
+from hookline.stats.distributed import is_copy
 from hookline.stats.histograms import Histograms, histograms_in, percentiles, summarize_with_histograms
-from hookline.stats.rows import summarize
-from hookline.stats.shared_rows import share_rows
+from hookline.stats.rows import INFS, NANS, STATISTICS, summarize
 
 
 class StepTable(NamedTuple):
@@ -67,7 +66,7 @@ class MonitoredState(NamedTuple):
     """By metric."""
 
 
-class TensorStatistics:
+class TensorStatistics(StepCollector):
     """Statistics of the tensors that are added.
 
     Args:
@@ -78,37 +77,40 @@ class TensorStatistics:
     """
 
     def __init__(self, statistics: Sequence[str], points: Sequence[float], histogram: bool, prefix: str = "") -> None:
+        super().__init__(summarize_with_histograms if points or histogram else summarize)
         self._indices = tuple(STATISTICS.index(name) for name in statistics)
         self._points, self._histogram, self._prefix = points, histogram, prefix
         columns = (*statistics, *(f"p{point:g}" for point in points), *["histogram_top"] * histogram)
         self._columns = tuple(prefix + column for column in columns)
-        self._per_step = StepCollector(summarize_with_histograms if points or histogram else summarize)
+        self._copies: dict[str, bool] = {}  # Whether another rank has this rank's part of a DTensor, too, by module.
         self._newest: StepRows | None = None
-        # Bound methods, because one more call per module and step would cost as much as the work itself.
-        self.add = self._per_step.add
-        self.add_rows = self._per_step.add_rows
-        self.send = self._per_step.send
-        self.end_step = self._per_step.end_step
-        self.discard = self._per_step.discard
+
+    def note_part(self, name: str, tensor: Tensor) -> None:
+        """Note whether this rank's part of a DTensor counts; other tensors that are measured by a stand-in do."""
+        if is_sharded(tensor):
+            self._copies[name] = is_copy(tensor)
 
     def complete(self, wait: bool) -> Iterator[StepTable]:
         """Yield the tables of complete steps; the histograms of a step follow its statistics."""
-        for rows in self._per_step.drain() if wait else self._per_step.ready():
+        for rows in self.drain() if wait else self.ready():
             self._newest = rows
             yield from self._tables(rows)
 
-    def share(
-        self, key: str, epoch: int, is_copy: Callable[[str], bool], scale: float, use: UseTable
-    ) -> list[SharedPart]:
+    def share(self, key: str, epoch: int, has_same_batch: bool, scale: float, use: UseTable) -> list[SharedPart]:
         """Take out all steps so far, to be merged with those of the other ranks; nothing waits.
 
         Args:
             key: What the monitor is called; the same on all ranks.
             epoch: The epoch.
-            is_copy: Returns whether this rank's output of a module is a copy of what another rank has measured.
+            has_same_batch: Whether this rank's outputs are copies of what another rank has measured, unless it has a
+                part of a DTensor.
             scale: What values of the merged rows are multiplied by.
             use: Called with the tables of all ranks.
         """
+        copies = dict(self._copies)
+
+        def is_copied(module: str) -> bool:
+            return copies.get(module, has_same_batch)
 
         def use_rows(rows: StepRows) -> Mapping[str, float]:
             self._newest = rows
@@ -116,18 +118,18 @@ class TensorStatistics:
 
         has_bins, name = bool(self._points or self._histogram), f"{key} {self._prefix}outputs"
         return [
-            share_rows(name, epoch, sent, with_histograms=has_bins, is_copy=is_copy, scale=scale, use=use_rows)
-            for sent in self._per_step.take()
+            sent.share(name, epoch, with_histograms=has_bins, is_copy=is_copied, scale=scale, use=use_rows)
+            for sent in self.take()
         ]
 
-    def incomplete(self) -> list[StepTable]:
+    def current(self) -> list[StepTable]:
         """Return what has arrived of a step that is not complete."""
-        rows = self._per_step.incomplete()
+        rows = self.incomplete()
         return [] if rows is None else list(self._tables(rows))
 
     def histogram(self, name: str) -> Histograms:
         """Return the newest histogram of one module."""
-        rows = self._per_step.incomplete() or self._newest
+        rows = self.incomplete() or self._newest
         names = [] if rows is None else list(map(str, rows.keys))
         if rows is None or name not in names:
             raise HooklineError(f"no histogram of {name!r} yet; {nearest(name, names)}")
@@ -175,7 +177,7 @@ class CallCosts:
 
     def end_step(self, step: int) -> None:
         """Mark a step as complete."""
-        self._complete += self.incomplete()
+        self._complete += self.current()
         self._names, self._values, self._indices = [], [], {}
 
     def complete(self, wait: bool) -> Iterator[StepTable]:
@@ -185,15 +187,12 @@ class CallCosts:
         tables, self._complete = self._complete, []
         yield from tables
 
-    def incomplete(self) -> list[StepTable]:
+    def current(self) -> list[StepTable]:
         """Return the costs of the current step so far."""
         if not self._names:
             return []
         values = torch.tensor(self._values, dtype=torch.float64)
         return [StepTable(self._step, tuple(self._names), self._columns, values)]
-
-    def discard(self) -> None:
-        """Do nothing: there are no tensors."""
 
 
 # ---- dead units ------------------------------------------------------------------------------------------------------
@@ -210,7 +209,7 @@ class DeadUnits:
     """
 
     def __init__(self, window: int, unit_dim: int | None = None) -> None:
-        self._window, self._unit_dim = _checks.integer(window, "dead_window", at_least=1), unit_dim
+        self._window, self._unit_dim = window, unit_dim
         self._maxima: dict[str, Tensor] = {}  # of the current window, by module
         self._steps = 0
         self._flush = HostQueue()
@@ -301,7 +300,7 @@ class DeadUnits:
 
         return SharedPart(kind, step, epoch, own, finish, maxima=alive)
 
-    def incomplete(self) -> list[StepTable]:
+    def current(self) -> list[StepTable]:
         """Return the counts of the first window so far; nothing once a window is complete."""
         return [] if self._last_window or not self._maxima else [_count(0, self.by_module())]
 
@@ -358,14 +357,18 @@ class History:
             del self._tables[index]
         self._rows[kind] = rows
 
-    def _with(self, incomplete: Sequence[StepTable]) -> list[StepTable]:
-        return [*self._tables, *(table for table in incomplete if not table.is_histogram)]
+    def plus(self, tables: Iterable[StepTable]) -> History:
+        """Return a history that has these tables of the current step, too."""
+        history = History(self._limit)
+        history._tables = self._tables.copy()
+        history._tables.extend(table for table in tables if not table.is_histogram)
+        return history
 
-    def latest(self, incomplete: Sequence[StepTable] = ()) -> dict[str, dict[str, float]]:
-        """Return the newest values of every module; `incomplete` are tables of the current step."""
+    def latest(self) -> dict[str, dict[str, float]]:
+        """Return the newest values of every module."""
         newest: dict[str, dict[str, float]] = {}
         done: set[tuple[str, tuple[str, ...]]] = set()
-        for table in reversed(self._with(incomplete)):
+        for table in reversed(self._tables):
             for index in reversed(range(len(table.names))):
                 name = table.names[index]
                 if (name, table.columns) not in done:
@@ -373,12 +376,12 @@ class History:
                     newest[name] = table.row(index) | newest.get(name, {})
         return newest
 
-    def of(self, name: str, incomplete: Sequence[StepTable] = ()) -> list[tuple[int, dict[str, float]]]:
+    def of(self, name: str) -> list[tuple[int, dict[str, float]]]:
         """Return (step, values) of one module, oldest first; different kinds of one step are joined.
 
         Without a run there are rows of calls instead of steps; kinds with equally many are joined call by call.
         """
-        tables = [table for table in self._with(incomplete) if name in table.names]
+        tables = [table for table in self._tables if name in table.names]
         calls = Counter(table.columns for table in tables if not table.step for other in table.names if other == name)
         most_calls = max(calls.values(), default=0)
         entries: dict[tuple[Any, ...], dict[str, float]] = {}
@@ -392,10 +395,10 @@ class History:
                 entries.setdefault(key, {}).update(table.row(index))
         return [(key[0], values) for key, values in entries.items()][-self._limit :]
 
-    def states(self, incomplete: Sequence[StepTable] = ()) -> list[MonitoredState]:
+    def states(self) -> list[MonitoredState]:
         """Return what is kept of all modules, oldest first."""
-        names = dict.fromkeys(str(name) for table in self._with(incomplete) for name in table.names)
-        states = [MonitoredState(name, *entry) for name in names for entry in self.of(name, incomplete)]
+        names = dict.fromkeys(str(name) for table in self._tables for name in table.names)
+        states = [MonitoredState(name, *entry) for name in names for entry in self.of(name)]
         return sorted(states, key=lambda state: state.step)
 
 

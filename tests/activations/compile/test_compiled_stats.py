@@ -300,10 +300,10 @@ def test_the_last_hook_frees_the_rows() -> None:
     run(INPUT)
     (hooked,) = manager.dispatcher.modules
     stats = manager.dispatcher.compiled_stats
-    assert stats is not None and hooked.torch_hook.stats_row is not None
-    assert hooked.torch_hook.stats_row.numel() == 2 + WIDTH
+    assert stats is not None and hooked.stats_row is not None
+    assert hooked.stats_row.numel() == 2 + WIDTH
     manager.remove("hook0")
-    assert hooked.torch_hook.stats_row is None and stats.due_flag is None
+    assert hooked.stats_row is None and stats.due_flag is None
     manager.register(monitor, "again")
     manager.dispatcher.run.step = 1
     run(INPUT)

@@ -590,7 +590,7 @@ def test_an_id_that_was_given_back_leads_nowhere() -> None:
     manager = watching(model, hook)
     manager.dispatcher.sync(compiling=True)
     (hooked,) = manager.dispatcher.modules
-    graph_id = hooked.torch_hook.graph_id
+    graph_id = hooked.graph_id
     dynamo.call_hooks([INPUT], "(None, None, 0)", graph_id)
     assert hook.names == ["0"]
     manager.remove("hook0")

@@ -8,7 +8,7 @@ import torch
 from torch._higher_order_ops.auto_functionalize import auto_functionalized_v2
 from torch.fx import Graph, Node
 
-from hookline.activations.compile.stats_ops import add_to_rows
+from hookline.activations.compile.compiled_stats import add_to_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # importing inductor
 

@@ -4,43 +4,70 @@ Where hooks need nothing of a module but statistics of its output, and the outpu
 instead of a call into Python. Once a run, before its first such kernel, the graph asks which hooks are due; the answer
 is a number on the device that every kernel reads, so that one graph serves all schedules. The rows of all modules are
 taken together when the step is over, when a hook reads them, or when another step begins.
+
+What a graph reads while it is traced, it keeps. Where blocks of one class share a graph, the row of statistics must be
+an exception: it is a tensor that comes with each run, which costs 5 µs per module. A graph of the whole model is not
+shared, and refers to its rows directly.
+
+According to their schemas the operators write into the number on the device and nothing else. That keeps them in their
+order and in the graph. They write to the rows instead, which nothing else in the graph can notice; each input that a
+graph declares to write to costs it 4 µs a run.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.compiler import assume_constant_result
 
 from hookline._device import cached_table
-from hookline.activations.compile.custom_ops import give_back_id, take_id, warn_once
-from hookline.activations.compile.stats_ops import FIRST, LATER, REFUSED, forget_key, new_key
-from hookline.activations.hooked_modules import HookedModule
-from hookline.core.dispatch import BoundHook
+from hookline.activations.compile.custom_ops import (
+    define_operator,
+    flatten,
+    give_back_id,
+    object_of,
+    take_id,
+    warn_once,
+)
+from hookline.activations.hooked_modules import NO_BACKWARD, HookedModule, backward_id
+from hookline.core.catalog import CATALOG
+from hookline.core.entry import Entry
 from hookline.stats.rows import has_kernels
 
 if TYPE_CHECKING:
     from hookline.activations.forward_hooks import ForwardDispatcher
-    from hookline.activations.monitor import Monitor
+
+STATISTICS = "statistics"  # What a module's hooks want if they need nothing else; followed by the owner's number.
+REFUSED, FIRST, LATER = "refused", "first", "later"  # Whether a graph may compute statistics, and if it did before.
+ON_FORWARD = CATALOG["on_forward"]
 
 
-class DueHook(NamedTuple):
-    """A hook that is due, with its modules."""
+@dataclass(frozen=True, eq=False)
+class ServedHook:
+    """A monitor that needs statistics and nothing else, with its rows."""
 
-    hook: str
-    monitor: Monitor  # Needs statistics and nothing else.
-    modules: frozenset[tuple[HookedModule, str]]  # With the names under which the hook sees them.
+    entry: Entry
+    names: list[str]  # Of the modules, as the monitor sees them.
+    indices: tuple[int, ...]  # Of the modules' rows.
+
+    def is_due(self, dispatcher: ForwardDispatcher) -> bool:
+        """Return whether the monitor would be called if one of its modules ran now."""
+        registry, entry = dispatcher.registry, self.entry
+        if not dispatcher.is_listening(entry) or not entry.is_called_here(registry.ranks) or entry.hook.validating:
+            return False
+        return entry.is_called(ON_FORWARD, registry.scheduler.decision.due_for(ON_FORWARD))
 
 
 class Pending(NamedTuple):
     """The step that the rows belong to, and the hooks that get them."""
 
     step: int
-    hooks: tuple[DueHook, ...]
+    hooks: tuple[ServedHook, ...]
 
 
 class CompiledStats:
@@ -50,45 +77,49 @@ class CompiledStats:
     """
 
     def __init__(self, dispatcher: ForwardDispatcher) -> None:
-        self.key = new_key(self)  # What the torch hooks of its modules want.
-        self.graph_id: Tensor | None = None
         self.due_flag: Tensor | None = None
         self._dispatcher = weakref.ref(dispatcher)
+        self._selected: list[tuple[Entry, dict[HookedModule, str]]] = []
         self._modules: tuple[HookedModule, ...] = ()
+        self._hooks: list[ServedHook] = []
+        self._addresses: Tensor | None = None  # Of the rows, on the device.
         self._pending: Pending | None = None
         self._flag_value = 0  # What `due_flag` holds.
-        self._addresses: Tensor | None = None  # Of the rows, on the device.
-        # The calls of the modules, on the device: by the hooks that were due, and all that no report has counted yet.
-        self._counts: dict[tuple[DueHook, ...], Tensor] = {}
-        self._uncounted: list[tuple[tuple[HookedModule, ...], tuple[DueHook, ...], Tensor]] = []
-        self._rows_of: dict[DueHook, tuple[list[str], tuple[int, ...]]] = {}  # Names and indices of a hook's rows.
-        self._due: tuple[Sequence[BoundHook], list[DueHook]] = (), []
-        self._model: weakref.ref[torch.nn.Module] | None = None
+        # The calls of modules that no report has counted yet, on the device, by the hooks that were due.
+        self._counts: dict[tuple[tuple[HookedModule, ...], tuple[ServedHook, ...]], Tensor] = {}
         self._last_graph: weakref.ref[Any] | None = None
         self._lock = threading.RLock()
+        self._take_id()
 
-    def serve(self, modules: Sequence[HookedModule], model: torch.nn.Module | None = None) -> None:
-        """Have rows for these modules and no others; `model` is what they are part of."""
+    def _take_id(self) -> None:
+        self.graph_id = take_id(self)
+        self.key = f"{STATISTICS} {int(self.graph_id)}"  # What the torch hooks of its modules want.
+
+    def serve(self, modules: tuple[HookedModule, ...], selected: list[tuple[Entry, dict[HookedModule, str]]]) -> None:
+        """Have rows for these modules and no others.
+
+        Args:
+            modules: The modules.
+            selected: The monitors that need statistics and nothing else, with the modules that they select.
+        """
         with self._lock:
-            self._model = None if model is None else weakref.ref(model)
-            if tuple(modules) != self._modules:
-                self._take()
-                self._set_modules(tuple(modules))
-                self._make_rows()
+            if (modules, selected) == (self._modules, self._selected):
+                return
+            self._take()
+            hooks = []
+            for entry, names in selected:
+                indices = tuple(index for index, hooked in enumerate(modules) if hooked in names)
+                hooks.append(ServedHook(entry, [names[modules[index]] for index in indices], indices))
+            self._modules, self._selected, self._hooks, self._addresses = modules, selected, hooks, None
+            self._make_rows()
 
     def close(self) -> None:
         """Free the device's memory and drop what was not delivered."""
         with self._lock:
-            if self.graph_id is not None:
-                give_back_id(self.graph_id)
-            self.graph_id = self.due_flag = self._pending = None
-            self._flag_value = 0
-            self._set_modules(())
-            forget_key(self.key)
-            self.key = new_key(self)
-
-    def _set_modules(self, modules: tuple[HookedModule, ...]) -> None:
-        self._modules, self._addresses, self._counts, self._rows_of = modules, None, {}, {}
+            give_back_id(self.graph_id)
+            self._take_id()
+            self.due_flag, self._flag_value = None, 0
+            self.serve((), [])
 
     # ---- while a graph is traced ---------------------------------------------------------------------------------
 
@@ -106,9 +137,10 @@ class CompiledStats:
 
     def is_whole_model(self) -> bool:
         """Return whether the graph that is being traced begins with the model's own code, not with that of a block."""
-        model, graph = self._model() if self._model is not None else None, _traced_graph()
-        code = getattr(model.forward, "__code__", None) if model is not None else None
-        return code is not None and getattr(graph, "traced_code", [])[:1] == [code]
+        dispatcher = self._dispatcher()
+        model = None if dispatcher is None else dispatcher.model
+        code = None if model is None else getattr(model.forward, "__code__", None)
+        return code is not None and getattr(_traced_graph(), "traced_code", [])[:1] == [code]
 
     def _open_on(self, device: torch.device) -> None:
         from hookline.stats.cuda_accumulators import make_flag
@@ -124,20 +156,20 @@ class CompiledStats:
             warn_once(error)
             return
         with self._lock:
-            self.graph_id, self.due_flag = take_id(self), flag
+            self.due_flag = flag
             self._make_rows()
 
     def _make_rows(self) -> None:
         """Make the rows of all modules at once: blocks that share a graph must look the same to it."""
-        hooks = [hooked.torch_hook for hooked in self._modules if hooked.torch_hook.stats_row is None]
-        if self.due_flag is None or not hooks:
+        modules = [hooked for hooked in self._modules if hooked.stats_row is None]
+        if self.due_flag is None or not modules:
             return
         from hookline.stats.cuda_accumulators import make_accumulators
 
-        table, rows = make_accumulators(len(hooks), self.due_flag.device)
+        table, rows = make_accumulators(len(modules), self.due_flag.device)
         _keep_address(table, *rows)
-        for index, (hook, row) in enumerate(zip(hooks, rows, strict=True)):
-            hook.stats_row, hook.stats_place = row, (table, index)
+        for index, (hooked, row) in enumerate(zip(modules, rows, strict=True)):
+            hooked.stats_row, hooked.stats_place = row, (table, index)
 
     # ---- when a graph runs ---------------------------------------------------------------------------------------
 
@@ -154,18 +186,13 @@ class CompiledStats:
 
     def _due_now(self) -> Pending | None:
         dispatcher = self._dispatcher()
-        if dispatcher is None:
+        # In the last case backward repeats a forward pass that hooks have seen.
+        if dispatcher is None or dispatcher.is_silenced() or backward_id() != NO_BACKWARD:
             return None
-        hooks = dispatcher.due_hooks()
-        if hooks is not self._due[0]:  # The same list for the same set of due hooks.
-            due = []
-            for hook in hooks:
-                if getattr(hook.owner, "statistics_only", False):
-                    modules = dispatcher.selected_by(dispatcher.registry.entry(hook.hook))
-                    due.append(DueHook(hook.hook, hook.owner, frozenset(modules.items())))
-            self._due = hooks, due
-        listening = tuple([hook for hook in self._due[1] if not hook.monitor.validating])
-        return Pending(dispatcher.run.step, listening) if listening else None
+        if dispatcher.begin_batch is not None:
+            dispatcher.begin_batch()
+        hooks = tuple([hook for hook in self._hooks if hook.is_due(dispatcher)])
+        return Pending(dispatcher.run.step, hooks) if hooks else None
 
     def deliver(self) -> None:
         """Give the rows to the hooks they were computed for; nothing waits for the device."""
@@ -176,15 +203,15 @@ class CompiledStats:
         """Add the calls of compiled code to the counts of its modules; waits for the device."""
         with self._lock:
             self._take()
-            for modules, due, counts in self._uncounted:
-                counted = dict(zip(modules, counts.tolist(), strict=True))
-                for hooked, (calls, _) in counted.items():
+            for (modules, hooks), tensor in self._counts.items():
+                counts = tensor.tolist()
+                for hooked, (calls, _) in zip(modules, counts, strict=True):
                     hooked.calls += int(calls)
-                for hook in due:
-                    for hooked, _ in hook.modules:
-                        if hooked in counted:
-                            hooked.fired[hook.hook] = hooked.fired.get(hook.hook, 0) + int(counted[hooked][1])
-            self._uncounted, self._counts = [], {}
+                for hook in hooks:
+                    for index in hook.indices:
+                        fired, name = modules[index].fired, hook.entry.name
+                        fired[name] = fired.get(name, 0) + int(counts[index][1])
+            self._counts = {}
 
     def _take(self) -> None:
         with self._lock:
@@ -194,21 +221,15 @@ class CompiledStats:
             from hookline.stats.cuda_accumulators import addresses_of, make_counts, take
 
             if self._addresses is None:
-                rows_of_modules = [hooked.torch_hook.stats_row for hooked in self._modules]
+                rows_of_modules = [hooked.stats_row for hooked in self._modules]
                 self._addresses = addresses_of([row for row in rows_of_modules if row is not None])
-            counts = self._counts.get(pending.hooks)
-            if counts is None:  # They stay on the device until a report.
-                counts = self._counts[pending.hooks] = make_counts(len(self._modules), self.due_flag.device)
-                self._uncounted.append((self._modules, pending.hooks, counts))
-            rows = take(self._addresses, counts)
+            key = self._modules, pending.hooks
+            if key not in self._counts:  # They stay on the device until a report.
+                self._counts[key] = make_counts(len(self._modules), self.due_flag.device)
+            rows = take(self._addresses, self._counts[key])
             for hook in pending.hooks:
-                if hook not in self._rows_of:
-                    names = dict(hook.modules)
-                    indices = tuple(index for index, hooked in enumerate(self._modules) if hooked in names)
-                    self._rows_of[hook] = [names[self._modules[index]] for index in indices], indices
-                own_names, indices = self._rows_of[hook]
-                own = rows if len(indices) == len(rows) else rows[cached_table(rows.device, indices)]
-                hook.monitor.add_rows(own_names, own, pending.step)
+                own = rows if len(hook.indices) == len(rows) else rows[cached_table(rows.device, hook.indices)]
+                hook.entry.hook.add_rows(hook.names, own, pending.step)
 
 
 def _traced_graph() -> Any:
@@ -224,3 +245,105 @@ def _keep_address(*tensors: Tensor) -> None:
 
     for tensor in tensors:
         mark_static_address(tensor, guard=False)
+
+
+# ---- while a graph is traced: everything is found by texts, which graphs check fastest -------------------------------
+
+
+def _owner(wants: str) -> Any:
+    return object_of(wants.removeprefix(STATISTICS))
+
+
+# Dynamo calls a function with a constant result while it traces, with constants. It identifies a tensor that such a
+# function returns by the function's name, so that each tensor needs a separate function.
+
+
+@assume_constant_result  # type: ignore[untyped-decorator]
+def _admit(wants: str, device: torch.device) -> str:
+    owner = _owner(wants)
+    return REFUSED if owner is None else owner.admit(device)
+
+
+@assume_constant_result  # type: ignore[untyped-decorator]
+def _is_whole_model(wants: str) -> bool:
+    return bool(_owner(wants).is_whole_model())
+
+
+@assume_constant_result  # type: ignore[untyped-decorator]
+def _due_flag(wants: str) -> torch.Tensor | None:
+    return _owner(wants).due_flag  # type: ignore[no-any-return]
+
+
+@assume_constant_result  # type: ignore[untyped-decorator]
+def _owner_id(wants: str) -> torch.Tensor | None:
+    return _owner(wants).graph_id  # type: ignore[no-any-return]
+
+
+@assume_constant_result  # type: ignore[untyped-decorator]
+def _table(stats_key: str) -> torch.Tensor:
+    return object_of(stats_key).stats_place[0]  # type: ignore[no-any-return]
+
+
+@assume_constant_result  # type: ignore[untyped-decorator]
+def _row_index(stats_key: str) -> int:
+    return object_of(stats_key).stats_place[1]  # type: ignore[no-any-return]
+
+
+def add_statistics(hooked: HookedModule, wants: str, output: Any) -> bool:
+    """Make the graph add the first floating-point tensor of an output to the module's row.
+
+    Args:
+        hooked: The module.
+        wants: What the module's hooks want; leads to the owner of the rows.
+        output: The module's output. Whatever is read of it here is checked before each run of the graph.
+
+    Returns:
+        False if no kernel can read the tensor; then the graph must call the hooks.
+    """
+    tensors: list[torch.Tensor] = []
+    flatten(output, tensors, exact=False)
+    for tensor in tensors:
+        if tensor.is_floating_point():
+            break
+    else:
+        return False
+    readable = type(tensor) is torch.Tensor and tensor.dtype.itemsize > 1
+    answer = _admit(wants, tensor.device) if readable else REFUSED
+    if answer == REFUSED:
+        return False
+    if answer == FIRST:
+        begin_run(_owner_id(wants), _due_flag(wants))
+    if _is_whole_model(wants):
+        add_to_rows([tensor], [_table(hooked.stats_key)], [_row_index(hooked.stats_key)], _due_flag(wants))
+    else:
+        add_to_rows([tensor], [hooked.stats_row], [0], _due_flag(wants))
+    return True
+
+
+# ---- in the graph ----------------------------------------------------------------------------------------------------
+
+
+def _begin_run(graph_id: torch.Tensor, due_flag: torch.Tensor) -> None:
+    """Ask which hooks are due, each time the graph runs and before its kernels do."""
+    owner: CompiledStats | None = object_of(graph_id)
+    if owner is not None:
+        owner.begin(due_flag)
+
+
+def _add_to_rows(
+    tensors: list[torch.Tensor], tables: list[torch.Tensor], rows: list[int], due_flag: torch.Tensor
+) -> None:
+    """Launch the kernels, which a CUDA graph can replay. A table that all rows are in need be passed only once."""
+    from hookline.stats.cuda_accumulators import add
+
+    add(tensors, tables, rows, due_flag)
+
+
+begin_run = define_operator("begin_run(Tensor graph_id, Tensor(a!) due_flag) -> ()", _begin_run)
+
+# The order of elements in memory does not matter, so the compiler must not change it for this operator.
+add_to_rows = define_operator(
+    "add_to_rows(Tensor[] tensors, Tensor[] tables, int[] rows, Tensor(a!) due_flag) -> ()",
+    _add_to_rows,
+    tag="flexible_layout",
+)

@@ -7,6 +7,7 @@ object is identified by a tensor on the CPU, because a constant would cause a gr
 from __future__ import annotations
 
 import ast
+import itertools
 import weakref
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -61,30 +62,23 @@ def define_operator(schema: str, call: Callable[..., None], tag: str = "cudagrap
 # ---- objects ---------------------------------------------------------------------------------------------------------
 
 _objects: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-_unused_ids: list[torch.Tensor] = []  # Making one costs more than attaching a torch hook.
-_made = 0
+_numbers = itertools.count(1)  # None is used twice: a graph may have kept what it read through an old one.
 
 
 def take_id(target: Any) -> torch.Tensor:
     """Return a tensor that identifies an object in compiled code until it is given back."""
-    global _made
-    try:
-        graph_id = _unused_ids.pop()
-    except IndexError:
-        _made += 1
-        graph_id = torch.tensor(_made, device="cpu")
-    _objects[int(graph_id)] = target
-    return graph_id
+    number = next(_numbers)
+    _objects[number] = target
+    return torch.tensor(number, device="cpu")
 
 
 def give_back_id(graph_id: torch.Tensor) -> None:
     """Make a tensor identify nothing; compiled code may still have it."""
     _objects.pop(int(graph_id), None)
-    _unused_ids.append(graph_id)
 
 
-def object_of(graph_id: torch.Tensor) -> Any:
-    """Return the object that a tensor identifies, None if it was given back or the object is gone."""
+def object_of(graph_id: torch.Tensor | str) -> Any:
+    """Return the object that a tensor, or its number as text, identifies; None if it was given back or is gone."""
     return _objects.get(int(graph_id))
 
 
@@ -112,16 +106,12 @@ def flatten(value: Any, tensors: list[torch.Tensor], exact: bool) -> str | None:
     if exact and type(value) not in (tuple, list, dict):
         return None
     if isinstance(value, dict):
-        return _flatten_items("{", [(f"{key!r}: ", item) for key, item in value.items()], "}", tensors, exact)
-    if isinstance(value, (tuple, list)):
+        opening, items, closing = "{", [(f"{key!r}: ", item) for key, item in value.items()], "}"
+    elif isinstance(value, (tuple, list)):
         opening, closing = ("(", ")") if isinstance(value, tuple) else ("[", "]")
-        return _flatten_items(opening, [("", item) for item in value], closing, tensors, exact)
-    return "None"
-
-
-def _flatten_items(
-    opening: str, items: Sequence[tuple[str, Any]], closing: str, tensors: list[torch.Tensor], exact: bool
-) -> str | None:
+        items = [("", item) for item in value]
+    else:
+        return "None"
     text = opening
     for key, item in items:
         described = flatten(item, tensors, exact)

@@ -1,4 +1,4 @@
-"""Call forward hooks from compiled code: the use of Dynamo's private names.
+"""Decide what compiled code passes to forward hooks (calls, statistics or nothing), with Dynamo's private names.
 
 `torch.compile` traces a module's torch hooks together with the module. Ours puts one operator into the graph, which
 passes the tensors to the hooks whenever the graph runs: no graph break, and no other graph when hooks become due or
@@ -8,13 +8,14 @@ Hooks that change the output or measure time need the graph broken at their modu
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hookline.activations.compile import detection
-from hookline.activations.compile.compiled_stats import CompiledStats
+from hookline.activations.compile.compiled_stats import STATISTICS, CompiledStats, add_statistics
 from hookline.activations.compile.custom_ops import (
     define_operator,
     flatten,
@@ -24,9 +25,10 @@ from hookline.activations.compile.custom_ops import (
     take_id,
     warn_once,
 )
-from hookline.activations.compile.stats_ops import STATISTICS, add_statistics, forget_key, new_key
 from hookline.activations.forward_hooks import measures_calls
-from hookline.activations.hooked_modules import ATTACHED, MEASURED, OUTSIDE, ForwardTorchHook, HookedModule, ModuleTimer
+from hookline.activations.hooked_modules import OUTSIDE, HookedModule, ModuleTimer
+from hookline.activations.monitor import Monitor
+from hookline.core.base import hook_attribute
 from hookline.core.entry import Entry
 from hookline.stats.borrowed import borrowing
 
@@ -36,28 +38,27 @@ if TYPE_CHECKING:
 NOTHING = ""  # What a module's hooks want from graphs: nothing, to be called outside, statistics, or some of these:
 CALLED, INPUTS, KWARGS, OUTPUT, LIVE = "called", "inputs", "kwargs", "output", "live"
 PARTS = {"inputs": INPUTS, "kwargs": KWARGS, "output": OUTPUT, "live_output": LIVE}  # By argument of `on_forward`.
-NEED_LIVE_OUTPUT = ("intervene", "watches_backward")  # Attributes of hooks that need the output with its graph.
 
 
 # ---- while a graph is traced -----------------------------------------------------------------------------------------
 
 
-def call_while_tracing(hook: ForwardTorchHook, module: Any, inputs: Any, kwargs: Any, output: Any) -> Any:
+def call_while_tracing(hooked: HookedModule, module: Any, inputs: Any, kwargs: Any, output: Any) -> Any:
     """Make the graph that is being traced call a module's hooks, or break it where they must be called outside."""
     _prepare_if_needed()
-    wants = hook.wants
+    wants = hooked.wants
     if wants == NOTHING:
         return None
     if wants.startswith(STATISTICS):
-        if add_statistics(hook, wants, output):
+        if add_statistics(hooked, wants, output):
             return None
         wants = LIVE
-    if wants != OUTSIDE and _pass_to_hooks(hook, wants, inputs, kwargs, output):
+    if wants != OUTSIDE and _pass_to_hooks(hooked, wants, inputs, kwargs, output):
         return None
-    return _call_outside(hook, module, inputs, kwargs, output)
+    return _call_outside(hooked, module, inputs, kwargs, output)
 
 
-def _pass_to_hooks(hook: ForwardTorchHook, wants: str, inputs: Any, kwargs: Any, output: Any) -> bool:
+def _pass_to_hooks(hooked: HookedModule, wants: str, inputs: Any, kwargs: Any, output: Any) -> bool:
     """Put the operator into the graph; return False if the values cannot go through a graph."""
     tensors: list[torch.Tensor] = []
     parts = [
@@ -67,7 +68,7 @@ def _pass_to_hooks(hook: ForwardTorchHook, wants: str, inputs: Any, kwargs: Any,
     ]
     if None in parts:
         return False
-    call_hooks(tensors, f"({parts[0]}, {parts[1]}, {parts[2]})", hook.graph_id)
+    call_hooks(tensors, f"({parts[0]}, {parts[1]}, {parts[2]})", hooked.graph_id)
     return True
 
 
@@ -76,15 +77,15 @@ def _call_hooks(tensors: list[torch.Tensor], structure: str, graph_id: torch.Ten
     hooked: HookedModule | None = object_of(graph_id)
     if hooked is not None:
         with borrowing():
-            hooked.torch_hook(hooked.module_ref(), *rebuild(structure, tensors))
+            hooked(hooked.module_ref(), *rebuild(structure, tensors))
 
 
 call_hooks = define_operator("call_hooks(Tensor[] tensors, str structure, Tensor(a!) graph_id) -> ()", _call_hooks)
 
 
 @torch.compiler.disable(reason="a forward hook must be called outside of the graph")  # type: ignore[no-untyped-call,untyped-decorator]
-def _call_outside(hook: ForwardTorchHook, module: Any, inputs: Any, kwargs: Any, output: Any) -> Any:
-    return hook(module, inputs, kwargs, output)
+def _call_outside(hooked: HookedModule, module: Any, inputs: Any, kwargs: Any, output: Any) -> Any:
+    return hooked(module, inputs, kwargs, output)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -109,38 +110,33 @@ def _never_compile(function: Any) -> None:
 # ---- before ----------------------------------------------------------------------------------------------------------
 
 
-def enter_graphs(dispatcher: ForwardDispatcher, entries: Sequence[Entry], changed: Iterable[HookedModule]) -> None:
-    """Make graphs pass to a dispatcher's hooks what they name.
-
-    Args:
-        dispatcher: The dispatcher.
-        entries: Its hooks.
-        changed: The modules of which hooks need something else than before.
-    """
+def enter_graphs(dispatcher: ForwardDispatcher, entries: Sequence[Entry]) -> None:
+    """Make graphs pass to a dispatcher's hooks what they name."""
     stats = dispatcher.compiled_stats
     if stats is None:
         stats = dispatcher.compiled_stats = CompiledStats(dispatcher)
-    for entry in entries:
-        if getattr(entry.hook, "statistics_only", False):
-            entry.hook.flush_compiled = stats.deliver
-    for hooked in changed:
-        hook = hooked.torch_hook
-        if hook.graph_id is None and hooked.needs[ATTACHED]:
-            hook.graph_id, hook.stats_key = take_id(hooked), new_key(hook)
-        if hook.graph_id is not None:
-            wants = combine({need for need, hooks in hooked.needs.items() if hooks} - {ATTACHED, MEASURED})
-            hook.wants = stats.key if wants == STATISTICS else wants
-    served = [hooked for hooked in dispatcher.modules if hooked.torch_hook.wants == stats.key]
-    stats.serve(served, dispatcher.model)
+    modules_by_part: defaultdict[str, dict[HookedModule, str]] = defaultdict(dict)
+    for entry in filter(dispatcher.is_listening, entries):
+        for part in wanted_parts(entry):
+            modules_by_part[part].update(dispatcher.selected_by(entry))
+    for hooked in dispatcher.modules:
+        if hooked.graph_id is None and hooked.handle is not None:
+            hooked.graph_id = take_id(hooked)
+            hooked.stats_key = str(int(hooked.graph_id))
+        if hooked.graph_id is not None:
+            wants = combine({part for part, modules in modules_by_part.items() if hooked in modules})
+            hooked.wants = stats.key if wants == STATISTICS else wants
+    served = tuple(hooked for hooked in dispatcher.modules if hooked.wants == stats.key)
+    monitors = [(entry, dispatcher.selected_by(entry)) for entry in entries if _needs_statistics_only(entry)]
+    stats.serve(served, monitors)
 
 
-def leave_graphs(hook: ForwardTorchHook) -> None:
-    """Make graphs reach nothing through a torch hook any more."""
-    if hook.graph_id is not None:
-        give_back_id(hook.graph_id)
-        forget_key(hook.stats_key)
-    hook.wants, hook.stats_key = OUTSIDE, ""
-    hook.graph_id = hook.stats_row = hook.stats_place = None
+def leave_graphs(hooked: HookedModule) -> None:
+    """Make graphs reach nothing through a module's torch hook any more."""
+    if hooked.graph_id is not None:
+        give_back_id(hooked.graph_id)
+    hooked.wants, hooked.stats_key = OUTSIDE, ""
+    hooked.graph_id = hooked.stats_row = hooked.stats_place = None
 
 
 def combine(parts: Collection[str]) -> str:
@@ -153,11 +149,16 @@ def combine(parts: Collection[str]) -> str:
     return " ".join(sorted(combined))
 
 
+def _needs_statistics_only(entry: Entry) -> bool:
+    return isinstance(entry.hook, Monitor) and entry.hook.statistics_only
+
+
 def wanted_parts(entry: Entry) -> set[str]:
     """Return what graphs must pass to a hook."""
-    if measures_calls(entry) or any(getattr(entry.hook, name, False) for name in NEED_LIVE_OUTPUT):
+    needs_live_output = hook_attribute(entry.hook, "intervene") or hook_attribute(entry.hook, "watches_backward")
+    if measures_calls(entry) or needs_live_output:
         return {OUTSIDE}
-    if getattr(entry.hook, "statistics_only", False):
+    if _needs_statistics_only(entry):
         return {STATISTICS}
     return {CALLED, *(PARTS[name] for name in entry.listeners["on_forward"].wanted if name in PARTS)}
 
@@ -188,5 +189,5 @@ def guard_on_hooks(reset: bool = True) -> None:
         reset_code_caches()
 
 
-_never_compile(ForwardTorchHook.__call__)
+_never_compile(HookedModule.__call__)
 _never_compile(ModuleTimer.__call__)

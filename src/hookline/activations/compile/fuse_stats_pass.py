@@ -1,6 +1,6 @@
 """A graph pass that lets one call add many modules' outputs to their rows of statistics, and places these calls.
 
-A call per module would cost the host more than reading all outputs costs the device. So neighbouring calls are fused.
+A call per module would cost the host more than reading all outputs costs the device. So neighboring calls are fused.
 Their tensors wait for the last of them and are kept alive for that, unless something else needs them anyway; the bytes
 that may wait are limited.
 
@@ -22,7 +22,7 @@ from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.fx import Graph, Node
 
-from hookline.activations.compile.stats_ops import add_to_rows
+from hookline.activations.compile.compiled_stats import add_to_rows
 
 MAX_BYTES = 256 * 1024 * 1024  # Of tensors that nothing else keeps alive.
 MAX_KEPT_BYTES = 4 * MAX_BYTES  # In all: the backward pass may also recompute what it needs.
@@ -87,11 +87,6 @@ def _flag_after(call: Node) -> Node | None:
     return next(iter(call.users), None)
 
 
-def _rows(call: Node) -> set[tuple[Node, int]]:
-    tables, rows = _argument(call, "tables"), _argument(call, "rows")
-    return set(zip(tables * len(rows) if len(tables) == 1 else tables, rows, strict=True))
-
-
 def _last_use(call: Node, backward: set[Node], order: dict[Node, int]) -> Node:
     """Return the last node of the forward pass that reads what a call reads, which may be the call itself."""
     uses = [call]
@@ -146,7 +141,8 @@ def _groups(calls: Sequence[Node], backward: set[Node]) -> Iterator[list[Node]]:
     rows: set[tuple[Node, int]] = set()
     unkept = waiting = 0
     for call in calls:
-        tensors, own = _argument(call, "tensors"), _rows(call)
+        tensors, tables, indices = (_argument(call, name) for name in ("tensors", "tables", "rows"))
+        own = set(zip(tables * len(indices) if len(tables) == 1 else tables, indices, strict=True))
         size = sum(map(_bytes, tensors))
         own_unkept = sum(_bytes(tensor) for tensor in tensors if not _is_kept(_base(tensor), backward))
         full = unkept + own_unkept > MAX_BYTES or waiting + size > MAX_KEPT_BYTES
@@ -191,7 +187,7 @@ def _replace(calls: Sequence[Node], groups: Sequence[tuple[list[Node], Node]]) -
 
 
 def _fused_arguments(group: Sequence[Node], flag: Node) -> dict[str, Any]:
-    lists = {name: [one for call in group for one in _argument(call, name)] for name in ("tensors", "tables", "rows")}
+    lists = {name: [item for call in group for item in _argument(call, name)] for name in ("tensors", "tables", "rows")}
     if len(set(lists["tables"])) == 1:  # Each table costs every run 0.2 µs.
         lists["tables"] = lists["tables"][:1]
     return {**group[0].kwargs, **lists, "_all_bases": [flag]}
