@@ -102,8 +102,8 @@ class UpdateByHand:
         return dict(self._stand_ins)
 
 
-def _same(one: Parameters, other: Parameters) -> bool:
-    return list(one) == list(other) and all(param is other[name] for name, param in one.items())
+def _same(before: Parameters, now: Parameters) -> bool:
+    return list(before) == list(now) and all(param is now[name] for name, param in before.items())
 
 
 def _check_name(name: str, params: Parameters) -> None:

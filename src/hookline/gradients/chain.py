@@ -13,19 +13,17 @@ from typing import Any
 import torch
 
 from hookline._names import plain_modules, plain_parameters, unwrap_module
-from hookline._tensors import is_sharded
+from hookline._tensors import TensorVersions, is_sharded
 from hookline.core.base import hook_attribute
 from hookline.core.catalog import CATALOG
-from hookline.core.dispatch import FAILED, BoundHook, Dispatch, invoke, missing_arguments, without_missing
+from hookline.core.dispatch import FAILED, Arguments, BoundHook, Dispatch, invoke, missing_arguments, without_missing
 from hookline.core.entry import Entry
 from hookline.core.patterns import select
 from hookline.core.registry import Registry
-from hookline.core.signature import Listener
 from hookline.errors import GradientError, HooklineError, MissingArgument, add_note
 from hookline.gradients.view import GradientLists, Gradients, Parameters
-from hookline.stats.cache import TensorVersions
-from hookline.stats.columns import INFS, NANS
 from hookline.stats.distributed import LocalTensors
+from hookline.stats.rows import INFS, NANS
 
 ON_UPDATE = CATALOG["on_update"]
 DECLARE = "an update hook that writes in place sets inplace = True (on its class, or on the function)"
@@ -98,8 +96,7 @@ class UpdateChain:
 
     def _run(self, item: ChainItem, args: Any) -> bool:
         """Run one hook under its failure policy; return whether the step proceeds."""
-        failures, read = self.registry.failures, item.read if item.named else None
-        if invoke(ON_UPDATE, item.bound, failures, args, read=read, call=item.run) is FAILED:
+        if invoke(ON_UPDATE, item.bound, self.registry.failures, args, read=item.read, call=item.run) is FAILED:
             if item.half_written is None:
                 return True
             try:
@@ -168,9 +165,8 @@ class UpdateChain:
 
     def _drop_removed(self) -> None:
         """Drop the states of removed hooks."""
-        if len(self.states) > self.registry.dispatch_table.listener_counts["on_update"]:
-            for name in [name for name in self.states if name not in self.registry]:
-                del self.states[name], self._owners[name]
+        for name in [name for name in self.states if name not in self.registry]:
+            del self.states[name], self._owners[name]
 
 
 class ChainItem:
@@ -205,22 +201,19 @@ class ChainItem:
         costs = registry.dispatch_table.argument_costs
         self._check_cost = costs[f"whether {bound.hook} left finite gradients"] if checked else None
 
-    def read(self, args: Any) -> tuple[tuple[dict[str, Any], Listener], dict[str, Any]]:
-        """Read the event arguments that the hook names besides the gradients and its state."""
+    def read(self, args: Any) -> Arguments:
+        """Return what the hook is called with: the gradients, its state, and the event's arguments that it names."""
+        values, bound = {"grads": self.grads, "own_state": self._states[self.bound.hook]}, self.bound
         try:
-            return ({name: getattr(args, name) for name in self.named}, self.bound.listener), {}
+            values |= {name: getattr(args, name) for name in self.named}
         except MissingArgument:  # the event was fired by hand
             missing = missing_arguments(args, self.named)
-            (bound,) = without_missing(ON_UPDATE, [self.bound], missing)
-            return ({name: getattr(args, name) for name in self.named if name not in missing}, bound.listener), {}
+            (bound,) = without_missing(ON_UPDATE, [bound], missing)
+            values |= {name: getattr(args, name) for name in self.named if name not in missing}
+        return bound.listener.arguments(values)
 
-    def run(self, values: Mapping[str, Any] | None = None, listener: Listener | None = None) -> None:
-        """Call the hook once and take over what it returns.
-
-        Args:
-            values: What `read` returned; None for a hook that names nothing else.
-            listener: The hook's listener, with defaults for what was not there to be read.
-        """
+    def run(self, *positional: Any, **keywords: Any) -> None:
+        """Call the hook once with what `read` returned, and take over what it returns."""
         grads, self.half_written, were_finite = self.grads, None, None
         if self._check_cost is not None and (self._waits or all(grad.is_cpu for grad in grads.tensors())):
             were_finite = self.shared_grads.norms().isfinite().all()
@@ -231,10 +224,7 @@ class ChainItem:
             before = {name: param.grad for name, param in grads.params.items()}
         snapshot = TensorVersions(self._memory()) if self._detects_writes else None
         try:
-            named = {**(values or {}), "grads": grads, "own_state": self._states[self.bound.hook]}
-            listener = listener or self.bound.listener
-            keywords = zip(listener.keywords, map(named.__getitem__, listener.keywords.values()), strict=True)
-            returned = listener.call(*map(named.__getitem__, listener.positional), **dict(keywords))
+            returned = self.bound.listener.call(*positional, **keywords)
             if self.clips and not self.bound.built_in:
                 self._check_clipped_norm()
             if returned is None and self._in_place:
@@ -287,13 +277,11 @@ class ChainItem:
         """
         assert self._check_cost is not None
         grads, began = self.shared_grads, perf_counter_ns()
-        are_finite = grads.norms().isfinite().all()
-        all_before, all_now = torch.stack([were_finite.to(are_finite.device), are_finite]).tolist()
         # A norm overflows earlier than the elements it is made of, so these decide.
-        fine = [] if all_now else _finite(grads.tensors())
+        fine = [] if grads.norms().isfinite().all() else _finite(grads.tensors())
         bad = [name for name, is_fine in zip(grads, fine, strict=False) if not is_fine]
         self._check_cost.add(perf_counter_ns() - began)
-        if bad and (all_before or all(_finite([grad for grad in before.values() if grad is not None]))):
+        if bad and (were_finite or all(_finite([grad for grad in before.values() if grad is not None]))):
             count = f" ({len(bad)} parameters in all)" if len(bad) > 1 else ""
             raise GradientError(f"made the gradient of {bad[0]!r}{count} non-finite, which was finite before")
 
@@ -302,7 +290,7 @@ def _finite(tensors: list[torch.Tensor]) -> list[bool]:
     """Return for each tensor whether all its elements are finite."""
     if not tensors:
         return []
-    rows = LocalTensors(tensors, [f"a gradient of shape {tuple(tensor.shape)}" for tensor in tensors]).summarize()
+    rows = LocalTensors(tensors).summarize()
     finite: list[bool] = (rows[:, NANS] + rows[:, INFS] == 0).tolist()
     return finite
 

@@ -6,17 +6,18 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
 
 from hookline._console import logger
 from hookline._names import plain_parameters
+from hookline._parameters import INFINITE
+from hookline._tensors import TensorVersions
 from hookline._text import format_table
 from hookline.core.base import TrainingHook
 from hookline.core.schedule import Schedule
 from hookline.errors import HooklineError
-from hookline.stats.cache import cached_norms
 from hookline.stats.distributed import LocalTensors
 
 if TYPE_CHECKING:
@@ -160,6 +161,15 @@ def gradient_flow(
     return judge_norms(*_read_norms(model, cached=False), limits)
 
 
+_shared_norms = TensorVersions([]), torch.zeros(0, device="cpu")
+
+
+def share_norms(read: TensorVersions, norms: torch.Tensor) -> None:
+    """Keep the norms of gradients that a hook has read, so that the next hook of the event does not read them again."""
+    global _shared_norms
+    _shared_norms = read, norms
+
+
 def _read_norms(model: torch.nn.Module, cached: bool) -> tuple[dict[str, torch.nn.Parameter], dict[str, float]]:
     """Return the parameters of a model, and the norms of those gradients that there are.
 
@@ -170,8 +180,8 @@ def _read_norms(model: torch.nn.Module, cached: bool) -> tuple[dict[str, torch.n
     params = plain_parameters(model)
     present = {name: param.grad for name, param in params.items() if param.grad is not None}
     gradients = list(present.values())
-    read = cached_norms(gradients) if cached else None
-    norms = gradient_norms(gradients) if read is None else read.tolist()
+    read, known = _shared_norms
+    norms = known.tolist() if cached and read.matches(gradients) else gradient_norms(gradients)
     return params, dict(zip(present, norms, strict=True))
 
 
@@ -231,7 +241,9 @@ class GradientFlowHook(TrainingHook):
     same_on_all_ranks = True  # gradients are; measuring those of a sharded model needs all ranks
     schedule = Schedule.parse(every=100, at=1)
 
-    def __init__(self, vanishing: float = 1e-7, exploding: float = 1e3, ratio: float = 1e-4) -> None:
+    def __init__(
+        self, vanishing: float = 1e-7, exploding: Annotated[float, INFINITE] = 1e3, ratio: float = 1e-4
+    ) -> None:
         self.vanishing, self.exploding, self.ratio = vanishing, exploding, ratio
         self._limits = Limits(vanishing, exploding, ratio)
         self._newest: tuple[dict[str, torch.nn.Parameter], dict[str, float]] | None = None

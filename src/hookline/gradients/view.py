@@ -1,28 +1,39 @@
-"""`Gradients`: the gradients by parameter name, as update hooks see them, and what a chain knows about them."""
+"""`Gradients`: the gradients by parameter name, as update hooks see them, and what a chain knows about them.
+
+`Transform` is the base of the built-in update hooks that change them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping
 from functools import cached_property
+from itertools import chain
 from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hookline._tensors import is_sharded
+from hookline._tensors import DEVICE_AND_DTYPE, indices_by, is_sharded, kind_of, stored_values, tensor_meta
 from hookline._words import nearest
+from hookline.core.base import UpdateHook
 from hookline.errors import GradientError
-from hookline.gradients.local_storage import group_by_kind, local_tensor, norms_of
-from hookline.stats.tensor_meta import tensor_meta
+from hookline.stats.distributed import group_by_mesh
+from hookline.stats.rows import wide_dtype
 
 Parameters = Mapping[str, torch.nn.Parameter]
 
 _GRAD = attrgetter("grad")
+_LEAVE_OUT = "leave it out with params= (a list of patterns, or a predicate)"
 
 
 class GradientList:
-    """Some gradients in order, with what is known about them. Do not modify the lists."""
+    """Some gradients in order, or tensors like them, with what is known about them. Do not modify the lists.
+
+    Their memory is plain tensors that can be read and written in place: of a DTensor the shard on this rank, of a
+    sparse gradient its values, of a complex one pairs of real numbers. A function of single elements that maps zero to
+    zero, applied to them, is right for the whole gradient; sums over them must also be taken over the shards.
+    """
 
     def __init__(self, tensors: list[Tensor]) -> None:
         self.tensors = tensors
@@ -35,32 +46,94 @@ class GradientList:
 
     @cached_property
     def local(self) -> list[Tensor]:
-        """The memory of each; see `local_storage`."""
+        """The memory of each."""
         return self.tensors if self.is_uniform else list(map(local_tensor, self.tensors))
 
     @cached_property
+    def _indices(self) -> list[list[int]]:
+        """The indices of the tensors of each group."""
+        return indices_by(DEVICE_AND_DTYPE, self.local)
+
+    @cached_property
     def groups(self) -> list[list[Tensor]]:
-        """Their memory by device and dtype, as foreach operations take it."""
-        return [self.tensors] if self.is_uniform else group_by_kind(self.local)
+        """Their memory by device and dtype: foreach operations are fused for one kind only."""
+        if self.is_uniform:
+            return [self.tensors]
+        return [[self.local[index] for index in indices] for indices in self._indices]
+
+    def multiply_(self, factor: Tensor | float) -> None:
+        """Multiply them in place by one number, which may be on a device."""
+        for tensors in self.groups:
+            like = tensors[0]
+            if isinstance(factor, Tensor):
+                exact: Tensor | float = factor.to(like.device)
+            elif like.is_cpu:
+                # On the CPU a foreach operation would round a Python number to bf16 or fp16 first.
+                exact = torch.tensor(factor, dtype=wide_dtype(like.dtype))
+            else:
+                exact = factor
+            torch._foreach_mul_(tensors, exact)
 
     def norms(self, exact: bool = False) -> Tensor:
-        """Return one L2 norm per gradient, on the device, of the whole gradient where it is sharded.
+        """Return one L2 norm per gradient, on the first one's device, of the whole gradient where it is sharded.
+
+        Half precision is added up in float32.
 
         Args:
             exact: Whether to read the gradients if a transform computed their norms from those it knew.
         """
         if self.known_norms is None or (exact and not self.norms_are_exact):
-            if not self.tensors:
-                self.known_norms = torch.zeros(0)
-            elif self.is_uniform:
-                # The operation that torch clips by. `hookline.stats` computes norms more exactly, and would clip
-                # differently in the last bit.
-                dtype = torch.float32 if self.tensors[0].dtype.itemsize < 4 else None
-                self.known_norms = torch.stack(torch._foreach_norm(self.tensors, 2.0, dtype=dtype))
-            else:
-                self.known_norms = norms_of(self.tensors, self.local)
-            self.norms_are_exact = True
+            self.known_norms, self.norms_are_exact = self._read_norms(), True
         return self.known_norms
+
+    def _read_norms(self) -> Tensor:
+        if not self.tensors:
+            return torch.zeros(0)
+        found = []
+        for tensors in self.groups:
+            # The operation that torch clips by. `hookline.stats` computes norms more exactly, and would clip
+            # differently in the last bit.
+            dtype = torch.float32 if tensors[0].dtype.itemsize < 4 else None
+            found.append(torch.stack(torch._foreach_norm(tensors, 2.0, dtype=dtype)))
+        norms = found[0]
+        if len(found) > 1:
+            in_groups = [norm for of_group in found for norm in of_group.to(norms.device).unbind()]
+            by_index = dict(zip(chain(*self._indices), in_groups, strict=True))
+            norms = torch.stack([by_index[index] for index in range(len(in_groups))])
+        for shards in [] if self.is_uniform else group_by_mesh(self.tensors):
+            norms = shards.sums(norms.square()).sqrt()  # one reduction for all gradients of a mesh
+        return norms
+
+    def total_norm(self, norm_type: float) -> Tensor:
+        """Return the p-norm of all as one vector, like torch's `get_total_norm`; also of sparse and sharded ones."""
+        if self.is_uniform:
+            return torch.nn.utils.get_total_norm(self.tensors, norm_type)
+        if norm_type == 2.0 and any(map(is_sharded, self.tensors)):
+            norm: Tensor = torch.linalg.vector_norm(self.norms(exact=True))
+            return norm
+        meshes: dict[Any, list[Tensor]] = {}
+        for tensor, memory in zip(self.tensors, self.local, strict=True):
+            mesh = getattr(tensor, "device_mesh", None)
+            meshes.setdefault(mesh, []).append(memory if mesh is None and not tensor.is_complex() else tensor)
+        norms: list[Any] = [torch.nn.utils.get_total_norm(group, norm_type) for group in meshes.values()]
+        # torch leaves the norm of DTensors to be reduced over their mesh.
+        norms = [norm.full_tensor() if is_sharded(norm) else norm for norm in norms]
+        return norms[0] if len(norms) == 1 else torch.nn.utils.get_total_norm(norms, norm_type)
+
+
+def local_tensor(tensor: Tensor) -> Tensor:
+    """Return the memory of one gradient; for an uncoalesced sparse one, a copy of what coalescing gives."""
+    if is_sharded(tensor):
+        placements = tensor.placements  # type: ignore[attr-defined]
+        if any(place.is_partial() for place in placements):
+            raise GradientError(
+                f"a gradient of shape {tuple(tensor.shape)} is not reduced over its mesh yet ({placements}); "
+                "redistribute it"
+            )
+        with torch.no_grad():  # otherwise every call would return a new view
+            tensor = tensor.to_local()  # type: ignore[attr-defined]
+    tensor = stored_values(tensor)
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 GradientLists = dict[int, GradientList]
@@ -128,14 +201,6 @@ class Gradients(MutableMapping[str, Tensor]):
             found = self._known[id(self.params)] = GradientList(self.tensors())
         return found
 
-    def local_tensors(self) -> list[Tensor]:
-        """Return the gradients' memory, to be written in place: of a DTensor its shard, of a sparse one its values."""
-        return list(self.writable().local)
-
-    def groups(self) -> list[list[Tensor]]:
-        """Return the `local_tensors` by device and dtype, as foreach operations take them."""
-        return self.writable().groups
-
     def writable(self) -> GradientList:
         """Return the gradients as `as_list` does, all of them with memory that can be written in place."""
         found = self.as_list()
@@ -147,6 +212,25 @@ class Gradients(MutableMapping[str, Tensor]):
                 self.params[name].grad = grad.coalesce()
                 self.forget()
         return self.as_list()
+
+    def dense(self, transform: str, whole_rows: bool = False) -> list[Tensor]:
+        """Return the gradients' memory for a transform that does not map zero to zero.
+
+        Args:
+            transform: The transform's name.
+            whole_rows: Whether it computes along rows.
+
+        Raises:
+            GradientError: If a gradient is sparse, complex or sharded within rows that it needs; it names the
+                parameter.
+        """
+        found = self.as_list()
+        for name, tensor in () if found.is_uniform else self.items():
+            if tensor.layout is not torch.strided or tensor.is_complex():
+                raise GradientError(f"{transform}: the gradient of {name!r} is {kind_of(tensor)}; {_LEAVE_OUT}")
+            if whole_rows and is_sharded(tensor) and any(place.is_shard() and place.dim for place in tensor.placements):  # type: ignore[attr-defined]
+                raise GradientError(f"{transform}: {name!r} is sharded within its rows; {_LEAVE_OUT}")
+        return found.local
 
     def norms(self) -> Tensor:
         """Return one L2 norm per gradient, on the device, of the whole gradient where it is sharded."""
@@ -228,3 +312,16 @@ def _check_fits(name: str, param: torch.nn.Parameter, gradient: Any) -> None:
     if gradient.layout not in layouts:
         allowed = " or ".join(sorted(map(str, layouts)))
         raise GradientError(f"{name!r}: returned layout {gradient.layout}, the gradient has {allowed}")
+
+
+class Transform(UpdateHook):
+    """A built-in update hook; most of them write into the gradients they get.
+
+    A run without one of its transforms would be another run, so a failure ends it unless `on_error` says otherwise.
+    """
+
+    inplace = True
+    on_error = "raise"
+
+    def __init__(self, params: Any = None) -> None:
+        self.params = params

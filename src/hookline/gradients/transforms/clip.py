@@ -7,11 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline import _checks
-from hookline.gradients.local_storage import local_tensor, norms_of, total_norm
-from hookline.gradients.transforms.base import Transform, dense_tensors
-from hookline.gradients.view import Gradients
-from hookline.stats.columns import wide_dtype
+from hookline._parameters import PositiveFloat
+from hookline.gradients.view import GradientList, Gradients, Transform
+from hookline.stats.rows import wide_dtype
 
 
 class Clip(Transform):
@@ -26,10 +24,9 @@ class ClipNorm(Clip):
     built_in = True
     name = "clip_norm"
 
-    def __init__(self, max_norm: float, norm_type: float = 2.0, params: Any = None) -> None:
+    def __init__(self, max_norm: PositiveFloat, norm_type: PositiveFloat = 2.0, params: Any = None) -> None:
         super().__init__(params)
-        self.max_norm = float(_checks.number(max_norm, "clip_norm.max_norm", above=0, finite=False))
-        self.norm_type = float(_checks.number(norm_type, "clip_norm.norm_type", above=0, finite=False))
+        self.max_norm, self.norm_type = max_norm, norm_type
 
     def on_update(self, grads: Gradients) -> None:
         found, norms = grads.writable(), None
@@ -38,10 +35,9 @@ class ClipNorm(Clip):
             # As torch does it: in the dtype of the gradients.
             self.clipped_norm = torch.linalg.vector_norm(norms.to(found.groups[0][0].dtype))
         else:
-            self.clipped_norm = total_norm(found.tensors, self.norm_type)
+            self.clipped_norm = found.total_norm(self.norm_type)
         factor = torch.clamp(self.max_norm / (self.clipped_norm + 1e-6), max=1.0)
-        for tensors in found.groups:
-            torch._foreach_mul_(tensors, factor.to(tensors[0].device))
+        found.multiply_(factor)
         if norms is not None:
             found.norms_after = norms * factor
 
@@ -52,13 +48,13 @@ class ClipValue(Clip):
     built_in = True
     name = "clip_value"
 
-    def __init__(self, max_value: float, params: Any = None) -> None:
+    def __init__(self, max_value: PositiveFloat, params: Any = None) -> None:
         super().__init__(params)
-        self.max_value = float(_checks.number(max_value, "clip_value.max_value", above=0, finite=False))
+        self.max_value = max_value
 
     def on_update(self, grads: Gradients) -> None:
         self.clipped_norm = grads.norm()
-        for tensors in grads.groups():
+        for tensors in grads.writable().groups:
             torch._foreach_clamp_min_(tensors, -self.max_value)
             torch._foreach_clamp_max_(tensors, self.max_value)
 
@@ -74,28 +70,26 @@ class ClipAdaptive(Clip):
     name = "clip_adaptive"
     reads_weights = True
 
-    def __init__(self, clipping: float = 0.01, eps: float = 1e-3, params: Any = None) -> None:
+    def __init__(self, clipping: PositiveFloat = 0.01, eps: PositiveFloat = 1e-3, params: Any = None) -> None:
         super().__init__(params)
-        self.clipping = float(_checks.number(clipping, "clip_adaptive.clipping", above=0, finite=False))
-        self.eps = float(_checks.number(eps, "clip_adaptive.eps", above=0, finite=False))
+        self.clipping, self.eps = clipping, eps
 
     def on_update(self, grads: Gradients) -> None:
-        local = dense_tensors("clip_adaptive", grads, whole_rows=True)
+        local = grads.dense("clip_adaptive", whole_rows=True)
         self.clipped_norm = grads.norm()
-        weights = [grads.params[name].detach() for name in grads]
-        weight_norms = _unit_norms(weights, list(map(local_tensor, weights)))
-        norms = _unit_norms(grads.tensors(), local)
+        weight_norms = _unit_norms(GradientList([grads.params[name].detach() for name in grads]))
+        norms = _unit_norms(grads.as_list())
         for gradient, norm, weight_norm in zip(local, norms, weight_norms, strict=True):
             limit = self.clipping * weight_norm.clamp(min=self.eps)
             gradient.mul_(torch.where(norm < limit, 1.0, limit / norm.clamp(min=1e-6)))
 
 
-def _unit_norms(tensors: list[Tensor], local: list[Tensor]) -> list[Tensor]:
+def _unit_norms(tensors: GradientList) -> list[Tensor]:
     """Return the norm of each row; for vectors, the norm of the whole vector over all its shards."""
-    vectors = [tensor for tensor in tensors if not _has_rows(tensor)]
-    vector_norms = iter(norms_of(vectors, list(map(local_tensor, vectors))).unbind()) if vectors else iter(())
+    vectors = GradientList([tensor for tensor in tensors.tensors if not _has_rows(tensor)])
+    vector_norms = iter(vectors.norms().unbind())
     found = []
-    for tensor, memory in zip(tensors, local, strict=True):
+    for tensor, memory in zip(tensors.tensors, tensors.local, strict=True):
         if _has_rows(tensor):
             dimensions, dtype = tuple(range(1, memory.dim())), wide_dtype(memory.dtype)
             found.append(torch.linalg.vector_norm(memory, dim=dimensions, keepdim=True, dtype=dtype))

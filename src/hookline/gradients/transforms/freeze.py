@@ -11,8 +11,7 @@ from torch import Tensor
 from hookline._tensors import is_sharded
 from hookline.core.patterns import select
 from hookline.errors import GradientError, HooklineError
-from hookline.gradients.transforms.base import Transform, dense_tensors
-from hookline.gradients.view import Gradients
+from hookline.gradients.view import Gradients, Transform
 
 
 class Freeze(Transform):
@@ -60,10 +59,10 @@ class Mask(Transform):
 
     def on_update(self, grads: Gradients) -> None:
         if self.masks is None:
-            for tensors in grads.groups():
+            for tensors in grads.writable().groups:
                 torch._foreach_zero_(tensors)
             return
-        for name, gradient in zip(grads, dense_tensors("mask", grads), strict=True):
+        for name, gradient in zip(grads, grads.dense("mask"), strict=True):
             if (dropped := self._dropped.get(name)) is not None:
                 gradient.masked_fill_(dropped, 0.0)
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Ge, Lt
 
-from hookline import _checks
-from hookline.gradients.local_storage import group_by_kind, local_tensor, multiply_
-from hookline.gradients.transforms.base import Transform, dense_tensors
-from hookline.gradients.view import Gradients
+from hookline._parameters import NonNegativeFloat
+from hookline.gradients.view import GradientList, Gradients, Transform
 
 
 class Grokfast(Transform):
@@ -23,17 +22,18 @@ class Grokfast(Transform):
     built_in = True
     name = "grokfast"
 
-    def __init__(self, alpha: float = 0.98, lamb: float = 2.0, params: Any = None) -> None:
+    def __init__(
+        self, alpha: Annotated[float, Ge(0), Lt(1)] = 0.98, lamb: NonNegativeFloat = 2.0, params: Any = None
+    ) -> None:
         super().__init__(params)
-        self.alpha = float(_checks.number(alpha, "grokfast.alpha", at_least=0, below=1))
-        self.lamb = float(_checks.number(lamb, "grokfast.lamb", at_least=0))
+        self.alpha, self.lamb = alpha, lamb
 
     def init(self, params: Any) -> dict[str, Any]:
         """Make the averages, by parameter; each starts with the first gradient."""
         return {"averages": {}}
 
     def on_update(self, grads: Gradients, state: dict[str, Any]) -> None:
-        gradients, averages = dense_tensors("grokfast", grads), state["averages"]
+        gradients, averages = grads.dense("grokfast"), state["averages"]
         if not gradients:
             return
         flag = grads.norm().isfinite()
@@ -41,8 +41,8 @@ class Grokfast(Transform):
         for name, tensor in grads.items():
             if name not in averages:
                 averages[name] = torch.where(finite[tensor.device], tensor, 0.0)
-        slow = [local_tensor(averages[name]) for name in grads]
-        new = [torch.where(finite[grad.device], grad, old) for grad, old in zip(gradients, slow, strict=True)]
-        multiply_(group_by_kind(slow), self.alpha)
-        torch._foreach_add_(slow, new, alpha=1 - self.alpha)
-        torch._foreach_add_(gradients, slow, alpha=self.lamb)
+        slow = GradientList([averages[name] for name in grads])
+        new = [torch.where(finite[grad.device], grad, old) for grad, old in zip(gradients, slow.local, strict=True)]
+        slow.multiply_(self.alpha)
+        torch._foreach_add_(slow.local, new, alpha=1 - self.alpha)
+        torch._foreach_add_(gradients, slow.local, alpha=self.lamb)

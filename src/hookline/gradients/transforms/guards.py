@@ -6,17 +6,16 @@ AdamW moves on zero gradients too, so a step can only be skipped on the host, wh
 from __future__ import annotations
 
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
+from annotated_types import Gt
 from torch import Tensor
 
-from hookline import _checks
+from hookline._parameters import INFINITE, PositiveInt
 from hookline.core.costs import Cost
 from hookline.errors import HooklineError, TrainingError
-from hookline.gradients.local_storage import multiply_
-from hookline.gradients.transforms.base import Transform
-from hookline.gradients.view import Gradients
+from hookline.gradients.view import Gradients, Transform
 
 if TYPE_CHECKING:
     from hookline.core.registry import Registry
@@ -34,8 +33,6 @@ class Guard(Transform):
 
     def __init__(self, give_up_after: int | None, params: Any) -> None:
         super().__init__(params)
-        if give_up_after is not None:
-            _checks.integer(give_up_after, f"{self.name}.give_up_after", at_least=1)
         self.give_up_after = give_up_after
         self.wait_cost = Cost()
         """The time spent waiting for the device."""
@@ -77,7 +74,7 @@ class SkipNonfinite(Guard):
     built_in = True
     name = "skip_nonfinite"
 
-    def __init__(self, give_up_after: int | None = None, params: Any = None) -> None:
+    def __init__(self, give_up_after: PositiveInt | None = None, params: Any = None) -> None:
         super().__init__(give_up_after, params)
 
     def on_update(self, grads: Gradients, state: dict[str, Any], trainer: RunControl) -> Gradients:
@@ -104,18 +101,15 @@ class SpikeGuard(Guard):
 
     def __init__(
         self,
-        factor: float = 5.0,
-        window: int = 100,
-        warmup: int = 20,
+        factor: Annotated[float, Gt(1), INFINITE] = 5.0,
+        window: PositiveInt = 100,
+        warmup: PositiveInt = 20,
         action: Literal["skip", "clip"] = "skip",
-        give_up_after: int | None = None,
+        give_up_after: PositiveInt | None = None,
         params: Any = None,
     ) -> None:
         super().__init__(give_up_after, params)
-        self.factor = float(_checks.number(factor, "spike_guard.factor", above=1, finite=False))
-        self.window = _checks.integer(window, "spike_guard.window", at_least=1)
-        self.warmup = _checks.integer(warmup, "spike_guard.warmup", at_least=1)
-        self.action = _checks.one_of(action, ("skip", "clip"), "spike_guard.action")
+        self.factor, self.window, self.warmup, self.action = factor, window, warmup, action
         if give_up_after is not None and action == "clip":
             raise HooklineError("spike_guard: give_up_after counts skipped steps, and action='clip' skips none")
         self.inplace = self.clips = action == "clip"
@@ -138,7 +132,7 @@ class SpikeGuard(Guard):
         norms[state["seen"] % self.window] = torch.where(finite, entered, torch.nan)
         state["seen"] += 1
         if ready and self.action == "clip":
-            multiply_(grads.groups(), torch.where(finite & (norm > limit), limit / norm, 1.0))
+            grads.writable().multiply_(torch.where(finite & (norm > limit), limit / norm, 1.0))
         elif ready and not self.read(~finite | (norm > limit)):
             state["in_a_row"] = 0
         elif ready:

@@ -11,9 +11,8 @@ from torch import Tensor
 from hookline import _checks
 from hookline.core.base import UpdateHook, passes_through
 from hookline.gradients.view import Gradients
-from hookline.stats.columns import STATISTICS
 from hookline.stats.distributed import LocalTensors
-from hookline.stats.merge import merge
+from hookline.stats.rows import STATISTICS, merge
 
 if TYPE_CHECKING:
     from hookline.run.control import RunControl
@@ -63,8 +62,7 @@ class Measure(UpdateHook):
         needs_row = any(metric != NORM for metric in self.metrics)
         row = merge(LocalTensors(tensors, list(grads)).summarize()) if needs_row else torch.empty(0)
         self.latest = {
-            metric: torch.linalg.vector_norm(grads.norms()) if metric == NORM else row[STATISTICS.index(metric)]
-            for metric in self.metrics
+            metric: grads.norm() if metric == NORM else row[STATISTICS.index(metric)] for metric in self.metrics
         }
         if trainer is not None:
             for metric, value in self.latest.items():
@@ -72,17 +70,12 @@ class Measure(UpdateHook):
         return grads
 
 
-class LinkNorms(UpdateHook):
+class LinkNorms(Identity):
     """Log the norm before and after every update hook: ``update/<hook>/norm_before`` and ``update/<hook>/norm_after``.
 
     It does so wherever it stands in the chain, when it is due; the norms are of the gradients that the hook selects.
     """
 
     built_in = True
-    intervenes = False
     name = "link_norms"
     reports_norms = True
-
-    @passes_through
-    def on_update(self, grads: Gradients) -> Gradients:
-        return grads

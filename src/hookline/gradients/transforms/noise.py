@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline import _checks
+from hookline._parameters import NonNegativeFloat
 from hookline._tensors import is_sharded
 from hookline.errors import GradientError
-from hookline.gradients.transforms.base import Transform, dense_tensors
-from hookline.gradients.view import Gradients
+from hookline.gradients.view import Gradients, Transform
 from hookline.ranks import find_ranks
 
 
@@ -26,11 +25,15 @@ class Noise(Transform):
     built_in = True
     name = "noise"
 
-    def __init__(self, eta: float = 0.01, gamma: float = 0.55, seed: int | None = None, params: Any = None) -> None:
+    def __init__(
+        self,
+        eta: NonNegativeFloat = 0.01,
+        gamma: NonNegativeFloat = 0.55,
+        seed: int | None = None,
+        params: Any = None,
+    ) -> None:
         super().__init__(params)
-        self.eta = float(_checks.number(eta, "noise.eta", at_least=0))
-        self.gamma = float(_checks.number(gamma, "noise.gamma", at_least=0))
-        self.seed = None if seed is None else _checks.integer(seed, "noise.seed")
+        self.eta, self.gamma, self.seed = eta, gamma, seed
 
     def setup(self, name: str) -> None:
         """Derive the generators' seeds from the name it was registered under."""
@@ -54,7 +57,7 @@ class Noise(Transform):
         deviation = (self.eta / (1 + state["count"]) ** self.gamma) ** 0.5
         state["count"] += 1
         generators: dict[torch.device, torch.Generator] = {}
-        for gradient in dense_tensors("noise", grads):
+        for gradient in grads.dense("noise"):
             device = gradient.device
             if device not in generators:
                 generators[device] = self._generator(device, state["streams"].get(str(device)))

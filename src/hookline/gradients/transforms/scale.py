@@ -1,4 +1,4 @@
-"""Change the size of gradients: by a factor, to unit norm, to signs."""
+"""Change gradients by simple arithmetic: by a factor, to unit norm, to zero mean, to signs."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ from typing import Any, Literal
 
 import torch
 
-from hookline import _checks
-from hookline.gradients.local_storage import multiply_
-from hookline.gradients.transforms.base import Transform
-from hookline.gradients.view import Gradients
+from hookline._parameters import PositiveFloat
+from hookline.gradients.view import Gradients, Transform
 
 
 class Scale(Transform):
@@ -20,10 +18,10 @@ class Scale(Transform):
 
     def __init__(self, factor: float, params: Any = None) -> None:
         super().__init__(params)
-        self.factor = float(_checks.number(factor, "scale.factor"))
+        self.factor = factor
 
     def on_update(self, grads: Gradients) -> None:
-        multiply_(grads.groups(), self.factor)
+        grads.writable().multiply_(self.factor)
 
 
 class Normalize(Transform):
@@ -35,17 +33,32 @@ class Normalize(Transform):
     built_in = True
     name = "normalize"
 
-    def __init__(self, by: Literal["all", "parameter"] = "all", eps: float = 1e-6, params: Any = None) -> None:
+    def __init__(self, by: Literal["all", "parameter"] = "all", eps: PositiveFloat = 1e-6, params: Any = None) -> None:
         super().__init__(params)
-        self.by = _checks.one_of(by, ("all", "parameter"), "normalize.by")
-        self.eps = float(_checks.number(eps, "normalize.eps", above=0, finite=False))
+        self.by, self.eps = by, eps
 
     def on_update(self, grads: Gradients) -> None:
         if self.by == "all":
-            multiply_(grads.groups(), 1.0 / (grads.norm() + self.eps))
+            grads.writable().multiply_(1.0 / (grads.norm() + self.eps))
             return
-        for gradient, norm in zip(grads.local_tensors(), grads.norms().unbind(), strict=True):
+        for gradient, norm in zip(grads.writable().local, grads.norms().unbind(), strict=True):
             gradient.div_(norm.to(gradient.device) + self.eps)
+
+
+class Centralize(Transform):
+    """Subtract from each row of a gradient its mean (gradient centralization, Yong et al., 2020).
+
+    A row is what leads to one output: all dimensions but the first. Vectors and scalars are left as they are.
+    """
+
+    built_in = True
+    name = "centralize"
+
+    def on_update(self, grads: Gradients) -> None:
+        matrices = [tensor for tensor in grads.dense("centralize", whole_rows=True) if tensor.dim() > 1]
+        means = [torch.mean(matrix, dim=tuple(range(1, matrix.dim())), keepdim=True) for matrix in matrices]
+        if matrices:
+            torch._foreach_sub_(matrices, means)
 
 
 class Sign(Transform):
@@ -55,5 +68,5 @@ class Sign(Transform):
     name = "sign"
 
     def on_update(self, grads: Gradients) -> None:
-        for tensors in grads.groups():
+        for tensors in grads.writable().groups:
             torch._foreach_sign_(tensors)
