@@ -14,7 +14,7 @@ from hookline import HookRegistry, SimpleTrainer, TrainingHook, get_trainer
 from hookline.core.costs import Cost, cost_table
 from hookline.core.entry import Entry
 from hookline.core.schedule import Reading
-from hookline.hooks.console_log import print_costs
+from hookline.hooks.console.hook import print_costs
 
 
 def test_costs_are_listed_by_hook_most_expensive_first() -> None:

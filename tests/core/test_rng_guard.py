@@ -50,7 +50,7 @@ def guarded(hook: Callable[[], Any], name: str = "h", run_seed: int = 0) -> Hook
     """Make the registry of a run with one hook, whose event is fired by ``registry.on_epoch_end()``."""
     registry = HookRegistry()
     registry.register(hook, name, event="epoch_end")
-    registry.rng_guard.begin(run_seed, lambda: 0)
+    registry.rng_guard.begin(run_seed)
     return registry
 
 
@@ -93,7 +93,7 @@ def test_positions_alone_would_miss_spare_normals() -> None:
 
     class PositionsAlone(TrainingStreams):
         def snapshot(self, positions: list[Any]) -> Any:
-            self.last = super().snapshot(positions)._replace(spares=(False,) * len(self.streams), holds_spare=False)
+            self.last = super().snapshot(positions)._replace(spares=[False] * len(self.streams))
             return self.last
 
     assert mismatches(PositionsAlone) > 15
@@ -106,16 +106,16 @@ def test_every_draw_moves_the_position(library: Any) -> None:
     stream = Stream("own", library, generator)
     positions = set()
     for _ in range(650):
-        positions.add(tuple(word() for word in stream.words))
+        positions.add(stream.position())
         library.draw(generator)
     assert readable_in_place(library) and len(positions) == 650
 
 
-@pytest.mark.parametrize("address", [lambda generator: [id(generator)], lambda generator: 1 // 0])
+@pytest.mark.parametrize("address", [id, lambda generator: 1 // 0])
 def test_where_the_position_lies_elsewhere_the_library_is_asked(address: Any) -> None:
     """A layout that does not pass its trial is not used."""
     generator = random.Random(1)
-    (read,) = Stream("own", replace(PYTHON, addresses=address), generator).words
+    read = Stream("own", replace(PYTHON, address=address), generator).position
     before = read()
     generator.random()
     assert read() != before and len(before[1]) == 625  # the whole state is compared

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import wraps
-from inspect import signature
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hookline._words import nearest
+from hookline._parameters import with_checks
 from hookline.core.catalog import Events
 from hookline.core.schedule import Schedule
 
@@ -78,8 +76,9 @@ class Hook(Events):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if {"built_in", "__init__"} <= vars(cls).keys():
-            cls.__init__ = _with_suggestions(cls.__init__)  # type: ignore[method-assign]
+        # What others write may take more than its annotations say.
+        if "__init__" in vars(cls) and cls.__module__.startswith("hookline."):
+            cls.__init__ = with_checks(cls)  # type: ignore[method-assign]
 
     def __init__(self, name: str | None = None) -> None:
         if name is not None:
@@ -110,19 +109,6 @@ class Hook(Events):
 
     def close(self) -> None:
         """Called once, when the hook is removed or the run ends."""
-
-
-def _with_suggestions(init: Callable[..., None]) -> Callable[..., None]:
-    """Return a constructor whose TypeError about an unknown keyword suggests the one that is meant."""
-    known = list(signature(init).parameters)[1:]
-
-    @wraps(init)
-    def checked(self: Any, *args: Any, **keywords: Any) -> None:
-        for keyword in [name for name in keywords if name not in known]:
-            raise TypeError(f"{type(self).__name__} has no parameter {keyword!r}; {nearest(keyword, known)}")
-        init(self, *args, **keywords)
-
-    return checked
 
 
 class TrainingHook(Hook):

@@ -1,4 +1,4 @@
-"""The event catalog: the only list of events in the project.
+"""The event catalog: all events, the arguments that a hook may name at each, and what a run must be able to do.
 
 Each row is a method of `Events`. Its decorator says which arguments a hook may name, how often the event fires, what is
 true of the gradients then and what a run must be able to do to fire it; assignments below it are other spellings. Base

@@ -1,4 +1,4 @@
-"""Record which hook changed what training consists of: hooks may do so, and the run record names them.
+"""Record which hook changed what training consists of, except for `trainer.lr = …`, which run/control.py records.
 
 Only user hooks that name an argument through which they can write are checked; with `debug` and in `hookline verify`
 all of them are, and everything is compared at every call. Otherwise, at events inside steps, learning rates and batches
@@ -53,24 +53,15 @@ class ChangeAudit:
         self._calls: Counter[tuple[str, str]] = Counter()
         self._snapshots = 0
 
-    def wrap(self, event: Event, hooks: Sequence[BoundHook]) -> list[BoundHook]:
-        """Return the listeners of an event as they are called."""
-        if event.kind != "lifecycle":
-            return list(hooks)
-        registry = self._run.hooks
+    def wrap(self, event: Event, hook: BoundHook) -> BoundHook:
+        """Return a listener of an event as it is called."""
+        registry, listener, key = self._run.hooks, hook.listener, (hook.hook, event.name)
         every_call = registry.audits_every_call or registry.failures.debug
-        leads = LEADS_TO_THE_RUN | LEADS_TO_TENSORS
-        return [
-            self._wrapped(event, hook, every_call)
-            if not hook.built_in and (every_call or not leads.isdisjoint(hook.listener.wanted))
-            else hook
-            for hook in hooks
-        ]
-
-    def _wrapped(self, event: Event, hook: BoundHook, every_call: bool) -> BoundHook:
-        listener, key = hook.listener, (hook.hook, event.name)
-        call, names_tensors = listener.call, not PASSED.keys().isdisjoint(listener.wanted)
         names_run = not LEADS_TO_THE_RUN.isdisjoint(listener.wanted)
+        can_write = every_call or names_run or not LEADS_TO_TENSORS.isdisjoint(listener.wanted)
+        if event.kind != "lifecycle" or hook.built_in or not can_write:
+            return hook
+        call, names_tensors = listener.call, not PASSED.keys().isdisjoint(listener.wanted)
         # Rare events are always checked in full.
         always = every_call or not (event.inner or "batch" in event.name)
 

@@ -6,7 +6,7 @@ ranks call, would be paired with a collective of training, and put its numbers i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -52,19 +52,11 @@ class CollectiveGuard:
         self._registry = registry
         self.allowed = False
 
-    def wrap(self, event: Event, hooks: Sequence[BoundHook]) -> list[BoundHook]:
-        """Return the listeners of an event as they are called."""
-        if self._registry.ranks.world_size == 1:
-            return list(hooks)
-        return [
-            hook
-            if hook.built_in or hook_attribute(hook.owner, "collective")
-            else hook.with_call(self._guarded(hook.listener.call, hook.hook, event.name))
-            for hook in hooks
-        ]
-
-    def _guarded(self, call: Callable[..., Any], hook: str, event: str) -> Callable[..., Any]:
-        mode = _RefuseCollectives(self, hook, event)
+    def wrap(self, event: Event, hook: BoundHook) -> BoundHook:
+        """Return a listener of an event as it is called."""
+        if self._registry.ranks.world_size == 1 or hook.built_in or hook_attribute(hook.owner, "collective"):
+            return hook
+        call, mode = hook.listener.call, _RefuseCollectives(self, hook.hook, event.name)
 
         def guarded(*args: Any, **kwargs: Any) -> Any:
             before, self.allowed = self.allowed, False  # what a validation or a save may call, its hooks may not
@@ -74,7 +66,7 @@ class CollectiveGuard:
             finally:
                 self.allowed = before
 
-        return guarded
+        return hook.with_call(guarded)
 
     @contextmanager
     def allow(self, method: str) -> Iterator[None]:

@@ -1,10 +1,10 @@
-"""Measure what hooks cost: time by hook and by argument, on the host and on the device."""
+"""Add up what hooks cost, by hook and by argument: host time, which dispatch.py measures, and device time."""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from time import perf_counter, perf_counter_ns
 from typing import TYPE_CHECKING, Any
@@ -49,13 +49,10 @@ class DeviceTimer:
         self._pending: deque[tuple[Cost, Any, Any]] = deque()  # Oldest first.
         self._collecting = threading.Lock()
 
-    def wrap(self, event: Event, hooks: Sequence[BoundHook]) -> list[BoundHook]:
-        """Return the listeners of an event as they are called."""
+    def wrap(self, event: Event, hook: BoundHook) -> BoundHook:
+        """Return a listener of an event as it is called."""
         if not event.inner or not _device.is_initialized():
-            return list(hooks)
-        return [hook.with_call(self._wrapped(hook)) for hook in hooks]
-
-    def _wrapped(self, hook: BoundHook) -> Callable[..., Any]:
+            return hook
         call, pending, cost = hook.listener.call, self._pending, hook.cost
 
         def timed_on_device(*args: Any, **kwargs: Any) -> Any:
@@ -77,7 +74,7 @@ class DeviceTimer:
                 spent = called - entered + perf_counter_ns() - returned
                 cost.ns -= spent
 
-        return timed_on_device
+        return hook.with_call(timed_on_device)
 
     def collect(self, wait: bool = False) -> None:
         """Add what the device has finished to the costs; with `wait`, everything.
@@ -146,7 +143,7 @@ class CostMonitor:
 
     def __init__(self, run: RunControl, limit: float | None) -> None:
         self._run, self._limit = run, limit
-        self._began, self._before = perf_counter(), self._costs()
+        self._began, self._before = perf_counter(), {entry.name: _spent(entry) for entry in run.hooks.entries()}
         self._reported: set[str] = set()
 
     def check(self) -> None:
@@ -154,15 +151,15 @@ class CostMonitor:
         elapsed = perf_counter() - self._began
         if self._limit is None or elapsed < WARM_UP_SECONDS:
             return
-        hooks = self._run.hooks
-        for name, (inner, outer, calls) in self._costs().items():
-            entry = hooks.entry(name)
-            before = self._before.get(name, (0.0, 0.0, 0))
-            inner, outer = inner - before[0], outer - before[1] if calls - before[2] >= ENOUGH_CALLS else 0.0
+        for entry in self._run.hooks.entries():
+            before = self._before.get(entry.name, (0.0, 0.0, 0))
+            inner, outer, calls = (now - then for now, then in zip(_spent(entry), before, strict=True))
+            if calls < ENOUGH_CALLS:
+                outer = 0.0
             share = share_of_run(inner + outer, elapsed)
-            if share <= self._limit or name in self._reported:
+            if share <= self._limit or entry.name in self._reported:
                 continue
-            self._reported.add(name)
+            self._reported.add(entry.name)
             if entry.intervenes:
                 continue  # It is part of training, and works as often as it must.
             if outer > inner:
@@ -172,13 +169,11 @@ class CostMonitor:
             else:
                 remedy = "give it a longer period, or read fewer values"
             message = f"takes {share:.0%} of the run's time (limit {self._limit:.0%}); {remedy}"
-            hooks.failures.report(Incident("costly", name, "all events", self._run.step, message), True)
+            incident = Incident("costly", entry.name, "all events", self._run.step, message)
+            self._run.hooks.failures.report(incident, True)
 
-    def _costs(self) -> dict[str, tuple[float, float, int]]:
-        """Return the host time of each hook inside and outside of steps, and the number of calls outside."""
-        costs = {}
-        for entry in self._run.hooks.entries():
-            outside = [cost for event, cost in entry.costs.items() if not CATALOG[event].inner]
-            seconds, calls = sum(cost.ns for cost in outside) / 1e9, sum(cost.calls for cost in outside)
-            costs[entry.name] = entry.inner_seconds, seconds, calls
-        return costs
+
+def _spent(entry: Entry) -> tuple[float, float, int]:
+    """Return a hook's host time inside and outside of steps, and the number of calls outside."""
+    outside = [cost for event, cost in entry.costs.items() if not CATALOG[event].inner]
+    return entry.inner_seconds, sum(cost.ns for cost in outside) / 1e9, sum(cost.calls for cost in outside)

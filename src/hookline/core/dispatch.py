@@ -6,10 +6,9 @@ without listeners has None instead of a callable, so that it costs its call site
 
 from __future__ import annotations
 
-import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial, wraps
 from threading import get_ident
 from time import perf_counter_ns
@@ -18,17 +17,15 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from hookline.core.catalog import CATALOG, Event
-from hookline.core.collectives import CollectiveGuard
-from hookline.core.costs import Cost, DeviceTimer
-from hookline.core.due_hooks import Decision, Scheduler
+from hookline.core.costs import Cost
 from hookline.core.failures import FailureHandler
-from hookline.core.rng_guard import RngGuard
+from hookline.core.schedule import Decision, Scheduler
 from hookline.core.signature import Listener
 from hookline.errors import MissingArgument, StopTraining
 
 if TYPE_CHECKING:
     from hookline.core.change_audit import ChangeAudit
-    from hookline.core.entry import Entry
+    from hookline.core.registry import Registry
 
 Dispatch = Callable[..., Any]
 Arguments = tuple[Sequence[Any], Mapping[str, Any] | None]
@@ -67,12 +64,9 @@ class BoundHook:
     owner: Any
     listener: Listener
     cost: Cost
-    recovering: bool = False  # It failed the last time, so that a success resets its strikes.
-    built_in: bool = False
-    place: tuple[str, str] = field(init=False)  # The hook and the event, as reports name them.
-
-    def __post_init__(self) -> None:
-        self.place = self.hook, self.listener.event.name
+    recovering: bool  # It failed the last time, so that a success resets its strikes.
+    built_in: bool
+    place: tuple[str, str]  # The hook and the event, as reports name them.
 
     def with_call(self, call: Callable[..., Any]) -> BoundHook:
         """Return the same hook with a wrapper that is called instead of its listener's function."""
@@ -82,6 +76,8 @@ class BoundHook:
 
 Maker = Callable[[list[BoundHook]], Dispatch | None]
 """Makes the callable of an event from its listeners."""
+Callables = dict[str, Dispatch | None]
+"""The callables of the inner events for one set of due hooks, each made when the event first fires."""
 
 
 def invoke(
@@ -188,121 +184,28 @@ def first_raised(raised: Exception | None, error: Exception | None) -> Exception
     return raised
 
 
-def _loop(
-    event: Event, hooks: Sequence[BoundHook], failures: FailureHandler, argument_costs: Mapping[str, Cost]
-) -> Dispatch:
-    """Return the function that fires an event: it reads the arguments, then calls one hook after another."""
-    needed = [(name, argument_costs[name]) for name in needed_arguments(hooks)]
-    # Hooks that name the same arguments in the same way get the same ones, put together once.
-    distinct: dict[Any, Listener] = {}
-    calls = []
-    for hook in hooks:
-        form = hook.listener.positional, *hook.listener.keywords.items()
-        distinct.setdefault(form, hook.listener)
-        metrics = [name for name in METRICS if name in hook.listener.wanted]
-        calls.append((hook, list(distinct).index(form), metrics))
-    listeners, restored = list(distinct.values()), [name for name, _ in needed if name in METRICS]
-    with_defaults: dict[frozenset[str], Dispatch] = {}  # By the arguments that are missing.
-
-    def dispatch(args: Any) -> None:
-        # All arguments are read before the first hook is called: an exception in computing one is no hook's failure.
-        values, began = {}, perf_counter_ns()
-        try:
-            for name, cost in needed:
-                values[name] = getattr(args, name)
-                now = perf_counter_ns()
-                cost.add(now - began)
-                began = now
-        except MissingArgument:  # The event was fired by hand.
-            missing = missing_arguments(args, dict(needed))
-            if missing not in with_defaults:
-                reduced = without_missing(event, hooks, missing)
-                with_defaults[missing] = _loop(event, reduced, failures, argument_costs)
-            with_defaults[missing](args)
-            return
-        before = {name: dict(values[name]) for name in restored} if restored else {}
-        arguments = [listener.arguments(values) for listener in listeners]
-        # What must be raised is raised after the last hook: the others are called whatever one of them does.
-        raised: Exception | None = None
-        interrupted: BaseException | None = None
-        for hook, index, metrics in calls:
-            positional, keywords = arguments[index]
-            try:
-                invoke(event, hook, failures, args, positional, keywords)
-            except Exception as error:
-                raised = first_raised(raised, error)
-            except BaseException as error:
-                if not event.closing:
-                    raise
-                interrupted = error  # Every hook is called at the end of the run, even after an interrupt.
-            for name in metrics:
-                try:
-                    changed = values[name] != before[name]
-                except Exception:  # Tensors and arrays of several elements have no single truth value.
-                    changed = True
-                if changed:
-                    before[name] = failures.restore_metrics(event, hook, args, name, before[name])
-        if interrupted is not None:
-            raise interrupted
-        if raised is not None:
-            raise raised
-
-    return dispatch
-
-
 # ---- the callables of all events -------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class DueTable:
-    """What depends on which hooks are due, each part made when it is first asked for."""
-
-    dispatch: dict[str, Dispatch | None]
-    """The callables of the inner events."""
-    named: dict[str, frozenset[str]]
-    """The arguments that the hooks of events name."""
 
 
 class DispatchTable:
     """Fills the slots of events for the hooks that are due; everything is made again when the hooks change.
 
     An event in progress holds its callable, so that it finishes with the hooks it started with.
-
-    Args:
-        listeners: Returns the listeners of an event, given the scheduled hooks that are due.
-        failures: Applies the hooks' failure policies.
-        lock: Held while the hooks change.
-        rng_guard: Keeps hooks from drawing from training's random streams.
-        device_timer: Times hooks on an accelerator.
-        collectives: Refuses collectives in hooks that do not declare them.
     """
 
-    def __init__(
-        self,
-        listeners: Callable[[Event, frozenset[str]], list[BoundHook]],
-        failures: FailureHandler,
-        lock: threading.RLock,
-        rng_guard: RngGuard,
-        device_timer: DeviceTimer,
-        collectives: CollectiveGuard,
-    ) -> None:
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
         self.slots = EventSlots()
         self.scheduler = Scheduler()
-        self.listener_counts = dict.fromkeys(CATALOG, 0)
+        self.listener_counts: Counter[str] = Counter()
         """Listeners of each event, whether due and enabled or not."""
         self.argument_costs: defaultdict[str, Cost] = defaultdict(Cost)
         self.makers: dict[str, Maker] = {}
         """The parts that make the callable of an event themselves, by event."""
-        self._listeners, self._failures, self._lock = listeners, failures, lock
-        self._rng_guard, self._device_timer, self._collectives = rng_guard, device_timer, collectives
-        self._change_audit: ChangeAudit | None = None
-        self._tables: dict[Decision, DueTable] = {}
-        self._named: dict[str, frozenset[str]] = {}  # Of the present decision's table.
-
-    def count(self, entry: Entry, by: int) -> None:
-        """Count the listeners of a hook that was added (1) or removed (-1)."""
-        for event in entry.listeners:
-            self.listener_counts[event] += by
+        self.change_audit: ChangeAudit | None = None
+        """Notes what hooks write to; after another one is assigned, `reset` is called."""
+        self._tables: dict[Decision, tuple[Callables, dict[str, frozenset[str]]]] = {}
+        self._named: dict[str, frozenset[str]] = {}  # By event, the arguments that hooks name; of the present decision.
 
     def named_at(self, event: str) -> frozenset[str]:
         """Return the arguments that the hooks name which are due at an event, with several ranks on any of them.
@@ -315,20 +218,20 @@ class DispatchTable:
         named = self._named.get(event)
         if named is None:
             # Under the lock, so that no change comes between reading the listeners and storing the answer.
-            with self._lock:
+            with self._registry.lock:
                 row = CATALOG[event]
-                hooks = self._listeners(row, self.scheduler.decision.due_for(row))
+                hooks = self._registry.listeners(row, self.scheduler.decision.due_for(row))
                 named = self._named[event] = frozenset(needed_arguments(hooks))
         return named
 
     def reset(self) -> None:
         """Forget all callables, because the hooks have changed; each event makes its own when it next fires."""
         self._tables = {}
-        self.scheduler.evaluate_next(hooks_changed=True)
+        self.scheduler.countdown, self.scheduler.groups = 0, None
         self.install()
         # The slots of inner events with listeners were just filled, and stay so: another thread may be firing them.
         for name, event in CATALOG.items():
-            if not self.listener_counts[name]:
+            if not self.listener_counts.get(name):
                 setattr(self.slots, name, None)
             elif not event.inner:
                 setattr(self.slots, name, partial(self._first_dispatch, None, name))
@@ -336,35 +239,35 @@ class DispatchTable:
     def install(self) -> None:
         """Put the callables for the scheduler's decision into the slots of the inner events that have listeners."""
         key = self.scheduler.decision
-        table = self._tables.get(key)
-        if table is None:
+        if key not in self._tables:
             if len(self._tables) >= MAX_TABLES:
                 self._tables.clear()  # With many schedules nearly every step has another set of due hooks.
-            table = self._tables[key] = DueTable({}, {})
+            made: Callables = {}
             for name in filter(self.listener_counts.get, INNER):
-                table.dispatch[name] = partial(self._first_dispatch, table, name)
-        self._named = table.named
-        for name, dispatch in table.dispatch.items():
+                made[name] = partial(self._first_dispatch, made, name)
+            self._tables[key] = made, {}
+        callables, self._named = self._tables[key]
+        for name, dispatch in callables.items():
             setattr(self.slots, name, dispatch)
 
-    def _first_dispatch(self, table: DueTable | None, name: str, *values: Any) -> Any:
+    def _first_dispatch(self, callables: Callables | None, name: str, *values: Any) -> Any:
         """Occupy a slot until the event first fires, then make the real callable and call it."""
         # Made as late as this, because registering a thousand hooks resets all slots a thousand times. Under the lock,
         # so that no change comes between reading the listeners and filling the slot.
-        with self._lock:
+        with self._registry.lock:
             event, decision = CATALOG[name], self.scheduler.decision
-            hooks = self._wrap(event, self._listeners(event, decision.due_for(event)))
+            hooks = self._wrap(event, self._registry.listeners(event, decision.due_for(event)))
             maker = self.makers.get(name)
             dispatch = self.make_dispatch(event, hooks) if maker is None else maker(hooks)
-            dispatch = self._rng_guard.around(event, hooks, dispatch)
-            # A table of another decision, or from before a change, gets none of this: it was made for other hooks.
-            if table is None or self._tables.get(decision) is table:
+            dispatch = self._registry.rng_guard.around(event, hooks, dispatch)
+            # Callables of another decision, or from before a change, stay as they are: they are for other hooks.
+            if callables is None or (decision in self._tables and self._tables[decision][0] is callables):
                 setattr(self.slots, name, dispatch)
-                if table is not None:
-                    table.dispatch[name] = dispatch
+                if callables is not None:
+                    callables[name] = dispatch
         return dispatch(*values) if dispatch else None
 
-    def _wrap(self, event: Event, hooks: Sequence[BoundHook]) -> list[BoundHook]:
+    def _wrap(self, event: Event, hooks: list[BoundHook]) -> list[BoundHook]:
         """Return an event's listeners as they are called; a wrapper returns those unchanged that it has no work for."""
         # From the inside to the outside:
         # 1. Random streams: what a hook draws is its own, what the wrappers around it do is not.
@@ -372,21 +275,79 @@ class DispatchTable:
         # 3. Collectives: the mode that refuses them sees every operation, and would slow down the audit's.
         # 4. Changes: it compares what the run is before and after everything else.
         # One check of the random streams around the whole event is usually enough; it is outside of all of these.
-        wrapped = self._rng_guard.wrap(event, hooks)
-        wrapped = self._device_timer.wrap(event, wrapped)
-        wrapped = self._collectives.wrap(event, wrapped)
-        return wrapped if self._change_audit is None else self._change_audit.wrap(event, wrapped)
+        hooks = self._registry.rng_guard.wrap(event, hooks)
+        wrappers = (self._registry.device_timer, self._registry.collectives, self.change_audit)
+        for wrapper in wrappers:
+            if wrapper is not None:
+                hooks = [wrapper.wrap(event, hook) for hook in hooks]
+        return hooks
 
     def make_dispatch(self, event: Event, hooks: Sequence[BoundHook]) -> Dispatch | None:
-        """Make the callable of one event for given listeners, in order; None if there are none."""
-        return _loop(event, hooks, self._failures, self.argument_costs) if hooks else None
+        """Make the callable of one event for given listeners, in order; None if there are none.
+
+        It reads the arguments, then calls one hook after another.
+        """
+        if not hooks:
+            return None
+        failures = self._registry.failures
+        needed = [(name, self.argument_costs[name]) for name in needed_arguments(hooks)]
+        # Hooks that name the same arguments in the same way get the same ones, put together once.
+        distinct: dict[Any, Listener] = {}
+        calls = []
+        for hook in hooks:
+            form = hook.listener.positional, *hook.listener.keywords.items()
+            distinct.setdefault(form, hook.listener)
+            metrics = [name for name in METRICS if name in hook.listener.wanted]
+            calls.append((hook, list(distinct).index(form), metrics))
+        listeners, restored = list(distinct.values()), [name for name, _ in needed if name in METRICS]
+        with_defaults: dict[frozenset[str], Any] = {}  # By the arguments that are missing.
+
+        def dispatch(args: Any) -> None:
+            # All arguments are read before the first hook is called: what computing one raises is no hook's failure.
+            values, began = {}, perf_counter_ns()
+            try:
+                for name, cost in needed:
+                    values[name] = getattr(args, name)
+                    now = perf_counter_ns()
+                    cost.add(now - began)
+                    began = now
+            except MissingArgument:  # The event was fired by hand.
+                missing = missing_arguments(args, dict(needed))
+                if missing not in with_defaults:
+                    reduced = without_missing(event, hooks, missing)
+                    with_defaults[missing] = self.make_dispatch(event, reduced)
+                with_defaults[missing](args)
+                return
+            before = {name: dict(values[name]) for name in restored} if restored else {}
+            arguments = [listener.arguments(values) for listener in listeners]
+            # What must be raised is raised after the last hook: the others are called whatever one of them does.
+            raised: Exception | None = None
+            interrupted: BaseException | None = None
+            for hook, index, metrics in calls:
+                positional, keywords = arguments[index]
+                try:
+                    invoke(event, hook, failures, args, positional, keywords)
+                except Exception as error:
+                    raised = first_raised(raised, error)
+                except BaseException as error:
+                    if not event.closing:
+                        raise
+                    interrupted = error  # Every hook is called at the end of the run, even after an interrupt.
+                for name in metrics:
+                    try:
+                        changed = values[name] != before[name]
+                    except Exception:  # Tensors and arrays of several elements have no single truth value.
+                        changed = True
+                    if changed:
+                        before[name] = failures.restore_metrics(event, hook, args, name, before[name])
+            if interrupted is not None:
+                raise interrupted
+            if raised is not None:
+                raise raised
+
+        return dispatch
 
     def set_maker(self, event: str, maker: Maker) -> None:
         """Let another part make the callable of one event, as the update chain and the forward hooks do."""
         self.makers[event] = maker
-        self.reset()
-
-    def audit_changes(self, audit: ChangeAudit) -> None:
-        """Note from now on what hooks write to."""
-        self._change_audit = audit
         self.reset()

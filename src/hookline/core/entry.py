@@ -12,18 +12,18 @@ from types import FunctionType
 from typing import Any
 
 from hookline._checks import names
+from hookline._console import logger
 from hookline._words import meant, nearest
 from hookline.core.base import ForwardHook, Hook, UpdateHook, hook_attribute
 from hookline.core.catalog import CAPABILITIES, CATALOG, SPELLINGS, Event, Events, find_event
 from hookline.core.costs import Cost
 from hookline.core.dispatch import BoundHook
-from hookline.core.failures import FailureCount, Policy
-from hookline.core.plugins import HOOKS, load_reference
+from hookline.core.failures import FailureCount, FailureHandler, Policy, raise_if_quit
+from hookline.core.plugins import HOOKS, is_redefinition, load_reference
 from hookline.core.provided import PROVIDED
-from hookline.core.redefinition import is_redefinition
 from hookline.core.schedule import Schedule
 from hookline.core.signature import Listener, read_signature
-from hookline.errors import ConfigError, RegistrationError, got, with_article
+from hookline.errors import ConfigError, HooklineError, RegistrationError, error_text, got, with_article
 from hookline.ranks import Ranks
 
 OPTIONS = ("enabled", "every", "at", "start", "stop", "before", "after", "on_error", "ranks")
@@ -90,11 +90,32 @@ class Entry:
         return self.enabled and (self.ranks is None or ranks.rank in self.ranks)
 
     def must_not_differ(self, ranks: Ranks) -> bool:
-        """Return whether all ranks of a run do what it does alike, so that the others cannot go on if it fails on one.
+        """Return whether all ranks of a run do what it does alike, so that the others cannot continue if one fails.
 
         One process is all of its ranks, and in a user's own loop each rank acts alone.
         """
         return ranks.act_together and bool(hook_attribute(self.hook, "same_on_all_ranks"))
+
+    def check_ranks(self, ranks: Ranks) -> None:
+        """Reject a choice of ranks if all ranks of a run must call the hook.
+
+        Raises:
+            RegistrationError: If there is one; it says why.
+        """
+        if self.ranks is None:
+            return
+        hook, name = self.hook, self.name
+        if "update" in self.kinds:
+            raise RegistrationError(f"{name!r} changes gradients, which must be the same on all ranks")
+        if hook_attribute(hook, "collective"):
+            raise RegistrationError(
+                f"{name!r} is collective, so it must be called on all ranks; leave out its `ranks`, or use "
+                "`trainer.ranks.rank` inside of it"
+            )
+        if self.must_not_differ(ranks) or (ranks.act_together and hook_attribute(hook, "needs_all_ranks")):
+            raise RegistrationError(
+                f"{name!r} does what all ranks do together, so it must be called on all of them; leave out its `ranks`"
+            )
 
     def is_called(self, event: Event, due: frozenset[str] | None) -> bool:
         """Return whether ranks call it at an event, given the scheduled hooks that are due; None means all are."""
@@ -111,16 +132,16 @@ class Entry:
             declared = "on_update" in self.listeners or hook_attribute(self.hook, "intervene")
         return bool(declared) or not hook_attribute(self.hook, "isolate_rng")
 
-    def bind(self, event: Event) -> BoundHook:
-        """Return its listener at an event, as dispatch takes it."""
-        recovering = event.name in self.failures.in_a_row
-        listener, cost = self.listeners[event.name], self.costs[event.name]
-        return BoundHook(self.name, self.hook, listener, cost, recovering, self.built_in)
+    def bind(self, event: Event, ranks: Ranks) -> BoundHook:
+        """Return its listener at an event, as dispatch takes it.
 
-    def bind_arguments(self, event: Event) -> BoundHook:
-        """Return a listener that only has the hook's arguments computed: on other ranks the hook itself is called."""
-        bound = self.bind(event)
-        return replace(bound, listener=replace(bound.listener, call=_do_nothing), cost=Cost())
+        If the hook is called on other ranks only, the listener has its arguments computed and does nothing.
+        """
+        listener, cost = self.listeners[event.name], self.costs[event.name]
+        if not self.is_called_here(ranks):
+            listener, cost = replace(listener, call=_do_nothing), Cost()
+        recovering, place = event.name in self.failures.in_a_row, (self.name, event.name)
+        return BoundHook(self.name, self.hook, listener, cost, recovering, self.built_in, place)
 
     def replaces(self, other: Entry) -> bool:
         """Return whether it is the same hook registered again: the same object, or one that was defined again."""
@@ -128,7 +149,9 @@ class Entry:
             return False
         if self.hook is other.hook:
             return self.listeners.keys() == other.listeners.keys()  # One function may listen to several events.
-        return is_redefinition(_definition(self.hook), _definition(other.hook))
+        # What a user wrote: the function, or the class of an object.
+        new, old = (hook if isinstance(hook, FunctionType) else type(hook) for hook in (self.hook, other.hook))
+        return is_redefinition(new, old)
 
     def record(self) -> HookRecord:
         """Return what is listed and recorded about it."""
@@ -144,6 +167,18 @@ class Entry:
             offered = {"registry": registry, "name": self.name}
             setup(**{name: offered[name] for name in inspect.signature(setup).parameters if name in offered})
 
+    def close(self, failures: FailureHandler, *, at_run_end: bool = False) -> None:
+        """Close the hook once. Its failure ends a run; a removal is finished in any case, and the failure is logged."""
+        close = hook_attribute(self.hook, "close")
+        if callable(close) and not self.closed:
+            self.closed = True
+            try:
+                failures.call_method(self, "close", close)
+            except Exception as error:
+                if at_run_end:
+                    raise
+                logger.warning("hook %r, close: failed: %s", self.name, error_text(error), exc_info=error)
+
     def state(self) -> Any:
         """Return what the hook saves: its `state_dict()`, or the attributes named in `saves`; None if nothing."""
         if callable(own := hook_attribute(self.hook, "state_dict")):
@@ -151,14 +186,26 @@ class Entry:
         saved = names(hook_attribute(self.hook, "saves"), "saves")
         return {name: getattr(self.hook, name) for name in saved} if saved else None
 
-    def load_state(self, state: Any) -> None:
-        """Restore what `state` returned."""
-        if callable(own := hook_attribute(self.hook, "load_state_dict")):
-            own(state)
-            return
-        for name in names(hook_attribute(self.hook, "saves"), "saves"):
-            if name in state:
-                setattr(self.hook, name, state[name])
+    def load_state(self, state: Any, failures: FailureHandler) -> None:
+        """Restore what `state` returned.
+
+        Raises:
+            HooklineError: If the hook cannot take it.
+        """
+        try:
+            with failures.call(self.name, "load_state_dict"):
+                if callable(own := hook_attribute(self.hook, "load_state_dict")):
+                    own(state)
+                    return
+                for name in names(hook_attribute(self.hook, "saves"), "saves"):
+                    if name in state:
+                        setattr(self.hook, name, state[name])
+        except Exception as error:
+            raise_if_quit(error, f"hook {self.name!r}, load_state_dict")
+            raise HooklineError(
+                f"hook {self.name!r} ({type(self.hook).__name__}) cannot take the state that was saved under its name: "
+                f"{error_text(error)}. If another hook saved it, register this one under another name"
+            ) from error
 
 
 @dataclass(frozen=True)
@@ -220,7 +267,9 @@ def read_hook(
         return hook, {row.name: read_signature(hook, row, spelling, getattr(hook, "__name__", "function"))}
     made = hook if is_finished else load_reference(PROVIDED["make_hook"])(hook, parameters, options)
     listeners = find_listeners(made)
-    if not listeners and not _is_called_otherwise(made):
+    # Methods that are no events are called, too, such as `setup`.
+    is_called = isinstance(made, Hook) and any(getattr(type(made), name) is not getattr(Hook, name) for name in METHODS)
+    if not listeners and not is_called:
         raise RegistrationError(
             f"{getattr(made, '__name__', type(made).__name__)!r} listens to no event: give a function its event "
             f"(event=…), or a class a method named after one{_method_hint(made)}"
@@ -263,28 +312,6 @@ def check_needs(hook: Any, name: str) -> tuple[str, ...]:
     return needs
 
 
-def check_ranks(entry: Entry, ranks: Ranks) -> None:
-    """Reject a choice of ranks for a hook that all ranks of a run must call.
-
-    Raises:
-        RegistrationError: If there is one; it says why.
-    """
-    if entry.ranks is None:
-        return
-    hook, name = entry.hook, entry.name
-    if "update" in entry.kinds:
-        raise RegistrationError(f"{name!r} changes gradients, which must be the same on all ranks")
-    if hook_attribute(hook, "collective"):
-        raise RegistrationError(
-            f"{name!r} is collective, so it must be called on all ranks; leave out its `ranks`, or use "
-            "`trainer.ranks.rank` inside of it"
-        )
-    if entry.must_not_differ(ranks) or (ranks.act_together and hook_attribute(hook, "needs_all_ranks")):
-        raise RegistrationError(
-            f"{name!r} does what all ranks do together, so it must be called on all of them; leave out its `ranks`"
-        )
-
-
 def _do_nothing(*arguments: Any, **keywords: Any) -> None:
     """Stand in for a hook that is called on other ranks."""
 
@@ -313,11 +340,6 @@ def _with_period(hook: Any, every: str) -> str:
     return f"pass every={every!r} to {type(hook).__name__} instead"
 
 
-def _is_called_otherwise(hook: Any) -> bool:
-    """Return whether a hook has one of the methods that are no events and are called, too, such as `setup`."""
-    return isinstance(hook, Hook) and any(getattr(type(hook), name) is not getattr(Hook, name) for name in METHODS)
-
-
 def _method_hint(hook: Any) -> str:
     """Name the event that a method of the hook seems to mean, such as `step_end`; "" if there is none."""
     methods = [name for name in dir(type(hook)) if not name.startswith("_") and callable(getattr(type(hook), name))]
@@ -339,28 +361,26 @@ class DerivedName(str):
     """A name that nobody chose for this instance; it gets a number if it is taken."""
 
 
-def own_name(hook: Any) -> str:
-    """Return the name that a hook object was given, as by ``super().__init__("my_hook")``; "" if none."""
-    name = hook_attribute(hook, "name")
-    return name if isinstance(name, str) and name != getattr(type(hook), "name", None) else ""
+def hook_name(hook: Any, type_name: str = "") -> str:
+    """Return the name of a hook that was registered without one.
 
+    It is the name that the object was given, as by ``super().__init__("my_hook")``. Otherwise it is derived: the `name`
+    in the body of its class, else the name of its type: the one by which a config or code asked for it, or under which
+    its class was registered; else an inherited `name`, or the class in snake case.
 
-def derived_name(hook: Any, type_name: str = "") -> DerivedName:
-    """Return the name of a hook that was given none.
-
-    It is the `name` in the body of its class, else the name of its type: the one by which a config or code asked for
-    it, or under which its class was registered; else an inherited `name`, or the class in snake case.
-
-    >>> derived_name(JSONLogHook())
+    >>> hook_name(JSONLogHook())
     'json_log_hook'
     """
+    given = hook_attribute(hook, "name")
+    if isinstance(given, str) and given and given != getattr(type(hook), "name", None):
+        return given
     own = vars(type(hook))
     # A user's function may make a built-in hook, whose name the user did not choose.
     chosen = own["name"] if isinstance(own.get("name"), str) and not own.get("built_in") else ""
-    return DerivedName(chosen or type_name or HOOKS.name_of(type(hook)) or name_by_class(hook))
+    return DerivedName(chosen or type_name or HOOKS.name_of(type(hook)) or _name_by_class(hook))
 
 
-def name_by_class(hook: Any) -> str:
+def _name_by_class(hook: Any) -> str:
     """Return the `name` of a hook's class, of a function its own, else the class in snake case."""
     name = getattr(type(hook), "name", None) or getattr(hook, "__name__", None)
     if isinstance(name, str) and name:
@@ -372,11 +392,6 @@ def numbered(name: str, taken: Container[str]) -> str:
     """Return a derived name, with a number if it is taken: `my_hook`, `my_hook_2`, `my_hook_3`."""
     candidates = chain([name], (f"{name}_{number}" for number in count(2)))
     return next(candidate for candidate in candidates if candidate not in taken)
-
-
-def _definition(hook: Any) -> Any:
-    """Return what a user wrote: the function, or the class of an object."""
-    return hook if isinstance(hook, FunctionType) else type(hook)
 
 
 def find_listeners(hook: Any) -> dict[str, Listener]:

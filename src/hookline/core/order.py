@@ -76,6 +76,19 @@ def in_order(hooks: Iterable[Entry], tiers: bool, strict: bool = False) -> list[
     return positions
 
 
+def check_order(entry: Entry, others: Sequence[Entry]) -> None:
+    """Reject the `before` and `after` of a hook that is registered if they cannot be satisfied beside the others.
+
+    Raises:
+        RegistrationError: If constraints form a cycle, or contradict each other.
+    """
+    if any(member.before or member.after for member in (entry, *others)):
+        for kind in entry.kinds:
+            of_kind = [other for other in others if kind in other.kinds]
+            in_order([*of_kind, entry], tiers=kind == "lifecycle", strict=True)
+        in_order([*others, entry], tiers=True)  # Cycles through hooks of several kinds.
+
+
 def _reason(hook: Entry, tiers: bool, known: Container[str]) -> str:
     kind = ("built-in" if hook.built_in else "user hook") + (", after users' hooks" if tiers and hook.built_in else "")
     kind += ", added by default" if hook.origin == "default" else ""

@@ -1,7 +1,4 @@
-"""`Registry`: where hooks are registered, ordered, enabled and disabled, and where what fires events finds them.
-
-`Handle` is what registering returns. `HookManager` (run/manager.py) is the registry that users make.
-"""
+"""`Registry`: register, order, enable and disable hooks. Users make a `HookManager` (run/manager.py), which is one."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack
 
 from hookline._checks import names
@@ -25,67 +21,25 @@ from hookline.core.entry import (
     Entry,
     HookList,
     check_needs,
-    check_ranks,
     check_schedule,
-    derived_name,
+    hook_name,
     hook_parameters,
-    name_by_class,
     numbered,
-    own_name,
     parse_ranks,
     read_hook,
 )
-from hookline.core.failures import FailureHandler, Policy, check_policy, raise_if_quit
-from hookline.core.order import Position, explanation, in_order
+from hookline.core.failures import FailureHandler, Policy, check_policy
+from hookline.core.handle import Handle, HookObjects
+from hookline.core.order import Position, check_order, explanation, in_order
 from hookline.core.plugins import load_reference
 from hookline.core.provided import PROVIDED
 from hookline.core.rng_guard import RngGuard
 from hookline.core.schedule import Clock, Schedule
-from hookline.errors import HooklineError, RegistrationError, error_text
+from hookline.errors import HooklineError, RegistrationError
 from hookline.ranks import Ranks, own_rank
 
 if TYPE_CHECKING:
     from hookline._keywords import HookKeywords
-
-
-class Handle(str):
-    """A hook's name that can also remove it; as a context manager it removes it at the end of the block.
-
-    >>> with registry.register(MyHook()) as name:
-    ...     train()
-    """
-
-    _remove: Callable[[], object]
-
-    def __new__(cls, name: str, remove: Callable[[], object]) -> Handle:
-        handle = super().__new__(cls, name)
-        handle._remove = remove
-        return handle
-
-    def remove(self) -> None:
-        """Detach the hook; a second call does nothing."""
-        remove, self._remove = self._remove, lambda: None
-        remove()
-
-    def __reduce__(self) -> tuple[type[str], tuple[str]]:
-        """Copy and pickle as the plain name."""
-        return str, (str(self),)
-
-    def __enter__(self) -> Handle:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, trace: TracebackType | None) -> None:
-        self.remove()
-
-
-class HookObjects(tuple[Any, ...]):
-    """The hook objects of a registry at one moment, and `append`; after a change the registry has another one."""
-
-    registry: Registry
-
-    def append(self, hook: Any) -> None:
-        """Register a hook."""
-        self.registry.register(hook)
 
 
 class Registry:
@@ -95,7 +49,6 @@ class Registry:
     """
 
     def __init__(self) -> None:
-        self._hooks = HookObjects()
         self.audits_every_call = False
         """Whether everything that a hook may write to is compared at every call of it, not only at some."""
         self._entries: dict[str, Entry] = {}
@@ -108,12 +61,10 @@ class Registry:
         # an event calls its hooks. It is reentrant, because every change takes it again in `_changed`.
         self.lock = threading.RLock()
         self.failures = FailureHandler(self._entries, self._changed, partial(self._switch, enabled=False, failed=True))
-        self.rng_guard = RngGuard(self.failures.report, self._changed)
+        self.rng_guard = RngGuard(self.failures, self._changed)
         self.device_timer = DeviceTimer()
         self.collectives = CollectiveGuard(self)
-        self.dispatch_table = DispatchTable(
-            self.listeners, self.failures, self.lock, self.rng_guard, self.device_timer, self.collectives
-        )
+        self.dispatch_table = DispatchTable(self)
         self.slots, self.scheduler = self.dispatch_table.slots, self.dispatch_table.scheduler
         self.ranks = Ranks()
         """The processes of the run that fires the events: a trainer's, or those of a user's own loop."""
@@ -129,15 +80,16 @@ class Registry:
         """
         with self.lock:
             for entry in self._entries.values():
-                check_ranks(entry, ranks)
+                entry.check_ranks(ranks)
             self.ranks = self.failures.ranks = ranks
             self._changed()
 
     @property
     def hooks(self) -> HookObjects:
         """The hook objects, in registration order; appending to it registers a hook, assigning a list replaces all."""
-        self._hooks.registry = self
-        return self._hooks
+        objects = HookObjects(entry.hook for entry in self.entries())
+        objects.registry = self
+        return objects
 
     @hooks.setter
     def hooks(self, hooks: Iterable[Any]) -> None:
@@ -146,7 +98,7 @@ class Registry:
             if not any(entry.hook is hook for hook in wanted):
                 self._remove_entry(entry)
         for hook in wanted:
-            if not any(hook is present for present in self._hooks):
+            if not any(hook is present for present in self.hooks):
                 self.register(hook)
 
     # ---- registering -------------------------------------------------------------------------------------------
@@ -208,7 +160,7 @@ class Registry:
         own_schedule: Schedule = hook_attribute(made, "schedule") or Schedule()
         if every is None and not schedule.at and (schedule.start or schedule.stop):  # They limit its own period.
             schedule = replace(schedule, every=own_schedule.every)
-        name = name or own_name(made) or derived_name(made, type_name)
+        name = name or hook_name(made, type_name)
         # Not inherited: a user's subclass of a built-in hook is not built in.
         built_in = bool(vars(type(made)).get("built_in", False))
         if built_in:
@@ -235,7 +187,7 @@ class Registry:
             origin="built-in" if built_in and origin == "code" else origin,
             parameters={} if event else hook_parameters(made, parameters),
         )
-        check_ranks(entry, self.ranks)
+        entry.check_ranks(self.ranks)
         return self._add(entry)
 
     register_hook = add_hook = register
@@ -246,13 +198,7 @@ class Registry:
             if before is None:
                 self._registered += 1
             entry.number = self._registered if before is None else before.number  # A replacement keeps the position.
-            others = [other for other in self._entries.values() if other is not before]
-            if any(member.before or member.after for member in (entry, *others)):
-                # Reject before/after that cannot be satisfied, before anything has changed.
-                for kind in entry.kinds:
-                    of_kind = [other for other in others if kind in other.kinds]
-                    in_order([*of_kind, entry], tiers=kind == "lifecycle", strict=True)
-                in_order([*others, entry], tiers=True)  # Cycles through hooks of several kinds.
+            check_order(entry, [other for other in self._entries.values() if other is not before])
             for check in self._checks:
                 check(entry)
             self._reserved.add(entry.name)
@@ -261,19 +207,19 @@ class Registry:
                 entry.set_up(self)  # User code, so not under the lock.
             with self.lock:
                 if self._entries.get(entry.name) is not before:  # Changed by setup() itself, or by another thread.
-                    self._close(entry)
+                    entry.close(self.failures)
                     raise _name_taken(entry.name)
                 if before is not None:
                     self.scheduler.forget(entry.name)
-                    self.dispatch_table.count(before, -1)
+                    self.dispatch_table.listener_counts.subtract(before.listeners.keys())
                 self._entries[entry.name] = entry
-                self.dispatch_table.count(entry, 1)
+                self.dispatch_table.listener_counts.update(entry.listeners.keys())
                 self._changed()
         finally:
             self._reserved.discard(entry.name)
         if before is not None:
             if before.hook is not entry.hook:
-                self._close(before)
+                before.close(self.failures)
             logger.warning("hook %r: replaced, because it was defined again or registered again", entry.name)
         return Handle(entry.name, partial(self._remove_entry, entry))
 
@@ -402,9 +348,9 @@ class Registry:
                 return
             del self._entries[entry.name]
             self.scheduler.forget(entry.name)
-            self.dispatch_table.count(entry, -1)
+            self.dispatch_table.listener_counts.subtract(entry.listeners.keys())
             self._changed()
-        self._close(entry)
+        entry.close(self.failures)
 
     def reopen(self) -> None:
         """Set up the hooks again that the last run closed, because another run begins."""
@@ -424,28 +370,13 @@ class Registry:
         raised: BaseException | None = None
         for entry in list(self._entries.values()):
             try:
-                self._close(entry, at_run_end=True)
+                entry.close(self.failures, at_run_end=True)
             except BaseException as error:
                 raised = error if raised is None else raised
         if self.entries("forward"):
             self._changed()  # Closed forward hooks are not called.
         if raised is not None:
             raise raised
-
-    def _close(self, entry: Entry, *, at_run_end: bool = False) -> None:
-        """Close a hook once. Its failure ends a run; a removal is finished in any case, and the failure is logged."""
-        close = hook_attribute(entry.hook, "close")
-        if callable(close) and not entry.closed:
-            entry.closed = True
-            try:
-                with self.failures.call(entry.name, "close"):
-                    close()
-            except Exception as error:
-                if self.failures.apply_policy(entry, entry.name, "close", error) is None:
-                    return
-                if at_run_end:
-                    raise
-                logger.warning("hook %r, close: failed: %s", entry.name, error_text(error), exc_info=error)
 
     # ---- the hooks' state --------------------------------------------------------------------------------------
 
@@ -464,33 +395,17 @@ class Registry:
             HooklineError: If a hook cannot take its state.
         """
         for name in [name for name in states if name in self._entries]:
-            entry = self._entries[name]
-            try:
-                with self.failures.call(name, "load_state_dict"):
-                    entry.load_state(states[name])
-            except Exception as error:
-                raise_if_quit(error, f"hook {name!r}, load_state_dict")
-                raise HooklineError(
-                    f"hook {name!r} ({type(entry.hook).__name__}) cannot take the state that was saved under its name: "
-                    f"{error_text(error)}. If another hook saved it, register this one under another name"
-                ) from error
+            self._entries[name].load_state(states[name], self.failures)
         return {
             "without_hook": [name for name in states if name not in self._entries],
             "without_state": [name for name in self.state_dict() if name not in states],
         }
-
-    def former_names(self) -> dict[str, str]:
-        """Return the present names by those of version 0.1, which named a hook of a registered type by its class."""
-        derived = [entry for entry in self.entries() if not entry.named]
-        names = {name_by_class(entry.hook): entry.name for entry in derived}
-        return {former: name for former, name in names.items() if former not in self._entries}
 
     # ---- changes -----------------------------------------------------------------------------------------------
 
     def _changed(self) -> None:
         """Make everything again that depends on the set of hooks."""
         with self.lock:
-            self._hooks = HookObjects(entry.hook for entry in self._entries.values())
             self._order = {}
             self.dispatch_table.reset()
             # Last, because subscribers read the new order; over a copy, because one may end its subscription.
@@ -509,7 +424,7 @@ class Registry:
         self._checks.append(check)
         return lambda: self._checks.remove(check)
 
-    # ---- events ------------------------------------------------------------------------------------------------
+    # ---- events and costs --------------------------------------------------------------------------------------
 
     def listeners(self, event: Event, due: frozenset[str] | None) -> list[BoundHook]:
         """Return the listeners of an event in order, given the scheduled hooks that are due; None means all are."""
@@ -518,7 +433,7 @@ class Registry:
             # An argument may be a collective, which needs all ranks: those on which a hook is not called, too.
             shares_arguments = self.ranks.world_size > 1 and event.kind == "lifecycle"
             return [
-                entry.bind(event) if entry.is_called_here(self.ranks) else entry.bind_arguments(event)
+                entry.bind(event, self.ranks)
                 for entry in ordered
                 if entry.is_called(event, due) and (shares_arguments or entry.is_called_here(self.ranks))
             ]
@@ -565,8 +480,6 @@ class Registry:
     def due_now(self, name: str) -> bool:
         """Return whether a hook is due at this micro-batch."""
         return self.entry(name).schedule.always or name in self.scheduler.decision.due
-
-    # ---- costs -------------------------------------------------------------------------------------------------
 
     def inner_seconds(self) -> dict[str, float]:
         """Return the host time of every hook inside steps."""

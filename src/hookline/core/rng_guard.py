@@ -15,8 +15,7 @@ import struct
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
-from itertools import accumulate, pairwise
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -24,12 +23,12 @@ import torch
 from hookline import _device
 from hookline.core.base import hook_attribute
 from hookline.core.catalog import Event
-from hookline.core.failures import Incident
+from hookline.core.failures import FailureHandler, Incident
 
 if TYPE_CHECKING:
     from hookline.core.dispatch import BoundHook, Dispatch
 
-MERSENNE_BYTES = 624 * 4
+MERSENNE_BYTES, POSITION_BYTES = 624 * 4, 16
 OBJECT_HEADER = object.__basicsize__  # Bytes before the fields of every Python object.
 TRIAL_SEED = 0x1234567890ABCDEF  # It is easy to find again in memory.
 TORCH_STATE_BYTES, TORCH_SPARES = 5056, (5040, 5052)  # Flags of a spare double and of a spare float normal.
@@ -42,9 +41,9 @@ TORCH_STATE_BYTES, TORCH_SPARES = 5056, (5040, 5052)  # Flags of a spare double 
 class Library:
     """The functions of one library whose global generator training may draw from.
 
-    All of them use Mersenne twisters: the position and one word of the state lie side by side, 8 bytes that change with
-    every draw. Reading them in place costs 0.05 µs, while asking for the state costs 0.8 µs (torch), 8 (Python) or 32
-    (NumPy), too much for every event. Memory is only ever read, and only to detect a draw.
+    All of them use Mersenne twisters: the position and some words of the state lie side by side, 16 bytes that change
+    with every draw. Reading them in place costs 0.05 µs, while asking for the state costs 0.8 µs (torch), 8 (Python) or
+    32 (NumPy), too much for every event. Memory is only ever read, and only to detect a draw.
     """
 
     make: Callable[[int], Any]
@@ -55,18 +54,16 @@ class Library:
     holds_spare: Callable[[Any], bool]
     """Return whether a state holds a spare normal, whose use moves no position."""
     draw: Callable[[Any], Any]
-    addresses: Callable[[Any], Sequence[int]]
-    """Return where the 8 bytes lie that together change with every draw."""
-    counters: Callable[[Any], Sequence[Callable[[], Any]]] | None = None
-    """Return functions that count draws, instead of addresses."""
+    address: Callable[[Any], int]
+    """Return where the 16 bytes lie that change with every draw."""
 
 
-def _torch_addresses(generator: torch.Generator) -> list[int]:
+def _torch_address(generator: torch.Generator) -> int:
     """Return where the position lies: in the C++ object, behind the seed, which is found with a trial generator."""
     trial = torch.Generator().manual_seed(TRIAL_SEED)
     body, trial_body = (ctypes.c_uint64.from_address(id(owner) + OBJECT_HEADER).value for owner in (generator, trial))
     offset = ctypes.string_at(trial_body, 256).index(struct.pack("<Q", TRIAL_SEED))
-    return [body + offset + 16]  # Seed (8 bytes), left (4), seeded (4), then position (4) and state.
+    return int(body + offset + 16)  # Seed (8 bytes), left (4), seeded (4), then position (4) and state.
 
 
 def _torch_holds_spare(state: torch.Tensor) -> bool:
@@ -89,7 +86,7 @@ TORCH = Library(
     put=torch.Generator.set_state,
     holds_spare=_torch_holds_spare,
     draw=lambda generator: torch.rand(1, generator=generator),
-    addresses=_torch_addresses,
+    address=_torch_address,
 )
 PYTHON = Library(
     make=random.Random,
@@ -97,8 +94,8 @@ PYTHON = Library(
     put=lambda generator, state: generator.setstate(as_tuples(state)),
     holds_spare=lambda state: state[2] is not None,
     draw=random.Random.random,
-    # Position (4 bytes), then state. Its first word is the same for every seed: hence the two words after it.
-    addresses=lambda generator: [id(generator) + OBJECT_HEADER, id(generator) + OBJECT_HEADER + 8],
+    # Position (4 bytes), then state, whose first word is the same for every seed.
+    address=lambda generator: id(generator) + OBJECT_HEADER,
 )
 NUMPY = Library(
     make=lambda seed: sys.modules["numpy.random"].RandomState(seed % 2**32),
@@ -107,12 +104,12 @@ NUMPY = Library(
     holds_spare=lambda state: bool(state[3]),
     draw=lambda generator: generator.random_sample(),
     # State, then position (4 bytes).
-    addresses=lambda generator: [int(generator._bit_generator.ctypes.state_address) + MERSENNE_BYTES - 4],
+    address=lambda generator: generator._bit_generator.ctypes.state_address + MERSENNE_BYTES + 4 - POSITION_BYTES,
 )
 
 
-def _words(addresses: Iterable[int]) -> list[memoryview]:
-    return [memoryview((ctypes.c_char * 8).from_address(address)).cast("B").cast("Q") for address in addresses]
+def _reader(address: int) -> Callable[[], bytes]:
+    return memoryview((ctypes.c_char * POSITION_BYTES).from_address(address)).tobytes
 
 
 @cache
@@ -123,14 +120,13 @@ def readable_in_place(library: Library) -> bool:
     """
     try:
         generator = library.make(TRIAL_SEED)
-        words, state = _words(library.addresses(generator)), library.get(generator)
-        positions = [[word[0] for word in words]]
+        read, state = _reader(library.address(generator)), library.get(generator)
+        positions = [read()]
         for _ in range(3):
             library.draw(generator)
-            positions.append([word[0] for word in words])
+            positions.append(read())
         library.put(generator, state)
-        differ = all(position not in positions[:index] for index, position in enumerate(positions))
-        return differ and [word[0] for word in words] == positions[0]
+        return len(set(positions)) == len(positions) and read() == positions[0]
     except Exception:
         return False
 
@@ -152,26 +148,13 @@ class Stream:
 
     def __init__(self, name: str, library: Library, generator: Any) -> None:
         self.name, self.library, self._generator = name, library, generator
-        self.words: Sequence[Callable[[], Any]]
-        """Functions that return what is compared to detect a draw."""
-        if library.counters is not None:
-            self.words = library.counters(generator)
-        elif readable_in_place(library):
-            self.words = [partial(word.__getitem__, 0) for word in _words(library.addresses(generator))]
-        else:
-            self.words = [lambda: _comparable(self.get())]
 
-    @classmethod
-    def of_device(cls, index: int) -> Stream:
-        """Return the stream of an accelerator, whose generator counts its draws and holds no spare normals."""
-        generator = _device.generator(index)
-        library = replace(
-            TORCH,
-            make=lambda seed: torch.Generator(generator.device).manual_seed(seed),
-            holds_spare=lambda state: False,
-            counters=lambda generator: [generator.initial_seed, generator.get_offset],
-        )
-        return cls(str(generator.device), library, generator)
+    @cached_property
+    def position(self) -> Callable[[], Any]:
+        """A function that returns what is compared to detect a draw."""
+        if readable_in_place(self.library):
+            return _reader(self.library.address(self._generator))
+        return lambda: _comparable(self.get())
 
     def get(self) -> Any:
         """Return the generator's state, as its library gives it."""
@@ -181,36 +164,57 @@ class Stream:
         """Restore a state."""
         self.library.put(self._generator, state)
 
+    def seeded(self, string: str) -> Any:
+        """Return the state of a generator that is seeded with the hash of a string."""
+        return self.library.get(self.library.make(hashed_seed(string)))
+
+
+class DeviceStream(Stream):
+    """The generator of an accelerator, which counts its draws and holds no spare normals."""
+
+    def __init__(self, index: int) -> None:
+        generator = _device.generator(index)
+        library = replace(
+            TORCH,
+            make=lambda seed: torch.Generator(generator.device).manual_seed(seed),
+            holds_spare=lambda state: False,
+        )
+        super().__init__(str(generator.device), library, generator)
+        self.position = lambda: (generator.initial_seed(), generator.get_offset())
+
+
+def host_streams() -> list[Stream]:
+    """Return the streams of torch, Python, and NumPy if it is imported."""
+    streams = [Stream("torch", TORCH, torch.default_generator), Stream("python", PYTHON, random._inst)]
+    if "numpy" in sys.modules:
+        streams.append(Stream("numpy", NUMPY, sys.modules["numpy"].random.mtrand._rand))
+    return streams
+
+
+def hashed_seed(string: str) -> int:
+    """Return a seed that is derived from a string."""
+    return int.from_bytes(hashlib.sha256(string.encode()).digest()[:6], "little")
+
 
 class Snapshot(NamedTuple):
     """The states of all streams at one time."""
 
     positions: list[Any]
-    states: tuple[Any, ...]
-    spares: tuple[bool, ...]
-    holds_spare: bool
+    states: list[Any]
+    spares: list[bool]
 
 
 class TrainingStreams:
     """Every stream that training may draw from: torch, Python, NumPy once it is imported, and the devices'."""
 
     def __init__(self, device_indices: Iterable[int] = ()) -> None:
-        self.streams = [Stream("torch", TORCH, torch.default_generator), Stream("python", PYTHON, random._inst)]
-        if "numpy.random" in sys.modules:
-            self.streams.append(Stream("numpy", NUMPY, sys.modules["numpy.random"].mtrand._rand))
-        self.streams += [Stream.of_device(index) for index in device_indices]
-        self._words = [word for stream in self.streams for word in stream.words]
-        ends = list(accumulate(len(stream.words) for stream in self.streams))
-        self._spans = [slice(start, end) for start, end in pairwise([0, *ends])]
-        self.last = Snapshot([], (), (), True)
+        self.streams = [*host_streams(), *map(DeviceStream, device_indices)]
+        self._reads = [stream.position for stream in self.streams]
+        self.last = Snapshot([], [], [])
 
     def positions(self) -> list[Any]:
         """Read where all streams are; it is called twice at every event."""
-        return [word() for word in self._words]
-
-    def _is_at(self, index: int, positions: list[Any], snapshot: Snapshot) -> bool:
-        span = self._spans[index]
-        return positions[span] == snapshot.positions[span]
+        return [read() for read in self._reads]
 
     def snapshot(self, positions: list[Any]) -> Snapshot:
         """Return all states; only those that may have changed since the last snapshot are asked for.
@@ -218,22 +222,20 @@ class TrainingStreams:
         A stream whose position has not moved is unchanged unless it held a spare normal, which may be used up by now. A
         stream gets one only by a draw, which moves its position.
         """
-        last = self.last
-        states = []
+        last, states = self.last, []
         for index, stream in enumerate(self.streams):
-            unchanged = last.states and self._is_at(index, positions, last) and not last.spares[index]
+            unchanged = last.states and positions[index] == last.positions[index] and not last.spares[index]
             states.append(last.states[index] if unchanged else stream.get())
-        spares = tuple(stream.library.holds_spare(state) for stream, state in zip(self.streams, states, strict=True))
-        self.last = Snapshot(positions, tuple(states), spares, any(spares))
+        spares = [stream.library.holds_spare(state) for stream, state in zip(self.streams, states, strict=True)]
+        self.last = Snapshot(positions, states, spares)
         return self.last
 
     def moved(self, since: Snapshot) -> list[int]:
         """Return the indices of the streams that are not where they were; spare normals count."""
-        positions = self.positions()
         return [
             index
-            for index, stream in enumerate(self.streams)
-            if not self._is_at(index, positions, since)
+            for index, (stream, position) in enumerate(zip(self.streams, self.positions(), strict=True))
+            if position != since.positions[index]
             or (since.spares[index] and _comparable(stream.get()) != _comparable(since.states[index]))
         ]
 
@@ -251,57 +253,31 @@ class TrainingStreams:
         def guarded(*args: Any, **kwargs: Any) -> Any:
             before = positions()
             snapshot = self.last  # Local, because another event may happen inside this one and take its own.
-            if before != snapshot.positions or snapshot.holds_spare:
+            if before != snapshot.positions or True in snapshot.spares:
                 snapshot = self.snapshot(before)
             try:
                 return call(*args, **kwargs)
             finally:
-                if positions() != before or (snapshot.holds_spare and self.moved(snapshot)):
+                if positions() != before or (True in snapshot.spares and self.moved(snapshot)):
                     on_draw(snapshot)
 
         return guarded
 
-
-class HookStreams:
-    """The streams of one hook that draws, seeded from the run's seed, the hook's name and, but for 0, the rank."""
-
-    def __init__(self, training: TrainingStreams, seed: int, hook: str, rank: int = 0) -> None:
-        self._training = training
-        self._states = {}
-        for stream in training.streams:
-            of_rank = f"/rank {rank}" if rank else ""
-            digest = hashlib.sha256(f"{seed}/{hook}/{stream.name}{of_rank}".encode()).digest()
-            generator = stream.library.make(int.from_bytes(digest[:6], "little"))
-            self._states[stream.name] = stream.library.get(generator)
-
-    def used_by(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the same function, drawing from these streams; exchanging the states costs about 60 µs a call."""
+    def exchanged(self, call: Callable[..., Any], states: dict[str, Any]) -> Callable[..., Any]:
+        """Return the same function, drawing from streams of these states, which costs about 60 µs a call."""
 
         def on_own_streams(*args: Any, **kwargs: Any) -> Any:
-            training = self._training.snapshot(self._training.positions())
-            for stream in self._training.streams:
-                stream.put(self._states[stream.name])
+            training = self.snapshot(self.positions())
+            for stream in self.streams:
+                stream.put(states[stream.name])
             try:
                 return call(*args, **kwargs)
             finally:
-                for stream, state in zip(self._training.streams, training.states, strict=True):
-                    self._states[stream.name] = stream.get()
+                for stream, state in zip(self.streams, training.states, strict=True):
+                    states[stream.name] = stream.get()
                     stream.put(state)
 
         return on_own_streams
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the states by stream, as the libraries give them."""
-        return dict(self._states)
-
-    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Restore saved states; a stream that was not in use when they were saved starts from its seed."""
-        for stream in self._training.streams:
-            if stream.name in saved:
-                # Through a generator, because a checkpoint may hold lists where the library has tuples.
-                generator = stream.library.make(0)
-                stream.library.put(generator, saved[stream.name])
-                self._states[stream.name] = stream.library.get(generator)
 
 
 # ---- the guard -------------------------------------------------------------------------------------------------------
@@ -310,24 +286,21 @@ class HookStreams:
 class RngGuard:
     """Protect training's random streams from a registry's user hooks during a run; built-in hooks do not draw."""
 
-    def __init__(self, report: Callable[[Incident, bool], None], changed: Callable[[], None]) -> None:
-        self._report, self._changed = report, changed
+    def __init__(self, failures: FailureHandler, changed: Callable[[], None]) -> None:
+        self._failures, self._changed = failures, changed
         self._training: TrainingStreams | None = None
-        self._seed = self._rank = 0
-        self._step: Callable[[], int] = lambda: 0
+        self._seed = 0
         self._suspects: set[str] = set()  # Events at which a hook drew that is not identified yet.
-        self._hook_streams: dict[str, HookStreams] = {}
+        self._states: dict[str, dict[str, Any]] = {}  # Of the hooks that draw, by stream; made when they are called.
 
-    def begin(self, seed: int, step: Callable[[], int], device_indices: Iterable[int] = (), rank: int = 0) -> None:
+    def begin(self, seed: int, device_indices: Iterable[int] = ()) -> None:
         """Protect the streams of a run that begins.
 
         Args:
             seed: The run's seed, from which hooks that draw get theirs.
-            step: Returns the current step, for reports.
             device_indices: The accelerators whose streams are protected, too.
-            rank: This process's rank; hooks draw other numbers on each, unless they say `same_on_all_ranks`.
         """
-        self._training, self._seed, self._step, self._rank = TrainingStreams(device_indices), seed, step, rank
+        self._training, self._seed = TrainingStreams(device_indices), seed
         self._changed()
 
     def end(self) -> None:
@@ -343,8 +316,8 @@ class RngGuard:
         one_by_one = self._must_check_each(event, hooks)
         wrapped = []
         for hook in hooks:
-            if hook.hook in self._hook_streams:
-                hook = hook.with_call(self._hook_streams[hook.hook].used_by(hook.listener.call))
+            if hook.hook in self._states:
+                hook = hook.with_call(training.exchanged(hook.listener.call, self._states_of(hook, training)))
             elif one_by_one and self._protects_from(hook):
                 hook = hook.with_call(training.guard(hook.listener.call, partial(self._drew, event, [hook])))
             wrapped.append(hook)
@@ -363,7 +336,17 @@ class RngGuard:
 
     def _protects_from(self, hook: BoundHook) -> bool:
         is_guarded = not hook.built_in and bool(hook_attribute(hook.owner, "isolate_rng"))
-        return is_guarded and hook.hook not in self._hook_streams
+        return is_guarded and hook.hook not in self._states
+
+    def _states_of(self, hook: BoundHook, training: TrainingStreams) -> dict[str, Any]:
+        """Return the states of a hook's own streams; new ones depend on the run's seed, the hook and the rank."""
+        rank = 0 if hook_attribute(hook.owner, "same_on_all_ranks") else self._failures.ranks.rank
+        states = self._states[hook.hook]
+        for stream in training.streams:
+            if stream.name not in states:
+                of_rank = f"/rank {rank}" if rank else ""
+                states[stream.name] = stream.seeded(f"{self._seed}/{hook.hook}/{stream.name}{of_rank}")
+        return states
 
     def _drew(self, event: Event, among: Sequence[BoundHook], snapshot: Snapshot) -> None:
         """Restore training's streams; the hook that drew gets its own if it is identified."""
@@ -373,28 +356,24 @@ class RngGuard:
             self._suspects.add(event.name)  # The hook that drew is found when the event fires again.
         else:
             hook = among[0].hook
-            rank = 0 if hook_attribute(among[0].owner, "same_on_all_ranks") else self._rank
-            self._hook_streams[hook] = HookStreams(self._training, self._seed, hook, rank)
+            self._states[hook] = {}
+            self._states_of(among[0], self._training)  # now: a checkpoint before its next call has them
             message = (
                 f"drew from training's random streams or seeded them ({moved}); they were restored, and from now on "
                 "the hook draws from its own streams. To seed training on purpose, set isolate_rng = False"
             )
-            self._report(Incident("drew", hook, event.name, self._step(), message), True)
+            self._failures.report(Incident("drew", hook, event.name, self._failures.current_step(), message), True)
         self._changed()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the streams of the hooks that draw, and the events at which one is still to be identified."""
         return {
             "suspects": sorted(self._suspects),
-            "hooks": {name: streams.state_dict() for name, streams in self._hook_streams.items()},
+            "hooks": {name: dict(states) for name, states in self._states.items()},
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        training = self._training or TrainingStreams()
+        """Restore what `state_dict` returned; a stream that was not in use then starts from its seed."""
         self._suspects = set(saved["suspects"])
-        self._hook_streams = {}
-        for name, state in saved["hooks"].items():
-            self._hook_streams[name] = HookStreams(training, self._seed, name, self._rank)
-            self._hook_streams[name].load_state_dict(state)
+        self._states = {name: dict(states) for name, states in saved["hooks"].items()}
         self._changed()
