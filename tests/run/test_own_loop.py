@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from hookline import HooklineError, HookManager, HookRunner, SimpleTrainer
+from hookline import HooklineError, HookManager, HookRunner, SimpleTrainer, TrainingHook
 from hookline.errors import MissingArgument, RegistrationError, StopTraining
 from hookline.hooks import BUILT_IN
 from hookline.record import Record
@@ -280,3 +280,25 @@ def test_a_second_run_continues_the_first() -> None:
         manager.on_train_end()
         running.append(manager.run.running)
     assert running == [(1, True), False, (2, True), False]
+
+
+@pytest.mark.parametrize("event", ["on_checkpoint_save", "on_checkpoint_load", "on_validation_end"])
+def test_a_loop_of_ones_own_fires_what_it_likes(event: str) -> None:
+    """A hook that listens to one event only is registered and called, whatever a run could do by itself."""
+    seen: list[str] = []
+    hook = type("Only", (TrainingHook,), {event: lambda self: seen.append(event)})()
+    manager = HookManager([hook])
+    manager.on_train_start()
+    getattr(manager, event)()
+    assert seen == [event]
+
+
+def test_throughput_needs_nothing_that_it_does_not_use() -> None:
+    manager = HookManager()
+    manager.register("throughput", log_every_n_steps=2)
+    manager.on_train_start()
+    manager.on_validation_start()
+    manager.on_validation_end()
+    manager.on_checkpoint_save()
+    manager.on_train_end()
+    assert manager.list_hooks()[0].failures == 0

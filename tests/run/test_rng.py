@@ -67,3 +67,22 @@ def test_streams_are_preserved(fails: bool) -> None:
             assert fails
         expected.append(draw())
     assert expected[0] == expected[1]
+
+
+def test_a_hook_that_has_just_drawn_continues_with_its_own_numbers(tmp_path: Path) -> None:
+    """Its streams are saved with the step of its first draw, also for a run that is resumed with another seed."""
+    drawn: list[float] = []
+
+    def train(seed: int, resume: Path | None = None) -> SimpleTrainer:
+        trainer = make_trainer([], seed=seed, record=True, output_dir=str(tmp_path))
+        trainer.on("step_end", name="draws")(lambda: drawn.append(torch.rand(1).item()))
+        # With two hooks at the event, the one that draws is known at the second step, after which the run is saved.
+        trainer.on("step_end", name="saves")(lambda trainer, step: trainer.save("two") if step == 2 else None)
+        trainer.fit(resume=resume, fork=resume is not None)
+        return trainer
+
+    whole = train(1)
+    assert whole.checkpoint_dir is not None
+    expected, drawn = drawn[2:], []
+    train(2, whole.checkpoint_dir / "two")
+    assert drawn == expected and len(drawn) == 2

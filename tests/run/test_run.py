@@ -17,7 +17,7 @@ from hookline import HookManager, TrainingHook
 from hookline.core.catalog import CAPABILITIES, CATALOG
 from hookline.core.plugins import HOOKS
 from hookline.errors import RegistrationError
-from hookline.run.control import RunView
+from hookline.run.capabilities import Capabilities
 from hookline.run.run import Run
 from hookline.trainer.trainer import Trainer
 
@@ -151,7 +151,7 @@ def test_what_a_hook_needs_follows_from_its_parameters(name: str, parameters: di
 
 def test_a_run_says_what_it_can_do() -> None:
     """Every capability is an attribute of runs, and our trainer can do all of them."""
-    assert all(isinstance(vars(RunView)[name], bool) for name in CAPABILITIES)
+    assert all(isinstance(vars(Capabilities)[name], bool) for name in CAPABILITIES)
     assert all(getattr(Trainer, name) for name in CAPABILITIES)
     assert [name for name in CAPABILITIES if not getattr(Run, name)] == ["can_save", "can_validate", "can_rerun"]
     assert {event.needs for event in CATALOG.values()} - {""} <= set(CAPABILITIES)
@@ -407,3 +407,23 @@ def test_the_record_is_on_disk(tmp_path: Path) -> None:
     assert (written["outcome"], written["counters"]["step"], written["seed"]) == ("completed", 6, 7)
     assert written["hooks"][0]["name"] == "lr_monitor"
     assert {"metrics.jsonl", "report.html"} <= {path.name for path in run.run_dir.iterdir()}
+
+
+def test_hooks_given_as_a_list_are_set_up_in_the_run() -> None:
+    """Their `setup` sees the run and its model, and one that the run refuses is never set up."""
+    seen: list[Any] = []
+
+    class Seeing(TrainingHook):
+        def setup(self, name: str, registry: Any = None) -> None:
+            seen.append((type(registry.run).__name__, registry.dispatcher.model is not None))
+
+        def on_step_end(self) -> None: ...
+
+    class NeedsMore(Seeing):
+        needs = ("can_validate",)
+
+    make_run(Seeing())
+    assert seen == [("Run", True)]
+    with pytest.raises(RegistrationError, match="needs a run that can validate"):
+        make_run(NeedsMore())
+    assert len(seen) == 1

@@ -22,6 +22,9 @@ class Agreement:
     processes there are.
     """
 
+    exchanges = False
+    """Whether `after_step` must run after every step."""
+
     def __init__(self, run: Run) -> None:
         self._run = run
 
@@ -116,10 +119,6 @@ class Agreement:
 
     def after_step(self, step: int) -> None:
         """Carry out what was agreed on, and send what was requested since the last step."""
-
-    def next_exchange(self, step: int) -> int | None:
-        """Return the next step after which `after_step` must run; None if none must."""
-        return None
 
     def after_validation(self) -> None:
         """Exchange what the ranks have recorded: all of them are there."""

@@ -52,5 +52,5 @@ def _plain(value: Any) -> Any:
         if callable(own := getattr(value, method, None)):
             return own()
     if is_dataclass(value) and not isinstance(value, type):
-        return {one.name: _plain(getattr(value, one.name)) for one in fields(value)}
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
     return {key: _plain(item) for key, item in value.items()} if isinstance(value, Mapping) else value

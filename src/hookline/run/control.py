@@ -1,17 +1,17 @@
 """`RunControl`: what a hook gets as its argument `trainer`, in three parts: what it sees, logs and controls.
 
-`Run` is it, for our trainer and for any other training loop. Hooks use nothing else of a run. What a host of hooks may
-lack has a default here.
+`Run` is a `RunControl`, for our trainer and for any other training loop. Hooks use nothing else of a run. What a host
+of hooks may lack has a default here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,6 +20,7 @@ from hookline._words import nearest
 from hookline.errors import HooklineError
 from hookline.record.metrics import REDUCTIONS
 from hookline.record.record import Record
+from hookline.run.capabilities import Capabilities
 from hookline.run.rng import preserve_rng, rng_state
 from hookline.run.status import Stop
 
@@ -33,20 +34,10 @@ if TYPE_CHECKING:
     from hookline.run.manager import HookManager
     from hookline.run.progress import Progress
     from hookline.run.status import RunStatus
+    from hookline.run.window import MicroBatch
 
 
-class MicroBatch(NamedTuple):
-    """One micro-batch of the current accumulation window."""
-
-    loss: torch.Tensor
-    weight: float
-    batch_idx: int
-    loader: str
-    metrics: dict[str, Any]
-    """Numbers that `step_fn` returned beside the loss."""
-
-
-class RunView:
+class RunView(Capabilities):
     """A run as hooks see it."""
 
     # The objects that a run consists of; `Run` makes them, and hooks do not use them.
@@ -56,27 +47,6 @@ class RunView:
     engine: Engine
     agreement: Agreement
     stats: EpochStats
-
-    # ---- what this host can do; it refuses hooks that need more (`Hook.needs`) ---------------------------------------
-
-    can_skip_steps = True
-    """Whether `skip_step` keeps the optimizers from stepping."""
-    can_stop = True
-    """Whether `request_stop` ends the run."""
-    can_save = False
-    """Whether `save` writes checkpoints, from which the run can be resumed."""
-    can_validate = False
-    """Whether the run has validations, whose events are fired."""
-    can_rerun = False
-    """Whether `rerunning` runs a batch again as training ran it."""
-    knows_loss = True
-    """Whether the loss is known, because its backward pass goes through the run."""
-    knows_batches = True
-    """Whether the batches are known, because they go through the run."""
-    knows_windows = True
-    """Whether it is known which micro-batches make up a step, as `window` returns them."""
-    has_unscaled_gradients = True
-    """Whether gradients can be read and changed as the optimizer uses them, before any clipping."""
 
     # ---- what is trained ---------------------------------------------------------------------------------------------
 
@@ -153,12 +123,12 @@ class RunView:
     @property
     def stop_reason(self) -> str | None:
         """Why the run was asked to stop, if it was."""
-        return self.run_status.stop_reason
+        return self.run_status.stops[0].reason if self.run_status.stops else None
 
     @property
     def stopped_by(self) -> str | None:
         """Which hook asked it to stop, or 'signal'; None if `request_stop` was called outside of a hook."""
-        return self.run_status.stopped_by
+        return self.run_status.stops[0].by if self.run_status.stops else None
 
     @property
     def is_trial_run(self) -> bool:
@@ -429,7 +399,7 @@ class RunControl(RunLog):
         by = self.hooks.calling_hook()
         self.note("lr_changed", by=by, old=self.lr, new=value)
         self.agreement.note_assignment("lr", value, by)
-        self.run_status.count("lr_changes")
+        self.run_status.lr_changes += 1
         ratio = value / self.lr if self.lr else None
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
@@ -443,7 +413,8 @@ class RunControl(RunLog):
         self.request_boundary()
 
     def request_boundary(self) -> None:
-        """Look after the current step whether something was requested."""
+        """Look after the current step whether something was requested. A signal handler calls this: it assigns."""
+        self._next_boundary = 0
 
     def skip_step(self, reason: str) -> None:
         """Skip the optimizer step of the current window; for guards in the update chain.
@@ -468,12 +439,9 @@ class RunControl(RunLog):
         >>> with trainer.inference() as model:
         ...     model(batch)
         """
-        with ExitStack() as stack:
-            if self.engine.forward_is_collective:
-                stack.enter_context(self.hooks.collectives.allow("inference() of a sharded model"))
-            stack.enter_context(self.other_batches("inference"))
-            stack.enter_context(self.hooks.silenced())
-            stack.enter_context(self.engine.autocast())
+        allow, is_collective = self.hooks.collectives.allow, self.engine.forward_is_collective
+        allowed = allow("inference() of a sharded model") if is_collective else nullcontext()
+        with allowed, self.other_batches("inference"), self.hooks.silenced(), self.engine.autocast():
             yield self.engine.eval_model(self.model)
 
     @contextmanager

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 Number = torch.Tensor | float
 CHUNK = 64  # losses or metrics that are added up at once
+LOSS = "train/loss"
 
 
 class EpochStats:
@@ -28,13 +29,11 @@ class EpochStats:
 
     def __init__(self, optional: Collection[str] = ()) -> None:
         self._optional = optional
-        self.pending_losses: list[torch.Tensor] = []  # detached, not in the sum yet; the loop appends to it
-        self._count = 0
-        self._sum: Number = 0.0
-        self._non_finite: torch.Tensor | int = 0
-        self._pending_metrics: dict[str, list[Number]] = {}  # metrics that are not in the sums yet
-        self._sums: dict[str, Number] = {}
-        self._counts: dict[str, torch.Tensor | int] = {}
+        self.pending_losses: list[Number] = []  # detached tensors; the loop appends to it
+        self._pending = {LOSS: self.pending_losses}  # losses and metrics that are not in the sums yet
+        self._sums: dict[str, Number] = {LOSS: 0.0}
+        self._counts: dict[str, torch.Tensor | int] = {LOSS: 0}
+        self._non_finite: torch.Tensor | int = 0  # losses that are NaN or infinite
         self._latest: dict[str, tuple[int, Number]] = {}  # with the step
         self._began = -1  # the last step before the epoch
         self._shared: dict[str, float] | None = None  # the means over all ranks, until something is added
@@ -48,7 +47,7 @@ class EpochStats:
 
     def add(self, name: str, value: Number) -> None:
         """Add a detached metric of one micro-batch."""
-        self._pending_metrics.setdefault(name, []).append(value)
+        self._pending.setdefault(name, []).append(value)
 
     def set_latest(self, step: int, name: str, value: Number) -> None:
         """Store a detached metric of a step."""
@@ -56,64 +55,57 @@ class EpochStats:
 
     def fold(self) -> None:
         """Add the recent losses and metrics to the sums, on their device."""
-        if self.pending_losses or self._pending_metrics:
-            self._shared = None
-        for name, values in self._pending_metrics.items():
-            self._fold_metric(name, values)
-        self._pending_metrics.clear()
-        self._fold_losses(len(self.pending_losses), wait=False)
+        for name in self._pending:
+            self._fold(name)
 
     def fold_chunks(self) -> None:
         """Add losses and metrics to the sums in chunks of a fixed size, and leave the rest.
 
         A device adds up a chunk in its own order. So this may be called at any time without changing a bit of the sums.
         """
-        while len(self.pending_losses) >= CHUNK:
-            self._shared = None
-            self._fold_losses(CHUNK, wait=False)
-        for name, values in self._pending_metrics.items():
-            while len(values) > CHUNK:  # something is left, as `fold` expects
-                self._shared = None
-                self._fold_metric(name, values[:CHUNK])
-                del values[:CHUNK]
+        for name, values in self._pending.items():
+            while len(values) >= CHUNK:
+                self._fold(name, CHUNK)
 
-    def _fold_metric(self, name: str, values: Sequence[Number]) -> None:
-        """Add values of a metric to its sum, without those that are missing."""
-        count: torch.Tensor | int = len(values)
-        if name in self._optional:
-            if (stacked := _stack(values)) is not None:
-                count, values = (~stacked.isnan()).sum(), [stacked.nansum()]
-            else:
-                values = [one for one in map(float, values) if not math.isnan(one)]
-                count = len(values)
-        self._sums[name] = _add(self._sums.get(name, 0.0), values)
-        self._counts[name] = self._counts.get(name, 0) + count
-
-    def _fold_losses(self, count: int, wait: bool) -> None:
-        """Add the first of the recent losses to their sum.
+    def _fold(self, name: str, count: int | None = None, wait: bool = False) -> None:
+        """Add the first recent values of a metric to its sum, without those that are missing.
 
         Args:
-            count: How many.
-            wait: Whether to copy losses from a device to the host and add them there. The caller waits for the device,
+            name: The metric, or `LOSS`.
+            count: How many values; by default all.
+            wait: Whether to copy values from a device to the host and add them there. The caller waits for the device,
                 which has fewer operations to run than if it added them.
         """
-        if not count:
+        values, is_optional = self._pending[name][:count], name in self._optional
+        if not values:
             return
-        stacked = torch.stack(self.pending_losses[:count])
-        self._count += count
-        del self.pending_losses[:count]
-        if wait or stacked.is_cpu:
-            losses = stacked.tolist()
-            self._sum = _add(float(self._sum), losses)
-            self._non_finite = int(self._non_finite) + sum(not math.isfinite(loss) for loss in losses)
+        del self._pending[name][:count]
+        self._shared = None
+        total, counted = self._sums.get(name, 0.0), self._counts.get(name, 0)
+        stacked = _stack(values)
+        if stacked is None or wait:
+            numbers = list(map(float, values)) if stacked is None else stacked.tolist()
+            total = float(total)
+            for number in numbers:  # one by one, so that no bit depends on when it was done
+                if not (is_optional and math.isnan(number)):
+                    total, counted = total + number, counted + 1
+            bad: torch.Tensor | int = sum(not math.isfinite(number) for number in numbers)
         else:
-            self._sum = self._sum + stacked.double().sum()
-            self._non_finite = self._non_finite + (~torch.isfinite(stacked)).sum()
+            total = total + (stacked.nansum() if is_optional else stacked.sum())
+            counted = counted + ((~stacked.isnan()).sum() if is_optional else len(values))
+            bad = (~stacked.isfinite()).sum() if name == LOSS else 0
+        self._sums[name], self._counts[name] = total, counted
+        if name == LOSS:
+            self._non_finite = self._non_finite + bad
 
     def mean_loss(self) -> float:
         """Return the mean loss of the epoch so far, NaN before the first batch; waits for the device."""
-        self._fold_losses(len(self.pending_losses), wait=True)
-        return float(self._sum) / self._count if self._count else math.nan
+        self._fold(LOSS, wait=True)
+        return self._mean(LOSS)
+
+    def _mean(self, name: str) -> float:
+        count = int(self._counts[name])
+        return float(self._sums[name]) / count if count else math.nan
 
     def share(self, ranks: Ranks, step: int, loss: float, window: Window) -> None:
         """Replace the means and latest values by those of all ranks, until something is added; all ranks must do so.
@@ -124,12 +116,9 @@ class EpochStats:
             loss: Its loss on this rank.
             window: Its window, which says what this rank's numbers of the step count.
         """
-        self._fold_losses(len(self.pending_losses), wait=True)
+        self._fold(LOSS, wait=True)
         self.fold()
-        own: dict[str, list[float]] = {
-            "loss": [float(self._sum), float(self._count)],
-            "step loss": [window.weigh(loss), 1.0],
-        }
+        own: dict[str, list[float]] = {"step loss": [window.weigh(loss), 1.0]}
         for name, total in self._sums.items():
             own[f"sum {name}"] = [float(total), float(self._counts[name])]
         for name, (at, latest) in self._latest.items():
@@ -140,7 +129,8 @@ class EpochStats:
         totals = {name: numbers.tolist() for name, numbers in ranks.add_up(own).items()}
         means = {name: total / count if count else math.nan for name, (total, count, *_) in totals.items()}
         summed = {name.removeprefix("sum "): mean for name, mean in means.items() if name.startswith("sum ")}
-        self._shared = {_epoch_name(name): mean for name, mean in summed.items()} | {"train/epoch_loss": means["loss"]}
+        summed[LOSS] = summed.pop(LOSS)  # the last, as it is recorded
+        self._shared = {_epoch_name(name): mean for name, mean in summed.items()}
         self._shared_loss = step, means["step loss"]
         # Ranks may have measured a metric at different steps; they agree on the mean.
         self._latest = {
@@ -155,14 +145,11 @@ class EpochStats:
 
     def means(self) -> dict[str, float]:
         """Return the means by recorded name (`train/epoch_acc`, `train/books/epoch_loss`); waits for the device."""
-        if self._shared is not None and not self.pending_losses and not self._pending_metrics:
+        if self._shared is not None and not any(self._pending.values()):
             return dict(self._shared)
         self.fold()
-        means = {}
-        for name, total in self._sums.items():
-            count = int(self._counts[name])
-            means[_epoch_name(name)] = float(total) / count if count else math.nan
-        return {**means, "train/epoch_loss": self.mean_loss()}
+        metrics = [name for name in self._sums if name != LOSS]
+        return {_epoch_name(name): self._mean(name) for name in [*metrics, LOSS]}
 
     def latest(self, since: int | None = None) -> dict[str, float]:
         """Return the latest values of steps after `since`, or else of this epoch; waits for the device."""
@@ -178,23 +165,23 @@ class EpochStats:
     def state_dict(self) -> dict[str, Any]:
         """Return the sums as numbers; waits for the device."""
         self.fold()
-        metrics = {
-            "sums": {name: [int(self._counts[name]), float(total)] for name, total in self._sums.items()},
-            "newest": {name: [step, float(value)] for name, (step, value) in self._latest.items()},
-            "began": self._began,
-        }
-        return {"count": self._count, "sum": float(self._sum), "bad": int(self._non_finite), "beside": metrics}
+        sums = {name: [int(self._counts[name]), float(total)] for name, total in self._sums.items()}
+        count, total = sums.pop(LOSS)
+        newest = {name: [step, float(value)] for name, (step, value) in self._latest.items()}
+        metrics = {"sums": sums, "newest": newest, "began": self._began}
+        return {"count": count, "sum": total, "bad": int(self._non_finite), "beside": metrics}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the sums; checkpoints of an early version have no metrics."""
-        self.pending_losses.clear()
-        self._pending_metrics.clear()
-        self._count, self._sum, self._non_finite = int(state["count"]), state["sum"], int(state["bad"])
-        metrics = state.get("beside", {})
-        self._counts = {name: count for name, (count, _) in metrics.get("sums", {}).items()}
-        self._sums = {name: total for name, (_, total) in metrics.get("sums", {}).items()}
-        self._latest = {name: (step, value) for name, (step, value) in metrics.get("newest", {}).items()}
-        self._began = metrics.get("began", -1)
+        """Restore what `state_dict` returned."""
+        for values in self._pending.values():
+            values.clear()
+        metrics = state["beside"]
+        sums = {**metrics["sums"], LOSS: [int(state["count"]), state["sum"]]}
+        self._counts = {name: count for name, (count, _) in sums.items()}
+        self._sums = {name: total for name, (_, total) in sums.items()}
+        self._non_finite = int(state["bad"])
+        self._latest = {name: (step, value) for name, (step, value) in metrics["newest"].items()}
+        self._began = metrics["began"]
 
 
 def _epoch_name(name: str) -> str:
@@ -209,22 +196,13 @@ def add_losses(states: Sequence[Mapping[str, Any]], is_counted: bool) -> dict[st
         states: The states by rank.
         is_counted: Whether the sums are wanted; else they are zero, and only their names are there.
     """
-    added = [state.get("beside", {}).get("sums", {}) for state in states]
-    names = dict.fromkeys(name for sums in added for name in sums)
-    sums = {name: [sum(one.get(name, (0, 0.0))[index] for one in added) for index in (0, 1)] for name in names}
+    of_ranks = [state["beside"]["sums"] for state in states]
+    names = dict.fromkeys(name for sums in of_ranks for name in sums)
+    sums = {name: [sum(own.get(name, (0, 0.0))[index] for own in of_ranks) for index in (0, 1)] for name in names}
     totals = {key: sum(state[key] for state in states) for key in ("count", "sum", "bad")}
     if not is_counted:
         sums, totals = {name: [0, 0.0] for name in sums}, {"count": 0, "sum": 0.0, "bad": 0}
-    return {**totals, "beside": {**states[0].get("beside", {}), "sums": sums}}
-
-
-def _add(total: Number, values: Sequence[Number]) -> Number:
-    """Add values to a sum; on the host one by one, so that no bit depends on when it was done."""
-    if (stacked := _stack(values)) is not None:
-        return total + stacked.sum()
-    for value in values:
-        total = total + float(value)
-    return total
+    return {**totals, "beside": {**states[0]["beside"], "sums": sums}}
 
 
 def _stack(values: Sequence[Number]) -> torch.Tensor | None:
@@ -232,4 +210,4 @@ def _stack(values: Sequence[Number]) -> torch.Tensor | None:
     tensors = [value for value in values if isinstance(value, torch.Tensor) and not value.is_cpu]
     if not tensors or len(tensors) != len(values):
         return None
-    return torch.stack([one.reshape(()) for one in tensors]).double()
+    return torch.stack([tensor.reshape(()) for tensor in tensors]).double()

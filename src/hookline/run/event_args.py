@@ -1,4 +1,4 @@
-"""The arguments of events: every value that a hook may name is an attribute of `EventArgs`, computed when read.
+"""Compute the values of event arguments: each one that a hook may name is an attribute of `EventArgs`.
 
 Which event has which of them, and under which name, is in core/catalog.py.
 """
@@ -9,11 +9,11 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cached_property
 from operator import attrgetter
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
-from weakref import ref
 
 import torch
 
@@ -22,48 +22,28 @@ from hookline.core.base import StepContext
 from hookline.errors import MissingArgument, TrainingError
 from hookline.gradients.view import Gradients
 from hookline.run.config_view import view_of
-from hookline.run.control import MicroBatch
-from hookline.run.numbers import single_numbers, weighted_mean, without_nan
+from hookline.run.numbers import single_numbers
 from hookline.run.outputs import UNKNOWN
+from hookline.run.window import MicroBatch, weighted_mean, without_nan
 
 if TYPE_CHECKING:
-    from hookline.run.progress import Progress
     from hookline.run.run import Run
 
-LossRef = Callable[[], torch.Tensor | None]  # a weak reference to the loss that a value was computed from
-
 _OF_BATCH = (
-    "batch", "phase", "live_loss", "step_metrics", "_source",
-    "_loss_read", "_metrics", "_metrics_ref", "val_metrics", "eval_metrics",
-    "live_output", "live_target",
+    "batch", "phase", "live_loss", "detached_loss", "step_metrics", "_loss", "_metrics", "_source",
+    "val_metrics", "eval_metrics", "live_output", "live_target",
 )  # fmt: skip
 
 
-def _no_loss() -> None:
-    """Stand for the weak reference where nothing was computed yet."""
+# A number that stays on its device until it is first read; everything that holds the list shares the read. Every step
+# makes one, and making an object of a class takes three times as long.
+DeviceNumber = list[torch.Tensor | float]
 
 
-class DeviceNumber:
-    """A number that stays on its device until it is first read; everything that holds it shares the read."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: torch.Tensor | float) -> None:
-        self.value = value
-
-    def read(self) -> float:
-        """Return the number; waits for the device, once."""
-        self.value = number = float(self.value)
-        return number
-
-
-@dataclass
-class ValidationBatch:
-    """Which batch of which loader a validation is at."""
-
-    batch_idx: int
-    dataloader_idx: int
-    dataloader_name: str
+def read_number(number: DeviceNumber) -> float:
+    """Return the number; waits for the device, once."""
+    number[0] = read = float(number[0])
+    return read
 
 
 class EventArgs:
@@ -72,11 +52,11 @@ class EventArgs:
     def __init__(self, run: Run) -> None:
         self.trainer, self.progress, self.grads = run, run.progress, Gradients(run.params)
         self.batch: Any = None
-        self.live_loss: torch.Tensor | None = None
-        self.detached_loss: torch.Tensor | None = None  # the same without its graph, in training
+        self.forget_loss()
         self.window: list[MicroBatch] = []  # of this step; empty if a step is one micro-batch
         self.step_metrics: dict[str, Any] = {}  # what step_fn returned beside the loss
-        self.live_output: Any = UNKNOWN  # of the model, until the batch ends, if a hook or a metric needs it
+        # Of the model, until the batch ends, if a hook or a metric needs them; `UNKNOWN` where nothing tells.
+        self.live_output: Any = UNKNOWN
         self.live_target: Any = UNKNOWN
         self.optimizer_idx = 0
         self.used_lr: float | None = None  # the rate that this step used, if it may have changed since
@@ -92,19 +72,27 @@ class EventArgs:
         self.overflowed_at = -1  # the step whose scaled gradients overflowed
         self.validating: list[str | None] = []  # the hooks that called the validations in progress, outermost first
         # Where batch_idx and the loader are read from: the run's progress, or the batch of a validation.
-        self._source: Progress | ValidationBatch = run.progress
+        self._source: Any = run.progress
         self._train_batch: dict[str, Any] | None = None  # the training batch's values while other batches run
-        # A value is stored with a weak reference to the loss it was computed from, so that a new batch has nothing to
-        # reset. A strong one would keep the graph alive until the next loss is read.
-        self._loss_read: tuple[LossRef, DeviceNumber] = _no_loss, DeviceNumber(math.nan)
-        self._metrics: dict[str, Any] = {}
-        self._metrics_ref: LossRef = _no_loss
-        self._norm = DeviceNumber(math.nan)
-        self._norm_at = self._clipped_at = 0  # steps
-        self._clipped: torch.Tensor | float = math.nan
+        self._norm: DeviceNumber = [math.nan]  # of the step's gradients
+        self._clipped: torch.Tensor | float = math.nan  # the norm before the last clipping
+        self._norm_at = self._clipped_at = 0  # their steps
         self._state: dict[str, Any] = {}
         self._parameters = 0
         self._counted_for: tuple[int, int] | None = None  # the epoch, and how many tensors were trained
+
+    def forget_loss(self) -> None:
+        """Have no loss: none was computed yet."""
+        self.live_loss: torch.Tensor | None = None
+        self.detached_loss: torch.Tensor | None = None
+        self._loss: DeviceNumber = [math.nan]
+        self._metrics: dict[str, Any] | None = None  # made when a hook names them
+
+    def set_loss(self, loss: torch.Tensor) -> None:
+        """Set the loss of the batch that runs, with its graph."""
+        self.live_loss, self._metrics = loss, None
+        self.detached_loss = detached = loss.detach()
+        self._loss = [detached]
 
     # ---- the run -------------------------------------------------------------------------------------------------
 
@@ -195,12 +183,8 @@ class EventArgs:
     def end_run(self, reason: str) -> None:
         """Set the reason for on_train_end, and release the graph of the last loss, which stays readable."""
         self.reason, self.resumed = reason, False  # the next run of this trainer need not be a resumed one
-        self.release_output()  # of a batch that failed
-        if self.live_loss is not None:
-            live, self.live_loss = self.live_loss, self.live_loss.detach()
-            detached, (read, loss) = ref(self.live_loss), self._loss_read
-            self._loss_read = detached if read() is live else _no_loss, loss
-            self._metrics_ref = detached if self._metrics_ref() is live else _no_loss
+        self.live_output = self.live_target = UNKNOWN  # of a batch that failed
+        self.live_loss = self.detached_loss
 
     def set_checkpoint(self, path: str, resumed: bool = False) -> None:
         """Set the checkpoint that was written, or loaded to resume from it."""
@@ -223,48 +207,35 @@ class EventArgs:
     @property
     def loss(self) -> float:
         """This micro-batch's loss; waits for the device, once."""
-        return math.nan if self.live_loss is None else self._loss_number(self.live_loss).read()
+        return read_number(self._loss)
 
-    def _loss_number(self, loss: torch.Tensor) -> DeviceNumber:
-        """Return the loss of the current micro-batch, one object for all that ask."""
-        read, number = self._loss_read
-        if read() is not loss:
-            number = DeviceNumber(loss.detach())
-            self._loss_read = ref(loss), number
-        return number
-
-    def step_loss_number(self) -> DeviceNumber:
+    def measure_loss(self) -> DeviceNumber:
         """Return the step's loss: that of its micro-batch, or the mean over its window."""
-        if len(self.window) > 1:
-            return DeviceNumber(self.window_tensor())
-        return DeviceNumber(math.nan) if self.live_loss is None else self._loss_number(self.live_loss)
+        return [self.window_tensor()] if len(self.window) > 1 else self._loss
 
     @property
     def train_loss(self) -> float:
         """The loss of the last training batch, also while other batches run."""
-        if self._train_batch is None:
-            return self.loss
-        tensor = self._train_batch["live_loss"]
-        return math.nan if tensor is None else float(tensor)
+        loss: DeviceNumber = self._loss if self._train_batch is None else self._train_batch["_loss"]
+        return read_number(loss)
 
     @property
     def metrics(self) -> dict[str, Any]:
         """One dict per event, which its hooks share."""
-        if self._metrics_ref() is not self.live_loss:
+        if self._metrics is None:
             numbers = {
                 key: value.item() if isinstance(value, torch.Tensor) else value
                 for key, value in self.step_metrics.items()
             }
             self._metrics = {"loss": self.loss, **numbers}
-            self._metrics_ref = _no_loss if self.live_loss is None else ref(self.live_loss)
         return self._metrics
 
     def added_metrics(self) -> dict[str, Any]:
         """Return the single numbers that hooks added to this event's metrics."""
-        if self._metrics_ref() is not self.live_loss:  # no hook named `metrics` at this batch
+        if self._metrics is None:  # no hook named them at this batch
             return {}
-        added = {key: value for key, value in self._metrics.items() if key != "loss" and key not in self.step_metrics}
-        return single_numbers(added)
+        measured = {"loss", *self.step_metrics}
+        return single_numbers({key: value for key, value in self._metrics.items() if key not in measured})
 
     def mirror_metrics(self, name: str) -> None:
         """Copy keys that were added to `val_metrics` to `eval_metrics`, the event's other spelling, or back."""
@@ -284,14 +255,6 @@ class EventArgs:
     def target(self) -> Any:
         """What the output is compared with, as copy-on-write views; None if it is not known."""
         return None if self.live_target is UNKNOWN else map_tensors(copy_on_write, self.live_target)
-
-    def set_output(self, output: Any, target: Any) -> None:
-        """Set the model's output and the target of this batch; `UNKNOWN` where nothing tells."""
-        self.live_output, self.live_target = output, target
-
-    def release_output(self) -> None:
-        """Release the output and the target: the batch is over."""
-        self.live_output = self.live_target = UNKNOWN
 
     # ---- windows ---------------------------------------------------------------------------------------------------
 
@@ -337,7 +300,7 @@ class EventArgs:
         """Store the norm that a clipping hook found; the global norm before the first one is the step's."""
         self._clipped, self._clipped_at = norm, self.step
         if is_global and self._norm_at != self.step:
-            self._norm, self._norm_at = DeviceNumber(norm), self.step
+            self._norm, self._norm_at = [norm], self.step
 
     @property
     def clipped_norm(self) -> float:
@@ -346,19 +309,19 @@ class EventArgs:
 
     def norm_before_clipping(self) -> torch.Tensor | float | None:
         """Return this step's global norm if something clipped, still on the device if nothing read it; else None."""
-        return self._norm.value if self._clipped_at == self._norm_at == self.step else None
+        return self._norm[0] if self._clipped_at == self._norm_at == self.step else None
 
     def measure_norm(self) -> DeviceNumber:
         """Return the norm of this step's gradients, before clipping; NaN if there are none."""
         if self._norm_at != self.step:
-            self._norm = DeviceNumber(self.grads.norm() if self.grads.tensors() else math.nan)
+            self._norm = [self.grads.norm() if self.grads.tensors() else math.nan]
             self._norm_at = self.step
         return self._norm
 
     @property
     def grad_norm(self) -> float:
         """The global norm of this step's gradients, before clipping; waits for the device, once."""
-        return self.measure_norm().read()
+        return read_number(self.measure_norm())
 
     # ---- batches other than the training batch -----------------------------------------------------------------------
 
@@ -405,7 +368,8 @@ class EventArgs:
 
     def enter_validation_batch(self, batch: Any, index: int, loader_index: int, loader: str) -> None:
         """Set the validation batch that runs next."""
-        self.batch, self._source = batch, ValidationBatch(index, loader_index, loader)
+        self.batch = batch
+        self._source = SimpleNamespace(batch_idx=index, dataloader_idx=loader_index, dataloader_name=loader)
 
 
 class GivenArgs:
@@ -437,27 +401,22 @@ class DeviceStepContext(StepContext):
         self = cls.__new__(cls)
         self.step, self.lr, self.tokens_seen = args.step, args.lr, args.tokens_seen
         self.model, self.optimizer = args.model, args.trainer.optimizers[0]
-        self._loss, self._norm = args.step_loss_number(), args.measure_norm()
+        self._loss, self._norm = args.measure_loss(), args.measure_norm()
         return self
 
     @cached_property
     def loss(self) -> float:  # type: ignore[override]
-        return self._loss.read()
+        return read_number(self._loss)
 
     @cached_property
     def grad_norm(self) -> float:  # type: ignore[override]
-        return self._norm.read()
+        return read_number(self._norm)
 
     def __eq__(self, other: object) -> bool:
-        return _plain(self) == _plain(other)
+        return copy(self) == (copy(other) if isinstance(other, StepContext) else other)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return StepContext, tuple(getattr(self, item.name) for item in fields(StepContext))
-
-
-def _plain(context: object) -> object:
-    """Return a context of a run as a plain one, which compares by its fields; other objects as they are."""
-    return copy(context) if isinstance(context, DeviceStepContext) else context
 
 
 def replace_prefix(metrics: dict[str, Any], old: str, new: str) -> dict[str, Any]:

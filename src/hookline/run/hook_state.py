@@ -54,7 +54,7 @@ def load_hooks_state(run: Run, sections: Mapping[str, Any]) -> None:
     The present hooks and their order count: a new hook starts without a state, and the state of a removed one is left
     out; renaming a hook is both.
     """
-    hooks, step, sections = run.hooks, run.progress.step, _with_present_names(run.hooks, sections)
+    hooks, step = run.hooks, run.progress.step
     # Update hooks meet gradients on the device, so their state goes there, too; shards are there.
     run.chain.restore(
         map_tensors(lambda tensor: tensor if is_sharded(tensor) else tensor.to(run.device), sections["update_state"])
@@ -75,15 +75,3 @@ def load_hooks_state(run: Run, sections: Mapping[str, Any]) -> None:
             )
     hooks.replan(restored=run.progress)
     hooks.rng_guard.load_state_dict(sections["streams"])
-
-
-def _with_present_names(hooks: Registry, sections: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a checkpoint's sections with the names that hooks have now, where version 0.1 named them otherwise."""
-    names = hooks.former_names()
-
-    def renamed(states: dict[str, Any]) -> dict[str, Any]:
-        return {names.get(name, name): state for name, state in states.items()}
-
-    changed = {key: renamed(sections[key]) for key in ("hooks", "update_state")}
-    changed["streams"] = {**sections["streams"], "hooks": renamed(sections["streams"]["hooks"])}
-    return {**sections, **changed, "hook_names": [names.get(name, name) for name in sections["hook_names"]]}

@@ -81,7 +81,7 @@ class HookManager(ModelRegistry, Events):
             enable_intervention=enable_intervention,
         )
         self._run: Run | None = None
-        self._by_hand = UpdateByHand(self)
+        self._by_hand: UpdateByHand | None = None  # made for the first gradients that are passed by hand
         if isinstance(hooks, (list, tuple, Iterator)):
             for hook in hooks:
                 self.register(hook)
@@ -131,7 +131,7 @@ class HookManager(ModelRegistry, Events):
         super().watch_for_trainer(model, args)
         before, self._run = self._run, args.trainer
         if before is not None:  # a loop of the user's own, or another trainer
-            before.release_hooks()
+            before.connection.close()
 
     # ---- events ------------------------------------------------------------------------------------------------------
 
@@ -150,10 +150,11 @@ class HookManager(ModelRegistry, Events):
         Returns:
             A dict with every name that was passed; None for a gradient that a hook removed.
         """
-        if not self._hooks:
+        if not self._entries:
             return args[0] if args else values.get("grads")
         event = CATALOG["on_update"]
         named = name_values(event, event.order, args, values)
+        self._by_hand = self._by_hand or UpdateByHand(self)
         return self._by_hand.update(named, lambda: self.run.fire(event, named))
 
 
@@ -202,7 +203,7 @@ def _event_method(spelling: str) -> Callable[..., None]:
     event = SPELLINGS[spelling]
 
     def fire(self: HookManager, *args: Any, **values: Any) -> None:
-        if self._hooks:
+        if self._entries:
             self.run.fire(event, name_values(event, self._orders.get(spelling, event.order), args, values))
 
     fire.__name__, fire.__doc__ = spelling, event.doc

@@ -1,28 +1,11 @@
-"""Numbers of steps and batches: what counts as one, and their means by weight."""
+"""What counts as a number among metrics, and numbers without their graph."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-
-from hookline.run.control import MicroBatch
-
-
-def weighted_mean(parts: Sequence[MicroBatch]) -> torch.Tensor:
-    """Return the mean loss of micro-batches by their weights, on its device."""
-    counted = [part for part in parts if part.weight]  # the loss of a micro-batch without weight may be NaN
-    total = sum(part.weight for part in counted)
-    return torch.stack([part.loss * (part.weight / total) for part in counted]).sum()
-
-
-def without_nan(value: Any, weight: float) -> tuple[Any, Any]:
-    """Return a number and its weight; if it is NaN, zeros. A tensor stays on its device, and so does its weight."""
-    if isinstance(value, torch.Tensor):
-        return value.nan_to_num(0.0), ~value.isnan() * weight
-    return (0.0, 0.0) if math.isnan(value) else (value, weight)
 
 
 def single_numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -65,14 +65,14 @@ class OwnLoop(Run):
         self._fires_step_end = False  # else each micro-batch is a step
         self._step_is_over = True
         self._first_step = 0  # the step after which the loop began
-        self._ended = set(ENDS)  # those that have ended the micro-batch; none while it runs
-        self._said: dict[str, Any] = {}  # what the events of the micro-batch have carried
+        self._ended_by = set(ENDS)  # the events that have ended the micro-batch; none while it runs
+        self._carried: dict[str, Any] = {}  # numbers, and the loader, that events of the micro-batch have carried
         self._decided: tuple[Any, ...] | None = None  # where the loop was when it was decided which hooks are due
         self._outer_phase = "inference"  # in which the last validation began
         super().__init__(torch.nn.Module(), [], hooks, engine=Engine(torch.device("cpu")), ranks=hooks.ranks)
         self.event_args.phase = self._outer_phase
         self.run_status.begin()
-        self._unsubscribe = hooks.failures.subscribe(self._record_incident)
+        self.connection.callback(hooks.failures.subscribe(self._record_incident))
 
     def connect_hooks(self) -> None:
         """Let forward hooks read where the loop is; an update chain is made with the first gradients."""
@@ -81,11 +81,6 @@ class OwnLoop(Run):
         if isinstance(dispatcher.run, NoRun):
             dispatcher.run = self.event_args
         self.hooks.dispatch_table.reset()
-
-    def release_hooks(self) -> None:
-        """Leave the hooks to a trainer."""
-        super().release_hooks()
-        self._unsubscribe()
 
     def fires(self, event: Event) -> bool:
         """Return True: the loop fires what it likes."""
@@ -99,12 +94,16 @@ class OwnLoop(Run):
     # ---- what the loop has passed ------------------------------------------------------------------------------------
 
     @property
-    def model(self) -> torch.nn.Module:
+    def known_model(self) -> torch.nn.Module | None:
         """The model that an event has passed, or that the manager watches."""
-        model = self.hooks.dispatcher.model if self._model is None else self._model
-        if model is None:
+        return self.hooks.dispatcher.model if self._model is None else self._model
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The same; reading it raises MissingArgument if no model is known."""
+        if self.known_model is None:
             raise MissingArgument("the model of this loop is not known; pass model=… with an event, or watch(model)")
-        return model
+        return self.known_model
 
     @model.setter
     def model(self, model: torch.nn.Module) -> None:
@@ -126,18 +125,14 @@ class OwnLoop(Run):
         """The device of the model's parameters."""
         return next((param.device for param in self.model.parameters()), self.engine.device)
 
-    def knows_model(self) -> bool:
-        """Return whether something has passed a model."""
-        return self._model is not None or self.hooks.dispatcher.model is not None
-
     def parts(self) -> dict[str, Any]:
         """Return the objects of the run that are known."""
-        model = {"model": self.model, "device": self.device} if self.knows_model() else {}
+        model = {} if self.known_model is None else {"model": self.known_model, "device": self.device}
         return model | ({"optimizer": self._optimizers[0]} if self._optimizers else {})
 
     def trained_parameters(self) -> dict[str, torch.nn.Parameter]:
         """Return the parameters that the optimizers own, or all if none are known."""
-        params = plain_parameters(self.model) if self.knows_model() else {}
+        params = {} if self.known_model is None else plain_parameters(self.known_model)
         owned = {
             id(param) for optimizer in self._optimizers for group in optimizer.param_groups for param in group["params"]
         }
@@ -151,7 +146,7 @@ class OwnLoop(Run):
         args = self.event_args
         return (
             name in ALWAYS_KNOWN
-            or (name in OF_MODEL and self.knows_model())
+            or (name in OF_MODEL and self.known_model is not None)
             or (name in OF_OPTIMIZER and bool(self._optimizers))
             or (name in OF_LOSS and args.live_loss is not None)
             or (name in ("batch", "exception", "reason") and getattr(args, name) is not None)
@@ -173,21 +168,26 @@ class OwnLoop(Run):
 
     def fire(self, event: Event, values: Mapping[str, Any]) -> None:
         """Read from an event where the loop is, and call its hooks."""
-        self._learn(values)
-        self._begin(event, values)
+        self._keep_objects(values)
+        carried = {name: values[name] for name in ("step", "epoch", "tokens_seen") if isinstance(values.get(name), int)}
+        if event.inner:
+            self._before_inner_event(event.name, carried, values)
+        else:
+            self._before_event(event.name, values)
+            self._set_counters(carried)
         try:
             super().fire(event, values)
         finally:
-            self._finish(event)
+            self._after_event(event.name)
 
-    def _learn(self, values: Mapping[str, Any]) -> None:
-        """Keep what an event passes that later ones may leave out."""
+    def _keep_objects(self, values: Mapping[str, Any]) -> None:
+        """Keep what an event passes that later ones may leave out: model, optimizer and config."""
         model, optimizer = values.get("model"), values.get("optimizer")
         if isinstance(model, torch.nn.Module):
             self._model = model
         if isinstance(optimizer, torch.optim.Optimizer) and all(optimizer is not known for known in self._optimizers):
             self._optimizers.append(optimizer)
-        trained = self.hooks.dispatcher.model if self._model is None else self._model, len(self._optimizers)
+        trained = self.known_model, len(self._optimizers)
         if trained != self._trained:
             self._trained = trained
             self.params.clear()
@@ -195,91 +195,80 @@ class OwnLoop(Run):
         if values.get("config") is not None:
             self.config = values["config"]
 
-    def _begin(self, event: Event, values: Mapping[str, Any]) -> None:
-        """Begin what begins with an event, and read where the loop is."""
-        given = {name: values[name] for name in ("step", "epoch", "tokens_seen") if isinstance(values.get(name), int)}
-        if event.inner:
-            self.event_args.phase = "train"
-            self._begin_inner(event, given, values)
-            return
-        self._enter_phase(event.name)
-        if event.name == "on_train_start":
+    def _before_event(self, name: str, values: Mapping[str, Any]) -> None:
+        """Begin or end what begins or ends with an event of the run, an epoch or a validation."""
+        progress, args = self.progress, self.event_args
+        if name == "on_train_start":
             self._fires_step_end = False
             self.run_status.begin()
-            self.event_args.begin_run()
-        elif event.name == "on_epoch_start":
-            self.progress.epoch_over = self.progress.epoch_over or self.progress.batch_idx >= 0
+            args.begin_run()
+        elif name == "on_epoch_start":
+            progress.epoch_over = progress.epoch_over or progress.batch_idx >= 0
             self._begin_epoch()
-        elif event.name == "on_exception":
-            self.run_status.close(failed=True)
-            self.event_args.exception = values.get("exception")
-        elif event.name == "on_train_end":
-            outcome, reason = self.decide_outcome(self.event_args.exception)
-            self.run_status.close(failed=self.status == "error")
-            self.event_args.reason = reason or outcome
-        self._take(given)
-
-    def _enter_phase(self, name: str) -> None:
-        args = self.event_args
-        if name == "on_validation_start":
+        elif name == "on_validation_start":
             self._outer_phase = args.phase
+        elif name == "on_exception":
+            self.run_status.close(failed=True)
+            args.exception = values.get("exception")
+        elif name == "on_train_end":
+            outcome, reason = self.decide_outcome(args.exception)
+            self.run_status.close(failed=self.status == "error")
+            args.reason = reason or outcome
         args.phase = self._outer_phase if name == "on_validation_end" else PHASES.get(name, args.phase)
 
-    def _begin_inner(self, event: Event, given: dict[str, int], values: Mapping[str, Any]) -> None:
-        """Read an event of a micro-batch; it may be the first of another one."""
-        progress, args, name, said = self.progress, self.event_args, event.name, self._said
+    def _before_inner_event(self, name: str, carried: dict[str, int], values: Mapping[str, Any]) -> None:
+        """Read an event of a micro-batch, which may be the first of another one."""
+        args, args.phase = self.event_args, "train"
         if isinstance(values.get("batch_idx"), int):
-            given["batch_idx"] = values["batch_idx"]
-        is_over = name in self._ended if name in ENDS else bool(self._ended) or name == "on_train_batch_start"
-        contradicts = any(said.get(number, given[number]) != given[number] for number in given if number in NUMBERS)
-        if is_over or contradicts:  # then it is about another one
-            self._begin_batch(given)
-        self._said.update(given)
-        self._take(given)
+            carried["batch_idx"] = values["batch_idx"]
+        is_over = name in self._ended_by if name in ENDS else bool(self._ended_by) or name == "on_train_batch_start"
+        before = {number: self._carried[number] for number in NUMBERS if number in self._carried}
+        if is_over or any(carried.get(number, before[number]) != before[number] for number in before):
+            self._begin_batch(carried)
+        self._carried.update(carried)
+        self._set_counters(carried)
         if name == "on_step_end" and not self._fires_step_end:
             self._fires_step_end = True
-            if "step" not in self._said:
-                progress.step = self._first_step + 1  # the micro-batches so far were all of one step
-        if "dataloader_name" in values and "loader" not in self._said:
-            self._said["loader"] = values["dataloader_name"]
-            progress.enter_loader(int(values.get("dataloader_idx", 0)), str(values["dataloader_name"]))
+            if "step" not in self._carried:
+                self.progress.step = self._first_step + 1  # the micro-batches so far were all of one step
+        if "dataloader_name" in values and "loader" not in self._carried:
+            self._carried["loader"] = values["dataloader_name"]
+            self.progress.enter_loader(int(values.get("dataloader_idx", 0)), str(values["dataloader_name"]))
         if "batch" in values:
             args.batch = values["batch"]
         if (loss := _tensor(values.get("loss"))) is not None:
-            args.live_loss = loss
+            args.set_loss(loss)
         if name == "on_step_end":
             self._record_step()
-        self._decide()
+        self._decide_due_hooks()
 
-    def _take(self, given: Mapping[str, int]) -> None:
+    def _set_counters(self, carried: Mapping[str, int]) -> None:
         """Take over the numbers that an event carries."""
         progress = self.progress
-        if given.get("epoch", progress.epoch) != progress.epoch:
-            if progress.batch_idx >= 0:
-                self._begin_epoch()
-            progress.epoch = given["epoch"]
-        progress.step = given.get("step", progress.step)
-        progress.batch_idx = given.get("batch_idx", progress.batch_idx)
-        progress.tokens_seen = given.get("tokens_seen", progress.tokens_seen)
+        if carried.get("epoch", progress.epoch) != progress.epoch and progress.batch_idx >= 0:
+            self._begin_epoch()
+        for name, number in carried.items():
+            setattr(progress, name, number)
 
     def _begin_epoch(self) -> None:
         self.progress.begin_epoch()
         self.stats = self.stats.next_epoch(self.progress.step)
 
-    def _begin_batch(self, given: Mapping[str, int]) -> None:
-        """Begin a micro-batch, and a step if the last one is over."""
-        progress, args = self.progress, self.event_args
-        if progress.epoch_over or given.get("epoch", progress.epoch) != progress.epoch:
+    def _begin_batch(self, carried: Mapping[str, int]) -> None:
+        """Begin a micro-batch, and a step or an epoch if the last one is over."""
+        progress = self.progress
+        is_new = carried.get("epoch", progress.epoch) != progress.epoch
+        starts_again = carried.get("batch_idx", progress.batch_idx + 1) <= progress.batch_idx
+        if progress.epoch_over or is_new or starts_again:  # which no event may have announced
             self._begin_epoch()
-            progress.epoch = given.get("epoch", progress.epoch)
-        elif given.get("batch_idx", progress.batch_idx + 1) <= progress.batch_idx:
-            self._begin_epoch()  # which no event has announced
+            progress.epoch = carried.get("epoch", progress.epoch)
         progress.step += self._step_is_over or not self._fires_step_end
         progress.batch_idx += 1
-        self._ended, self._said, self._step_is_over = set(), {}, False
-        args.batch = args.live_loss = args.used_lr = None
+        self._ended_by, self._carried, self._step_is_over = set(), {}, False
+        self.event_args.batch = self.event_args.used_lr = None
+        self.event_args.forget_loss()
 
-    def _decide(self) -> None:
+    def _decide_due_hooks(self) -> None:
         """Decide which hooks are due, if the loop is at another place than when that was last decided."""
         progress, scheduler = self.progress, self.hooks.scheduler
         place = progress.step, progress.batches, progress.epoch, progress.dataloader_name
@@ -290,51 +279,45 @@ class OwnLoop(Run):
 
     def begin_forward(self) -> bool:
         """Begin the micro-batch that a forward pass is the first of; return whether it is."""
-        if not self._ended and self._followed is None:
+        if not self._ended_by and self._followed is None:
             return False  # as for most calls of modules
         with self.hooks.lock:  # several threads may run the model
-            if not self._awaits_forward():
-                return False
-            given: dict[str, int] = {}
-            if self._followed is not None:
-                self._followed_step = self._followed.step
-                given = {name: getattr(self._followed, name) for name in NUMBERS if hasattr(self._followed, name)}
-            self._begin_batch(given)
-            self._take(given)
-            self._decide()
-            return True
+            other = self._followed
+            is_first = bool(self._ended_by) and self.event_args.phase == "train"
+            if other is not None:
+                is_first = other.step != self._followed_step
+            if is_first:
+                self._followed_step = getattr(other, "step", None)
+                carried = {name: getattr(other, name) for name in NUMBERS if hasattr(other, name)}
+                self._begin_batch(carried)
+                self._set_counters(carried)
+                self._decide_due_hooks()
+            return is_first
 
-    def _awaits_forward(self) -> bool:
-        """Return whether a forward pass that comes now is the first of a micro-batch."""
-        if self._followed is not None:
-            return bool(self._followed.step != self._followed_step)
-        return bool(self._ended) and self.event_args.phase == "train"
-
-    def _finish(self, event: Event) -> None:
-        """End what ends with the event, once its hooks were called."""
+    def _after_event(self, name: str) -> None:
+        """End what ends with an event, once its hooks were called."""
         progress = self.progress
-        if event.name == "on_epoch_end":
+        if name == "on_epoch_end":
             progress.end_epoch()
-        elif event.name == "on_train_start":
-            self._ended, self._step_is_over = set(ENDS), True
+        elif name == "on_train_start":
+            self._ended_by, self._step_is_over = set(ENDS), True
             self._first_step = progress.steps_done = progress.step
-        elif event.name in ENDS:
-            self._ended.add(event.name)
-            loss = self.event_args.live_loss
-            if event.name == "on_step_end":
+        elif name in ENDS:
+            self._ended_by.add(name)
+            if name == "on_step_end":
                 self._step_is_over = True
-            elif loss is not None:
+            elif (loss := self.event_args.detached_loss) is not None:
                 self.stats.pending_losses.append(loss)
             if self._step_is_over or not self._fires_step_end:
                 self._record_step()
                 self.step_log.flush_if_due()
-        elif event.name == "on_train_end" and self.running:
+        elif name == "on_train_end" and self.running:
             self.step_log.flush(wait=True)
             self.run_status.end()
 
     def _record_step(self) -> None:
         """Record the loss of a step, once."""
-        progress, loss = self.progress, self.event_args.live_loss
+        progress, loss = self.progress, self.event_args.detached_loss
         if progress.steps_done != progress.step and loss is not None:
             self.step_log.add_loss(loss)
         progress.steps_done = progress.step

@@ -1,4 +1,4 @@
-"""Find the parameters that are trained: those that an optimizer owns."""
+"""Find the parameters that are trained, which are those that an optimizer owns, and whether they are finite."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 
 from hookline._names import plain_parameters, unwrap_module
 from hookline.errors import TrainingError
+from hookline.gradients.view import local_tensor
 
 
 def trained_parameters(
@@ -19,8 +20,10 @@ def trained_parameters(
     the model is named by its optimizer, group and index.
 
     Raises:
-        TrainingError: If no optimizer owns a parameter of the model.
+        TrainingError: If the model has no parameters, or no optimizer owns one of them.
     """
+    if next(model.parameters(), None) is None:
+        raise TrainingError(f"the model ({type(model).__name__}) has no parameters: there is nothing to train")
     owned = {
         id(param): (param, f"optimizers.{index}.{group_index}.{place}")
         for index, optimizer in enumerate(optimizers)
@@ -33,6 +36,14 @@ def trained_parameters(
         raise TrainingError(f"no optimizer owns a parameter of the model ({kind}): were they made from another model?")
     known = {id(param) for param in inside.values()}
     return inside | {name: param for key, (param, name) in owned.items() if key not in known}
+
+
+def is_finite(parameter: torch.Tensor) -> bool:
+    """Return whether this rank's part of a parameter holds no NaN and no infinity, as far as torch can tell."""
+    try:
+        return bool(local_tensor(parameter).isfinite().all())
+    except Exception:  # torch has no such operation for the dtype, or the device is gone
+        return True
 
 
 def group_sizes(optimizers: Sequence[torch.optim.Optimizer]) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 import sys
 from collections.abc import Iterator
@@ -12,27 +11,24 @@ from typing import Any
 import torch
 
 from hookline import _device
-from hookline.core.rng_guard import as_tuples
+from hookline.core.rng_guard import hashed_seed, host_streams
 
 
 def rng_state() -> dict[str, Any]:
     """Return the states of torch (CPU and accelerators), Python, and NumPy if it is imported."""
-    state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
+    state = {stream.name: stream.get() for stream in host_streams()}
     if (states := _device.rng_states()) is not None:
         state["cuda"] = states
-    if "numpy" in sys.modules:
-        state["numpy"] = sys.modules["numpy"].random.get_state()
     return state
 
 
 def restore_rng(state: dict[str, Any]) -> None:
     """Restore what `rng_state` returned."""
-    torch.set_rng_state(state["torch"])
-    random.setstate(as_tuples(state["python"]))
+    for stream in host_streams():
+        if stream.name in state:
+            stream.put(state[stream.name])
     if "cuda" in state:
         _device.set_rng_states(state["cuda"])
-    if "numpy" in state and "numpy" in sys.modules:
-        sys.modules["numpy"].random.set_state(tuple(state["numpy"]))
 
 
 def seed_everything(seed: int) -> None:
@@ -53,8 +49,7 @@ def seed_rank(seed: int | None, rank: int) -> None:
         if seed is not None:
             seed_everything(seed)
         return
-    digest = hashlib.sha256(f"{torch.initial_seed() if seed is None else seed}/rank {rank}".encode()).digest()
-    seed_everything(int.from_bytes(digest[:6], "little"))
+    seed_everything(hashed_seed(f"{torch.initial_seed() if seed is None else seed}/rank {rank}"))
 
 
 @contextmanager

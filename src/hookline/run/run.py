@@ -14,18 +14,17 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from hookline import _device
 from hookline._console import logger, print_line
 from hookline.core.base import hook_attribute
-from hookline.core.catalog import CAPABILITIES, CATALOG, MOST_LISTED, Event
+from hookline.core.catalog import Event
 from hookline.core.change_audit import ChangeAudit
-from hookline.core.entry import Entry
 from hookline.core.failures import Incident, hook_notes
-from hookline.errors import HooklineError, RankError, RegistrationError, TrainingError, add_note, error_text
+from hookline.errors import HooklineError, RankError, add_note, error_text
 from hookline.gradients.chain import UpdateChain
 from hookline.ranks import Ranks
 from hookline.record.outcome import Outcome
@@ -37,14 +36,11 @@ from hookline.run.engine import Engine
 from hookline.run.event_args import EventArgs, GivenArgs
 from hookline.run.manager import HookManager
 from hookline.run.messages import closing_line
-from hookline.run.non_finite import LossWatch, non_finite_parameters
-from hookline.run.parameters import trained_parameters
+from hookline.run.parameters import is_finite
 from hookline.run.progress import Progress
 from hookline.run.rng import preserve_rng
 from hookline.run.status import SIGNAL, RunStatus, Stop
 from hookline.run.step import Steps
-
-Result = TypeVar("Result")
 
 
 class Run(Steps):
@@ -64,9 +60,6 @@ class Run(Steps):
         seed: What the random streams of hooks are seeded with.
     """
 
-    find_nan_by = 'trainer.add_hook("nan_forensics")'
-    """What to do about a NaN; a command has its own words."""
-
     def __init__(
         self,
         model: torch.nn.Module,
@@ -82,7 +75,8 @@ class Run(Steps):
         self.model, self.optimizers = model, list(optimizers)
         self.params = self.trained_parameters()
         self.hooks = hooks if isinstance(hooks, HookManager) else HookManager()
-        self._release_hooks = self.hooks.add_registration_check(self._check_needs)
+        self.connection = ExitStack()  # what ends when another run gets the hooks
+        self.connection.callback(self.hooks.add_registration_check(self.check_needs))
         self.ranks = ranks or Ranks()
         self.engine = engine or Engine(next(model.parameters()).device)
         self.config, self._output_dir, self.seed = config, output_dir, seed
@@ -96,48 +90,18 @@ class Run(Steps):
         self.hooks.failures.current_step = lambda: self.progress.step
         self.connect_hooks()
         self.reset_steps()
-        self._open = ExitStack()  # what ends with the run in progress
+        self.until_end = ExitStack()  # what ends with the run in progress
         if not isinstance(hooks, HookManager | None):
-            for hook in hooks:
+            for hook in hooks:  # last: their `setup` sees the run, which refuses those that need more than it can do
                 self.hooks.register(hook)
 
     def connect_hooks(self) -> None:
         """Let the hooks live in this run: they see its model, its processes and its gradients."""
         self.chain = UpdateChain(self.hooks, lambda: self.params, self.model)
         self.change_audit = ChangeAudit(self, lambda: self.run_status.lr_changes, lambda: self.reruns)
-        self.hooks.dispatch_table.audit_changes(self.change_audit)
+        self.hooks.dispatch_table.change_audit = self.change_audit
         self.hooks.set_ranks(self.ranks)
         self.hooks.watch_for_trainer(self.model, self.event_args)
-
-    def release_hooks(self) -> None:
-        """Leave the hooks to another run."""
-        self._release_hooks()
-
-    def fires(self, event: Event) -> bool:
-        """Return whether this host can fire an event."""
-        return not event.needs or bool(getattr(self, event.needs))
-
-    def _check_needs(self, entry: Entry) -> None:
-        """Refuse a hook that needs more than this host can do, or that listens only to events that it never fires.
-
-        Raises:
-            RegistrationError: It says what the hook needs, and which events it would wait for.
-        """
-        lacking, waits = [name for name in entry.needs if not getattr(self, name)], ""
-        never = [event for event in entry.listeners if not self.fires(CATALOG[event])]
-        if not lacking and never and len(never) == len(entry.listeners):
-            lacking = list(dict.fromkeys(CATALOG[event].needs for event in never))
-            waits = f" to fire {' and '.join(never[:MOST_LISTED])}, which is all that it listens to"
-        if lacking:
-            words = " and ".join(f"{CAPABILITIES[name]} (`{name}`)" for name in lacking)
-            raise RegistrationError(
-                f"{entry.name!r} needs a run that {words}{waits}; {type(self).__name__} cannot. Leave the hook "
-                "out, or train with hookline's trainer, which can do all that hooks may need"
-            )
-
-    def at_end(self, callback: Callable[[], object]) -> None:
-        """Call a function when the run in progress has ended."""
-        self._open.callback(callback)
 
     def make_agreement(self) -> Agreement:
         """Return what decides for all ranks of the run."""
@@ -169,7 +133,11 @@ class Run(Steps):
         before = vars(self).get("record")
         if record is None:
             self.check_run()
-            record = self.make_record()
+            config, directory = self.describe(), self._output_dir
+            if directory is None:
+                record = Record.in_memory(config=config, seed=self.seed)
+            else:
+                record = Record.on_disk(directory, config=config, seed=self.seed)
             record.start(hooks=self.describe_hooks())
         if before is not None:
             record.share_sinks(before)  # those that were added before the run
@@ -181,21 +149,18 @@ class Run(Steps):
         self.event_args.begin_run()
         self.agreement.begin_run()
         self.reset_steps()
-        self._open = ExitStack()
-        self._open.callback(self.run_status.end)
-        self._open.callback(self.hooks.rng_guard.end)
-        self._open.callback(self.hooks.failures.subscribe(self._record_incident))
-        self._open.callback(self.record.add_own_sink(LossWatch(self)).remove)
-        self._open.enter_context(redacted_log())
+        self.until_end = ExitStack()
+        self.until_end.callback(self.run_status.end)
+        self.until_end.callback(self.hooks.rng_guard.end)
+        self.until_end.callback(self.hooks.failures.subscribe(self._record_incident))
+        self.until_end.callback(record.add_own_sink(self.step_log).remove)
+        self.until_end.enter_context(redacted_log())
 
     def check_run(self) -> None:
         """Let the hooks check the run on their ranks, before it has a directory; what one raises ends all ranks."""
         failed: Exception | None = None
         try:
-            with preserve_rng():
-                for entry in self._hooks_here():
-                    with self.hooks.failures.call(entry.name, "check_run"):
-                        hook_attribute(entry.hook, "check_run")(self)
+            self._call_hooks("check_run")
         except Exception as error:
             failed = error
         problems = self.ranks.gather(failed and error_text(failed))
@@ -205,9 +170,23 @@ class Run(Steps):
             if problem is not None:
                 raise RankError(f"rank {rank}: {problem}")
 
-    def _hooks_here(self) -> list[Entry]:
-        """Return the hooks that are called on this rank, in the order in which they were registered."""
-        return [entry for entry in self.hooks.entries() if entry.is_called_here(self.ranks)]
+    def _call_hooks(self, method: str, *values: Any, ends_run: bool = True) -> None:
+        """Call a method of the hooks of this rank that is not an event, in the order of registration.
+
+        Args:
+            method: The method.
+            *values: What it gets besides the run.
+            ends_run: Whether what it raises ends the run under any policy.
+        """
+        failures = self.hooks.failures
+        with preserve_rng():
+            for entry in [entry for entry in self.hooks.entries() if entry.is_called_here(self.ranks)]:
+                call = partial(hook_attribute(entry.hook, method), self, *values)
+                if ends_run:
+                    with failures.call(entry.name, method):
+                        call()
+                else:
+                    failures.call_method(entry, method, call)
 
     def begin(self) -> None:
         """Set up the hooks, let the host prepare, and fire on_train_start."""
@@ -216,27 +195,12 @@ class Run(Steps):
         if any(hook_attribute(entry.hook, "collective") for entry in self.hooks.entries()):
             self.ranks.group  # noqa: B018 - made here, where all ranks are
         devices = _device.device_indices([*self.model.parameters(), *self.model.buffers()])
-        self.hooks.rng_guard.begin(self.seed or 0, lambda: self.progress.step, devices, self.ranks.rank)
-        measured = self.prepare()
-        with preserve_rng():
-            for entry in self._hooks_here():
-                with self.hooks.failures.call(entry.name, "before_first_step"):
-                    hook_attribute(entry.hook, "before_first_step")(self, measured)
+        self.hooks.rng_guard.begin(self.seed or 0, devices)
+        self._call_hooks("before_first_step", self.prepare())
         self.announce()
-        if self.writes_report and self.record.path is not None and not self.ranks.rank:
-            self._add_report()
         if handler := self.hooks.slots.on_train_start:
             handler(self.event_args)
         self.agreement.settle()
-
-    def _add_report(self) -> None:
-        """Keep what report.html shows; after the run was resumed, because later steps are then discarded."""
-        from hookline.report.sink import ReportSink
-
-        try:
-            self._open.callback(self.record.add_sink(ReportSink(self.record, self.progress.steps_done)).remove)
-        except Exception as error:  # no report is worth a run
-            logger.warning("this run will have no report: %s", error_text(error))
 
     # ---- the end -----------------------------------------------------------------------------------------------------
 
@@ -250,7 +214,7 @@ class Run(Steps):
         Raises:
             BaseException: What a hook raised at the end of a run that had not failed, if its policy says so.
         """
-        with self._open:
+        with self.until_end:
             try:
                 if error is not None:
                     self._fire_exception(error)
@@ -266,13 +230,15 @@ class Run(Steps):
             rank = next((stop.rank for stop in status.stops if stop.by == SIGNAL), 0)
             self.note("stop_requested", reason=signal, by=SIGNAL, **({"rank": rank} if rank else {}))
         outcome, reason = self.decide_outcome(error, signal)
-        bad_weights = ""
+        bad_weights, bad_losses = "", 0
+        with suppress(Exception):  # the device may be gone on this rank, which must take part in what follows
+            bad_losses = self.stats.take_non_finite()
         with suppress(Exception):  # another rank has failed, which is found again where the ranks meet
             bad_weights = self._bad_weights(outcome)
-            self.record_non_finite_losses(_if_device_answers(self.stats.take_non_finite, 0))
+            self.record_non_finite_losses(bad_losses)
         args.end_run(bad_weights or reason or outcome.value)
         failure = _first_failure(partial(handler, args) if (handler := hooks.slots.on_train_end) else None)
-        failure = failure or _first_failure(self.after_train_end)
+        failure = failure or _first_failure(self.agreement.after_train_end)
         closing = _first_failure(hooks.close)
         failure = failure or closing
         if failure is not None:
@@ -296,12 +262,24 @@ class Run(Steps):
         if bad_weights and failure is None:
             self.note("non_finite_weights", message=bad_weights)
             outcome, reason = Outcome.NON_FINITE, "; ".join(filter(None, [bad_weights, reason]))
-        self.release()
         self.step_log.write_rows()
         self.change_audit.finish()
         self.close_record(outcome, reason)
+        if self.writes_report and self.record.path is not None and not self.ranks.rank:
+            self._write_report(self.record.path)
         if failure is not None:
             raise failure
+
+    def _write_report(self, path: Path) -> None:
+        """Write report.html from the files of the record; a failure is a warning."""
+        from hookline.report import REPORT
+        from hookline.report.write import write_report
+        from hookline.runs.summary import RunSummary
+
+        try:
+            write_report(path / REPORT, [RunSummary.read(path, media=True)])
+        except Exception as error:  # no report is worth a run
+            logger.warning("the report was not written: %s", error_text(error))
 
     def decide_outcome(
         self, error: BaseException | None = None, signal: str | None = None
@@ -327,7 +305,7 @@ class Run(Steps):
         self.event_args.exception = error
         self.record.event("exception", self.progress.step, error=described)
         try:
-            self.settle_failed_step()
+            self.end_failed_step()
         except Exception as another:  # the device is gone, for instance
             logger.warning("while the run was ending: %s", error_text(another))
         try:
@@ -348,18 +326,9 @@ class Run(Steps):
 
         Waits for the device and for all ranks, also after a signal, which one of them may have received alone.
         """
-        own: list[str] = []
-        if outcome.is_clean:
-            own = _if_device_answers(partial(non_finite_parameters, self.params), own)
-        counts = self.ranks.total([name in own for name in self.params])
+        counts = self.ranks.total([outcome.is_clean and not is_finite(param) for param in self.params.values()])
         names = [name for name, count in zip(self.params, counts, strict=True) if count]
         return f"{len(names)} of {len(self.params)} parameters are not finite, first {names[0]!r}" if names else ""
-
-    def record_non_finite_losses(self, own: int) -> None:
-        """Record how many losses were NaN or infinite, given how many this rank has; waits for all ranks."""
-        if count := self.ranks.total([self.agreement.count_once(own)])[0]:
-            self.run_status.count("non_finite_losses", count)
-            self.record.event("non_finite_losses", self.progress.step, epoch=self.progress.epoch, count=count)
 
     def _collect_failures(self) -> None:
         """Count the failures of hooks on other ranks, where they are no error: rank 0 writes the run's summary."""
@@ -368,12 +337,7 @@ class Run(Steps):
             if rank != self.ranks.rank:
                 for name, count in failures.items():
                     self.run_status.failed_on_ranks.setdefault(name, []).append(rank)
-                    self.run_status.count("hook_failures", count)
-
-    def stop_on_signal(self, name: str) -> None:
-        """Save and end the run, once all ranks know of it. A signal handler calls this, so it only assigns."""
-        self.agreement.request_end(name)
-        self.request_boundary()
+                    self.run_status.hook_failures += count
 
     def end_on_signal(self, name: str, rank: int = 0) -> None:
         """End the run now, because of a signal that a rank received."""
@@ -413,22 +377,6 @@ class Run(Steps):
         """Return the objects of the run that hooks find in `state`."""
         return {"model": self.model, "optimizer": self.optimizers[0], "device": self.device}
 
-    def trained_parameters(self) -> dict[str, torch.nn.Parameter]:
-        """Return the parameters that are trained, by name.
-
-        Raises:
-            TrainingError: If there are none.
-        """
-        if next(self.model.parameters(), None) is None:
-            raise TrainingError(f"the model ({type(self.model).__name__}) has no parameters: there is nothing to train")
-        return trained_parameters(self.model, self.optimizers)
-
-    def make_record(self) -> Record:
-        """Make the record of a run that begins."""
-        if self._output_dir is None:
-            return Record.in_memory(config=self.describe(), seed=self.seed)
-        return Record.on_disk(self._output_dir, config=self.describe(), seed=self.seed)
-
     def add_default_hooks(self) -> None:
         """Register the hooks that every run of this host has."""
 
@@ -441,23 +389,10 @@ class Run(Steps):
 
     def finish(self) -> None:
         """Do what comes between the last step and the closing events: hooks may save something."""
-        self.after_last_step()
-
-    def after_last_step(self) -> None:
-        """Let the hooks do what has to be done before on_train_end."""
-        with preserve_rng():
-            for entry in self._hooks_here():
-                call = partial(hook_attribute(entry.hook, "after_last_step"), self)
-                self.hooks.failures.call_method(entry, "after_last_step", call)
+        self._call_hooks("after_last_step", ends_run=False)
 
     def after_exception(self, error: BaseException) -> None:
         """Finish what was in progress when the run failed."""
-
-    def after_train_end(self) -> None:
-        """Carry out what hooks have asked for in on_train_end."""
-
-    def release(self) -> None:
-        """Release what only a run in progress needs."""
 
     @property
     def prints(self) -> bool:
@@ -512,35 +447,15 @@ class Run(Steps):
     def _record_incident(self, incident: Incident) -> None:
         """Write an incident to events.jsonl; failures are counted, also those of hooks that are removed later."""
         if incident.kind == "failed":
-            self.run_status.count("hook_failures")
+            self.run_status.hook_failures += 1
         error = None if incident.error is None else error_text(incident.error)
         what = {"hook": incident.hook, "on": incident.event, "message": incident.message, "error": error}
         self.record.event(f"hook_{incident.kind}", incident.step, **what)
-
-    def find_parameters(self) -> None:
-        """Find the parameters that the optimizers own again; transforms select among them again."""
-        before = set(self.params)
-        found = self.trained_parameters()
-        self.params.clear()
-        self.params.update(found)
-        self.chain.reselect_parameters()
-        self.note("parameters_changed", added=sorted(set(found) - before), gone=sorted(before - set(found)))
 
 
 def describe_error(error: BaseException) -> str:
     """Return what went wrong and, if it was one, in which hook."""
     return "; ".join([error_text(error), *hook_notes(error)])
-
-
-def _if_device_answers(measure: Callable[[], Result], otherwise: Result) -> Result:
-    """Return what a function measures, or `otherwise` if it raises.
-
-    At the end the device may be gone on one rank, which must take part in what follows: the others wait for it.
-    """
-    try:
-        return measure()
-    except Exception:
-        return otherwise
 
 
 def _first_failure(*calls: Callable[[], object] | None) -> BaseException | None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 SIGNAL = "signal"
-Count = Literal["skipped_steps", "non_finite_losses", "failed_saves", "lr_changes", "hook_failures"]
 
 
 class Stop(NamedTuple):
@@ -28,7 +27,7 @@ class RunStatus:
         self.running = False
         self.run_ended = False  # a run has ended and nothing has begun since
         self.by_hand = False  # steps outside of a run have been made since the last one
-        self.stops: list[Stop] = []  # those that were requested, in their order
+        self.stops: list[Stop] = []  # those that were requested, in their order; the first one's reason counts
         self.failed_on_ranks: dict[str, list[int]] = {}  # the hooks that have failed on other ranks; known at the end
         self.loaded_stop: Mapping[str, Any] | None = None  # the stop that the loaded checkpoint was saved with
         self.skipped_steps = self.non_finite_losses = self.failed_saves = self.lr_changes = self.hook_failures = 0
@@ -57,16 +56,6 @@ class RunStatus:
             self.running = False
 
     @property
-    def stop_reason(self) -> str | None:
-        """Why the run stops; the first reason counts."""
-        return self.stops[0].reason if self.stops else None
-
-    @property
-    def stopped_by(self) -> str | None:
-        """The hook that asked for it, or `SIGNAL`."""
-        return self.stops[0].by if self.stops else None
-
-    @property
     def signal(self) -> str | None:
         """The name of the signal that ends the run on all ranks, if one does."""
         return next((stop.reason for stop in self.stops if stop.by == SIGNAL), None)
@@ -75,10 +64,6 @@ class RunStatus:
     def lasting_stop(self) -> Stop | None:
         """The stop that ends the run: a signal ends only this attempt."""
         return next((stop for stop in self.stops if stop.by != SIGNAL), None)
-
-    def count(self, what: Count, more: int = 1) -> None:
-        """Count one more, or several."""
-        setattr(self, what, getattr(self, what) + more)
 
     def first_time(self, what: str) -> bool:
         """Return True the first time something is to be reported."""
@@ -94,4 +79,4 @@ class RunStatus:
         """Restore the counts; a saved stop is stored, and stops nothing yet."""
         for name in self.SAVED:
             setattr(self, name, state[name])
-        self.loaded_stop = state.get("stop")  # checkpoints of earlier versions have none
+        self.loaded_stop = state.get("stop")  # only saved if one was requested

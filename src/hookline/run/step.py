@@ -23,20 +23,15 @@ from hookline.core.costs import CostMonitor
 from hookline.errors import HooklineError
 from hookline.run.control import RunControl
 from hookline.run.epoch_stats import EpochStats
-from hookline.run.numbers import single_numbers, weighted_mean
+from hookline.run.numbers import single_numbers
 from hookline.run.outputs import UNKNOWN
-from hookline.run.parameters import group_sizes, unowned_parameters
+from hookline.run.parameters import group_sizes, trained_parameters, unowned_parameters
 from hookline.run.step_log import StepLog
-from hookline.run.window import Window
+from hookline.run.window import Window, weighted_mean
 
 if TYPE_CHECKING:
     from hookline.core.dispatch import EventSlots
-    from hookline.run.agreement import Agreement
-    from hookline.run.engine import Engine
-    from hookline.run.event_args import EventArgs
-    from hookline.run.manager import HookManager
-    from hookline.run.progress import Progress
-    from hookline.run.status import RunStatus
+    from hookline.gradients.chain import UpdateChain
 
 NEED_GRAD_NORM = {"grad_norm", "ctx"}
 """If a hook that is due at on_step_end names one of these, the norm is computed before the gradients are cleared."""
@@ -45,17 +40,9 @@ NEED_GRAD_NORM = {"grad_norm", "ctx"}
 class Steps(RunControl):
     """The part of a `Run` that its loop drives. What a host does in its own way is a method that it overrides."""
 
-    # What the step methods use; `Run` makes it.
-    hooks: HookManager
-    progress: Progress
-    run_status: RunStatus
-    event_args: EventArgs
-    engine: Engine
-    agreement: Agreement
-    accumulation: Window
-    """The micro-batches of the current step."""
-    stats: EpochStats
-    step_log: StepLog
+    find_nan_by = 'trainer.add_hook("nan_forensics")'
+    """What to do about a NaN; a command has its own words."""
+    chain: UpdateChain
     schedulers: list[Any]
     """The learning-rate schedulers that the run steps; none if its loop does."""
     optimizer_step: Callable[[torch.optim.Optimizer], Any] | None
@@ -65,14 +52,14 @@ class Steps(RunControl):
         """Begin with no step in progress: a run begins, or steps outside of a run."""
         self._slots, self._named_at = self.hooks.slots, self.hooks.dispatch_table.named_at
         self.stats = EpochStats([f"train/{name}" for name in self.optional_metrics])
-        self.step_log = StepLog(self)  # type: ignore[arg-type]
-        self.accumulation = self.make_window()
+        self.step_log = StepLog(self)
+        self.accumulation = self.make_window()  # the micro-batches of the current step
         self.cost_monitor = CostMonitor(self, self.warn_above)
         self._stepped: torch.optim.Optimizer | None = None  # the last that stepped in this step; None once it is over
         self._skipped: list[torch.optim.Optimizer] = []  # of this step
-        self._settled_at = 0  # the last step whose optimizers are settled
+        self._ended_at = 0  # the last step whose optimizers have ended
         self.read_groups()
-        self._next_boundary = 0  # the next step after which `boundary` runs; 0: after this step
+        self._next_boundary = 0  # the next step after which `work_at_boundary` runs; 0: after this step
         self._is_over = False
         self.is_reading = False  # whether the next batch is being read: an error is then the loader's
 
@@ -101,7 +88,7 @@ class Steps(RunControl):
         """Run the backward pass, with its share of the window, between on_before_backward and on_after_backward."""
         args = self.event_args
         # This releases the last batch's graph, which its backward pass emptied; releasing it earlier costs 4 µs more.
-        args.live_loss, args.detached_loss = loss, loss.detach()
+        args.set_loss(loss)
         if handler := self._slots.on_before_backward:
             handler(args)
         self.accumulation.backward(loss)
@@ -118,12 +105,12 @@ class Steps(RunControl):
         return window.is_complete
 
     def end_batch(self) -> None:
-        """Fire on_train_batch_end; if the window is complete, end the step, too."""
-        args = self.event_args
-        if self.accumulation.weight and args.detached_loss is not None:
+        """Fire on_train_batch_end; if the window is complete, record the step's metrics and fire on_step_end, too."""
+        progress, args, window = self.progress, self.event_args, self.accumulation
+        if window.weight and args.detached_loss is not None:
             self.stats.pending_losses.append(args.detached_loss)
         if handler := self._slots.on_train_batch_end:
-            if self.accumulation.is_complete:  # else the rate that the step will use may still change
+            if window.is_complete:  # else the rate that the step will use may still change
                 self._note_lr()
             named = self._named_at("on_train_batch_end")
             handler(args)
@@ -131,8 +118,19 @@ class Steps(RunControl):
                 for name, value in args.added_metrics().items():
                     self.log(name, value)
         args.live_output = args.live_target = UNKNOWN  # they need not live until the next batch
-        if self.accumulation.is_complete:
-            self.end_step()
+        if not window.is_complete:
+            return
+        window.count = 0
+        progress.steps_done, self._stepped = progress.step, None
+        if window.has_weight and args.detached_loss is not None:  # the mean of nothing may be NaN
+            loss = args.window_tensor() if args.window else args.detached_loss
+            self.step_log.add_loss(loss if window.rank_weight == 1.0 else window.weigh(loss))
+            for key, value in args.step_means().items() if args.step_metrics or args.window else ():
+                name = f"train/{key}"
+                self.agreement.record_mean(name, value, key in self.optional_metrics)
+                self.stats.set_latest(progress.step, name, value)
+        if handler := self._slots.on_step_end:
+            handler(args)
 
     # ---- one optimizer step ------------------------------------------------------------------------------------------
 
@@ -192,16 +190,15 @@ class Steps(RunControl):
             self._note_lr()
             handler(self.event_args)
 
-    def end_optimizers(self) -> None:
-        """Step the schedulers, update the loss scale and clear the gradients."""
-        self._after_optimizers(self._skipped)
-        self.zero_grad()
+    def end_optimizers(self, clears: bool = True) -> None:
+        """Count a skipped step, update the loss scale, record losses by loader, step the schedulers, clear gradients.
 
-    def _after_optimizers(self, skipped: Sequence[torch.optim.Optimizer]) -> None:
-        """Count a skipped step, update the loss scale, record losses by loader, and step the schedulers."""
-        self.event_args.optimizer_idx, self._settled_at = 0, self.progress.step
-        if skipped:
-            self.run_status.count("skipped_steps")
+        Args:
+            clears: Whether to clear the gradients.
+        """
+        self.event_args.optimizer_idx, self._ended_at = 0, self.progress.step
+        if self._skipped:
+            self.run_status.skipped_steps += 1
         if self.engine.scaler is not None:
             self.engine.end_step()
         for loader, parts in self.event_args.parts_by_loader().items() if self.has_loader_losses else ():
@@ -213,27 +210,15 @@ class Steps(RunControl):
                 self.stats.add(name, part.loss)
         if self.schedulers:
             self._note_lr()
-            self.step_schedulers_after(skipped)
+            self.step_schedulers_after(self._skipped)
+        if clears:
+            self.zero_grad()
 
-    def settle_failed_step(self) -> None:
+    def end_failed_step(self) -> None:
         """Update loss scale and schedulers if a step failed after an optimizer stepped: they belong to its weights."""
-        if self._stepped is not None and self._settled_at != self.progress.step:
-            self._after_optimizers(self.optimizers[self.optimizers.index(self._stepped) + 1 :])
-
-    def end_step(self) -> None:
-        """Record the step's metrics and fire on_step_end."""
-        progress, args, window = self.progress, self.event_args, self.accumulation
-        window.count = 0
-        progress.steps_done, self._stepped = progress.step, None
-        if window.has_weight and args.detached_loss is not None:  # the mean of nothing may be NaN
-            loss = args.window_tensor() if args.window else args.detached_loss
-            self.step_log.add_loss(loss if window.rank_weight == 1.0 else window.weigh(loss))
-            for key, value in args.step_means().items() if args.step_metrics or args.window else ():
-                name = f"train/{key}"
-                self.agreement.record_mean(name, value, key in self.optional_metrics)
-                self.stats.set_latest(progress.step, name, value)
-        if handler := self._slots.on_step_end:
-            handler(args)
+        if self._stepped is not None and self._ended_at != self.progress.step:
+            self._skipped = self.optimizers[self.optimizers.index(self._stepped) + 1 :]
+            self.end_optimizers(clears=False)  # hooks may look into the gradients for what went wrong
 
     @property
     def is_in_step(self) -> bool:
@@ -248,8 +233,17 @@ class Steps(RunControl):
     def find_new_parameters(self) -> None:
         """Add the parameters of groups that an optimizer got since the last step to the chain and the norm."""
         if group_sizes(self.optimizers) != self._group_sizes:
-            self.find_parameters()
+            before, found = self.params.copy(), self.trained_parameters()
+            self.params.clear()
+            self.params.update(found)
+            self.chain.reselect_parameters()
+            added, gone = sorted(found.keys() - before.keys()), sorted(before.keys() - found.keys())
+            self.note("parameters_changed", added=added, gone=gone)
             self.read_groups()
+
+    def trained_parameters(self) -> dict[str, torch.nn.Parameter]:
+        """Return the parameters that are trained, by name."""
+        return trained_parameters(self.model, self.optimizers)
 
     def read_groups(self) -> None:
         """Note which parameters the optimizers have."""
@@ -277,6 +271,12 @@ class Steps(RunControl):
         finally:
             self.progress.end_epoch()
         self.agreement.end_epoch()
+
+    def record_non_finite_losses(self, own: int) -> None:
+        """Record how many losses were NaN or infinite, given how many this rank has; waits for all ranks."""
+        if count := self.ranks.total([self.agreement.count_once(own)])[0]:
+            self.run_status.non_finite_losses += count
+            self.record.event("non_finite_losses", self.progress.step, epoch=self.progress.epoch, count=count)
 
     @contextmanager
     def validation(self) -> Iterator[dict[str, Any]]:
@@ -338,32 +338,29 @@ class Steps(RunControl):
             slots: What is fired instead of the run's own events.
         """
         args = self.event_args
-        args.live_loss, args.step_metrics = loss, dict(metrics or {})
-        args.set_output(output, target)
+        args.set_loss(loss)
+        args.step_metrics = dict(metrics or {})
+        args.live_output, args.live_target = output, target
         if handler := (slots or self.hooks.slots).on_validation_batch_end:
             handler(args)
-        args.release_output()
-        return {"loss": loss.detach(), **args.step_metrics, **args.added_metrics()}
+        args.live_output = args.live_target = UNKNOWN
+        return {"loss": args.detached_loss, **args.step_metrics, **args.added_metrics()}
 
     # ---- boundaries --------------------------------------------------------------------------------------------------
 
     def at_boundary(self) -> bool:
-        """Do what is due after a step (write the record, validate, save, agree), and return whether the run ends."""
+        """Do what is due after a step (write the record, validate, agree, save), and return whether the run ends."""
         if not self.accumulation.is_complete:
             self.is_reading = True
             return False
         if self.progress.step >= self._next_boundary or time() >= self.step_log.flush_by:
-            self.boundary()
+            self.work_at_boundary()
             self._next_boundary = min(self.next_boundaries())
             self._is_over = self.is_finished()  # last: a signal that arrives in between has set `_next_boundary` back
             if self._is_over:
                 self.stop_reading()
         self.is_reading = True
         return self._is_over
-
-    def request_boundary(self) -> None:
-        """Run `boundary` after the current step: something was requested. A signal handler calls this: it assigns."""
-        self._next_boundary = 0
 
     # ---- what a host does in its own way -----------------------------------------------------------------------------
 
@@ -382,7 +379,7 @@ class Steps(RunControl):
 
     def make_window(self) -> Window:
         """Return the window in which this run accumulates the gradients of a step."""
-        return Window(self)  # type: ignore[arg-type]
+        return Window(self.engine)
 
     def step_schedulers_after(self, skipped: Sequence[torch.optim.Optimizer]) -> None:
         """Step the learning-rate schedulers, except those of optimizers that were skipped; a foreign loop does it."""
@@ -390,13 +387,7 @@ class Steps(RunControl):
     def zero_grad(self) -> None:
         """Clear the gradients; a foreign loop does it."""
 
-    def record_non_finite_losses(self, own: int) -> None:
-        """Record how many losses were NaN or infinite, given how many this rank has; waits for all ranks."""
-
-    def find_parameters(self) -> None:
-        """Find the parameters that the optimizers own again."""
-
-    def boundary(self) -> None:
+    def work_at_boundary(self) -> None:
         """Do what is due after this step."""
         self.step_log.flush_if_due()
 
@@ -408,9 +399,9 @@ class Steps(RunControl):
         """Let loaders know that the run reads no more batches."""
 
     def next_boundaries(self) -> list[int]:
-        """Return steps after which `boundary` must run."""
+        """Return steps after which `work_at_boundary` must run."""
         return [self.step_log.flush_at]
 
     def is_finished(self) -> bool:
         """Return whether a stop was requested or the last step is done."""
-        return self.run_status.stop_reason is not None
+        return bool(self.run_status.stops)

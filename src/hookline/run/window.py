@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from hookline.run.run import Run
+from hookline.run.engine import Engine
+
+
+class MicroBatch(NamedTuple):
+    """One micro-batch of the current accumulation window."""
+
+    loss: Tensor
+    weight: float
+    batch_idx: int
+    loader: str
+    metrics: dict[str, Any]
+    """Numbers that `step_fn` returned beside the loss."""
 
 
 class Window:
-    """A window of one micro-batch. `AccumulationWindow` (trainer/window.py) has several, with weights."""
+    """A window of one micro-batch. `AccumulationWindow` (trainer/window.py) has several, with weights.
+
+    `begin` counts a micro-batch, `backward` gives its loss its share of the step, and `Steps.window_is_complete` ends
+    the window after its last one, at the latest with the last batch of the epoch. `Steps.end_batch` empties it.
+    """
 
     size = 1
     """Micro-batches of a full window."""
@@ -22,8 +39,8 @@ class Window:
     rank_weight = 1.0
     """Weight of this rank's means in the mean over all ranks; 1.0 if all ranks count equally."""
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
         self.count = 0  # micro-batches of the window so far
         self.is_complete = False  # whether the last of them was the window's last
 
@@ -34,7 +51,7 @@ class Window:
 
     def backward(self, loss: Tensor) -> None:
         """Run the backward pass of a micro-batch with its share of the window."""
-        self._run.engine.backward(loss)
+        self._engine.backward(loss)
 
     def finish_gradients(self) -> None:
         """Make the accumulated gradients those of the step: unscaled, and the mean over what was in the window."""
@@ -50,3 +67,17 @@ class Window:
 
     def check_trained(self) -> None:
         """Raise TrainingError if no step of the run had anything to train on."""
+
+
+def weighted_mean(parts: Sequence[MicroBatch]) -> Tensor:
+    """Return the mean loss of micro-batches by their weights, on its device."""
+    counted = [part for part in parts if part.weight]  # the loss of a micro-batch without weight may be NaN
+    total = sum(part.weight for part in counted)
+    return torch.stack([part.loss * (part.weight / total) for part in counted]).sum()
+
+
+def without_nan(value: Any, weight: float) -> tuple[Any, Any]:
+    """Return a number and its weight; if it is NaN, zeros. A tensor stays on its device, and so does its weight."""
+    if isinstance(value, Tensor):
+        return value.nan_to_num(0.0), ~value.isnan() * weight
+    return (0.0, 0.0) if math.isnan(value) else (value, weight)
