@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 
 from hookline._device import find_device
-from hookline._words import nearest
 from hookline.config.factory import COMPONENTS, Factory, ImportPolicy, find_factory
 from hookline.config.hooks import is_from_file, read_hook_specs, register_specs
 from hookline.config.metrics import make_metrics
@@ -29,8 +28,8 @@ from hookline.trainer.accelerate import (
     unwrap_optimizer,
     unwrap_scheduler,
 )
-from hookline.trainer.data.loaders import Loaders, epoch_length, make_train_loaders
-from hookline.trainer.options import OPTIONS_PAGE, TrainerOptions
+from hookline.trainer.data.loaders import Loaders, TrainLoaders, epoch_length
+from hookline.trainer.options import TrainerOptions, check_keywords
 from hookline.trainer.parallel import make_engine, shard, start_processes
 from hookline.trainer.step_fn import StepFunction
 from hookline.trainer.trainer import Components, Trainer
@@ -81,7 +80,7 @@ class SimpleTrainer(Trainer):
         loaders = val_dataloader if val_loaders is None else val_loaders
         parts = make_parts(model, optimizer, device, manager, train_loaders=dataloader, val_loaders=loaders, **more)
         super().__init__(parts)
-        attach(self, manager)
+        add_clipping(manager, self.options)
 
 
 class AccelerateTrainer(Trainer):
@@ -128,7 +127,7 @@ class AccelerateTrainer(Trainer):
             val_loaders=val_dataloader if val_loaders is None else val_loaders, **more,
         )  # fmt: skip
         super().__init__(parts)
-        attach(self, manager)
+        add_clipping(manager, self.options)
 
     def fit(
         self,
@@ -198,7 +197,7 @@ class GenericTrainer(Trainer):
             options=settings.options(), **more,
         )  # fmt: skip
         super().__init__(parts)
-        attach(self, manager)
+        add_clipping(manager, self.options)
 
 
 def generic_trainer(
@@ -283,10 +282,8 @@ def trainer_from_config(
         seed_everything(options.seed)
     data = factories["data"].make()
     if getattr(data, "train", None) is None:
-        kind = type(data).__name__
-        raise ConfigError(
-            "data", f"{settings.data.name!r} made {with_article(kind)}, which has no `train` to iterate over"
-        )
+        made = with_article(type(data).__name__)
+        raise ConfigError("data", f"{settings.data.name!r} made {made}, which has no `train` to iterate over")
     vocab = getattr(data, "vocab", None)
     model = factories["model"].make(**({} if vocab is None else {"vocab_size": len(vocab)}))
     if options.parallel == "fsdp2" and find_ranks().world_size > 1:
@@ -294,15 +291,16 @@ def trainer_from_config(
     optimizer = factories["optimizer"].make(model.parameters())
     manager = HookManager(enable_intervention=options.enable_intervention)
     register_specs(manager, specs)
-    scheduler = make_scheduler(factories.get("scheduler"), optimizer, options, data.train)
+    scheduler = factories.get("scheduler")
     parts = make_parts(
-        model, optimizer, device, manager, scheduler=scheduler, options=options, config=settings,
+        model, optimizer, device, manager, options=options, config=settings,
+        scheduler=None if scheduler is None else make_scheduler(scheduler, optimizer, options, data.train),
         loss_fn=factories["loss"].make() if "loss" in factories else None, metrics=metrics,
         train_loaders=data.train, val_loaders=getattr(data, "validation", None),
         resolved=restore_references(settings.as_mapping(), written),
     )  # fmt: skip
     trainer = Trainer(parts)
-    attach(trainer, manager)
+    add_clipping(manager, trainer.options)
     if vocab is not None:
         trainer.hook_data["vocab"] = vocab
     return trainer
@@ -323,17 +321,13 @@ def find_factories(settings: RunConfig, policy: ImportPolicy) -> dict[str, Facto
     return factories
 
 
-def make_scheduler(factory: Factory | None, optimizer: Any, options: TrainerOptions, train: Loaders) -> Any:
+def make_scheduler(factory: Factory, optimizer: Any, options: TrainerOptions, train: Loaders) -> Any:
     """Make the scheduler; one that takes the length of the run gets it unless the config gives another."""
-    if factory is None:
-        return None
-    if options.scheduler_interval == "epoch":
-        return factory.make(optimizer)
     steps = options.max_steps
     if steps is None and options.epochs is not None:
-        length = epoch_length(make_train_loaders(train, options))
+        length = epoch_length(TrainLoaders(train, options))
         steps = None if length is None else -(-length // options.accumulate) * options.epochs
-    if steps is None:
+    if steps is None or options.scheduler_interval == "epoch":
         return factory.make(optimizer)
     warmup = factory.read("warmup_steps")
     if isinstance(warmup, int):  # a trial run may be shorter than the warm-up; it then ends inside it
@@ -354,11 +348,9 @@ def make_manager(
     """
     if isinstance(hooks, HookManager):
         return hooks
-    listed = hooks if isinstance(hooks, (list, tuple)) else []
-    manager = HookManager(enable_intervention=intervene)
-    for hook in listed:
-        manager.register(hook)
-    manager.load({} if hooks is None or hooks is listed else hooks, allow=allow, from_file=from_file)
+    manager = HookManager(hooks, enable_intervention=intervene, allow=allow, from_file=from_file)
+    if hooks is None or isinstance(hooks, (list, tuple, Iterator)):  # a config brings the default update hook itself
+        manager.load({})
     return manager
 
 
@@ -434,14 +426,6 @@ def make_parts(
     )  # fmt: skip
 
 
-def check_keywords(function: Callable[..., Any], given: Iterable[str]) -> None:
-    """Reject keywords that a constructor does not take; the error suggests one that it does."""
-    accepted = inspect.signature(function).parameters
-    for key in given:
-        if key not in accepted:
-            raise ConfigError(f"trainer.{key}", f"unknown option; {nearest(key, accepted, OPTIONS_PAGE)}")
-
-
 def check_model(model: Any) -> None:
     """Reject what is not a model, and the stages of a pipeline.
 
@@ -456,11 +440,6 @@ def check_model(model: Any) -> None:
         )
     if not isinstance(model, torch.nn.Module):
         raise TrainingError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
-
-
-def attach(trainer: Trainer, manager: HookManager) -> None:
-    """Add the hooks that options ask for to those of the finished trainer."""
-    add_clipping(manager, trainer.options)
 
 
 def add_clipping(manager: HookManager, options: TrainerOptions) -> None:

@@ -17,7 +17,7 @@ import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -39,7 +39,7 @@ FINGERPRINT_BITS = 24  # its square, summed over 16,384 ranks, fits into an int6
 
 
 class Ranks:
-    """Which process of a run this is; every method acts alone. In `ProcessRanks` all ranks act together.
+    """Which process of a run this is, and what all of them do together; without a process group it acts alone.
 
     Every method but `check`, `failed` and `explain` must be called by all ranks in the same order.
 
@@ -47,15 +47,29 @@ class Ranks:
         rank: This process's rank.
         world_size: The number of ranks.
         local_rank: This process's rank on its machine.
+        own_group: The process group through which all ranks act together; None if this one acts alone.
     """
 
-    group: Any = None
-    """The process group for collectives of hooks that declare them, which nothing else uses; None in one process."""
     act_together = False
     """Whether there are other ranks that do all of this together; not in a user's own loop, where each acts alone."""
 
-    def __init__(self, rank: int = 0, world_size: int = 1, local_rank: int = 0) -> None:
+    def __init__(self, rank: int = 0, world_size: int = 1, local_rank: int = 0, own_group: Any = None) -> None:
         self.rank, self.world_size, self.local_rank = rank, world_size, local_rank
+        if own_group is not None:
+            self.act_together = True
+        self._group = own_group  # None also after a failure: from then on this rank acts alone
+        self._has_failed = False
+        self._store: Any = None  # through which the watches of the runs of this process report failures
+        self._watch: RankWatch | None = None
+        self._runs = 0
+
+    @cached_property
+    def group(self) -> Any:
+        """The process group for collectives of hooks that declare them, which nothing else uses; None in one process.
+
+        All ranks make it at its first use.
+        """
+        return None if self._group is None else torch.distributed.new_group(backend="gloo")
 
     def first(self, make: Callable[[], Result]) -> Result:
         """Let rank 0 call a function, and return its result on every rank; it must be a JSON value.
@@ -63,11 +77,33 @@ class Ranks:
         Raises:
             RankError: On the other ranks, if the function raises; on rank 0 the exception itself is raised.
         """
-        return make()
+        if self._group is None:
+            return make()
+        self.check()
+        sent = [""]
+        failure: BaseException | None = None
+        if self.rank == 0:
+            try:
+                sent = [json.dumps({"result": make()})]
+            except BaseException as error:
+                failure, sent = error, [json.dumps({"error": error_text(error)})]
+        torch.distributed.broadcast_object_list(sent, 0, group=self._group)
+        if failure is not None:
+            raise failure
+        answer = json.loads(sent[0])
+        if "error" in answer:
+            raise RankError(f"rank 0: {answer['error']}")
+        result: Result = answer["result"]
+        return result
 
     def gather(self, value: Any) -> list[Any]:
         """Return the JSON values that the ranks pass, by rank. For rare use: what it returns grows with the ranks."""
-        return [value]
+        if self._group is None:
+            return [value]
+        self.check()
+        texts = [""] * self.world_size
+        torch.distributed.all_gather_object(texts, json.dumps(value), group=self._group)
+        return [json.loads(text) for text in texts]
 
     def decide(self, flag: bool) -> bool:
         """Return whether any rank passes True. Waits for all ranks."""
@@ -75,7 +111,7 @@ class Ranks:
 
     def total(self, numbers: Sequence[Number]) -> list[Number]:
         """Add up numbers over the ranks, all of them integers or all of them floats. Waits for all ranks."""
-        return list(numbers)
+        return self.send(numbers)()
 
     def all_equal(self, number: int) -> bool:
         """Return whether all ranks pass the same number, such as a fingerprint. Waits for all ranks."""
@@ -105,9 +141,22 @@ class Ranks:
         _, sums = self.exchange(none, lambda _: torch.cat([none, *padded]))
         return dict(zip(sizes, torch.split(sums, list(sizes.values())), strict=True))
 
-    def send(self, numbers: Sequence[int]) -> Callable[[], list[int]]:
-        """Begin to add up integers over the ranks; return a function that waits for the sums and returns them."""
-        return lambda: list(numbers)
+    def send(self, numbers: Sequence[Number]) -> Callable[[], list[Number]]:
+        """Begin to add up numbers, as `total` does; return a function that waits for the sums and returns them."""
+        if self._group is None:
+            return lambda: list(numbers)
+        self.check()
+        sums = torch.tensor(numbers, dtype=torch.float64 if isinstance(numbers[0], float) else torch.int64)
+        request = torch.distributed.all_reduce(sums, group=self._group, async_op=True)
+
+        def receive() -> list[Number]:
+            if self._group is not None:
+                self.check()
+                request.wait()
+            received: list[Number] = sums.tolist()
+            return received
+
+        return receive
 
     def exchange(self, maxima: Tensor, sums: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         """Take maxima, then sums, over the ranks: two collectives, which wait.
@@ -119,7 +168,16 @@ class Ranks:
         Returns:
             The maxima and the sums over all ranks.
         """
-        return maxima, sums(maxima)
+        maxima = self._reduce(maxima, "MAX")
+        return maxima, self._reduce(sums(maxima), "SUM")
+
+    def _reduce(self, numbers: Tensor, operation: str) -> Tensor:
+        if self._group is None or not len(numbers):
+            return numbers
+        self.check()
+        reduced = numbers.clone()
+        torch.distributed.all_reduce(reduced, getattr(torch.distributed.ReduceOp, operation), group=self._group)
+        return reduced
 
     @contextmanager
     def watch(self, run: WatchedRun, timeout: float) -> Iterator[None]:
@@ -129,132 +187,17 @@ class Ranks:
             run: What the watch needs from the run.
             timeout: Seconds without a batch after which a rank counts as hanging.
         """
-        yield
-
-    def check(self) -> None:
-        """Raise RankError if another rank has failed, which the watch has found out."""
-
-    def failed(self, step: int, error: str) -> None:
-        """Report to the other ranks why this one ends. From then on it acts alone: every call is that of one process.
-
-        Args:
-            step: The step at which it failed.
-            error: What happened, with the hook and the event if it was in one.
-        """
-
-    def explain(self, error: BaseException) -> BaseException:
-        """Return why a run fails: another rank's failure, if `error` only says that the connection to it was lost."""
-        return error
-
-    def meet(self) -> None:
-        """Wait until all ranks are at the end of the run; the watch ends."""
-
-    def __repr__(self) -> str:
-        return f"rank {self.rank} of {self.world_size}"
-
-
-class ProcessRanks(Ranks):
-    """The ranks of the default process group. Every rank makes one at the same time.
-
-    Args:
-        rank: This process's rank.
-        world_size: The number of ranks.
-    """
-
-    act_together = True
-
-    def __init__(self, rank: int, world_size: int) -> None:
-        from torch import distributed
-
-        super().__init__(rank, world_size, int(os.environ.get("LOCAL_RANK", rank)))
-        self._distributed = distributed
-        self._group = distributed.new_group(backend="gloo")
-        self._alone = False
-        self._store: Any = None  # through which the watches of the runs of this process report failures
-        self._watch: RankWatch | None = None
-        self._runs = 0
-
-    def first(self, make: Callable[[], Result]) -> Result:
-        """Let rank 0 call a function, and return its result on every rank."""
-        if self._alone:
-            return make()
-        self.check()
-        answer: Any = None
-        failure: BaseException | None = None
-        if self.rank == 0:
-            try:
-                answer = {"result": make()}
-            except BaseException as error:
-                failure, answer = error, {"error": error_text(error)}
-        answer = self._broadcast(answer)
-        if failure is not None:
-            raise failure
-        if "error" in answer:
-            raise RankError(f"rank 0: {answer['error']}")
-        result: Result = answer["result"]
-        return result
-
-    def gather(self, value: Any) -> list[Any]:
-        """Return the JSON values that the ranks pass, by rank."""
-        if self._alone:
-            return [value]
-        self.check()
-        own = _as_bytes(value)
-        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
-        self._distributed.all_gather(sizes, torch.tensor([len(own)]), group=self._group)
-        longest = max(int(size) for size in sizes)
-        parts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.world_size)]
-        padded = pad(own, (0, longest - len(own)))
-        self._distributed.all_gather(parts, padded, group=self._group)
-        return [_from_bytes(part[: int(size)]) for part, size in zip(parts, sizes, strict=True)]
-
-    def total(self, numbers: Sequence[Number]) -> list[Number]:
-        """Add up numbers over the ranks."""
-        dtype = torch.float64 if isinstance(numbers[0], float) else torch.int64
-        totals: list[Number] = self._sum(torch.tensor(numbers, dtype=dtype)).tolist()
-        return totals
-
-    def send(self, numbers: Sequence[int]) -> Callable[[], list[int]]:
-        """Begin to add up integers over the ranks."""
-        if self._alone:
-            return lambda: list(numbers)
-        sums = torch.tensor(numbers)
-        request = self._distributed.all_reduce(sums, group=self._group, async_op=True)
-
-        def receive() -> list[int]:
-            if not self._alone:
-                self.check()
-                request.wait()
-            received: list[int] = sums.tolist()
-            return received
-
-        return receive
-
-    def exchange(self, maxima: Tensor, sums: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-        """Take maxima, then sums, over the ranks."""
-        if not self._alone and len(maxima):
-            self.check()
-            maxima = maxima.clone()
-            self._distributed.all_reduce(maxima, self._distributed.ReduceOp.MAX, group=self._group)
-        own = sums(maxima)
-        return maxima, self._sum(own.clone()) if len(own) else own
-
-    @cached_property
-    def group(self) -> Any:
-        """The process group for collectives of hooks; all ranks make it at its first use."""
-        return self._distributed.new_group(backend="gloo")
-
-    @contextmanager
-    def watch(self, run: WatchedRun, timeout: float) -> Iterator[None]:
-        """Watch the other ranks during a run."""
-        if self._alone:
+        if self._has_failed:
             raise RankError(
                 "a rank failed in an earlier run of these processes, so they are no longer in step: start them again"
             )
+        if self._group is None:
+            yield
+            return
         if self._store is None:
             self._store = self._connect()
         self._runs += 1
-        store = self._distributed.PrefixStore(f"run {self._runs}", self._store)  # type: ignore[attr-defined]
+        store = torch.distributed.PrefixStore(f"run {self._runs}", self._store)  # type: ignore[attr-defined]
         watch = self._watch = RankWatch(self.rank, self.world_size, store, run, timeout)
         try:
             yield
@@ -271,66 +214,59 @@ class ProcessRanks(Ranks):
         address = os.environ.get("MASTER_ADDR") or ("127.0.0.1" if len(set(hosts)) == 1 else hosts[0])
         found: list[Any] = []
 
-        def open_store(port: int) -> None:
+        def open_store(port: int) -> int:
+            make_store = torch.distributed.TCPStore  # type: ignore[attr-defined]
             waits = timedelta(seconds=CONNECT_SECONDS)
-            found.append(self._distributed.TCPStore(address, port, None, self.rank == 0, waits, False))
-
-        def serve() -> int:
-            open_store(0)
+            found.append(make_store(address, port, None, self.rank == 0, waits, False))
             return int(found[0].port)
 
-        port, problem = self.first(serve), None
+        port, problem = self.first(partial(open_store, 0)), None
         try:
             if not found:
                 open_store(port)
         except Exception as error:
             problem = f"rank {self.rank} cannot reach rank 0 at {address}, port {port}: {error_text(error)}"
-        if problems := [one for one in self.gather(problem) if one]:
+        if problems := list(filter(None, self.gather(problem))):
             raise RankError(problems[0])
         found[0].set_timeout(timedelta(seconds=ANSWER_SECONDS))
         return found[0]
 
     def check(self) -> None:
-        """Raise RankError if another rank has failed."""
+        """Raise RankError if another rank has failed, which the watch has found out."""
         if self._watch is not None:
             self._watch.check()
 
     def failed(self, step: int, error: str) -> None:
-        """Report why this rank ends, and act alone from now on."""
-        self._alone = True
+        """Report to the other ranks why this one ends. From then on it acts alone: every call is that of one process.
+
+        Args:
+            step: The step at which it failed.
+            error: What happened, with the hook and the event if it was in one.
+        """
+        if self._group is not None:
+            self._group, self._has_failed = None, True
         if self._watch is not None:
             self._watch.report(step, error)
 
     def explain(self, error: BaseException) -> BaseException:
         """Return why a run fails: another rank's failure, if `error` only says that the connection to it was lost."""
         text = str(error).lower() if isinstance(error, RuntimeError) else ""
-        if self._watch is None or not any(one in text for one in LOST_CONNECTION):
+        if self._watch is None or not any(words in text for words in LOST_CONNECTION):
             return error
         return self._watch.blamed() or error
 
     def meet(self) -> None:
         """Wait until all ranks are at the end of the run; the watch ends."""
-        if not self._alone:
+        if self._group is not None:
             self.total([0])
             if self._watch is not None:
                 self._watch.stop()
 
-    def _sum(self, numbers: Tensor) -> Tensor:
-        if not self._alone:
-            self.check()
-            self._distributed.all_reduce(numbers, group=self._group)
-        return numbers
-
-    def _broadcast(self, value: Any) -> Any:
-        own = _as_bytes(value) if self.rank == 0 else torch.zeros(0, dtype=torch.uint8)
-        size = torch.tensor([len(own)])
-        self._distributed.broadcast(size, 0, group=self._group)
-        sent = own if self.rank == 0 else torch.zeros(int(size), dtype=torch.uint8)
-        self._distributed.broadcast(sent, 0, group=self._group)
-        return _from_bytes(sent)
+    def __repr__(self) -> str:
+        return f"rank {self.rank} of {self.world_size}"
 
 
-_found: tuple[Any, ProcessRanks] | None = None  # those of a default process group, which a process may make again
+_found: tuple[Any, Ranks] | None = None  # those of a default process group, which a process may make again
 
 
 def find_ranks() -> Ranks:
@@ -344,16 +280,15 @@ def find_ranks() -> Ranks:
         return Ranks()
     world = torch.distributed.group.WORLD
     if _found is None or _found[0] is not world:
-        _found = world, ProcessRanks(rank, world_size)
+        _found = world, Ranks(rank, world_size, _local_rank(rank), torch.distributed.new_group(backend="gloo"))
     return _found[1]
 
 
 def rank_and_world_size() -> tuple[int, int]:
     """Return this process's rank and the number of ranks, 0 and 1 without a process group; a rank may ask alone."""
-    distributed = torch.distributed
-    if not distributed.is_available() or not distributed.is_initialized():
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return 0, 1
-    return distributed.get_rank(), distributed.get_world_size()
+    return torch.distributed.get_rank(), torch.distributed.get_world_size()
 
 
 def leave_ranks() -> None:
@@ -362,7 +297,7 @@ def leave_ranks() -> None:
     Call it for process groups that Hookline has initialized. After a failure it does nothing: it would wait for ranks
     that may be gone.
     """
-    if torch.distributed.is_initialized() and not (_found is not None and _found[1]._alone):
+    if torch.distributed.is_initialized() and not (_found is not None and _found[1]._has_failed):
         torch.distributed.destroy_process_group()
 
 
@@ -372,7 +307,11 @@ def own_rank() -> Ranks:
     No process group is made, so that not all ranks need to call this.
     """
     rank, world_size = rank_and_world_size()
-    return Ranks(rank, world_size, int(os.environ.get("LOCAL_RANK", rank)))
+    return Ranks(rank, world_size, _local_rank(rank))
+
+
+def _local_rank(rank: int) -> int:
+    return int(os.environ.get("LOCAL_RANK", rank))
 
 
 def fingerprint(parts: Iterable[Any]) -> int:
@@ -394,33 +333,29 @@ def compare(ranks: Ranks, sections: Mapping[str, Any], remedy: str = "") -> None
     """
     texts = {name: json.dumps(value, sort_keys=True, default=str) for name, value in sections.items()}
     marks = ranks.gather([fingerprint([text]) for text in texts.values()])
-    differing = [name for index, name in enumerate(texts) if len({one[index] for one in marks}) > 1]
+    differing = [name for index, name in enumerate(texts) if len({of_rank[index] for of_rank in marks}) > 1]
     if differing:
         found = ranks.gather({name: texts[name] for name in differing})
-        said = [_difference(name, [json.loads(one[name]) for one in found]) for name in differing]
-        raise RankError("; ".join([*said, *([remedy] if remedy else [])]))
+        said = [_difference(name, [json.loads(of_rank[name]) for of_rank in found]) for name in differing]
+        raise RankError("; ".join(filter(None, [*said, remedy])))
 
 
-def _difference(name: str, values: Sequence[Any]) -> str:
-    """Say how the ranks differ, at the first place where two of them do."""
-    place: list[str] = []
-    here = list(values)
-    while True:
-        if all(isinstance(one, list) for one in here) and len(set(map(len, here))) == 1:
-            here = [dict(enumerate(one)) for one in here]
-        if not all(isinstance(one, dict) for one in here):
-            break
-        keys = dict.fromkeys(key for one in here for key in one)
-        missing = next((key for key in keys if any(key not in one for one in here)), None)
-        if missing is not None:
-            some, others = ([rank for rank, one in enumerate(here) if (missing in one) is has] for has in (True, False))
-            path = ".".join([*place, str(missing)])
-            return f"the ranks differ in {name}: {path!r} is on {on_ranks(some)}, not on {on_ranks(others)}"
-        key = next(key for key in keys if len({json.dumps(one[key], default=str) for one in here}) > 1)
-        place, here = [*place, str(key)], [one[key] for one in here]
+def _difference(name: str, values: Sequence[Any], place: tuple[str, ...] = ()) -> str:
+    """Say how the ranks differ, at the first place where two of them do, given the values there by rank."""
+    if all(isinstance(value, list) for value in values) and len(set(map(len, values))) == 1:
+        values = [dict(enumerate(value)) for value in values]
+    if all(isinstance(value, dict) for value in values):
+        keys = dict.fromkeys(chain.from_iterable(values))
+        for key in keys:
+            if lacking := [rank for rank, value in enumerate(values) if key not in value]:
+                having = [rank for rank in range(len(values)) if rank not in lacking]
+                path = ".".join([*place, str(key)])
+                return f"the ranks differ in {name}: {path!r} is on {on_ranks(having)}, not on {on_ranks(lacking)}"
+        key = next(key for key in keys if len({json.dumps(value[key]) for value in values}) > 1)
+        return _difference(name, [value[key] for value in values], (*place, str(key)))
     by_value: dict[str, list[int]] = {}
-    for rank, value in enumerate(here):
-        by_value.setdefault(json.dumps(value, default=str), []).append(rank)
+    for rank, value in enumerate(values):
+        by_value.setdefault(json.dumps(value), []).append(rank)
     cut = ((text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}…", on) for text, on in by_value.items())
     said = (f"{text} on {on_ranks(on)}" for text, on in cut)
     return f"the ranks differ in {name}: {'.'.join(place)}{' is ' if place else ''}{', '.join(said)}"
@@ -435,11 +370,3 @@ def on_ranks(ranks: Sequence[int], most: int = 8) -> str:
 def host() -> str:
     """Return the name of the machine that this process runs on."""
     return platform.node()
-
-
-def _as_bytes(value: Any) -> Tensor:
-    return torch.frombuffer(bytearray(json.dumps(value).encode("ascii")), dtype=torch.uint8)
-
-
-def _from_bytes(tensor: Tensor) -> Any:
-    return json.loads(tensor.numpy().tobytes())

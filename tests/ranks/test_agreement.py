@@ -12,7 +12,8 @@ from rank_runs import make_batches, make_trainer
 from torch import nn
 
 from hookline import Trainer, TrainingHook
-from hookline.errors import RankError
+from hookline.checkpoints import read_checkpoint
+from hookline.errors import RankError, TrainingError
 from hookline.record import read_events
 
 
@@ -95,6 +96,53 @@ def save_on_request(rank: int, folder: str) -> list[str]:
 def test_a_save_that_one_rank_requests_is_written_once(tmp_path: Path) -> None:
     results = run_on_ranks(save_on_request, 2, str(tmp_path))
     assert [one.value for one in results] == [["mine"], ["mine"]]
+
+
+def save_at_the_end_of_an_epoch(rank: int, folder: str) -> None:
+    trainer = make_trainer("ddp", rank, 2, folder, max_epochs=2, count_tokens=lambda batch: 10 + rank)
+
+    @trainer.on("epoch_end")
+    def ask(epoch: int, trainer: Any) -> None:
+        if epoch == 0 and rank == 1:
+            trainer.save("mine")
+
+    trainer.train()
+
+
+def test_a_save_that_one_rank_requests_at_the_end_of_an_epoch_is_of_that_epoch(tmp_path: Path) -> None:
+    run_on_ranks(save_at_the_end_of_an_epoch, 2, str(tmp_path))
+    sections, meta = read_checkpoint(next(tmp_path.glob("*/checkpoints/mine")))
+    assert (meta["step"], sections["progress"]["epoch_over"]) == (8, True)
+    assert sections["progress"]["tokens_seen"] == 8 * (10 + 11)  # those of the last step and of all ranks included
+
+
+def save_each_step(rank: int, folder: str) -> None:
+    trainer = make_trainer("ddp", rank, 2, folder, max_steps=3, count_tokens=lambda batch: 10 + rank)
+    trainer.add_hook("checkpoint", every=1)
+    trainer.train()
+
+
+def test_a_checkpoint_inside_an_epoch_has_counted_the_last_step_of_all_ranks(tmp_path: Path) -> None:
+    run_on_ranks(save_each_step, 2, str(tmp_path))
+    for step in (1, 2, 3):
+        sections, _ = read_checkpoint(next(tmp_path.glob(f"*/checkpoints/step-{step:08d}")))
+        assert sections["progress"]["tokens_seen"] == step * (10 + 11)
+
+
+def train_twice(rank: int) -> list[Any]:
+    """Train, and again with batches that are the same on all ranks."""
+    trainer = make_trainer("ddp", rank, 2, None)
+    trainer.train()
+    with pytest.raises(TrainingError) as failed:
+        trainer.fit(make_batches(0, 2), max_epochs=2)
+    return [trainer.progress.steps_done, str(failed.value)]
+
+
+def test_the_batches_of_the_ranks_are_compared_in_each_run_of_a_trainer() -> None:
+    for result in run_on_ranks(train_twice, 2):
+        steps, said = result.value
+        assert steps == 8
+        assert said.startswith("the first batch is the same on all 2 ranks")
 
 
 def change_on_one(rank: int, what: str) -> str:

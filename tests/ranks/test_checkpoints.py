@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from hookline import ResumableSampler, SimpleTrainer, Trainer, TrainingHook
 from hookline.checkpoints import read_checkpoint, verify_checkpoint
+from hookline.checkpoints.store import temporary_name
 from hookline.cli import main
 
 KINDS = ["ddp", "fsdp2"]
@@ -386,7 +387,8 @@ def test_a_rank_that_dies_while_it_saves_leaves_the_older_checkpoints(tmp_path: 
     # What the dead processes left is swept by the next save; what a process of another host has there is not.
     folder = only_run(tmp_path) / "checkpoints"
     (folder / ".tmp-step-1-999999999-0a@elsewhere").mkdir()
-    (folder / ".tmp-step-1-999999999-0a").mkdir()
+    here = temporary_name(folder / "step-1").name.partition("@")[2]
+    (folder / f".tmp-step-1-999999999-0a@{here}").mkdir()
     run_on_ranks(save_again, 2, str(only_run(tmp_path)))
     assert [name for name in names(tmp_path) if name.startswith(".")] == [".tmp-step-1-999999999-0a@elsewhere"]
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from hookline import Trainer, read_layers, read_metrics
 from hookline.activations.monitor import Monitor
-from hookline.hooks import step_times
+from hookline.hooks.console import times
 
 METRICS = ("mean", "std", "min", "max", "absmax", "l2", "zeros", "nans", "infs", "count", "histogram", "dead_units")
 EXACT = {"zeros", "nans", "infs", "count", "counts", "dead_units", "units"}
@@ -186,7 +186,7 @@ def count_shared(rank: int, folder: str) -> list[int]:
     trainer = make_trainer(
         "tensor", rank, 2, folder, model=model, batches=batches, count_tokens=lambda batch: batch[0].numel()
     )
-    step_times.perf_counter = lambda: float(trainer.step)  # type: ignore[attr-defined] # a step takes a second
+    times.perf_counter = lambda: float(trainer.step)  # type: ignore[attr-defined] # a step takes a second
     trainer.add_hook("throughput", every=4, flops_per_sample=1e12, peak_flops=1e12)
     trainer.on("train_end")(lambda tokens_seen: seen.append(tokens_seen))
     trainer.train()

@@ -6,6 +6,8 @@ import os
 import random
 import shutil
 import time
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,10 +17,9 @@ import torch
 from safetensors.torch import load_file
 from torch.utils.data import DataLoader, TensorDataset
 
-from hookline import Trainer, TrainingHook, UpdateHook, _fs, get_trainer
-from hookline.checkpoints import list_checkpoints, write_checkpoint
-from hookline.core import plugins
-from hookline.errors import CheckpointError
+from hookline import EarlyStopping, Trainer, TrainingHook, UpdateHook, _fs, get_trainer
+from hookline.checkpoints import list_checkpoints, read_checkpoint, write_checkpoint
+from hookline.errors import CheckpointError, HooklineError
 from hookline.record import read_json, read_jsonl
 
 
@@ -578,20 +579,26 @@ def test_another_part_whose_state_dict_raises_is_named(part: str, monkeypatch: p
     assert f"{part} ({type(owner).__name__}) raised ZeroDivisionError: division by zero" in failed[0]["error"]
 
 
-def test_a_registered_type_takes_the_state_that_0_1_saved_by_class(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Version 0.1 named such hooks by their class; the name of the type is theirs now."""
-    first = make_trainer()  # its hooks are `counter` and `momentum`, as in 0.1
-    first.add_checkpointing()
-    first.train()
-    second = make_trainer(record=False)
-    monkeypatch.setattr(plugins.HOOKS, "_added", {"tally": Counter, "heavy_ball": Momentum})
-    for former, name in (("counter", "tally"), ("momentum", "heavy_ball")):
-        second.remove_hook(former)
-        assert second.add_hook(name) == name
-    second.load_checkpoint(first.run_dir)  # type: ignore[arg-type]
-    assert second.hooks.get("tally").count == 3
-    sums = [trainer.chain.states[name]["sum"] for trainer, name in ((first, "momentum"), (second, "heavy_ball"))]
-    assert all(torch.equal(sums[0][name], sums[1][name]) for name in sums[0])
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("losses.beside", r"now-1 lacks something that a run needs to resume: KeyError\('beside'\)"),
+        ("progress.step", r"now-1 lacks something that a run needs to resume: KeyError\('step'\)"),
+        ("hooks.early_stopping.looked", "hook 'early_stopping' .* cannot take the state .* KeyError: 'looked'"),
+    ],
+)
+def test_a_state_that_lacks_a_field_is_refused(place: str, words: str) -> None:
+    """Nothing is completed: a checkpoint has every field that saving writes, or it is damaged."""
+    trainers = [make_trainer(), make_trainer(record=False)]
+    for trainer in trainers:
+        trainer.add_hook(EarlyStopping(monitor="train/loss"))
+    trainers[0].train()
+    path = trainers[0].save_checkpoint("now")
+    sections, meta = read_checkpoint(path)
+    *above, field = place.split(".")
+    del reduce(getitem, above, sections)[field]
+    with pytest.raises(HooklineError, match=words):
+        trainers[1].load_checkpoint(write_checkpoint(path.parent, "now", sections, meta))
 
 
 def test_save_now_waits_for_the_end_of_the_window() -> None:

@@ -594,7 +594,7 @@ def test_the_comparison_can_fail(what: str, tmp_path: Path, monkeypatch: pytest.
     options = {"loader_schedule": "weighted"}
     whole = stopped(LOADERS["shuffled"], tmp_path / "whole", [], **options)
     if what == "turns":
-        monkeypatch.setattr("hookline.trainer.data.mixing.Weighted.restore", lambda turns, state: None)
+        monkeypatch.setattr("hookline.trainer.data.loaders.Weighted.restore", lambda turns, state: None)
     else:
         monkeypatch.setattr("hookline.trainer.data.epoch_batches.restore_start", lambda loaders, state: None)
     parts = stopped(LOADERS["shuffled"], tmp_path / "parts", [5], **options)

@@ -20,8 +20,6 @@ from torch.utils.data import (
 from hookline import get_trainer
 from hookline.checkpoints import read_checkpoint
 from hookline.errors import CheckpointError, ConfigError, TrainingError
-from hookline.run.rng import rng_state
-from hookline.trainer.data.epoch_batches import SequentialBatches
 
 
 @pytest.mark.parametrize(
@@ -455,28 +453,3 @@ def test_a_loader_before_the_current_one_keeps_its_state(tmp_path: Path) -> None
         read = Reader({"a": Passes([1, 2]), "b": [5, 6]}, count, root=tmp_path, max_epochs=3)
         again = Reader({"a": Passes([1, 2]), "b": [5, 6]}, resume=read, max_epochs=3)
         assert read.batches + again.batches == whole.batches
-
-
-@pytest.mark.parametrize("several", [False, True])
-def test_a_position_of_version_0_1_is_read(several: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With `accumulate` it had read the next batch when it saved, and saved the random streams from before that."""
-
-    def run(steps: int, resume: Any = None) -> tuple[Any, list[torch.Tensor], list[int]]:
-        loaders = {"a": DrawingLoader(), "b": DrawingLoader()} if several else DrawingLoader()
-        trainer = make_reader(loaders, record=True, output_dir=str(tmp_path), accumulate=2)
-        seen: list[torch.Tensor] = []
-        trainer.on("train_batch_end", name="seen")(lambda batch: seen.append(batch))
-        trainer.on("step_end", name="save")(lambda trainer: trainer.save())
-        trainer.fit(max_steps=steps, max_epochs=1, resume=resume)
-        return trainer, seen, list(trainer.loader_batches.values())
-
-    torch.manual_seed(1)
-    ahead = rng_state()
-    following = torch.randn(2, 3)
-    position = SequentialBatches.position
-    with monkeypatch.context() as patch:
-        patch.setattr(SequentialBatches, "position", property(lambda self: {**position.fget(self), "ahead": ahead}))  # type: ignore[misc]
-        before, _, _ = run(1)
-    _, seen, counts = run(100, before.run_dir)
-    assert torch.equal(seen[0], following)
-    assert len(seen) == (10 if several else 4) and counts == ([6, 6] if several else [6])

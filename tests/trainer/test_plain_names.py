@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 
 from hookline import EarlyStopping, EMAHook, GradientMonitor, HookManager, SimpleTrainer, read_layers
 from hookline.activations.monitor import Monitor
-from hookline.checkpoints import read_checkpoint, write_checkpoint
+from hookline.checkpoints import read_checkpoint
 from hookline.gradients.gradient_flow import gradient_flow
 
 
@@ -134,25 +133,6 @@ def test_a_checkpoint_fits_the_model_however_it_is_wrapped(wrap: str, other: str
         assert torch.equal(one, two)
     average.update(second.model)
     assert list(average.average) == NAMES
-
-
-def test_a_checkpoint_with_the_names_of_a_compiled_model_still_loads() -> None:
-    """As 0.1 saved them: weights and average, into the plain model."""
-    trainer = make_trainer(plain())
-    trainer.add_hook(EMAHook())
-    trainer.train()
-    sections, meta = read_checkpoint(trainer.save_checkpoint("now"))
-    sections["model"] = {f"_orig_mod.{name}": value for name, value in sections["model"].items()}
-    ema = sections["hooks"]["ema"]
-    ema["average"] = {f"_orig_mod.{name}": value for name, value in ema["average"].items()}
-    old = write_checkpoint(Path("old"), "old", sections, meta)
-    other, average = make_trainer(plain()), EMAHook()
-    other.add_hook(average)
-    other.load_checkpoint(old)
-    for one, two in zip(trainer.model.state_dict().values(), other.model.state_dict().values(), strict=True):
-        assert torch.equal(one, two)
-    average.update(other.model)
-    assert list(average.average) == NAMES and average.updates == 5
 
 
 def test_a_module_may_have_the_name_of_a_wrappers_attribute() -> None:

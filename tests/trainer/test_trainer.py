@@ -722,3 +722,14 @@ def test_loss_fn_under_autocast_can_be_changed() -> None:
     trainer.on("train_batch_end", name="losses")(lambda loss: losses.append(loss))
     trainer.train()
     assert losses == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("schedule", ["sequential", "round_robin"])
+def test_a_run_continues_inside_its_epoch_after_a_step_by_hand(schedule: str) -> None:
+    """The step by hand counts as a batch of the epoch, and the next run reads on behind it."""
+    data = {"a": make_batches(4), "b": make_batches(4)} if schedule == "round_robin" else make_batches(8)
+    trainer = make_trainer(data, max_steps=3, max_epochs=2, loader_schedule=schedule)
+    trainer.train()
+    trainer.training_step(make_batches(1)[0])
+    trainer.fit(max_steps=7)
+    assert (trainer.step, trainer.epoch, trainer.progress.batch_idx) == (7, 0, 6)

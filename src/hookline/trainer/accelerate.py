@@ -231,15 +231,15 @@ def prepare_model(
     from accelerate.optimizer import AcceleratedOptimizer
 
     todo = [model] if kind_of_parallel(model) == "none" else []  # Accelerate itself knows what it has prepared
-    todo += [one for one in optimizers if not isinstance(one, AcceleratedOptimizer)]
+    todo += [optimizer for optimizer in optimizers if not isinstance(optimizer, AcceleratedOptimizer)]
     if not todo:
         return model, list(optimizers)
     try:
         done = accelerator.prepare(*todo)
     except ValueError as error:  # for instance FSDP2, with an optimizer that was not prepared with its model
         raise TrainingError(f"the Accelerator cannot prepare them: {error}") from error
-    found = {id(one): other for one, other in zip(todo, [done] if len(todo) == 1 else done, strict=True)}
-    return found.get(id(model), model), [found.get(id(one), one) for one in optimizers]
+    found = {id(part): prepared for part, prepared in zip(todo, [done] if len(todo) == 1 else done, strict=True)}
+    return found.get(id(model), model), [found.get(id(optimizer), optimizer) for optimizer in optimizers]
 
 
 def unwrap_optimizer(optimizer: Any) -> Any:
@@ -278,7 +278,7 @@ def prepare_loaders(accelerator: Any, loaders: Loaders, seed: int | None, each_o
             seed_everything(seed)  # Accelerate draws the seed of a shuffled loader when it prepares it
         if isinstance(loaders, Mapping):
             return {name: prepared(loader) for name, loader in loaders.items()}
-        if isinstance(loaders, (list, tuple)) and any(isinstance(one, DataLoader) for one in loaders):
+        if isinstance(loaders, (list, tuple)) and any(isinstance(loader, DataLoader) for loader in loaders):
             return [prepared(loader) for loader in loaders]
         return prepared(loaders)
 
@@ -287,7 +287,8 @@ def _prepare_loader(accelerator: Any, loader: Any, each_once: bool) -> Any:
     from accelerate.data_loader import DataLoaderDispatcher, DataLoaderShard, IterableDatasetShard
 
     if not isinstance(loader, (DataLoaderShard, DataLoaderDispatcher)):
-        if _is_divided(loader.sampler):
+        # A sampler that gives each process its share already would be divided again.
+        if max(getattr(loader.sampler, "num_replicas", 1), getattr(loader.sampler, "world_size", 1)) > 1:
             return loader
         loader = accelerator.prepare_data_loader(loader)
     dispatches = isinstance(loader, DataLoaderDispatcher) and accelerator.num_processes > 1
@@ -298,11 +299,6 @@ def _prepare_loader(accelerator: Any, loader: Any, each_once: bool) -> Any:
             "processes equally many, which would count twice: use a data set with a length, or drop_last=True"
         )
     return PreparedLoader(loader, dispatches, each_once)
-
-
-def _is_divided(sampler: Any) -> bool:
-    """Return whether a sampler gives each process its share already; Accelerate would divide that again."""
-    return max(getattr(sampler, "num_replicas", 1), getattr(sampler, "world_size", 1)) > 1
 
 
 class PreparedLoader:

@@ -29,7 +29,7 @@ from hookline.run.agreement import Agreement, SaveName
 from hookline.run.status import Stop
 from hookline.trainer.data.loader_state import set_epochs
 from hookline.trainer.data.rank_checks import check_all_read, check_first_batch, check_lengths
-from hookline.trainer.stragglers import StepTimes
+from hookline.trainer.stragglers import RankTimes, TimedBatches
 
 if TYPE_CHECKING:
     from hookline.trainer.trainer import Trainer
@@ -46,27 +46,24 @@ LATE_EVENTS = {"on_update", "on_gradient_clip", "on_before_optimizer_step"}
 class RankAgreement(Agreement):
     """The requests of this rank, and what the ranks have agreed on."""
 
+    exchanges = True
+
     def __init__(self, trainer: Trainer) -> None:
         super().__init__(trainer)
         self._trainer, self._ranks = trainer, trainer.ranks
-        self.times = StepTimes(trainer)
+        self.times = RankTimes(trainer)
         self._stops: list[Stop] = []  # requested since numbers were last sent
         self._saves: list[SaveName] = []
         self._signal: str | None = None
-        self._signal_sent = False
         self._sent: dict[str, Any] = {}  # what the numbers that were sent last are about
         self._receive: Callable[[], list[int]] | None = None  # waits for their sums
         self._exchanged_at = 0.0  # when an exchange was last prepared, by rank 0's clock
-        self.skips_together = False
-        """Whether all ranks must decide together if a step is skipped: a hook may ask for it on some of them."""
-        self.skips_late = False
-        """The same after the update chain and before each optimizer, because of hooks there."""
+        # Whether all ranks must decide together if a step is skipped, because a hook may ask for it on some of them:
+        # before the update chain, and after it.
+        self._skips_early = self._skips_late = False
         self._skip: tuple[int, str] = -1, ""  # the step that a hook has asked to skip on this rank, and why
         self._assigned: dict[str, str] = {}  # how attributes of the trainer were last assigned, by name
-        self._changes_mark = 0  # a fingerprint of these and of the hooks
-        self._is_changed = True
-        self._changes: list[str] = []
-        self._skips = False, False
+        self._is_changed = True  # whether these or the hooks were changed since `_read_hooks`
         self._tokens = -1, 0  # micro-batches, and the tokens of all ranks by then
         self._has_compared = False  # whether the first batches of the ranks have been compared
         trainer.hooks.on_change(self._note_change)
@@ -131,7 +128,7 @@ class RankAgreement(Agreement):
     def begin_run(self) -> None:
         """Forget what was requested in the last run; schedules read rank 0's clock."""
         self._stops, self._saves, self._sent, self._receive = [], [], {}, None
-        self._signal, self._signal_sent, self._has_compared = None, False, False
+        self._signal, self._has_compared = None, False
         self._trainer.progress.set_agreed()
 
     def restored(self) -> None:
@@ -153,7 +150,7 @@ class RankAgreement(Agreement):
         """Return the batches of an epoch with a clock around each; the first ones of the ranks are compared."""
         if self._trainer.engine.averages and not self._has_compared:
             self._has_compared, batches = True, check_first_batch(self._ranks, iter(batches), loaders)
-        return self.times.read(batches)
+        return TimedBatches(batches, self.times)
 
     def tokens_seen(self) -> int:
         """Return the tokens of all ranks; waits for them, once per micro-batch."""
@@ -169,13 +166,13 @@ class RankAgreement(Agreement):
 
     def before_update(self) -> None:
         """Decide whether the step is skipped because a hook has asked for it on some rank."""
-        if self.skips_together:
+        if self._skips_early:
             self._decide_skip()
 
     def before_optimizer(self) -> None:
         """Decide the same once more after the update chain, if a hook may ask for it there."""
         self.times.end_backward()
-        if self.skips_late:
+        if self._skips_late:
             self._decide_skip()
 
     def record_mean(self, name: str, value: Any, is_optional: bool) -> None:
@@ -224,19 +221,13 @@ class RankAgreement(Agreement):
         progress, rows, is_due = self._trainer.progress, 0, step % EXCHANGE_EVERY == 0
         if is_due:
             self.times.share()
-        receive, self._receive = self._receive, None
-        if receive is not None:  # before numbers are sent, so that an exchange is over when another is prepared
-            self._carry_out(receive(), self._sent)
+        if self._receive_sent():  # before numbers are sent, so that an exchange is over when another is prepared
             is_due = is_due or progress.seconds - self._exchanged_at >= EXCHANGE_SECONDS
             self._exchanged_at = progress.seconds if is_due else self._exchanged_at
         if is_due:
             self._trainer.step_log.write_rows()
             rows = self._trainer.record.prepare()
         self._receive = self._ranks.send(self._numbers(rows))
-
-    def next_exchange(self, step: int) -> int | None:
-        """Return the next step after which `after_step` must run: every one."""
-        return step + 1
 
     def after_validation(self) -> None:
         """Exchange what the ranks have recorded: all of them are there."""
@@ -247,18 +238,16 @@ class RankAgreement(Agreement):
         check_all_read(self._ranks, read, expected)
 
     def after_train_end(self) -> None:
-        """Write what hooks have asked to save in on_train_end, once all ranks know of it."""
-        self.settle()
-        self._trainer.checkpointer.save_requested()
-        self._trainer.checkpointer.finish()
+        """Write what hooks have asked to save in on_train_end, once all ranks know of it; not after a failure."""
+        if self._trainer.status != "error":
+            self.settle()
+            self._trainer.save_requested()
+            self._trainer.finish_save()
 
     def settle(self) -> None:
         """Wait until all ranks know of all requests, and carry them out: at the start, between epochs, at the end."""
-        receive, self._receive = self._receive, None
-        if receive is not None:
-            self._carry_out(receive(), self._sent)
-        sums = self._ranks.total(self._numbers())
-        self._carry_out(sums, self._sent)
+        self._receive_sent()
+        self._carry_out(self._ranks.total(self._numbers()))
         self._exchanged_at = self._trainer.progress.seconds  # the record is written next, or the run has just begun
 
     def end_epoch(self) -> None:
@@ -275,12 +264,11 @@ class RankAgreement(Agreement):
         """
         if self._is_changed:
             self._is_changed = False
-            self._changes = self._find_changes()
-            self._changes_mark = fingerprint(self._changes)
-            self._skips = self._find_skips()
+            self._read_hooks()
         progress, hooks = self._trainer.progress, self._changes_mark
-        signals = [] if self._signal is None or self._signal_sent else [self._signal]
-        self._signal_sent = self._signal_sent or bool(signals)
+        signals = []
+        if self._signal is not None:  # no second one is assigned: it ends the process
+            signals, self._signal = [self._signal], None
         self._sent = {"stops": self._stops, "saves": self._saves, "signals": signals}
         requests = sum(map(len, self._sent.values()))
         self._sent |= {"skips": self._skips, "changes": self._changes}
@@ -289,21 +277,26 @@ class RankAgreement(Agreement):
         tokens = self.count_once(progress.tokens_seen)
         return [requests, clock, tokens, hooks, hooks * hooks, rows, rows * rows]
 
-    def _carry_out(self, sums: list[int], sent: dict[str, Any]) -> None:
+    def _receive_sent(self) -> bool:
+        """Wait for the sums of the numbers that were sent last, and carry out what follows; False if none were sent."""
+        receive, self._receive = self._receive, None
+        if receive is not None:
+            self._carry_out(receive())
+        return receive is not None
+
+    def _carry_out(self, sums: list[int]) -> None:
+        """Do on all ranks alike what follows from the sums: exchange what was recorded, stop, save."""
         requests, clock, tokens, hooks, hooks_squared, rows, rows_squared = sums
-        self._trainer.progress.set_agreed(clock / 1000, tokens)
+        trainer, sent = self._trainer, self._sent
+        trainer.progress.set_agreed(clock / 1000, tokens)
         if not self._ranks.are_equal(hooks, hooks_squared):
             self._raise_ranks_differ(sent["changes"])
         # From here on all ranks know that they have the same hooks.
-        self.skips_together, self.skips_late = sent["skips"]
+        self._skips_early, self._skips_late = sent["skips"]
         if rows:
-            self._trainer.record.exchange(self._ranks.are_equal(rows, rows_squared))
-        if requests:
-            self._carry_out_requests(sent)
-
-    def _carry_out_requests(self, sent: dict[str, Any]) -> None:
-        """Learn who has requested what, and do it on all ranks alike."""
-        trainer = self._trainer
+            trainer.record.exchange(self._ranks.are_equal(rows, rows_squared))
+        if not requests:
+            return
         names = [name() if callable(name) else name for name in sent["saves"]]
         own = {"stops": sent["stops"], "saves": names, "signals": sent["signals"]}
         for rank, requested in enumerate(self._ranks.gather(own)):
@@ -336,7 +329,7 @@ class RankAgreement(Agreement):
                 f"hook {by!r} skips a step on rank {rank}, which the other ranks do not know of: set may_skip = True "
                 "on its class, so that all ranks decide together"
             )
-        if not (self.skips_together or self.skips_late):
+        if not (self._skips_early or self._skips_late):
             raise RankError(f"hook {by!r} was just added on rank {rank}, and can skip from the second step after that")
         self._skip = self._trainer.progress.step, reason
 
@@ -348,37 +341,34 @@ class RankAgreement(Agreement):
         reason = self._skip[1] if self._skip[0] == step else None
         if self._ranks.decide(reason is not None):
             reasons = self._ranks.gather(reason)
-            rank, reason = next((rank, one) for rank, one in enumerate(reasons) if one is not None)
+            rank, reason = next((rank, reason) for rank, reason in enumerate(reasons) if reason is not None)
             args.skip_step(f"{reason} (rank {rank})")
-
-    def _find_skips(self) -> tuple[bool, bool]:
-        """Return whether hooks may skip a step on some ranks only, before the update chain and after it."""
-        hooks = [
-            set(entry.listeners)
-            for entry in self._trainer.hooks.entries()
-            if hook_attribute(entry.hook, "may_skip") and entry.enabled_for_ranks
-        ]
-        return any(events - LATE_EVENTS for events in hooks), any(events & LATE_EVENTS for events in hooks)
 
     # ---- what must not differ ----------------------------------------------------------------------------------------
 
-    def _find_changes(self) -> list[str]:
-        """Return what runs may change, on all ranks alike: the hooks with their switches, and attributes.
+    def _read_hooks(self) -> None:
+        """Note what runs may change, on all ranks alike: the hooks with their switches, and attributes.
 
-        A hook that failures have switched off is off on this rank alone, and counts as enabled.
+        A hook that failures have switched off is off on this rank alone, and counts as enabled. Whether hooks may skip
+        a step on some ranks only, before the update chain and after it, follows from them.
         """
-        hooks = [
-            f"hook {entry.name!r} is {'enabled' if entry.enabled_for_ranks else 'disabled'}"
-            for entry in self._trainer.hooks.entries()
-        ]
-        return hooks + [self._assigned[name] for name in sorted(self._assigned)]
+        self._changes, skips = [], list[set[str]]()
+        for entry in self._trainer.hooks.entries():
+            is_enabled = entry.enabled_for_ranks
+            self._changes.append(f"hook {entry.name!r} is {'enabled' if is_enabled else 'disabled'}")
+            if is_enabled and hook_attribute(entry.hook, "may_skip"):
+                skips.append(set(entry.listeners))
+        self._changes += [self._assigned[name] for name in sorted(self._assigned)]
+        self._changes_mark = fingerprint(self._changes)
+        self._skips = any(events - LATE_EVENTS for events in skips), any(events & LATE_EVENTS for events in skips)
 
     def _raise_ranks_differ(self, changes: list[str]) -> None:
         """Raise RankError with what is not the same on all ranks, given what this one had when it sent its numbers."""
         lists = self._ranks.gather(changes)
         everywhere = set(lists[0]).intersection(*lists[1:])
-        odd = dict.fromkeys(change for one in lists for change in one if change not in everywhere)
-        said = [f"{change} on {on_ranks([r for r, one in enumerate(lists) if change in one])} only" for change in odd]
+        odd = dict.fromkeys(change for listed in lists for change in listed if change not in everywhere)
+        where = {change: on_ranks([rank for rank, listed in enumerate(lists) if change in listed]) for change in odd}
+        said = [f"{change} on {ranks} only" for change, ranks in where.items()]
         raise RankError(
             f"the ranks differ: {'; '.join(said) or 'the order of their hooks'}; add, remove and switch hooks and "
             "assign lr, loss_fn and step_fn on all ranks, and use ranks= for a hook that is to run on some"

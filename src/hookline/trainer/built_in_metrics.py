@@ -56,9 +56,9 @@ class SumMetric(ABC):
     def measure(self, predictions: Any, target: Any) -> Tensor:
         """Return the sums of one batch, float64 [sums], on its device."""
 
-    @abstractmethod
     def value(self, sums: Tensor) -> Tensor:
-        """Return the metric that follows from sums."""
+        """Return the metric that follows from sums; here the first is the total, and the second its count."""
+        return sums[0] / sums[1]
 
 
 class _OfClasses(SumMetric):
@@ -76,10 +76,6 @@ class _OfClasses(SumMetric):
         self.ignore_index = _checks.integer(ignore_index, "ignore_index")
         self.shift = _checks.boolean(shift, "shift")
         self.threshold = _checks.number(threshold, "threshold")
-
-    def align(self, predictions: Any, target: Any) -> tuple[Tensor, Tensor]:
-        """Return scores [..., classes] and targets [...], or two tensors of one shape."""
-        return align_classes(self.name, predictions, target, self.shift)
 
 
 class Accuracy(_OfClasses):
@@ -104,7 +100,7 @@ class Accuracy(_OfClasses):
 
     def measure(self, predictions: Any, target: Any) -> Tensor:
         """Return how many predictions are right, and of how many."""
-        scores, target = self.align(predictions, target)
+        scores, target = align_classes(self.name, predictions, target, self.shift)
         if self.k == 1 or scores.shape == target.shape:
             predicted, target, _ = predicted_classes(scores, target, self.threshold)
             right = predicted == target
@@ -115,10 +111,6 @@ class Accuracy(_OfClasses):
         counts = target != self.ignore_index
         return torch.stack([(right & counts).sum(), counts.sum()]).double()
 
-    def value(self, sums: Tensor) -> Tensor:
-        """Return the share."""
-        return sums[0] / sums[1]
-
 
 class _ByClass(_OfClasses):
     """A metric that is measured for each class and averaged over those that occur.
@@ -128,7 +120,7 @@ class _ByClass(_OfClasses):
 
     def measure(self, predictions: Any, target: Any) -> Tensor:
         """Return, for each class, how many are right, were predicted, and are there: [3 * classes]."""
-        scores, target = self.align(predictions, target)
+        scores, target = align_classes(self.name, predictions, target, self.shift)
         is_binary = scores.shape == target.shape
         predicted, target, classes = predicted_classes(scores, target, self.threshold)
         if classes is None:
@@ -193,17 +185,13 @@ class _MeanError(SumMetric):
     def measure(self, predictions: Any, target: Any) -> Tensor:
         """Return the sum of the errors, and of how many."""
         predictions, target = as_tensors(self.name, predictions, target)
-        shapes = [[size for size in one.shape if size != 1] for one in (predictions, target)]
+        shapes = [[size for size in tensor.shape if size != 1] for tensor in (predictions, target)]
         if shapes[0] != shapes[1]:  # [batch, 1] and [batch] are meant alike; nothing else is broadcast
             raise TrainingError(
                 f"{self.name}: predictions {list(predictions.shape)} do not fit targets {list(target.shape)}"
             )
         errors = self.errors(predictions.reshape(-1).double() - target.reshape(-1).double())
         return torch.stack([errors.sum(), torch.full_like(errors.sum(), errors.numel())])
-
-    def value(self, sums: Tensor) -> Tensor:
-        """Return the mean."""
-        return sums[0] / sums[1]
 
     @abstractmethod
     def errors(self, differences: Tensor) -> Tensor:

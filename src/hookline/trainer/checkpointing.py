@@ -1,32 +1,31 @@
-"""Decide when a trainer saves: the requested checkpoints are written at a boundary, in the background if asked to."""
+"""Decide when a run saves: at a boundary after a request or a signal, in the background if asked to."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hookline._console import logger
 from hookline.checkpoints.find import find_whole
 from hookline.checkpoints.format import Section, encode_section
 from hookline.checkpoints.frozen import Fingerprints, frozen_parameters
-from hookline.checkpoints.saves import Alike, OneSave, Save, SharedSave, on_all, without_alike
+from hookline.checkpoints.saves import OneSave, Save, SharedSave, on_all, without_alike
 from hookline.checkpoints.snapshot import HostMemory
 from hookline.checkpoints.store import SavedCheckpoint
 from hookline.core.failures import hook_notes
-from hookline.errors import CheckpointError, add_note, error_text
+from hookline.errors import CheckpointError, TrainingError, add_note, error_text
+from hookline.record.record import Record
 from hookline.run.agreement import SaveName
 from hookline.run.event_args import EventArgs, GivenArgs
-from hookline.trainer.rank_sections import alike_tensors
-from hookline.trainer.sections import SAME_SECTIONS, collect_sections, restore_sections
-
-if TYPE_CHECKING:
-    from hookline.trainer.trainer import Trainer
+from hookline.trainer.epochs import EpochRun
+from hookline.trainer.sections import alike_sections, collect_sections, restore_sections
 
 
 @dataclass(frozen=True)
@@ -43,8 +42,8 @@ class PendingSave:
 SavedState = tuple[int, int, bool]  # steps and micro-batches that are done, and whether the epoch is over
 
 
-class Checkpointer:
-    """The checkpoints of a trainer's runs: those that were requested, and the one that is being written.
+class CheckpointedRun(EpochRun):
+    """A run that writes checkpoints and resumes from them: those that were requested, and the one being written.
 
     With `async_save` a checkpoint is copied to the host at a boundary, a thread writes the copy, and a later boundary
     fires on_checkpoint_save. Everything in here runs on the training thread; the other thread gets a copy that nothing
@@ -52,53 +51,127 @@ class Checkpointer:
     have to agree on is agreed on here, and never by the other thread.
     """
 
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer = trainer
-        self._memory = HostMemory()
-        self._pending: PendingSave | None = None
-        self.requests: list[SaveName] = []  # names of the checkpoints to write at the next boundary
-        self.requested_names: set[str] = set()  # those that were requested by `save`
-        self.needs_save = False  # whether to write a checkpoint at the next boundary unless there is one of that state
-        self._saved: SavedState | None = None  # the state that is durable and was saved last, at a boundary
-        self.last_step: int | None = None  # the step of the checkpoint that was written or loaded last in this run
-        self._frozen: Fingerprints | None = None  # the frozen parameters as the model came, with `trainable_only`
+    val_loaders: dict[str, Any]  # which `Trainer` makes
+
+    can_save = True
+    _requests: tuple[SaveName, ...] = ()  # names of the checkpoints to write at the next boundary
+    _requested_names: frozenset[str] = frozenset()  # of those that were requested by `save`
+    _needs_save = False  # whether to write a checkpoint at the next boundary unless there is one of that state
+    _pending: PendingSave | None = None
+    # The state that is durable and was saved last, at a boundary. A checkpoint that a hook writes in on_step_end is of
+    # another one: the step's validation and its schedulers come after it.
+    _saved: SavedState | None = None
+    _last_step: int | None = None  # the step of the checkpoint that was written or loaded last in this run
+    _frozen: Fingerprints | None = None  # the frozen parameters as the model came, with `trainable_only`
 
     @property
     def saving(self) -> str | None:
-        """The name of the checkpoint that is being written in the background, if any."""
+        """The name of the checkpoint that is being written in the background (`async_save`), if any."""
         return None if self._pending is None else self._pending.name
 
-    # ---- saving ----------------------------------------------------------------------------------------------------
+    @property
+    def pending_save(self) -> str | None:
+        """Why the next step boundary writes a checkpoint: "signal", "request", or None if it writes none."""
+        return "signal" if self._needs_save else "request" if self._requests else None
 
-    def begin_run(self) -> None:
-        """Forget which checkpoints of the last run were requested and written."""
-        self.requested_names.clear()
-        self.needs_save, self._saved, self.last_step = False, None, None
+    @property
+    def requested_checkpoints(self) -> AbstractSet[str]:
+        """Names of checkpoints that were requested by `save`, which no retention policy may delete."""
+        return self._requested_names
+
+    @property
+    def last_saved_step(self) -> int | None:
+        """The step of the checkpoint that was written or loaded last in this run."""
+        return self._last_step
+
+    # ---- the run -----------------------------------------------------------------------------------------------------
+
+    def open(self, record: Record | None = None) -> None:
+        """Open the record, and forget which checkpoints of the last run were requested and written."""
+        self._requested_names, self._memory = frozenset(), HostMemory()
+        self._needs_save, self._saved, self._last_step = False, None, None
+        super().open(record)
+        self.until_end.callback(self._release_copies)
+
+    def finish(self) -> None:
+        """Save what has to be saved of a run that has made its last step."""
+        self.agreement.settle()
+        self.finish_save()  # so that checkpoint hooks know what is saved
+        super().finish()
+        self.save_requested()
+        self.finish_save()
+
+    def after_exception(self, error: BaseException) -> None:
+        """Finish the background save of a run that failed; another failure becomes a note of the first error.
+
+        With several ranks it is given up: the others may not have failed, and would not answer.
+        """
+        try:
+            if self._pending is not None and self.ranks.world_size > 1:
+                save, self._pending = self._pending, None
+                wait([save.written])
+                save.save.abandon()
+                raise CheckpointError(f"step {save.args.step} has no checkpoint: a rank failed while it was written")
+            self.finish_save()
+        except Exception as another:
+            logger.warning("while the run was ending: %s", error_text(another))
+            add_note(error, f"then, while the run was ending: {error_text(another)}")
+
+    def end_on_signal(self, name: str, rank: int = 0) -> None:
+        """Save and end the run now, because of a signal that a rank received. A signal handler may call this."""
+        if rank != self.ranks.rank and self.prints:
+            logger.warning("rank %d has received %s: all ranks end after this step", rank, name)
+        super().end_on_signal(name, rank)
+        if self.checkpoint_dir is not None:
+            self._needs_save = True
+
+    def _release_copies(self) -> None:
+        """Release the memory of background saves."""
+        self._memory, self._pending = HostMemory(), None
+
+    # ---- saving ------------------------------------------------------------------------------------------------------
+
+    def save(self, name: SaveName = None) -> None:
+        """Write a checkpoint at the next step boundary; if the run is closing, at once, or with several ranks soon.
+
+        Args:
+            name: Its name; by default that of its step. A function is called for the name when the checkpoint is
+                written. A name that is requested twice is written once.
+        """
+        at_once = self.agreement.request_save(name)
+        self.request_boundary()
+        if at_once and self.status != "training" and self.running:
+            self.save_requested()
+
+    def save_at_boundary(self, name: SaveName) -> None:
+        """Write a checkpoint at the next boundary."""
+        self._requests += (name,)
+
+    def save_checkpoint(self, name: str | None = None) -> Path:
+        """Write a checkpoint now, between two steps or after a failure; fires on_checkpoint_save once it is durable."""
+        with self.hooks.collectives.allow("save_checkpoint()"):
+            save = self._begin_save(name or self._step_name(), copies=False)
+            path = save.finish(save.write)
+            self._report_saved(path, self.event_args)
+            return path
 
     def find_frozen(self) -> None:
         """Note the frozen parameters, with `trainable_only`: before the first step, and before a checkpoint is loaded.
 
         A process that resumes has to have them without the checkpoint, so only what the model came with is left out.
         """
-        if self._trainer.options.trainable_only and self._frozen is None:
-            self._frozen = frozen_parameters(self._trainer.model)
+        if self.options.trainable_only and self._frozen is None:
+            self._frozen = frozen_parameters(self.model)
 
-    def unsaved_parameters(self) -> Fingerprints:
-        """Return the frozen parameters that checkpoints leave out: those that have the values they came with.
+    def unsaved_parameters(self) -> Mapping[str, Mapping[str, Any]]:
+        """Return shape, dtype and sum of bits of the frozen parameters that checkpoints leave out; often none.
 
-        What changed since is saved, also without a gradient: the target network of a momentum encoder.
+        They have the values that they came with. What changed since is saved, also without a gradient: the target
+        network of a momentum encoder.
         """
         start = self._frozen or {}
-        now = frozen_parameters(self._trainer.model) if start else {}
-        return {name: one for name, one in now.items() if start.get(name) == one}
-
-    def request(self, name: SaveName) -> None:
-        """Write a checkpoint at the next boundary."""
-        self.requests.append(name)
-
-    def request_unless_saved(self) -> None:
-        """Write a checkpoint at the next boundary unless there is one. A signal handler calls this: it only assigns."""
-        self.needs_save = True
+        now = frozen_parameters(self.model) if start else {}
+        return {name: fingerprint for name, fingerprint in now.items() if start.get(name) == fingerprint}
 
     def save_requested(self) -> None:
         """Write the requested checkpoints, each name once, in the background with `async_save`.
@@ -106,103 +179,94 @@ class Checkpointer:
         A `fast_dev_run` writes nothing. No request is dropped for a newer one: when saves are requested faster than the
         disk takes them, training waits, as it does without `async_save`.
         """
-        trainer = self._trainer
-        names, self.requests = self.requests, []
-        if not (names or self.needs_save) or trainer.options.fast_dev_run:
+        names, self._requests = list(self._requests), ()
+        if not (names or self._needs_save) or self.options.fast_dev_run:
             return
-        self.finish()  # before functions are called for names: they may look at what is on disk
+        self.finish_save()  # before functions are called for names: they may look at what is on disk
         # A signal may arrive at any point of a save, also right after it: then the state is saved already.
         if not names and self._saved != self._state:
             names = [None]
-        self.needs_save, unnamed = False, self._step_name()
-        for name in dict.fromkeys((one() if callable(one) else one) or unnamed for one in names):
-            self.finish()  # one at a time: the copy of the pending save would be overwritten
-            with self._on_save_error(trainer.progress.steps_done):
-                if trainer.options.async_save and trainer.status == "training":
-                    save = self._begin(name, self._memory.snapshot)
+        self._needs_save, unnamed = False, self._step_name()
+        for name in dict.fromkeys((given() if callable(given) else given) or unnamed for given in names):
+            self.finish_save()  # one at a time: the copy of the pending save would be overwritten
+            with self._on_save_error(self.progress.steps_done):
+                if self.options.async_save and self.status == "training":
+                    save = self._begin_save(name, copies=True)
                     threads = ThreadPoolExecutor(1, thread_name_prefix="hookline-save")
                     written = threads.submit(save.write)
-                    self._pending = PendingSave(name, self._saved_args(), save, written, self._state)
+                    # on_checkpoint_save is fired at a later step, with the counters of this one.
+                    now = self.event_args
+                    args = GivenArgs(now, SimpleNamespace(step=now.step, epoch=now.epoch, tokens_seen=now.tokens_seen))
+                    self._pending = PendingSave(name, args, save, written, self._state)
                     threads.shutdown(wait=False)  # the thread ends with its work: between saves there is none to fork
-                    trainer.request_boundary()  # from the next step on, `poll` is called after each, on all ranks
+                    self.request_boundary()  # from the next step on, `_poll_save` is called after each, on all ranks
                 else:  # a run that is closing has nothing else to do
-                    trainer.save_checkpoint(name)
-                    self.mark_saved()
-        self.requested_names.update(one or unnamed for one in names if not callable(one))
+                    self.save_checkpoint(name)
+                    self._saved = self._state
+        self._requested_names |= {given or unnamed for given in names if not callable(given)}
 
-    def save_now(self, name: str | None) -> Path:
-        """Write a checkpoint and fire on_checkpoint_save once it is durable."""
-        save = self._begin(name or self._step_name())
-        path = save.finish(save.write)
-        self._report_saved(path, self._trainer.event_args)
-        return path
-
-    def _begin(self, name: str, copy: Callable[[dict[str, Section]], dict[str, Section]] = dict) -> Save:
+    def _begin_save(self, name: str, copies: bool) -> Save:
         """Begin a checkpoint of this state, on all ranks.
 
         Args:
             name: Its name.
-            copy: Copies sections, if training is to continue while they are written.
+            copies: Whether to copy what is saved, because training continues while it is written.
         """
-        trainer, ranks = self._trainer, self._trainer.ranks
-        directory, meta = self._prepare()
-        alike: Alike = {**dict.fromkeys(SAME_SECTIONS), "model": alike_tensors(trainer.model)}
+        ranks = self.ranks
+        directory, meta = self._prepare_save()
+        alike = alike_sections(self.model)
 
         def collect() -> dict[str, Section]:
             sections = {key: encode_section(key, tree, with_shards=True) for key, tree in self._collect().items()}
-            return copy(without_alike(sections, alike) if ranks.rank else sections)
+            if ranks.rank:
+                sections = without_alike(sections, alike)
+            return self._memory.snapshot(sections) if copies else sections
 
         sections = on_all(ranks, collect)
         if ranks.world_size == 1:
             return OneSave(directory, name, sections, meta)
         return SharedSave(ranks, directory, name, sections, {**meta, "world_size": ranks.world_size}, alike)
 
-    def mark_saved(self) -> None:
-        """Note that a checkpoint holds the present state, as it is at a boundary.
-
-        One that a hook writes in on_step_end does not: the step's validation and its schedulers come after it.
-        """
-        self._saved = self._state
-
     @property
     def _state(self) -> SavedState:
-        progress = self._trainer.progress
-        return progress.steps_done, progress.batches, progress.epoch_over
+        return self.progress.steps_done, self.progress.batches, self.progress.epoch_over
 
-    def _prepare(self) -> tuple[Path, dict[str, Any]]:
+    def _prepare_save(self) -> tuple[Path, dict[str, Any]]:
         """Bring everything logged so far to the disk, and return directory and meta of a checkpoint of this state.
 
         After a failure in the middle of a step the step is left out unless an optimizer has stepped: the counters are
         those of the weights, and a run that resumes there starts after the batch that failed. The uninterrupted run
         never was in that state, so such a checkpoint is written where resuming the run does not find it.
         """
-        trainer, progress = self._trainer, self._trainer.progress
-        in_step, other = trainer.is_in_step, trainer.event_args.is_other_batch
-        if (in_step or other) and trainer.status == "training":
+        in_step, other = self.is_in_step, self.event_args.is_other_batch
+        if (in_step or other) and self.status == "training":
             what = "validation" if other else "step"
             raise CheckpointError(f"half a {what} cannot be saved; trainer.save() waits for the end of the {what}")
-        if trainer.status == "error" and trainer.ranks.world_size > 1:
+        if self.status == "error" and self.ranks.world_size > 1:
             raise CheckpointError("a run on several ranks that has failed cannot be saved: they may be at other steps")
-        self.finish_unless_failed()
-        trainer.agreement.settle()  # what all ranks have counted is saved
-        trainer.step_log.flush()
-        trainer.record.sync()  # a resumed run repeats what came after its checkpoint, and nothing before
-        directory = trainer.checkpoint_dir
-        if in_step and trainer.run_dir is not None:
-            directory = trainer.run_dir / "exception"
+        if self._pending is not None:  # a failure of that save is reported at the boundary
+            failed = self._pending.written.exception() is not None
+            if not self.ranks.decide(failed):
+                self.finish_save()
+        self.agreement.settle()  # what all ranks have counted is saved
+        self.step_log.flush()
+        self.record.sync()  # a resumed run repeats what came after its checkpoint, and nothing before
+        directory = self.checkpoint_dir
+        if in_step and self.run_dir is not None:
+            directory = self.run_dir / "exception"
         if directory is None:
-            why = "this run keeps no record on disk (record=False)" if trainer.running else "no run has begun yet"
+            why = "this run keeps no record on disk (record=False)" if self.running else "no run has begun yet"
             raise CheckpointError(f"{why}, so a checkpoint has no directory")
         return directory, {
-            "run_id": trainer.run_id,
-            "step": progress.steps_done,
-            "epoch": progress.epoch,
-            "lineage": trainer.record.lineage,
+            "run_id": self.run_id,
+            "step": self.progress.steps_done,
+            "epoch": self.progress.epoch,
+            "lineage": self.record.lineage,
         }
 
     def _collect(self) -> dict[str, Any]:
         """Return the sections of a checkpoint, with `trainable_only` without the frozen parameters."""
-        sections = collect_sections(self._trainer)
+        sections = collect_sections(self)
         if self._frozen is not None:
             unsaved = self.unsaved_parameters()
             sections["frozen"] = {name: now for name, now in unsaved.items() if name in sections["model"]}
@@ -210,19 +274,14 @@ class Checkpointer:
         return sections
 
     def _step_name(self) -> str:
-        return f"step-{self._trainer.progress.steps_done:08d}"
-
-    def _saved_args(self) -> GivenArgs:
-        """Return event arguments with the counters of this step, for an event that is fired at a later one."""
-        args = self._trainer.event_args
-        return GivenArgs(args, SimpleNamespace(step=args.step, epoch=args.epoch, tokens_seen=args.tokens_seen))
+        return f"step-{self.progress.steps_done:08d}"
 
     def _report_saved(self, path: Path, args: EventArgs | GivenArgs) -> None:
         """Record a durable checkpoint and fire on_checkpoint_save, with the arguments of the step that was saved."""
-        self._trainer.event_args.set_checkpoint(str(path))
-        self.last_step = args.step
-        self._trainer.note("checkpoint_saved", args.step, path=str(path))
-        if handler := self._trainer.hooks.slots.on_checkpoint_save:
+        self.event_args.set_checkpoint(str(path))
+        self._last_step = args.step
+        self.note("checkpoint_saved", args.step, path=str(path))
+        if handler := self.hooks.slots.on_checkpoint_save:
             handler(args)
 
     @contextmanager
@@ -233,29 +292,29 @@ class Checkpointer:
         except CheckpointError as error:
             if hook_notes(error):  # a hook's own failure, which its policy decides about
                 raise
-            self._trainer.run_status.count("failed_saves")
-            self._trainer.note("checkpoint_failed", step, error=str(error))
-            if self._trainer.options.on_save_error == "stop":
+            self.run_status.failed_saves += 1
+            self.note("checkpoint_failed", step, error=str(error))
+            if self.options.on_save_error == "stop":
                 raise
             logger.warning("step %d has no checkpoint, training continues: %s", step, error)
 
     # ---- the save in the background --------------------------------------------------------------------------------
 
-    def poll(self) -> None:
+    def _poll_save(self) -> None:
         """Report the background save if it is done, on all ranks; called after every step while there is one.
 
         Asking the other ranks means waiting for them, so they are asked 1, 2, 4, 8 … steps after the save began.
         """
         if self._pending is None:
             return
-        ranks, done = self._trainer.ranks, self._pending.written.done()
+        ranks, done = self.ranks, self._pending.written.done()
         if ranks.world_size > 1:
-            passed = self._trainer.progress.step - self._pending.args.step
+            passed = self.progress.step - self._pending.args.step
             done = passed.bit_count() == 1 and not ranks.decide(not done)
         if done:
-            self.finish()
+            self.finish_save()
 
-    def finish(self) -> None:
+    def finish_save(self) -> None:
         """Wait for the background save, if any, and report it."""
         if self._pending is not None:
             wait([self._pending.written])  # an interruption in here leaves it pending
@@ -265,52 +324,42 @@ class Checkpointer:
                 self._saved = save.state
                 self._report_saved(path, save.args)
 
-    def finish_unless_failed(self) -> None:
-        """Do the same before a checkpoint is written at once; a failure is reported at the boundary."""
-        if self._pending is not None:
-            failed = self._pending.written.exception() is not None
-            if not self._trainer.ranks.decide(failed):
-                self.finish()
-
-    def finish_after(self, error: BaseException) -> None:
-        """Finish the background save of a run that failed; another failure becomes a note of the first error.
-
-        With several ranks it is given up: the others may not have failed, and would not answer.
-        """
-        try:
-            if self._pending is not None and self._trainer.ranks.world_size > 1:
-                save, self._pending = self._pending, None
-                wait([save.written])
-                save.save.abandon()
-                raise CheckpointError(f"step {save.args.step} has no checkpoint: a rank failed while it was written")
-            self.finish()
-        except Exception as another:
-            logger.warning("while the run was ending: %s", error_text(another))
-            add_note(error, f"then, while the run was ending: {error_text(another)}")
-
-    def close(self) -> None:
-        """Release the memory of background saves."""
-        self._memory, self._pending = HostMemory(), None
-
     # ---- loading ---------------------------------------------------------------------------------------------------
 
-    def load(self, path: str | Path) -> Path:
-        """Restore the trainer from a checkpoint: its directory, a run's, or one that holds checkpoints."""
-        trainer = self._trainer
-        name, problems = trainer.ranks.first(partial(find_whole, Path(path)))
+    def load_checkpoint(self, path: str | Path | None) -> Path:
+        """Restore the trainer from a checkpoint, or the newest one of a run, and fire on_checkpoint_load.
+
+        Raises:
+            CheckpointError: If there is none, or it does not fit; also for None, the `run_dir` of a run without one.
+            TrainingError: Inside a run: its data and its record would not go back with the weights.
+        """
+        if self.running:
+            raise TrainingError(
+                "load_checkpoint() cannot be called inside an event or while the trainer runs: call it between two "
+                "runs, or stop (trainer.request_stop) and continue with fit(resume=…)"
+            )
+        if path is None:
+            raise CheckpointError("the path is None: a run with record=False, or that has not begun, has no directory")
+        return self.restore(path)
+
+    def restore(self, path: str | Path) -> Path:
+        """Restore the run from a checkpoint: its directory, a run's, or one that holds checkpoints."""
+        name, problems = self.ranks.first(partial(find_whole, Path(path)))
         found = Path(name)
         for problem in problems:
-            trainer.note("checkpoint_damaged", problem=problem, instead=str(found))
+            self.note("checkpoint_damaged", problem=problem, instead=str(found))
         self.find_frozen()
         try:
-            restore_sections(trainer, SavedCheckpoint(found, verify=False))
+            restore_sections(self, SavedCheckpoint(found, verify=False))
         except (KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{found} lacks something that a run needs to resume: {error!r}") from error
-        trainer.event_args.set_checkpoint(str(found), resumed=True)
-        self.last_step = trainer.progress.steps_done
-        trainer.note("checkpoint_loaded", path=str(found))
-        if trainer.running:
-            trainer.record.resume_at(trainer.progress.step, trainer.progress.epoch)
-        if handler := trainer.hooks.slots.on_checkpoint_load:
-            handler(trainer.event_args)
+        self.event_args.set_checkpoint(str(found), resumed=True)
+        self._last_step = self.progress.steps_done
+        self.note("checkpoint_loaded", path=str(found))
+        if self.running:
+            self.record.resume_at(self.progress.step, self.progress.epoch)
+            if self.checkpoint_dir is not None and found.absolute().parent == self.checkpoint_dir.absolute():
+                self._saved = self._state  # else it is another run's
+        if handler := self.hooks.slots.on_checkpoint_load:
+            handler(self.event_args)
         return found

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hookline._tensors import iter_tensors, map_tensors
+from hookline._tensors import map_tensors
 from hookline.run.engine import Engine
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -69,13 +69,6 @@ class DeviceEngine(Engine):
         if self.scaler is not None and self._unscaled is not None:
             self.scaler.update()
             self._unscaled = None
-
-
-def zero_gradients(module: torch.nn.Module, inputs: Any, output: Any) -> None:
-    """Make what a loss adds to the gradients of a module zero, NaN included: a forward hook for one call of it."""
-    for tensor in iter_tensors(output):
-        if tensor.requires_grad:
-            tensor.register_hook(torch.zeros_like)  # type: ignore[no-untyped-call]
 
 
 class _AllOptimizers:

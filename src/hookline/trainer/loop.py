@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 def train(run: Trainer, training: AbstractContextManager[None]) -> Generator[Tensor, None, None]:
     """Run a whole run between its beginning and its end, and yield the loss after each micro-batch."""
     with training:
-        while run.epochs.has_next():
+        while not run.is_finished():
             is_over = False
             try:
                 # No variable may hold the batches: if the run fails, the traceback would keep them, and the workers
                 # of a DataLoader with them, beyond on_train_end.
-                for batch in run.epochs.begin():
+                for batch in run.read_epoch():
                     loss = train_batch(run, batch)
-                    is_over = run.at_boundary()  # flush, validate, save, agree, stop
+                    is_over = run.at_boundary()  # flush, validate, agree, save, stop
                     yield loss
                     if is_over:
                         break
             finally:
                 run.accumulation.leave()
-            run.epochs.end(all_read=not is_over)
+            run.finish_epoch(all_read=not is_over)
 
 
 def train_batch(run: Trainer, batch: Any) -> Tensor:
@@ -40,9 +40,9 @@ def train_batch(run: Trainer, batch: Any) -> Tensor:
     loss = run.compute_loss(batch)  # forward hooks are called inside
     run.backward(loss)  # on_before_backward, its share of the window, on_after_backward
     if run.window_is_complete():
-        if run.gradients_ready():  # mean, unscale, on_gradients_ready, the update chain; False: the step is skipped
+        if run.gradients_ready():  # unscale, mean, on_gradients_ready, the update chain; False: the step is skipped
             for optimizer in run.optimizers:
                 run.step_optimizer(optimizer)  # on_before_optimizer_step, on_after_optimizer_step
-        run.end_optimizers()  # schedulers, loss scale, zero_grad
+        run.end_optimizers()  # loss scale, schedulers, zero_grad
     run.end_batch()  # on_train_batch_end; at the end of a window on_step_end
     return loss.detach()

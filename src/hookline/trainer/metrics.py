@@ -38,8 +38,8 @@ class MetricEntry(NamedTuple):
     phases: Collection[str] = ("validation",)
 
 
-def check_metrics(metrics: Any, loaders: Collection[str]) -> dict[str, MetricEntry]:
-    """Return the metrics that a trainer was given; reject what is not a metric, or cannot be measured in training.
+def check_metrics(metrics: Any, loaders: Collection[str]) -> dict[str, dict[str, Any]]:
+    """Return the metrics of each phase by name; reject what is not a metric, or cannot be measured in training.
 
     Args:
         metrics: Metrics, or entries, by name.
@@ -51,9 +51,9 @@ def check_metrics(metrics: Any, loaders: Collection[str]) -> dict[str, MetricEnt
     if not isinstance(metrics, Mapping | None):
         expected = "a list of names, or a dict of metrics by name"
         raise TrainingError(f"metrics: expected {expected}, got {with_article(type(metrics).__name__)}")
-    found = {}
+    found: dict[str, dict[str, Any]] = {phase: {} for phase in PHASES}
     for name, given in (metrics or {}).items():
-        metric, phases = entry = given if isinstance(given, MetricEntry) else MetricEntry(given)
+        metric, phases = given if isinstance(given, MetricEntry) else MetricEntry(given)
         if problem := problem_with_name(name, phases, loaders):
             raise TrainingError(f"metrics: {problem}")
         if isinstance(metric, type) or not (callable(metric) or is_metric_object(metric)):
@@ -66,7 +66,8 @@ def check_metrics(metrics: Any, loaders: Collection[str]) -> dict[str, MetricEnt
                 f"metrics: {name!r} is computed over all samples, so one training batch has no value of it; measure it "
                 "in validation"
             )
-        found[name] = entry
+        for phase in phases:
+            found[phase][name] = metric
     return found
 
 
@@ -82,7 +83,7 @@ def problem_with_name(name: Any, phases: Collection[str], loaders: Collection[st
         return f"{name!r} cannot be a name; {' and '.join(_TAKEN_NAMES)} are always measured"
     if "train" not in phases:
         return None
-    taken, of_loader = None, [one for one in loaders if f"{name}/".startswith(f"{one}/")]
+    taken, of_loader = None, [loader for loader in loaders if f"{name}/".startswith(f"{loader}/")]
     if name in _TAKEN_IN_TRAINING or name.rpartition("/")[2].startswith("epoch_"):
         taken = f"{' and '.join(_TAKEN_IN_TRAINING)} are recorded anyway, and epoch_… are the means of epochs"
     elif len(loaders) > 1 and of_loader:
@@ -99,13 +100,10 @@ class TrainingMetrics:
 
     def __init__(self, metrics: Mapping[str, Any]) -> None:
         self._metrics = dict(metrics)
-        self.optional = frozenset(name for name, one in metrics.items() if getattr(one, "may_be_missing", False))
+        self.optional = frozenset(name for name, metric in metrics.items() if getattr(metric, "may_be_missing", False))
         """Those of which a batch may have no value, which is NaN then and has no part in a mean."""
         self._guarded: Callable[[Any, Any, Any], dict[str, Any]] | None = None
         self._guards_numpy = False
-
-    def __bool__(self) -> bool:
-        return bool(self._metrics)
 
     @torch.no_grad()
     def measure_batch(self, batch: Any, result: Any, output: Any) -> dict[str, Any]:
@@ -159,9 +157,8 @@ class ValidationMetrics:
             if isinstance(metric, torch.nn.Module):
                 metric.to(device)
         # An object accumulates all batches; the values of each of several loaders need copies.
-        each = list(loaders) if len(loaders) > 1 else []
         why = "each validation loader, because there are several"
-        self._copies = {loader: _copies(self._objects, why) for loader in each}
+        self._copies = {loader: _copies(self._objects, why) for loader in loaders if len(loaders) > 1}
 
     def measure_batch(self, loader: str, batch: Any, result: Any, output: Any) -> dict[str, Any]:
         """Update the objects and return what the functions say.
@@ -175,18 +172,18 @@ class ValidationMetrics:
         Returns:
             Numbers by name.
         """
-        if not self._functions and not self._objects:
+        if not self._names:
             return {}
-        check_measurable([*self._functions, *self._objects], result, output)
+        check_measurable(self._names, result, output)
         found: dict[str, Any] = {}
         for name, function in self._functions.items():
             with _note_in_errors(f"in the metric {name!r}, on the validation loader {loader!r}"):
                 found.update(_as_numbers(name, function(output, batch)))
         arguments = _arguments(output, result, batch)
         for objects in (self._objects, self._copies.get(loader, {})):
-            for name, one in objects.items():
+            for name, metric in objects.items():
                 with _note_in_errors(f"in the metric {name!r}, on the validation loader {loader!r}"):
-                    one.update(*arguments)
+                    metric.update(*arguments)
         return found
 
     def compute(self, ranks: Ranks, averages: Mapping[str, float]) -> dict[str, float]:
@@ -203,7 +200,7 @@ class ValidationMetrics:
         Returns:
             All metrics; the user's come last, in the order in which they were given.
         """
-        found = merge_metrics(averages, self._compute(ranks))
+        found = merge_metrics(averages, *self._compute(ranks))
         return dict(sorted(found.items(), key=lambda item: self._place(item[0])))
 
     def _place(self, recorded_as: str) -> int:
@@ -211,29 +208,32 @@ class ValidationMetrics:
         name = recorded_as.removeprefix("val/")
         for loader in self._loaders:
             name = name.removeprefix(f"{loader}/")
-        return next((at for at, one in enumerate(self._names) if name == one or name.startswith(f"{one}/")), -1)
+        return next((at for at, own in enumerate(self._names) if f"{name}/".startswith(f"{own}/")), -1)
 
-    def _compute(self, ranks: Ranks) -> dict[str, float]:
+    def _compute(self, ranks: Ranks) -> tuple[dict[str, float], dict[str, float]]:
+        """Return the values of the user's objects, and those of built-in ones."""
         if not self._objects:
-            return {}
-        found: dict[str, float] = {}
-        for loader, copies in self._copies.items():
-            found.update(_compute(f"val/{loader}/", copies))
-        found = merge_metrics(found, _compute("val/", self._objects))
-        groups = {"val/": self._objects} | {f"val/{loader}/": copies for loader, copies in self._copies.items()}
-        built_in = {
-            f"{prefix}{name}": metric
-            for prefix, objects in groups.items()
-            for name, metric in objects.items()
-            if isinstance(metric, SumMetric)
-        }
+            return {}, {}
+        built_in: dict[str, SumMetric] = {}
+        computed: list[dict[str, float]] = []
+        groups = {f"val/{loader}/": copies for loader, copies in self._copies.items()} | {"val/": self._objects}
+        for prefix, objects in groups.items():
+            values: dict[str, float] = {}
+            for name, metric in objects.items():
+                if isinstance(metric, SumMetric):
+                    built_in[f"{prefix}{name}"] = metric
+                    continue
+                with _note_in_errors(f"in the metric {name!r}, computing {prefix}{name}"):
+                    numbers = _as_numbers(name, metric.compute())
+                    values.update({f"{prefix}{key}": float(value) for key, value in numbers.items()})
+            computed.append(values)
         built_in = dict(sorted(built_in.items()))  # ranks may have listed them in different orders
         # A rank without batches has no sums.
         sums = {name: metric.sums for name, metric in built_in.items() if metric.sums is not None}
-        added = ranks.add_up({**{f"mean {name}": [value, 1.0] for name, value in found.items()}, **sums})
+        means = {f"mean {name}": [value, 1.0] for name, value in merge_metrics(*computed).items()}
+        added = ranks.add_up({**means, **sums})
         from_sums = {name: float(built_in[name].value(added.pop(name))) for name in built_in if name in added}
-        averages = {name.removeprefix("mean "): float(total / count) for name, (total, count) in added.items()}
-        return merge_metrics(averages, from_sums)
+        return {name.removeprefix("mean "): float(total / count) for name, (total, count) in added.items()}, from_sums
 
 
 def check_measurable(names: Collection[str], result: Any, output: Any) -> None:
@@ -308,20 +308,11 @@ def _arguments(output: Any, result: Any, batch: Any) -> tuple[Any, Any]:
     return find_predictions(output), batch if target is UNKNOWN else target
 
 
-def _compute(prefix: str, objects: Mapping[str, Any]) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for name, one in objects.items():
-        if isinstance(one, SumMetric):
-            continue
-        with _note_in_errors(f"in the metric {name!r}, computing {prefix}{name}"):
-            found.update({f"{prefix}{key}": float(value) for key, value in _as_numbers(name, one.compute()).items()})
-    return found
-
-
 def _as_numbers(name: str, value: Any) -> dict[str, Any]:
     """Return a metric's value as numbers by name: one, or those of a dict under their own names."""
     if isinstance(value, Mapping):
-        return {key: one for inner, item in value.items() for key, one in _as_numbers(f"{name}/{inner}", item).items()}
+        parts = (_as_numbers(f"{name}/{inner}", item) for inner, item in value.items())
+        return {key: number for part in parts for key, number in part.items()}
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         return {name: value.detach().reshape(())}
     if isinstance(value, (int, float)) or is_numpy_number(value):

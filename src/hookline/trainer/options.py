@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from inspect import signature
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from hookline import _checks
@@ -65,7 +66,7 @@ class TrainerOptions:
     tags: str | Sequence[str] | None = option(None, "words to find the run by")
     notes: str | None = option(None, "a text about the run")
     record: bool = option(True, "write the run's record to disk; false keeps it in memory")
-    report: bool = option(True, "write report.html into the run's directory, at each checkpoint and at the end")
+    report: bool = option(True, "write report.html into the run's directory when the run ends")
     console: bool = option(True, "print the run's start, end and progress: a live view, or lines without a terminal")
     enable_intervention: bool = option(False, "let forward hooks with intervene=True change activations")
     warn_above: float | None = option(0.05, "report hooks that take more than this share of the run's time")
@@ -81,8 +82,7 @@ class TrainerOptions:
             least = 1 if name in ("accumulate", "replicas") else 0
             _checks.integer(getattr(self, name), f"trainer.{name}", at_least=least)
         _checks.number(self.rank_timeout, "trainer.rank_timeout", above=0)
-        if self.shard_modules is not None:
-            _checks.names(self.shard_modules, "trainer.shard_modules")
+        _checks.optional(_checks.names, self.shard_modules, "trainer.shard_modules")
         for name in ("shard_modules", "replicas"):
             if getattr(self, name) not in (None, 1) and self.parallel != "fsdp2":
                 why = f"only for parallel='fsdp2', not {self.parallel!r}; leave it out, or set it to null"
@@ -92,10 +92,13 @@ class TrainerOptions:
             if re.match(r"\w\w+:/", path):
                 why = f"{path!r} is not on a file system: give a path of a directory, and copy runs elsewhere"
                 raise ConfigError(f"trainer.{name}", why)
-        self._check_labels()
+        # Labels that could not be printed are rejected; an empty text is none.
+        self.name = _checks.optional(check_name, self.name, "trainer.name")
+        if self.tags is not None:
+            self.tags = list(check_tags(self.tags, "trainer.tags"))
+        self.notes = _checks.optional(check_notes, self.notes, "trainer.notes")
         for name in ("max_epochs", "max_steps"):
-            if getattr(self, name) is not None:
-                _checks.integer(getattr(self, name), f"trainer.{name}", at_least=0)
+            _checks.optional(_checks.integer, getattr(self, name), f"trainer.{name}", at_least=0)
         limit = self.limit_train_batches
         is_count = isinstance(limit, int) and not isinstance(limit, bool) and limit >= 1
         if limit is not None and not is_count and not (isinstance(limit, float) and 0 < limit <= 1):
@@ -105,15 +108,6 @@ class TrainerOptions:
             self.validation_period  # noqa: B018 - parsed here so that an invalid one is rejected at once
         if self.fast_dev_run:  # that many batches of each loader, which are not known here
             self.max_epochs, self.record, self.debug = 1, False, True
-
-    def _check_labels(self) -> None:
-        """Reject labels that could not be printed; an empty text is none."""
-        if self.name is not None:
-            self.name = check_name(self.name, "trainer.name")
-        if self.tags is not None:
-            self.tags = list(check_tags(self.tags, "trainer.tags"))
-        if self.notes is not None:
-            self.notes = check_notes(self.notes, "trainer.notes")
 
     def _check_loader_schedule(self) -> None:
         """Reject weights that are not positive, and options that the loader schedule would ignore."""
@@ -154,9 +148,13 @@ class TrainerOptions:
     @classmethod
     def make(cls, values: dict[str, Any]) -> TrainerOptions:
         """Make options from keywords; an unknown one is rejected with the nearest."""
-        known = [item.name for item in fields(cls)]
-        for key in values:
-            if key not in known:
-                remedy = nearest(key, known, OPTIONS_PAGE)
-                raise ConfigError(f"trainer.{key}", f"unknown option; {remedy}")
+        check_keywords(cls, values)
         return cls(**values)
+
+
+def check_keywords(function: Callable[..., Any], given: Iterable[str]) -> None:
+    """Reject keywords that a constructor does not take; the error suggests one that it does."""
+    accepted = signature(function).parameters
+    for key in given:
+        if key not in accepted:
+            raise ConfigError(f"trainer.{key}", f"unknown option; {nearest(key, accepted, OPTIONS_PAGE)}")

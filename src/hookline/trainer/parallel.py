@@ -31,7 +31,6 @@ class DataParallelEngine(DeviceEngine):
     def __init__(self, device: torch.device, precision: str = "fp32") -> None:
         super().__init__(device, precision)
         self._without_sync = ExitStack()
-        self._syncs = True
 
     def prepare(self, model: torch.nn.Module) -> torch.nn.Module:
         """Move the model to the device, and wrap it unless it is wrapped."""
@@ -47,9 +46,6 @@ class DataParallelEngine(DeviceEngine):
 
     def sync_gradients(self, model: Any, is_last: bool) -> None:
         """Enter DDP's `no_sync` for micro-batches after which gradients are not reduced."""
-        if is_last == self._syncs:
-            return
-        self._syncs = is_last
         if is_last:
             self._without_sync.close()
         else:
@@ -171,10 +167,10 @@ def _check_devices(ranks: Ranks, device: torch.device) -> None:
     if device.type == "cpu" or ranks.world_size == 1 or torch.distributed.get_backend() != "nccl":
         return
     used = ranks.gather([host(), str(device)])
-    for rank, one in enumerate(used):
-        if one in used[:rank]:
+    for rank, (machine, gpu) in enumerate(used):
+        if (first := used.index([machine, gpu])) < rank:
             raise TrainingError(
-                f"ranks {used.index(one)} and {rank} both use {one[1]} of {one[0]}, which NCCL cannot do: "
+                f"ranks {first} and {rank} both use {gpu} of {machine}, which NCCL cannot do: "
                 "start as many processes as there are GPUs, or use the backend gloo"
             )
 
@@ -209,11 +205,10 @@ def shard(model: torch.nn.Module, device: torch.device, options: TrainerOptions)
     ranks = find_ranks()
     if ranks.world_size % options.replicas:
         raise ConfigError("trainer.replicas", f"{ranks.world_size} processes cannot be {options.replicas} equal groups")
-    if options.replicas > 1:
-        sizes = options.replicas, ranks.world_size // options.replicas
-        mesh = init_device_mesh(device.type, sizes, mesh_dim_names=("replicate", "shard"))
-    else:
-        mesh = init_device_mesh(device.type, (ranks.world_size,))
+    sizes = {"replicate": options.replicas, "shard": ranks.world_size // options.replicas}
+    if options.replicas == 1:
+        del sizes["replicate"]
+    mesh = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
     model.to(device)
     for tensor in (*model.parameters(), *model.buffers()):  # each rank would keep a shard of other first weights
         torch.distributed.broadcast(tensor.detach(), 0)

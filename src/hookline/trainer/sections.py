@@ -1,59 +1,73 @@
-"""What a checkpoint holds: collect the sections from a trainer, and restore a trainer from them."""
+"""What a checkpoint holds: collect the sections from a run, and restore a run from them, on however many ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hookline._names import load_plain_state_dict, plain_state_dict
+from hookline._console import logger
+from hookline._names import load_plain_state_dict, plain_parameters, plain_state_dict
 from hookline.checkpoints.find import find_checkpoint
 from hookline.checkpoints.frozen import fill_in_frozen
+from hookline.checkpoints.saves import Alike
+from hookline.checkpoints.shards import Like
 from hookline.checkpoints.store import SavedCheckpoint
 from hookline.core.failures import raise_if_quit
 from hookline.errors import CheckpointError, error_text
+from hookline.ranks import fingerprint
 from hookline.record.provenance import config_hash
+from hookline.run.epoch_stats import add_losses
 from hookline.run.hook_state import hooks_state, load_hooks_state
-from hookline.run.rng import restore_rng, rng_state
+from hookline.run.rng import restore_rng, rng_state, seed_everything
 from hookline.trainer.data.loader_state import restore_loader_states, restore_source_states, source_states
-from hookline.trainer.rank_sections import like_weights, read_sections
 
 if TYPE_CHECKING:
-    from hookline.trainer.trainer import Trainer
-
+    from hookline.trainer.checkpointing import CheckpointedRun
 
 SAME_SECTIONS = ("optimizers", "schedulers", "scaler", "progress", "counts", "hook_names", "frozen")
-"""Sections that all ranks have alike, shards of tensors aside; rank 0 saves them."""
+_OF_PARAMETER = re.compile(r"(\d+)\.state\.(\d+)\.")  # names of an optimizer's saved tensors
 
 
-def collect_sections(trainer: Trainer) -> dict[str, Any]:
+def collect_sections(run: CheckpointedRun) -> dict[str, Any]:
     """Return the sections of a checkpoint; those of hooks are encoded already."""
-    scaler, batches = trainer.engine.scaler, trainer.epochs.reader
-    of_hooks = hooks_state(trainer)
+    scaler, batches = run.engine.scaler, run.reader
+    of_hooks = hooks_state(run)
     return {
-        "model": _state_of(trainer.model, "the model", plain_state_dict),
-        "optimizers": [_state_of(optimizer, "an optimizer") for optimizer in trainer.optimizers],
+        "model": _state_of(run.model, "the model", plain_state_dict),
+        "optimizers": [_state_of(optimizer, "an optimizer") for optimizer in run.optimizers],
         # A scheduler's functions belong to the code.
         "schedulers": [
             {key: value for key, value in _state_of(scheduler, "a scheduler").items() if not callable(value)}
-            for scheduler in trainer.schedulers
+            for scheduler in run.schedulers
         ],
         "scaler": scaler.state_dict() if scaler is not None else None,
-        "progress": trainer.progress.state_dict(),
+        "progress": run.progress.state_dict(),
         "rng": rng_state(),
-        "position": trainer.position(),
+        "position": run.position(),
         "loaders": {
-            "train": source_states(trainer.train_loaders),
-            "val": source_states(trainer.val_loaders),
-            "own": batches.end_states() if trainer.progress.epoch_over and batches is not None else {},
+            "train": source_states(run.train_loaders),
+            "val": source_states(run.val_loaders),
+            "own": batches.end_states() if run.progress.epoch_over and batches is not None else {},
         },
-        "losses": trainer.stats.state_dict(),
-        "counts": {**trainer.run_status.state_dict(), **_stop(trainer)},
+        "losses": run.stats.state_dict(),
+        "counts": {**run.run_status.state_dict(), **_stop(run)},
         **of_hooks,
     }
+
+
+def alike_sections(model: torch.nn.Module) -> Alike:
+    """Return what all ranks have alike, shards of tensors aside: rank 0 saves it. None stands for a whole section.
+
+    Of the model these are the parameters, if it is a DDP model. Buffers may differ.
+    """
+    is_ddp = isinstance(model, torch.nn.parallel.DistributedDataParallel)
+    parameters = list(plain_parameters(model, remove_duplicate=False)) if is_ddp else []
+    return {**dict.fromkeys(SAME_SECTIONS), "model": parameters}
 
 
 def _state_of(part: Any, what: str, read: Callable[[Any], Any] = methodcaller("state_dict")) -> dict[str, Any]:
@@ -67,71 +81,72 @@ def _state_of(part: Any, what: str, read: Callable[[Any], Any] = methodcaller("s
     return state
 
 
-def _stop(trainer: Trainer) -> dict[str, Any]:
+def _stop(run: CheckpointedRun) -> dict[str, Any]:
     """Return the stop that was requested, if any, for a run that is killed before it ends."""
-    if trainer.run_status.lasting_stop is None or not trainer.running:
+    if run.run_status.lasting_stop is None or not run.running:
         return {}
-    reason, by, _ = trainer.run_status.lasting_stop
-    attempt, terms = len(trainer.record.run["attempts"]), _stop_terms(trainer, by)
-    return {"stop": {"run_id": trainer.run_id, "attempt": attempt, "reason": reason, "by": by, "under": terms}}
+    reason, by, _ = run.run_status.lasting_stop
+    attempt, terms = len(run.record.run["attempts"]), _stop_terms(run, by)
+    return {"stop": {"run_id": run.run_id, "attempt": attempt, "reason": reason, "by": by, "under": terms}}
 
 
-def _stop_terms(trainer: Trainer, by: str | None) -> str:
+def _stop_terms(run: CheckpointedRun, by: str | None) -> str:
     """Return the hash of the settings that a stop depends on: the run's length, and the hook's plain parameters.
 
     Only whether they are the same is of interest, and one of them may be a secret.
     """
-    hooks = [hook.parameters for hook in trainer.hooks.list_hooks() if hook.name == by]
-    parameters = {key: value for one in hooks for key, value in one.items() if isinstance(value, (int, float, str))}
-    options = trainer.options
+    hooks = [hook.parameters for hook in run.hooks.list_hooks() if hook.name == by]
+    parameters = {key: value for hook in hooks for key, value in hook.items() if isinstance(value, (int, float, str))}
+    options = run.options
     return config_hash({"max_steps": options.max_steps, "max_epochs": options.max_epochs, "hook": parameters})
 
 
-def pending_stop(trainer: Trainer) -> tuple[str, str | None] | None:
+def pending_stop(run: CheckpointedRun) -> tuple[str, str | None] | None:
     """Return reason and hook of the stop that the resumed run was killed in, None if it is to train on.
 
     That is if the stop was carried out: this attempt or a later one was closed, with any outcome but "interrupted", so
     that resuming asks for more; if its terms were changed, for instance `max_steps` or the hook's `patience`; or if
     this is another run.
     """
-    stop = trainer.run_status.loaded_stop
-    if stop is None or stop["run_id"] != trainer.run_id or stop["under"] != _stop_terms(trainer, stop["by"]):
+    stop = run.run_status.loaded_stop
+    if stop is None or stop["run_id"] != run.run_id or stop["under"] != _stop_terms(run, stop["by"]):
         return None
-    attempts = trainer.record.run["attempts"][stop["attempt"] - 1 : -1]
-    outcomes = [one.get("outcome") for one in attempts if isinstance(one, dict)]  # None: the attempt was killed
+    attempts = run.record.run["attempts"][stop["attempt"] - 1 : -1]
+    # Without an outcome, the attempt was killed.
+    outcomes = [attempt.get("outcome") for attempt in attempts if isinstance(attempt, dict)]
     was_carried_out = any(outcome not in (None, "interrupted") for outcome in outcomes)
     return None if was_carried_out else (stop["reason"], stop["by"])
 
 
-def restore_sections(trainer: Trainer, saved: SavedCheckpoint) -> None:
+def restore_sections(run: CheckpointedRun, saved: SavedCheckpoint) -> None:
     """Restore weights, optimizers, counters, random streams and hooks."""
-    sections = read_sections(trainer, saved)
-    for what, present in (("optimizers", trainer.optimizers), ("schedulers", trainer.schedulers)):
+    sections = _read_sections(run, saved)
+    for what, present in (("optimizers", run.optimizers), ("schedulers", run.schedulers)):
         then, now = len(sections[what]), len(present)
         if then != now:
             raise CheckpointError(f"the checkpoint has {then} {what}, this run has {now}: they must match")
     # So that a run that cannot continue there changes nothing; without a run, the weights may be all that is wanted.
-    if trainer.running and (position := sections["position"]) is not None:
-        reader = trainer.epochs.make_reader(sections["progress"]["epoch"])
+    if run.running and (position := sections["position"]) is not None:
+        reader = run.make_reader(sections["progress"]["epoch"])
         reader.check(position, sections["progress"]["batch_idx"] + 1)
-    _load_model(trainer.model, sections)
-    for optimizer, state in zip(trainer.optimizers, sections["optimizers"], strict=True):
+    _load_model(run.model, sections)
+    for optimizer, state in zip(run.optimizers, sections["optimizers"], strict=True):
         optimizer.load_state_dict(state)
-    for scheduler, state in zip(trainer.schedulers, sections["schedulers"], strict=True):
+    for scheduler, state in zip(run.schedulers, sections["schedulers"], strict=True):
         scheduler.load_state_dict(state)
-    if trainer.engine.scaler is not None and sections.get("scaler"):
-        trainer.engine.scaler.load_state_dict(sections["scaler"])
-    trainer.progress.load_state_dict(sections["progress"], sections["position"])
-    trainer.agreement.restored()
-    trainer.epochs.reader = None
-    trainer.stats.load_state_dict(sections["losses"])
-    trainer.event_args.forget_step()
-    trainer.run_status.load_state_dict(sections["counts"])
-    load_hooks_state(trainer, sections)
-    restore_source_states(trainer.train_loaders, sections["loaders"]["train"])
-    restore_source_states(trainer.val_loaders, sections["loaders"]["val"])
-    restore_loader_states(trainer.train_loaders, sections["loaders"]["own"])
-    trainer.train_loaders.idle_states.clear()  # they are of a later time
+    if run.engine.scaler is not None and sections["scaler"]:
+        run.engine.scaler.load_state_dict(sections["scaler"])
+    run.progress.load_state_dict(sections["progress"], sections["position"])
+    run.agreement.restored()
+    run.reader = None
+    run.stats.load_state_dict(sections["losses"])
+    run.event_args.forget_step()
+    run.run_status.load_state_dict(sections["counts"])
+    load_hooks_state(run, sections)
+    restore_source_states(run.train_loaders, sections["loaders"]["train"])
+    restore_source_states(run.val_loaders, sections["loaders"]["val"])
+    restore_loader_states(run.train_loaders, sections["loaders"]["own"])
+    run.train_loaders.idle_states.clear()  # they are of a later time
     restore_rng(sections["rng"])
 
 
@@ -142,10 +157,95 @@ def load_weights(model: torch.nn.Module, path: str | Path) -> None:
         has = ", ".join(saved.names)
         raise CheckpointError(f"{saved.path} has no weights: it has the sections {has}, and no model")
     names = [name for name in ("model", "frozen") if name in saved.names]
-    _load_model(model, {name: saved.section(name, like=like_weights(model)) for name in names})
+    _load_model(model, {name: saved.section(name, like=_like_weights(model)) for name in names})
 
 
 def _load_model(model: torch.nn.Module, sections: Mapping[str, Any]) -> None:
     """Load the weights; the frozen ones that a checkpoint was saved without have to be in the model."""
     weights = fill_in_frozen(model, sections["model"], sections.get("frozen", {}))
     load_plain_state_dict(model, weights)
+
+
+# ---- reading as this rank needs it -----------------------------------------------------------------------------------
+
+
+def _read_sections(run: CheckpointedRun, saved: SavedCheckpoint) -> dict[str, Any]:
+    """Return the sections of a checkpoint for this rank.
+
+    If more or fewer ranks have saved it, each rank reads rank 0's sections, and `_share_out` replaces those that differ
+    between ranks.
+    """
+    ranks = run.ranks
+    is_same = saved.world_size == ranks.world_size
+    forms: dict[str, Like] = {
+        "model": _like_weights(run.model),
+        "optimizers": _like_optimizers(run.optimizers),
+        **dict.fromkeys(("hooks", "update_state"), _like_named(run.model, saved)),
+    }
+    rank = ranks.rank if is_same else 0
+    sections = {name: saved.section(name, rank, forms.get(name)) for name in saved.names}
+    return sections if is_same else _share_out(run, saved, sections)
+
+
+def _share_out(run: CheckpointedRun, saved: SavedCheckpoint, sections: dict[str, Any]) -> dict[str, Any]:
+    """Turn rank 0's sections into those of this rank, for a checkpoint that more or fewer ranks have saved.
+
+    A rank that existed then continues its random streams, and a new rank starts new ones. Rank 0 gets the losses of the
+    epoch of all ranks, because every mean is taken over all ranks.
+    """
+    ranks, count = run.ranks, saved.world_size
+    why = (
+        f"the checkpoint was saved by {_processes(count)}, and this run has {_processes(ranks.world_size)}: weights, "
+        "optimizers and hooks are the same, random numbers (dropout) and the order of samples are not, and with the "
+        f"same batch_size a step has {ranks.world_size / count:g} times as many samples"
+    )
+    logger.warning("%s", why)
+    run.note("resume_not_exact", why=why)
+    drawing = ranks.rank if run.engine.averages else 0  # Ranks that share each batch draw the same numbers.
+    if drawing < count:
+        own = {name: saved.section(name, drawing) for name in ("rng", "streams")}
+    else:
+        seed_everything(fingerprint([run.options.seed, saved.meta.get("step"), ranks.world_size, drawing]))
+        own = {"rng": rng_state(), "streams": {**sections["streams"], "hooks": {}}}
+    losses = [saved.section("losses", rank) for rank in range(count)]
+    return {**sections, **own, "losses": add_losses(losses, is_counted=ranks.rank == 0)}
+
+
+def _processes(count: int) -> str:
+    return "one process" if count == 1 else f"{count} processes"
+
+
+def _like_weights(model: torch.nn.Module) -> Like:
+    """Return a function that finds a tensor of a model's state by the name under which it was saved."""
+    present = plain_state_dict(model)
+    return lambda name, shape, sharded: present.get(name)
+
+
+def _like_optimizers(optimizers: Sequence[torch.optim.Optimizer]) -> Like:
+    """Return a function that finds the parameter that a saved tensor of an optimizer belongs to."""
+    params = [[param for group in optimizer.param_groups for param in group["params"]] for optimizer in optimizers]
+
+    def find(name: str, shape: torch.Size, sharded: bool) -> torch.Tensor | None:
+        match = _OF_PARAMETER.match(name)
+        if match is None or int(match[1]) >= len(params) or int(match[2]) >= len(params[int(match[1])]):
+            return None
+        found: torch.Tensor = params[int(match[1])][int(match[2])]
+        return found
+
+    return find
+
+
+def _like_named(model: torch.nn.Module, saved: SavedCheckpoint) -> Like:
+    """Return a function that finds the parameter of a hook's saved tensor, whose name ends with the parameter's.
+
+    A tensor that was saved whole beside a sharded parameter, or in shards beside a whole one, is read as a whole.
+    """
+    present, then = plain_state_dict(model), saved.tensors("model")
+
+    def find(name: str, shape: torch.Size, sharded: bool) -> torch.Tensor | None:
+        parts = name.split(".")
+        names = (".".join(parts[index:]) for index in range(len(parts)))
+        own = next((known for known in names if known in present), None)
+        return None if own is None or (own in then and then.is_sharded(own) != sharded) else present[own]
+
+    return find

@@ -24,19 +24,19 @@ ACKNOWLEDGED = {
 
 
 class HeldHandler:
-    """A signal handler of other code whose exceptions are passed on instead of raised, in this process."""
+    """A signal handler of other code whose exceptions a `SignalHandler` keeps; they are raised in forked processes."""
 
-    def __init__(self, handler: ChildHandler, on_error: Callable[[Exception], None], replaced: ChildHandler) -> None:
-        self.handler, self._on_error, self.replaced, self._pid = handler, on_error, replaced, os.getpid()
+    def __init__(self, handler: ChildHandler, holder: SignalHandler, replaced: ChildHandler) -> None:
+        self.handler, self._holder, self.replaced = handler, holder, replaced
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """Call the handler."""
         try:
             self.handler(number, frame)
         except Exception as error:
-            if os.getpid() != self._pid:
+            if os.getpid() != self._holder.pid:
                 raise
-            self._on_error(error)
+            self._holder.worker_error = error
 
 
 class SignalHandler:
@@ -56,7 +56,7 @@ class SignalHandler:
         self.waits_for = "this step is saved" if saves else "this step is done"
         """What must happen before the run ends, for the sentence that is printed."""
         self._on_signal, self._console = on_signal, console
-        self._pid = os.getpid()
+        self.pid = os.getpid()
         self._previous: dict[int, Any] = {}
         self._held: HeldHandler | None = None
 
@@ -97,11 +97,8 @@ class SignalHandler:
         # Another run may hold it: one around this one, or one of this process that SIGTERM has ended.
         handler = current.handler if isinstance(current, HeldHandler) else current
         with contextlib.suppress(ValueError):  # not the main thread
-            self._held = HeldHandler(handler, self._keep_worker_error, replaced=current)
+            self._held = HeldHandler(handler, self, replaced=current)
             signal.signal(signal.SIGCHLD, self._held)
-
-    def _keep_worker_error(self, error: Exception) -> None:
-        self.worker_error = error
 
     def adopt(self, name: str | None) -> None:
         """End as if this process had caught the signal that another rank has caught; None does nothing."""
@@ -116,7 +113,7 @@ class SignalHandler:
             raise KeyboardInterrupt
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._pid:
+        if os.getpid() != self.pid:
             self._handle_in_child(number, frame)
         elif self.caught is not None:  # a second signal: its sender cannot wait
             if number == signal.SIGINT:  # ends what runs in a notebook, but not the notebook
@@ -127,7 +124,10 @@ class SignalHandler:
             self.hold_worker_errors()
             self._on_signal(self.caught.name)
             if self._console:
-                _write(ACKNOWLEDGED[self.caught].format(done=self.waits_for))
+                line = ACKNOWLEDGED[self.caught].format(done=self.waits_for)
+                with contextlib.suppress(Exception):  # stderr is closed, or not a file
+                    # Past Python's buffers, in which the signal may have arrived.
+                    os.write(sys.stderr.fileno(), f"{begin_line()}hookline: {line}\n".encode())
             previous = self._previous.get(number)
             # Python's own handler for Ctrl-C would only raise KeyboardInterrupt now.
             if callable(previous) and previous is not signal.default_int_handler:
@@ -143,9 +143,3 @@ class SignalHandler:
         else:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-
-
-def _write(line: str) -> None:
-    """Write a line to stderr, past Python's buffers, in which the signal may have arrived."""
-    with contextlib.suppress(Exception):  # closed, or not a file
-        os.write(sys.stderr.fileno(), f"{begin_line()}hookline: {line}\n".encode())

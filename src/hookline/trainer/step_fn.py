@@ -1,4 +1,4 @@
-"""Compute the loss of a batch: by the user's `step_fn`, or by a default that fits the batch and the model."""
+"""The forward pass: compute the loss of a batch by the user's `step_fn`, or by a default that fits batch and model."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from inspect import signature
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
 from hookline._predictions import IGNORE_INDEX
 from hookline.errors import TrainingError, add_note
-from hookline.run.numbers import as_python_number, is_numpy_number
+from hookline.run.numbers import as_python_number, detached_copy, is_numpy_number
+from hookline.run.outputs import OUTPUT_AND_TARGET, OutputReader, find_target
+from hookline.trainer.metrics import TrainingMetrics
+
+if TYPE_CHECKING:
+    from hookline.trainer.trainer import Trainer
 
 StepFunction = Callable[[torch.nn.Module, Any], Any]
 
@@ -20,6 +25,74 @@ LOSS_SOURCES = (
     "the loss is, in order: what step_fn returns, what loss_fn returns, the output's 'loss' (out['loss'] or out.loss), "
     "or an output that is itself a scalar requiring grad"
 )
+
+
+class ForwardPass:
+    """Computes losses of batches, in training and in eval mode.
+
+    Args:
+        trainer: The trainer.
+        metrics: The metrics that are measured on every training batch, by name.
+    """
+
+    def __init__(self, trainer: Trainer, metrics: Mapping[str, Any]) -> None:
+        self._trainer, self._outputs = trainer, OutputReader()
+        self.metrics, self._measures = TrainingMetrics(metrics), bool(metrics)
+        model, compiles = trainer.model, trainer.options.compile
+        self.model: Any = torch.compile(model) if compiles else model
+        """The model as the run calls it."""
+        inner = trainer.engine.eval_model(model)
+        self.eval_model: Any = self.model
+        """The same in eval mode: without a wrapper that would wait for other ranks."""
+        if inner is not model:
+            self.eval_model = torch.compile(inner) if compiles else inner
+        self.make_step()
+
+    def make_step(self) -> None:
+        """Make the function from a batch to what step_fn, loss_fn or the model returns; again if one was replaced."""
+        self.compute = self._trainer.agreement.measure(self.compute_with(self.model))
+
+    def eval_compute(self) -> Callable[[Any], Any]:
+        """Return the same function for eval mode."""
+        return self.compute if self.eval_model is self.model else self.compute_with(self.eval_model)
+
+    def compute_with(self, model: Any) -> Callable[[Any], Any]:
+        """Return the forward pass of one batch through a model, in the run's precision."""
+        trainer = self._trainer
+        plain = make_step(model, trainer.step_fn, trainer.loss_fn)
+        if trainer.options.precision == "fp32":
+            return plain
+
+        def in_precision(batch: Any) -> Any:
+            with trainer.engine.autocast():
+                return plain(batch)
+
+        return in_precision
+
+    def compute_loss(self, batch: Any) -> torch.Tensor:
+        """Run the forward pass of a micro-batch, and return its loss; metrics, output and target are set for hooks."""
+        trainer, args = self._trainer, self._trainer.event_args
+        wants_output = not OUTPUT_AND_TARGET.isdisjoint(trainer.hooks.dispatch_table.named_at("on_train_batch_end"))
+        if not (self._measures or wants_output):
+            loss, metrics = loss_and_metrics(self.compute(batch))
+        else:
+            with self._outputs.attached(self.model):
+                result = self.compute(batch)
+            output = self._outputs.take(result)
+            if wants_output:  # its memory is then in use during the backward pass
+                args.live_output, args.live_target = output, find_target(result, batch)
+            loss, metrics = loss_and_metrics(result)
+            if self._measures:
+                metrics = {**metrics, **self.metrics.measure_batch(batch, result, output)}
+        if not loss.requires_grad:
+            raise TrainingError(
+                "the loss does not require grad, so nothing would be trained: was it detached, made under no_grad, or "
+                f"are all parameters frozen? ({LOSS_SOURCES})"
+            )
+        args.step_metrics = metrics and {key: detached_copy(value) for key, value in metrics.items()}
+        for key, value in args.step_metrics.items() if trainer.accumulation.weight else ():
+            trainer.stats.add(f"train/{key}", value)
+        return loss
 
 
 def make_step(model: Any, step_fn: StepFunction | None, loss_fn: Callable[..., Any] | None) -> Callable[[Any], Any]:
@@ -135,7 +208,7 @@ def count_loss_terms(batch: Any, loss_fn: Any, model: Any, warn: Callable[[str],
 def _ignore_index(loss_fn: Any) -> int:
     """Return the `ignore_index` of a loss: its attribute, the only one among the modules in it, or its parameter."""
     parts = loss_fn.modules() if isinstance(loss_fn, torch.nn.Module) else [loss_fn]
-    found = [getattr(one, "ignore_index", None) for one in parts]
+    found = [getattr(part, "ignore_index", None) for part in parts]
     with suppress(TypeError, ValueError, KeyError):  # not a function, without a signature, without the parameter
         found.append(signature(loss_fn).parameters["ignore_index"].default)  # of a functools.partial, too
     given = {index for index in found if isinstance(index, int)} - {IGNORE_INDEX}

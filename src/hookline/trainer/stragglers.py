@@ -27,7 +27,7 @@ SLOWER = 0.2  # How much slower than the mean of the others it must be, as a sha
 OF_STEP = 0.05  # The smallest difference that matters, as a share of the duration of a step.
 
 
-class StepTimes:
+class RankTimes:
     """The host times of this rank since the last exchange, and which rank was the slowest in the exchanges so far."""
 
     def __init__(self, trainer: Trainer) -> None:
@@ -44,10 +44,6 @@ class StepTimes:
         self.other = 0.0  # Everything else: hooks, the optimizer, and backward passes that reduce nothing.
 
     # ---- measuring ---------------------------------------------------------------------------------------------------
-
-    def read(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Measure how long the loader takes for each batch."""
-        return _TimedBatches(batches, self)
 
     def measure(self, compute: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Return the forward pass with a clock around it."""
@@ -150,10 +146,10 @@ class StepTimes:
                 self._trainer.note("slow_rank", step, slow_rank=rank, seconds=own, others=others)
 
 
-class _TimedBatches:
+class TimedBatches:
     """Batches of a loader with a clock around each."""
 
-    def __init__(self, batches: Iterable[Any], times: StepTimes) -> None:
+    def __init__(self, batches: Iterable[Any], times: RankTimes) -> None:
         self._batches, self._times = iter(batches), times
 
     def __iter__(self) -> Iterator[Any]:

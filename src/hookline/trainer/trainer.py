@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,34 +12,27 @@ from typing import TYPE_CHECKING, Any, Unpack
 import torch
 
 from hookline._console import logger, print_line
-from hookline.core.registry import Handle
-from hookline.core.schedule import Quantity
-from hookline.errors import CheckpointError, TrainingError
+from hookline.core.handle import Handle
+from hookline.errors import TrainingError
 from hookline.ranks import find_ranks
 from hookline.record.record import Record
-from hookline.run.agreement import Agreement, SaveName
+from hookline.run.agreement import Agreement
 from hookline.run.engine import Engine
 from hookline.run.parameters import unowned_parameters
 from hookline.run.rng import preserve_rng, restore_rng
-from hookline.run.run import Run
 from hookline.run.window import Window
 from hookline.trainer.agreement import RankAgreement
-from hookline.trainer.checkpointing import Checkpointer
+from hookline.trainer.checkpointing import CheckpointedRun
 from hookline.trainer.data.loaders import (
     Loaders,
-    epoch_length,
+    TrainLoaders,
     first_batches,
-    make_train_loaders,
     named_loaders,
 )
-from hookline.trainer.epochs import Epochs
-from hookline.trainer.forward import ForwardPass
 from hookline.trainer.loop import train, train_batch
 from hookline.trainer.metrics import check_metrics
 from hookline.trainer.options import TrainerOptions
-from hookline.trainer.relaunch import continued_run, describe_launch
-from hookline.trainer.signals import SignalHandler
-from hookline.trainer.step_fn import StepFunction, count_tokens, loss_and_metrics, make_step
+from hookline.trainer.step_fn import ForwardPass, StepFunction, count_tokens, loss_and_metrics
 from hookline.trainer.training import add_console, opening_line, prepare_training, training, unfinished_runs
 from hookline.trainer.validation import validate
 from hookline.trainer.window import AccumulationWindow
@@ -73,14 +65,14 @@ class Components:
     """The run's configuration for the record; without one the trainer describes its components."""
 
 
-class Trainer(Run):
+class Trainer(CheckpointedRun):
     """Runs the training loop and holds the hooks. Hooks get it as `trainer`, and may set attributes on it.
 
     The state of a run is in three objects: `progress` (saved counters), `run_status` (how the run ends, and trouble)
     and `event_args` (the values that hooks name). Its most used values are properties of the trainer.
     """
 
-    can_save = can_validate = can_rerun = True
+    can_validate = can_rerun = True
 
     def __init__(self, parts: Components) -> None:
         self.options = parts.options
@@ -91,7 +83,7 @@ class Trainer(Run):
                 "optimizer_step cannot be combined with precision='fp16': with loss scaling, the trainer calls "
                 "optimizer.step() itself"
             )
-        self.train_loaders = make_train_loaders(parts.train_loaders, self.options)
+        self.train_loaders = TrainLoaders(parts.train_loaders, self.options)
         self.val_loaders = named_loaders(parts.val_loaders, "val")
         super().__init__(
             parts.model, parts.optimizers, parts.hooks, engine=parts.engine, ranks=ranks, config=parts.config,
@@ -99,22 +91,15 @@ class Trainer(Run):
         )  # fmt: skip
         self.schedulers, self.optimizer_step = parts.schedulers, parts.optimizer_step
         self.count_tokens = parts.count_tokens or count_tokens  # type: ignore[method-assign]
-        self.launch: dict[str, Any] | None = None  # that the run belongs to, if a launcher starts failed runs again
         self.best_accuracy = -math.inf
         self._components = parts
         self._step_fn, self._loss_fn = parts.step_fn, parts.loss_fn
         self.progress.set_loaders(list(self.train_loaders))
         self.hooks.failures.debug = self.hooks.failures.debug or self.options.debug
         metrics = check_metrics(parts.metrics, self.train_loaders)
-        self.validation_metrics = {
-            name: entry.metric for name, entry in metrics.items() if "validation" in entry.phases
-        }
-        in_training = {name: entry.metric for name, entry in metrics.items() if "train" in entry.phases}
-        self.forward = ForwardPass(self, in_training)
+        self.validation_metrics = metrics["validation"]
+        self.forward = ForwardPass(self, metrics["train"])
         self.optional_metrics = self.forward.metrics.optional
-        self.checkpointer = Checkpointer(self)
-        self.epochs = Epochs(self)
-        self.signals = SignalHandler(self.stop_on_signal)  # replaced by that of the run in progress
         self.until_last_step = ExitStack()  # what ends before the closing events of the run in progress
         self.resume_from: Path | None = None
         self.reset_steps()
@@ -149,16 +134,18 @@ class Trainer(Run):
         """
         self._check_not_running()  # before anything of the run in progress is changed
         self.options.make({"max_epochs": max_epochs, "max_steps": max_steps})  # rejects what the constructor rejects
-        with self._restore_if_refused():
+        options, step, loaders = self.options, self.step, (self.train_loaders, self.val_loaders)
+        length = options.max_epochs, options.max_steps
+        try:
             if train_loaders is not None:
                 self._set_train_loaders(train_loaders)
             if val_loaders is not None:
                 self.val_loaders = named_loaders(val_loaders, "val")
             if max_epochs is not None:
-                self.options.max_epochs = max_epochs
+                options.max_epochs = max_epochs
             if max_steps is not None:
-                self.options.max_steps = max_steps
-            if resume is None and self.progress.step > 0 and self._nothing_is_left():
+                options.max_steps = max_steps
+            if resume is None and step > 0 and not self.has_steps_left():
                 done = f"{self.progress.epochs_done} epochs, {self.progress.steps_done} steps"
                 words = "nothing is left to train (%s are done); raise max_epochs or max_steps to continue"
                 logger.warning(words, done)
@@ -166,23 +153,10 @@ class Trainer(Run):
                 for _ in self.stepper(resume, fork):
                     pass
             return self.refresh_state()
-
-    def _nothing_is_left(self) -> bool:
-        epochs, steps = self.options.epochs, self.options.max_steps
-        by_epochs = epochs is not None and self.progress.epochs_done >= epochs
-        return by_epochs or (steps is not None and self.progress.steps_done >= steps)
-
-    @contextmanager
-    def _restore_if_refused(self) -> Iterator[None]:
-        """Restore the loaders and the length of runs if the block fails before a step: they were meant for that run."""
-        step, options, train_loaders, val_loaders = self.step, self.options, self.train_loaders, self.val_loaders
-        length = options.max_epochs, options.max_steps
-        try:
-            yield
         except BaseException:
-            if self.step == step:
-                self.train_loaders, self.val_loaders = train_loaders, val_loaders
-                self.progress.set_loaders(list(train_loaders))
+            if self.step == step:  # the run failed before a step, and the arguments were meant for it
+                self.train_loaders, self.val_loaders = loaders
+                self.progress.set_loaders(list(self.train_loaders))
                 options.max_epochs, options.max_steps = length
             raise
 
@@ -195,9 +169,6 @@ class Trainer(Run):
             )
         if count := self.options.overfit_batches:
             self._set_train_loaders(first_batches(self.train_loaders, count, self.options.seed))
-        self.launch = describe_launch()
-        if (run := continued_run(self, resume)) is not None:
-            resume, fork = run, False
         steps = train(self, training(self, None if resume is None else Path(resume), fork))
         unfinished_runs().add(steps)
         return steps
@@ -207,7 +178,7 @@ class Trainer(Run):
             raise TrainingError("this trainer is running already; a hook cannot start another run of it")
 
     def _set_train_loaders(self, loaders: Loaders) -> None:
-        self.train_loaders = make_train_loaders(loaders, self.options)
+        self.train_loaders = TrainLoaders(loaders, self.options)
         self.progress.set_loaders(list(self.train_loaders))
 
     def training_step(self, batch: Any) -> torch.Tensor:
@@ -218,7 +189,8 @@ class Trainer(Run):
             before, self.record = self.record, Record.in_memory()
             self.record.share_sinks(before)
             self.reset_steps()
-        self.epochs.reader = None
+        if self.reader is not None:  # the run that it read for may be continued where it stopped
+            self.progress.position, self.reader = self.position(), None
         if not self.run_status.by_hand:  # the model may have changed since the trainer was made
             self.unowned_params = unowned_parameters(self.model, self.params)
         self.hooks.attach()  # and not off again: at every step that would cost more than the hooks themselves
@@ -264,12 +236,12 @@ class Trainer(Run):
         model = self.model
         if isinstance(model, torch.nn.parallel.DistributedDataParallel):
             model = model.module  # the wrapper would wait for ranks that do not run this batch
-        compute = make_step(model, self.step_fn, self.loss_fn)
+        compute = self.forward.compute_with(model)
         buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
 
         def forward(batch: Any) -> torch.Tensor:
             restore_rng(random_state)
-            with torch.enable_grad(), self.engine.autocast():
+            with torch.enable_grad():
                 return loss_and_metrics(compute(self.engine.place(batch)))[0]
 
         with self.event_args.preserve_train_batch("train"), preserve_rng(), self.hooks.silenced():
@@ -352,65 +324,64 @@ class Trainer(Run):
 
     # ---- boundaries --------------------------------------------------------------------------------------------------
 
-    def has_more_batches(self) -> bool:
-        """Return whether a batch of this epoch follows; the next one is read if that is the only way to know."""
-        return self.epochs.has_more_batches()
-
-    def stop_reading(self) -> None:
-        """Let loaders know that the run reads no more batches."""
-        self.is_reading = True
-        self.epochs.stop_reading()
-
-    def boundary(self) -> None:
+    def work_at_boundary(self) -> None:
         """Write the record, validate, agree with the other ranks, save."""
         step = self.progress.step
         self.agreement.end_step()
-        self.checkpointer.poll()
+        self._poll_save()
         self.step_log.flush_if_due()
-        if (every := self._validation_steps) and step % every == 0:
+        if (every := self._validates_every("steps")) and step % every == 0:
             self.step_plateau_schedulers(self.validate())
         self.agreement.after_step(step)
-        if not self.epochs.is_at_last_batch:  # else the end of the epoch saves, as the start of the next one
-            self.checkpointer.save_requested()
+        if not self._is_at_last_batch:  # else the end of the epoch saves, as the start of the next one
+            self.save_requested()
+
+    def finish_epoch(self, all_read: bool) -> None:
+        """Check what was read; if the epoch is over, validate if due, fire on_epoch_end, then save.
+
+        Schedulers step after the validation: a run that resumes after a failed one repeats the end of the epoch. After
+        a hook that fails in on_epoch_end the epoch is over: schedulers have stepped, and other hooks were called. The
+        position in a checkpoint that is saved here is the start of the next epoch.
+
+        Args:
+            all_read: Whether the loaders gave all their batches, and the loop did not leave them earlier.
+        """
+        self._check_epoch(all_read)
+        if not (all_read or self._is_at_last_batch):
+            return
+        metrics = None
+        if (every := self._validates_every("epochs")) and self.progress.epochs % every == 0:
+            metrics = self.validate()  # which shares the statistics of the ranks, too
+        else:
+            self.agreement.share_stats()
+        if self.options.scheduler_interval == "epoch":
+            self.step_schedulers()
+        if metrics is not None:
+            self.step_plateau_schedulers(metrics)
+        self.end_epoch()
+        self.save_requested()
 
     def next_boundaries(self) -> list[int]:
-        """Return steps after which `boundary` must run."""
+        """Return steps after which `work_at_boundary` must run."""
         step, found = self.progress.step, super().next_boundaries()
         if self.options.max_steps is not None:
             found.append(self.options.max_steps)
-        if every := self._validation_steps:
+        if every := self._validates_every("steps"):
             found.append(step - step % every + every)
-        if self.saving:  # poll until the checkpoint is durable
+        if self.saving or self.agreement.exchanges:  # poll until the checkpoint is durable
             found.append(step + 1)
-        if (exchange := self.agreement.next_exchange(step)) is not None:
-            found.append(exchange)
         return found
 
-    @property
-    def validation_period(self) -> Quantity | None:
-        """How often the run validates by itself; None if it does not."""
-        return self.options.validation_period if self.val_loaders else None
-
-    @property
-    def _validation_steps(self) -> int:
-        """After how many steps the run validates; 0 if it does so by epochs or not at all."""
-        period = self.validation_period
-        return int(period.amount) if period and period.unit == "steps" else 0
-
-    def is_finished(self) -> bool:
-        """Return whether a stop was requested or the last step is done."""
-        steps = self.options.max_steps
-        return super().is_finished() or (steps is not None and self.progress.step >= steps)
-
-    def position(self) -> dict[str, Any] | None:
-        """Return where the loaders are inside an epoch, None between two epochs."""
-        return self.epochs.position
+    def _validates_every(self, unit: str) -> int:
+        """Return after how many steps or epochs the run validates; 0 if it counts the other unit or does not."""
+        period = self.options.validation_period if self.val_loaders else None
+        return int(period.amount) if period and period.unit == unit else 0
 
     # ---- the beginning and the end of a run --------------------------------------------------------------------------
 
     def add_default_hooks(self) -> None:
         """Print progress, unless the user has a hook for it."""
-        self.at_end(add_console(self))
+        self.until_end.callback(add_console(self))
 
     def prepare(self) -> dict[str, Any] | None:
         """Clear gradients, load weights, resume, warn, and try a validation, whose metrics are returned."""
@@ -420,27 +391,6 @@ class Trainer(Run):
         """Print the line before the first step."""
         if self.prints:
             print_line(opening_line(self))
-
-    def finish(self) -> None:
-        """Save what has to be saved of a run that has made its last step."""
-        self.agreement.settle()
-        self.checkpointer.finish()  # so that checkpoint hooks know what is saved
-        self.after_last_step()
-        self.checkpointer.save_requested()
-        self.checkpointer.finish()
-
-    def after_exception(self, error: BaseException) -> None:
-        """Finish the checkpoint that is being written."""
-        self.checkpointer.finish_after(error)
-
-    def after_train_end(self) -> None:
-        """Write what hooks of several ranks have asked to save in on_train_end, once all ranks know of it."""
-        if self.status != "error":
-            self.agreement.after_train_end()
-
-    def release(self) -> None:
-        """Release the memory of background saves."""
-        self.checkpointer.close()
 
     # ---- the run as hooks see it -------------------------------------------------------------------------------------
 
@@ -481,106 +431,7 @@ class Trainer(Run):
     @property
     def validates_on_schedule(self) -> bool:
         """Whether the run validates by itself, rather than only when a hook calls `validate`."""
-        return self.validation_period is not None
-
-    @property
-    def has_loader_losses(self) -> bool:
-        """Whether the losses of each of several loaders are recorded: not for steps by hand, which have no loader."""
-        return len(self.train_loaders) > 1 and self.epochs.reader is not None
-
-    @property
-    def loader_names(self) -> list[str]:
-        """The training loaders whose losses are recorded separately; empty with a single loader."""
-        return list(self.train_loaders) if len(self.train_loaders) > 1 else []
-
-    @property
-    def total_epochs(self) -> int | None:
-        """The number of epochs after which the run ends, if it does so by epochs."""
-        return self.options.epochs
-
-    @property
-    def epoch_batches(self) -> int | None:
-        """The number of micro-batches of an epoch, if it can be known."""
-        return epoch_length(self.train_loaders)
-
-    @property
-    def total_steps(self) -> int | None:
-        """The number of optimizer steps the run will make, if it can be known."""
-        length, epochs = self.epoch_batches, self.total_epochs
-        by_epochs = None if length is None or epochs is None else -(-length // self.options.accumulate) * epochs
-        known = [steps for steps in (self.options.max_steps, by_epochs) if steps is not None]
-        return min(known) if known else None
-
-    # ---- checkpoints -------------------------------------------------------------------------------------------------
-
-    @property
-    def saving(self) -> str | None:
-        """The name of the checkpoint that is being written in the background (`async_save`), if any."""
-        return self.checkpointer.saving
-
-    @property
-    def pending_save(self) -> str | None:
-        """Why the next step boundary writes a checkpoint: "signal", "request", or None if it writes none."""
-        return "signal" if self.checkpointer.needs_save else "request" if self.checkpointer.requests else None
-
-    @property
-    def requested_checkpoints(self) -> AbstractSet[str]:
-        """Names of checkpoints that were requested by `save`, which no retention policy may delete."""
-        return self.checkpointer.requested_names
-
-    @property
-    def last_saved_step(self) -> int | None:
-        """The step of the checkpoint that was written or loaded last in this run."""
-        return self.checkpointer.last_step
-
-    def unsaved_parameters(self) -> Mapping[str, Mapping[str, Any]]:
-        """Return shape, dtype and sum of bits of the frozen parameters that checkpoints leave out; often none."""
-        return self.checkpointer.unsaved_parameters()
-
-    def save(self, name: SaveName = None) -> None:
-        """Write a checkpoint at the next step boundary; if the run is closing, at once, or with several ranks soon.
-
-        Args:
-            name: Its name; by default that of its step. A function is called for the name when the checkpoint is
-                written. A name that is requested twice is written once.
-        """
-        at_once = self.agreement.request_save(name)
-        self.request_boundary()
-        if at_once and self.status != "training" and self.running:
-            self.checkpointer.save_requested()
-
-    def save_at_boundary(self, name: SaveName) -> None:
-        """Write a checkpoint at the next boundary."""
-        self.checkpointer.request(name)
-
-    def end_on_signal(self, name: str, rank: int = 0) -> None:
-        """Save and end the run now, because of a signal that a rank received."""
-        if rank != self.ranks.rank and self.prints:
-            logger.warning("rank %d has received %s: all ranks end after this step", rank, name)
-        super().end_on_signal(name, rank)
-        if self.checkpoint_dir is not None:
-            self.checkpointer.request_unless_saved()
-
-    def save_checkpoint(self, name: str | None = None) -> Path:
-        """Write a checkpoint now, between two steps or after a failure; fires on_checkpoint_save once it is durable."""
-        with self.hooks.collectives.allow("save_checkpoint()"):
-            return self.checkpointer.save_now(name)
-
-    def load_checkpoint(self, path: str | Path | None) -> Path:
-        """Restore the trainer from a checkpoint, or the newest one of a run, and fire on_checkpoint_load.
-
-        Raises:
-            CheckpointError: If there is none, or it does not fit; also for None, the `run_dir` of a run without one.
-            TrainingError: Inside a run: its data and its record would not go back with the weights.
-        """
-        if self.running:
-            raise TrainingError(
-                "load_checkpoint() cannot be called inside an event or while the trainer runs: call it between two "
-                "runs, or stop (trainer.request_stop) and continue with fit(resume=…)"
-            )
-        if path is None:
-            raise CheckpointError("the path is None: a run with record=False, or that has not begun, has no directory")
-        return self.checkpointer.load(path)
+        return self.has_validation and self.options.validate_every is not None
 
     # ---- hooks -----------------------------------------------------------------------------------------------------
 

@@ -6,11 +6,13 @@ Other hosts leave these alone, because each of them would change a foreign run.
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 from bdb import BdbQuit
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
+from itertools import count
 from pathlib import Path
 from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
@@ -19,7 +21,7 @@ from weakref import WeakSet
 import torch
 
 from hookline._console import logger, print_line
-from hookline._fs import relative_to_here
+from hookline._fs import describe_process, relative_to_here
 from hookline._terminal import can_redraw
 from hookline._words import nearest
 from hookline.checkpoints.find import has_no_checkpoint_yet, lineage_of, run_directory
@@ -29,6 +31,7 @@ from hookline.core.entry import Entry
 from hookline.errors import ConfigError, RankError, RecordError, TrainingError, add_note, error_text
 from hookline.rank_watch import WatchedRun
 from hookline.ranks import host
+from hookline.record.json_lines import read_json
 from hookline.record.labels import Labels, read_labels
 from hookline.record.outcome import Outcome
 from hookline.record.record import Record
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
     from hookline.trainer.trainer import Trainer
 
 _SECONDS_BETWEEN_LINES = 30.0  # where nothing can be redrawn: often enough for a log file, and not too long a file
+_numbers = count(1)  # of the runs of this process: a script that starts again makes the same runs in the same order
 
 
 @contextmanager
@@ -55,10 +59,13 @@ def training(trainer: Trainer, resume: Path | None, fork: bool = False) -> Itera
         resume: A run or a checkpoint to resume from.
         fork: Whether to continue as a new run.
     """
+    launch = _describe_launch()
+    if (run := _continued_run(trainer, launch, resume)) is not None:
+        resume, fork = run, False
     with trainer.ranks.watch(_watched(trainer), trainer.options.rank_timeout):
-        _open(trainer, resume, fork)
+        _open(trainer, resume, fork, launch)
         saves = trainer.checkpoint_dir is not None and not trainer.options.fast_dev_run
-        with SignalHandler(trainer.stop_on_signal, trainer.prints, saves) as signals:
+        with SignalHandler(trainer.agreement.request_end, trainer.prints, saves) as signals:
             trainer.signals = signals
             try:
                 with ExitStack() as trainer.until_last_step:
@@ -73,7 +80,9 @@ def training(trainer: Trainer, resume: Path | None, fork: bool = False) -> Itera
                     trainer.finish()
             except BaseException as raised:
                 signals.waits_for = "everything is written"
-                error = trainer.ranks.explain(_as_interruption(raised))
+                # A user who quits the debugger, outside of any hook, interrupts the run.
+                quits = isinstance(raised, BdbQuit)
+                error = trainer.ranks.explain(KeyboardInterrupt("quit in the debugger") if quits else raised)
                 # The workers of a validation got the signal, too. The run resumes from its last checkpoint.
                 is_loader = signals.caught is not None and _is_of_loader(error)
                 trainer.end(error, signals.caught.name if signals.caught is not None and is_loader else None)
@@ -101,15 +110,10 @@ def unfinished_runs() -> WeakSet[Generator[Any, Any, Any]]:
     return runs
 
 
-def _as_interruption(raised: BaseException) -> BaseException:
-    """Return KeyboardInterrupt for an exception that means that the user quit the debugger, outside of any hook."""
-    return KeyboardInterrupt("quit in the debugger") if isinstance(raised, BdbQuit) else raised
-
-
 # ---- the beginning ---------------------------------------------------------------------------------------------------
 
 
-def _open(trainer: Trainer, resume: Path | None, fork: bool) -> None:
+def _open(trainer: Trainer, resume: Path | None, fork: bool, launch: dict[str, Any] | None) -> None:
     """Compare the ranks, check the run, seed, and open the record. What is raised here ends no run: none has begun."""
     options, ranks = trainer.options, trainer.ranks
     trainer.agreement.before_run()
@@ -123,8 +127,7 @@ def _open(trainer: Trainer, resume: Path | None, fork: bool) -> None:
     record = _open_record(trainer, run_dir)
     hosts = ranks.gather(host())
     labels = _labels(trainer, source)
-    record.start(hooks=trainer.describe_hooks(), lineage=lineage, hosts=hosts, launch=trainer.launch, labels=labels)
-    trainer.checkpointer.begin_run()
+    record.start(hooks=trainer.describe_hooks(), lineage=lineage, hosts=hosts, launch=launch, labels=labels)
     trainer.open(record)
 
 
@@ -134,12 +137,11 @@ def _open_record(trainer: Trainer, run_dir: Path | None) -> Record:
     opened: list[Record] = []
 
     def open_first() -> list[Any]:
-        if not options.record:
-            opened.append(Record.in_memory(config=config, seed=options.seed))
-        elif run_dir is not None:
-            opened.append(Record.on_disk(run_dir.parent, config=config, seed=options.seed, run_id=run_dir.name))
+        root, run_id = (options.output_dir, None) if run_dir is None else (run_dir.parent, run_dir.name)
+        if options.record:
+            opened.append(Record.on_disk(root, config=config, seed=options.seed, run_id=run_id))
         else:
-            opened.append(Record.on_disk(options.output_dir, config=config, seed=options.seed))
+            opened.append(Record.in_memory(config=config, seed=options.seed))
         return [opened[0].run_id, None if opened[0].path is None else str(opened[0].path)]
 
     run_id, path = ranks.first(open_first)
@@ -161,15 +163,6 @@ def _labels(trainer: Trainer, source: Path | None) -> Labels:
             logger.warning("the new run gets no tags and notes: %s", error)
     tags = inherited.tags if options.tags is None else tuple(options.tags)
     return Labels(options.name, tags, inherited.notes if options.notes is None else options.notes)
-
-
-def _set_deterministic(trainer: Trainer, until: ExitStack) -> None:
-    """Use torch's deterministic algorithms, if that is asked for, until the last step is done."""
-    if trainer.options.deterministic:
-        before = torch.are_deterministic_algorithms_enabled()
-        warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-        until.callback(torch.use_deterministic_algorithms, before, warn_only=warn_only)
-        torch.use_deterministic_algorithms(True)
 
 
 def _check_loader_schedule(trainer: Trainer, entry: Entry) -> None:
@@ -198,18 +191,22 @@ def add_console(trainer: Trainer) -> Callable[[], None]:
 def prepare_training(trainer: Trainer, resume: Path | None) -> dict[str, Any] | None:
     """Clear gradients, load weights, resume, warn, and try a validation, whose metrics are returned."""
     options = trainer.options
-    _set_deterministic(trainer, trainer.until_last_step)
-    check = partial(_check_loader_schedule, trainer)
-    trainer.until_last_step.callback(trainer.hooks.add_registration_check(check))
+    until_last_step = trainer.until_last_step
+    if options.deterministic:
+        before = torch.are_deterministic_algorithms_enabled()
+        warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+        until_last_step.callback(torch.use_deterministic_algorithms, before, warn_only=warn_only)
+        torch.use_deterministic_algorithms(True)
+    until_last_step.callback(trainer.hooks.add_registration_check(partial(_check_loader_schedule, trainer)))
     trainer.model.zero_grad(set_to_none=True)
     if not trainer.model.training:  # as a model from a hub comes; single modules that are left in eval mode stay so
         trainer.model.train()
-    plateau = any(isinstance(one, torch.optim.lr_scheduler.ReduceLROnPlateau) for one in trainer.schedulers)
-    if plateau and not (trainer.val_loaders and options.validate_every is not None):
+    plateaus = [isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau) for scheduler in trainer.schedulers]
+    if any(plateaus) and not trainer.validates_on_schedule:
         raise TrainingError("ReduceLROnPlateau waits for val/loss: give a validation loader and validate_every")
     if options.init_from:
         load_weights(trainer.model, options.init_from)
-    trainer.checkpointer.find_frozen()
+    trainer.find_frozen()
     if resume is not None:
         _resume(trainer, resume)
     is_cut = trainer.train_loaders.limit is not None
@@ -233,14 +230,12 @@ def _resume(trainer: Trainer, path: Path) -> None:
         trainer.note("begun_again", run=str(path))
         trainer.record.resume_at(0, 0)
         return
-    found = trainer.checkpointer.load(path)
+    trainer.restore(path)
     if trainer.checkpoint_dir is not None:  # later checkpoints are not states that the resumed run will reach
         set_aside = partial(set_aside_later, trainer.checkpoint_dir, trainer.progress.steps_done)
         for moved in trainer.ranks.first(set_aside):
             logger.warning("moved a checkpoint of a later step away: %s", moved)
             trainer.note("checkpoint_abandoned", path=moved)
-        if found.absolute().parent == trainer.checkpoint_dir.absolute():  # else it is another run's
-            trainer.checkpointer.mark_saved()
     if (stop := trainer.ranks.first(partial(pending_stop, trainer))) is not None:
         reason, by = stop
         words = "the run was killed while it stopped (%s: %s), so it ends here; resume it again to train on"
@@ -269,6 +264,56 @@ def opening_line(trainer: Trainer) -> str:
         kind = {"ddp": "DDP", "fsdp2": "FSDP2", "tensor": "tensor parallel"}[kind_of_parallel(trainer.model)]
         on += f", {trainer.ranks.world_size} processes ({kind})"
     return f"run {trainer.record.run_id}{resumed}: {length_of_run} on {on}{assumed}{where}"
+
+
+# ---- processes that a launcher starts again (torchrun --max-restarts) ------------------------------------------------
+
+
+def _describe_launch() -> dict[str, Any] | None:
+    """Return launch and number of a run that begins, for run.json; None if no launcher would start it again."""
+    launch, number = os.environ.get("TORCHELASTIC_RUN_ID"), next(_numbers)
+    if launch is None:
+        return None
+    if launch == "none":  # torchrun's default for all launches; the process that starts the others tells them apart
+        launch = "{host}-{pid}-{started}".format(**describe_process(os.getppid()))
+    return {"id": launch, "run": number}
+
+
+def _continued_run(trainer: Trainer, launch: dict[str, Any] | None, resume: Path | None) -> Path | None:
+    """Return the run that an earlier start of this launch began, None if there is none; all ranks call this.
+
+    It continues from its newest whole checkpoint, wherever the first start began.
+
+    Args:
+        trainer: The trainer.
+        launch: The launch of the run that begins, if a launcher would start it again.
+        resume: What the script asks to resume from.
+    """
+    restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    if launch is None or restarts == 0 or not trainer.options.record:
+        return None
+    places = [Path(trainer.options.output_dir)]
+    if resume is not None and (run := run_directory(resume)) is not None:
+        places.append(run.parent)
+    found = trainer.ranks.first(partial(_find_run, places, launch))
+    if found is not None:
+        logger.warning("the processes were started again (restart %d): continuing %s", restarts, found)
+    return None if found is None else Path(found)
+
+
+def _find_run(places: list[Path], launch: dict[str, Any]) -> str | None:
+    """Return the newest run of a launch."""
+    for place in places:
+        runs = sorted(place.iterdir(), reverse=True) if place.is_dir() else []
+        for run in runs:
+            try:
+                attempts = read_json(run / "run.json").get("attempts", [])
+            except (OSError, RecordError):
+                continue
+            attempts = attempts if isinstance(attempts, list) else []
+            if any(isinstance(attempt, dict) and attempt.get("launch") == launch for attempt in attempts):
+                return str(run)
+    return None
 
 
 # ---- the end ---------------------------------------------------------------------------------------------------------

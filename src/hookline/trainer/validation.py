@@ -104,7 +104,7 @@ def _measure(
                 averages.add(name, count_samples(placed), results)
                 tokens += trainer.count_tokens(placed)
         tokens = averages.add_up(ranks, tokens)
-        empty = {name: loader for name, loader in loaders.items() if name not in averages.samples}
+        empty = {name: loader for name, loader in loaders.items() if name not in averages.loaders()}
         if len(empty) == len(loaders):
             raise TrainingError(f"the validation loaders gave no batches{why_empty(empty)}")
         for name, loader in empty.items():  # if the others hid it, val/loss would mean something else
@@ -142,18 +142,14 @@ class SampleAverages:
     """
 
     def __init__(self) -> None:
-        self._sums: dict[str, dict[str, torch.Tensor | float]] = {}  # by loader and key
-        self.samples: dict[str, dict[str, int]] = {}
+        self._sums: dict[tuple[str, str], tuple[Any, int]] = {}  # a total and its samples, by loader and key
 
     def add(self, loader: str, samples: int, results: Mapping[str, Any]) -> None:
         """Add the results of one batch; a batch without samples has no weight."""
-        if not samples:
-            return
-        sums, counts = self._sums.setdefault(loader, {}), self.samples.setdefault(loader, {})
-        for key, value in results.items():
+        for key, value in results.items() if samples else ():
             wide = value.detach().double() if isinstance(value, torch.Tensor) else float(as_python_number(value))
-            sums[key] = sums.get(key, 0.0) + wide * samples
-            counts[key] = counts.get(key, 0) + samples
+            total, count = self._sums.get((loader, key), (0.0, 0))
+            self._sums[loader, key] = total + wide * samples, count + samples
 
     def add_up(self, ranks: Ranks, tokens: int) -> int:
         """Add the sums of all ranks, so that each sample counts once; waits for the device and for all ranks.
@@ -166,32 +162,29 @@ class SampleAverages:
             The tokens of all ranks.
         """
         named: dict[str, list[float]] = {"": [tokens]}
-        for loader, sums in self._sums.items():
-            for key, total in sums.items():
-                named[f"{loader}\n{key}"] = [float(total), self.samples[loader][key]]
+        for (loader, key), (total, samples) in self._sums.items():
+            named[f"{loader}\n{key}"] = [float(total), samples]
         added = {name: numbers.tolist() for name, numbers in ranks.add_up(named).items()}
-        tokens = int(added.pop("")[0])
-        self._sums, self.samples = {}, {}
+        tokens, self._sums = int(added.pop("")[0]), {}
         for name, (total, samples) in added.items():
             loader, _, key = name.partition("\n")
-            self._sums.setdefault(loader, {})[key] = total
-            self.samples.setdefault(loader, {})[key] = int(samples)
+            self._sums[loader, key] = total, int(samples)
         return tokens
 
+    def loaders(self) -> list[str]:
+        """Return the loaders that had samples."""
+        return list(dict.fromkeys(loader for loader, _ in self._sums))
+
     def metrics(self, language_model: bool) -> dict[str, float]:
-        """Return `val/<key>`, and with several loaders `val/<loader>/<key>`; waits for the device."""
-        loaders_of: dict[str, list[str]] = {}
-        for loader, sums in self._sums.items():
-            for key in sums:
-                loaders_of.setdefault(key, []).append(loader)
-        found = {f"val/{key}": self._mean(key, loaders) for key, loaders in loaders_of.items()}
-        if len(self._sums) > 1:
-            of_each = ({f"val/{one}/{key}": self._mean(key, [one]) for key in sums} for one, sums in self._sums.items())
+        """Return `val/<key>`, and with several loaders `val/<loader>/<key>`, once `add_up` has read the sums."""
+        totals: dict[str, tuple[float, int]] = {}
+        for (_, key), (total, samples) in self._sums.items():
+            total_so_far, samples_so_far = totals.get(key, (0.0, 0))
+            totals[key] = total_so_far + total, samples_so_far + samples
+        found = {f"val/{key}": total / samples for key, (total, samples) in totals.items()}
+        if len(self.loaders()) > 1:
+            of_each = ({f"val/{loader}/{key}": part[0] / part[1]} for (loader, key), part in self._sums.items())
             found = merge_metrics(*of_each, found)
         if language_model:
             found["val/perplexity"] = math.exp(found["val/loss"]) if found["val/loss"] < 700 else math.inf
         return found
-
-    def _mean(self, key: str, loaders: list[str]) -> float:
-        total = sum(float(self._sums[loader][key]) for loader in loaders)
-        return total / sum(self.samples[loader][key] for loader in loaders)

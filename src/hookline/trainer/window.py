@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from hookline._console import logger
-from hookline._tensors import count_samples
+from hookline._tensors import count_samples, iter_tensors
 from hookline.errors import TrainingError
-from hookline.gradients.local_storage import multiply_
-from hookline.run.control import MicroBatch
-from hookline.run.window import Window
-from hookline.trainer.engine import zero_gradients
+from hookline.run.window import MicroBatch, Window
 from hookline.trainer.step_fn import count_loss_terms, count_tokens
 
 if TYPE_CHECKING:
@@ -28,9 +26,9 @@ class AccumulationWindow(Window):
     """The window of the current step, and what this rank's part in it counts among all ranks."""
 
     def __init__(self, trainer: Trainer) -> None:
-        super().__init__(trainer)
+        super().__init__(trainer.engine)
         options = trainer.options
-        self._trainer, self._engine, self._ranks = trainer, trainer.engine, trainer.ranks
+        self._trainer, self._ranks = trainer, trainer.ranks
         self.size = options.accumulate
         self._loss_weight = options.loss_weight
         self._weighted = options.loss_weight != "batches"
@@ -113,7 +111,7 @@ class AccumulationWindow(Window):
             scale = self.size / len(args.window)
         else:
             return
-        multiply_(args.grads.groups(), scale)
+        args.grads.writable().multiply_(scale)
 
     def _skip_uncounted(self) -> None:
         """Skip a step in which nothing has a weight, for instance because all its labels are ignored.
@@ -126,7 +124,7 @@ class AccumulationWindow(Window):
         """
         trainer, progress = self._trainer, self._trainer.progress
         if not progress.steps_done:
-            if trainer.epochs.reader is None:
+            if trainer.reader is None:
                 raise TrainingError(f"the step would train nothing: {self._why_uncounted()}")
             logger.warning("step %d is skipped: %s", progress.step, self._why_uncounted())
         trainer.event_args.skip_step(f"no {self._loss_weight.removesuffix('s')} counts")
@@ -142,7 +140,7 @@ class AccumulationWindow(Window):
         """Raise TrainingError if no step of the run had anything to train on."""
         status = self._trainer.run_status
         is_untrained = not self._had_weight and status.skipped_steps == self._trainer.progress.steps_done
-        if is_untrained and status.stop_reason is None:
+        if is_untrained and not status.stops:
             raise TrainingError(f"the run has trained nothing: {self._why_uncounted()}")
 
     def leave(self) -> None:
@@ -154,3 +152,10 @@ class AccumulationWindow(Window):
         if self._zeroing is not None:
             self._zeroing.remove()
             self._zeroing = None
+
+
+def zero_gradients(module: torch.nn.Module, inputs: Any, output: Any) -> None:
+    """Make what a loss adds to the gradients of a module zero, NaN included: a forward hook for one call of it."""
+    for tensor in iter_tensors(output):
+        if tensor.requires_grad:
+            tensor.register_hook(torch.zeros_like)  # type: ignore[no-untyped-call]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import chain, islice
+from itertools import islice
 from typing import Any
 
 import torch
@@ -11,7 +11,6 @@ import torch
 from hookline.errors import CheckpointError
 from hookline.run.rng import preserve_rng, restore_rng, rng_state
 from hookline.trainer.data.loader_state import (
-    batches_left,
     has_state,
     iterate_from,
     known_length,
@@ -23,31 +22,20 @@ from hookline.trainer.data.loader_state import (
     shared_sampler,
     start_state,
 )
-from hookline.trainer.data.loaders import TrainLoaders, raise_no_batches, smallest, trusted_length
+from hookline.trainer.data.loaders import TrainLoaders, epoch_length, raise_no_batches, smallest, trusted_length
 
 OnLoader = Callable[[int, str], None]  # index and name of the loader that the next batch comes from
 _NOTHING, _UNREAD = object(), object()
 
 
-def epoch_batches(
-    loaders: TrainLoaders, has_windows: bool, on_loader: OnLoader, epoch: int, world_size: int = 1
-) -> SequentialBatches | MixedBatches:
-    """Return the batches of one epoch, to be started or resumed.
+class _EpochBatches:
+    """The batches of one epoch, to be started or resumed: where it ends, and the checks of a saved position.
 
     Args:
         loaders: The training loaders and how they are mixed.
-        has_windows: Whether the loop calls `has_more`: a step may have several batches.
         on_loader: Called with index and name of the loader that batches come from; with several, before each batch.
-        epoch: The epoch's number, from 0.
         world_size: The number of ranks, each of which reads other batches.
     """
-    if len(loaders) > 1 and not loaders.schedule.sequential:
-        return MixedBatches(loaders, on_loader, epoch, world_size)
-    return SequentialBatches(loaders, has_windows, on_loader, epoch, world_size)
-
-
-class _EpochBatches:
-    """What both kinds have: where an epoch ends, and the checks of a saved position."""
 
     length: int | None  # the batches of the epoch, if that is certain
 
@@ -56,17 +44,27 @@ class _EpochBatches:
         self._ranks = {"world_size": world_size} if world_size > 1 else {}
         self.last = False  # whether the batch given last is known to be the epoch's last
         self.offset = 0  # the batches before the position that the epoch was resumed at
-        self._loaders, self._limit = loaders, loaders.limit
-        self._names, self._on_loader = list(loaders), on_loader
+        self._loaders, self._names, self._on_loader = loaders, list(loaders), on_loader
+        self._schedule = loaders.kind if loaders.mixed else "sequential"
 
-    def _check_schedule(self, position: Mapping[str, Any], kind: str) -> None:
-        """Raise CheckpointError if the position was saved under another schedule."""
-        before = position.get("schedule", "sequential")
-        if before != kind:
+    def check(self, position: Mapping[str, Any], count: int) -> None:
+        """Raise CheckpointError if `resume` cannot continue there, as far as that can be known without reading."""
+        before, limit = position.get("schedule", "sequential"), self._loaders.limit
+        if before != self._schedule:
             raise CheckpointError(
-                f"the run was inside an epoch with loader_schedule={before!r}, which is {kind!r} now: resume with the "
-                "same schedule, or from a checkpoint between two epochs"
+                f"the run was inside an epoch with loader_schedule={before!r}, which is {self._schedule!r} now: resume "
+                "with the same schedule, or from a checkpoint between two epochs"
             )
+        self._check_loaders(position)
+        if limit is not None and count > limit:
+            raise CheckpointError(
+                f"the run had read {count} batches of an epoch, and epochs are cut off after {limit} now "
+                "(limit_train_batches, overfit_batches or fast_dev_run): raise that limit, or resume from a checkpoint "
+                "between two epochs"
+            )
+
+    def _check_loaders(self, position: Mapping[str, Any]) -> None:
+        raise NotImplementedError
 
     def _check_ranks(self, position: Mapping[str, Any]) -> None:
         """Raise CheckpointError if the position was saved by another number of ranks, which read other batches."""
@@ -79,34 +77,21 @@ class _EpochBatches:
                 "epochs"
             )
 
-    def _check_limit(self, count: int) -> None:
-        if self._limit is not None and count > self._limit:
-            raise CheckpointError(
-                f"the run had read {count} batches of an epoch, and epochs are cut off after {self._limit} now "
-                "(limit_train_batches, overfit_batches or fast_dev_run): raise that limit, or resume from a checkpoint "
-                "between two epochs"
-            )
-
 
 class SequentialBatches(_EpochBatches):
-    """Read one loader after another. A single loader is iterated over directly, without a generator around it.
+    """Read one loader after another. A single one with a certain length is iterated over without a generator around it.
 
     No batch is read before the loop asks for it, so that datasets and samplers draw random numbers in the order of a
     plain loop. Where a length cannot be trusted, the end of an epoch is known when it is reached.
     """
 
-    def __init__(
-        self, loaders: TrainLoaders, has_windows: bool, on_loader: OnLoader, epoch: int, world_size: int
-    ) -> None:
+    def __init__(self, loaders: TrainLoaders, on_loader: OnLoader, epoch: int, world_size: int) -> None:
         super().__init__(loaders, on_loader, world_size)
         self._trusted = all(trusted_length(loader) is not None for loader in loaders.values())
-        lengths = [None if has_state(loader) else known_length(loader) for loader in loaders.values()]
-        known = [length for length in lengths if length is not None]
-        promised = sum(known) if len(known) == len(lengths) else None
-        self.length = smallest(promised if self._trusted else None, self._limit)
+        promised = loaders.total(None if has_state(loader) else known_length(loader) for loader in loaders.values())
+        self.length = smallest(promised if self._trusted else None, self._loaders.limit)
         # Where len() says that the epoch ends, though it may be wrong.
         self._promised = None if self._trusted else promised
-        self._may_peek = not self._trusted and (has_windows or promised is not None)
         # The state_dicts of loaders that this epoch has not reached; None if they are to be read when a checkpoint
         # needs them. Before an epoch has read every loader to its end, there is nothing to save.
         self._idle_states: Mapping[str, Any] | None = None if epoch > 0 and self.length is None else {}
@@ -116,15 +101,12 @@ class SequentialBatches(_EpochBatches):
         self._following: Any = _UNREAD
         self._enter(0)
 
-    def check(self, position: Mapping[str, Any], count: int) -> None:
-        """Raise CheckpointError if `resume` cannot continue there, as far as that can be known without reading."""
-        self._check_schedule(position, "sequential")
+    def _check_loaders(self, position: Mapping[str, Any]) -> None:
         name = position["loader"]
         if name not in self._names:
             raise CheckpointError(f"the run was inside the loader {name!r}; now there are {', '.join(self._names)}")
         if shared_sampler(self._loaders[name]) is None:
             self._check_ranks(position)
-        self._check_limit(count)
 
     def start(self) -> Iterator[Any]:
         """Start the epoch with the first loader."""
@@ -133,33 +115,25 @@ class SequentialBatches(_EpochBatches):
     def resume(self, position: Mapping[str, Any], count: int) -> Iterator[Any]:
         """Continue after `count` batches, at a saved position; random streams keep their states."""
         self.check(position, count)
-        name, before, states = position["loader"], position["before"], position.get("states", {})
+        name, before, states = position["loader"], position["before"], position["states"]
         self._enter(self._names.index(name))
         self.offset, self._idle_states = count, states
         start, loader = position.get("start", 0), self._loader[name]
-        before_by_ranks = position.get("world_size", 1)
         if (sampler := shared_sampler(loader)) is not None:
+            before_by_ranks = position.get("world_size", 1)
             size = position.get("batch_size", loader.batch_size)  # type: ignore[attr-defined]
             if (before_by_ranks, size) != (sampler.world_size, loader.batch_size):  # type: ignore[attr-defined]
                 # The rest of the order is read as batches that have nothing to do with those before.
                 start, before = start + (count - before) * size * before_by_ranks, count
+            sampler.start_at(start)  # the loader's length is now that of the rest
         self._position = self._describe(name, before, position["beginning"], start)
         if self._trusted:
-            others = [known_length(self._loaders[other]) or 0 for other in self._names[self._index + 1 :]]
-            self.length = smallest(before + (batches_left(loader, start) or 0) + sum(others), self._limit)
+            left = [known_length(self._loaders[other]) or 0 for other in self._names[self._index :]]
+            self.length = smallest(before + sum(left), self._loaders.limit)
         with preserve_rng():
             restore_start(self._loader, position["beginning"])
             restore_loader_states(self._loaders, states)
-            batches = self._read(iterate_from(name, loader, 0 if name in states else count - before, start))
-            if "ahead" in position:  # version 0.1 had read the next batch when it saved
-                restore_rng(position["ahead"])
-                return chain(list(islice(batches, 1)), batches)
-            return batches
-
-    @property
-    def start_position(self) -> dict[str, Any]:
-        """The position when the epoch starts; no loader has a state of its own yet."""
-        return dict(self._position)
+            return self._read(iterate_from(name, loader, 0 if name in states else count - before, start))
 
     @property
     def position(self) -> dict[str, Any]:
@@ -177,11 +151,7 @@ class SequentialBatches(_EpochBatches):
     @property
     def expected(self) -> int | None:
         """The batches that the epoch has, or that len() says it has; None if that is unknown."""
-        if self.length is not None:
-            return self.length
-        lengths = [known_length(loader) for loader in self._loaders.values()]
-        known = [length for length in lengths if length is not None]
-        return sum(known) if len(known) == len(lengths) else None
+        return epoch_length(self._loaders) if self.length is None else self.length
 
     def end_states(self) -> dict[str, Any]:
         """Return the state_dicts of the loaders that have one, after the end of the epoch.
@@ -240,7 +210,7 @@ class SequentialBatches(_EpochBatches):
     def _read(self, batches: Iterator[Any]) -> Iterator[Any]:
         if len(self._names) > 1:
             batches = self._chain(batches)
-        elif not self._may_peek:
+        elif self._trusted:
             self._on_loader(self._index, self._names[self._index])
             return batches
         return self._hand_out(batches)
@@ -361,7 +331,7 @@ class MixedLoader:
         if not self._inside:
             restore_loader_states(self._loader, position["between"])
             return
-        states = position.get("states", {})
+        states = position["states"]
         restore_start(self._loader, position["beginning"])
         restore_loader_states(self._loader, states)
         self._position = {"beginning": position["beginning"]}
@@ -387,21 +357,17 @@ class MixedBatches(_EpochBatches):
     def __init__(self, loaders: TrainLoaders, on_loader: OnLoader, epoch: int, world_size: int) -> None:
         super().__init__(loaders, on_loader, world_size)
         self.length = loaders.limit  # otherwise the schedule says where the epoch ends
-        self._schedule = loaders.schedule
-        self._order = self._schedule.order(self._names, epoch)
+        self._order = loaders.order(epoch)
         self._following = 0  # the loader that the next batch comes from
         self._members = [MixedLoader(name, loader, loaders.idle_states) for name, loader in loaders.items()]
 
-    def check(self, position: Mapping[str, Any], count: int) -> None:
-        """Raise CheckpointError if `resume` cannot continue there, as far as that can be known without reading."""
-        self._check_schedule(position, self._schedule.kind)
+    def _check_loaders(self, position: Mapping[str, Any]) -> None:
         self._check_ranks(position)
         if list(position["loaders"]) != self._names:
             raise CheckpointError(
                 f"the run was mixing the loaders {', '.join(position['loaders'])}; now there are "
                 f"{', '.join(self._names)}: resume with the same loaders, or from a checkpoint between two epochs"
             )
-        self._check_limit(count)
 
     def start(self) -> Iterator[Any]:
         """Start the epoch; each loader starts with its first batch."""
@@ -423,13 +389,11 @@ class MixedBatches(_EpochBatches):
         """The loader that comes next, and the position of every loader."""
         return {
             **self._ranks,
-            "schedule": self._schedule.kind,
+            "schedule": self._schedule,
             "turn": self._following,
             "turns": self._order.state(),
             "loaders": {member.name: member.position for member in self._members},
         }
-
-    start_position = position
 
     def end_states(self) -> dict[str, Any]:
         """Return the loaders' own states as they were between two passes."""
@@ -449,7 +413,7 @@ class MixedBatches(_EpochBatches):
         """Return whether the epoch is over, as `loader_end` says; the loader whose turn it is comes first."""
         if not self._members[self._following].has_ended(may_read):
             return False
-        return self._schedule.end == "shortest" or all(member.has_ended(may_read) for member in self._members)
+        return self._loaders.end == "shortest" or all(member.has_ended(may_read) for member in self._members)
 
     def _mix(self) -> Iterator[Any]:
         try:

@@ -23,7 +23,7 @@ from hookline.errors import CheckpointError, error_text
 from hookline.run.rng import restore_rng, rng_state
 from hookline.trainer.data.sampler import SharedSampler
 
-Loaders = Mapping[str, Iterable[Any]]
+NamedLoaders = Mapping[str, Iterable[Any]]
 
 _reported: WeakValueDictionary[int, Any] = WeakValueDictionary()  # parts whose state cannot be saved, by id
 _PARTS = ("sampler", "batch_sampler", "batch_sampler.sampler", "dataset", "passes")
@@ -49,7 +49,7 @@ def has_state(part: Any) -> bool:
 # ---- stateful parts of loaders ---------------------------------------------------------------------------------------
 
 
-def _stateful_parts(loaders: Loaders) -> dict[str, Any]:
+def _stateful_parts(loaders: NamedLoaders) -> dict[str, Any]:
     """Return the generators, samplers and datasets of loaders that have a state, each once, by dotted name."""
     found: dict[int, tuple[str, Any]] = {}
     for name, loader in loaders.items():
@@ -99,12 +99,12 @@ def _restore_part(part: Any, state: Any) -> None:
     part.set_state(state) if isinstance(part, torch.Generator) else part.load_state_dict(state)
 
 
-def source_states(loaders: Loaders) -> dict[str, Any]:
+def source_states(loaders: NamedLoaders) -> dict[str, Any]:
     """Return the states of the loaders' generators, samplers and datasets by dotted name."""
     return _states(_stateful_parts(loaders))
 
 
-def restore_source_states(loaders: Loaders, states: Mapping[str, Any]) -> None:
+def restore_source_states(loaders: NamedLoaders, states: Mapping[str, Any]) -> None:
     """Restore what `source_states` returned; a part that has no saved state is left alone."""
     for name, part in _stateful_parts(loaders).items():
         if name in states:
@@ -112,7 +112,7 @@ def restore_source_states(loaders: Loaders, states: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def preserve_parts(training: Loaders, validating: Loaders, kinds: tuple[type, ...]) -> Iterator[None]:
+def preserve_parts(training: NamedLoaders, validating: NamedLoaders, kinds: tuple[type, ...]) -> Iterator[None]:
     """Restore parts of the training loaders after a block that iterates over loaders.
 
     A validation may read a training loader, or one that shares its generator or sampler. Foreign samplers are left
@@ -137,23 +137,23 @@ def preserve_parts(training: Loaders, validating: Loaders, kinds: tuple[type, ..
 # ---- one pass over a loader ------------------------------------------------------------------------------------------
 
 
-def start_state(loaders: Loaders) -> dict[str, Any]:
+def start_state(loaders: NamedLoaders) -> dict[str, Any]:
     """Return everything that decides which batches the loaders will give; call it before they are iterated."""
     return {**rng_state(), "sources": source_states(loaders)}
 
 
-def restore_start(loaders: Loaders, state: dict[str, Any]) -> None:
+def restore_start(loaders: NamedLoaders, state: dict[str, Any]) -> None:
     """Restore what `start_state` returned, so that the loaders give the same batches again."""
     restore_rng(state)
     restore_source_states(loaders, state["sources"])
 
 
-def loader_states(loaders: Loaders) -> dict[str, Any]:
+def loader_states(loaders: NamedLoaders) -> dict[str, Any]:
     """Return the state_dict of every loader that has one."""
     return _states({name: loader for name, loader in loaders.items() if has_state(loader)})
 
 
-def restore_loader_states(loaders: Loaders, states: Mapping[str, Any]) -> None:
+def restore_loader_states(loaders: NamedLoaders, states: Mapping[str, Any]) -> None:
     """Restore what `loader_states` returned."""
     for name, loader in loaders.items():
         if has_state(loader) and name in states:
@@ -182,11 +182,12 @@ def iterate_from(name: str, loader: Iterable[Any], count: int, start: int = 0) -
     sampler = shared_sampler(loader)
     if sampler is not None:
         sampler.start_at(start)
-    if count and sampler is not None and _can_start_inside(loader):
-        if len(loader) < count:  # type: ignore[arg-type]
-            raise_shorter_loader(name, loader, count, len(loader))  # type: ignore[arg-type]
-        sampler.start_at(start + count * loader.batch_size * sampler.world_size)  # type: ignore[attr-defined]
-        return iter(loader)
+        # Without workers a dataset draws from the run's streams, which are restored; with workers, from theirs.
+        if count and not (loader.num_workers and sampler.dataset_draws):  # type: ignore[attr-defined]
+            if len(loader) < count:  # type: ignore[arg-type]
+                raise_shorter_loader(name, loader, count, len(loader))  # type: ignore[arg-type]
+            sampler.start_at(start + count * loader.batch_size * sampler.world_size)  # type: ignore[attr-defined]
+            return iter(loader)
     batches = iter(loader)
     for read in range(count):
         try:
@@ -220,26 +221,7 @@ def shared_sampler(loader: Any) -> SharedSampler | None:
     return loader.sampler if plain else None
 
 
-def batches_left(loader: Any, start: int) -> int | None:
-    """Return the batches of a loader after the first `start` indices of its sampler's order; None if unknown."""
-    sampler = shared_sampler(loader)
-    if sampler is None or not start:
-        return known_length(loader)
-    sampler.start_at(start)
-    left = known_length(loader)
-    sampler.start_at(0)
-    return left
-
-
-def _can_start_inside(loader: Any) -> bool:
-    """Return whether the skipped batches of a loader with a `SharedSampler` need not be read.
-
-    Without workers a dataset draws from the run's streams, which are restored; with workers, from the workers' streams.
-    """
-    return not (loader.num_workers and loader.sampler.dataset_draws)
-
-
-def set_epochs(loaders: Loaders, epoch: int) -> None:
+def set_epochs(loaders: NamedLoaders, epoch: int) -> None:
     """Call `set_epoch` of the loaders' samplers, such as a DistributedSampler, which would repeat their order else."""
     for loader in loaders.values():
         for path in ("sampler", "batch_sampler", "batch_sampler.sampler"):
@@ -248,7 +230,7 @@ def set_epochs(loaders: Loaders, epoch: int) -> None:
                     set_epoch(epoch)
 
 
-def resume_warnings(loaders: Loaders, is_cut: bool) -> list[str]:
+def resume_warnings(loaders: NamedLoaders, is_cut: bool) -> list[str]:
     """Return a sentence for each loader that might give other batches to a run that resumes inside an epoch.
 
     Args:

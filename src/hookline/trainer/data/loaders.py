@@ -1,10 +1,11 @@
-"""Give loaders names, and work out how many batches an epoch of them has."""
+"""Give loaders names, decide from which of them the next batch comes, and how many batches an epoch has."""
 
 from __future__ import annotations
 
+import random
+from bisect import bisect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Any, NoReturn
 
 from torch.utils.data import (
@@ -17,10 +18,11 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from hookline._words import nearest
+from hookline.core.rng_guard import as_tuples
 from hookline.errors import ConfigError, TrainingError, with_article
 from hookline.run.rng import preserve_rng, seed_everything
 from hookline.trainer.data.loader_state import has_state, known_length
-from hookline.trainer.data.mixing import LoaderSchedule
 from hookline.trainer.data.sampler import ResumableSampler, ShareOf
 from hookline.trainer.options import TrainerOptions
 
@@ -86,58 +88,127 @@ def _is_list_of_batches(loaders: Any) -> bool:
     )
 
 
-class TrainLoaders(dict[str, Iterable[Any]]):
-    """Training loaders by name, with the schedule that mixes them and the limits of an epoch.
+class RoundRobin:
+    """An endless sequence of loader indices: every loader in turn, then again from the first."""
 
-    Args:
-        loaders: The loaders by name.
-        schedule: How they are mixed.
-        limit: The most batches of an epoch, of all loaders together.
-        each: The most batches of each loader, if they are read one after another.
+    def __init__(self, count: int) -> None:
+        self._count, self._taken = count, 0
+
+    def next(self) -> int:
+        """Return the index of the next loader."""
+        self._taken += 1
+        return (self._taken - 1) % self._count
+
+    def state(self) -> int:
+        """Return how many indices were returned."""
+        return self._taken
+
+    def restore(self, state: int) -> None:
+        """Restore a saved state."""
+        self._taken = state
+
+
+class Weighted:
+    """An endless sequence of loader indices, drawn by weight from a separate generator.
+
+    Drawing does not move training's streams, nor do hooks move this one.
     """
 
-    def __init__(
-        self,
-        loaders: Mapping[str, Iterable[Any]],
-        schedule: LoaderSchedule,
-        limit: int | None = None,
-        each: int | None = None,
-    ) -> None:
-        super().__init__(loaders)
-        self.schedule, self.limit, self.each = schedule, limit, each
+    def __init__(self, weights: Sequence[float], seed: int, epoch: int) -> None:
+        self._bounds = list(accumulate(weights))
+        # Seeded by epoch, so that there is nothing to save between two epochs.
+        self._generator = random.Random(f"loaders of epoch {epoch}, seed {seed}")
+
+    def next(self) -> int:
+        """Return the index of the next loader."""
+        return bisect(self._bounds, self._generator.random() * self._bounds[-1], hi=len(self._bounds) - 1)
+
+    def state(self) -> Any:
+        """Return the generator's state."""
+        return self._generator.getstate()
+
+    def restore(self, state: Any) -> None:
+        """Restore a saved state."""
+        self._generator.setstate(as_tuples(state))
+
+
+class TrainLoaders(dict[str, Iterable[Any]]):
+    """Training loaders by name, how the options mix them, and the limits of an epoch.
+
+    Args:
+        loaders: One loader, a list or a dict of loaders, or None.
+        options: The options of the run.
+    """
+
+    def __init__(self, loaders: Loaders, options: TrainerOptions) -> None:
+        super().__init__(named_loaders(loaders, "train"))
+        self.kind, self.end, self._seed = options.loader_schedule, options.loader_end, options.seed or 0
+        # Loader names are strings, also those of a list of loaders.
+        self._weights = {str(name): weight for name, weight in (options.loader_weights or {}).items()}
+        self.limit: int | None = None  # the most batches of an epoch, of all loaders together
+        self.each = options.fast_dev_run or None  # the most batches of each loader, if they are read one after another
         # The state_dict of loaders that have one, as it was when they were last between two passes over their data.
         self.idle_states: dict[str, Any] = {}
+        if self:
+            self._check_weights()
+            self._set_limit(options)
 
+    @property
+    def mixed(self) -> bool:
+        """Whether batches of several loaders alternate, instead of each loader being read to its end."""
+        return len(self) > 1 and self.kind != "sequential"
 
-def make_train_loaders(loaders: Loaders, options: TrainerOptions) -> TrainLoaders:
-    """Return the training loaders by name, mixed and limited as the options say."""
-    schedule, tried = LoaderSchedule.from_options(options), options.fast_dev_run
-    found = TrainLoaders(named_loaders(loaders, "train"), schedule, each=tried or None)
-    if not found:
-        return found
-    schedule.check(found)
-    if tried and not schedule.sequential:  # drawing by weight might leave a loader out
-        found.schedule = replace(schedule, kind="round_robin", weights=None)
-    limit = options.limit_train_batches
-    if isinstance(limit, float):
-        length = epoch_length(found)
-        if length is None:
-            weighted = found.schedule.kind == "weighted"
-            why = "loaders are drawn by weight" if weighted else "the length of a loader is unknown"
-            raise TrainingError(f"limit_train_batches={limit}: {why}; give an integer")
-        limit = max(1, int(limit * length))
-    limits = [limit]
-    if options.overfit_batches:
-        limits.append(_length_of_first(found, options.overfit_batches))
-    if tried:  # a short loader of a mixture starts again
-        limits.append(_length_of_first(found, tried) if schedule.sequential else tried * len(found))
-    found.limit = smallest(*limits)
-    return found
+    def order(self, epoch: int) -> RoundRobin | Weighted:
+        """Return the order in which one epoch reads the loaders."""
+        if self.kind == "round_robin":
+            return RoundRobin(len(self))
+        return Weighted([self._weights.get(name, 1.0) for name in self], self._seed, epoch)
 
+    def total(self, lengths: Iterable[int | None]) -> int | None:
+        """Return the batches of one epoch without limits; None if a length is unknown or the loaders are drawn.
 
-def _length_of_first(loaders: TrainLoaders, count: int) -> int | None:
-    """Return the batches of an epoch that has the first `count` batches of each loader."""
-    return loaders.schedule.length([min(known_length(loader) or count, count) for loader in loaders.values()])
+        Args:
+            lengths: The batches of each loader.
+        """
+        known = [length for length in lengths if length is not None]
+        if len(known) < len(self) or (self.mixed and self.kind == "weighted"):
+            return None
+        if not self.mixed:
+            return sum(known)
+        if self.end == "shortest":  # up to the batch at which the first loader has none left
+            return min(length * len(known) + index for index, length in enumerate(known))
+        return max((length - 1) * len(known) + index + 1 for index, length in enumerate(known))
+
+    def _check_weights(self) -> None:
+        """Raise ConfigError unless the weights, if any, are those of the loaders."""
+        for name in self._weights:
+            if name not in self:
+                raise ConfigError(f"trainer.loader_weights.{name}", f"no such loader; {nearest(name, self)}")
+        missing = [name for name in self if self._weights and name not in self._weights]
+        if missing:
+            raise ConfigError("trainer.loader_weights", f"no weight for {', '.join(map(repr, missing))}")
+
+    def _set_limit(self, options: TrainerOptions) -> None:
+        tried, limit = options.fast_dev_run, options.limit_train_batches
+        if tried and self.mixed:  # drawing by weight might leave a loader out
+            self.kind = "round_robin"
+        if isinstance(limit, float):
+            length = epoch_length(self)
+            if length is None:
+                weighted = self.kind == "weighted"
+                why = "loaders are drawn by weight" if weighted else "the length of a loader is unknown"
+                raise TrainingError(f"limit_train_batches={limit}: {why}; give an integer")
+            limit = max(1, int(limit * length))
+        limits = [limit]
+        if options.overfit_batches:
+            limits.append(self._length_of_first(options.overfit_batches))
+        if tried:  # a short loader of a mixture starts again
+            limits.append(tried * len(self) if self.mixed else self._length_of_first(tried))
+        self.limit = smallest(*limits)
+
+    def _length_of_first(self, count: int) -> int | None:
+        """Return the batches of an epoch that has the first `count` batches of each loader."""
+        return self.total(min(known_length(loader) or count, count) for loader in self.values())
 
 
 def first_batches(loaders: Mapping[str, Iterable[Any]], count: int, seed: int | None) -> dict[str, Iterable[Any]]:
@@ -158,7 +229,7 @@ def first_batches(loaders: Mapping[str, Iterable[Any]], count: int, seed: int | 
 
 def epoch_length(loaders: TrainLoaders) -> int | None:
     """Return the batches of one epoch; None if the length of a loader is unknown."""
-    return smallest(loaders.schedule.length([known_length(loader) for loader in loaders.values()]), loaders.limit)
+    return smallest(loaders.total(map(known_length, loaders.values())), loaders.limit)
 
 
 def smallest(*limits: int | None) -> int | None:

@@ -35,6 +35,8 @@ class SharedSampler(Sampler[int]):
         TrainingError: If there is no such share, or nothing in it.
     """
 
+    dataset_draws = False
+
     def __init__(self, size: int, rank: int | None = None, world_size: int | None = None, even: bool = True) -> None:
         own_rank, processes = rank_and_world_size()
         self.rank, self.world_size = own_rank if rank is None else rank, processes if world_size is None else world_size
@@ -76,8 +78,6 @@ class ShareOf(SharedSampler):
         rank: As for `SharedSampler`.
         world_size: As for `SharedSampler`.
     """
-
-    dataset_draws = False
 
     def __init__(self, sampler: Any, rank: int | None = None, world_size: int | None = None) -> None:
         self.sampler = sampler
