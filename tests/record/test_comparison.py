@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hookline.record import Record
-from hookline.record.comparison import (
+from hookline.runs.compare import (
     MISSING,
     THERE,
     Difference,
@@ -19,8 +19,8 @@ from hookline.record.comparison import (
     find_partings,
     likely_causes,
 )
-from hookline.record.config_yaml import flatten_config
-from hookline.record.summary import RunSummary
+from hookline.runs.config import flatten_config
+from hookline.runs.summary import RunSummary
 
 
 def write_run(directory: Path, config: str = "a: 1\n", hooks: Any = (), metrics: Any = ()) -> RunSummary:
@@ -31,7 +31,7 @@ def write_run(directory: Path, config: str = "a: 1\n", hooks: Any = (), metrics:
     record.close("completed", None, [*hooks], [], {"step": 1})
     assert record.path is not None
     (record.path / "config.yaml").write_text(config)
-    return RunSummary.read(record.path)
+    return RunSummary.read(record.path, numbers=True)
 
 
 def nested_aliases(first: str, each: str) -> str:
@@ -183,7 +183,7 @@ def write_layers(
             record.log_layers(series, 2, names, columns, torch.tensor(values))
         record.close("completed", None, [], [], {"step": 2})
     assert record.path is not None
-    return RunSummary.read(record.path)
+    return RunSummary.read(record.path, numbers=True)
 
 
 def test_runs_that_watch_different_layers_are_compared_where_both_watch(tmp_path: Path) -> None:

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from live_summary import LiveSummary
 
 from hookline.record import Record, read_events
-from hookline.record.alerts import find_alerts
-from hookline.record.comparison import find_differences, find_partings, likely_causes
-from hookline.record.runs import list_runs
-from hookline.record.summary import RunSummary
+from hookline.runs.alerts import find_alerts
+from hookline.runs.compare import find_differences, find_partings, likely_causes
+from hookline.runs.find import list_runs
+from hookline.runs.summary import RunSummary
 
 HUGE = "1" + "0" * 400
 HEADER = '{"series":1,"name":"g","names":["a"],"columns":["c"]}\n'
@@ -59,7 +60,7 @@ def write_run(directory: Path, **fields: Any) -> Path:
 
 def look_at(path: Path, other: Path) -> RunSummary:
     """Do what the commands runs, show and compare do, and look at every array of the summary."""
-    summary, second = RunSummary.read(path, media=True), RunSummary.read(other)
+    summary, second = RunSummary.read(path, media=True, numbers=True), RunSummary.read(other, numbers=True)
     differences = find_differences([summary, second])
     parting = find_partings(summary, [second])[0]
     assert parting is not None
@@ -101,7 +102,7 @@ def test_a_table_that_is_damaged_is_left_out(tmp_path: Path, content: str) -> No
 
 
 def test_a_metric_that_no_float_holds_is_infinite_for_a_sink_of_the_run() -> None:
-    record, live = Record.in_memory(), RunSummary()
+    record, live = Record.in_memory(), LiveSummary()
     record.add_sink(live)
     record.log(1, 0, "big", -(10**400))
     record.log(2, 0, "big", 7)

@@ -5,6 +5,7 @@ import json
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -116,3 +117,20 @@ def test_two_writers_never_mix_lines(tmp_path: Path) -> None:
     assert not torn and all(record["text"] == record["writer"] * 50_000 for record in records)
     for writer in "ab":
         assert [record["index"] for record in records if record["writer"] == writer] == list(range(200))
+
+
+@pytest.mark.parametrize("levels", [49, 50, 200])
+def test_whatever_is_nested_is_written_so_that_it_is_read(levels: int, tmp_path: Path) -> None:
+    """The writer cuts what is deeper than the limit, so that no line of ours is too deep for the reader."""
+    record = open_record(tmp_path)
+    value: list[Any] = []
+    for _ in range(levels - 2):  # The line itself is one level, and so is the innermost list.
+        value = [value]
+    record.event("mine", 1, value=value)
+    record.event("after", 1)
+    (mine, _), torn = read_jsonl(tmp_path / "r" / "events.jsonl")
+    assert not torn
+    assert (mine["value"] == value) is (levels <= 50)
+    with (tmp_path / "r" / "events.jsonl").open("a") as file:
+        file.write(f'{{"kind": "foreign", "value": {"[" * 50}{"]" * 50}}}\n')
+    assert events(tmp_path) == (["mine", "after"], True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hookline.record.runs import RunFiles, Score, list_runs
+from hookline.runs.find import RunFiles, Score, list_runs
 
 BEGIN = 1_767_225_600  # 2026-01-01T00:00:00Z
 

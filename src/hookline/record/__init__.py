@@ -1,7 +1,7 @@
 """Record what a run did, from which code and config, readable by anything that reads JSON.
 
-Imports `core` and the shared modules. `hooks`, `trainer` and what is above them may import it. The names below are
-loaded on first use, because commands that only read a record do not need torch.
+Imports `core` and the shared modules. `runs`, which reads records, and what is above it may import it. The names below
+are loaded on first use, because commands that only read a record do not need torch; those that read are in `runs`.
 """
 
 from __future__ import annotations
@@ -10,20 +10,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hookline.record.format import Image, MediaRow, Table
     from hookline.record.json_lines import read_json, read_jsonl
-    from hookline.record.media_reader import Image, MediaRow, Table, read_media
-    from hookline.record.reader import LayerSeries, read_events, read_layers, read_metrics
     from hookline.record.record import Record
     from hookline.record.redaction import redact
     from hookline.record.sinks import Sink
+    from hookline.runs.layers import LayerSeries, read_layers
+    from hookline.runs.media import read_media
+    from hookline.runs.reader import read_events, read_metrics
 
 _NAMES = {  # By module.
-    "json_lines": "read_json read_jsonl",
-    "media_reader": "Image MediaRow Table read_media",
-    "reader": "LayerSeries read_events read_layers read_metrics",
-    "record": "Record",
-    "redaction": "redact",
-    "sinks": "Sink",
+    "record.format": "Image MediaRow Table",
+    "record.json_lines": "read_json read_jsonl",
+    "record.record": "Record",
+    "record.redaction": "redact",
+    "record.sinks": "Sink",
+    "runs.media": "read_media",
+    "runs.layers": "LayerSeries read_layers",
+    "runs.reader": "read_events read_metrics",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
@@ -37,6 +41,6 @@ def __getattr__(name: str) -> Any:
     """Import a name from its module on first use."""
     if name not in _MODULES:
         raise AttributeError(f"module 'hookline.record' has no attribute {name!r}")
-    value = getattr(import_module(f"hookline.record.{_MODULES[name]}"), name)
+    value = getattr(import_module(f"hookline.{_MODULES[name]}"), name)
     globals()[name] = value
     return value

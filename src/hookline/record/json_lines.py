@@ -12,21 +12,13 @@ from typing import Any
 
 from hookline._console import warn
 from hookline._fs import explain, open_plain, write_atomic
+from hookline._nesting import MAX_DEPTH, TOO_DEEP, is_too_deep
 from hookline.errors import RecordError
 from hookline.record import strict_json
+from hookline.record.format import FARTHEST_STEP, NON_FINITE, TEXT_FIELDS
 from hookline.record.lock import has_owner
 
-RESERVED = frozenset({"step", "epoch", "time"})  # fields of every row of metrics
-NOT_METRICS = RESERVED | {"resumed"}  # a row with the latter marks where a run was resumed
-NON_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
-TEXT_FIELDS = frozenset({
-    "time", "kind", "name", "hook", "event", "by", "reason", "message", "error", "text", "run_id",
-})  # fmt: skip
-FARTHEST_STEP = 1 << 53  # numbers beyond are not exact in every reader of JSON
 _BATCH = 10_000  # lines
-_DEEPEST = (
-    64  # levels of a value; the record writes fewer, and readers of deeper ones would exceed Python's recursion limit
-)
 _APPEND = os.O_RDWR | os.O_APPEND | os.O_CREAT
 
 
@@ -147,8 +139,8 @@ def warn_of_torn_line(path: Path) -> None:
 def warn_at_caller(message: str) -> None:
     """Issue a `RuntimeWarning` at the line that called the public reader."""
     depth = 1
-    # `load_run` calls the other public readers, and `load_run(…).media` is read by functools.
-    while f"{sys._getframe(depth).f_globals.get('__name__')}.".startswith(("hookline.record.", "functools.")):
+    ours = ("hookline.record.", "hookline.runs.", "functools.")  # which reads `load_run(…).media`
+    while f"{sys._getframe(depth).f_globals.get('__name__')}.".startswith(ours):
         depth += 1
     warn(message, stacklevel=depth + 1)
 
@@ -231,17 +223,12 @@ def parse_json(text: bytes) -> Any:
     try:
         value = json.loads(text)
     except RecursionError as error:
-        raise ValueError("nested too deeply") from error
+        raise ValueError(TOO_DEEP) from error
     lines = len(value) if isinstance(value, list) else 0
-    if text.count(b"[") + text.count(b"{") > _DEEPEST + lines and _is_deeper(value, _DEEPEST):
-        raise ValueError("nested too deeply")
+    # Counting brackets is quick, and almost always enough.
+    if text.count(b"[") + text.count(b"{") > MAX_DEPTH + lines and is_too_deep(value):
+        raise ValueError(TOO_DEEP)
     return value
-
-
-def _is_deeper(value: Any, levels: int) -> bool:
-    if not isinstance(value, (dict, list)):
-        return False
-    return not levels or any(_is_deeper(one, levels - 1) for one in (value.values() if type(value) is dict else value))
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

@@ -15,8 +15,8 @@ import torch
 from hookline import _device
 from hookline._host_copy import HostCopy
 from hookline.errors import RecordError
+from hookline.record.format import SeriesHeader, pack_counts
 from hookline.record.json_lines import JsonLines
-from hookline.record.packing import SeriesHeader, pack_counts
 
 
 class LayerRow(NamedTuple):

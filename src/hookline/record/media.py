@@ -19,12 +19,8 @@ from hookline._fs import explain, make_directory, refuse_link, write_atomic
 from hookline._host_copy import HostCopy
 from hookline.errors import RecordError, with_article
 from hookline.record import strict_json
+from hookline.record.format import LARGEST_SIDE, PNG, Image, MediaRow, Table, size_of_png
 from hookline.record.json_lines import JsonLines
-from hookline.record.media_reader import LARGEST_SIDE, PNG, size_of_png
-from hookline.record.media_reader import Image as Image
-from hookline.record.media_reader import MediaRow as MediaRow
-from hookline.record.media_reader import Table as Table
-from hookline.record.media_reader import read_media as read_media
 from hookline.record.redaction import redact_name, redact_text
 
 MOST_CELLS = 10_000

@@ -23,16 +23,14 @@ from hookline._words import nearest
 from hookline.core.shared_part import SharedPart
 from hookline.errors import RecordError
 from hookline.record import strict_json
-from hookline.record.json_lines import NOT_METRICS
+from hookline.record.format import FORMAT, NOT_METRICS, MediaRow, SeriesHeader, utc_now
 from hookline.record.labels import Labels, read_labels, redact_labels
 from hookline.record.layers import LayerRow, LayerStep
-from hookline.record.media import MediaRow, PendingMedia, make_image, make_table, media_name
+from hookline.record.media import PendingMedia, make_image, make_table, media_name
 from hookline.record.metrics import Entry, MetricBatch, snapshot
 from hookline.record.outcome import Outcome
-from hookline.record.packing import SeriesHeader
 from hookline.record.provenance import UNKNOWN_GIT_STATE, config_hash, new_run_id
 from hookline.record.redaction import SecretValues, find_secrets, redact, redact_name, redact_text
-from hookline.record.runs import FORMAT, utc_now
 from hookline.record.sinks import AddedSinks, FileStorage, MemoryStorage, RankStorage, Sink, SinkHandle
 
 # What Hookline writes into a run's directory: files, then directories.

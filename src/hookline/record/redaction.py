@@ -18,12 +18,12 @@ from typing import Any
 from weakref import WeakSet
 
 from hookline._console import logger
+from hookline._nesting import MAX_DEPTH
 from hookline._secrets import SHORTEST_SECRET, replace_secrets
 from hookline.record import strict_json
 
 REDACTED = "<redacted>"
 
-_MAX_DEPTH = 48
 _NO_SECRETS = frozenset({float, int, bool, type(None)})
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _SECRET_WORDS = frozenset({
@@ -152,10 +152,10 @@ def find_secrets(value: Any, under_secret_key: bool = False, depth: int = 0) -> 
     That is the value of a reference, and what stands under a key that names a secret. Paths are left out, because a
     record contains many and has to name them.
     """
-    if isinstance(value, Mapping) and depth < _MAX_DEPTH:
+    if isinstance(value, Mapping) and depth <= MAX_DEPTH:
         for key, item in value.items():
             yield from find_secrets(item, under_secret_key or is_secret_key(key), depth + 1)
-    elif isinstance(value, (list, tuple)) and depth < _MAX_DEPTH:
+    elif isinstance(value, (list, tuple)) and depth <= MAX_DEPTH:
         for item in value:
             yield from find_secrets(item, under_secret_key, depth + 1)
     elif isinstance(value, str):
@@ -186,7 +186,7 @@ def redact(value: Any, *, is_secret: bool = False, depth: int = 0) -> Any:
         return REDACTED if is_secret and type(value) in (int, float) else value
     if isinstance(value, str) and not isinstance(value, Enum):
         return _reference_of(value) or (REDACTED if is_secret and value else redact_text(value))
-    if depth > _MAX_DEPTH:  # a config that contains itself
+    if depth > MAX_DEPTH:  # a config that contains itself
         return f"<{type(value).__name__}>"
     if is_secret and not isinstance(value, Mapping):
         return REDACTED

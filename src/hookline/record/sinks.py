@@ -16,14 +16,15 @@ from hookline._console import logger, warn
 from hookline._fs import make_directory
 from hookline.core.failures import raise_if_quit
 from hookline.errors import RecordError, shown
-from hookline.record.config_yaml import as_yaml
+from hookline.record import strict_json
+from hookline.record.events import EVENTS
+from hookline.record.format import MediaRow, check_format
 from hookline.record.json_lines import JsonLines, read_json, write_json_atomic, write_text_atomic
 from hookline.record.labels import Labels, write_labels
 from hookline.record.layers import LayerLines, LayerRow
 from hookline.record.lock import RunLock
-from hookline.record.media import MediaLines, MediaRow
+from hookline.record.media import MediaLines
 from hookline.record.provenance import environment, git_state
-from hookline.record.runs import check_format
 
 REQUIRED_KINDS = ("metrics", "layers", "events")  # of rows; a sink has a method ``write_<kind>`` for each
 KINDS = (*REQUIRED_KINDS, "media")
@@ -234,7 +235,7 @@ class FileStorage:
             check_format(self.path, described)
             if is_new:
                 write_labels(self.path, labels)
-            write_text_atomic(self.path / "config.yaml", as_yaml(config))
+            write_text_atomic(self.path / "config.yaml", _as_yaml(config))
             write_json_atomic(self.path / "run.json", run)
         except RecordError:  # the run does not begin, so another attempt in this process must get the lock
             self._lock.release()
@@ -291,15 +292,6 @@ class FileStorage:
             self.report_loss(error)
 
 
-SAME_ON_ALL_RANKS = frozenset({
-    "begun_again", "best_checkpoint", "best_weights_restored", "checkpoint_abandoned", "checkpoint_damaged",
-    "checkpoint_failed", "checkpoint_loaded", "checkpoint_saved", "gradient_flow", "hook_state", "hooks_changed",
-    "hooks_without_state", "loss_fn_changed", "lr_changed", "non_finite_losses", "non_finite_weights",
-    "parameters_changed", "resume_not_exact", "step_fn_changed", "step_skipped", "stop_requested",
-})  # fmt: skip
-"""Events that happen on all ranks alike; rank 0 records them."""
-
-
 class RankStorage:
     """The record of a rank other than 0: ``ranks/<rank>/events.jsonl``, made when something happens to that rank alone.
 
@@ -314,8 +306,10 @@ class RankStorage:
 
     def write(self, kind: str, rows: Sequence[Any]) -> None:
         """Append events that concern this rank alone."""
-        own = [row for row in rows if row["kind"] not in SAME_ON_ALL_RANKS] if kind == "events" else []
-        for row in own:
+        for row in rows if kind == "events" else ():
+            known = EVENTS.get(row["kind"])
+            if known is not None and known.same_on_all_ranks:
+                continue  # rank 0 writes it
             try:
                 if self._events is None:
                     directory = self.path / "ranks" / str(self._rank)
@@ -370,3 +364,13 @@ class RankStorage:
                 write_json_atomic(self.path / "run.json", described)
         finally:
             lock.release()
+
+
+def _as_yaml(config: Any) -> str:
+    """Return readable YAML; without PyYAML, or for what it cannot express, JSON, which YAML readers read, too."""
+    try:
+        import yaml
+
+        return str(yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
+    except Exception:
+        return strict_json.dumps(config, indent=2) + "\n"

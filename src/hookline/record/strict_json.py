@@ -18,7 +18,8 @@ from enum import Enum
 from pathlib import PurePath
 from typing import Any
 
-_MAX_DEPTH = 48  # far deeper than any config, and far from the interpreter's recursion limit
+from hookline._nesting import MAX_DEPTH
+
 _FLAT_KEYS = frozenset({str})
 _FLAT_VALUES = frozenset({int, float, str, bool, type(None)})
 _SURROGATE = "\\ud"  # how the encoder begins a surrogate: a rare character, or half of one
@@ -73,7 +74,7 @@ def simplify(value: Any, parents: tuple[int, ...] = ()) -> Any:
     try:
         if not isinstance(value, (Mapping, list, tuple, set, frozenset)) and not is_dataclass_instance(value):
             return _simplify_leaf(value)
-        if id(value) in parents or len(parents) >= _MAX_DEPTH:
+        if id(value) in parents or len(parents) >= MAX_DEPTH:
             return short_repr(value)
         inside = (*parents, id(value))
         if isinstance(value, (list, tuple)):

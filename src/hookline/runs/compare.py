@@ -10,33 +10,31 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import PurePath
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from hookline.errors import RecordError
 from hookline.record import strict_json
-from hookline.record.config_yaml import REST, flatten_config, read_config
-from hookline.record.curves import Steps, Values, as_arrays, sort_by_step
-from hookline.record.json_lines import NON_FINITE, NOT_METRICS, as_mapping
-from hookline.record.packing import SeriesHeader
-from hookline.record.rows import columns_of_rows, read_layer_rows, read_rows
-from hookline.record.summary import Array, RunSummary
+from hookline.record.events import EVENTS
+from hookline.record.format import NON_FINITE, SeriesHeader
+from hookline.record.json_lines import as_mapping
+from hookline.runs.config import REST, flatten_config
+from hookline.runs.numbers import Numbers
+from hookline.runs.reader import CONFIG
+from hookline.runs.summary import Array, RunSummary
 
 MISSING = "(not there)"
 """Stands for a value that a run does not have."""
 THERE = "(there)"
 """Stands for a hook that a run has and another one lacks."""
 
-_BY_THE_CLOCK = ("throughput/", "ranks/")  # metrics that differ between any two runs
-_CLOCK_COLUMNS = frozenset({"time", "memory"})  # series of layers with one of these do, too
 # Options of the trainer that cannot change what is computed.
 _CANNOT_CHANGE_NUMBERS = frozenset({
     "async_save", "console", "debug", "on_save_error", "output_dir", "rank_timeout", "record", "report",
     "trainable_only", "validate_every", "sanity_batches", "warn_above",
 })  # fmt: skip
 _LABELS = frozenset({"name", "tags", "notes"})  # options of the trainer that only describe a run
-_CHANGES = ("lr_changed", "loss_fn_changed", "step_fn_changed", "parameters_changed", "hook_wrote")
 
 
 @dataclass(frozen=True)
@@ -113,19 +111,18 @@ def _configs(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
 
 
 def _readable(run: RunSummary) -> dict[str, Any]:
-    path = None if run.path is None else run.path / "config.yaml"
-    if path is None or not os.path.lexists(path):
+    if run.files is None or not os.path.lexists(run.files.path / CONFIG):
         return {}
     try:
-        read_config(path)
+        run.files.config  # noqa: B018 - read now
     except RecordError as error:
-        return {path.name: str(error)}
-    return {path.name: THERE}
+        return {CONFIG: str(error)}
+    return {CONFIG: THERE}
 
 
 def _config_values(run: RunSummary) -> dict[str, Any]:
     """Return the values of a config by their dotted keys, without its hooks, which are compared by name."""
-    config = {} if run.path is None else read_config(run.path / "config.yaml")
+    config = {} if run.files is None else run.files.config
     values = {key: value for key, value in as_mapping(config).items() if key != "hooks"}
     if isinstance(trainer := values.get("trainer"), Mapping):
         values["trainer"] = {key: value for key, value in trainer.items() if key not in _LABELS}
@@ -183,35 +180,22 @@ def _command_text(argv: Sequence[str]) -> str:
 # ---- the first step at which runs part -------------------------------------------------------------------------------
 
 
-class _Numbers(NamedTuple):
-    """Every number of a run that does not depend on the clock."""
-
-    metrics: dict[str, tuple[Steps, Values]]
-    """By metric: the steps in order, and the values."""
-    layers: dict[int, dict[SeriesHeader, Array]]
-    """By step: [names, columns], with a hash in place of each histogram, so that they take little memory."""
-
-    @property
-    def steps(self) -> Steps:
-        """Every step with a number."""
-        return np.unique(
-            np.concatenate([np.array([*self.layers], np.int64), *(own for own, _ in self.metrics.values())])
-        )
-
-
 def find_partings(first: RunSummary, others: Sequence[RunSummary]) -> list[Parting | None]:
     """Compare every number that other runs have in common with the first one, bit for bit.
 
     Metrics that depend on the clock are left out, as are layers, statistics and metrics that only one of two runs has.
 
+    Args:
+        first: A run, which was read with its numbers.
+        others: Others, too.
+
     Returns:
         Where each of the others parts from the first one; None if they have no step in common.
     """
-    ours = _read_numbers(first)
-    return [_part(ours, _read_numbers(other)) for other in others]
+    return [_part(first.numbers, other.numbers) for other in others]
 
 
-def _part(ours: _Numbers, theirs: _Numbers) -> Parting | None:
+def _part(ours: Numbers, theirs: Numbers) -> Parting | None:
     common = np.intersect1d(ours.steps, theirs.steps, assume_unique=True)
     if not common.size:
         return None
@@ -223,7 +207,7 @@ def _part(ours: _Numbers, theirs: _Numbers) -> Parting | None:
     return Parting(step, name, values, before, int(common[before - 1]) if before else None)
 
 
-def _different_metrics(ours: _Numbers, theirs: _Numbers) -> Iterator[tuple[int, str, tuple[Any, Any]]]:
+def _different_metrics(ours: Numbers, theirs: Numbers) -> Iterator[tuple[int, str, tuple[Any, Any]]]:
     """Yield for each metric that differs the first step at which it does, and its values."""
     for name in ours.metrics.keys() & theirs.metrics.keys():
         (our_steps, our_values), (their_steps, their_values) = ours.metrics[name], theirs.metrics[name]
@@ -235,7 +219,7 @@ def _different_metrics(ours: _Numbers, theirs: _Numbers) -> Iterator[tuple[int, 
             yield int(steps[index]), name, _shown_values(float(first[index]), float(second[index]))
 
 
-def _different_layers(ours: _Numbers, theirs: _Numbers) -> Iterator[tuple[int, str, tuple[Any, Any]]]:
+def _different_layers(ours: Numbers, theirs: Numbers) -> Iterator[tuple[int, str, tuple[Any, Any]]]:
     """Yield the statistics that differ at the first step at which one does."""
     for step in sorted(ours.layers.keys() & theirs.layers.keys()):
         first, second = ours.layers[step], theirs.layers[step]
@@ -259,34 +243,6 @@ def _cells(rows: Mapping[SeriesHeader, Array], same: set[SeriesHeader]) -> dict[
         for name, line in zip(header.names, values.tolist(), strict=True)
         for column, value in zip(header.columns, line, strict=True)
     }
-
-
-def _read_numbers(run: RunSummary) -> _Numbers:
-    """Read every number of a run; later lines of a step win."""
-    parts: dict[str, list[tuple[Steps, Values]]] = {}
-    layers: dict[int, dict[SeriesHeader, Array]] = {}
-    if run.path is not None:
-        for rows in read_rows(run.path / "metrics.jsonl", []):
-            for name, (steps, values) in columns_of_rows(rows).items():
-                if name not in NOT_METRICS and not name.startswith(_BY_THE_CLOCK):
-                    parts.setdefault(name, []).append(as_arrays(steps, values))
-        if (run.path / "layers.jsonl").exists():
-            for step, header, array in read_layer_rows(run.path / "layers.jsonl", []):
-                if _CLOCK_COLUMNS.isdisjoint(header.columns):
-                    written = layers.setdefault(step, {})
-                    written.pop(header, None)  # what comes later overwrites, also where headers overlap
-                    written[header] = array if header.bins is None else _hashes(array)
-    metrics = {
-        name: sort_by_step(np.concatenate([steps for steps, _ in own]), np.concatenate([values for _, values in own]))
-        for name, own in parts.items()
-    }
-    return _Numbers(metrics, layers)
-
-
-def _hashes(histograms: Array) -> Array:
-    """Return a hash of each histogram, [names, columns]."""
-    hashes = [hash(one.tobytes()) for one in histograms.reshape(-1, histograms.shape[2])]
-    return np.array(hashes, np.int64).reshape(histograms.shape[:2])
 
 
 def _same(first: float, second: float) -> bool:
@@ -354,7 +310,7 @@ def _events_before(first: RunSummary, second: RunSummary, parting: Parting) -> I
         for kind, at, by in sorted(happened[index] - happened[1 - index], key=str):
             if not earliest <= at <= (parting.step or 0):
                 continue
-            if kind in _CHANGES:
+            if kind in EVENTS and EVENTS[kind].changes_numbers:
                 yield f"{name}: {kind.replace('_', ' ')} at step {at} by {by}"
             elif kind in ("checkpoint_loaded", "resume_not_exact"):
                 yield f"{name} was resumed at step {at}"

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hookline._fs import open_plain
 from hookline.errors import RecordError
-from hookline.record.json_lines import as_number, parse_json
-from hookline.record.labels import Labels, read_labels
-from hookline.record.lock import has_owner
+from hookline.record.json_lines import as_number
+from hookline.runs.reader import EVENTS, FARTHEST_BACK, METRICS, TAIL, RunReader
 
-RUN = "run.json"
-FORMAT = 1  # of a run's directory; a reader refuses a newer one
 RUNNING, KILLED = "running", "killed"  # instead of an outcome
-_LARGEST = 64 << 20  # bytes of a run.json
-_TAIL = 64 << 10  # bytes: hundreds of rows of metrics
-_FARTHEST_BACK = 4 << 20  # bytes from the end of a file, for what is not in the tail
 _TIME = re.compile(rb'"time": ?(\d+(?:\.\d+)?)[,}]')
 _STOPPED_BY = re.compile(r"stopped by (\S+?)(?: on rank \d+)?: ")
 
@@ -41,29 +32,22 @@ class Score:
     is_best: bool  # by a checkpoint hook's `monitor`; otherwise the last value that was written
 
 
-@dataclass(frozen=True)
-class RunFiles:
+class RunFiles(RunReader):
     """What the small files of a run say, and the last 64 kB to 4 MB of the others, however long the run was."""
-
-    path: Path
-    run: dict[str, Any]
-    """The fields of run.json."""
 
     @classmethod
     def read(cls, directory: Path | str) -> RunFiles:
         """Read the run.json of a directory. Raises `RecordError` if it is not a run, or has a newer format."""
-        path = Path(directory)
-        try:
-            with open(open_plain(path / RUN, os.O_RDONLY), "rb") as file:  # noqa: PTH123 - a descriptor, not a path
-                run = parse_json(file.read(_LARGEST))
-        except (OSError, ValueError) as error:
-            missing = isinstance(error, (FileNotFoundError, NotADirectoryError))
-            why = f"has no {RUN}" if missing else f"its {RUN} cannot be read or is damaged"
-            raise RecordError(f"{path} is not a run: {why}; a run's directory is runs/<run_id>") from error
-        if not isinstance(run, dict) or not isinstance(run.get("run_id"), str):
-            raise RecordError(f"{path} is not a run: its {RUN} was not written by Hookline")
-        check_format(path, run)
-        return cls(path, run)
+        files = cls(directory)
+        files.run  # noqa: B018 - read now
+        return files
+
+    @classmethod
+    def with_fields(cls, path: Path, run: Mapping[str, Any]) -> RunFiles:
+        """Return the files of a run whose run.json is known, or has other fields than these."""
+        files = cls(path)
+        files.run = dict(run)
+        return files
 
     @property
     def run_id(self) -> str:
@@ -71,19 +55,11 @@ class RunFiles:
         return str(self.run["run_id"])
 
     @cached_property
-    def labels(self) -> Labels:
-        """Name, tags and notes; empty ones if labels.json is damaged."""
-        try:
-            return read_labels(self.path)
-        except RecordError:
-            return Labels()
-
-    @cached_property
     def outcome(self) -> str:
         """How the run ended; "running" or "killed" if run.json does not say."""
         outcome = self.run.get("outcome")
         if outcome is None:
-            return RUNNING if has_owner(self.path) else KILLED
+            return RUNNING if self.has_owner else KILLED
         return str(outcome)
 
     @property
@@ -100,7 +76,7 @@ class RunFiles:
     @cached_property
     def score(self) -> Score | None:
         """The best value that a checkpoint hook monitors, or the last val/loss or train/loss."""
-        for row in self._last_rows("events.jsonl", containing=b'"best_checkpoint"'):
+        for row in self.last_rows(EVENTS, containing=b'"best_checkpoint"'):
             value = as_number(row.get("value")) if row.get("kind") == "best_checkpoint" else None
             if value is not None:
                 return Score(str(row.get("monitor")), value, True)
@@ -126,9 +102,21 @@ class RunFiles:
         ends with its last row of metrics. If a later attempt has written more than 4 MB since, the row is not looked
         for, and the start of the next attempt counts instead.
         """
-        total, known = 0.0, False
+        return self._seconds_of(self._attempts)
+
+    @property
+    def last_attempt_seconds(self) -> float | None:
+        """The time of the last attempt, which the costs of hooks are about; None if it is not known."""
+        return self._seconds_of(self._attempts[-1:])
+
+    @property
+    def _attempts(self) -> list[dict[str, Any]]:
         attempts = self.run.get("attempts")
-        attempts = [one if isinstance(one, dict) else {} for one in attempts] if isinstance(attempts, list) else []
+        attempts = attempts if isinstance(attempts, list) else []
+        return [attempt if isinstance(attempt, dict) else {} for attempt in attempts]
+
+    def _seconds_of(self, attempts: Sequence[dict[str, Any]]) -> float | None:
+        total, known = 0.0, False
         for index, attempt in enumerate(attempts):
             begin, end = read_time(attempt.get("started")), read_time(attempt.get("closed"))
             if end is None and index == len(attempts) - 1:
@@ -148,20 +136,20 @@ class RunFiles:
         if earlier and self._row_times[earlier - 1] >= begin.timestamp():
             return datetime.fromtimestamp(self._row_times[earlier - 1]).astimezone()
         # Rows from before the attempt say that it wrote none; without them, its own may be too far back.
-        is_all_read = earlier > 0 or self._size("metrics.jsonl") <= _FARTHEST_BACK
+        is_all_read = earlier > 0 or self._size(METRICS) <= FARTHEST_BACK
         return None if is_all_read else following
 
     @cached_property
     def _row_times(self) -> list[float]:
         """The times of the last rows of metrics in their order, as far back as is read at all."""
         # Of megabytes, parsing every line would take seconds for a list of runs.
-        found = (_TIME.search(line) for line in self._last_lines("metrics.jsonl"))
+        found = (_TIME.search(line) for line in self.last_lines(METRICS))
         return sorted(float(match[1]) for match in found if match)
 
     @property
     def _last_written(self) -> datetime | None:
         with suppress(OSError):
-            return datetime.fromtimestamp((self.path / "metrics.jsonl").stat().st_mtime).astimezone()
+            return datetime.fromtimestamp((self.path / METRICS).stat().st_mtime).astimezone()
         return None
 
     def _size(self, name: str) -> int:
@@ -172,44 +160,9 @@ class RunFiles:
     @cached_property
     def _last_metrics(self) -> list[dict[str, Any]]:
         """The rows in the last 64 kB of metrics that count, the newest first, or the last one if it is longer."""
-        rows: list[dict[str, Any]] = []
-        size, last_step = 0, math.inf
-        for line in self._last_lines("metrics.jsonl"):
-            size += len(line) + 1
-            if size > _TAIL and rows:
-                break
-            for row in _parse(line):
-                step = row.get("step")
-                if type(step) is not int:
-                    continue
-                if "resumed" in row:  # the rows before it are of an earlier attempt, which went farther
-                    last_step = min(last_step, step)
-                elif step <= last_step:
-                    rows.append(row)
-        return rows
-
-    def _last_rows(self, name: str, containing: bytes = b"") -> Iterator[dict[str, Any]]:
-        """Yield the last whole rows of a file, the newest first; only those whose lines have certain bytes."""
-        for line in self._last_lines(name):
-            if containing in line:
-                yield from _parse(line)
-
-    def _last_lines(self, name: str) -> Iterator[bytes]:
-        """Yield the last lines of a file, the newest first; more is read when it is asked for, up to 4 MB."""
-        try:
-            with open(open_plain(self.path / name, os.O_RDONLY), "rb") as file:  # noqa: PTH123
-                size = begin = file.seek(0, os.SEEK_END)
-                first = b""  # the line that begins before what was read
-                while begin > 0 and size - begin < _FARTHEST_BACK:
-                    block = min(begin, max(_TAIL, size - begin))  # as much as before, so that long lines are not slow
-                    begin -= block
-                    file.seek(begin)
-                    first, *lines = (file.read(block) + first).split(b"\n")
-                    yield from reversed(lines)
-                if begin == 0:
-                    yield first
-        except OSError:
-            return
+        if any("closed" not in attempt for attempt in self._attempts):  # the time of the kill is farther back
+            self.read_end(METRICS)
+        return [row for row in self.last_rows(METRICS, most=TAIL) if type(row.get("step")) is int]
 
 
 def list_runs(directory: Path | str) -> tuple[list[RunFiles], list[Path]]:
@@ -246,29 +199,9 @@ def run_labels(files: Sequence[RunFiles]) -> list[str]:
     return labels
 
 
-def check_format(path: Path, run: Mapping[str, Any]) -> None:
-    """Refuse a run whose directory has a newer format than this version of Hookline reads."""
-    written = run.get("format", FORMAT)
-    if not isinstance(written, int) or written > FORMAT:
-        raise RecordError(f"{path} has the format {written!r}, and this Hookline reads {FORMAT}; upgrade Hookline")
-
-
-def utc_now() -> str:
-    """Return the time as ISO 8601 in UTC, to the millisecond, as run.json has it."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
-
-
 def read_time(text: Any) -> datetime | None:
     """Return a time of run.json in local time; None if it is not one."""
     try:
         return datetime.fromisoformat(text).astimezone()
     except (TypeError, ValueError, OverflowError, OSError):
         return None
-
-
-def _parse(line: bytes) -> list[dict[str, Any]]:
-    """Return the row of a line; nothing if it is not a JSON object."""
-    with suppress(ValueError, RecursionError):
-        row = json.loads(line)
-        return [row] if isinstance(row, dict) else []
-    return []

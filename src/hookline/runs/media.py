@@ -4,63 +4,24 @@ from __future__ import annotations
 
 import json
 import re
-import struct
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from hookline._fs import refuse_link
 from hookline.errors import RecordError
+from hookline.record.format import LARGEST_SIDE, NON_FINITE, Image, MediaRow, Table, size_of_png
 from hookline.record.json_lines import (
-    NON_FINITE,
     as_number,
     directory_of,
-    is_step,
     read_bytes,
-    read_jsonl,
     warn_at_caller,
-    warn_of_torn_line,
 )
+from hookline.runs.reader import MEDIA, RunReader
 
-LARGEST_SIDE = 4096  # pixels of an image
-PNG = b"\x89PNG\r\n\x1a\n"  # how such a file begins
 _FILE = re.compile(r"media/[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _PLAIN = (str, int, float, bool, type(None))
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table of plain values: texts, numbers, booleans and None."""
-
-    columns: tuple[str, ...]
-    rows: tuple[tuple[Any, ...], ...]
-    kind: str | None = None
-    """What it shows, for viewers that draw it in another way. A table of the kind "confusion_matrix" has a row per
-    target, named in its first column, and a column per prediction."""
-
-
-@dataclass(frozen=True)
-class Image:
-    """An image as a PNG file."""
-
-    png: bytes
-    width: int
-    height: int
-
-    def __repr__(self) -> str:
-        return f"Image({self.width} x {self.height}, {len(self.png):,} bytes)"
-
-
-class MediaRow(NamedTuple):
-    """A table or an image of one step."""
-
-    step: int
-    epoch: int
-    time: float
-    name: str
-    content: Table | Image
 
 
 def read_media(run_dir: Path | str | None) -> list[MediaRow]:
@@ -69,26 +30,23 @@ def read_media(run_dir: Path | str | None) -> list[MediaRow]:
     Of several with one name and step, the last counts. Those whose file is missing or damaged are left out with a
     `RuntimeWarning`, as are lines torn by a kill.
     """
-    return [*read_newest_media(run_dir)][::-1]
+    reader = RunReader(directory_of(run_dir))
+    lines = reader.media_lines()
+    reader.warn_of_torn_lines()
+    return [*read_newest_media(reader.path, lines)][::-1]
 
 
-def read_newest_media(run_dir: Path | str | None, most: int | None = None) -> Iterator[MediaRow]:
+def read_newest_media(directory: Path, lines: Sequence[dict[str, Any]], most: int | None = None) -> Iterator[MediaRow]:
     """Yield the tables and images of a run, the newest first; the file of each is opened when it is asked for.
 
     Args:
-        run_dir: The run's directory.
+        directory: The run's directory.
+        lines: The lines of media.jsonl, the newest first.
         most: How many of each name to read; the files of the others are not opened.
     """
-    directory = directory_of(run_dir)
-    path = directory / "media.jsonl"
-    if directory.is_dir() and not path.exists() and not path.is_symlink():
-        return
     counts: Counter[str] = Counter()
     unreadable = []
-    lines, is_torn = read_jsonl(path)
-    if is_torn:
-        warn_of_torn_line(path)
-    for line in _newest_lines(lines):
+    for line in lines:
         counts[line["name"]] += 1
         if most is not None and counts[line["name"]] > most:
             continue
@@ -100,28 +58,7 @@ def read_newest_media(run_dir: Path | str | None, most: int | None = None) -> It
             yield MediaRow(line["step"], epoch if type(epoch) is int else 0, time, line["name"], content)
     if unreadable:
         what = f"{unreadable[-1]} is missing or damaged" + (f", and {len(unreadable) - 1} more" * (len(unreadable) > 1))
-        warn_at_caller(f"{path}: {what[:300]}; the others were read")
-
-
-def count_media(run_dir: Path | str) -> int:
-    """Return how many tables and images a run has logged, without opening them."""
-    path = Path(run_dir) / "media.jsonl"
-    return sum(1 for _ in _newest_lines(read_jsonl(path)[0])) if path.exists() else 0
-
-
-def _newest_lines(lines: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the last line of each name and step, the newest first, without those that a resumed run has discarded."""
-    seen: set[tuple[int, str]] = set()
-    limit: int | None = None
-    for line in reversed(lines):
-        step, name, resumed_at = line.get("step"), line.get("name"), line.get("resumed")
-        if type(resumed_at) is int:
-            limit = resumed_at if limit is None else min(limit, resumed_at)
-        elif type(step) is int and is_step(step) and isinstance(name, str):
-            is_discarded = limit is not None and step > limit
-            if not is_discarded and (step, name) not in seen:
-                seen.add((step, name))
-                yield line
+        warn_at_caller(f"{directory / MEDIA}: {what[:300]}; the others were read")
 
 
 def _read_content(directory: Path, line: dict[str, Any]) -> Table | Image | None:
@@ -157,11 +94,3 @@ def _read_table(read: Any) -> Table | None:
 
 def _read_cell(cell: Any) -> Any:
     return NON_FINITE.get(str(cell.get("float")), cell) if isinstance(cell, dict) else cell
-
-
-def size_of_png(png: bytes) -> tuple[int, int] | None:
-    """Return width and height of a PNG file, None if it is not one."""
-    if len(png) < 33 or not png.startswith(PNG) or png[12:16] != b"IHDR":
-        return None
-    width, height = struct.unpack(">II", png[16:24])
-    return width, height

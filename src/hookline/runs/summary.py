@@ -1,6 +1,6 @@
-"""Summarize a run in bounded memory, while it is recorded or from its files: curves, statistics per layer, events.
+"""Summarize a run from its files, in bounded memory: curves, statistics per layer, events.
 
-A `RunSummary` is a sink. The report of a run, `hookline show` and `hookline compare` are made from one. Reading a run
+The report of a run, `hookline show` and `hookline compare` are made from one. Reading a run
 needs NumPy and not torch, so that these commands start quickly.
 """
 
@@ -17,20 +17,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hookline._bins import bins_per_octave, bins_per_sign
 from hookline._console import logger
+from hookline._step_parts import STEP_PARTS
 from hookline.errors import RecordError
 from hookline.record import strict_json
-from hookline.record.curves import Curve
-from hookline.record.json_lines import NOT_METRICS, as_mapping, as_number, mappings_in, read_bytes
-from hookline.record.media_reader import Image, MediaRow, count_media, read_newest_media
-from hookline.record.packing import WINDOW_COLUMNS, Floats, SeriesHeader
-from hookline.record.rows import columns_of_rows, read_event_rows, read_layer_rows, read_rows
-from hookline.record.runs import RunFiles
+from hookline.record.format import NOT_METRICS, Floats, Image, MediaRow, SeriesHeader
+from hookline.record.json_lines import as_mapping, as_number, mappings_in
+from hookline.runs.curves import Curve
+from hookline.runs.find import RunFiles
+from hookline.runs.histograms import HistogramReader, HistogramRow
+from hookline.runs.media import read_newest_media
+from hookline.runs.numbers import Numbers
+from hookline.runs.reader import columns_of_rows
 
 if TYPE_CHECKING:
-    from hookline.record.layers import LayerRow
+    pass
 
-STEP_PARTS = ("step", "data_wait", "forward_backward", "optimizer", "hooks")  # of which throughput records the seconds
 MOST_EVENTS = 1000  # of a kind: as many of the first and as many of the last are kept
 _MOST_KINDS = 100  # of events: more than there are; those of further kinds are kept as if they were of one
 MOST_MEDIA = 8  # the newest tables and images of each name
@@ -182,7 +185,7 @@ class HistogramTable:
 
 
 class RunSummary:
-    """A run in bounded memory; a sink of its record.
+    """A run in bounded memory.
 
     It takes at most 52 kB for each metric, 1 MB for each series of statistics per layer and 4 MB for each series of
     histograms, as long as a series has fewer than 40,000 values a step, 1 MB for all images and 4 MB for all tables. A
@@ -193,10 +196,19 @@ class RunSummary:
         run: The fields of run.json.
         config: The text of config.yaml.
         path: The run's directory.
+        files: The files it was read from.
     """
 
-    def __init__(self, run: dict[str, Any] | None = None, config: str = "", path: Path | None = None) -> None:
+    def __init__(
+        self,
+        run: dict[str, Any] | None = None,
+        config: str = "",
+        path: Path | None = None,
+        files: RunFiles | None = None,
+    ) -> None:
         self.run, self.config, self.path = run or {}, config, path
+        self.files = files  # those it was read from
+        self.numbers = Numbers()  # every one of them, if it was read with them
         self.curves: dict[str, Curve] = {}
         self.times = Curve()  # seconds since 1970 at each step
         self.event_counts: Counter[str] = Counter()
@@ -210,13 +222,16 @@ class RunSummary:
         self.gradient_flow = GradientTroubles()
         self._layers: dict[SeriesHeader, Ranges] = {}
         self._histograms: dict[tuple[str, tuple[str, ...]], Ranges] = {}
-        self._window_ends: dict[tuple[str, str], tuple[int, dict[str, float]]] = {}  # of the newest step
+        self._histogram_reader = HistogramReader()
 
     # ---- receiving rows ----------------------------------------------------------------------------------------------
 
     def write_metrics(self, rows: Iterable[dict[str, Any]], /) -> None:
         """Add rows of metrics.jsonl."""
-        for name, (steps, values) in columns_of_rows([*rows]).items():
+        self._add_metrics(columns_of_rows([*rows]))
+
+    def _add_metrics(self, columns: Mapping[str, tuple[list[int], list[Any]]]) -> None:
+        for name, (steps, values) in columns.items():
             if name == "time":
                 self.times.extend(steps, values)
             elif name not in NOT_METRICS:
@@ -224,11 +239,6 @@ class RunSummary:
                 if curve is None:
                     curve = self.curves[name] = Curve()
                 curve.extend(steps, values)
-
-    def write_layers(self, rows: Iterable[LayerRow], /) -> None:
-        """Add steps of statistics per layer."""
-        for row in rows:
-            self._add_layers(row.step, row.header, np.asarray(row.values, dtype=np.float32))
 
     def write_events(self, rows: Iterable[dict[str, Any]], /) -> None:
         """Add rows of events.jsonl."""
@@ -241,15 +251,10 @@ class RunSummary:
             key = kind if kind in self._events or len(self._events) < _MOST_KINDS else None
             self._events.setdefault(key, EventsOfKind()).add(self._event_count, row)
 
-    def write_media(self, rows: Iterable[MediaRow], /) -> None:
-        """Add tables and images; of each name the newest are kept, except those for which there is no room."""
-        new = [*rows]
-        self.media, self.media_count = _with_room([*self.media, *new][::-1]), self.media_count + len(new)
-
     def _add_layers(self, step: int, header: SeriesHeader, values: Floats) -> None:
+        for row in self._histogram_reader.read(step, header, values):
+            self._add_histograms(row)
         if header.bins is not None:
-            for index, column in enumerate(header.columns):
-                self._add_histograms(step, header, column, values[:, index])
             return
         ranges = self._layers.get(header)
         if ranges is None:
@@ -258,10 +263,6 @@ class RunSummary:
             ranges = self._layers[header] = Ranges(min(max(_MOST_CELLS // cells, 4), 400), farther_from_zero)
         ranges.add(step, values)
         self._note_non_finite(step, header, values)
-        for series, column in WINDOW_COLUMNS.values():
-            if header.series == series and column in header.columns:
-                ends = values[:, header.columns.index(column)].tolist()
-                self._window_ends[series, column] = step, dict(zip(header.names, ends, strict=True))
 
     def _note_non_finite(self, step: int, header: SeriesHeader, values: Floats) -> None:
         """Keep where values that are not finite came first, which ranges of steps do not tell."""
@@ -273,18 +274,17 @@ class RunSummary:
                     if step < found.get(name, math.inf) and (name in found or len(found) < _MOST_NAMES):
                         found[name] = step
 
-    def _add_histograms(self, step: int, header: SeriesHeader, column: str, counts: Floats) -> None:
+    def _add_histograms(self, row: HistogramRow) -> None:
         """Add histograms whose windows are known: each counts the octaves below its largest value."""
-        measured, ends = self._window_ends.get(WINDOW_COLUMNS.get((header.series, column), ("", "")), (None, {}))
-        if measured != step or not all(name in ends for name in header.names):
+        if row.tops is None:
             return
-        key = (header.series if column in ("count", "counts") else f"{header.series}: {column}", header.names)
+        series = row.series if row.column in ("count", "counts") else f"{row.series}: {row.column}"
+        key = (series, row.names)
         if key not in self._histograms:
-            _make_room(self._histograms, key[0])
-            most = _MOST_COUNTS // (max(len(header.names), 1) * (2 * _OCTAVES + 2))
+            _make_room(self._histograms, series)
+            most = _MOST_COUNTS // (max(len(row.names), 1) * (2 * _OCTAVES + 2))
             self._histograms[key] = Ranges(min(max(most, 4), 100), _add_octaves)
-        octaves = np.array([ends[name] for name in header.names])
-        self._histograms[key].add(step, _in_octaves(counts, octaves))
+        self._histograms[key].add(row.step, _in_octaves(row.counts, row.tops))
 
     # ---- what is known -----------------------------------------------------------------------------------------------
 
@@ -317,7 +317,7 @@ class RunSummary:
     @property
     def step_seconds(self) -> dict[str, float]:
         """How long a step and its parts take on average over the run, by part, if the run has the throughput hook."""
-        found = {part: self.curves.get(f"throughput/{part}_seconds") for part in STEP_PARTS}
+        found = {part: self.curves.get(f"throughput/{part}_seconds") for part in ("step", *STEP_PARTS)}
         averages = {part: None if curve is None else curve.average for part, curve in found.items()}
         return {part: seconds for part, seconds in averages.items() if seconds is not None}
 
@@ -331,45 +331,56 @@ class RunSummary:
 
     @property
     def histograms(self) -> dict[str, HistogramTable]:
-        """The histograms per layer, by series; of one whose layers changed, those of the latest step."""
-        found = {}
-        by_age = sorted(self._histograms.items(), key=lambda one: (one[1].last, len(one[1].starts)))
-        for (series, names), ranges in by_age:  # the latest one wins
-            arrays = np.stack(ranges.arrays)
-            tops = arrays[..., 0].max(axis=0)
-            found[series] = HistogramTable(names, tops, np.array(ranges.starts), _move_window(arrays, tops)[..., 1:])
-        return found
+        """The histograms per layer, by series."""
+        by_series: dict[str, list[tuple[tuple[str, ...], Ranges]]] = {}
+        for (series, names), ranges in self._histograms.items():
+            by_series.setdefault(series, []).append((names, ranges))
+        return {series: _one_histogram_table(parts) for series, parts in by_series.items()}
 
     # ---- reading files -----------------------------------------------------------------------------------------------
 
     @classmethod
-    def read(cls, directory: Path | str, until: int | None = None, *, media: bool = False) -> RunSummary:
+    def read(
+        cls,
+        directory: Path | str | RunFiles,
+        *,
+        media: bool = False,
+        numbers: bool = False,
+    ) -> RunSummary:
         """Read the files of a run, also of one that is running or was killed.
 
         Args:
-            directory: The run's directory.
-            until: The last step to read metrics and layers of, for a run that continues from there.
+            directory: The run's directory, or its files.
             media: Whether to read tables and images, which only reports show.
+            numbers: Whether to keep every number, to compare runs bit for bit.
 
         Raises:
             RecordError: If the directory is not a run, or one of its files cannot be read.
         """
-        path = Path(directory)
-        run = RunFiles.read(path).run  # first: without it the directory is not a run
+        files = directory if isinstance(directory, RunFiles) else RunFiles.read(directory)
         try:
-            config = read_bytes(path / "config.yaml").decode("utf-8", "replace")
+            config = files.config_bytes.decode("utf-8", "replace")
         except RecordError as error:
             logger.warning("%s", error)
             config = ""
-        summary = cls(run, config, path)
-        for rows in read_rows(path / "metrics.jsonl", summary.incomplete, until):
-            summary.write_metrics(rows)
-        if (path / "layers.jsonl").exists():
-            for step, header, values in read_layer_rows(path / "layers.jsonl", summary.incomplete, until):
-                summary._add_layers(step, header, values)
+        summary = cls(files.run, config, files.path, files)
+        for rows in files.metrics():
+            columns = columns_of_rows(rows)
+            summary._add_metrics(columns)
+            if numbers:
+                summary.numbers.add_metrics(columns)
+        for step, header, values in files.layers():
+            summary._add_layers(step, header, values)
+            if numbers:
+                summary.numbers.add_layers(step, header, values)
         if media:
-            summary.media, summary.media_count = _with_room(read_newest_media(path, MOST_MEDIA)), count_media(path)
-        summary.write_events(read_event_rows(path, summary.incomplete))
+            lines = files.media_lines()
+            summary.media, summary.media_count = (
+                _with_room(read_newest_media(files.path, lines, MOST_MEDIA)),
+                len(lines),
+            )
+        summary.write_events(files.events())
+        summary.incomplete = files.incomplete
         return summary
 
 
@@ -427,6 +438,21 @@ def _one_table(parts: Sequence[tuple[SeriesHeader, Ranges]]) -> LayerTable:
     return LayerTable(names, columns, np.array(steps), values)
 
 
+def _one_histogram_table(parts: Sequence[tuple[tuple[str, ...], Ranges]]) -> HistogramTable:
+    """Make one table of the histograms of a series, which several hooks may write to; 0 where nothing was counted."""
+    names = tuple(dict.fromkeys(name for own, _ in parts for name in own))
+    steps = sorted({start for _, ranges in parts for start in ranges.starts})
+    row_of, step_of = ({key: index for index, key in enumerate(keys)} for keys in (names, steps))
+    arrays = np.zeros((len(steps), len(names), 2 * _OCTAVES + 2), np.float32)
+    arrays[..., 0] = _NO_OCTAVE
+    for own, ranges in parts:
+        rows = [row_of[name] for name in own]
+        for start, array in zip(ranges.starts, ranges.arrays, strict=True):
+            arrays[step_of[start], rows] = _add_octaves(arrays[step_of[start], rows], array)
+    tops = arrays[..., 0].max(axis=0)
+    return HistogramTable(names, tops, np.array(steps), _move_window(arrays, tops)[..., 1:])
+
+
 # ---- histograms in octaves -------------------------------------------------------------------------------------------
 #
 # An array of histograms is [names, 1 + bins]: the octave of the largest value, where the window of a name ends, then
@@ -434,7 +460,7 @@ def _one_table(parts: Sequence[tuple[SeriesHeader, Ranges]]) -> LayerTable:
 
 
 def _in_octaves(counts: Floats, ends: Array) -> Array:
-    """Return counts [names, bins], as in `hookline.stats.histograms`, in bins of whole octaves.
+    """Return counts [names, bins], as in `hookline._bins`, in bins of whole octaves.
 
     NaN and infinities are left out; the statistics have their numbers.
 
@@ -443,11 +469,10 @@ def _in_octaves(counts: Floats, ends: Array) -> Array:
         ends: The octave in which the counts of each name end.
     """
     names, bins = counts.shape
-    per_sign = (bins - 4) // 2
-    per_octave = max(round(per_sign / 31.75), 1)
-    begins = np.arange(0, per_sign, per_octave)
+    per_sign = bins_per_sign(bins)
+    begins = np.arange(0, per_sign, bins_per_octave(bins))
     found = np.zeros((names, 2 * _OCTAVES + 2), np.float32)
-    found[:, 0] = np.where(np.isfinite(ends), ends, 0)
+    found[:, 0] = ends
     negative, positive = _signs(found)
     found[:, 1 + _OCTAVES] = counts[:, per_sign + 1]
     negative[:, : len(begins)] = np.add.reduceat(counts[:, 1 : 1 + per_sign], begins, axis=1)

@@ -1,4 +1,4 @@
-"""Write, read and flatten config.yaml, the resolved config of a run."""
+"""Read and flatten config.yaml, the resolved config of a run."""
 
 from __future__ import annotations
 
@@ -8,29 +8,18 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from hookline._nesting import MAX_DEPTH
 from hookline.errors import RecordError
 from hookline.record import strict_json
-from hookline.record.json_lines import read_bytes
 
-_MOST_VALUES, _DEEPEST, _LONGEST_KEY = 10_000, 32, 200  # of a config that is flattened
+_MOST_VALUES, _LONGEST_KEY = 10_000, 200  # of a config that is flattened
 _CUT = "…"  # stands for what is beyond these
 REST = "… (compared in part)"
 """The key of a flattened config that tells that something was cut."""
 
 
-def as_yaml(config: Any) -> str:
-    """Return readable YAML; without PyYAML, or for what it cannot express, JSON, which YAML readers read, too."""
-    try:
-        import yaml
-
-        return str(yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
-    except Exception:
-        return strict_json.dumps(config, indent=2) + "\n"
-
-
-def read_config(path: Path) -> Any:
-    """Return what config.yaml contains. Raises `RecordError` if it cannot be read."""
-    content = read_bytes(path)
+def read_config(content: bytes, path: Path) -> Any:
+    """Return what a config.yaml contains. Raises `RecordError`, which names the path, if it cannot be read."""
     try:
         return json.loads(content)  # what the record writes where PyYAML is missing; YAML would read 1e-05 as text
     except (ValueError, RecursionError):
@@ -61,7 +50,7 @@ def flatten_config(config: Any) -> dict[str, Any]:
 
     A few lines of YAML from elsewhere can stand for more values than fit into memory, because an alias may repeat a
     part that has aliases itself. So at most 10,000 values are visited, where 100 characters of a text count as one, and
-    32 levels; "…" stands for the rest, and the key `REST` tells that there is one.
+    50 levels; "…" stands for the rest, and the key `REST` tells that there is one.
     """
     left, is_cut = _MOST_VALUES, False
 
@@ -69,7 +58,7 @@ def flatten_config(config: Any) -> dict[str, Any]:
         nonlocal left, is_cut
         size = len(value) if isinstance(value, (str, bytes, set, frozenset)) else 0
         left -= 1 + (size // 100 if isinstance(value, (str, bytes)) else size)
-        if left < 0 or depth > _DEEPEST:
+        if left < 0 or depth > MAX_DEPTH:
             is_cut = True
             return _CUT
         if isinstance(value, Mapping):

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from hookline.record.summary import GradientTrouble, LayerTable, RunSummary
-
-Severity = Literal["error", "warning", "info"]
-SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
+from hookline.record.events import EVENTS, SEVERITIES, Severity, describe_event, hook_of
+from hookline.runs.summary import GradientTrouble, LayerTable, RunSummary
 
 _NAMES_SHOWN = 3
 _MOST_PER_KIND = 5  # alerts; the last one says how many more there are
@@ -20,47 +18,6 @@ _SPIKE_SPREADS = 8.0  # a range of steps whose highest value is this many spread
 _BEFORE = 20  # ranges
 _DEAD_SHARE, _WAIT_SHARE = 0.5, 0.3
 
-# Events by kind: how bad each is, None if it does not mean trouble, and what it says. `{…}` are fields of the event.
-_EVENTS: dict[str, tuple[Severity | None, str]] = {
-    "exception": ("error", "the run failed: {error}"),
-    "non_finite_weights": ("error", "{message}"),
-    "crash": ("error", "{reason}; everything about that step is in {path}"),
-    "non_finite": ("error", "{reason}"),
-    "non_finite_loss": ("error", "the loss is {value}"),
-    "loader_failed": ("error", "a loader failed: {error}"),
-    "checkpoint_failed": ("error", "a checkpoint could not be saved: {error}"),
-    "checkpoint_damaged": ("error", "a checkpoint is damaged: {problem}"),
-    "hook_disabled": ("error", "the hook was switched off: {message}"),
-    "hook_failed": ("warning", "{message}"),
-    "hook_overruled": ("warning", "{message}"),
-    "hook_wrote": ("warning", "the hook changed training without declaring it: {what}"),
-    "hook_costly": ("warning", "{message}"),
-    "sink_failed": ("warning", "the sink {sink} failed and was removed: {error}"),
-    "gradient_flow": ("warning", "{verdict}"),
-    "loss_spike": ("warning", "the loss rose to {loss:.4g}, {spreads:.3g} spreads above the median {median:.4g}"),
-    "metric_not_finite": ("warning", "{monitor} is {value}"),
-    "debug_finding": ("warning", "a debug condition holds in {module}"),
-    "slow_rank": ("warning", "rank {slow_rank} takes {seconds:.3g} s a step, the others {others:.3g} s"),
-    "stall": ("warning", "no progress for {seconds:.3g} s"),
-    "resume_not_exact": ("warning", "the run was not resumed exactly: {why}"),
-    "notification_failed": ("warning", "a notification was not sent: {why}"),
-    "step_skipped": ("info", "an optimizer step was skipped: {reason}"),
-    "hook_drew": ("info", "{message}"),  # its streams were restored, so that training is as without it
-    "begun_again": (None, "the run was resumed from its beginning, because it had no checkpoint"),
-    "best_checkpoint": (None, "{path} is the best so far: {monitor} is {value:.4g}"),
-    "best_weights_restored": (None, "the weights of step {saved_at} were restored; the best value was {value:.4g}"),
-    "checkpoint_abandoned": (None, "a checkpoint was moved aside: {path}"),
-    "checkpoint_loaded": (None, "the run was resumed from {path}"),
-    "checkpoint_saved": (None, "saved {path}"),
-    "hook_passed_over": (None, "{message}"),
-    "hooks_without_state": (None, "hooks that will start fresh after a resume: {hooks}"),
-    "loss_fn_changed": (None, "the loss function was changed"),
-    "lr_changed": (None, "the learning rate was changed from {old} to {new}"),
-    "non_finite_losses": (None, "losses of epoch {epoch} that were not finite: {count}"),
-    "stall_over": (None, "the stall was over after {seconds:.3g} s"),
-    "step_fn_changed": (None, "the step function was changed"),
-    "stop_requested": (None, "stop requested: {reason}"),
-}
 _VERDICTS = {  # of gradient_flow events: what gradients do, and whether the smallest (1) or largest norm is the worst
     "vanishing": ("vanish in", 1),
     "exploding": ("explode in", -1),
@@ -110,7 +67,7 @@ def _from_events(summary: RunSummary) -> Iterator[Alert]:
     more = Counter(summary.event_counts)  # those that are not listed below
     for event, count in summary.distinct_events:
         kind = str(event.get("kind"))
-        severity, _ = _EVENTS.get(kind, (None, ""))
+        severity = EVENTS[kind].severity if kind in EVENTS else None
         if severity is None or kind == "gradient_flow":
             continue
         more[kind] -= count
@@ -125,27 +82,9 @@ def _from_events(summary: RunSummary) -> Iterator[Alert]:
             more[kind] += count
         else:
             yield replace(found, text=f"{text} ({count:,} times)") if count > 1 else found
-    for kind, (severity, _) in _EVENTS.items():
-        if more[kind] > 0 and severity is not None and kind != "gradient_flow":
-            yield Alert(kind, severity, None, f"{more[kind]:,} more {kind.replace('_', ' ')} events")
-
-
-def describe_event(event: Mapping[str, Any]) -> str:
-    """Return in one sentence what an event says, after the hook that it is about or comes from."""
-    _, template = _EVENTS.get(str(event.get("kind")), (None, "{}"))
-    source, text = _source(event), _filled(template, event)
-    return f"{source}: {text}" if source else text
-
-
-def _filled(template: str, event: Mapping[str, Any]) -> str:
-    """Fill in the fields of an event; a record from elsewhere may lack them or have others."""
-    fields = {key: ", ".join(map(str, one)) if isinstance(one, list) else one for key, one in event.items()}
-    try:
-        return template.format(**fields)
-    except (KeyError, ValueError, TypeError, IndexError, AttributeError, OverflowError):
-        hidden = ("time", "kind", "step", "by", "hook")
-        said = [f"{key} {one}" for key, one in fields.items() if key not in hidden and one not in (None, "")]
-        return ", ".join(said) or str(event.get("kind"))
+    for kind, known in EVENTS.items():
+        if more[kind] > 0 and known.severity is not None and kind != "gradient_flow":
+            yield Alert(kind, known.severity, None, f"{more[kind]:,} more {kind.replace('_', ' ')} events")
 
 
 def _from_gradient_flow(summary: RunSummary, norms: LayerTable | None) -> Iterator[Alert]:
@@ -190,18 +129,12 @@ def _step(event: Mapping[str, Any]) -> int | None:
 
 
 def _place(event: Mapping[str, Any]) -> dict[str, str]:
-    if event.get("kind") in ("loss_spike", "non_finite_loss", "non_finite"):
-        return {"curve": "train/loss"}
+    known, hook = EVENTS.get(str(event.get("kind"))), hook_of(event)
+    if known is not None and known.curve is not None:
+        return {"curve": known.curve}
     if isinstance(event.get("monitor"), str):
         return {"curve": event["monitor"]}
-    source = _source(event)
-    return {"hook": source} if source else {}
-
-
-def _source(event: Mapping[str, Any]) -> str | None:
-    """Return the hook that an event is about or comes from."""
-    source = event.get("hook", event.get("by"))
-    return source if isinstance(source, str) else None
+    return {"hook": hook} if hook else {}
 
 
 # ---- curves ----------------------------------------------------------------------------------------------------------

@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
+from hookline._bins import bin_edges
 from hookline.record import strict_json
-from hookline.record.config_yaml import read_config
-from hookline.record.json_lines import directory_of, read_json
-from hookline.record.media_reader import MediaRow, read_media
-from hookline.record.packing import WINDOW_COLUMNS, bin_edges
-from hookline.record.reader import LayerSeries, read_events, read_metrics, read_written_layers
-from hookline.record.runs import check_format
+from hookline.record.format import WINDOW_COLUMNS, MediaRow
+from hookline.record.json_lines import directory_of
+from hookline.runs.layers import SeriesTable, read_layer_tables
+from hookline.runs.media import read_media
+from hookline.runs.reader import RunReader, rows_of_steps
 
 Columns = dict[str, list[Any]]  # equally long
 
@@ -63,17 +62,17 @@ def load_run(path: Path | str | None) -> LoadedRun:
 
     >>> pandas.DataFrame(load_run("runs/20261115-092219-8k69kgy6").metrics).plot(x="step", y="train/loss")
     """
-    directory = directory_of(path)
-    run = read_json(directory / "run.json")  # first: without it the directory is not a run
-    check_format(directory, run)
-    return LoadedRun(
-        directory,
-        run,
-        read_config(directory / "config.yaml"),
-        columns_of(read_metrics(directory), _FIRST),
-        read_events(directory),
-        _columns_of_layers(read_written_layers(directory)),
+    reader = RunReader(directory_of(path))
+    loaded = LoadedRun(
+        reader.path,
+        reader.run,  # first: without it the directory is not a run
+        reader.config,
+        columns_of(rows_of_steps(reader), _FIRST),
+        reader.events(),
+        _columns_of_layers(read_layer_tables(reader)),
     )
+    reader.warn_of_torn_lines()
+    return loaded
 
 
 def columns_of(rows: Sequence[dict[str, Any]], first: Iterable[str] = ()) -> Columns:
@@ -94,75 +93,75 @@ def _of_one_type(values: list[Any]) -> list[Any]:
         return values
 
 
-def _columns_of_layers(read: Mapping[str, tuple[LayerSeries, torch.Tensor]]) -> dict[str, Columns]:
-    found = {}
-    for name, (series, written) in read.items():
-        columns = _histogram_columns(name, read) if series.values.dim() == 4 else None
-        found[name] = _long_columns(series, written) if columns is None else columns
-    return found
+def _columns_of_layers(tables: Mapping[str, SeriesTable]) -> dict[str, Columns]:
+    by_series = {}
+    for name, table in tables.items():
+        columns = _histogram_columns(name, tables) if table.values.ndim == 4 else None
+        by_series[name] = _long_columns(table) if columns is None else columns
+    return by_series
 
 
-def _histogram_columns(name: str, read: Mapping[str, tuple[LayerSeries, torch.Tensor]]) -> Columns | None:
+def _histogram_columns(name: str, tables: Mapping[str, SeriesTable]) -> Columns | None:
     """Return a row for each bin of a monitor's histograms that is not empty; None if the edges of bins are unknown.
 
     Where the bins end is in the statistics of the same step. A histogram without them, as a kill may leave one, is left
     out. The histograms of one layer have different edges, so that each has its own rows.
     """
-    series, written = read[name]
+    table = tables[name]
     rows = []
-    for index, column in enumerate(series.columns):
+    for index, column in enumerate(table.columns):
         ends, top_column = WINDOW_COLUMNS.get((name, column), ("", ""))
-        if ends not in read or top_column not in read[ends][0].columns:
+        if ends not in tables or top_column not in tables[ends].columns:
             continue
-        tops = _tops(*read[ends], top_column)
-        for step, layer in written[:, :, index].nonzero().tolist():
-            top = tops.get((series.steps[step], series.names[layer]))
+        tops = _tops(tables[ends], top_column)
+        for step, layer in np.argwhere(table.written[:, :, index]).tolist():
+            top = tops.get((table.steps[step], table.names[layer]))
             if top is not None:
-                counts = series.values[step, layer, index].numpy()
+                counts = table.values[step, layer, index]
                 places = counts.nonzero()[0]
-                edges = bin_edges(len(counts), places, np.full(len(places), top, np.float32))
-                values = [int(one) if one.is_integer() else one for one in counts[places].tolist()]
-                rows.append((step, layer, index, edges[0].tolist(), edges[1].tolist(), values))
+                low, high = bin_edges(len(counts), top)
+                values = [int(count) if count.is_integer() else count for count in counts[places].tolist()]
+                rows.append((step, layer, index, low[places].tolist(), high[places].tolist(), values))
     if not rows:
         return None
-    found: Columns = {title: [] for title in ("step", "name", "low", "high")}
+    columns: Columns = {title: [] for title in ("step", "name", "low", "high")}
     titles = []
-    for column in series.columns:
-        titles.append(strict_json.free_name(column, found))
-        found[titles[-1]] = []
+    for column in table.columns:
+        titles.append(strict_json.free_name(column, columns))
+        columns[titles[-1]] = []
     for step, layer, index, low, high, values in sorted(rows, key=lambda row: row[:3]):
-        found["step"] += [series.steps[step]] * len(low)
-        found["name"] += [series.names[layer]] * len(low)
-        found["low"] += low
-        found["high"] += high
+        columns["step"] += [table.steps[step]] * len(low)
+        columns["name"] += [table.names[layer]] * len(low)
+        columns["low"] += low
+        columns["high"] += high
         for title in titles:
-            found[title] += values if title == titles[index] else [None] * len(low)
-    return {title: _of_one_type(cells) for title, cells in found.items()}
+            columns[title] += values if title == titles[index] else [None] * len(low)
+    return {title: _of_one_type(cells) for title, cells in columns.items()}
 
 
-def _tops(series: LayerSeries, written: torch.Tensor, column: str) -> dict[tuple[int, str], float]:
+def _tops(table: SeriesTable, column: str) -> dict[tuple[int, str], float]:
     """Return the octave in which histograms end, by step and name, where it was written."""
-    index = series.columns.index(column)
-    values = series.values[:, :, index].tolist()
-    places = (written[:, :, index] & series.values[:, :, index].isfinite()).nonzero().tolist()
-    return {(series.steps[step], series.names[name]): values[step][name] for step, name in places}
+    index = table.columns.index(column)
+    values = table.values[:, :, index]
+    places = np.argwhere(table.written[:, :, index] & np.isfinite(values)).tolist()
+    return {(table.steps[step], table.names[name]): float(values[step, name]) for step, name in places}
 
 
-def _long_columns(series: LayerSeries, written: torch.Tensor) -> Columns:
+def _long_columns(table: SeriesTable) -> Columns:
     """Return one row per step and name, for histograms also per bin, where any statistic was written."""
-    rows = written.any(dim=2)
-    values, has_value = series.values[rows], written[rows]  # [rows, columns] or [rows, columns, bins]
-    bins = values.shape[2] if values.dim() == 3 else 1
-    places = [(series.steps[step], series.names[name]) for step, name in rows.nonzero().tolist()]
+    rows = table.written.any(axis=2)
+    values, has_value = table.values[rows], table.written[rows]  # [rows, columns] or [rows, columns, bins]
+    bins = values.shape[2] if values.ndim == 3 else 1
+    places = [(table.steps[step], table.names[name]) for step, name in np.argwhere(rows).tolist()]
     columns: Columns = {
         "step": [step for step, _ in places for _ in range(bins)],
         "name": [name for _, name in places for _ in range(bins)],
     }
-    if values.dim() == 3:
+    if values.ndim == 3:
         columns["bin"] = list(range(bins)) * len(places)
-    for index, name in enumerate(series.columns):
+    for index, name in enumerate(table.columns):
         numbers = values[:, index].flatten().tolist()
-        known = has_value[:, index].repeat_interleave(bins).tolist()
+        known = has_value[:, index].repeat(bins).tolist()
         # A statistic may have the name of one of the columns above.
         columns[strict_json.free_name(name, columns)] = [
             number if there else None for number, there in zip(numbers, known, strict=True)

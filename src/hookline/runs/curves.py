@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hookline.record.json_lines import FARTHEST_STEP, as_number, is_step
+from hookline.record.format import FARTHEST_STEP
+from hookline.record.json_lines import as_number, is_step
 
 Steps = NDArray[np.int64]
 Values = NDArray[np.float64]

@@ -1,16 +1,49 @@
-"""Pack and unpack the numbers in lines of layers.jsonl; reading them needs NumPy and not torch."""
+"""The format of a run's directory: fields, limits, series of layers and how their numbers are packed, media.
+
+It needs NumPy and not torch: `hookline.record` writes the format, and `hookline.runs` reads it.
+"""
 
 from __future__ import annotations
 
 import binascii
+import struct
 from base64 import b64decode
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hookline.errors import RecordError
+
+FORMAT = 1  # of a run's directory; a reader refuses a newer one
+RESERVED = frozenset({"step", "epoch", "time"})  # fields of every row of metrics
+NOT_METRICS = RESERVED | {"resumed"}  # a row with the latter marks where a run was resumed
+NON_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
+TEXT_FIELDS = frozenset({
+    "time", "kind", "name", "hook", "event", "by", "reason", "message", "error", "text", "run_id",
+})  # fmt: skip
+FARTHEST_STEP = 1 << 53  # numbers beyond are not exact in every reader of JSON
+
+
+def check_format(path: Path, run: Mapping[str, Any]) -> None:
+    """Refuse a run whose directory has a newer format than this version of Hookline reads."""
+    written = run.get("format", FORMAT)
+    if not isinstance(written, int) or written > FORMAT:
+        raise RecordError(f"{path} has the format {written!r}, and this Hookline reads {FORMAT}; upgrade Hookline")
+
+
+def utc_now() -> str:
+    """Return the time as ISO 8601 in UTC, to the millisecond, as run.json has it."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+# ---- layers ----------------------------------------------------------------------------------------------------------
+
 Floats = NDArray[np.float32]
-Doubles = NDArray[np.float64]
 HEADER_FIELDS = {"series", "name", "names", "columns"}
 _LOW_BITS, _MORE = 127, 128  # of a byte: seven bits of a count, and whether it has more of them
 
@@ -34,30 +67,6 @@ WINDOW_COLUMNS = {  # by series of histograms and their column: the statistic th
     ("activation_histograms", "counts"): ("activations", "histogram_top"),
     ("activation_histograms", "grad_counts"): ("activations", "grad_histogram_top"),
 }
-
-
-def bin_edges(bins: int, places: NDArray[np.int64], tops: Floats) -> tuple[Doubles, Doubles]:
-    """Return the lowest and the highest value of bins as a monitor counts in them (see `hookline.stats.histograms`).
-
-    Both are 0 for the bin of zeros, infinite for those of infinities, and NaN for that of NaN. The smallest bin of a
-    sign begins at 0, because smaller values count there.
-
-    Args:
-        bins: How many a histogram has: 512, or fewer if they were folded.
-        places: Which bins.
-        tops: The octave in which the histogram of each of them ends.
-    """
-    per_sign = (bins - 4) // 2
-    per_octave = max(round(per_sign / 31.75), 1)
-    zero = per_sign + 1
-    below = np.where(places < zero, places - 1, 2 * per_sign + 1 - places)  # bins between it and the largest magnitude
-    largest = np.exp2(tops.astype(np.float64) + 1 - below / per_octave)
-    smallest = np.where(below == per_sign - 1, 0.0, np.exp2(tops.astype(np.float64) + 1 - (below + 1) / per_octave))
-    special = {0: -np.inf, zero: 0.0, bins - 2: np.inf, bins - 1: np.nan}
-    low, high = np.where(places < zero, -largest, smallest), np.where(places < zero, -smallest, largest)
-    for place, value in special.items():
-        low[places == place] = high[places == place] = value
-    return low, high
 
 
 def read_header(record: dict[str, Any]) -> SeriesHeader | None:
@@ -119,3 +128,50 @@ def unpack_counts(packed: bytes, size: int) -> Floats | None:
         values[places] |= (part & _LOW_BITS).astype(np.int64) << shift
         begin, shift, places = begin + places.size, shift + 7, places[part >= _MORE]
     return values.astype(np.float32) if begin == numbers.size else None
+
+
+# ---- media -----------------------------------------------------------------------------------------------------------
+
+LARGEST_SIDE = 4096  # pixels of an image
+PNG = b"\x89PNG\r\n\x1a\n"  # how such a file begins
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of plain values: texts, numbers, booleans and None."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+    kind: str | None = None
+    """What it shows, for viewers that draw it in another way. A table of the kind "confusion_matrix" has a row per
+    target, named in its first column, and a column per prediction."""
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image as a PNG file."""
+
+    png: bytes
+    width: int
+    height: int
+
+    def __repr__(self) -> str:
+        return f"Image({self.width} x {self.height}, {len(self.png):,} bytes)"
+
+
+class MediaRow(NamedTuple):
+    """A table or an image of one step."""
+
+    step: int
+    epoch: int
+    time: float
+    name: str
+    content: Table | Image
+
+
+def size_of_png(png: bytes) -> tuple[int, int] | None:
+    """Return width and height of a PNG file, None if it is not one."""
+    if len(png) < 33 or not png.startswith(PNG) or png[12:16] != b"IHDR":
+        return None
+    width, height = struct.unpack(">II", png[16:24])
+    return width, height

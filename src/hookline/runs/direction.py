@@ -1,0 +1,49 @@
+"""Which direction of a metric is better: what a hook of the run monitors it for, otherwise what its name says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+Direction = Literal["low", "high"]
+
+_LOW = frozenset({
+    "loss", "losses", "error", "errors", "err", "mse", "rmse", "mae", "nll", "perplexity", "ppl", "wer", "cer",
+    "bpb", "bpc", "fid", "ece", "brier",
+})  # fmt: skip
+_HIGH = frozenset({
+    "acc", "accuracy", "f1", "precision", "recall", "auc", "auroc", "auprc", "score", "bleu", "rouge", "meteor",
+    "iou", "miou", "dice", "map", "r2", "psnr", "ssim", "mfu",
+})  # fmt: skip
+_NEITHER = frozenset({"scale", "weight", "lr"})  # train/loss_scale is not a loss
+_LOW_PHRASE = re.compile(r"(bits_per_(byte|char|character|token|dim)|cross_entropy)$")
+_HIGH_PHRASE = re.compile(r"(_per_s(ec|econd)?|exact_match)$")
+
+
+def better(name: str, hooks: Iterable[Mapping[str, Any]] = ()) -> Direction | None:
+    """Return whether a low or a high value of a metric is better; None if neither is known to be.
+
+    >>> [better(name) for name in ("val/loss", "val/top5_acc", "val/bits_per_byte", "train/lr", "train/grad_norm")]
+    ['low', 'high', 'low', None, None]
+
+    Args:
+        name: The metric.
+        hooks: The hooks of its run, as run.json describes them. The mode of one that monitors the metric decides.
+    """
+    for hook in hooks:
+        parameters = hook.get("parameters")
+        if not isinstance(parameters, Mapping) or parameters.get("mode") not in ("min", "max"):
+            continue
+        if re.sub(r"^eval/", "val/", str(parameters.get("monitor"))) == name:
+            return "low" if parameters["mode"] == "min" else "high"
+    last = name[-200:].rpartition("/")[2]
+    split = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", last)  # valLoss is two words, mAP is one
+    last = last.lower()
+    words = {word for text in (last, split.lower()) for word in re.split(r"[^a-z0-9]+", text)}
+    if words & _NEITHER:
+        return None
+    # The loss that is made of a score is a loss.
+    if words & _LOW or _LOW_PHRASE.search(last):
+        return "low"
+    return "high" if words & _HIGH or _HIGH_PHRASE.search(last) else None

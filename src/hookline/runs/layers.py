@@ -1,0 +1,112 @@
+"""Read the series of layers.jsonl whole, as tables over the steps of a run."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hookline._words import nearest
+from hookline.errors import RecordError
+from hookline.record.format import Floats, SeriesHeader
+from hookline.record.json_lines import directory_of
+from hookline.runs.reader import RunReader
+
+if TYPE_CHECKING:
+    import torch
+
+_MOST_GAPS = 1000  # places of a table per value in the file: hooks that change leave some places without a value
+_Steps = dict[int, dict[SeriesHeader, Floats]]  # the values of a series that were read so far
+
+
+@dataclass(frozen=True)
+class LayerSeries:
+    """One series: ``values[i, j, k]`` is column k of name j at ``steps[i]``; NaN where nothing was written.
+
+    A series of histograms has one more dimension, the bins.
+    """
+
+    names: tuple[str, ...]
+    columns: tuple[str, ...]
+    steps: tuple[int, ...]
+    values: torch.Tensor
+
+    def of(self, name: str, column: str) -> torch.Tensor:
+        """Return one column of one name over the steps.
+
+        >>> read_layers(run_dir)["activations"].of("blocks.0.mlp", "std")
+        """
+        return self.values[:, _index(name, self.names, "name"), _index(column, self.columns, "column")]
+
+
+def read_layers(run_dir: Path | str | None) -> dict[str, LayerSeries]:
+    """Read every series of a run by its name; empty if the run wrote none.
+
+    If a step was written twice, as by a resumed run, the later values count. Lines torn by a kill are left out with a
+    `RuntimeWarning`, as in `read_metrics`.
+    """
+    import torch
+
+    reader = RunReader(directory_of(run_dir))
+    tables = read_layer_tables(reader)
+    reader.warn_of_torn_lines()
+    return {
+        name: LayerSeries(table.names, table.columns, table.steps, torch.from_numpy(table.values))
+        for name, table in tables.items()
+    }
+
+
+class SeriesTable(NamedTuple):
+    """A series as `LayerSeries` has it, in NumPy, with what was written of it."""
+
+    names: tuple[str, ...]
+    columns: tuple[str, ...]
+    steps: tuple[int, ...]
+    values: Floats
+    written: NDArray[np.bool_]
+    """[steps, names, columns]: whether there is a value, because a NaN may be one, too."""
+
+
+def read_layer_tables(reader: RunReader) -> dict[str, SeriesTable]:
+    """Read every series of a run by its name."""
+    by_series: dict[str, _Steps] = {}
+    for step, header, values in reader.layers():
+        written = by_series.setdefault(header.series, {}).setdefault(step, {})
+        written.pop(header, None)  # what comes later overwrites, also where headers overlap
+        written[header] = values
+    return {name: _merge_headers(steps) for name, steps in by_series.items()}
+
+
+def _merge_headers(written: _Steps) -> SeriesTable:
+    """Make one table of all headers; usually there is one, and two if a hook was changed during the run."""
+    headers = list(dict.fromkeys(header for by_header in written.values() for header in by_header))
+    bins = headers[-1].bins if headers else None
+    headers = [header for header in headers if header.bins == bins]
+    names = tuple(dict.fromkeys(name for header in headers for name in header.names))
+    columns = tuple(dict.fromkeys(column for header in headers for column in header.columns))
+    steps = sorted(step for step, by_header in written.items() if not by_header.keys().isdisjoint(headers))
+    shape = (len(steps), *SeriesHeader("", names, columns, bins).shape)
+    in_file = sum(own.size for by_header in written.values() for own in by_header.values())
+    places = max(math.prod(shape), math.prod(shape[:3]))  # the mask has places also for histograms of no bins
+    if places > _MOST_GAPS * max(in_file, _MOST_GAPS):  # a small file must not fill the memory
+        have = f"{in_file:,} values for a table of {places:,}"
+        raise RecordError(f"layers.jsonl has {have}: it is damaged or was not written by Hookline")
+    values, mask = np.full(shape, np.nan, np.float32), np.zeros(shape[:3], np.bool_)
+    row_of, column_of = ({key: index for index, key in enumerate(keys)} for keys in (names, columns))
+    for index, step in enumerate(steps):
+        for header, own in written[step].items():
+            if header.bins == bins:
+                rows = [row_of[name] for name in header.names]
+                places_of = np.ix_([index], rows, [column_of[column] for column in header.columns])
+                values[places_of], mask[places_of] = own, True
+    return SeriesTable(names, columns, tuple(steps), values, mask)
+
+
+def _index(name: str, choices: tuple[str, ...], kind: str) -> int:
+    if name not in choices:
+        raise RecordError(f"this series has no {kind} {name!r}; {nearest(name, choices)}")
+    return choices.index(name)
