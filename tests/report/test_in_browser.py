@@ -2,7 +2,6 @@
 
 import json
 import math
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -43,27 +42,93 @@ SMOOTH = """(() => {
   slider.value = 0.5;
   slider.dispatchEvent(new Event("input"));
 })()"""
-PLOTS = "[...document.querySelectorAll('.plot, .heat')].map((one) => one.plot).filter(Boolean)"
-PLOT_OF = "{plots}.find((plot) => plot.title === '{title}')"
+TITLES = "[...document.querySelectorAll('#curves h4')].map((title) => title.textContent)"
+HEAT_MAP, HISTOGRAMS, FLOW = "#layers figure", "#histograms figure", "#flow figure"
 
 
-def plot(title: str) -> str:
-    """Return the expression for the plot with a title."""
-    return PLOT_OF.format(plots=PLOTS, title=title)
+def curve(title: str) -> str:
+    """Return the selector of the figure of a curve."""
+    return f"figure[aria-label^='Curve {title};']"
 
 
-def show(browser: Browser, expression: str) -> None:
-    """Scroll to a plot and wait until it is drawn."""
-    browser.run(f"{expression}.element.scrollIntoView({{ block: 'center' }})")
-    browser.wait(f"{expression}.stale === false")
+def element(selector: str) -> str:
+    """Return the expression for an element of the page."""
+    return f'document.querySelector("{selector}")'
+
+
+def show(browser: Browser, figure: str) -> None:
+    """Scroll to a figure and wait until it is drawn."""
+    browser.run(f"{element(figure)}.scrollIntoView({{ block: 'center' }})")
+    drawn = "figure.querySelector('.legend .value, .readout')?.textContent || figure.querySelector('.u-over')"
+    browser.wait(f"((figure) => Boolean({drawn}))({element(figure)})")
     browser.frames()
 
 
-def plotted(browser: Browser, title: str, column: int) -> list[tuple[float, float]]:
-    """Return the points that uPlot draws of a curve."""
-    show(browser, plot(title))
-    data: Any = browser.run(f"{plot(title)}.chart.data.map((column) => Array.from(column, (value) => value ?? null))")
-    return [(step, value) for step, value in zip(data[0], data[column], strict=True) if value is not None]
+def text_in(browser: Browser, selector: str) -> str:
+    """Return the text of an element, with the minus that computers know."""
+    return str(browser.run(f"{element(selector)}.textContent")).replace("\u2212", "-")
+
+
+def legend(browser: Browser, title: str) -> dict[str, float]:
+    """Return the numbers in the legend of a curve by name."""
+    items = f"{element(curve(title))}.querySelectorAll('.legend li')"
+    texts: Any = browser.run(
+        f"[...{items}].map((item) => [...item.children].slice(-2).map((part) => part.textContent))"
+    )
+    return {name: float(value.replace("\u2212", "-").removeprefix("last ")) for name, value in texts}
+
+
+def plotted(browser: Browser, title: str, steps: int) -> list[dict[str, float]]:
+    """Return the legend of a curve at each of its steps, over which the arrow keys move."""
+    show(browser, curve(title))
+    browser.run(f"{element(curve(title))}.focus()")
+    browser.key("Home")
+    found = [legend(browser, title)]
+    for _ in range(steps - 1):
+        browser.key("ArrowRight")
+        found.append(legend(browser, title))
+    return found
+
+
+def cells(browser: Browser, count: int, key: str = "ArrowDown") -> list[tuple[str, str]]:
+    """Return the name and the value of the first cells of the first heat map, over which the arrow keys move."""
+    show(browser, HEAT_MAP)
+    browser.run(f"{element(HEAT_MAP)}.focus()")
+    found = []
+    for _ in range(count):
+        browser.key(key)
+        parts = text_in(browser, f"{HEAT_MAP} .readout").split(" \u00b7 ")
+        found.append((parts[0], parts[-1].rpartition(" ")[2]))
+    return found
+
+
+def point_at(browser: Browser, selector: str, x: float, kind: str = "mouseMoved", button: str = "none") -> None:
+    """Use the mouse in the middle of an element's height, at a share of its width."""
+    area: Any = browser.run(f"{element(selector)}.getBoundingClientRect().toJSON()")
+    browser.mouse(kind, area["left"] + x * area["width"], area["top"] + area["height"] / 2, button)
+    browser.frames()
+
+
+def shown_steps(browser: Browser) -> list[float]:
+    """Return the first and the last step that a curve with the steps as values shows."""
+    found = []
+    for x in (0.001, 0.999):
+        point_at(browser, f"{curve('mine/number')} .u-over", x)
+        found.append(7 * legend(browser, "mine/number")["mine/number"])
+    return found
+
+
+def row_colors(browser: Browser, row: int, figure: str = HEAT_MAP) -> list[str]:
+    """Return the colors of the cells in a row of a heat map from left to right; "0,0,0,0" where nothing is drawn."""
+    canvas = f"{element(f'{figure} canvas')}"
+    data = f"{canvas}.getContext('2d').getImageData(230, {6 + 16 * row + 8}, {canvas}.width - 242, 1).data"
+    pixels: Any = browser.run(f"Array.from({data})")
+    return [",".join(map(str, pixels[at : at + 4])) for at in range(0, len(pixels), 4)]
+
+
+def picture(browser: Browser, figure: str) -> str:
+    """Return what is drawn in a figure."""
+    return str(browser.run(f"{element(f'{figure} canvas')}.toDataURL()"))
 
 
 @pytest.fixture(scope="module")
@@ -81,19 +146,28 @@ def real_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_real_run_is_plotted_as_it_was_recorded(chromium: Browser, real_run: Path) -> None:
     """The curves, heat maps and the gradient flow show the numbers of the record."""
     chromium.open(real_run / "report.html")
-    rows = [row for row in read_metrics(real_run) if "train/loss" in row]
-    assert plotted(chromium, "loss", 1) == [(row["step"], pytest.approx(row["train/loss"])) for row in rows]
-    validated = [(row["step"], row["val/loss"]) for row in read_metrics(real_run) if "val/loss" in row]
-    assert plotted(chromium, "loss", 3) == [(step, pytest.approx(loss)) for step, loss in validated]
+    losses = {row["step"]: row["train/loss"] for row in read_metrics(real_run) if "train/loss" in row}
+    validated = {row["step"]: row["val/loss"] for row in read_metrics(real_run) if "val/loss" in row}
+    assert list(losses) == [*range(1, 13)] and list(validated) == [4, 8, 12]
+    shown = plotted(chromium, "loss", 12)
+    assert [values["train/loss"] for values in shown] == pytest.approx([*losses.values()], rel=1e-3)
+    assert [shown[step - 1]["val/loss"] for step in validated] == pytest.approx([*validated.values()], rel=1e-3)
+    chromium.key("Escape")
     gradients = read_layers(real_run)["gradients"]
     norms = gradients.values[-1, :, gradients.columns.index("norm")].tolist()
-    flow = "[...document.querySelectorAll('#flow .plot')][0].plot"
-    show(chromium, flow)
-    assert chromium.run(f"{flow}.chart.data[1]") == pytest.approx(norms)
-    heat = "document.querySelector('#layers .heat').plot"
-    show(chromium, heat)
-    shown = chromium.run(f"{heat}.rows.map((row) => {heat}.cell({heat}.steps.length - 1, row))")
-    assert shown == pytest.approx(norms)
+    named = cells(chromium, len(norms))
+    assert [name for name, _ in named] == list(gradients.names)
+    assert [float(norm) for _, norm in named] == pytest.approx(norms, rel=1e-3)
+    show(chromium, FLOW)
+    for index, norm in enumerate(norms):
+        point_at(chromium, f"{FLOW} .u-over", (index + 0.5) / len(norms))
+        name, _, value = text_in(chromium, f"{FLOW} .readout").partition(" \u00b7 ")
+        assert (name, float(value)) == (gradients.names[index], pytest.approx(norm, rel=1e-3))
+    chromium.run(f"{element(FLOW)}.focus()")
+    chromium.key("Home")
+    point_at(chromium, f"{FLOW} .u-over", 0.5 / len(norms))
+    first = gradients.values[0, 0, gradients.columns.index("norm")].item()
+    assert float(text_in(chromium, f"{FLOW} .readout").split()[-1]) == pytest.approx(first, rel=1e-3)
     assert chromium.problems() == []
 
 
@@ -105,64 +179,70 @@ def test_searching_a_layer(chromium: Browser, real_run: Path) -> None:
         chromium.key(letter)
     assert chromium.run("document.activeElement.id") == "find"
     names = [name for name in read_layers(real_run)["gradients"].names if "mlp.widen" in name]
-    heat = "document.querySelector('#layers .heat').plot"
-    show(chromium, heat)
-    assert chromium.run(f"{heat}.rows.map((row) => {heat}.nameOf(row))") == names
-    assert f"{len(set(names)) + 1} layers" in chromium.run("document.querySelector('#found').textContent")
+    assert f"{len(set(names)) + 1} layers" in text_in(chromium, "#found")
     chromium.key("Escape")
     assert chromium.run("document.activeElement.id") != "find"
+    show(chromium, HEAT_MAP)
+    assert text_in(chromium, f"{HEAT_MAP} .readout").startswith(f"{len(names)} layers")
+    assert [name for name, _ in cells(chromium, len(names))] == names
 
 
-def test_zoom_by_drag_and_by_keys(chromium: Browser, real_run: Path) -> None:
+def test_zoom_by_drag_and_by_keys(chromium: Browser, tmp_path: Path) -> None:
     """Dragging over one plot zooms all of them; + and - zoom, and 0 shows all steps."""
-    chromium.open(real_run / "report.html", height=2000)
-    show(chromium, plot("loss"))
-    area: Any = chromium.run(f"{plot('loss')}.chart.over.getBoundingClientRect().toJSON()")
-    left, top, width, height = (area[name] for name in ("left", "top", "width", "height"))
-    scale = f"{plot('lr')}.chart.scales.x"
-    before = chromium.run(f"[{scale}.min, {scale}.max]")
-    chromium.mouse("mouseMoved", left + width * 0.25, top + height / 2)
-    chromium.mouse("mousePressed", left + width * 0.25, top + height / 2, "left")
-    chromium.mouse("mouseMoved", left + width * 0.5, top + height / 2, "left")
-    chromium.mouse("mouseReleased", left + width * 0.5, top + height / 2, "left")
-    chromium.frames()
-    first, last = before
-    quarter = (last - first) / 4
-    assert chromium.run(f"[{scale}.min, {scale}.max]") == pytest.approx([first + quarter, first + 2 * quarter], abs=0.1)
+    run = write_record(tmp_path, "one")
+    assert main(["report", str(run)]) == 0
+    chromium.open(run / "report.html", height=2000)
+    show(chromium, curve("mine/number"))
+    assert shown_steps(chromium) == pytest.approx([1, 60], abs=0.1)
+    over = f"{curve('loss')} .u-over"
+    point_at(chromium, over, 0.25)
+    point_at(chromium, over, 0.25, "mousePressed", "left")
+    point_at(chromium, over, 0.5, "mouseMoved", "left")
+    point_at(chromium, over, 0.5, "mouseReleased", "left")
+    assert shown_steps(chromium) == pytest.approx([1 + 59 / 4, 1 + 59 / 2], abs=0.6)
     chromium.key("0")
-    assert chromium.run(f"[{scale}.min, {scale}.max]") == before
+    assert shown_steps(chromium) == pytest.approx([1, 60], abs=0.1)
+    chromium.key("Escape")
     chromium.key("+")
-    zoomed: Any = chromium.run(f"[{scale}.min, {scale}.max]")
-    assert zoomed[1] - zoomed[0] == pytest.approx((last - first) / 2)
+    assert shown_steps(chromium) == pytest.approx([1 + 59 / 4, 60 - 59 / 4], abs=0.6)
+    chromium.key("Escape")
+    chromium.key("]")
+    assert shown_steps(chromium) == pytest.approx([1 + 59 * 3 / 8, 60 - 59 / 8], abs=0.6)
+    chromium.key("Escape")
     chromium.key("-")
-    assert chromium.run(f"[{scale}.min, {scale}.max]") == pytest.approx(before)
+    assert shown_steps(chromium) == pytest.approx([1 + 59 / 8, 60], abs=0.6)
 
 
 def test_the_cursor_is_linked_and_moved_by_keys(chromium: Browser, real_run: Path) -> None:
     """Arrow keys move the cursor of the focused plot, and every plot shows its value at that step."""
     chromium.open(real_run / "report.html", height=2000)
-    show(chromium, plot("loss"))
-    chromium.run(f"{plot('loss')}.figure.focus()")
+    show(chromium, curve("loss"))
+    chromium.run(f"{element(curve('loss'))}.focus()")
     chromium.key("Home")
     chromium.key("ArrowRight")
     rows = {row["step"]: row for row in read_metrics(real_run) if "lr" in row}
-    shown = chromium.run(f"{plot('lr')}.legend.querySelector('.value').textContent")
-    assert float(shown) == pytest.approx(rows[2]["lr"], rel=1e-3)
+    assert legend(chromium, "lr")["lr"] == pytest.approx(rows[2]["lr"], rel=1e-3)
     chromium.key("Escape")
-    assert chromium.run(f"{plot('lr')}.legend.querySelector('.value').textContent").startswith("last ")
+    assert text_in(chromium, f"{curve('lr')} .value").startswith("last ")
 
 
 def test_smoothing_and_log_axis(chromium: Browser, real_run: Path) -> None:
-    """Smoothing is a moving average without a bias at the beginning; the log axis is one of uPlot's."""
+    """Both change what is drawn; a plot has its own log axis until that of all plots is switched."""
     chromium.open(real_run / "report.html")
-    raw = [value for _, value in plotted(chromium, "loss", 1)]
+    show(chromium, curve("loss"))
+    plain, button = picture(chromium, curve("loss")), f"{element(curve('loss'))}.querySelector('button').ariaPressed"
     chromium.run(SMOOTH)
     chromium.frames()
-    smoothed = [value for _, value in plotted(chromium, "loss", 2)]
-    assert smoothed[0] == pytest.approx(raw[0]) and smoothed[1] == pytest.approx((0.25 * raw[0] + 0.5 * raw[1]) / 0.75)
-    chromium.run(f"{plot('loss')}.figure.focus()")
+    smoothed = picture(chromium, curve("loss"))
+    assert smoothed != plain and text_in(chromium, "#smoothing-value") == "0.5"
+    chromium.run(f"{element(curve('loss'))}.focus()")
     chromium.key("l")
-    assert chromium.run(f"{plot('loss')}.chart.scales.y.distr") == 3
+    assert picture(chromium, curve("loss")) not in (plain, smoothed) and chromium.run(button) == "true"
+    for state in ("true", "false"):
+        chromium.run("document.querySelector('#log').click()")
+        chromium.frames()
+        assert chromium.run(button) == state
+    assert picture(chromium, curve("loss")) == smoothed
 
 
 def test_a_comparison_draws_runs_over_each_other(chromium: Browser, tmp_path: Path) -> None:
@@ -170,12 +250,22 @@ def test_a_comparison_draws_runs_over_each_other(chromium: Browser, tmp_path: Pa
     runs = [write_record(tmp_path, name, lr=lr) for name, lr in (("first", 0.1), ("second", 0.2))]
     assert main(["report", *map(str, runs), "--output", str(tmp_path / "both.html")]) == 0
     chromium.open(tmp_path / "both.html")
-    for column, run in ((1, runs[0]), (3, runs[1])):
-        rows = [(row["step"], pytest.approx(row["lr"])) for row in read_metrics(run) if "lr" in row]
-        assert plotted(chromium, "lr", column) == rows
-    strokes = chromium.run(f"[1, 3].map((index) => {plot('lr')}.chart.series[index].stroke())")
-    assert len(set(strokes)) == 2
+    rates = [[row["lr"] for row in read_metrics(run) if "lr" in row] for run in runs]
+    shown = plotted(chromium, "lr", 12)
+    for run, expected in zip(runs, rates, strict=True):
+        assert [values[run.name] for values in shown] == pytest.approx(expected[:12], rel=1e-3)
+    swatches = f"[...{element(curve('lr'))}.querySelectorAll('.swatch')]"
+    assert len(set(chromium.run(f"{swatches}.map((swatch) => getComputedStyle(swatch).borderTopColor)"))) == 2
     assert "optimizer.lr" in chromium.run("document.querySelector('#differences').innerText")
+    choice, pictures = element(f"{HEAT_MAP} select[aria-label=Run]"), set()
+    cells(chromium, 1)  # from now on a row is marked
+    for index, run in enumerate(runs):
+        chromium.run(f"{choice}.value = {index}; {choice}.dispatchEvent(new Event('change'))")
+        chromium.key("Escape")
+        pictures.add(picture(chromium, HEAT_MAP))
+        ((_, shown_norm),) = cells(chromium, 1, "ArrowUp")
+        assert float(shown_norm) == pytest.approx(float(read_layers(run)["gradients"].values[-1, 0, 1]), rel=1e-3)
+    assert len(pictures) == 2
     assert chromium.problems() == []
 
 
@@ -264,28 +354,29 @@ def test_alerts_lead_to_their_place(chromium: Browser, tmp_path: Path) -> None:
     link = "[...document.querySelectorAll('.alert a')].find((link) => link.textContent.includes('blocks.1'))"
     chromium.run(f"{link}.click()")
     chromium.frames()
-    heat = "document.querySelector('#layers .heat').plot"
-    assert chromium.run(f"document.activeElement === {heat}.figure")
-    assert "blocks.1.mlp · step 40 · nans 5" in chromium.run(f"{heat}.readout.textContent")
-    show(chromium, plot("loss"))
+    assert chromium.run(f"document.activeElement === {element(HEAT_MAP)}")
+    assert "blocks.1.mlp · step 40 · nans 5" in text_in(chromium, f"{HEAT_MAP} .readout")
+    show(chromium, curve("loss"))
     chromium.run("document.querySelector('#events tr:nth-child(4)').click()")
-    assert "stop requested, step 50" in chromium.run(f"{plot('loss')}.tip.textContent")
+    assert "stop requested, step 50" in text_in(chromium, f"{curve('loss')} .tip")
 
 
-def test_a_value_that_was_nan_has_its_own_colour(chromium: Browser, tmp_path: Path) -> None:
+def test_a_value_that_was_nan_has_its_own_color(chromium: Browser, tmp_path: Path) -> None:
     """A cell whose layer had NaN is marked as such, not as missing."""
     run = write_record(tmp_path, "one")
     assert main(["report", str(run)]) == 0
     chromium.open(run / "report.html")
-    heat = "document.querySelector('#layers .heat').plot"
-    show(chromium, heat)
-    cells = chromium.run(f"{heat}.rows.map((row) => String({heat}.cell(3, row)))")
-    assert cells[1] == "NaN" and all(math.isfinite(float(cell)) for place, cell in enumerate(cells) if place != 1)
-    assert "NaN or infinity" in chromium.run("document.querySelector('#layers .scale').textContent")
+    show(chromium, HEAT_MAP)
+    nan = "194,24,155,255"  # --nan of report.css
+    assert [nan in row_colors(chromium, row) for row in range(6)] == [False, True, False, False, False, False]
+    assert "NaN or infinity" in text_in(chromium, "#layers .scale")
+    chromium.run("document.querySelector('#events tr:nth-child(3)').click()")  # at step 40
+    values = [float(value) for _, value in cells(chromium, 6)]
+    assert [place for place, value in enumerate(values) if math.isnan(value)] == [1]
 
 
 def test_frequent_events_have_a_kind_and_do_not_hide_the_curves(chromium: Browser, tmp_path: Path) -> None:
-    """The legend names the kinds, and of many events of one kind a single line is drawn."""
+    """The legend names the kinds, and hides the marks of one; scripts/plots.test.js counts the lines."""
     run = write_record(tmp_path, "one")
     with (run / "events.jsonl").open("a") as file:
         for step in range(1, 60):
@@ -294,10 +385,13 @@ def test_frequent_events_have_a_kind_and_do_not_hide_the_curves(chromium: Browse
     chromium.open(run / "report.html")
     legend: Any = chromium.run("document.querySelector('.chips').innerText")
     assert "gradient flow (59)" in legend and "hook failure (1)" in legend and "other" not in legend
-    show(chromium, plot("loss"))
-    lines = f"{plot('loss')}.placeMarks({plot('loss')}.chart).map(({{ mark, lines }}) => [mark, lines.length])"
-    counts = {"checkpoint": 0, "hook failure": 1, "NaN or infinity": 1, "stop": 1, "gradient_flow": 1}
-    assert dict(chromium.run(lines)) == counts
+    show(chromium, curve("loss"))
+    pictures = [picture(chromium, curve("loss"))]
+    for _ in range(2):
+        chromium.run("document.querySelector('.chip:last-child').click()")
+        chromium.frames()
+        pictures.append(picture(chromium, curve("loss")))
+    assert pictures[0] == pictures[2] != pictures[1]
 
 
 def test_events_are_sentences_with_the_other_fields_behind_them(chromium: Browser, tmp_path: Path) -> None:
@@ -323,8 +417,28 @@ def test_metrics_that_never_change_share_a_line(chromium: Browser, tmp_path: Pat
     chromium.open(run / "report.html")
     line: Any = chromium.run("document.querySelector('.constants').innerText")
     assert "own/zeros 0" in line and "own/nan" not in line
-    titles: Any = chromium.run(f"{PLOTS}.map((plot) => plot.title)")
+    titles: Any = chromium.run(TITLES)
     assert {"own/nan", "train/lr"} <= set(titles) and "own/zeros" not in titles
+
+
+def test_metrics_with_the_same_values_share_a_plot(chromium: Browser, tmp_path: Path) -> None:
+    """The plot names the others, and a search for one of them finds it."""
+    run = write_record(tmp_path, "one")
+    with (run / "metrics.jsonl").open("a") as file:
+        for step in range(1, 5):
+            file.write(json.dumps({"step": step, "own/first": step, "own/second": step}) + "\n")
+    assert main(["report", str(run)]) == 0
+    chromium.open(run / "report.html")
+    titles: Any = chromium.run(TITLES)
+    assert "own/first" in titles and "own/second" not in titles
+    assert text_in(chromium, f"{curve('own/first')} .legend").endswith("same values: own/second")
+    chromium.key("/")
+    for letter in "second":
+        chromium.key(letter)
+    shown: Any = chromium.run(
+        "[...document.querySelectorAll('#curves figure:not([hidden]) h4')].map((h) => h.innerText)"
+    )
+    assert shown == ["own/first"]
 
 
 def test_small_costs_share_a_row(chromium: Browser, tmp_path: Path) -> None:
@@ -370,49 +484,49 @@ def open_norms(browser: Browser, root: Path, norms: list[float]) -> None:
 def test_layers_of_vanishing_gradients_have_different_colours(chromium: Browser, tmp_path: Path) -> None:
     """The colours cover the norms from the smallest to the largest one, and what is below them is labelled."""
     norms = [10.0**-power for power in range(0, 24, 2)]
-    heat = "document.querySelector('#layers .heat').plot"
-    legend = "document.querySelector('#layers .ticks').innerText.replaceAll('\\u2212', '-')"
     open_norms(chromium, tmp_path / "all", norms)
-    show(chromium, heat)
-    assert len(set(chromium.run(f"{heat}.rows.map((row) => String({heat}.scale.colour({heat}.cell(0, row))))"))) == 12
-    assert chromium.run(legend).startswith("1e-22")
+    show(chromium, HEAT_MAP)
+    assert len({row_colors(chromium, row)[100] for row in range(12)}) == 12
+    assert text_in(chromium, "#layers .ticks").startswith("1e-22")
     open_norms(chromium, tmp_path / "zero", [*norms, 0.0])
-    show(chromium, heat)
-    assert chromium.run(legend).startswith("≤ 1e-22")
+    show(chromium, HEAT_MAP)
+    assert text_in(chromium, "#layers .ticks").startswith("≤ 1e-22")
     open_norms(chromium, tmp_path / "few", [*[10.0 ** -(index % 5) for index in range(100)], 1e-30])
-    show(chromium, heat)
-    assert chromium.run(legend).startswith("≤ 1e-4")
+    show(chromium, HEAT_MAP)
+    assert text_in(chromium, "#layers .ticks").startswith("≤ 1e-4")
 
 
-def test_histograms_name_the_sizes_of_values_and_what_is_below_them(chromium: Browser, tmp_path: Path) -> None:
-    """A bin has the name of its end nearer to 0, and the smallest one that of its other end."""
+def test_histograms_have_the_steps_at_which_their_layer_was_measured(chromium: Browser, tmp_path: Path) -> None:
+    """Of two hooks that measure layers at other steps, neither leaves gaps in the histograms of the other's layers."""
     record = Record.on_disk(tmp_path, config={}, seed=1, run_id="one")
     record.start([])
-    for step, values in enumerate([[-3e-12, 0.0, 1.5], [2.0**-60]], start=1):
-        counted = histograms([torch.tensor(values)])
-        record.log_layers("gradients", step, ["a"], ["top_octave"], counted.tops.unsqueeze(1))
-        record.log_layers("gradient_histograms", step, ["a"], ["count"], counted.counts.unsqueeze(1).float())
-    record.close("completed", None, [], [], {"step": 2})
+    for step in range(1, 41):
+        for name in ["often", "seldom"] if step % 10 == 0 else ["often"]:
+            counted = histograms([torch.tensor([1.5, -0.5, 0.0])])
+            record.log_layers("gradients", step, [name], ["top_octave"], counted.tops.unsqueeze(1))
+            record.log_layers("gradient_histograms", step, [name], ["count"], counted.counts.unsqueeze(1).float())
+    record.close("completed", None, [], [], {"step": 40})
     assert main(["report", str(tmp_path / "one")]) == 0
     chromium.open(tmp_path / "one" / "report.html")
-    heat = "document.querySelector('#histograms .heat').plot"
-    show(chromium, heat)
-    names: Any = chromium.run(f"{heat}.rows.map((row) => {heat}.nameOf(row).replaceAll('\\u2212', '-'))")
-    assert names == ["1", "…", "< 1.4e-14", "0", "…", "-4.7e-10"]  # a histogram reaches 31 octaves down
-
-
-@pytest.mark.parametrize("factor", [1.0001, 1.3, 4, 9, 25, 1e4, 1e15, 1e30])
-def test_numbers_of_a_log_axis_do_not_overlap(chromium: Browser, tmp_path: Path, factor: float) -> None:
-    """However small or large the range is, there are at least two numbers, inside of it and apart from each other."""
-    open_norms(chromium, tmp_path, [3e-11, 3e-11 * factor])
-    flow = "document.querySelector('#flow .plot').plot"
-    show(chromium, flow)
-    scale, chart = f"{flow}.chart.scales.y", f"{flow}.chart"
-    splits = f"{chart}.axes[1].splits({chart}, 1, {scale}.min, {scale}.max)"
-    values = f"[{scale}.max, ...{splits}.reverse(), {scale}.min]"
-    low, *places, high = chromium.run(f"{values}.map((one) => {chart}.valToPos(one, 'y'))")
-    assert len(places) >= 2 and min(places) >= low - 0.01 and max(places) <= high + 0.01
-    assert all(second - first >= 15 for first, second in pairwise(places))
+    show(chromium, HISTOGRAMS)
+    steps, bare = {}, {}
+    for name, count in (("often", 40), ("seldom", 4)):
+        select = element(f"{HISTOGRAMS} select")
+        index = f"[...{select}.options].findIndex((option) => option.textContent === '{name}')"
+        chromium.run(f"{select}.selectedIndex = {index}; {select}.dispatchEvent(new Event('change'))")
+        chromium.run(f"{element(HISTOGRAMS)}.focus()")
+        chromium.key("Home")
+        steps[name] = []
+        for _ in range(count):
+            steps[name].append(int(text_in(chromium, f"{HISTOGRAMS} .readout").split("at step ")[1].split(",")[0]))
+            chromium.key("ArrowRight")
+        chromium.key("Escape")
+        canvas = f"{element(f'{HISTOGRAMS} canvas')}"
+        data = f"{canvas}.getContext('2d').getImageData(230, 8, {canvas}.width - 242, 1).data"
+        bare[name] = chromium.run(f"{data}.filter((value, place) => place % 4 === 3 && value === 0).length")
+    assert steps == {"often": [*range(1, 41)], "seldom": [10, 20, 30, 40]}
+    width: Any = chromium.run(f"{element(f'{HISTOGRAMS} canvas')}.width - 242")
+    assert bare["often"] == 0 and bare["seldom"] < 0.15 * width  # the steps long before the first are empty
 
 
 @pytest.mark.parametrize("text", list(TEXT.values()), ids=list(TEXT))
@@ -452,7 +566,8 @@ def test_nothing_is_wider_than_the_page(chromium: Browser, real_run: Path, width
 def test_printing_draws_every_plot(chromium: Browser, real_run: Path, tmp_path: Path) -> None:
     """Plots that were never scrolled to are on paper, too."""
     chromium.open(real_run / "report.html", height=600)
-    assert chromium.run(f"{PLOTS}.some((plot) => plot.stale)")
+    undrawn = "[...document.querySelectorAll('.plot')].filter((plot) => !plot.querySelector('canvas')).length"
+    assert chromium.run(undrawn) > 0
     chromium.print(tmp_path / "report.pdf")
-    assert chromium.run(f"{PLOTS}.every((plot) => plot.drawnWidth > 0)")
+    assert chromium.run(undrawn) == 0
     assert (tmp_path / "report.pdf").stat().st_size > 20_000

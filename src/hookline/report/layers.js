@@ -1,31 +1,39 @@
-// Statistics per layer: heat maps of layer × step on a canvas, the gradient flow at a step, histograms over time.
+// Statistics per layer: heat maps of layer × step on a canvas, histograms over time, the gradient flow at a step.
 
-// Viridis and a blue–orange pair: both keep their order in grey and for colour-blind readers.
+import { allSteps, firstAtLeast, nearest, several } from "./data.js";
+import { clamp, el, named, number, plural, short, tick } from "./format.js";
+import {
+  FONT, LOG_AXIS, NAMED_AXIS, Plot, addBand, color, drawLine, lineColor, lineName, logRange, pale, rgb, roundUp, swatch, usable, view,
+} from "./plots.js";
+
+// Viridis and a blue–orange pair: both keep their order in gray and for color-blind readers.
 const SEQUENTIAL = ["#440154", "#472d7b", "#3b528b", "#2c728e", "#21918c", "#28ae80", "#5ec962", "#addc30", "#fde725"];
 const DIVERGING = ["#0b4f8a", "#3d86bd", "#8fbfdc", "#d5e5ee", "#f4f1ec", "#f6d9bd", "#eda66a", "#cf6a1d", "#8a3d05"];
 
-/** Return 256 colours as [r, g, b] between the given ones. */
-function ramp(stops) {
-  const parsed = stops.map((hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16)));
+/** Return the color between two, each as [r, g, b]. */
+const mixed = (from, to, share) => from.map((value, channel) => Math.round(value + (to[channel] - value) * share));
+
+/** Return 256 opaque colors as [r, g, b, a] between the given ones. */
+export function ramp(stops) {
   return Array.from({ length: 256 }, (_, index) => {
     const place = (index / 255) * (stops.length - 1), low = Math.min(Math.floor(place), stops.length - 2);
-    return parsed[low].map((value, channel) => Math.round(value + (parsed[low + 1][channel] - value) * (place - low)));
+    return [...mixed(stops[low], stops[low + 1], place - low), 255];
   });
 }
-const RAMPS = { sequential: ramp(SEQUENTIAL), diverging: ramp(DIVERGING) };
+const RAMPS = { sequential: ramp(SEQUENTIAL.map(rgb)), diverging: ramp(DIVERGING.map(rgb)) };
 
 /** A scale from values to 0 … 1 that suits them: linear or log, from the least to the greatest or around 0. */
-class ColourScale {
+export class ColorScale {
   constructor(values) {
     const sorted = values.filter(Number.isFinite).sort((a, b) => a - b);
-    const least = sorted[0] ?? 0, greatest = sorted[sorted.length - 1] ?? 1;
+    const least = sorted[0] ?? 0, greatest = sorted.at(-1) ?? 1;
     this.signed = least < 0 && greatest > 0;
     this.ramp = this.signed ? RAMPS.diverging : RAMPS.sequential;
-    const sizes = this.signed || least < 0 ? sorted.map(Math.abs).sort((a, b) => a - b) : sorted;
+    const sizes = least < 0 ? sorted.map(Math.abs).sort((a, b) => a - b) : sorted;
     const positive = sizes.slice(firstAtLeast(sizes, Number.MIN_VALUE));
     // A few values that are smaller than the rest by many decades would take most of a log scale: it begins where 2 % are
     // below. So does one around 0, because values that change their sign come near to 0 by chance.
-    const usual = positive[Math.floor(positive.length * 0.02)] ?? 1, large = positive[positive.length - 1] ?? 1;
+    const usual = positive[Math.floor(positive.length * 0.02)] ?? 1, large = positive.at(-1) ?? 1;
     const small = this.signed || positive[0] < usual * 1e-4 ? usual : positive[0] ?? 1;
     this.log = (least >= 0 || this.signed) && large / (positive[Math.floor(positive.length / 2)] ?? 1) > 20;
     if (this.log) Object.assign(this, { small, large, hasBelow: sizes[0] < small });
@@ -45,101 +53,100 @@ class ColourScale {
     const size = Math.abs(place - 0.5) * 2;
     return size === 0 ? 0 : Math.sign(place - 0.5) * this.small * (this.large / this.small) ** size;
   }
-  colour(value) {
-    return this.ramp[Math.max(0, Math.min(255, Math.round(this.place(value) * 255)))];
+  color(value) {
+    return this.ramp[clamp(Math.round(this.place(value) * 255), 0, 255)];
   }
 }
 
-/** Return a colour between two, as text. */
-function mixed(from, to, share) {
-  const [a, b] = [from, to].map((hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16)));
-  return `#${a.map((value, channel) => Math.round(value + (b[channel] - value) * share).toString(16).padStart(2, "0")).join("")}`;
-}
+const TOP = 6, AXIS_HEIGHT = 34;
 
-const NAN_COLOUR = () => colour("nan").slice(1).match(/../g).map((hex) => parseInt(hex, 16));
-
-/** A canvas of rows × steps with names at the left and steps below; subclasses say what a cell holds. */
+/** A canvas of rows × steps with names at the left and steps below, of the table of one run, with a choice of what is
+ * shown of it; subclasses say what a cell holds. */
 class Grid extends Plot {
-  constructor(figure, element) {
-    super(element);
-    this.canvas = el("canvas");
-    element.append(this.canvas);
-    Object.assign(this, { figure, row: null, top: 6, axisHeight: 34 });
-    this.canvas.addEventListener("mousemove", (event) => this.point(event));
-    this.canvas.addEventListener("mousedown", (event) => (this.pressed = this.stepAt(event.offsetX)));
-    this.canvas.addEventListener("mouseup", (event) => {
-      const to = this.stepAt(event.offsetX), from = this.pressed;
-      this.pressed = null;
-      if (from !== null && from !== undefined && Math.abs(this.x(to) - this.x(from)) > 5) view.zoom([Math.min(from, to), Math.max(from, to)]);
+  constructor(name, tables, kind, keys, choice) {
+    const canvas = el("canvas"), readout = el("output", { class: "readout", "aria-live": "polite" });
+    const select = el("select", { "aria-label": choice }), run = several ? el("select", { "aria-label": "Run" }) : null;
+    const figure = el("figure", { class: "card wide", tabindex: "0", "aria-label": `${kind} ${short(name, 200)}; arrow keys move over ${keys}` },
+      el("figcaption", {}, named("h4", name), run, el("label", {}, `${choice.toLowerCase()} `, select)), readout);
+    super(figure, el("div", { class: "heat" }, canvas));
+    Object.assign(this, { table: tables[0], canvas, readout, select, row: null, rows: [] });
+    run?.append(...tables.map((table, index) => el("option", { value: index }, short(table.run.name, 40))));
+    run?.addEventListener("change", () => {
+      this.table = tables[Number(run.value)];
+      this.fillChoices();
+      this.draw();
     });
-    this.canvas.addEventListener("dblclick", () => view.zoom(null));
-    figure.addEventListener("keydown", (event) => this.key(event));
+    select.addEventListener("change", () => this.draw());
+    this.fillChoices();
+    canvas.addEventListener("mousemove", (event) => this.point(event));
+    canvas.addEventListener("mousedown", (event) => (this.pressed = this.stepAt(event.offsetX)));
+    canvas.addEventListener("mouseup", (event) => {
+      const to = this.stepAt(event.offsetX), from = this.pressed ?? to;
+      this.pressed = null;
+      if (Math.abs(this.x(to) - this.x(from)) > 5) view.zoom([Math.min(from, to), Math.max(from, to)]);
+    });
+    canvas.addEventListener("dblclick", () => view.zoom(null));
   }
 
-  changed(what) {
-    if (what === "step") {
-      this.drawCursor();
-      this.showValue();
-    } else if (!["smoothing", "log", "hiddenMarks"].includes(what)) this.draw();
+  /** The place of what is chosen, in the table. */
+  get chosen() { return Number(this.select.value); }
+
+  /** Offer the names at some places, and choose the one that was chosen before, or else the first of the preferred ones. */
+  offer(names, places, preferred = []) {
+    const before = this.select.selectedOptions[0]?.textContent, texts = places.map((place) => short(names[place], 60));
+    this.select.replaceChildren(...places.map((place, index) => el("option", { value: place }, texts[index])));
+    this.select.selectedIndex = [before, ...preferred].map((text) => texts.indexOf(text)).find((index) => index >= 0) ?? 0;
   }
 
   x(step) { return this.left + ((step - view.range[0]) / (view.range[1] - view.range[0])) * this.width; }
-  stepAt(x) { return view.range[0] + (Math.min(Math.max(x - this.left, 0), this.width) / this.width) * (view.range[1] - view.range[0]); }
+  stepAt(x) { return view.range[0] + (clamp(x - this.left, 0, this.width) / this.width) * (view.range[1] - view.range[0]); }
 
   point(event) {
-    const place = Math.floor((event.offsetY - this.top) / this.rowHeight);
+    const place = Math.floor((event.offsetY - TOP) / this.rowHeight);
     if (place >= 0 && place < this.rows.length) this.row = place;
     view.moveTo(Math.round(this.stepAt(event.offsetX)), this);
   }
 
-  key(event) {
-    if (event.target !== this.figure || !this.steps?.length || event.ctrlKey || event.metaKey || event.altKey) return;
-    const here = view.step === null ? this.steps.length - 1 : nearest(this.steps, view.step), jump = event.shiftKey ? 10 : 1;
-    const places = { ArrowLeft: here - (view.step === null ? 0 : jump), ArrowRight: here + jump, Home: 0, End: this.steps.length - 1 };
+  key(key, jump) {
     const rows = { ArrowUp: (this.row ?? 0) - jump, ArrowDown: (this.row ?? -1) + jump };
-    if (event.key in places) view.moveTo(this.steps[Math.min(Math.max(places[event.key], 0), this.steps.length - 1)]);
-    else if (event.key in rows && this.rows.length) {
-      this.row = Math.min(Math.max(rows[event.key], 0), this.rows.length - 1);
-      view.moveTo(view.step ?? this.steps[this.steps.length - 1]);
-    } else return;
-    event.preventDefault();
+    if (!Object.hasOwn(rows, key) || !this.rows.length) return super.key(key, jump);
+    this.row = clamp(rows[key], 0, this.rows.length - 1);
+    view.moveTo(view.step ?? this.steps.at(-1));
+    return true;
   }
 
   /** Draw names, cells and the axis of steps. */
-  draw() {
-    const total = this.element.clientWidth;
-    if (!total) return;
-    this.drawnWidth = total;
-    this.stale = false;
+  paint(total) {
     this.prepare();
-    const ratio = devicePixelRatio, count = this.rows.length;
+    const ratio = devicePixelRatio, count = this.rows.length, { canvas } = this;
     this.left = Math.round(Math.min(total < 500 ? total * 0.36 : 230, total * 0.45));
     this.width = Math.max(total - this.left - 12, 10);
     this.rowHeight = this.heightOfRows(count);
-    const height = this.top + Math.max(count * this.rowHeight, 20) + this.axisHeight;
-    const { canvas } = this;
+    const height = TOP + Math.max(count * this.rowHeight, 20) + AXIS_HEIGHT;
     canvas.width = total * ratio;
     canvas.height = height * ratio;
-    this.drawn = new OffscreenCanvas(canvas.width, canvas.height); // what the cursor is drawn over
-    const ctx = this.drawn.getContext("2d");
     canvas.style.width = `${total}px`;
     canvas.style.height = `${height}px`;
+    this.drawn = new OffscreenCanvas(canvas.width, canvas.height); // what the cursor is drawn over
+    const ctx = this.drawn.getContext("2d");
     ctx.scale(ratio, ratio);
     ctx.font = FONT;
     if (count && this.steps.length) this.drawCells(ctx, ratio);
     this.drawNames(ctx);
-    this.drawAxis(ctx, height - this.axisHeight);
+    this.drawAxis(ctx, height - AXIS_HEIGHT);
+  }
+
+  showStep() {
+    if (!this.drawn) return;
     this.drawCursor();
     this.showValue();
   }
 
-  heightOfRows(count) { return count <= 40 ? 16 : count <= 100 ? 12 : 7; }
-
   /** Draw one pixel column after the other, each with the bucket of its step; of several buckets the farthest from 0. */
   drawCells(ctx, ratio) {
     const { steps } = this, columns = Math.max(Math.round(this.width * ratio), 1), count = this.rows.length;
-    const image = new ImageData(columns, count), bad = NAN_COLOUR();
-    const gap = steps.length > 1 ? (steps[steps.length - 1] - steps[0]) / (steps.length - 1) : allSteps[1] - allSteps[0];
+    const image = new ImageData(columns, count), bad = [...rgb(color("nan")), 255];
+    const gap = steps.length > 1 ? (steps.at(-1) - steps[0]) / (steps.length - 1) : allSteps[1] - allSteps[0];
     const perPixel = (view.range[1] - view.range[0]) / columns;
     for (let column = 0; column < columns; column++) {
       const from = view.range[0] + column * perPixel, to = from + perPixel;
@@ -159,44 +166,34 @@ class Grid extends Plot {
           else if (!there || Math.abs(value) > Math.abs(chosen)) chosen = value;
           there = true;
         }
-        if (!there) continue;
-        const [red, green, blue] = wrong ? bad : this.scale.colour(chosen), at = 4 * (row * columns + column);
-        image.data[at] = red;
-        image.data[at + 1] = green;
-        image.data[at + 2] = blue;
-        image.data[at + 3] = 255;
+        if (there) image.data.set(wrong ? bad : this.scale.color(chosen), 4 * (row * columns + column));
       }
     }
     const small = new OffscreenCanvas(columns, count);
     small.getContext("2d").putImageData(image, 0, 0);
     ctx.imageSmoothingEnabled = false;
-    ctx.drawImage(small, 0, 0, columns, count, this.left, this.top, this.width, count * this.rowHeight);
+    ctx.drawImage(small, 0, 0, columns, count, this.left, TOP, this.width, count * this.rowHeight);
   }
 
-  drawNames(ctx) {
-    ctx.fillStyle = colour("text");
+  /** Draw as many names as fit under each other. */
+  drawNames(ctx, space) {
     ctx.textAlign = "right";
     ctx.textBaseline = "middle";
-    ctx.font = this.rowHeight < 14 ? FONT.replace("12px", "10px") : FONT;
-    const every = Math.ceil(12 / this.rowHeight);
+    const every = Math.ceil(space / this.rowHeight);
     for (let row = 0; row < this.rows.length; row += every) {
-      ctx.fillText(fitText(ctx, this.nameOf(this.rows[row]), this.left - 10), this.left - 6, this.top + (row + 0.5) * this.rowHeight);
+      ctx.fillText(fitText(ctx, this.nameOf(this.rows[row]), this.left - 10), this.left - 6, TOP + (row + 0.5) * this.rowHeight);
     }
   }
 
   drawAxis(ctx, top) {
     ctx.font = FONT;
-    ctx.fillStyle = colour("muted");
-    ctx.strokeStyle = colour("grid");
+    ctx.fillStyle = color("muted");
+    ctx.strokeStyle = color("grid");
     ctx.textBaseline = "top";
-    const width = view.range[1] - view.range[0], most = Math.max(Math.floor(this.width / 80), 2);
-    const unit = [1, 2, 5].flatMap((n) => [...Array(10).keys()].map((power) => n * 10 ** power)).sort((a, b) => a - b).find((n) => width / n <= most);
+    const unit = Math.max(roundUp((view.range[1] - view.range[0]) / Math.max(Math.floor(this.width / 80), 2)), 1);
     for (let step = Math.ceil(view.range[0] / unit) * unit; step <= view.range[1]; step += unit) {
       const x = this.x(step), text = tick(step), half = ctx.measureText(text).width / 2;
-      ctx.beginPath();
-      ctx.moveTo(x, top);
-      ctx.lineTo(x, top + 4);
-      ctx.stroke();
+      drawLine(ctx, x, top, x, top + 4);
       ctx.textAlign = x + half > this.left + this.width + 12 ? "right" : "center";
       ctx.fillText(text, x, top + 6);
     }
@@ -205,24 +202,20 @@ class Grid extends Plot {
   }
 
   drawCursor() {
-    if (!this.drawn) return;
-    const ctx = this.canvas.getContext("2d");
+    const ctx = this.canvas.getContext("2d"), { step, range } = view;
     ctx.setTransform(1, 0, 0, 1, 0, 0);
     ctx.clearRect(0, 0, this.canvas.width, this.canvas.height);
     ctx.drawImage(this.drawn, 0, 0);
     ctx.scale(devicePixelRatio, devicePixelRatio);
-    ctx.strokeStyle = colour("text");
+    ctx.strokeStyle = color("text");
     ctx.lineWidth = 1;
-    if (view.step !== null && view.step >= view.range[0] && view.step <= view.range[1]) {
+    if (step !== null && step >= range[0] && step <= range[1]) {
       ctx.setLineDash([4, 3]);
-      ctx.beginPath();
-      ctx.moveTo(this.x(view.step), this.top);
-      ctx.lineTo(this.x(view.step), this.top + this.rows.length * this.rowHeight);
-      ctx.stroke();
+      drawLine(ctx, this.x(step), TOP, this.x(step), TOP + this.rows.length * this.rowHeight);
       ctx.setLineDash([]);
     }
     if (this.row !== null && this.row < this.rows.length) {
-      ctx.strokeRect(this.left - 0.5, this.top + this.row * this.rowHeight + 0.5, this.width + 1, this.rowHeight - 1);
+      ctx.strokeRect(this.left - 0.5, TOP + this.row * this.rowHeight + 0.5, this.width + 1, this.rowHeight - 1);
     }
   }
 }
@@ -240,74 +233,59 @@ function fitText(ctx, text, width) {
 }
 
 /** The heat map of one statistic of a series, layer × step. */
-class HeatMap extends Grid {
-  constructor(name, maps) {
-    const value = el("output", { class: "readout", "aria-live": "polite" }), body = el("div", { class: "heat" });
-    const legend = el("div", { class: "scale" });
-    const column = el("select", { "aria-label": "Statistic" }), run = several ? runSelect(maps) : null;
-    const figure = el("figure", { class: "card wide", tabindex: "0", "aria-label": `Heat map ${short(name, 200)}; arrow keys move over layers and steps` },
-      el("figcaption", {}, named("h4", name), run, el("label", {}, "statistic ", column)), value, el("div", { class: "scroll" }, body), legend);
-    super(figure, body);
-    Object.assign(this, { name, maps, map: maps[0], readout: value, legend, column, steps: maps[0].steps, rows: [] });
-    this.fillColumns();
-    column.addEventListener("change", () => this.draw());
-    run?.addEventListener("change", () => {
-      this.map = maps[Number(run.value)];
-      this.fillColumns();
-      this.draw();
-    });
+export class HeatMap extends Grid {
+  constructor(name, tables) {
+    super(name, tables, "Heat map", "layers and steps", "Statistic");
+    this.legend = el("div", { class: "scale" });
+    this.figure.append(el("div", { class: "scroll" }, this.element), this.legend);
   }
 
-  fillColumns() {
-    const before = this.column.selectedOptions[0]?.textContent;
-    this.column.replaceChildren(...this.map.columns.map((name, index) => el("option", { value: index }, short(name, 40))));
-    const wanted = [before, "norm", "std", "absmax"].map((name) => this.map.columns.indexOf(name)).find((index) => index >= 0);
-    this.column.value = String(wanted ?? 0);
+  fillChoices() {
+    const { columns } = this.table;
+    this.offer(columns, [...columns.keys()], ["norm", "std", "absmax"]);
   }
 
   prepare() {
-    this.steps = this.map.steps;
-    const chosen = Number(this.column.value), { names } = this.map;
-    this.rows = names.map((_, index) => index).filter((index) => view.matches(names[index]));
-    if (!this.rows.length) this.rows = names.map((_, index) => index);
+    const { names, steps, run } = this.table, key = `${run.index}/${this.chosen}`;
+    this.steps = steps;
+    this.rows = view.matching(names);
     if (this.row !== null && this.row >= this.rows.length) this.row = null;
-    const key = `${this.map.run.index}/${chosen}`;
-    if (this.scaleKey !== key) {
-      const values = [];
-      this.scaleKey = key;
-      for (let step = 0; step < this.steps.length; step++) for (let row = 0; row < names.length; row++) values.push(this.cell(step, row));
-      this.scale = new ColourScale(values);
-      this.hasBad = values.some((one) => one !== undefined && !Number.isFinite(one));
-      this.drawLegend();
-    }
+    if (this.scaleKey === key) return;
+    this.scaleKey = key;
+    const values = [...steps.keys()].flatMap((step) => names.map((_, row) => this.cell(step, row)));
+    this.scale = new ColorScale(values);
+    this.drawLegend(values.some((value) => value !== undefined && !Number.isFinite(value)));
   }
 
-  cell(place, row) { return this.map.cell(place, row, Number(this.column.value)); }
-  nameOf(row) { return this.map.names[row]; }
+  heightOfRows(count) { return count <= 40 ? 16 : count <= 100 ? 12 : 7; }
+  cell(place, row) { return this.table.cell(place, row, this.chosen); }
+  nameOf(row) { return this.table.names[row]; }
+  drawNames(ctx) {
+    ctx.fillStyle = color("text");
+    ctx.font = this.rowHeight < 14 ? FONT.replace("12px", "10px") : FONT;
+    super.drawNames(ctx, 12);
+  }
 
   /** Select a layer and a statistic, for a link from an alert. */
-  select(name, column) {
-    const chosen = this.map.columns.indexOf(column);
-    if (chosen >= 0) this.column.value = String(chosen);
-    this.draw();
-    const row = this.map.names.indexOf(name);
-    this.row = row < 0 ? null : this.rows.indexOf(row);
+  choose(name, column) {
+    const { columns, names } = this.table;
+    if (columns.includes(column)) this.select.value = String(columns.indexOf(column));
+    const row = view.matching(names).indexOf(names.indexOf(name));
+    this.row = row < 0 ? null : row;
     this.draw();
   }
 
   showValue() {
-    if (this.row === null || this.row >= this.rows.length || !this.steps.length) {
-      this.readout.textContent = `${plural(this.rows.length, "layer")}, ${plural(this.steps.length, "step")}; point at a cell for its value`;
-      return;
-    }
-    const place = view.step === null ? this.steps.length - 1 : nearest(this.steps, view.step), row = this.rows[this.row];
-    this.readout.textContent = `${short(this.map.names[row], 70)} · step ${number(this.steps[place])} · ${short(this.map.columns[Number(this.column.value)], 30)} ${number(this.cell(place, row))}`;
+    const place = view.placeIn(this.steps), row = this.rows[this.row], { names, columns } = this.table;
+    this.readout.textContent = row === undefined || place < 0
+      ? `${plural(this.rows.length, "layer")}, ${plural(this.steps.length, "step")}; point at a cell for its value`
+      : `${short(names[row], 70)} · step ${number(this.steps[place])} · ${short(columns[this.chosen], 30)} ${number(this.cell(place, row))}`;
   }
 
-  drawLegend() {
+  drawLegend(hasBad) {
     const bar = el("canvas", { width: 256, height: 1, class: "ramp", "aria-hidden": "true" }), ctx = bar.getContext("2d");
     const image = ctx.createImageData(256, 1);
-    this.scale.ramp.forEach(([red, green, blue], index) => image.data.set([red, green, blue, 255], 4 * index));
+    this.scale.ramp.forEach((shade, index) => image.data.set(shade, 4 * index));
     ctx.putImageData(image, 0, 0);
     const { log, signed, small, hasBelow } = this.scale, rounded = (value) => tick(Number(value.toPrecision(3)));
     const texts = [0, 0.25, 0.5, 0.75, 1].map((place) => rounded(this.scale.value(place)));
@@ -315,73 +293,49 @@ class HeatMap extends Grid {
     const ticks = el("div", { class: "ticks" }, ...texts.map((text) => el("span", {}, text)));
     const note = !log ? "linear scale" : signed ? `log on both sides of 0, from ±${rounded(small)}` : "log scale";
     this.legend.replaceChildren(el("div", { class: "bar" }, bar, ticks), el("span", { class: "note" }, note),
-      ...(this.hasBad ? [el("span", { class: "note" }, el("span", { class: "swatch box nan" }), "NaN or infinity")] : []));
+      ...(hasBad ? [el("span", { class: "note" }, swatch("box nan"), "NaN or infinity")] : []));
   }
 }
 
-function runSelect(items) {
-  const select = el("select", { "aria-label": "Run" });
-  items.forEach((one, index) => select.append(el("option", { value: index }, short(one.run.name, 40))));
-  return select;
-}
-
-/** Histograms of one layer over time: bins × steps. */
-class HistogramPlot extends Grid {
-  constructor(name, maps) {
-    const value = el("output", { class: "readout", "aria-live": "polite" }), body = el("div", { class: "heat" }), chart = el("div", { class: "plot" });
-    const layer = el("select", { "aria-label": "Layer" }), run = several ? runSelect(maps) : null;
-    const figure = el("figure", { class: "card wide", tabindex: "0", "aria-label": `Histograms ${short(name, 200)}; arrow keys move over steps` },
-      el("figcaption", {}, named("h4", name), run, el("label", {}, "layer ", layer)), value, el("div", { class: "two" }, body, chart));
-    super(figure, body);
-    Object.assign(this, { name, maps, map: maps[0], readout: value, layer, chartElement: chart, steps: maps[0].steps, scale: new ColourScale([0, 255]) });
-    layer.addEventListener("change", () => this.draw());
-    run?.addEventListener("change", () => {
-      this.map = maps[Number(run.value)];
-      this.fillLayers();
-      this.draw();
-    });
-    this.fillLayers();
+/** Histograms of one layer over time: bins × steps, and the histogram at the step of the cursor. */
+export class HistogramPlot extends Grid {
+  constructor(name, tables) {
+    super(name, tables, "Histograms", "steps", "Layer");
+    Object.assign(this, { bars: el("div", { class: "plot" }), scale: new ColorScale([0, 255]) });
+    this.figure.append(el("div", { class: "two" }, this.element, this.bars));
   }
 
-  fillLayers() {
-    const before = this.layer.selectedOptions[0]?.textContent;
-    const { names } = this.map, found = names.map((_, index) => index).filter((index) => view.matches(names[index]));
-    const shown = found.length ? found : names.map((_, index) => index);
-    this.layer.replaceChildren(...shown.map((index) => el("option", { value: index }, short(names[index], 60))));
-    const same = [...this.layer.options].findIndex((option) => option.textContent === before);
-    this.layer.selectedIndex = Math.max(same, 0);
+  fillChoices() {
+    this.offer(this.table.names, view.matching(this.table.names));
     this.filledFor = view.find;
   }
 
   prepare() {
-    if (this.filledFor !== view.find) this.fillLayers();
-    this.steps = this.map.steps;
-    this.chosen = Number(this.layer.value) || 0;
-    this.scale.ramp = ramp([colour("card"), lineColour(0)].map((from, index) => (index ? from : mixed(from, lineColour(0), 0.12))));
-    const used = new Set();
+    if (this.filledFor !== view.find) this.fillChoices();
+    this.places = this.table.placesOf(this.chosen);
+    this.steps = this.places.map((place) => this.table.steps[place]);
+    const line = rgb(lineColor(0)), used = new Set();
+    this.scale.ramp = ramp([mixed(rgb(color("card")), line, 0.12), line]);
     for (let step = 0; step < this.steps.length; step++) {
-      for (let bin = 0; bin < this.map.bins; bin++) if (this.map.count(step, this.chosen, bin)) used.add(bin);
+      for (let bin = 0; bin < this.table.bins; bin++) if (this.cell(step, bin)) used.add(bin);
     }
     // From the greatest value at the top to the least; a row of null stands for bins that are empty at every step.
     this.rows = [];
-    for (let bin = this.map.bins - 1; bin >= 0; bin--) {
+    for (let bin = this.table.bins - 1; bin >= 0; bin--) {
       if (used.has(bin)) this.rows.push(bin);
-      else if (this.rows.length && this.rows[this.rows.length - 1] !== null) this.rows.push(null);
+      else if (this.rows.length && this.rows.at(-1) !== null) this.rows.push(null);
     }
-    if (this.rows[this.rows.length - 1] === null) this.rows.pop();
+    if (this.rows.at(-1) === null) this.rows.pop();
   }
 
-  heightOfRows(count) { return Math.max(2, Math.min(12, Math.floor(240 / Math.max(count, 1)))); }
-  cell(place, bin) { return bin === null ? undefined : this.map.count(place, this.chosen, bin) || undefined; }
-  nameOf(bin) { return bin === null ? "…" : this.map.label(this.chosen, bin); }
+  heightOfRows(count) { return clamp(Math.floor(240 / Math.max(count, 1)), 2, 12); }
+  cell(place, bin) { return bin === null ? undefined : this.table.count(this.places[place], this.chosen, bin) || undefined; }
+  nameOf(bin) { return bin === null ? "…" : this.table.label(this.chosen, bin); }
   drawNames(ctx) {
-    ctx.fillStyle = colour("muted");
-    ctx.textAlign = "right";
-    ctx.textBaseline = "middle";
-    const every = Math.max(Math.ceil(18 / this.rowHeight), 1);
-    for (let row = 0; row < this.rows.length; row += every) ctx.fillText(this.nameOf(this.rows[row]), this.left - 6, this.top + (row + 0.5) * this.rowHeight);
+    ctx.fillStyle = color("muted");
+    super.drawNames(ctx, 18);
     ctx.save();
-    ctx.translate(10, this.top + (this.rows.length * this.rowHeight) / 2);
+    ctx.translate(10, TOP + (this.rows.length * this.rowHeight) / 2);
     ctx.rotate(-Math.PI / 2);
     ctx.textAlign = "center";
     ctx.fillText("value", 0, 0);
@@ -393,125 +347,96 @@ class HistogramPlot extends Grid {
       this.readout.textContent = "no values";
       return;
     }
-    const place = view.step === null ? this.steps.length - 1 : nearest(this.steps, view.step);
-    this.readout.textContent = `${short(this.map.names[this.chosen], 70)} · histogram at step ${number(this.steps[place])}, as a share of its fullest bin`;
-    this.drawChart(place);
+    const place = view.placeIn(this.steps);
+    this.readout.textContent = `${short(this.table.names[this.chosen], 70)} · histogram at step ${number(this.steps[place])}, as a share of its fullest bin`;
+    this.drawBars(place);
   }
 
   /** Draw the histogram of one step. */
-  drawChart(place) {
-    const bins = [...this.rows].reverse(), width = this.chartElement.clientWidth;
-    if (!width || !bins.length) return;
-    const data = [bins.map((_, index) => index), bins.map((bin) => (bin === null ? 0 : (100 * this.map.count(place, this.chosen, bin)) / 255))];
-    const key = [this.map.run.index, this.chosen, width, colour("text"), bins.length].join();
-    if (this.chartKey === key) return this.chart.setData(data);
-    this.chartKey = key;
-    this.chart?.destroy();
-    const { axis, ...base } = baseOptions(this.chartElement, 260);
-    this.chart = new uPlot({
-      ...base, cursor: { show: false },
+  drawBars(place) {
+    const bins = [...this.rows].reverse(), width = this.bars.clientWidth;
+    const data = [[...bins.keys()], bins.map((bin) => (100 * (this.cell(place, bin) ?? 0)) / 255)];
+    const key = [this.table.run.index, this.chosen, width, color("text"), bins.length].join();
+    if (this.barsKey === key) return this.chart.setData(data);
+    this.barsKey = key;
+    this.drawChart(260, {
+      cursor: { show: false },
       scales: { x: { time: false, range: () => [-0.5, bins.length - 0.5] }, y: { range: () => [0, 105] } },
-      series: [{}, { stroke: () => lineColour(0), fill: () => pale(lineColour(0), 0.35), paths: uPlot.paths.bars({ size: [1, 40], gap: 0 }), points: { show: false } }],
+      series: [{}, { stroke: () => lineColor(0), fill: () => pale(lineColor(0), 0.35), paths: uPlot.paths.bars({ size: [1, 40], gap: 0 }), points: { show: false } }],
       axes: [
-        { ...axis, size: 22, label: "value", labelSize: 16, labelGap: 2, gap: 2, space: 55, values: (u, values) => values.map((v) => (v in bins ? this.nameOf(bins[v]) : "")) },
-        { ...axis, size: 50, values: (u, values) => values.map((v) => `${v} %`) },
+        { ...NAMED_AXIS, label: "value", space: 55, values: (u, values) => values.map((v) => (v in bins ? this.nameOf(bins[v]) : "")) },
+        { size: 50, values: (u, values) => values.map((v) => `${v} %`) },
       ],
-    }, data, this.chartElement);
+    }, data, this.bars);
   }
 }
 
 /** The size of each layer's gradient in the model's order, at the step of the cursor; where it falls, training stops. */
-class GradientFlow extends Plot {
-  constructor(maps) {
-    const slider = el("input", { type: "range", min: 0, max: 0, value: 0, "aria-label": "Step" }), shown = el("output", {});
+export class GradientFlow extends Plot {
+  constructor(tables) {
+    const { steps, names } = tables[0];
+    const slider = el("input", { type: "range", min: 0, max: Math.max(steps.length - 1, 0), value: 0, "aria-label": "Step" }), shown = el("output", {});
     const body = el("div", { class: "plot" }), legend = el("ul", { class: "legend" }), readout = el("output", { class: "readout" });
     const figure = el("figure", { class: "card wide", tabindex: "0", "aria-label": "Gradient flow; arrow keys move over steps" },
       el("figcaption", {}, el("h4", {}, "Gradient norm per layer"), el("label", { class: "slide" }, "step ", slider, shown)), readout, body, legend);
-    super(body);
-    Object.assign(this, { maps, slider, shown, figure, legend, readout });
-    slider.max = String(Math.max(maps[0].steps.length - 1, 0));
-    slider.addEventListener("input", () => view.moveTo(maps[0].steps[Number(slider.value)]));
-    figure.addEventListener("keydown", (event) => {
-      if (event.target !== figure || !["ArrowLeft", "ArrowRight"].includes(event.key)) return;
-      const here = this.places()[0] + (event.key === "ArrowLeft" ? -1 : 1), { steps } = maps[0];
-      view.moveTo(steps[Math.min(Math.max(here, 0), steps.length - 1)]);
-      event.preventDefault();
-    });
+    super(figure, body);
+    Object.assign(this, { tables, steps, names, slider, shown, legend, readout });
+    slider.addEventListener("input", () => view.moveTo(steps[Number(slider.value)]));
+    legend.append(...(several
+      ? tables.map(({ run }) => el("li", {}, swatch(lineName(run.index)), named("span", run.name, 40)))
+      : [el("li", {}, swatch("line-0"), "at this step"), el("li", {}, swatch("box band"), "least to greatest over all steps")]));
   }
 
-  places() { return this.maps.map(({ steps }) => (view.step === null ? steps.length - 1 : nearest(steps, view.step))); }
-
-  /** Return the layers' numbers and, for each run, the norms at the step, the least and the greatest over all steps. */
+  /** Return the layers' numbers and, for each run, the norms at the step; of a single run, too, the least and the greatest
+   * norms over all steps. */
   makeData() {
-    const usable = (value) => (Number.isFinite(value) && value > 0 ? value : null), { names } = this.maps[0];
-    this.shownRows = names.map((_, index) => index).filter((index) => view.matches(names[index]));
-    if (!this.shownRows.length) this.shownRows = names.map((_, index) => index);
-    const columns = [this.shownRows.map((_, index) => index)], places = this.places();
-    this.maps.forEach((map, index) => {
-      const column = Math.max(map.columns.indexOf("norm"), 0);
-      const rows = this.shownRows.map((row) => map.names.indexOf(names[row]));
-      columns.push(rows.map((row) => (row < 0 ? null : usable(map.value(places[index], row, column)))));
-      if (several) return;
-      this.extremes ??= names.map((_, row) => {
-        const values = Array.from(map.steps, (_, step) => usable(map.value(step, row, column))).filter((value) => value !== null);
-        return values.length ? [Math.min(...values), Math.max(...values)] : [null, null];
-      });
-      columns.push(this.shownRows.map((row) => this.extremes[row][0]), this.shownRows.map((row) => this.extremes[row][1]));
+    const norm = (table, step, row) => usable(table.value(step, row, Math.max(table.columns.indexOf("norm"), 0)), true);
+    const columns = this.tables.map((table) => {
+      const place = view.placeIn(table.steps), rows = this.rows.map((row) => table.names.indexOf(this.names[row]));
+      return rows.map((row) => (row < 0 ? null : norm(table, place, row)));
     });
-    return columns;
+    if (several) return [[...this.rows.keys()], ...columns];
+    this.extremes ??= this.names.map((_, row) => {
+      const values = Array.from(this.steps, (_, step) => norm(this.tables[0], step, row)).filter((value) => value !== null);
+      return values.length ? [Math.min(...values), Math.max(...values)] : [null, null];
+    });
+    return [[...this.rows.keys()], ...columns, ...[0, 1].map((end) => this.rows.map((row) => this.extremes[row][end]))];
   }
 
-  changed(what) {
-    if (what === "step" && this.chart) {
-      this.chart.setData(this.makeData(), false);
-      this.chart.redraw();
-      this.showStep();
-    } else if (!["range", "smoothing", "log", "hiddenMarks", "step"].includes(what)) this.draw();
-  }
-
+  showRange() {}
   showStep() {
-    const places = this.places();
-    this.slider.value = String(places[0]);
-    this.shown.textContent = this.maps.map((map, index) => number(map.steps[places[index]])).filter((text, index, all) => all.indexOf(text) === index).join(", ");
+    this.slider.value = String(view.placeIn(this.steps));
+    const steps = this.tables.map((table) => number(table.steps[view.placeIn(table.steps)]));
+    this.shown.textContent = [...new Set(steps)].join(", ");
+    this.chart?.setData(this.makeData(), false);
+    this.chart?.redraw();
   }
 
-  draw() {
-    const width = this.element.clientWidth;
-    if (!width || !this.maps[0].steps.length) return;
-    this.drawnWidth = width;
-    this.stale = false;
-    const data = this.makeData(), count = this.shownRows.length;
-    const names = this.shownRows.map((row) => this.maps[0].names[row]), room = Math.min(30 + 6 * Math.max(...names.map((name) => name.length)), 165);
-    const { axis, ...base } = baseOptions(this.element, 215 + room);
-    const series = [{}], bands = [];
-    this.maps.forEach((map, index) => {
-      const stroke = () => lineColour(several ? map.run.index : 0);
+  paint(width) {
+    this.rows = view.matching(this.names);
+    const data = this.makeData(), count = this.rows.length, names = this.rows.map((row) => this.names[row]);
+    const room = Math.min(30 + 6 * Math.max(...names.map((name) => name.length)), 165), series = [{}], bands = [];
+    this.tables.forEach(({ run }) => {
+      const stroke = () => lineColor(several ? run.index : 0);
       series.push({ stroke, width: 1.8, points: { show: count <= 120, size: 6, fill: stroke } });
-      if (several) return;
-      series.push({ stroke: "transparent", width: 0, points: { show: false } }, { stroke: "transparent", width: 0, points: { show: false } });
-      bands.push({ series: [series.length - 1, series.length - 2], fill: () => pale(stroke(), 0.15) });
+      if (!several) addBand(series, bands, stroke, 0.15);
     });
-    this.legend.replaceChildren(...(several
-      ? this.maps.map((map) => el("li", {}, el("span", { class: `swatch line-${map.run.index % COLOURS}` }), named("span", map.run.name, 40)))
-      : [el("li", {}, el("span", { class: "swatch line-0" }), "at this step"), el("li", {}, el("span", { class: "swatch box band" }), "least to greatest over all steps")]));
     const most = Math.max(Math.floor((width - 70) / 16), 2), every = Math.ceil(count / most);
-    this.chart?.destroy();
-    this.chart = new uPlot({
-      ...base, series, bands, padding: [10, 14, 0, 0],
+    this.drawChart(215 + room, {
+      series, bands,
       scales: {
         x: { time: false, range: () => [-0.5, count - 0.5] },
         y: { distr: 3, range: logRange },
       },
       axes: [
-        { ...axis, size: room, rotate: -90, gap: 6, splits: () => data[0].filter((place) => place % every === 0), values: (u, places) => places.map((place) => short(names[place] ?? "", 22)) },
-        { ...axis, ...LOG_AXIS, size: 62, values: (u, values) => values.map((v) => (v === null ? null : tick(v))) },
+        { size: room, rotate: -90, gap: 6, splits: () => data[0].filter((place) => place % every === 0), values: (u, places) => places.map((place) => short(names[place] ?? "", 22)) },
+        { ...LOG_AXIS, size: 62, values: (u, values) => values.map((v) => (v === null ? null : tick(v))) },
       ],
       cursor: { y: false, drag: { x: false, y: false }, points: { size: 7 } },
       hooks: { setCursor: [(u) => {
-        const place = u.cursor.idx;
-        this.readout.textContent = place === null || place === undefined ? "" : `${short(names[place], 70)} · ${this.maps.map((_, index) => number(u.data[several ? index + 1 : 1][place])).join(", ")}`;
+        const place = u.cursor.idx, shown = this.tables.map((_, index) => number(u.data[index + 1][place]));
+        this.readout.textContent = place === null || place === undefined ? "" : `${short(names[place], 70)} · ${shown.join(", ")}`;
       }] },
-    }, data, this.element);
-    this.showStep();
+    }, data);
   }
 }

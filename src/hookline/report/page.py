@@ -22,21 +22,22 @@ from numpy.typing import NDArray
 
 from hookline.errors import RecordError
 from hookline.record import strict_json
-from hookline.record.alerts import describe_event, find_alerts
-from hookline.record.comparison import find_differences, find_partings, likely_causes
-from hookline.record.labels import read_labels
-from hookline.record.runs import RunFiles, run_labels, utc_now
-from hookline.report.direction import better
-from hookline.report.run_fields import last_attempt_seconds, run_fields
+from hookline.record.events import EVENTS, describe_event
+from hookline.record.format import utc_now
+from hookline.report.run_fields import run_fields
 from hookline.report.shrink import CurveArrays, Numbers, fit
+from hookline.runs.alerts import find_alerts
+from hookline.runs.compare import find_differences, find_partings, likely_causes
+from hookline.runs.direction import better
+from hookline.runs.find import RunFiles, run_labels
 
 if TYPE_CHECKING:
-    from hookline.record.curves import Curve
-    from hookline.record.media import MediaRow
-    from hookline.record.summary import HistogramTable, LayerTable, RunSummary
+    from hookline.record.format import MediaRow
+    from hookline.runs.curves import Curve
+    from hookline.runs.summary import HistogramTable, LayerTable, RunSummary
 
 STYLES = ("uPlot.min.css", "report.css")
-SCRIPTS = ("format.js", "data.js", "view.js", "curves.js", "layers.js", "report.js")
+SCRIPTS = ("format.js", "data.js", "plots.js", "layers.js", "page.js")  # each imports only from those before it
 LIBRARY = "uPlot.iife.min.js"
 
 # A page of 3 MB has 2.1 MB of numbers, because base64 takes 4 characters for 3 bytes. Further runs of a comparison get
@@ -48,6 +49,17 @@ MOST_DIFFERENCES, MOST_LEFT_OUT = 1000, 50
 LONGEST_CONFIG, LONGEST_TEXT, LONGEST_CELL = 100_000, 2000, 1000  # characters
 MOST_EVENTS = 600
 
+# The groups of marks in charts, in the order of their legend, with the names of their colors in report.css.
+MARK_COLORS = {
+    "failure": "error",
+    "stop": "warning",
+    "restart": "line-0",
+    "NaN or infinity": "nan",
+    "loss spike": "warning",
+    "checkpoint": "muted",
+    "hook failure": "error",
+}
+
 
 def make_report(summaries: Sequence[RunSummary]) -> bytes:
     """Return report.html for one run, or for several that are compared."""
@@ -56,35 +68,43 @@ def make_report(summaries: Sequence[RunSummary]) -> bytes:
     budget = BYTES_OF_NUMBERS + BYTES_OF_NUMBERS_PER_FURTHER_RUN * (count - 1)
     fit(numbers, budget - sum(_size_of_media(row) for rows in media for row in rows) * 3 // 4)
     runs, arrays = [], Arrays()
-    records = [RunFiles(summary.path or Path(str(summary.run.get("run_id"))), summary.run) for summary in summaries]
+    records = [
+        RunFiles.with_fields(summary.path or Path(str(summary.run.get("run_id"))), summary.run)
+        if summary.files is None or summary.run is not summary.files.run
+        else summary.files
+        for summary in summaries
+    ]
     names = run_labels(records)
     hooks = [hook for summary in summaries for hook in summary.hooks]
     for index, summary in enumerate(summaries):
         one, events = numbers[index], _first_and_last(summary.events)
-        runs.append({
-            "run_id": summary.run.get("run_id"),
-            "name": _cut(names[index]),
-            "labels": _labels(summary),
-            "run": _cut(run_fields(summary)),
-            "epochs": _completed_epochs(summary),
-            "seconds": records[index].seconds,
-            "step_seconds": summary.step_seconds,
-            "attempt": _last_attempt(summary),
-            "config": summary.config[:LONGEST_CONFIG],
-            "curves": {
-                name: {**_curve(summary.curves[name], curve, arrays), "better": better(name, hooks)}
-                for name, curve in one.curves.items()
-            },
-            "layers": {series: _layers(table, arrays) for series, table in one.layers.items()},
-            "histograms": {series: _histograms(table, arrays) for series, table in one.histograms.items()},
-            "events": _cut(events),
-            "event_texts": [_cut(describe_event(event)) for event in events],
-            "event_count": summary.event_counts.total(),
-            "alerts": [_cut(strict_json.field_values(alert)) for alert in find_alerts(summary)],
-            "media": [_shown_media(row) for row in media[index]],
-            "left_out": _left_out(one, summary.media_count - len(media[index])),
-        })
-    page = {"version": 1, "written": utc_now(), "runs": runs}
+        runs.append(
+            {
+                "run_id": summary.run.get("run_id"),
+                "name": _cut(names[index]),
+                "labels": records[index].labels,
+                "run": _cut(run_fields(summary)),
+                "epochs": _completed_epochs(summary),
+                "seconds": records[index].seconds,
+                "step_seconds": summary.step_seconds,
+                "attempt": _last_attempt(summary, records[index]),
+                "config": summary.config[:LONGEST_CONFIG],
+                "curves": {
+                    name: {**_curve(summary.curves[name], curve, arrays), "better": better(name, hooks)}
+                    for name, curve in one.curves.items()
+                },
+                "layers": {series: _layers(table, arrays) for series, table in one.layers.items()},
+                "histograms": {series: _histograms(table, arrays) for series, table in one.histograms.items()},
+                "events": _cut(events),
+                "event_texts": [_cut(describe_event(event)) for event in events],
+                "event_count": summary.event_counts.total(),
+                "alerts": [_cut(strict_json.field_values(alert)) for alert in find_alerts(summary)],
+                "media": [_shown_media(row) for row in media[index]],
+                "left_out": _left_out(one, summary.media_count - len(media[index])),
+            }
+        )
+    kinds = {kind: known.mark for kind, known in EVENTS.items() if known.mark is not None}
+    page = {"version": 1, "written": utc_now(), "marks": {"kinds": kinds, "colors": MARK_COLORS}, "runs": runs}
     if count > 1:
         page |= {"differences": _differences(summaries), "partings": _cut(_partings(summaries))}
     data = strict_json.dumps(page)
@@ -119,7 +139,9 @@ def _parts() -> tuple[str, str, str, str]:
     def read(*names: str) -> str:
         return "\n".join((folder / name).read_text(encoding="utf-8") for name in names)
 
-    script = '(() => {\n"use strict";\n' + read(*SCRIPTS) + "\n})();\n"
+    # One file on a disk cannot import others: the modules are joined in their order, in one scope.
+    modules = re.sub(r"^import [^;]*;\n|^export ", "", read(*SCRIPTS), flags=re.MULTILINE)
+    script = f'(() => {{\n"use strict";\n{modules}\n}})();\n'
     return read(*STYLES), read(LIBRARY), script, read("page.html")
 
 
@@ -136,10 +158,10 @@ def _completed_epochs(summary: RunSummary) -> int | None:
     return epoch + ended
 
 
-def _last_attempt(summary: RunSummary) -> dict[str, Any]:
+def _last_attempt(summary: RunSummary, files: RunFiles) -> dict[str, Any]:
     """Return the duration and the steps of the last attempt, which the costs of hooks are about."""
     step = run_fields(summary)["counters"].get("step")
-    seconds = None if summary.path is None else last_attempt_seconds(summary.path, summary.run)
+    seconds = None if summary.path is None else files.last_attempt_seconds
     begun = [event.get("step") for event in summary.events if event.get("kind") in ("checkpoint_loaded", "begun_again")]
     resumed_at = next((one for one in reversed(begun) if isinstance(one, int)), 0)
     return {"seconds": seconds, "steps": step - resumed_at if isinstance(step, int) else None}
@@ -169,14 +191,6 @@ def _partings(summaries: Sequence[RunSummary]) -> list[dict[str, Any]]:
                 causes = likely_causes(first, other, parting, find_differences([first, other]))
         found.append({"text": "have no step in common" if parting is None else str(parting), "causes": causes})
     return found
-
-
-def _labels(summary: RunSummary) -> Any:
-    """Read the labels of a run, which may have changed since it began; none if they cannot be read."""
-    try:
-        return {} if summary.path is None else read_labels(summary.path)
-    except RecordError:
-        return {}
 
 
 class Arrays:

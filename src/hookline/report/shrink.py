@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hookline.record.curves import Curve
-from hookline.record.summary import HistogramTable, LayerTable, RunSummary, farther_from_zero
+from hookline.runs.curves import Curve
+from hookline.runs.summary import HistogramTable, LayerTable, RunSummary, farther_from_zero
 
 Array = NDArray[Any]
 _CURVE_FIELDS = 200  # bytes, about: the name of a curve, its last and best values and where its arrays are

@@ -1,5 +1,10 @@
 // The page: its sections in their order, the links between them, and the keys.
 
+import { groupBy, markColor, markKinds, markOf, page, runs, several } from "./data.js";
+import { duration, el, named, number, percent, plural, short, time, toNumber, visible, words } from "./format.js";
+import { GradientFlow, HeatMap, HistogramPlot } from "./layers.js";
+import { CurvePlot, isDark, lineName, marks, setTheme, swatch, themeChanged, view } from "./plots.js";
+
 const main = document.getElementById("main");
 const byId = (id) => document.getElementById(id);
 const places = { curves: new Map(), series: new Map(), hooks: new Map() }; // what alerts link to
@@ -15,43 +20,47 @@ function section(id, title, ...content) {
 
 /** Make a table of rows; cells are nodes, numbers or text, which is cut after `most` characters. A column that has nothing
  * but numbers is aligned as such, with its head. */
-function table(heads, rows, attributes = {}, most = 300) {
-  const cell = (tag, content) => {
+function table(heads, rows, most = 300) {
+  const cell = (content) => {
     const isNumber = typeof content === "number";
     const node = content instanceof Node ? content : isNumber ? number(content) : named("span", content ?? "–", most);
-    return el(tag, isNumber || content?.classList?.contains("number") ? { class: "number" } : {}, node);
+    return el("td", isNumber || content?.classList?.contains("number") ? { class: "number" } : {}, node);
   };
-  const lines = rows.map((row) => (row instanceof Node ? row : el("tr", {}, ...row.map((content) => cell("td", content)))));
-  const head = (content) => el("th", {}, content instanceof Node ? content : named("span", content, most));
-  const top = heads ? el("tr", {}, ...heads.map(head)) : null;
-  for (let index = 0; index < (top?.cells.length ?? 0); index++) {
-    const cells = lines.map((line) => line.cells[index]).filter((one) => one && one.textContent !== "–");
-    const ofNumbers = cells.length > 0 && cells.every((one) => one.classList.contains("number"));
+  const lines = rows.map((row) => (row instanceof Node ? row : el("tr", {}, ...row.map(cell))));
+  const head = (content) => el("th", {}, named("span", content, most));
+  const top = el("tr", {}, ...heads.map(head));
+  for (const index of heads.keys()) {
+    const cells = lines.map((line) => line.cells[index]).filter((line) => line && line.textContent !== "–");
+    const ofNumbers = cells.length > 0 && cells.every((content) => content.classList.contains("number"));
     for (const line of [top, ...lines]) line.cells[index]?.classList.toggle("number", ofNumbers);
   }
-  return el("div", { class: "scroll" }, el("table", attributes, top ? el("thead", {}, top) : null, el("tbody", {}, ...lines)));
+  return el("div", { class: "scroll" }, el("table", {}, el("thead", {}, top), el("tbody", {}, ...lines)));
 }
 
-/** Make a cell's content that is aligned as numbers are. */
-const figures = (text) => el("span", { class: "number" }, text);
+/** Return whether a field has a value, so that it is worth a row. */
+const isThere = (value) => value !== null && value !== undefined && value !== "" && !(Array.isArray(value) && !value.length);
 
 /** Make a list of names and values; nested values are indented, empty ones left out. */
-function facts(value) {
-  const isThere = (one) => one !== null && one !== undefined && one !== "" && !(Array.isArray(one) && !one.length);
-  const entries = Object.entries(value ?? {}).filter(([, one]) => isThere(one));
-  return el("dl", { class: "facts" }, ...entries.flatMap(([name, one]) =>
-    [named("dt", name.replace(/_/g, " "), 60), el("dd", {}, factValue(one))]));
+function facts(fields) {
+  const entries = Object.entries(fields ?? {}).filter(([, value]) => isThere(value));
+  return el("dl", { class: "facts" }, ...entries.flatMap(([name, value]) => [named("dt", words(name), 60), el("dd", {}, factValue(value))]));
 }
 
-function factValue(one) {
-  if (one instanceof Node) return one;
-  if (Array.isArray(one)) {
-    const isPlain = one.every((item) => typeof item !== "object" || item === null);
-    return isPlain ? named("span", one.join(" "), 400) : el("div", {}, ...one.map((item) => factValue(item)));
+function factValue(value) {
+  if (value instanceof Node) return value;
+  if (Array.isArray(value)) {
+    const isPlain = value.every((item) => typeof item !== "object" || item === null);
+    return isPlain ? named("span", value.join(" "), 400) : el("div", {}, ...value.map(factValue));
   }
-  if (typeof one === "object" && one !== null) return facts(one);
-  if (typeof one === "string" && one.includes("\n")) return el("span", { class: "notes" }, visible(one));
-  return typeof one === "number" ? number(one, 6) : named("span", one, 400);
+  if (typeof value === "object" && value !== null) return facts(value);
+  if (typeof value === "string" && value.includes("\n")) return el("span", { class: "notes" }, visible(value));
+  return typeof value === "number" ? number(value, 6) : named("span", value, 400);
+}
+
+/** Put the items after the first few behind a link that shows them; `wrap` makes a list or a table of items. */
+function foldRest(items, most, wrap) {
+  if (items.length <= most) return [wrap(items)];
+  return [wrap(items.slice(0, most)), el("details", {}, el("summary", {}, `${number(items.length - most)} more`), wrap(items.slice(most)))];
 }
 
 /** Make an element for each run, under its name if there are several. */
@@ -64,8 +73,7 @@ function perRun(make) {
 }
 
 function runName(run, tag = "span") {
-  const swatch = el("span", { class: `swatch line-${run.index % COLOURS}` });
-  return el(tag, { class: "run-name" }, swatch, named("span", run.name, 50));
+  return el(tag, { class: "run-name" }, swatch(lineName(run.index)), named("span", run.name, 50));
 }
 
 /** Say which names of a kind (curves, layers, histograms) the page has no room for. */
@@ -82,12 +90,12 @@ function leftOut(kind, nouns) {
 
 // ---- alerts and overview ----------------------------------------------------------------------------------------------
 
-const SEVERITIES = { error: "Error", warning: "Warning", info: "Note" };
+const SEVERITIES = { error: "Error", warning: "Warning", info: "Note" }, MOST_ALERTS = 12;
 
 function alerts() {
   const rank = ({ severity }) => Math.max(Object.keys(SEVERITIES).indexOf(severity), 0);
   const all = runs.flatMap((run) => run.alerts).sort((a, b) => rank(a) - rank(b)); // those of each run are sorted already
-  if (!all.length) return el("p", { class: "quiet" }, "Nothing was found that needs attention.");
+  if (!all.length) return [el("p", { class: "quiet" }, "Nothing was found that needs attention.")];
   const items = all.map((alert) => {
     const severity = alert.severity in SEVERITIES ? alert.severity : "info";
     const click = (event) => (event.preventDefault(), goTo(alert));
@@ -96,10 +104,7 @@ function alerts() {
     return el("li", { class: `alert ${severity}` }, el("span", { class: "severity" }, SEVERITIES[severity]),
       el("span", { class: "what" }, several ? runName(alert.run) : null, link), el("span", { class: "where" }, where));
   });
-  const list = el("ul", { class: "alerts" }, ...items.slice(0, 12));
-  if (items.length <= 12) return list;
-  const rest = el("ul", { class: "alerts" }, ...items.slice(12));
-  return el("div", {}, list, el("details", {}, el("summary", {}, `${items.length - 12} more`), rest));
+  return foldRest(items, MOST_ALERTS, (shown) => el("ul", { class: "alerts" }, ...shown));
 }
 
 /** Scroll to what an alert is about, with the cursor at its step. */
@@ -109,7 +114,7 @@ function goTo(alert) {
   if ("curve" in place) target = places.curves.get(place.curve)?.figure;
   else if ("series" in place) {
     const map = places.series.get(place.series);
-    map?.select(place.name, place.column);
+    map?.choose(place.name, place.column);
     target = map?.figure;
   } else if ("hook" in place) target = places.hooks.get(place.hook);
   target ??= byId("curves") ?? byId("overview");
@@ -152,7 +157,7 @@ const FACTS = [
   ["started", (run) => (run.run.started ? time(run.run.started) : null)],
   ["run id", (run) => run.id],
   ["name", (run) => (several ? run.labels.name : null)],
-  ["tags", (run) => (run.labels.tags?.length ? run.labels.tags.join(", ") : null)],
+  ["tags", (run) => run.labels.tags?.join(", ") || null],
   ["notes", (run) => (run.labels.notes ? el("span", { class: "notes" }, visible(run.labels.notes)) : null)],
   ["resumed from", (run) => lineage(run)],
   ["attempts", (run) => (run.run.attempts.length > 1 ? run.run.attempts.length : null)],
@@ -179,7 +184,7 @@ function overview() {
 
 /** Make a table with a column for each run; of several parts, each with a title and rows of a name and values. */
 function compareRuns(parts) {
-  const value = (one) => el("td", {}, one instanceof Node ? one : typeof one === "number" ? number(one) : named("span", one ?? "–", 300));
+  const value = (content) => el("td", {}, content instanceof Node ? content : typeof content === "number" ? number(content) : named("span", content ?? "–", 300));
   const line = ([name, values]) => el("tr", {}, el("th", { class: "setting", scope: "row" }, ...breakable(short(name, 120))), ...values.map(value));
   const title = (text) => (text ? [el("tr", {}, el("th", { class: "part", colspan: runs.length + 1 }, text))] : []);
   const head = el("tr", {}, el("td", { class: "setting" }), ...runs.map((run) => el("th", { scope: "col" }, runName(run))));
@@ -195,13 +200,12 @@ function breakable(name) {
 }
 
 function sideBySide() {
-  const byRun = runs.map((run) => new Map(headline(run).map((one) => [one.curve.name, one])));
-  const metrics = [...new Map(byRun.flatMap((one) => [...one])).values()];
+  const byRun = runs.map((run) => new Map(headline(run).map((metric) => [metric.curve.name, metric])));
+  const metrics = [...new Map(byRun.flatMap((ofRun) => [...ofRun])).values()];
   const rows = [...FACTS, ...metrics.slice(0, MOST_METRICS).map(({ curve: { name } }) => [name, (run) => {
-    const found = byRun[run.index].get(name);
-    return found ? `${found.last} (${found.note})` : null;
+    const metric = byRun[run.index].get(name);
+    return metric ? `${metric.last} (${metric.note})` : null;
   }])];
-  const isThere = (value) => value !== null && value !== undefined && value !== "";
   const filled = rows.map(([label, read]) => [label, runs.map(read)]).filter(([, values]) => values.some(isThere));
   return el("div", {}, compareRuns([["", filled]]), notHere(metrics, MOST_METRICS));
 }
@@ -234,91 +238,73 @@ function lineage(run) {
 
 // ---- curves -----------------------------------------------------------------------------------------------------------
 
-const ANATOMY = ["data_wait", "forward_backward", "optimizer", "hooks"];
+const TRAINING = "Training and validation";
 
-/** Group the metrics: training with validation and the learning rate, throughput, then by what stands before the "/". */
-function groupCurves() {
-  const groups = new Map([["Training and validation", new Map()], ["Throughput", new Map()]]);
-  const names = [...new Set(runs.flatMap((run) => [...run.curves.keys()]))];
-  for (const name of names) {
-    const [, prefix, rest] = /^([^/]*)\/(.*)$/s.exec(name) ?? [null, "", name];
-    let group = "Other", title = name;
-    if (/^(train\/|val\/)?lr(\/|$|-)|^lr_/.test(name)) group = "Training and validation";
-    else if (prefix === "train" || prefix === "val") {
-      group = "Training and validation";
-      title = names.includes(`train/${rest}`) && names.includes(`val/${rest}`) ? rest : name;
-    } else if (prefix === "throughput") group = "Throughput";
-    else if (prefix) group = prefix;
-    if (!groups.has(group)) groups.set(group, new Map());
-    const plots = groups.get(group);
-    plots.set(title, [...(plots.get(title) ?? []), name]);
-  }
-  return groups;
+/** Return the group and the title of the plot of a metric: training with validation and the learning rate, throughput, then
+ * by what stands before the "/". */
+function plotOf(name, names) {
+  const [, prefix, rest] = /^([^/]*)\/(.*)$/s.exec(name) ?? [null, "", name];
+  if (/^(train\/|val\/)?lr(\/|$|-)|^lr_/.test(name)) return { group: TRAINING, title: name };
+  if (!["train", "val"].includes(prefix)) return { group: prefix === "throughput" ? "Throughput" : prefix || "Other", title: name };
+  return { group: TRAINING, title: names.includes(`train/${rest}`) && names.includes(`val/${rest}`) ? rest : name };
 }
 
 /** Return whether a metric never changed, so that a plot of it would be a line without a shape. */
-function isConstant(found) {
-  const value = found[0].data.least?.[1];
-  return found.every(({ steps, data }) => steps.length > 1 && !data.non_finite &&
+function isConstant(curves) {
+  const value = curves[0].data.least?.[1];
+  return curves.every(({ steps, data }) => steps.length > 1 && !data.non_finite &&
     data.least?.[1] === value && data.greatest?.[1] === value);
 }
 
 function curves() {
   const content = [], constants = [];
-  for (const [group, plots] of groupCurves()) {
-    if (!plots.size) continue;
+  const all = [...new Set(runs.flatMap((run) => [...run.curves.keys()]))];
+  const groupOrder = (group) => [TRAINING, "Throughput"].indexOf(group) + 1 || 3;
+  const titleOrder = (title) => (title === "loss" || title === "train/loss" ? 0 : /^(train\/)?lr/.test(title) ? 1 : 2);
+  for (const [group, ofGroup] of [...groupBy(all, (name) => plotOf(name, all).group)].sort(([a], [b]) => groupOrder(a) - groupOrder(b))) {
     const drawn = new Map(); // by the values: a metric that is recorded twice, as lr and train/lr, is drawn once
-    const order = (title) => (title === "loss" || title === "train/loss" ? 0 : /^(train\/)?lr/.test(title) ? 1 : 2);
-    for (const [title, names] of [...plots].sort(([a], [b]) => order(a) - order(b))) {
-      const found = [...names].sort().flatMap((name) => runs.map((run) => run.curves.get(name)).filter(Boolean));
+    const plots = [...groupBy(ofGroup, (name) => plotOf(name, all).title)];
+    for (const [title, names] of plots.sort(([a], [b]) => titleOrder(a) - titleOrder(b))) {
+      const shown = [...names].sort().flatMap((name) => runs.map((run) => run.curves.get(name)).filter(Boolean));
+      const key = shown.map((curve) => curve.key).join();
+      let place = drawn.get(key);
       // Losses and learning rates are looked for, also where they are constant.
-      if (group !== "Training and validation" && isConstant(found)) {
-        const value = found[0].unit.format(found[0].data.least[1]);
-        const text = el("span", {}, named("span", title, 60), ` ${value}`);
-        for (const name of names) places.curves.set(name, { figure: text });
-        constants.push(text);
-        continue;
+      if (group !== TRAINING && isConstant(shown)) {
+        const value = shown[0].unit.format(shown[0].data.least[1]);
+        place = { figure: el("span", {}, named("span", title, 60), ` ${value}`) };
+        constants.push(constants.length ? ", " : "", place.figure);
+      } else if (place) place.alike(names);
+      else {
+        place = new CurvePlot(title, shown);
+        if (title === "loss" || (title === "train/loss" && !drawn.size)) place.figure.classList.add("main");
+        drawn.set(key, place);
       }
-      const key = found.map((curve) => `${curve.run.index}:${curve.key}`).join();
-      const same = drawn.get(key);
-      if (same) {
-        for (const name of names) places.curves.set(name, same);
-        same.alike(names);
-        continue;
-      }
-      const plot = new CurvePlot(title, found);
-      plot.searched = names.join(" ");
-      if (title === "loss" || (title === "train/loss" && !drawn.size)) plot.figure.classList.add("main");
-      drawn.set(key, plot);
-      for (const name of names) places.curves.set(name, plot);
+      for (const name of names) places.curves.set(name, place);
     }
     if (!drawn.size) continue;
     const cards = el("div", { class: "cards" }, ...[...drawn.values()].map((plot) => plot.figure));
     content.push(el("div", { class: "group" }, named("h3", group, 60), cards));
   }
-  if (constants.length) {
-    content.push(el("p", { class: "note constants" }, "Constant: ", ...constants.flatMap((one, index) => (index ? [", ", one] : [one]))));
-  }
+  if (constants.length) content.push(el("p", { class: "note constants" }, "Constant: ", ...constants));
   if (!content.length) return [el("p", { class: "quiet" }, "No metrics were recorded.")];
   return [eventLegend(), ...content];
 }
 
 /** Make the legend of the events' marks; a click hides those of a kind. */
 function eventLegend() {
-  const counts = new Map();
-  for (const event of marks()) counts.set(markOf(event), (counts.get(markOf(event)) ?? 0) + 1);
-  if (!counts.size) return null;
-  const buttons = markKinds.filter((kind) => counts.has(kind)).map((kind) => {
+  const byKind = groupBy(marks(), markOf);
+  if (!byKind.size) return null;
+  const buttons = markKinds.filter((kind) => byKind.has(kind)).map((kind) => {
     const click = ({ currentTarget }) => {
-      const hide = !view.hiddenMarks.has(kind);
-      view.hiddenMarks[hide ? "add" : "delete"](kind);
-      currentTarget.setAttribute("aria-pressed", String(!hide));
-      view.update("hiddenMarks");
+      const { hiddenMarks } = view, show = hiddenMarks.delete(kind);
+      if (!show) hiddenMarks.add(kind);
+      currentTarget.setAttribute("aria-pressed", String(show));
+      view.setOptions({ hiddenMarks });
     };
     const title = "Show or hide these marks";
     return el("button", { type: "button", class: "chip", "aria-pressed": "true", title, on: { click } },
-      el("span", { class: `mark ${markColour(kind)}` }, kind === "checkpoint" ? "▲" : "▼"),
-      `${short(kind.replace(/_/g, " "), 40)} (${number(counts.get(kind))})`);
+      el("span", { class: `mark ${markColor(kind)}` }, kind === "checkpoint" ? "▲" : "▼"),
+      `${short(words(kind), 40)} (${number(byKind.get(kind).length)})`);
   });
   return el("div", { class: "chips", role: "group", "aria-label": "Events on the time axis" },
     el("span", { class: "note" }, "Events on the step axis:"), ...buttons);
@@ -326,15 +312,15 @@ function eventLegend() {
 
 // ---- layers -----------------------------------------------------------------------------------------------------------
 
+/** Return the tables of a kind (layers, histograms) of all runs, by the name of the series. */
 function collect(kind) {
-  const names = [...new Set(runs.flatMap((run) => [...run[kind].keys()]))];
-  const found = (name) => runs.map((run) => run[kind].get(name)).filter((one) => one && one.names.length);
-  return names.map((name) => [name, found(name)]).filter(([, maps]) => maps.length);
+  const tables = runs.flatMap((run) => [...run[kind].values()]).filter(({ names }) => names.length);
+  return [...groupBy(tables, ({ name }) => name)];
 }
 
 function layers() {
-  const maps = collect("layers").map(([name, found]) => {
-    const map = new HeatMap(name, found);
+  const maps = collect("layers").map(([name, tables]) => {
+    const map = new HeatMap(name, tables);
     places.series.set(name, map);
     return map.figure;
   });
@@ -342,57 +328,55 @@ function layers() {
 }
 
 function gradientFlow() {
-  const isGradients = ([name, [map]]) => /grad/i.test(name) && map.columns.includes("norm") && map.steps.length;
-  const found = collect("layers").find(isGradients);
-  return found ? [new GradientFlow(found[1]).figure] : [];
+  const gradients = collect("layers").find(([name, [table]]) => /grad/i.test(name) && table.columns.includes("norm") && table.steps.length);
+  return gradients ? [new GradientFlow(gradients[1]).figure] : [];
 }
 
-const histograms = () => collect("histograms").map(([name, found]) => new HistogramPlot(name, found).figure);
+const histograms = () => collect("histograms").map(([name, tables]) => new HistogramPlot(name, tables).figure);
 
 // ---- cost -------------------------------------------------------------------------------------------------------------
 
+const secondsOf = (cost) => toNumber(cost.seconds) || 0;
 const sum = (values) => values.reduce((total, value) => total + value, 0);
+
+/** Make an element that fills a share of the width. */
+function filled(share, className) {
+  const element = el("span", { class: className });
+  element.style.width = `${100 * share}%`;
+  return element;
+}
 
 /** Return the parts of a step with their share of its time over the whole run. */
 function anatomy(run) {
-  const seconds = (name) => toNumber(run.data.step_seconds[name]);
-  const step = seconds("step");
+  const { step: ofStep, ...ofParts } = run.data.step_seconds, step = toNumber(ofStep);
   if (!step) return null;
-  const parts = ANATOMY.map((name) => [name.replace(/_/g, " "), seconds(name)]).filter(([, value]) => value !== null);
+  const parts = Object.entries(ofParts).map(([name, seconds]) => [words(name), toNumber(seconds)]);
   const has = (wanted) => parts.some(([name]) => name === wanted), { costs } = run.run, { steps } = run.data.attempt;
   // The costs of hooks are those of the last attempt.
   if (!has("hooks") && costs.length && steps > 0) {
-    parts.push(["hooks", sum(costs.map((cost) => toNumber(cost.seconds) || 0)) / steps]);
+    parts.push(["hooks", sum(costs.map(secondsOf)) / steps]);
   }
   const rest = Math.max(step - sum(parts.map(([, value]) => value)), 0);
   if (rest > step * 0.001) parts.push([has("forward backward") ? "other" : "model and optimizer", rest]);
   const total = Math.max(step, sum(parts.map(([, value]) => value)));
-  const label = parts.map(([name, value]) => `${name} ${PERCENT.format(value / total)}`).join(", ");
+  const label = parts.map(([name, value]) => `${name} ${percent(value / total)}`).join(", ");
   const bar = el("div", { class: "stack", role: "img", "aria-label": label },
-    ...parts.map(([, value], index) => {
-      const part = el("span", { class: `fill-${index % COLOURS}` });
-      part.style.width = `${(100 * value) / total}%`;
-      return part;
-    }));
-  const legend = el("ul", { class: "legend" }, ...parts.map(([name, value], index) => el("li", {},
-    el("span", { class: `swatch box line-${index % COLOURS}` }),
-    `${name} ${duration(value)} (${PERCENT.format(value / total)})`)));
+    ...parts.map(([, value], index) => filled(value / total, lineName(index))));
+  const legend = el("ul", { class: "legend" }, ...parts.map(([name, value], index) =>
+    el("li", {}, swatch(`box ${lineName(index)}`), `${name} ${duration(value)} (${percent(value / total)})`)));
   return el("div", { class: "card wide" }, el("h4", {}, `A step takes ${duration(step)} on average`), bar, legend);
 }
 
 function hookCosts(run) {
   const { costs, attempts } = run.run;
   if (!costs.length) return null;
-  const total = run.data.attempt.seconds, most = Math.max(...costs.map((cost) => toNumber(cost.seconds) || 0));
-  const small = costs.filter((cost) => (toNumber(cost.seconds) || 0) < 0.001 * total);
-  const totalOf = (name) => sum(small.map((cost) => toNumber(cost[name]) || 0));
-  const others = { hook: `${small.length} others`, calls: totalOf("calls"), seconds: totalOf("seconds") };
+  const total = run.data.attempt.seconds, most = Math.max(...costs.map(secondsOf));
+  const small = costs.filter((cost) => secondsOf(cost) < 0.001 * total);
+  const calls = sum(small.map((cost) => toNumber(cost.calls) || 0)), others = { hook: `${small.length} others`, calls, seconds: sum(small.map(secondsOf)) };
   const listed = small.length > 1 ? [...costs.filter((cost) => !small.includes(cost)), others] : costs;
   const rows = listed.map((cost) => {
-    const seconds = toNumber(cost.seconds) || 0, bar = el("span", { class: "cost" });
-    bar.style.width = `${most ? (100 * seconds) / most : 0}%`;
-    const numbers = [number(cost.calls), duration(seconds), cost.calls ? duration(seconds / cost.calls) : "–",
-      total ? PERCENT.format(seconds / total) : "–"];
+    const seconds = secondsOf(cost), bar = filled(most ? seconds / most : 0, "cost");
+    const numbers = [number(cost.calls), duration(seconds), cost.calls ? duration(seconds / cost.calls) : "–", total ? percent(seconds / total) : "–"];
     const row = el("tr", {}, el("td", { class: "whole" }, named("span", cost.hook, 40)),
       el("td", {}, short(cost.kind ?? "", 40)), ...numbers.map((text) => el("td", { class: "number" }, text)),
       el("td", { class: "bar-cell" }, bar));
@@ -407,14 +391,14 @@ function hookCosts(run) {
 
 // ---- events, tables and images, config --------------------------------------------------------------------------------
 
-const LONGEST_CELL = 1000; // characters
+const MOST_EVENTS = 20, LONGEST_CELL = 1000; // characters
 
 function events(run) {
   if (!run.events.length) return null;
   const rows = run.events.map((event) => {
-    const mark = el("span", { class: `mark ${markColour(markOf(event))}` }, "● ");
+    const mark = el("span", { class: `mark ${markColor(markOf(event))}` }, "● ");
     const row = el("tr", {}, el("td", { class: "number" }, typeof event.step === "number" ? number(event.step) : "–"),
-      el("td", { class: "kind" }, mark, short(event.kind.replace(/_/g, " "), 40)),
+      el("td", { class: "kind" }, mark, short(words(event.kind), 40)),
       el("td", { class: "text" }, named("span", event.text, LONGEST_CELL), fieldsOf(event)),
       el("td", { class: "time" }, typeof event.time === "number" ? time(event.time) : "–"));
     if (typeof event.step === "number") row.addEventListener("click", () => view.moveTo(event.step));
@@ -423,19 +407,16 @@ function events(run) {
   const heads = ["step", "event", "what", "time"];
   const count = run.data.event_count ?? rows.length;
   const note = `Of ${number(count)} events, the first and the last ${number(rows.length / 2)} are here.`;
-  const first = el("div", {}, table(heads, rows.slice(0, 20)),
-    count > rows.length ? el("p", { class: "note" }, note) : null);
-  if (rows.length <= 20) return first;
-  const more = el("summary", {}, `${number(rows.length - 20)} more`);
-  return el("div", {}, first, el("details", {}, more, table(heads, rows.slice(20))));
+  const [first, ...rest] = foldRest(rows, MOST_EVENTS, (shown) => table(heads, shown));
+  return el("div", {}, first, count > rows.length ? el("p", { class: "note" }, note) : null, ...rest);
 }
 
 /** Make a list of the fields of an event that its sentence lacks; it is filled when it is opened. */
 function fieldsOf(event) {
-  const isSaid = (one) => typeof one === "string" && event.text.includes(one);
-  const isEmpty = (one) => one === null || (typeof one === "object" && !Object.keys(one).length);
-  const shown = Object.entries(event.fields).filter(([name, one]) =>
-    !["time", "kind", "step"].includes(name) && !isSaid(one) && !isEmpty(one));
+  const isSaid = (value) => typeof value === "string" && event.text.includes(value);
+  const isEmpty = (value) => value === null || (typeof value === "object" && !Object.keys(value).length);
+  const shown = Object.entries(event.fields).filter(([name, value]) =>
+    !["time", "kind", "step"].includes(name) && !isSaid(value) && !isEmpty(value));
   if (!shown.length) return null;
   const details = el("details", { class: "fields" }, el("summary", {}, "more"));
   details.addEventListener("toggle", () => details.append(facts(Object.fromEntries(shown))), { once: true });
@@ -445,11 +426,7 @@ function fieldsOf(event) {
 
 /** Make a card for each name of tables and images. */
 function media(run) {
-  const byName = new Map();
-  for (const one of run.data.media ?? []) {
-    const key = JSON.stringify([one.type, one.name]);
-    byName.set(key, [...(byName.get(key) ?? []), one]);
-  }
+  const byName = groupBy(run.data.media ?? [], ({ type, name }) => JSON.stringify([type, name]));
   const left = run.data.left_out?.counts?.media ?? 0;
   if (!byName.size && !left) return null;
   const note = byName.size ? `Of tables and images the newest are here; the record has ${number(left)} more of them.`
@@ -469,28 +446,28 @@ function mediaCard(all) {
   };
   slider.addEventListener("input", () => show(Number(slider.value)));
   show(last);
-  const hasLongText = (one) => one.rows?.some((cells) => cells.some((cell) => String(cell).length > 150));
-  const isWide = all.some((one) => one.columns?.length > 6 || hasLongText(one));
+  const hasLongText = (cells) => cells.some((cell) => String(cell).length > 150);
+  const isWide = all.some(({ columns, rows }) => columns?.length > 6 || rows?.some(hasLongText));
   return el("figure", { class: `card${isWide ? " wide" : ""}` }, el("figcaption", {}, named("h4", all[last].name, 60),
     el("label", { class: "slide unit" }, "step ", last ? slider : null, shown)), body);
 }
 
-function imageOf(one) {
-  const image = el("img", { alt: short(`${one.name} at step ${one.step}`, 200) });
+function imageOf({ name, step, png }) {
+  const image = el("img", { alt: short(`${name} at step ${step}`, 200) });
   image.addEventListener("load", () => image.classList.toggle("tiny", image.naturalWidth < 128));
-  image.src = `data:image/png;base64,${one.png}`;
+  image.src = `data:image/png;base64,${png}`;
   return image;
 }
 
-function tableOf(one) {
+function tableOf({ kind, columns, rows, sums, total_rows: allRows, total_columns: allColumns }) {
   const value = (cell) => {
     if (typeof cell === "number") return cell;
     return ["NaN", "Infinity", "-Infinity"].includes(cell) ? Number(cell) : cell === null ? "–" : String(cell);
   };
-  const rows = one.kind === "confusion_matrix" ? shaded(one.rows, one.sums) : one.rows.map((cells) => cells.map(value));
-  const cut = [[one.rows.length, one.total_rows, "row"], [one.columns.length, one.total_columns, "column"]];
+  const lines = kind === "confusion_matrix" ? shaded(rows, sums) : rows.map((cells) => cells.map(value));
+  const cut = [[rows.length, allRows, "row"], [columns.length, allColumns, "column"]];
   const notes = cut.filter(([shown, total]) => total > shown).map(([shown, total, noun]) => `the first ${number(shown)} of ${plural(total, noun)}`);
-  return [table(one.columns.map(String), rows, {}, LONGEST_CELL),
+  return [table(columns.map(String), lines, LONGEST_CELL),
     ...(notes.length ? [el("p", { class: "note" }, notes.join(", "))] : [])];
 }
 
@@ -508,29 +485,24 @@ function shaded(rows, sums) {
 }
 
 function differences() {
-  const found = page.differences;
   const say = (text) => [el("p", { class: "quiet" }, text)];
-  if (!found) return say("A config of these runs cannot be read, so that they are not compared.");
-  if (!found.length) return say("Configs, hooks, environments and code of these runs are the same.");
+  if (!page.differences) return say("A config of these runs cannot be read, so that they are not compared.");
+  if (!page.differences.length) return say("Configs, hooks, environments and code of these runs are the same.");
   // With spaces, so that a line can break between values.
   const text = (value) => (typeof value === "string" ? value : JSON.stringify(value, null, 1).replace(/(?<=[[{])\n\s*|\n\s*(?=[\]}])/g, "").replace(/\n\s*/g, " "));
-  const parts = new Map();
-  for (const { section: where, key, values } of found) {
-    if (!parts.has(where)) parts.set(where, []);
-    parts.get(where).push([key, values.map(text)]);
-  }
-  return [compareRuns([...parts])];
+  const parts = groupBy(page.differences, (difference) => difference.section);
+  return [compareRuns([...parts].map(([title, rows]) => [title, rows.map(({ key, values }) => [key, values.map(text)])]))];
 }
 
 function hookList(run) {
   const { hooks } = run.run;
   if (!hooks.length) return null;
-  const value = (one) => (typeof one === "object" ? JSON.stringify(one) : one);
+  const text = (value) => (typeof value === "object" ? JSON.stringify(value) : value);
   const rows = hooks.map((hook) => {
-    const given = Object.entries(hook.parameters ?? {}).filter(([, one]) => one !== null);
-    const parameters = given.map(([name, one]) => `${name}=${value(one)}`).join(", ");
-    const texts = [hook.name, hook.kind, hook.enabled ? "on" : "switched off", hook.schedule, hook.policy];
-    const row = el("tr", {}, ...texts.map((text) => el("td", { class: "whole" }, named("span", text ?? "–", 40))),
+    const given = Object.entries(hook.parameters ?? {}).filter(([, value]) => value !== null);
+    const parameters = given.map(([name, value]) => `${name}=${text(value)}`).join(", ");
+    const fields = [hook.name, hook.kind, hook.enabled ? "on" : "switched off", hook.schedule, hook.policy];
+    const row = el("tr", {}, ...fields.map((field) => el("td", { class: "whole" }, named("span", field ?? "–", 40))),
       el("td", { class: "number" }, number(hook.failures ?? 0)),
       el("td", { class: "parameters" }, named("span", parameters, 200)));
     if (!places.hooks.has(hook.name)) places.hooks.set(hook.name, row);
@@ -539,31 +511,25 @@ function hookList(run) {
   return table(["hook", "kind", "state", "schedule", "when it fails", "failures", "parameters"], rows);
 }
 
-function attempts(run) {
-  const all = run.run.attempts;
-  if (!all.length) return null;
+function attempts({ run }) {
+  if (!run.attempts.length) return [];
   const at = (text) => (text ? time(text) : "–");
-  const rows = all.map((one, index) => [index + 1, at(one.started), at(one.closed), one.outcome ?? "–", one.reason ?? "",
-    one.host ?? "–", figures(String(one.world_size ?? 1))]);
-  const heads = ["started", "ended", "outcome", "reason", "host"];
-  return table(["attempt", ...heads, "processes"], rows);
+  const rows = run.attempts.map(({ started, closed, outcome, reason, host, world_size: processes }, index) =>
+    [index + 1, at(started), at(closed), outcome ?? "–", reason ?? "", host ?? "–", el("span", { class: "number" }, String(processes ?? 1))]);
+  return [el("h4", {}, "Attempts"), table(["attempt", "started", "ended", "outcome", "reason", "host", "processes"], rows)];
 }
 
 function about(run) {
   const { environment, git, config_hash: hash, seed, lineage: from, lost } = run.run;
   const code = { ...git, "config hash": hash, seed, "lost lines": lost || null };
-  const parts = [["Environment", facts(environment)], ["Code", facts(code)]];
-  if (from) parts.push(["Lineage", facts(typeof from === "object" ? from : { from })]);
-  const part = ([title, content]) => el("div", {}, el("h4", {}, title), content);
-  const lists = el("div", { class: "columns" }, ...parts.map(part));
-  const list = attempts(run);
-  return el("div", {}, lists, ...(list ? [el("h4", {}, "Attempts"), list] : []));
+  const parts = [["Environment", environment], ["Code", code], ...(from ? [["Lineage", typeof from === "object" ? from : { from }]] : [])];
+  const lists = parts.map(([title, fields]) => el("div", {}, el("h4", {}, title), facts(fields)));
+  return el("div", {}, el("div", { class: "columns" }, ...lists), ...attempts(run));
 }
 
 function config(run) {
   if (!run.data.config) return null;
-  const text = el("pre", {}, visible(run.data.config));
-  return el("details", { open: !several }, el("summary", {}, "config.yaml"), text);
+  return el("details", { open: !several }, el("summary", {}, "config.yaml"), el("pre", {}, visible(run.data.config)));
 }
 
 // ---- controls ---------------------------------------------------------------------------------------------------------
@@ -585,39 +551,30 @@ const KEYS = [
 
 /** Show only the plots and layers whose name contains a text; a kind without any match stays as it is. */
 function find(text) {
-  view.find = text.trim().toLowerCase();
+  view.search(text);
   const curvePlots = view.plots.filter((plot) => plot instanceof CurvePlot);
-  const found = curvePlots.filter((plot) => view.matches(plot.searched));
-  for (const plot of curvePlots) plot.figure.hidden = found.length > 0 && !found.includes(plot);
-  for (const group of document.querySelectorAll(".group")) {
-    group.hidden = [...group.querySelectorAll("figure")].every((figure) => figure.hidden);
-  }
-  const maps = runs.flatMap((run) => [...run.layers.values(), ...run.histograms.values()]);
-  const layerNames = new Set(maps.flatMap((map) => map.names));
-  const count = [...layerNames].filter((name) => view.matches(name)).length;
-  byId("found").textContent = view.find ? `${plural(count, "layer")}, ${plural(found.length, "plot")}` : "";
-  view.update("find");
+  const matching = curvePlots.filter((plot) => view.matches(plot.searched));
+  for (const plot of curvePlots) plot.figure.hidden = matching.length > 0 && !matching.includes(plot);
+  for (const group of document.querySelectorAll(".group")) group.hidden = !group.querySelector("figure:not([hidden])");
+  const tables = runs.flatMap((run) => [...run.layers.values(), ...run.histograms.values()]);
+  const layerNames = new Set(tables.flatMap((table) => table.names).filter((name) => view.matches(name)));
+  byId("found").textContent = view.find ? `${plural(layerNames.size, "layer")}, ${plural(matching.length, "plot")}` : "";
 }
 
 function connect() {
   byId("find").addEventListener("input", ({ target }) => find(target.value));
   byId("smoothing").addEventListener("input", ({ target }) => {
     byId("smoothing-value").textContent = target.value;
-    view.set("smoothing", Number(target.value));
+    view.setOptions({ smoothing: Number(target.value) });
   });
-  byId("log").addEventListener("change", ({ target }) => view.set("log", target.checked));
-  byId("zoom-in").addEventListener("click", () => view.zoomBy(0.5));
-  byId("zoom-out").addEventListener("click", () => view.zoomBy(2));
-  byId("zoom-all").addEventListener("click", () => view.zoom(null));
-  byId("theme").addEventListener("click", () => setTheme(isDark() ? "light" : "dark"));
+  byId("log").addEventListener("change", ({ target }) => view.setOptions({ log: target.checked }));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", themeChanged);
   const dialog = byId("keys");
   const keys = KEYS.flatMap(([key, what]) =>
-    [el("dt", {}, ...key.split(" ").map((one) => el("kbd", {}, one))), el("dd", {}, what)]);
+    [el("dt", {}, ...key.split(" ").map((name) => el("kbd", {}, name))), el("dd", {}, what)]);
   dialog.append(el("h2", { id: "keys-title" }, "Keys"), el("dl", { class: "keys" }, ...keys),
     el("p", { class: "note" }, "With a mouse: drag over a plot to zoom, double-click to show all steps."),
     el("form", { method: "dialog" }, el("button", {}, "Close")));
-  byId("help").addEventListener("click", () => dialog.showModal());
   const actions = {
     "/": () => byId("find").focus(),
     "?": () => dialog.showModal(),
@@ -630,6 +587,8 @@ function connect() {
     t: () => setTheme(isDark() ? "light" : "dark"),
     Escape: () => view.moveTo(null),
   };
+  const buttons = { "zoom-in": "+", "zoom-out": "-", "zoom-all": "0", theme: "t", help: "?" };
+  for (const [id, key] of Object.entries(buttons)) byId(id).addEventListener("click", actions[key]);
   document.addEventListener("keydown", (event) => {
     const { tagName, type } = event.target;
     const typing = ["INPUT", "SELECT", "TEXTAREA"].includes(tagName) && type !== "range" && type !== "checkbox";
@@ -640,22 +599,20 @@ function connect() {
     actions[event.key]();
   });
   // Plots that were never scrolled to are drawn for the printer, on white.
-  let before = null;
+  const root = document.documentElement;
+  let before = null, opened = [];
   addEventListener("beforeprint", () => {
-    before = document.documentElement.dataset.theme ?? "";
-    document.documentElement.dataset.theme = "light";
-    document.documentElement.classList.add("printing");
-    colours = new Map();
-    for (const details of document.querySelectorAll("details:not([open], .fields)")) details.dataset.closed = details.open = true;
+    before = root.dataset.theme;
+    root.classList.add("printing");
+    opened = [...document.querySelectorAll("details:not([open], .fields)")];
+    for (const details of opened) details.open = true;
+    setTheme("light");
     for (const plot of view.plots) plot.draw();
   });
   addEventListener("afterprint", () => {
-    for (const details of document.querySelectorAll("details[data-closed]")) {
-      details.open = false;
-      delete details.dataset.closed;
-    }
-    document.documentElement.classList.remove("printing");
-    setTheme(before || null);
+    for (const details of opened) details.open = false;
+    root.classList.remove("printing");
+    setTheme(before);
   });
 }
 
@@ -669,7 +626,7 @@ function build() {
   const subtitle = several ? "Hookline comparison" : unnamed ? "Hookline report" : short(runs[0].id, 60);
   byId("subtitle").textContent = `${subtitle} · written ${time(page.written)}`;
   if (several) section("partings", "Where the runs part", ...partings());
-  section("alerts", "Alerts", alerts());
+  section("alerts", "Alerts", ...alerts());
   section("overview", "Overview", overview());
   if (several) section("differences", "Differences", ...differences());
   section("curves", "Curves", ...curves(), ...leftOut("curves", "metrics"));

@@ -1,0 +1,419 @@
+// What all plots share (zoom, cursor, search, theme), and curves over steps, drawn by uPlot: the mean as a line, what lies
+// between the lowest and the highest value as a band.
+
+import { allSteps, groupBy, markColor, markOf, nearest, runs, several } from "./data.js";
+import { clamp, el, named, number, short, tick, words } from "./format.js";
+
+export const view = {
+  range: allSteps, // the steps that are shown
+  step: null, // of the cursor
+  pointed: null, // the plot under the mouse, if that moved the cursor
+  smoothing: 0,
+  log: false,
+  find: "",
+  hiddenMarks: new Set(),
+  plots: [], // everything that draws; see Plot
+
+  zoom(range) {
+    const [first, last] = allSteps, least = Math.min(2, last - first);
+    if (range) {
+      const middle = (range[0] + range[1]) / 2, half = Math.max(range[1] - range[0], least) / 2;
+      range = [Math.max(first, middle - half), Math.min(last, middle + half)];
+    }
+    this.range = range && range[1] - range[0] < last - first ? range : allSteps;
+    this.update((plot) => plot.showRange());
+  },
+  zoomBy(factor) {
+    const [from, to] = this.range;
+    const middle = this.step !== null && this.step >= from && this.step <= to ? this.step : (from + to) / 2;
+    this.zoom([middle - (middle - from) * factor, middle + (to - middle) * factor]);
+  },
+  pan(share) {
+    const width = this.range[1] - this.range[0], [first, last] = allSteps;
+    const from = clamp(this.range[0] + share * width, first, last - width);
+    this.zoom([from, from + width]);
+  },
+  moveTo(step, pointed = null) {
+    this.pointed = pointed;
+    this.step = step === null ? null : clamp(step, ...allSteps);
+    this.update((plot) => plot.showStep());
+  },
+  /** Set options that only curves have: smoothing, the log axis of all of them, or the marks that are hidden. */
+  setOptions(options) {
+    Object.assign(this, options);
+    if ("log" in options) for (const plot of this.plots) plot.ownLog = null;
+    this.update((plot) => plot.showOptions());
+  },
+  search(text) {
+    this.find = text.trim().toLowerCase();
+    this.update((plot) => plot.showSearch());
+  },
+  /** Change the plots on the screen; the others are drawn when they come into view. */
+  update(change) {
+    for (const plot of this.plots) {
+      if (plot.isOnScreen) change(plot);
+      else plot.stale = true;
+    }
+  },
+  matches(name) {
+    return name.toLowerCase().includes(this.find);
+  },
+  /** Return the places of the names that match the search; of all if none does. */
+  matching(names) {
+    const all = [...names.keys()], matching = all.filter((index) => this.matches(names[index]));
+    return matching.length ? matching : all;
+  },
+  /** Return the place of the cursor among steps; without a cursor the last one. */
+  placeIn(steps) {
+    return this.step === null ? steps.length - 1 : nearest(steps, this.step);
+  },
+};
+
+/** Something in a figure that draws into an element when that comes into view, and again when what it shows changes.
+ * Subclasses have `steps`, over which keys move the cursor, and draw in `paint`. */
+export class Plot {
+  constructor(figure, element) {
+    Object.assign(this, { figure, element, stale: true, isOnScreen: false });
+    element.plot = this;
+    view.plots.push(this);
+    seen.observe(element);
+    resized.observe(element);
+    figure.addEventListener("keydown", (event) => {
+      if (event.target !== figure || event.ctrlKey || event.metaKey || event.altKey || !this.steps?.length) return;
+      if (this.key(event.key, event.shiftKey ? 10 : 1)) event.preventDefault();
+    });
+  }
+
+  draw() {
+    const width = this.element.clientWidth;
+    if (!width) return;
+    Object.assign(this, { drawnWidth: width, stale: false });
+    this.paint(width);
+    this.showStep();
+  }
+  showRange() { this.draw(); }
+  showSearch() { this.draw(); }
+  showOptions() {} // of curves
+
+  /** Move the cursor, and return whether the key was one that does so. */
+  key(key, jump) {
+    const here = view.placeIn(this.steps), last = this.steps.length - 1;
+    const places = { ArrowLeft: here - (view.step === null ? 0 : jump), ArrowRight: here + jump, Home: 0, End: last };
+    if (!Object.hasOwn(places, key)) return false;
+    view.moveTo(this.steps[clamp(places[key], 0, last)]);
+    return true;
+  }
+
+  /** Draw with uPlot, in the place of what it drew before. */
+  drawChart(height, { axes, ...options }, data, element = this.element) {
+    const line = { stroke: () => color("grid"), width: 1 };
+    const axis = { stroke: () => color("muted"), font: FONT, labelFont: FONT, grid: line, ticks: { ...line, size: 4 } };
+    const base = { width: element.clientWidth, height, legend: { show: false }, padding: [10, 14, 0, 0] };
+    this.chart?.destroy();
+    this.chart = new uPlot({ ...base, ...options, axes: axes.map((own) => ({ ...axis, ...own })) }, data, element);
+  }
+}
+
+const seen = new IntersectionObserver((entries) => {
+  for (const { target: { plot }, isIntersecting } of entries) {
+    plot.isOnScreen = isIntersecting;
+    if (isIntersecting && plot.stale) plot.draw();
+  }
+}, { rootMargin: "150px" });
+
+const resized = new ResizeObserver((entries) => {
+  for (const { target: { plot, clientWidth } } of entries) {
+    if (clientWidth === plot.drawnWidth) continue;
+    if (plot.isOnScreen) plot.draw();
+    else plot.stale = true;
+  }
+});
+
+// ---- colors -----------------------------------------------------------------------------------------------------------
+
+export const FONT = '12px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif';
+const LINE_COLORS = 8;
+let colors = new Map();
+
+/** Return a color of the style sheet, which has one set for light and one for dark. */
+export function color(name) {
+  if (!colors.has(name)) colors.set(name, getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim());
+  return colors.get(name);
+}
+
+/** Return the name of the color, which is also a class, of the line with a number. */
+export const lineName = (index) => `line-${index % LINE_COLORS}`;
+export const lineColor = (index) => color(lineName(index));
+
+/** Return a color like #1f77b4 as [r, g, b]. */
+export const rgb = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
+export const pale = (hex, opacity) => `rgba(${[...rgb(hex), opacity].join(", ")})`;
+
+export function isDark() {
+  const chosen = document.documentElement.dataset.theme;
+  return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+}
+
+/** Switch to "light" or "dark", or to what the system prefers if null, and draw everything again. */
+export function setTheme(theme) {
+  if (theme) document.documentElement.dataset.theme = theme;
+  else delete document.documentElement.dataset.theme;
+  themeChanged();
+}
+
+export function themeChanged() {
+  colors = new Map();
+  document.getElementById("theme").textContent = isDark() ? "Light" : "Dark";
+  view.update((plot) => plot.draw());
+}
+
+// ---- curves -----------------------------------------------------------------------------------------------------------
+
+/** Return values with an exponential moving average that begins without a bias; gaps stay gaps. */
+export function smooth(values, weight) {
+  let sum = 0, total = 0;
+  return values.map((value) => {
+    if (value === null) return null;
+    sum = weight * sum + (1 - weight) * value;
+    total = weight * total + (1 - weight);
+    return sum / total;
+  });
+}
+
+/** Return what an axis can show: finite numbers, on a log axis those above 0; otherwise null, which is a gap. */
+export const usable = (value, log) => (Number.isFinite(value) && (!log || value > 0) ? value : null);
+
+/** Add two invisible series, and the band between them. */
+export function addBand(series, bands, stroke, opacity) {
+  for (let count = 0; count < 2; count++) series.push({ stroke: "transparent", width: 0, points: { show: false } });
+  bands.push({ series: [series.length - 1, series.length - 2], fill: () => pale(stroke(), opacity) });
+}
+
+export const swatch = (className) => el("span", { class: `swatch ${className}` });
+
+/** The plot of a few curves: one metric of every run, or a training metric with its validation metric. */
+export class CurvePlot extends Plot {
+  constructor(title, curves) {
+    const log = el("button", { type: "button", class: "small", "aria-pressed": "false", title: "Log axis (l)" }, "log");
+    const legend = el("ul", { class: "legend" }), body = el("div", { class: "plot" });
+    const unit = curves[0].unit.unit;
+    const figure = el("figure", { class: "card", tabindex: "0", "aria-label": `Curve ${short(title, 200)}; arrow keys move the cursor` },
+      el("figcaption", {}, named("h4", title, 48), unit ? el("span", { class: "unit" }, unit) : null, log), body, legend);
+    super(figure, body);
+    const names = [...new Set(curves.map((curve) => curve.name))];
+    Object.assign(this, { curves, names, searched: names.join(" "), legend, button: log, ownLog: null, others: [] });
+    this.tip = el("div", { class: "tip", hidden: true });
+    log.addEventListener("click", () => this.toggleLog());
+    this.values = curves.map((curve, index) => {
+      const value = el("span", { class: "value" });
+      const label = !several ? curve.name : names.length > 1 ? `${curve.run.name} · ${curve.name}` : curve.run.name;
+      const line = swatch(`${this.lineOf(index)}${this.dashOf(curve) ? " dashed" : ""}`);
+      legend.append(el("li", {}, line, named("span", label, 40, { class: "name" }), value));
+      return value;
+    });
+  }
+
+  /** Say that metrics with other names have the same values, so that they need no plot of their own. */
+  alike(names) {
+    this.others.push(...names);
+    this.searched += ` ${names.join(" ")}`;
+    this.note ??= this.legend.appendChild(el("li", { class: "note" }));
+    this.note.replaceChildren(named("span", `same values: ${this.others.join(", ")}`, 90));
+  }
+
+  get log() { return this.ownLog ?? view.log; }
+  toggleLog() {
+    this.ownLog = !this.log;
+    this.draw();
+  }
+  lineOf(index) { return lineName(several ? this.curves[index].run.index : index); }
+  /** Return the dashes of a curve: with several runs the color says which run, so the dashes say which metric. */
+  dashOf(curve) { return several ? [null, [6, 4], [2, 3], [10, 3, 2, 3]][this.names.indexOf(curve.name) % 4] : null; }
+
+  get steps() { return this.chart?.data[0].filter((step) => step >= view.range[0] && step <= view.range[1]); }
+  key(key, jump) {
+    if (key !== "l") return super.key(key, jump);
+    this.toggleLog();
+    return true;
+  }
+
+  showRange() { this.chart?.setScale("x", { min: view.range[0], max: view.range[1] }); }
+  showSearch() {} // which hides other figures, and changes nothing in this one
+  showOptions() { this.draw(); }
+
+  /** Return the values for uPlot: the steps of all curves, then for each curve mean, smoothed, lowest, highest. */
+  makeData() {
+    const read = (values) => Array.from(values, (value) => usable(value, this.log));
+    const tables = this.curves.map((curve) => {
+      const mean = read(curve.mean), smoothed = view.smoothing > 0 ? smooth(mean, view.smoothing) : mean.map(() => null);
+      return [Array.from(curve.steps), mean, smoothed, ...(curve.exact ? [] : [read(curve.lowest), read(curve.highest)])];
+    });
+    return tables.length === 1 ? tables[0] : uPlot.join(tables);
+  }
+
+  paint() {
+    this.button.setAttribute("aria-pressed", String(this.log));
+    const series = [{}], bands = [], factor = this.curves[0].unit.factor ?? 1;
+    this.curves.forEach((curve, index) => {
+      const stroke = () => color(this.lineOf(index)), dash = this.dashOf(curve);
+      // With smoothing, the smoothed line is the strong one and the mean is pale behind it.
+      const meanStroke = () => (view.smoothing > 0 ? pale(stroke(), 0.35) : stroke());
+      series.push({ stroke: meanStroke, width: 1.6, dash, points: { show: curve.steps.length <= 40, size: 5, fill: stroke } });
+      series.push({ stroke, width: 2, dash, points: { show: false } });
+      if (!curve.exact) addBand(series, bands, stroke, 0.22);
+    });
+    this.drawChart(220, {
+      series, bands,
+      scales: {
+        x: { time: false, range: () => view.range },
+        y: this.log ? { distr: 3, range: logRange } : { range: (u, low, high) => yRange(low, high) },
+      },
+      axes: [
+        { ...NAMED_AXIS, label: "step", values: (u, values) => values.map((v) => (Number.isInteger(v) ? tick(v) : "")) },
+        { ...(this.log ? LOG_AXIS : {}), size: 58, gap: 4, values: (u, values) => values.map((v) => (v === null ? null : tick(v * factor))) },
+      ],
+      cursor: {
+        y: false, drag: { x: true, y: false, setScale: false, dist: 5 }, points: { size: 7, width: 1.5 },
+        bind: { mouseleave: () => null, dblclick: () => () => (view.zoom(null), null) },
+      },
+      hooks: {
+        setSelect: [(u) => {
+          if (u.select.width < 3) return;
+          const from = u.posToVal(u.select.left, "x"), to = u.posToVal(u.select.left + u.select.width, "x");
+          u.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+          view.zoom([from, to]);
+        }],
+        setCursor: [(u) => {
+          if (!(u.cursor.left >= 0)) return;
+          this.isPointed = true; // its own cursor stays under the mouse, also while a range is dragged
+          view.moveTo(Math.round(u.posToVal(u.cursor.left, "x")), this);
+          this.isPointed = false;
+        }],
+        draw: [(u) => this.drawMarks(u)],
+      },
+    }, this.makeData());
+    this.chart.over.append(this.tip);
+  }
+
+  /** Show the values at the cursor, or the last ones, and place the cursor line. */
+  showStep() {
+    const { step } = view;
+    this.curves.forEach((curve, index) => {
+      const place = view.placeIn(curve.steps);
+      this.values[index].textContent = place < 0 ? "–" : `${step === null ? "last " : ""}${curve.text(place)}`;
+    });
+    if (!this.chart) return;
+    const left = step === null ? -10 : this.chart.valToPos(step, "x");
+    // The hook must not fire: moving the cursor here would move it again everywhere.
+    if (!this.isPointed) this.chart.setCursor({ left: left >= 0 && left <= this.chart.over.clientWidth ? left : -10, top: 10 }, false);
+    this.showTip(left);
+  }
+
+  /** Name the events next to the cursor; of many plots only in the one under the mouse. */
+  showTip(left) {
+    const near = left < 0 || (view.pointed && view.pointed !== this) ? [] : marks().filter((event) => Math.abs(this.chart.valToPos(event.step, "x") - left) <= 5);
+    this.tip.hidden = !near.length;
+    if (!near.length) return;
+    const lines = near.slice(0, 4).map((event) => el("div", {}, short(`${several ? event.run.name + ": " : ""}${words(event.kind)}, step ${number(event.step)}`, 70)));
+    if (near.length > 4) lines.push(el("div", {}, `and ${near.length - 4} more`));
+    this.tip.replaceChildren(...lines);
+    const right = left > this.chart.over.clientWidth / 2;
+    this.tip.style.left = right ? "" : `${left + 8}px`;
+    this.tip.style.right = right ? `${this.chart.over.clientWidth - left + 8}px` : "";
+  }
+
+  /** Draw the events: checkpoints as triangles on the axis, everything else at the top and as lines. */
+  drawMarks(u) {
+    const { ctx } = u, { left, top, width, height } = u.bbox, ratio = devicePixelRatio;
+    ctx.save();
+    ctx.beginPath();
+    ctx.rect(left - 6 * ratio, top - 8 * ratio, width + 12 * ratio, height + 8 * ratio);
+    ctx.clip();
+    for (const [mark, events] of groupBy(marks(), markOf)) {
+      const xs = events.map(({ step }) => Math.round(u.valToPos(step, "x", true))).filter((x) => x >= left - 2 && x <= left + width + 2);
+      const { places, lines } = placeMarks(mark, xs, width, ratio);
+      ctx.strokeStyle = ctx.fillStyle = color(markColor(mark));
+      ctx.lineWidth = ratio;
+      for (const x of places) {
+        if (mark === "checkpoint") drawTriangle(ctx, x, top + height, 4.5 * ratio, -1);
+        else drawTriangle(ctx, x, top - 5 * ratio, 5 * ratio, 1);
+      }
+      ctx.setLineDash([3 * ratio, 3 * ratio]);
+      for (const x of lines) drawLine(ctx, x + 0.5, top, x + 0.5, top + height);
+      ctx.setLineDash([]);
+    }
+    for (const curve of this.curves) {
+      if (!curve.data.non_finite) continue;
+      const x = u.valToPos(curve.data.non_finite[0], "x", true);
+      ctx.fillStyle = color("nan");
+      ctx.fillRect(x - 2 * ratio, top, 4 * ratio, 10 * ratio);
+    }
+    ctx.restore();
+  }
+}
+
+const eventsWithStep = runs.flatMap((run) => run.events).filter(({ step }) => typeof step === "number");
+/** Return the events that have a step and are not hidden. */
+export const marks = () => eventsWithStep.filter((event) => !view.hiddenMarks.has(markOf(event)));
+
+/** Return where the events of a kind are marked, and which of these marks have a line over the plot; all in pixels. */
+export function placeMarks(mark, xs, width, ratio) {
+  const places = [];
+  for (const x of xs.sort((a, b) => a - b)) if (!places.length || x - places.at(-1) >= 10 * ratio) places.push(x);
+  // Many lines of one kind would hide the curve: only the first one is drawn.
+  const lines = mark === "checkpoint" ? [] : places.length > width / ratio / 60 ? places.slice(0, 1) : places;
+  return { places, lines };
+}
+
+/** Fill a triangle whose base is at y; its tip points down (1) or up (-1). */
+function drawTriangle(ctx, x, y, size, direction) {
+  ctx.fill(new Path2D(`M ${x - size} ${y} H ${x + size} L ${x} ${y + direction * size * 1.5} Z`));
+}
+
+export function drawLine(ctx, fromX, fromY, toX, toY) {
+  ctx.stroke(new Path2D(`M ${fromX} ${fromY} L ${toX} ${toY}`));
+}
+
+// ---- axes -------------------------------------------------------------------------------------------------------------
+
+export const NAMED_AXIS = { size: 22, labelSize: 16, labelGap: 2, gap: 2 };
+
+/** Return the least of 1, 2 and 5, times a power of ten, that is not below a value. */
+export function roundUp(value) {
+  const power = 10 ** Math.floor(Math.log10(value));
+  return [1, 2, 5, 10].find((n) => n * power >= value) * power;
+}
+
+/** Return the values that have a line and a number on a log axis: decades if it has several, otherwise round numbers, as
+ * many as there is room for. uPlot would have nine in each decade, and numbers beyond the ends. */
+export function logSplits(u, _, min, max) {
+  const most = Math.max(Math.floor(u.bbox.height / devicePixelRatio / 20), 2), count = Math.log10(max / min);
+  const multiples = (unit, from, to) => {
+    const first = Math.ceil(from / unit - 1e-9), last = Math.floor(to / unit + 1e-9);
+    return Array.from({ length: Math.max(last - first + 1, 0) }, (_, index) => (first + index) * unit);
+  };
+  const exact = (value) => Number(value.toPrecision(12));
+  if (count > 1.7) return multiples(Math.ceil(count / most), Math.log10(min), Math.log10(max)).map((power) => exact(10 ** power));
+  if (count > 0.8) {
+    const powers = [0, 1, 2, 3].map((more) => 10 ** (Math.floor(Math.log10(min)) + more));
+    return powers.flatMap((power) => [power, 2 * power, 5 * power].map(exact)).filter((value) => value >= min && value <= max);
+  }
+  // The highest two numbers are the closest ones.
+  return multiples(roundUp(max * (1 - (max / min) ** (-1 / most))), min, max).map(exact);
+}
+export const LOG_AXIS = { splits: logSplits, filter: (u, splits) => splits };
+
+/** Return the range of a log axis: whole decades if there are several. */
+export function logRange(u, low, high) {
+  if (!(low > 0) || !Number.isFinite(high)) return [0.1, 10];
+  if (low === high) return [low / 2, high * 2];
+  return high / low > 30 ? uPlot.rangeLog(low, high, 10, true) : [low / (high / low) ** 0.06, high * (high / low) ** 0.06];
+}
+
+/** Return the range of a linear axis: what is drawn and a little more; a constant is in the middle. */
+export function yRange(low, high) {
+  if (low === null || high === null || !Number.isFinite(low)) return [0, 1];
+  if (low === high) return low === 0 ? [-1, 1] : [low - Math.abs(low) * 0.1, low + Math.abs(low) * 0.1];
+  const more = (high - low) * 0.06;
+  return [low >= 0 && low - more < 0 ? 0 : low - more, high + more];
+}
