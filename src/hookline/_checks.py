@@ -1,6 +1,7 @@
-"""Check constructor parameters: every error names the parameter, the bad value and what would be right.
+"""Check parameters of functions and options: every error names the parameter, the bad value and what would be right.
 
-Each function returns the checked value, so that a constructor can check and assign in one line.
+Each function returns the checked value, so that a constructor can check and assign in one line. Hooks need none of
+these: their base class checks them against their annotations (`_parameters`).
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from numbers import Integral, Real
+from operator import ge, gt, le
 from typing import Any, TypeVar
 
 from hookline._words import nearest
@@ -30,13 +32,6 @@ def boolean(value: Any, name: str) -> bool:
     return value
 
 
-def string(value: Any, name: str) -> str:
-    """Check a non-empty string."""
-    if not isinstance(value, str) or not value:
-        raise ConfigError(name, f"expected a non-empty string, {got(value)}")
-    return value
-
-
 def names(value: Any, name: str) -> tuple[str, ...]:
     """Check several names; one name may be given as it is, without a list around it."""
     found = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else (None,)
@@ -54,16 +49,9 @@ def integer(value: Any, name: str, at_least: int | None = None) -> int:
 
 
 def number(
-    value: Any,
-    name: str,
-    *,
-    at_least: float | None = None,
-    above: float | None = None,
-    at_most: float | None = None,
-    below: float | None = None,
-    finite: bool = True,
+    value: Any, name: str, *, at_least: float | None = None, above: float | None = None, at_most: float | None = None
 ) -> float:
-    """Check a real number within bounds; NumPy scalars are accepted, bools and NaN are not.
+    """Check a finite number within bounds; NumPy scalars are accepted, bools are not.
 
     Args:
         value: The value that was given.
@@ -71,8 +59,6 @@ def number(
         at_least: The smallest valid value.
         above: A bound that the value must exceed.
         at_most: The largest valid value.
-        below: A bound that the value must stay under.
-        finite: Whether infinity is rejected.
 
     Returns:
         The value: an int stays an int, everything else becomes a float.
@@ -80,27 +66,13 @@ def number(
     Raises:
         ConfigError: If it is not a number or is out of bounds.
     """
-    is_number = isinstance(value, Real) and not isinstance(value, bool)
-    given = float(value) if is_number else math.nan
-    valid = (
-        not math.isnan(given)
-        and (not finite or math.isfinite(given))
-        and (at_least is None or given >= at_least)
-        and (above is None or given > above)
-        and (at_most is None or given <= at_most)
-        and (below is None or given < below)
-    )
-    if valid:
+    given = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    bounds = (("at least", at_least, ge), ("above", above, gt), ("at most", at_most, le))
+    present = [(word, bound, holds) for word, bound, holds in bounds if bound is not None]
+    if math.isfinite(given) and all(holds(given, bound) for _, bound, holds in present):
         return float(value) if not isinstance(value, int) else value
-    bounds = {"at least": at_least, "above": above, "at most": at_most, "below": below}
-    limits = " and ".join(f"{word} {bound:g}" for word, bound in bounds.items() if bound is not None)
-    kind = "a finite number" if finite else "a number"
-    raise ConfigError(name, f"expected {kind}{', ' + limits if limits else ''}, {got(value)}")
-
-
-def percentage(value: Any, name: str) -> float:
-    """Check a number between 0 and 100."""
-    return number(value, name, at_least=0, at_most=100)
+    limits = " and ".join(f"{word} {bound:g}" for word, bound, _ in present)
+    raise ConfigError(name, f"expected a finite number{', ' + limits if limits else ''}, {got(value)}")
 
 
 def optional(check: Callable[..., Checked], value: Any, name: str, **bounds: Any) -> Checked | None:

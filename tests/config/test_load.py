@@ -1,9 +1,12 @@
 """Loading configs from files and dicts, and applying overrides."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hookline import load_config
 from hookline.errors import ConfigError
@@ -33,11 +36,27 @@ def test_a_dict_counts_as_code_and_is_not_changed() -> None:
     assert given == {"model": {"name": "m"}}
 
 
-def test_an_override_changes_one_place_of_an_alias() -> None:
-    """Aliases are expanded, so that changing one place leaves the others as they are."""
-    Path("a.yaml").write_text("model: &c {name: m, size: 1}\ndata: *c\n", encoding="utf-8")
-    tree, _ = load_config("a.yaml", ["model.size=2"])
+def test_an_override_changes_one_place_of_a_shared_value() -> None:
+    """A dict that is in two places of a config is copied, so that changing one leaves the other as it is."""
+    shared = {"name": "m", "size": 1}
+    tree, _ = load_config({"model": shared, "data": shared}, ["model.size=2"])
     assert (tree["model"]["size"], tree["data"]["size"]) == (2, 1)
+
+
+PLAIN = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False)
+TEXT = st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "S"), include_characters=" "), max_size=9)
+TREES = st.recursive(
+    PLAIN | TEXT, lambda values: st.lists(values, max_size=3) | st.dictionaries(TEXT, values, max_size=3), max_leaves=9
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(tree=st.dictionaries(TEXT, TREES, max_size=3), indent=st.sampled_from([None, 2, "\t"]), ascii_only=st.booleans())
+def test_json_is_read_as_python_reads_it(tree: dict[str, Any], indent: int | str | None, ascii_only: bool) -> None:
+    """JSON files go through the YAML reader: numbers, escapes, rare characters and tabs mean the same there."""
+    text = json.dumps(tree, indent=indent, ensure_ascii=ascii_only)
+    Path("x.json").write_text(text, encoding="utf-8")
+    assert json.dumps(load_config("x.json")[0]) == json.dumps(tree)
 
 
 @pytest.mark.parametrize(
@@ -47,11 +66,11 @@ def test_an_override_changes_one_place_of_an_alias() -> None:
         ("empty.yaml", b"", "it is empty"),
         ("word.json", b'"x"', "expected a mapping"),
         ("bad.toml", b"a = = 1", "not valid TOML"),
-        ("bad.json", b"{", "not valid JSON"),
-        ("twice.json", b'{"a": 1, "a": 2}', "'a' is there twice"),
-        ("deep.json", b'{"a":' + b"[" * 60 + b"]" * 60 + b"}", "too large"),
+        ("bad.json", b"{", "not valid YAML"),
+        ("twice.json", b'{\n"a": 1,\n"a": 2}', "line 3: the key 'a' is there twice (first in line 2)"),
+        ("deep.json", b'{"a":' + b"[" * 60 + b"]" * 60 + b"}", "deeper"),
         ("deeper.json", b"[" * 200_000, "deeper"),
-        ("wide.json", b'{"a": [' + b"1," * 100_000 + b"1]}", "too large"),
+        ("wide.json", b'{"a": [' + b"1," * 100_000 + b"1]}", "more than 10000 values"),
         ("bytes.yaml", b"a: \xff\xfe", "UTF-8"),
         ("huge.yaml", b"#" * 250_001, "larger than 250 kB"),
         ("run.txt", b"a: 1", "format"),

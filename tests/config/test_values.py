@@ -11,13 +11,6 @@ from hookline.errors import ConfigError
 
 LARGEST = 2**63
 
-BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
-    f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 12)
-)
-MERGE_BOMB = "a0: &a0 {x: 1}\n" + "".join(
-    f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 10)}]}}\n" for i in range(1, 12)
-)
-
 
 def from_yaml(text: str) -> dict[str, Any]:
     """Return the content of a YAML file."""
@@ -53,17 +46,19 @@ def test_plain_values_are_read(text: str, value: Any) -> None:
         ("a: !mine 3", "the tag '!mine' is refused"),
         ("a: 1\nb: 2\na: 3", "line 3: the key 'a' is there twice (first in line 1)"),
         ("{a: 1, a: 2}", "twice"),
-        ("&a [*a]", "contains itself"),
+        ("&a [*a]", "line 1: the alias '*a' is refused; write its value out"),
+        ("a: &a {x: 1}\nb: *a", "line 2: the alias '*a' is refused; write its value out"),
+        ("a: 1\nb: {<<: {x: 1}}", "line 2: the merge key '<<' is refused; write its values out"),
+        ("a: &a {x: 1}\nb:\n  <<: *a", "line 3: the alias '*a' is refused"),
+        ("a: 1\nb: " + "9" * 101, "line 2: a number has more than 100 digits"),
         ("[" * 5000, "deeper than 50 levels"),
-        (BOMB, "aliases"),
-        (MERGE_BOMB, "aliases"),
         ("a: [1", "is not valid YAML"),
         ("a: 1\n---\nb: 2", "is not valid YAML"),
         ("? [1]\n: 2", "is not valid YAML"),
     ],
 )
 def test_invalid_documents_are_rejected(text: str, words: str) -> None:
-    """Tags, duplicate keys, alias bombs, cycles and broken text are one clear error each, and quickly."""
+    """Tags, aliases, merges, duplicate keys and broken text are one clear error each, and quickly."""
     began = time.monotonic()
     with pytest.raises(ConfigError) as caught:
         from_yaml(text)
@@ -71,11 +66,6 @@ def test_invalid_documents_are_rejected(text: str, words: str) -> None:
     assert words in caught.value.problem
     assert "\n" not in str(caught.value)
     assert time.monotonic() - began < 2
-
-
-def test_aliases_and_merges_work() -> None:
-    """Aliases are valid up to a limit; a merged key may be overridden."""
-    assert from_yaml("a: &a {x: 1, y: 2}\nb: {<<: *a, x: 3}")["b"] == {"x": 3, "y": 2}
 
 
 def test_plain_values_are_copied() -> None:

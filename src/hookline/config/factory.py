@@ -8,19 +8,17 @@ the factory, which often takes more than its annotations say.
 
 from __future__ import annotations
 
-import builtins
 import inspect
 import json
-import typing
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, get_args
 
 from hookline._checks import names
+from hookline._parameters import ParameterError, alternatives, parameters_of, type_adapter, type_hint
 from hookline._words import nearest
 from hookline.core.plugins import DATA, HOOKS, LOSSES, MODELS, OPTIMIZERS, SCHEDULERS, PluginTable
 from hookline.errors import ConfigError, HooklineError, RegistrationError, got, written
@@ -114,6 +112,10 @@ class Factory:
         try:
             return self.function(*positional, **{**filled, **checked})
         except (HooklineError, RuntimeError, TypeError, ValueError) as error:  # what torch and Python raise, too
+            if isinstance(error, ParameterError):  # names the hook and the parameter
+                reference = getattr(self.parameters.get(error.path.rpartition(".")[2]), "reference", "")
+                source = f", from {reference}" if reference and reference not in error.problem else ""
+                raise ParameterError(error.path, f"{error.problem}{source}") from None
             if self.path and isinstance(error, HooklineError):  # says what is wrong already
                 raise ConfigError(self.path, str(error)) from error
             if isinstance(error, RegistrationError):  # a hook whose parameters are secret raises this
@@ -159,14 +161,6 @@ class Factory:
         return value if parameter is None else read_value(value, parameter, self.function, f"{self.path}.{key}")
 
 
-def parameters_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter] | None:
-    """Return the parameters of a class or function by name, or None where Python cannot tell (some C functions)."""
-    try:
-        return dict(inspect.signature(function).parameters)
-    except (TypeError, ValueError):
-        return None
-
-
 def read_value(value: Any, parameter: inspect.Parameter, function: Callable[..., Any], path: str) -> Any:
     """Return a value as a parameter takes it: a reference becomes the number it stands for where text is not valid.
 
@@ -195,50 +189,17 @@ def read_value(value: Any, parameter: inspect.Parameter, function: Callable[...,
     if listed:
         takes_numbers = any(accepts([one] * len(value)) for one in (1, 0.5, True))
     else:
-        takes_numbers = not {int, float, bool}.isdisjoint(_alternatives(hint)) and not accepts([])
-    if takes_numbers and parameter.annotation is not parameter.empty:
+        takes_numbers = not {int, float, bool}.isdisjoint(alternatives(hint)) and not accepts([])
+    if takes_numbers and parameter.annotation is not parameter.empty and not _checks_itself(function):
         annotation = parameter.annotation
         expected = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
         raise ConfigError(path, f"expected {expected}, {got(value)}")
     return value
 
 
-def type_hint(parameter: inspect.Parameter, function: Callable[..., Any]) -> Any:
-    """Return the type of a parameter: its annotation or, without one, what its default suggests; `Any` if unknown."""
-    annotation = parameter.annotation
-    if annotation is parameter.empty:
-        numbers = int | float  # a default of 1 does not mean that 0.5 is wrong
-        kinds: dict[type, Any] = {int: numbers, float: numbers, bool: bool, list: list[numbers], tuple: list[numbers]}
-        return kinds.get(type(parameter.default), Any)
-    owner = function.__init__ if isinstance(function, type) else function  # type: ignore[misc]  # of this very class
-    namespace = getattr(inspect.unwrap(owner), "__globals__", {})
-    # get_type_hints resolves all annotations of an object, or fails; this one must not depend on the others.
-    holder = SimpleNamespace(__annotations__={"type": annotation})
-    try:
-        return get_type_hints(holder, namespace, _Namespace(vars(builtins) | namespace))["type"]
-    except Exception:  # an annotation can be any text
-        return Any
-
-
-class _Namespace(dict[str, Any]):
-    """Resolves names that a module imports for type checkers only: as `typing` has them, or to a placeholder."""
-
-    def __missing__(self, name: str) -> Any:
-        return getattr(typing, name, _Unresolved)
-
-
-class _UnresolvedMeta(type):
-    def __getattr__(cls, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return cls
-
-    def __getitem__(cls, item: Any) -> Any:
-        return cls
-
-
-class _Unresolved(metaclass=_UnresolvedMeta):
-    """Stands for a type that cannot be resolved, and for its attributes; the rest of the annotation still counts."""
+def _checks_itself(function: Callable[..., Any]) -> bool:
+    """Return True for a built-in hook: its constructor says more about a wrong value."""
+    return isinstance(function, type) and "built_in" in vars(function)
 
 
 def _validator(hint: Any) -> Callable[[Any], bool]:
@@ -246,10 +207,10 @@ def _validator(hint: Any) -> Callable[[Any], bool]:
 
     In JSON mode, lists are valid where tuples are, and text where paths are, as in a config.
     """
-    from pydantic import ConfigDict, TypeAdapter, ValidationError  # late: most hooks are made without text to check
+    from pydantic import ValidationError  # late: most hooks are made without text to check
 
     try:
-        adapter: TypeAdapter[Any] = TypeAdapter(_supported(hint), config=ConfigDict(arbitrary_types_allowed=True))
+        adapter = type_adapter(hint)
     except Exception:  # pydantic raises several kinds of errors for types that it does not support
         return lambda value: True
 
@@ -266,19 +227,6 @@ def _validator(hint: Any) -> Callable[[Any], bool]:
         return True
 
     return accepts
-
-
-def _supported(hint: Any) -> Any:
-    """Replace Collection, which pydantic does not know, by Sequence."""
-    if get_origin(hint) is Collection:
-        return Sequence[get_args(hint)]  # type: ignore[misc]
-    alternatives = _alternatives(hint)
-    return hint if alternatives == (hint,) else Union[tuple(map(_supported, alternatives))]  # noqa: UP007
-
-
-def _alternatives(hint: Any) -> tuple[Any, ...]:
-    """Return the types of a union, or the one type."""
-    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 
 def _is_reference(value: Any) -> bool:

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hookline import _checks
+from hookline._parameters import parameters_of
 from hookline._words import nearest
-from hookline.config.factory import Factory, ImportPolicy, find_factory, parameters_of
+from hookline.config.factory import Factory, ImportPolicy, find_factory
 from hookline.core.base import UpdateHook, hook_attribute
 from hookline.core.catalog import CATALOG
 from hookline.core.entry import OPTIONS, DerivedName, parse_ranks

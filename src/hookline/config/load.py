@@ -6,7 +6,6 @@ stands for its entry, whichever list it is in: ``hooks.clip_norm.max_norm=0.5``.
 
 from __future__ import annotations
 
-import json
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -15,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from hookline._checks import names
+from hookline._nesting import MAX_DEPTH, TOO_DEEP
 from hookline._words import nearest
 from hookline.config.schema import HOOKS_PAGE, HooksConfig, RunConfig
-from hookline.config.values import MAX_DEPTH, plain_copy, read_yaml
+from hookline.config.values import plain_copy, read_yaml
 from hookline.core.entry import numbered
 from hookline.errors import ConfigError, shown
 from hookline.trainer.options import OPTIONS_PAGE, TrainerOptions
@@ -88,27 +88,17 @@ def _read_file(path: Path) -> Any:
     except ValueError as error:  # a NUL in the file's name
         raise ConfigError(repr(where), f"cannot be read: {error}") from None
     try:
-        if suffix == ".json":
-            return json.loads(text, object_pairs_hook=_unique_keys)
         if suffix != ".toml":
-            return read_yaml(text, where)
+            # JSON is YAML, except that it may be indented with tabs; its strings have none.
+            return read_yaml(text.replace("\t", " ") if suffix == ".json" else text, where)
         if found := _LONG_TOML_KEY.search(text):
             line = text.count("\n", 0, found.start()) + 1
-            raise ConfigError(where, f"is nested deeper than {MAX_DEPTH} levels (line {line})")
+            raise ConfigError(where, f"{TOO_DEEP} (line {line})")
         return tomllib.loads(text)
-    except ValueError as error:  # the parsers' own errors, and what a number with thousands of digits raises
-        raise ConfigError(where, f"is not valid {suffix[1:].upper()}: {error}") from None
+    except ValueError as error:  # the parser's own errors, and what a number with thousands of digits raises
+        raise ConfigError(where, f"is not valid TOML: {error}") from None
     except RecursionError:
-        raise ConfigError(where, f"is nested deeper than {MAX_DEPTH} levels") from None
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in made:
-            raise ValueError(f"the key {key!r} is there twice in one object")
-        made[key] = value
-    return made
+        raise ConfigError(where, TOO_DEEP) from None
 
 
 def apply_override(tree: dict[str, Any], override: str) -> None:

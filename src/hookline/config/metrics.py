@@ -7,8 +7,9 @@ from functools import partial
 from typing import Any
 
 from hookline._checks import names
+from hookline._parameters import parameters_of
 from hookline._words import nearest
-from hookline.config.factory import Factory, ImportPolicy, find_factory, parameters_of
+from hookline.config.factory import Factory, ImportPolicy, find_factory
 from hookline.core.plugins import METRICS
 from hookline.errors import ConfigError, HooklineError, got
 from hookline.trainer.metrics import PHASES, MetricEntry, is_mean, is_metric_object, problem_with_name

@@ -8,24 +8,26 @@ from typing import Any
 
 import yaml
 
+from hookline._nesting import MAX_DEPTH, TOO_DEEP
 from hookline.errors import ConfigError, shown
 
-MAX_DEPTH = 50
 MAX_NODES = 10_000  # YAML takes half a second for this many; the longest real configs have a few hundred
 MAX_KEY = 200  # characters
 MAX_DIGITS = 100  # of a number: `1:1:1:…`, which YAML counts in sixties, takes quadratic time
 LARGEST = 2**63  # integers must fit into 64 bits; torch takes no larger ones either
 
 _NUMBER_TAGS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+_MERGE_TAG = "tag:yaml.org,2002:merge"
 
 # A terminal obeys control characters, a file name cannot hold a NUL, and half a surrogate pair cannot be encoded.
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """The loader of `yaml.safe_load`, with limits, without tags, and with 5e-3 read as a number.
+    """The loader of `yaml.safe_load`, with limits, without tags and aliases, and with 5e-3 read as a number.
 
-    The limits are checked while the text is parsed, so that a hostile document never gets built in full.
+    The limits are checked while the text is parsed, so that a hostile document never gets built in full. Without
+    aliases, a document stands for no more values than it has.
     """
 
     def __init__(self, text: str, where: str) -> None:
@@ -37,9 +39,11 @@ class _PlainLoader(yaml.SafeLoader):
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]  # the stubs leave it untyped
         self._nodes += 1
         if self._depth > MAX_DEPTH:
-            raise self._error(event, f"is nested deeper than {MAX_DEPTH} levels")
+            raise self._error(event, TOO_DEEP)
         if self._nodes > MAX_NODES:
             raise self._error(event, f"holds more than {MAX_NODES} values")
+        if isinstance(event, yaml.AliasEvent):
+            raise self._error(event, f"the alias '*{event.anchor}' is refused; write its value out")
         if (tag := getattr(event, "tag", None)) is not None:
             short = tag.replace("tag:yaml.org,2002:", "!!")
             problem = f"the tag {short!r} is refused: a config holds plain values and cannot create objects"
@@ -50,8 +54,29 @@ class _PlainLoader(yaml.SafeLoader):
         finally:
             self._depth -= 1
 
-    def _error(self, event: Any, problem: str) -> ConfigError:
-        return ConfigError(self._where, f"line {event.start_mark.line + 1}: {problem}")
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Return a mapping, whose keys are there once."""
+        lines: dict[tuple[str, str], int] = {}
+        for key, _ in node.value:
+            if key.tag == _MERGE_TAG:
+                raise self._error(key, "the merge key '<<' is refused; write its values out")
+            if isinstance(key, yaml.ScalarNode):
+                name = (key.tag, key.value)
+                if name in lines:
+                    raise self._error(key, f"the key {key.value!r} is there twice (first in line {lines[name]})")
+                lines[name] = key.start_mark.line + 1
+        return super().construct_mapping(node, deep)
+
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
+        """Return the text of a value."""
+        text = super().construct_scalar(node)
+        if node.tag in _NUMBER_TAGS and len(text) > MAX_DIGITS:
+            raise self._error(node, f"a number has more than {MAX_DIGITS} digits")
+        # JSON escapes a rare character as two halves, which belong together.
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+
+    def _error(self, place: Any, problem: str) -> ConfigError:
+        return ConfigError(self._where, f"line {place.start_mark.line + 1}: {problem}")
 
 
 _PlainLoader.add_implicit_resolver(
@@ -62,25 +87,19 @@ _PlainLoader.add_implicit_resolver(
 
 
 def read_yaml(text: str, where: str) -> Any:
-    """Return the value of a YAML document.
-
-    Duplicate keys, long numbers and the size with all aliases expanded are checked before anything is constructed.
+    """Return the value of a YAML document, which may be JSON.
 
     Args:
         text: The document.
         where: The file or path that error messages begin with.
 
     Raises:
-        ConfigError: If the text is not valid YAML, has tags or duplicate keys, or is too large or too deep.
+        ConfigError: If the text is not valid YAML, has tags, aliases or duplicate keys, or is too large or too deep.
     """
     try:
         loader = _PlainLoader(text, where)
         try:
-            node = loader.get_single_node()
-            if node is None:
-                return None
-            _expanded_size(node, where, {}, set())  # merges (<<) of aliases would take exponential time to construct
-            return loader.construct_document(node)
+            return loader.get_single_data()
         finally:
             loader.dispose()
     except yaml.YAMLError as error:
@@ -92,42 +111,10 @@ def read_yaml(text: str, where: str) -> Any:
         raise ConfigError(where, f"holds a date, number or character that does not exist: {error}") from None
 
 
-def _expanded_size(node: yaml.Node, where: str, sizes: dict[int, int], ancestors: set[int]) -> int:
-    """Count the nodes below this one with every alias expanded; each node is visited once."""
-    if id(node) in sizes:
-        return sizes[id(node)]
-    line = node.start_mark.line + 1
-    if id(node) in ancestors:
-        raise ConfigError(where, f"line {line}: a value contains itself")
-    if node.tag in _NUMBER_TAGS and len(node.value) > MAX_DIGITS:
-        raise ConfigError(where, f"line {line}: a number has more than {MAX_DIGITS} digits")
-    children: list[yaml.Node] = []
-    if isinstance(node, yaml.MappingNode):
-        lines: dict[tuple[str, str], int] = {}
-        for key, value in node.value:
-            children += [key, value]
-            if isinstance(key, yaml.ScalarNode):
-                line, name = key.start_mark.line + 1, (key.tag, key.value)
-                if name in lines:
-                    problem = f"the key {key.value!r} is there twice (first in line {lines[name]})"
-                    raise ConfigError(where, f"line {line}: {problem}")
-                lines[name] = line
-    elif isinstance(node, yaml.SequenceNode):
-        children = node.value
-    # A node is an ancestor while its children are counted, and finished afterwards: an alias may repeat it then.
-    ancestors.add(id(node))
-    size = 1 + sum(_expanded_size(child, where, sizes, ancestors) for child in children)
-    ancestors.discard(id(node))
-    if size > MAX_NODES:
-        raise ConfigError(where, f"holds more than {MAX_NODES} values once its aliases are expanded")
-    sizes[id(node)] = size
-    return size
-
-
 def plain_copy(tree: Mapping[str, Any], where: str, mapping: type[dict[str, Any]] = dict) -> dict[str, Any]:
     """Copy a config tree, checking its keys and values.
 
-    Aliases are expanded in the copy, so that an override changes one place only.
+    A value that is shared by several places is copied for each, so that an override changes one place only.
 
     Args:
         tree: The config.

@@ -1,0 +1,279 @@
+"""Check parameters against their annotations: `Annotated[int, Ge(0)]` is an integer of at least 0.
+
+The base class of hooks checks the constructors of built-in hooks so, and `hookline schema` has the same bounds.
+"""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+import json
+import operator
+import typing
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import wraps
+from numbers import Integral, Real
+from types import NoneType, SimpleNamespace, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from annotated_types import Ge, Gt, Le, MinLen
+
+from hookline._words import nearest
+from hookline.errors import ConfigError, got, written
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+INFINITE = "infinity is valid"
+"""In the annotation of a float: infinity is valid, too."""
+PositiveInt = Annotated[int, Ge(1)]
+NonNegativeInt = Annotated[int, Ge(0)]
+PositiveFloat = Annotated[float, Gt(0), INFINITE]
+NonNegativeFloat = Annotated[float, Ge(0)]
+Percentage = Annotated[float, Ge(0), Le(100)]
+NonEmptyStr = Annotated[str, MinLen(1)]
+_BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}  # attributes there, functions of `operator`
+
+
+class ParameterError(ConfigError):
+    """A parameter of a hook is wrong; the message names the hook and the parameter."""
+
+
+# ---- constructors --------------------------------------------------------------------------------------------------
+
+
+def with_checks(cls: type) -> Callable[..., None]:
+    """Return the constructor of a class, with a check of the parameters that it is given.
+
+    Its signature has the parameters that ``**settings`` passes on to a base class, too; the base class checks them.
+
+    Raises:
+        TypeError: If a keyword is unknown; the message suggests the one that is meant.
+        ParameterError: If a value does not fit its annotation.
+    """
+    init = cls.__init__  # type: ignore[misc]  # of this very class
+    own = inspect.signature(init).parameters
+    signature = inspect.Signature(_all_parameters(cls))
+    known = list(signature.parameters)[1:]
+
+    @wraps(init)
+    def checked(self: Any, *args: Any, **keywords: Any) -> None:
+        for keyword in [name for name in keywords if name not in known]:
+            raise TypeError(f"{type(self).__name__} has no parameter {keyword!r}; {nearest(keyword, known)}")
+        try:
+            given = signature.bind(self, *args, **keywords)
+        except TypeError:  # an argument is missing, or there are too many
+            init(self, *args, **keywords)  # raises Python's own message
+            raise
+        name = type(self).name
+        label = name if isinstance(name, str) else type(self).__name__  # a user's class may make it a property
+        for key in [key for key in given.arguments if key in known and key in own]:
+            hint = type_hint(own[key], init, bounds=True)
+            given.arguments[key] = check(given.arguments[key], hint, f"{label}.{key}")
+        init(**given.arguments)
+
+    checked.__signature__ = signature  # type: ignore[attr-defined]
+    return checked
+
+
+def _all_parameters(cls: type) -> list[inspect.Parameter]:
+    """Return the parameters of a constructor, with those of the base class in the place of its ``**settings``.
+
+    The base class is the nearest one that is not a hook by itself: a tracker may be the variant of another tracker.
+    """
+    own = list(inspect.signature(cls.__init__).parameters.values())  # type: ignore[misc]
+    if own[-1].kind is not inspect.Parameter.VAR_KEYWORD:
+        return own
+    base = next(one for one in cls.__mro__[1:] if "__init__" in vars(one) and "built_in" not in vars(one))
+    passed_on = inspect.signature(base.__init__).parameters  # type: ignore[misc]
+    names = [parameter.name for parameter in own]
+    return [*own[:-1], *(parameter for name, parameter in passed_on.items() if name not in names)]
+
+
+def check(value: Any, hint: Any, path: str) -> Any:
+    """Check a value against an annotation, and return it with NumPy's numbers as Python's; an int for a float as one.
+
+    Args:
+        value: The value that was given.
+        hint: The annotation. If `expected_value` has no words for it, the value is returned as it is.
+        path: The hook and its parameter, for the message.
+
+    Raises:
+        ParameterError: If the value does not fit.
+    """
+    expected = expected_value(hint)
+    if expected is None or _is_usual(value, hint):
+        return value
+    item_hint, plain = _item_hint(hint), value
+    try:
+        plain = _plain(value, item_hint is not None)
+        finite = not any(INFINITE in _parts(kind) for kind in _kinds(hint))
+        # As JSON, because in Python pydantic takes a tensor for a number. Not strict, it would take "3" for one, too.
+        valid = type_adapter(hint, finite).validate_json(json.dumps(plain), strict=True)
+    except Exception:  # it does not fit, is not JSON, or its own methods failed
+        for item in plain if item_hint and isinstance(plain, (list, tuple)) else ():
+            check(item, item_hint, path)  # a wrong item is named instead of the list
+        choices = [choice for kind in _kinds(hint) for choice in _choices(kind)]
+        if choices and isinstance(value, str):
+            raise ParameterError(path, f"invalid value {written(value)}; {nearest(value, choices)}") from None
+        raise ParameterError(path, f"expected {expected}, {got(value)}") from None
+    return plain if isinstance(plain, str) else valid  # pydantic makes a plain str of a reference
+
+
+def _is_usual(value: Any, hint: Any) -> bool:
+    """Return True for a bool or number of the very type and within its bounds: most values, without pydantic's import.
+
+    Importing pydantic takes 0.2 s, which a run with a few plain hooks does not have to wait for.
+    """
+    kind, *bounds = _parts(_kinds(hint)[0])
+    if type(value) is not kind or kind not in (bool, int, float) or value - value != 0:  # infinite or NaN
+        return False
+    limits = [(key, getattr(bound, key)) for key in _BOUNDS for bound in bounds if hasattr(bound, key)]
+    return all(getattr(operator, key)(value, limit) for key, limit in limits)
+
+
+def expected_value(hint: Any) -> str | None:
+    """Describe what an annotation takes; None for one whose values are left to the constructor.
+
+    >>> expected_value(float | None), expected_value(list[bool]), expected_value(int | str)
+    ('a finite number', None, None)
+    """
+    kinds = _kinds(hint)
+    if len(kinds) == 2 and _item_hint(kinds[1]) == kinds[0]:
+        single = expected_value(kinds[0])
+        none = " ([] for none)" if _choices(kinds[0]) else ""
+        return single and f"{single}, or a list of these{none}"
+    if len(kinds) != 1:
+        return None
+    kind, *bounds = _parts(kinds[0])
+    limits = [
+        f"{word} {getattr(bound, key):g}" for key, word in _BOUNDS.items() for bound in bounds if hasattr(bound, key)
+    ]
+    if kind is bool:
+        return "true or false"
+    if kind is int:
+        return " ".join(["an integer", *(f"of {limit}" for limit in limits)])
+    if kind is float:
+        number = "a number" if INFINITE in bounds else "a finite number"
+        return f"{number}, {' and '.join(limits)}" if limits else number
+    if kind is str and bounds:
+        return "a non-empty string"
+    if choices := _choices(kind):
+        return f"one of {', '.join(choices)}"
+    item = _item_hint(kind)
+    each = item and expected_value(item)
+    return each and f"a list, each item {each}"
+
+
+def _kinds(hint: Any) -> list[Any]:
+    """Return the types of a union without None."""
+    return [kind for kind in alternatives(hint) if kind is not NoneType]
+
+
+def _parts(kind: Any) -> tuple[Any, ...]:
+    """Return a type and its bounds."""
+    return (kind.__origin__, *kind.__metadata__) if get_origin(kind) is Annotated else (kind,)
+
+
+def _choices(kind: Any) -> tuple[str, ...]:
+    return get_args(kind) if get_origin(kind) is Literal else ()
+
+
+def _item_hint(hint: Any) -> Any:
+    """Return the type of the items if a type is a list or may be one; None otherwise."""
+    return next((get_args(kind)[0] for kind in alternatives(hint) if get_origin(kind) is Sequence), None)
+
+
+def _plain(value: Any, may_be_list: bool) -> Any:
+    """Return Python's own number for another library's, and a tuple for a set or an array where a list is valid."""
+    if isinstance(value, Real) and not isinstance(value, bool):
+        return int(value) if isinstance(value, Integral) else float(value)
+    if not may_be_list or not isinstance(value, Iterable) or isinstance(value, (str, bytes, Mapping)):
+        return value
+    items = [_plain(item, False) for item in value]
+    return items if isinstance(value, list) else tuple(items)
+
+
+# ---- annotations ---------------------------------------------------------------------------------------------------
+
+
+def parameters_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter] | None:
+    """Return the parameters of a class or function by name, or None where Python cannot tell (some C functions)."""
+    try:
+        return dict(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return None
+
+
+def type_hint(parameter: inspect.Parameter, function: Callable[..., Any], bounds: bool = False) -> Any:
+    """Return the type of a parameter: its annotation or, without one, what its default suggests; `Any` if unknown.
+
+    Args:
+        parameter: The parameter.
+        function: The function that has it; its module resolves the annotation.
+        bounds: Whether to keep what `Annotated` says about valid values.
+    """
+    annotation = parameter.annotation
+    if annotation is parameter.empty:
+        numbers = int | float  # a default of 1 does not mean that 0.5 is wrong
+        kinds: dict[type, Any] = {int: numbers, float: numbers, bool: bool, list: list[numbers], tuple: list[numbers]}
+        return kinds.get(type(parameter.default), Any)
+    # A parameter of a class may be one of a base class.
+    classes = reversed(function.__mro__) if isinstance(function, type) else ()
+    owners = [one.__init__ for one in classes] or [function]  # type: ignore[misc]
+    namespace: dict[str, Any] = {}
+    for owner in owners:
+        namespace |= getattr(inspect.unwrap(owner), "__globals__", {})
+    # get_type_hints resolves all annotations of an object, or fails; this one must not depend on the others.
+    holder = SimpleNamespace(__annotations__={"type": annotation})
+    try:
+        names = _Namespace(vars(builtins) | namespace)
+        return get_type_hints(holder, namespace, names, include_extras=bounds)["type"]
+    except Exception:  # an annotation can be any text
+        return Any
+
+
+class _Namespace(dict[str, Any]):
+    """Resolves names that a module imports for type checkers only: as `typing` has them, or to a placeholder."""
+
+    def __missing__(self, name: str) -> Any:
+        return getattr(typing, name, _Unresolved)
+
+
+class _UnresolvedMeta(type):
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return cls
+
+    def __getitem__(cls, item: Any) -> Any:
+        return cls
+
+
+class _Unresolved(metaclass=_UnresolvedMeta):
+    """Stands for a type that cannot be resolved, and for its attributes; the rest of the annotation still counts."""
+
+
+def type_adapter(hint: Any, finite: bool = False) -> TypeAdapter[Any]:
+    """Return what validates values of a type and makes its JSON Schema.
+
+    Args:
+        hint: The type; an exception of pydantic's is raised if it does not support it.
+        finite: Whether NaN and infinity are invalid.
+    """
+    from pydantic import ConfigDict, TypeAdapter  # late: it takes 0.1 s, and most hooks are made with their defaults
+
+    return TypeAdapter(_supported(hint), config=ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=not finite))
+
+
+def _supported(hint: Any) -> Any:
+    """Replace Collection, which pydantic does not know, by Sequence."""
+    if get_origin(hint) is Collection:
+        return Sequence[get_args(hint)]  # type: ignore[misc]
+    kinds = alternatives(hint)
+    return hint if kinds == (hint,) else Union[tuple(map(_supported, kinds))]  # noqa: UP007
+
+
+def alternatives(hint: Any) -> tuple[Any, ...]:
+    """Return the types of a union, or the one type."""
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
