@@ -44,15 +44,13 @@ def print_line(text: str = "", stream: Any = None, end: str = "\n") -> None:
     """
     try:
         stream = sys.stdout if stream is None else stream
-        if stream is None:  # a program without a console
-            return
         try:
             stream.write(text + end)
         except UnicodeEncodeError:
             encoding = getattr(stream, "encoding", None) or "ascii"  # the error has 'charmap' for cp1252
             stream.write((text + end).encode(encoding, READABLE).decode(encoding))
         stream.flush()
-    except Exception:  # a replaced sys.stdout may raise anything, besides a full disk, a closed pipe or a closed file
+    except Exception:  # a full disk, a closed pipe or file, no console, and whatever a replaced sys.stdout raises
         return
 
 
@@ -168,13 +166,12 @@ def drop_unwritten_output() -> OutputError | None:
     Python flushes it once more when it exits, which would fail again, print a traceback and change the exit status.
     """
     try:
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        sys.stdout.flush()
     except OSError as error:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, sys.stdout.fileno())
         os.close(null)
         return OutputError(error)
-    except Exception:  # it is closed, or not a stream
-        return None
+    except Exception:  # there is none, it is closed, or it is not a stream
+        pass
     return None

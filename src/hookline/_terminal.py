@@ -124,7 +124,7 @@ class Screen:
             # Moving down by lines (IND) scrolls if it must, and keeps the column, which is not known for certain.
             down = above + len(lines) - 1
             room = "\x1bD" * down + f"\x1b[{down}A"
-            self._write(f"{room}\x1b7\x1b[{above}B\r\x1b[J" + "\r\n".join(lines) + "\x1b8")
+            self._write(f"{self._cursor.clear_line}{room}\x1b7\x1b[{above}B\r\x1b[J" + "\r\n".join(lines) + "\x1b8")
             self.is_drawn = True
 
     def erase(self, for_now: bool = False) -> None:
@@ -132,7 +132,7 @@ class Screen:
         self._draws_again = for_now and (self._draws_again or self.is_drawn)
         if self.is_drawn:
             self.is_drawn = False
-            self._write(f"\x1b7\x1b[{self._cursor.below + 1}B\r\x1b[J\x1b8")
+            self._write(f"{self._cursor.clear_line}\x1b7\x1b[{self._cursor.below + 1}B\r\x1b[J\x1b8")
 
     @contextmanager
     def writing(self, text: str) -> Iterator[None]:
@@ -260,6 +260,11 @@ class CursorPosition:
         """Whether the line is written again and again, as a progress bar is."""
         self.below = 0
         """Lines below the cursor: several progress bars move it up again."""
+
+    @property
+    def clear_line(self) -> str:
+        """What clears a line on which nothing was written: a child process may have left the cursor on a drawn one."""
+        return "" if self.column or self.is_rewritten else "\x1b[K"
 
     def follow(self, text: str) -> None:
         """Follow what text does to the cursor: line ends, carriage returns, and sequences that move it up and down."""

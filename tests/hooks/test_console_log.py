@@ -86,7 +86,7 @@ def test_printing_costs_restores_the_random_state(monkeypatch: pytest.MonkeyPatc
     rows = [{"hook": "a", "kind": "lifecycle", "calls": 3, "seconds": 0.25}]
     monkeypatch.setattr(run.hooks, "costs", lambda: rows)
     times = iter([10.0, 10.0, 11.0])
-    monkeypatch.setattr("hookline.hooks.console_log.perf_counter", lambda: next(times))
+    monkeypatch.setattr("hookline.hooks.console.hook.perf_counter", lambda: next(times))
     hook = ConsoleLogHook(stream=out)
     hook.on_train_start(run, step=0)
     state = random.getstate()
@@ -98,13 +98,13 @@ def test_printing_costs_restores_the_random_state(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(
     ("seconds_per_step", "expected"),
-    [(0.5, "2.0 steps/s  0:02 left"), (2.0, "2.0 s/step  0:06 left"), (1221.0, "1,221.0 s/step  1:01:03 left")],
+    [(0.5, "2.0 steps/s  1.5 s left"), (2.0, "2.0 s/step  6.0 s left"), (1221.0, "1,221.0 s/step  1 h 01 m left")],
 )
 def test_speed_and_time_left(seconds_per_step: float, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slow runs are in seconds per step, long ones in hours."""
     trainer, out = make_trainer(4), io.StringIO()
-    for module in ("console_log", "step_times"):
-        monkeypatch.setattr(f"hookline.hooks.{module}.perf_counter", lambda: trainer.step * seconds_per_step)
+    for module in ("hook", "times"):
+        monkeypatch.setattr(f"hookline.hooks.console.{module}.perf_counter", lambda: trainer.step * seconds_per_step)
     trainer.add_hook(ConsoleLogHook(log_every_n_batches=1, stream=out, costs=False))
     trainer.train()
     assert expected in out.getvalue().splitlines()[0]
@@ -113,8 +113,8 @@ def test_speed_and_time_left(seconds_per_step: float, expected: str, monkeypatch
 def test_a_pause_between_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch that is due has no line if too little time has passed; the last step has one."""
     trainer, out = make_trainer(12), io.StringIO()
-    for module in ("console_log", "step_times"):
-        monkeypatch.setattr(f"hookline.hooks.{module}.perf_counter", lambda: trainer.step * 10.0)
+    for module in ("hook", "times"):
+        monkeypatch.setattr(f"hookline.hooks.console.{module}.perf_counter", lambda: trainer.step * 10.0)
     trainer.add_hook(ConsoleLogHook(log_every_n_batches=2, stream=out, costs=False, pause=30.0))
     trainer.train()
     assert [line.split("  ")[1] for line in out.getvalue().splitlines()] == ["step 4/12", "step 8/12", "step 12/12"]
@@ -123,8 +123,8 @@ def test_a_pause_between_lines(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_validations_do_not_count_in_the_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does what hooks do at their end; the time left includes them, because there will be more of them."""
     now, out = [0.0], io.StringIO()
-    for module in ("console_log", "step_times"):
-        monkeypatch.setattr(f"hookline.hooks.{module}.perf_counter", lambda: now[0])
+    for module in ("hook", "times"):
+        monkeypatch.setattr(f"hookline.hooks.console.{module}.perf_counter", lambda: now[0])
     validation = [(torch.randn(2, 3), torch.randn(2, 1))]
     trainer = make_trainer(8, val_dataloader=validation, validate_every=2, sanity_batches=0)
     trainer.on("after_backward", name="half a second")(lambda: now.__setitem__(0, now[0] + 0.5))
@@ -133,7 +133,7 @@ def test_validations_do_not_count_in_the_speed(monkeypatch: pytest.MonkeyPatch) 
     trainer.train()
     lines = [line for line in out.getvalue().splitlines() if line.startswith("epoch")]
     assert ["2.0 steps/s" in line for line in lines] == [True] * 8
-    assert lines[2].endswith("0:19 left")  # 11.5 seconds for three steps, and five more steps
+    assert lines[2].endswith("19.2 s left")  # 11.5 seconds for three steps, and five more steps
 
 
 def test_it_prints_to_the_current_standard_output(capsys: pytest.CaptureFixture[str]) -> None:

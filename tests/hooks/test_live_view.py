@@ -16,9 +16,10 @@ import torch
 from run_control import PlainRun, train
 from terminal import Terminal, run_at_terminal
 
+import hookline
 from hookline import ConsoleLogHook, EarlyStopping, Trainer, TrainingHook, get_trainer
-from hookline.hooks import live_view
-from hookline.hooks.step_times import Report
+from hookline.hooks.console.times import StepReport
+from hookline.hooks.console.view import LiveView
 
 LABELS = ["epoch", "run", "loss", "speed"]
 WITH_VALIDATION = ["epoch", "run", "loss", "validation", "speed"]
@@ -31,8 +32,8 @@ def usual_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     for name, value in {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "40"}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(live_view, "TERMINAL_SECONDS", 0.0)
-    monkeypatch.setattr(live_view, "NOTEBOOK_SECONDS", 0.0)
+    monkeypatch.setattr("hookline.hooks.console.view.TERMINAL_SECONDS", 0.0)
+    monkeypatch.setattr("hookline.hooks.console.view.NOTEBOOK_SECONDS", 0.0)
 
 
 def at_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
@@ -82,7 +83,7 @@ def test_the_view_fits_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatc
     shown = region(looks.screens[40])
     assert [line.split()[0] for line in shown[:5]] == WITH_VALIDATION and len(shown) <= 6
     assert re.match("epoch 1/3   [━╸]+─+  40/1,200", shown[0]) and "3%" in shown[0]
-    assert shown[1].startswith("run         ━━") and re.search(r"39/50( steps)? +78% +0:0\d left", shown[1])
+    assert shown[1].startswith("run         ━━") and re.search(r"39/50( steps)? +78% +\d\.\d s left", shown[1])
     assert re.match(r"loss        (-|\d\.\d{4})  mean (-|\d\.\d{4})  lr 0\.1$", shown[2])
     assert re.match(r"validation  val/loss \d\.\d{4}  best \d\.\d{4} at step 20$", shown[3])
     assert shown[4].endswith("so far") and "steps/s" in shown[4]
@@ -93,7 +94,7 @@ def test_the_view_fits_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatc
 def test_the_number_of_the_epoch_is_shown_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many digits it has; the other lines have the same column."""
     terminal = at_terminal(monkeypatch)
-    run, view = PlainRun(), live_view.LiveView(terminal)
+    run, view = PlainRun(), LiveView(terminal)
     run.progress.epoch, run.total_epochs = 9, 1000
     view.start(run, 0.0)
     view.draw(run, 1.0)
@@ -107,7 +108,7 @@ def test_the_number_of_the_epoch_is_shown_as_a_whole(monkeypatch: pytest.MonkeyP
 def test_the_time_left_of_an_epoch_with_accumulation(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is the same after each micro-batch of a step, and that of the run if the epoch is its last."""
     terminal = at_terminal(monkeypatch)
-    run, view = PlainRun(), live_view.LiveView(terminal)
+    run, view = PlainRun(), LiveView(terminal)
     run.total_steps, run.epoch_batches = 100, 400
     view.start(run, 0.0)
     left = []
@@ -115,10 +116,10 @@ def test_the_time_left_of_an_epoch_with_accumulation(first: int, monkeypatch: py
         view.end_batch(batch)
         if batch in (first + 4, 160, 161, 162, 163):
             view.draw(run, batch / 4)  # a step takes a second
-            left += re.findall(r"(\d:\d\d) left", region(terminal.screen())[0])
+            left += re.findall(r"% +(\S.*) left", region(terminal.screen())[0])
         if batch % 4 == 3:
             view.end_step(batch // 4 + 1)
-    assert len(left) == 4 and set(left) <= {"1:00", "1:01", "1:02"}
+    assert len(left) == 4 and set(left) <= {"59.8 s", "59.9 s", "1 m 00 s", "1 m 01 s"}
     run.total_steps = 60
     view.draw(run, 50.0)
     assert " left" not in region(terminal.screen())[0] and " left" in region(terminal.screen())[1]
@@ -132,7 +133,7 @@ def test_what_stays_when_the_run_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     state = trainer.train()
     screen = terminal.screen()
     start = next(index for index, line in enumerate(screen) if line.startswith("run     "))
-    assert screen[start].startswith("run         4/4 steps  epoch 1/1  0:00")
+    assert screen[start].startswith("run         4/4 steps  epoch 1/1  0.")
     assert screen[start + 1] == f"loss        {state['latest_loss']:.4f}  mean {state['avg_loss']:.4f}  lr 0.1"
     assert screen[start + 2].startswith("validation  val/loss ")
     assert screen[start + 3].startswith("What each hook cost") and screen[-1].startswith("completed: 4 steps")
@@ -190,16 +191,16 @@ def test_the_parts_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """As shares of its time, and a word if waiting for data takes much of it."""
     terminal = at_terminal(monkeypatch)
     run = PlainRun()
-    view = live_view.LiveView(terminal)
+    view = LiveView(terminal)
     view.start(run, 0.0)
-    report = Report(1, {
+    report = StepReport(1, {
         "step_seconds": 0.01, "steps_per_s": 100.0, "samples_per_s": 3200.0, "tokens_per_s": 0.0,
         "data_wait_seconds": 0.006, "forward_backward_seconds": 0.003, "optimizer_seconds": 0.0005,
         "hooks_seconds": 0.0001,
     }, 1)  # fmt: skip
     view.draw(run, 1.0, report)
     shown = region(terminal.screen())
-    assert shown[3] == "speed       3,200 samples/s  100 steps/s  0:01 so far"
+    assert shown[3] == "speed       3,200 samples/s  100 steps/s  1.0 s so far"
     assert shown[4] == "time        data 60% (input-bound)  fwd-bwd 30%  optim 5%  hooks 1%  other 4%"
     monkeypatch.setenv("COLUMNS", "60")
     view.draw(run, 1.0, report)
@@ -217,7 +218,7 @@ def test_the_memory_of_an_accelerator_and_its_drift(monkeypatch: pytest.MonkeyPa
     allocated = [1000]
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: allocated[0] * 2**20)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 3000 * 2**20)
-    run, view = PlainRun(), live_view.LiveView(terminal)
+    run, view = PlainRun(), LiveView(terminal)
     run.device = torch.device("cuda")
     view.start(run, 0.0)
     for step in range(1, 41):
@@ -303,6 +304,18 @@ def test_an_unfinished_line_is_continued(monkeypatch: pytest.MonkeyPatch) -> Non
     assert looks.screens[3][1] == "..." and looks.screens[3][2].startswith("epoch")
     assert looks.screens[4][1] == "..." and looks.screens[4][2].startswith("step 3  validation")
     assert looks.screens[4][3] == "." and looks.screens[4][4].startswith("epoch")
+
+
+def test_lines_of_a_child_process_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are not noticed: each leaves the cursor on the first line of the view, which is not left behind."""
+    terminal = at_terminal(monkeypatch)
+    looks = Looks(terminal)
+    trainer = make_trainer(3, hooks=[looks], sanity_batches=0, val_dataloader=None)
+    trainer.on("train_batch_start", name="child")(lambda step: io.StringIO.write(terminal, f"child {step}\n"))
+    trainer.train()
+    screen = looks.screens[3]
+    assert screen[1:5] == ["child 1", "child 2", "child 3", ""] and [line.split()[0] for line in screen[5:]] == LABELS
+    assert re.fullmatch(r"run         3/3 steps  epoch 1/1  .* steps/s", terminal.screen()[4])
 
 
 def test_a_prompt_is_not_disturbed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -603,7 +616,7 @@ def test_a_real_terminal(tmp_path: Path) -> None:
             os.write(descriptor, b"yes\n")
 
     random.seed(0)
-    source = str(Path(live_view.__file__).parents[2])
+    source = str(Path(hookline.__file__).parents[1])
     environment = {"PYTHONPATH": source, "PYTHONIOENCODING": "utf-8", "SEEN": str(seen)}
     screens, _ = run_at_terminal(SCRIPT, 80, 40, on_screen=answer, **environment)
     assert answered and answered[0][-1] == "prompt?"  # the view was erased

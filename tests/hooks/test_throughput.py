@@ -10,8 +10,9 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from hookline import ThroughputMonitor, Trainer, TrainingHook, get_trainer
+from hookline._step_parts import STEP_PARTS
 from hookline.errors import ConfigError
-from hookline.hooks import step_times
+from hookline.hooks.console import times
 
 PREFIX = "throughput/"
 
@@ -33,7 +34,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The monitor's clock."""
     made = Clock()
-    monkeypatch.setattr(step_times, "perf_counter", made)
+    monkeypatch.setattr(times, "perf_counter", made)
     return made
 
 
@@ -96,6 +97,7 @@ def test_rates_and_the_wait_for_data(clock: Clock) -> None:
     found = reports(trainer)
     assert list(found) == [5, 10, 13]
     for step in found:  # also of the first window and of the last, which is shorter
+        assert {"step_seconds", *(f"{part}_seconds" for part in STEP_PARTS)} <= found[step].keys()
         assert found[step].pop("hooks_seconds") >= 0  # by the real clock
         assert found[step] == pytest.approx(
             {

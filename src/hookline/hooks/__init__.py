@@ -15,7 +15,7 @@ BUILT_IN: dict[str, str] = {
     "clip_norm": "hookline.gradients.transforms:ClipNorm",
     "clip_value": "hookline.gradients.transforms:ClipValue",
     "confusion_matrix": "hookline.hooks.confusion_matrix:ConfusionMatrix",
-    "console_log": "hookline.hooks.console_log:ConsoleLogHook",
+    "console_log": "hookline.hooks.console.hook:ConsoleLogHook",
     "debug": "hookline.activations.debug:Debug",
     "debug_training": "hookline.hooks.debug_training:DebugHook",
     "early_stopping": "hookline.hooks.early_stopping:EarlyStopping",

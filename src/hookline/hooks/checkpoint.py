@@ -8,9 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from hookline import _checks
+from annotated_types import Ge
+
+from hookline._parameters import NonEmptyStr, PositiveInt
 from hookline._words import nearest
 from hookline.checkpoints.names import NameTemplate
 from hookline.checkpoints.retention import (
@@ -25,7 +27,7 @@ from hookline.checkpoints.retention import (
 from hookline.core.schedule import Quantity, Schedule
 from hookline.errors import CheckpointError, ConfigError
 from hookline.hooks.base import period
-from hookline.hooks.monitored import MODES, Measurement, MetricHook, is_step_metric, is_training_metric, metric_key
+from hookline.hooks.monitored import Measurement, MetricHook, is_step_metric, is_training_metric, metric_key
 from hookline.ranks import Ranks
 from hookline.run.control import RunControl
 
@@ -94,36 +96,31 @@ class CheckpointHook(MetricHook):
 
     def __init__(
         self,
-        save_every_n_epochs: int | None = 1,
-        save_every_n_steps: int | None = None,
-        save_every: str | None = None,
-        monitor: str | None = None,
+        save_every_n_epochs: PositiveInt | None = 1,
+        save_every_n_steps: PositiveInt | None = None,
+        save_every: NonEmptyStr | None = None,
+        monitor: NonEmptyStr | None = None,
         mode: Literal["min", "max"] = "min",
-        save_top_k: int | None = None,
+        save_top_k: Annotated[int, Ge(KEEP_ALL)] | None = None,
         save_last: bool = False,
         save_on_train_epoch_end: bool | None = None,
-        filename: str | None = None,
+        filename: NonEmptyStr | None = None,
         auto_insert_metric_name: bool = True,
         save_on_exception: bool = False,
         keep_previous: bool = True,
         every: int | str | None = None,
     ) -> None:
-        optional, integer, string = _checks.optional, _checks.integer, _checks.string
-        self.save_every_n_epochs = optional(integer, save_every_n_epochs, "save_every_n_epochs", at_least=1)
-        self.save_every_n_steps = optional(integer, save_every_n_steps, "save_every_n_steps", at_least=1)
-        self.save_every = optional(string, save_every, "save_every")
+        self.save_every_n_epochs, self.save_every_n_steps = save_every_n_epochs, save_every_n_steps
+        self.save_every: str | None = save_every
         if (own := period(self, every)) is not None:
             self.save_every_n_epochs = int(own.amount) if own.unit == "epochs" else None
             self.save_every = None if own.unit == "epochs" else str(own)
-        self.monitor, self.mode = optional(string, monitor, "monitor"), _checks.one_of(mode, MODES, "mode")
+        self.monitor, self.mode, self.keep_previous, self.save_last = monitor, mode, keep_previous, save_last
         default = KEEP_ALL if monitor is None else 1
-        self.save_top_k = default if save_top_k is None else integer(save_top_k, "save_top_k", at_least=KEEP_ALL)
-        self.keep_previous = _checks.boolean(keep_previous, "keep_previous")
-        self.save_last = _checks.boolean(save_last, "save_last")
+        self.save_top_k = default if save_top_k is None else save_top_k
         self.unsaved_hint = "" if save_last else "save_last: true saves the end, too"
-        self.save_on_exception = _checks.boolean(save_on_exception, "save_on_exception")
-        self.filename = optional(string, filename, "filename")
-        self.auto_insert_metric_name = _checks.boolean(auto_insert_metric_name, "auto_insert_metric_name")
+        self.save_on_exception, self.filename = save_on_exception, filename
+        self.auto_insert_metric_name = auto_insert_metric_name
         self._file_name = NameTemplate(filename or DEFAULT_NAME, with_names=auto_insert_metric_name and bool(filename))
         steps = self._step_schedule()
         # A metric of steps is evaluated where steps are saved; any other is not known there.
@@ -131,7 +128,7 @@ class CheckpointHook(MetricHook):
         at_epochs = save_on_train_epoch_end
         if at_epochs is None:
             at_epochs = self.monitor is None or (is_training_metric(self.key) and not only_steps)
-        self.save_on_train_epoch_end = _checks.boolean(at_epochs, "save_on_train_epoch_end")
+        self.save_on_train_epoch_end = at_epochs
         self.evaluate_at(steps=steps, validations=not at_epochs and not only_steps, epochs=at_epochs)
         self.kept: list[RankedCheckpoint] = []
         self._requested: Request | None = None

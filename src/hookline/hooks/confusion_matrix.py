@@ -48,9 +48,7 @@ class ConfusionMatrix(NamedHook):
         self.classes = _checks.optional(_checks.names, classes, "classes")
         if self.classes is not None and not 2 <= len(self.classes) <= MOST_CLASSES:
             raise ConfigError("classes", f"expected 2 to {MOST_CLASSES} names, got {len(self.classes)}")
-        self.ignore_index = _checks.integer(ignore_index, "ignore_index")
-        self.shift = _checks.boolean(shift, "shift")
-        self.threshold = _checks.number(threshold, "threshold")
+        self.ignore_index, self.shift, self.threshold = ignore_index, shift, threshold
         self._counts: Tensor | None = None  # of pairs of target and prediction, and of samples without a class
 
     def on_validation_start(self, trainer: RunControl) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from hookline import _checks
 from hookline._console import print_line
 from hookline.activations.debug import at_terminal, describe_tensors
 from hookline.hooks.nan_forensics.diagnosis import Diagnosis, name_batch_tensors
@@ -33,8 +32,7 @@ class DebugHook(NanForensics):
         self, break_on_nan: bool = True, log_shapes: bool = False, state: bool = True, stop_run: bool = False
     ) -> None:
         super().__init__(state=state, stop_run=stop_run)
-        self.break_on_nan = _checks.boolean(break_on_nan, "break_on_nan")
-        self.log_shapes = _checks.boolean(log_shapes, "log_shapes")
+        self.break_on_nan, self.log_shapes = break_on_nan, log_shapes
         self._shapes: dict[str, str] = {}
 
     def on_train_batch_start(self, trainer: RunControl, batch: Any, batch_idx: int, dataloader_name: str) -> None:

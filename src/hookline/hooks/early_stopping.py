@@ -9,15 +9,15 @@ from weakref import ref
 
 import torch
 
-from hookline import _checks
 from hookline._console import print_line
 from hookline._names import load_plain_state_dict, plain_state_dict
+from hookline._parameters import NonEmptyStr, NonNegativeFloat, NonNegativeInt, PositiveInt
 from hookline.checkpoints.frozen import fingerprint
 from hookline.checkpoints.shards import copy_to_host, like
 from hookline.core.schedule import Quantity, Schedule
 from hookline.errors import ConfigError
 from hookline.hooks.base import counts_for_run, period
-from hookline.hooks.monitored import MODES, Measurement, MetricHook, is_better, is_training_metric
+from hookline.hooks.monitored import Measurement, MetricHook, is_better, is_training_metric
 from hookline.run.control import RunControl
 
 
@@ -58,13 +58,13 @@ class EarlyStopping(MetricHook):
 
     def __init__(
         self,
-        monitor: str = "val/loss",
-        patience: int = 3,
+        monitor: NonEmptyStr = "val/loss",
+        patience: NonNegativeInt = 3,
         mode: Literal["min", "max"] = "min",
-        min_delta: float = 0.0,
+        min_delta: NonNegativeFloat = 0.0,
         min_delta_mode: Literal["abs", "rel"] = "abs",
         check_on_train_epoch_end: bool = False,
-        check_every_n_steps: int | None = None,
+        check_every_n_steps: PositiveInt | None = None,
         warmup: int | str = 0,
         target: float | None = None,
         divergence_threshold: float | None = None,
@@ -72,37 +72,30 @@ class EarlyStopping(MetricHook):
         restore_best_weights: bool = False,
         strict: bool = True,
         verbose: bool = False,
-        min_epochs: int = 0,
+        min_epochs: NonNegativeInt = 0,
         every: int | str | None = None,
     ) -> None:
-        self.monitor, self.mode = _checks.string(monitor, "monitor"), _checks.one_of(mode, MODES, "mode")
-        self.strict, self.verbose = _checks.boolean(strict, "strict"), _checks.boolean(verbose, "verbose")
-        self.patience = _checks.integer(patience, "patience", at_least=0)
-        self.min_delta = float(_checks.number(min_delta, "min_delta", at_least=0))
-        self.min_delta_mode = _checks.one_of(min_delta_mode, ("abs", "rel"), "min_delta_mode")
-        self.check_on_train_epoch_end = _checks.boolean(check_on_train_epoch_end, "check_on_train_epoch_end")
-        steps = _checks.optional(_checks.integer, check_every_n_steps, "check_every_n_steps", at_least=1)
-        self.check_every_n_steps = steps
+        self.monitor, self.mode, self.strict, self.verbose = monitor, mode, strict, verbose
+        self.patience, self.min_delta, self.min_delta_mode = patience, min_delta, min_delta_mode
+        self.check_on_train_epoch_end, self.check_every_n_steps = check_on_train_epoch_end, check_every_n_steps
+        self.min_epochs, self.target, self.divergence_threshold = min_epochs, target, divergence_threshold
+        self.on_non_finite = on_non_finite
+        self.restore_best_weights = self.intervenes = restore_best_weights
         own = period(self, every, ("steps", "epochs"))
         if own is not None and own.unit == "steps":
-            self.check_every_n_steps = steps = int(own.amount)
+            self.check_every_n_steps = int(own.amount)
         elif own is not None:
             if own.amount != 1:
                 raise ConfigError("every", f"{every!r}: checks are made at the end of each epoch or at steps")
             self.check_on_train_epoch_end = True
-        self.min_epochs = _checks.integer(min_epochs, "min_epochs", at_least=0)
         self.warmup, self._warmup = warmup, Quantity.parse(warmup, "warmup", ("steps", "epochs"))
-        self.target = _checks.optional(_checks.number, target, "target")
-        self.divergence_threshold = _checks.optional(_checks.number, divergence_threshold, "divergence_threshold")
-        self.on_non_finite = _checks.one_of(on_non_finite, ("stop", "count", "ignore"), "on_non_finite")
-        self.restore_best_weights = self.intervenes = _checks.boolean(restore_best_weights, "restore_best_weights")
         self.best: float | None = None
         self.best_step = self.waited = 0
         self._waiting: str | None = None  # a reason to stop that waits for the end of the epoch `min_epochs`
         self._best_weights: dict[str, Any] | None = None
         self._validated_weights: tuple[int, dict[str, Any]] | None = None  # with their step, until the epoch ends
         self._trainer: Callable[[], RunControl | None] = lambda: None  # a weak reference
-        at_epochs = self.check_on_train_epoch_end
+        steps, at_epochs = self.check_every_n_steps, self.check_on_train_epoch_end
         # Other names that begin with "epoch_" may be metrics of step_fn, which steps do measure.
         is_epoch_loss = self.key.rpartition("/")[2] == "epoch_loss"
         if steps is not None and (at_epochs or is_epoch_loss or self.key.startswith("val/")):
@@ -242,7 +235,7 @@ class EarlyStopping(MetricHook):
         """Restore what `state_dict` returned, unless it is about another metric."""
         if self.load_measurement_state(state):
             self.best, self.best_step, self.waited = state["best"], state["best_step"], state["waited"]
-            self._best_weights, self._validated_weights = state["best_weights"], state.get("validated_weights")
+            self._best_weights, self._validated_weights = state["best_weights"], state["validated_weights"]
             self._waiting = state.get("waiting")
 
     def _complete_weights(self, model: torch.nn.Module) -> None:

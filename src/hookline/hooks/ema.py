@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from weakref import ref
 
 import torch
+from annotated_types import Ge, Le
 
-from hookline import _checks
-from hookline._names import fit_names, plain_buffers, plain_parameters
+from hookline._names import plain_buffers, plain_parameters
 from hookline._words import nearest
 from hookline.checkpoints import read_checkpoint
 from hookline.checkpoints.shards import like
@@ -50,11 +50,13 @@ class EMAHook(NamedHook):
     runs_last = True  # hooks that read the model at the end of a validation must see the weights that were validated
 
     def __init__(
-        self, decay: float = 0.999, warmup: bool = True, buffers: bool = False, trainable_only: bool = False
+        self,
+        decay: Annotated[float, Ge(0), Le(1)] = 0.999,
+        warmup: bool = True,
+        buffers: bool = False,
+        trainable_only: bool = False,
     ) -> None:
-        self.decay = float(_checks.number(decay, "decay", at_least=0, at_most=1))
-        self.warmup, self.buffers = _checks.boolean(warmup, "warmup"), _checks.boolean(buffers, "buffers")
-        self.trainable_only = _checks.boolean(trainable_only, "trainable_only")
+        self.decay, self.warmup, self.buffers, self.trainable_only = decay, warmup, buffers, trainable_only
         self.updates = 0
         self.average: dict[str, torch.Tensor] = {}
         # A model that has the averaged weights now, and its own ones.
@@ -111,9 +113,10 @@ class EMAHook(NamedHook):
         if self._tensors is None or self._tensors[0] is not model:
             named = plain_parameters(model) | (plain_buffers(model) if self.buffers else {})
             self._tensors = model, {name: tensor for name, tensor in named.items() if tensor.is_floating_point()}
-            fitted = fit_names(self.average, self._tensors[1])
             # A hook that was added after a checkpoint was loaded gets its average whole.
-            self.average = {name: like(one, self._tensors[1].get(name, one)) for name, one in fitted.items()}
+            self.average = {
+                name: like(average, self._tensors[1].get(name, average)) for name, average in self.average.items()
+            }
         # Of what was averaged once, the average is kept: a parameter may be frozen for a while.
         return {
             name: tensor.data

@@ -5,25 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from operator import mul
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Annotated, NamedTuple, cast
 
 import torch
+from annotated_types import Gt, Lt
 from torch import Tensor
 
-from hookline import _checks
 from hookline._console import logger
 from hookline._device import cached_table, upload
+from hookline._parameters import Percentage
+from hookline._tensors import TensorVersions
 from hookline._words import nearest
 from hookline.core.schedule import Quantity, Schedule
 from hookline.errors import ConfigError, NothingMatches, got
-from hookline.gradients.gradient_flow import VERDICT_METRICS, GradientFlow, Limits, Verdict, judge_norms
+from hookline.gradients.gradient_flow import VERDICT_METRICS, GradientFlow, Limits, Verdict, judge_norms, share_norms
 from hookline.hooks.base import NamedHook, period
 from hookline.run.control import RunControl
-from hookline.stats.cache import TensorVersions, cache_norms, cache_rows
 from hookline.stats.collector import HostQueue, StepRows
-from hookline.stats.columns import STATISTICS
 from hookline.stats.distributed import LocalTensors
 from hookline.stats.histograms import fold, percentiles
+from hookline.stats.rows import L2, STATISTICS
 
 if TYPE_CHECKING:
     from hookline.core.registry import Registry
@@ -103,16 +104,16 @@ class GradientMonitor(NamedHook):
         log_histogram: bool = False,
         log_norm: bool = True,
         param_filter: str | Sequence[str] | None = None,
-        percentiles: Sequence[float] | None = (),
+        percentiles: Sequence[Percentage] | None = (),
         bins_per_octave: int = 8,
         log_moments: bool | None = None,
         log_update_ratio: bool = False,
         vanishing: float = 1e-7,
         exploding: float = 1e3,
-        median_ratio: float = 1e-4,
+        median_ratio: Annotated[float, Gt(0), Lt(1)] = 1e-4,
         every: int | str | None = None,
     ) -> None:
-        self.log_frequency, self.log_norm = log_frequency, _checks.boolean(log_norm, "log_norm")
+        self.log_frequency, self.log_norm, self.log_moments = log_frequency, log_norm, log_moments
         self.param_filter = parts = [param_filter] if isinstance(param_filter, str) else param_filter
         are_parts = isinstance(parts, (list, tuple)) and all(isinstance(part, str) for part in parts)
         if parts is not None and not are_parts:
@@ -122,21 +123,13 @@ class GradientMonitor(NamedHook):
         if own.amount <= 0:
             raise ConfigError("log_frequency", f"{log_frequency!r} is never due; the smallest is 1")
         self.schedule = Schedule.parse(every=own)
-        bins = bins_per_octave if _checks.boolean(log_histogram, "log_histogram") else 0
+        bins = bins_per_octave if log_histogram else 0
         if bins not in (0, 1, 2, 4, 8) or (log_histogram and not bins):
             raise ConfigError("bins_per_octave", f"expected 1, 2, 4 or 8, {got(bins_per_octave)}")
-        if percentiles is not None and (isinstance(percentiles, str) or not isinstance(percentiles, Sequence)):
-            raise ConfigError("percentiles", f"expected a list of numbers, such as [10, 50, 90], {got(percentiles)}")
-        points = tuple(_checks.percentage(point, "percentiles") for point in percentiles or ())
-        self.log_moments = _checks.optional(_checks.boolean, log_moments, "log_moments")
+        points = tuple(percentiles or ())
         are_free = bool(bins or points or not log_norm)
-        moments = are_free if self.log_moments is None else self.log_moments
-        self._spec = SnapshotSpec(moments, bins, points, _checks.boolean(log_update_ratio, "log_update_ratio"))
-        self._limits = Limits(
-            _checks.number(vanishing, "vanishing"),
-            _checks.number(exploding, "exploding"),
-            _checks.number(median_ratio, "median_ratio", above=0, below=1),
-        )
+        self._spec = SnapshotSpec(are_free if log_moments is None else log_moments, bins, points, log_update_ratio)
+        self._limits = Limits(vanishing, exploding, median_ratio)
         self.troubled: dict[str, Verdict] = {}
         """The layers that are in trouble according to the newest values that have arrived."""
         self._newest: tuple[Mapping[str, torch.nn.Parameter], TableLayout, Sequence[float]] | None = None
@@ -364,11 +357,11 @@ class GradientSnapshot:
         if not (moments or bins_per_octave or points):
             norms = pieces.norms()
             if read is not None:
-                cache_norms(read, norms)  # for the next reader of these gradients
+                share_norms(read, norms)
             return ["l2"], norms.unsqueeze(1)
         columns, blocks = [*STATISTICS], [rows := pieces.summarize()]
         if read is not None:
-            cache_rows(read, rows)
+            share_norms(read, rows[:, L2])
         if points or bins_per_octave:
             counted = pieces.histograms(rows)
             if points:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from time import time
 from typing import Any
 
-from hookline import _checks
+from hookline._parameters import PositiveInt
 from hookline.core.schedule import Schedule
 from hookline.hooks.base import NamedHook, period
 from hookline.record.json_lines import JsonLines
@@ -31,9 +31,10 @@ class JSONLogHook(NamedHook):
 
     every_aliases = ("log_every_n_batches",)
 
-    def __init__(self, log_every_n_batches: int = 100, path: str | None = None, every: int | str | None = None) -> None:
-        self.log_every_n_batches = _checks.integer(log_every_n_batches, "log_every_n_batches", at_least=1)
-        self.path = path
+    def __init__(
+        self, log_every_n_batches: PositiveInt = 100, path: str | None = None, every: int | str | None = None
+    ) -> None:
+        self.log_every_n_batches, self.path = log_every_n_batches, path
         self.schedule = Schedule.parse(every=period(self, every) or f"{log_every_n_batches} batches")
         self._lines: JsonLines | None = None
 

@@ -6,9 +6,10 @@ import math
 from collections import deque
 from dataclasses import asdict, dataclass
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
-from hookline import _checks
+from annotated_types import Ge
+
 from hookline.errors import ConfigError
 from hookline.hooks.base import NamedHook
 from hookline.run.control import RunControl
@@ -59,13 +60,16 @@ class LossSpike(NamedHook):
     name = "loss_spike"
     needs: tuple[str, ...] = ("knows_loss",)
 
-    def __init__(self, factor: float = 8.0, window: int = 100, warmup: int = 20, stop_run: bool = False) -> None:
-        self.factor = float(_checks.number(factor, "factor", at_least=0.1))
-        self.window = _checks.integer(window, "window", at_least=2)
-        self.warmup = _checks.integer(warmup, "warmup", at_least=2)
+    def __init__(
+        self,
+        factor: Annotated[float, Ge(0.1)] = 8.0,
+        window: Annotated[int, Ge(2)] = 100,
+        warmup: Annotated[int, Ge(2)] = 20,
+        stop_run: bool = False,
+    ) -> None:
+        self.factor, self.window, self.warmup, self.stop_run = factor, window, warmup, stop_run
         if warmup > window:
             raise ConfigError("warmup", f"expected at most the window, {window}; got {warmup}")
-        self.stop_run = _checks.boolean(stop_run, "stop_run")
         if stop_run:
             self.needs = (*self.needs, "can_stop")
         self.spikes: list[Spike] = []

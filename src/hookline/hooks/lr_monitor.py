@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, Literal
 
-from hookline import _checks
 from hookline.core.base import TrainingHook
 from hookline.core.schedule import Schedule
 from hookline.errors import ConfigError
@@ -38,9 +37,7 @@ class LearningRateMonitor(TrainingHook):
         frequency: Literal["step", "epoch"] = "step",
         every: int | str | None = None,
     ) -> None:
-        self.log_momentum = _checks.boolean(log_momentum, "log_momentum")
-        self.log_weight_decay = _checks.boolean(log_weight_decay, "log_weight_decay")
-        self.frequency = _checks.one_of(frequency, ("step", "epoch"), "frequency")
+        self.log_momentum, self.log_weight_decay, self.frequency = log_momentum, log_weight_decay, frequency
         own = period(self, every)
         if own is not None and own.unit == "epochs":
             if own.amount != 1:

@@ -222,17 +222,15 @@ class MetricHook(NamedHook):
 
     def load_measurement_state(self, state: Mapping[str, Any]) -> bool:
         """Restore what was measured; if the state is about another metric, start over and return False."""
-        # Checkpoints of earlier versions have neither "about" nor "looked" nor "validation".
-        saved = list(state.get("about", self.monitored))
+        saved = list(state["about"])
         if saved != self.monitored:
             words = "the checkpoint's state is about {} ({}); starting over with {} ({})"
             self.warn(words.format(*saved, *self.monitored))
             self.reset()
             return False
-        self._was_found, self._last_step = state["seen"], state.get("looked", -1)
-        values = state.get("validation") or {"step": -1, "epoch": -1, "metrics": {}, "validated": False}
+        self._was_found, self._last_step = state["seen"], state["looked"]
         names = ("step", "epoch", "metrics", "validated")
-        self._validation = Measurement("validation", *(values[name] for name in names))
+        self._validation = Measurement("validation", *(state["validation"][name] for name in names))
         return True
 
 

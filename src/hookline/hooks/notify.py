@@ -7,15 +7,17 @@ import math
 import platform
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from hookline import _checks
+from annotated_types import Ge, Le
+
+from hookline._parameters import NonEmptyStr, NonNegativeInt, PositiveInt
 from hookline._words import nearest
 from hookline.core.failures import Incident
 from hookline.core.schedule import Quantity, Schedule
-from hookline.errors import ConfigError, RegistrationError, got
+from hookline.errors import ConfigError, RegistrationError
 from hookline.hooks.base import NamedHook, counts_for_run
-from hookline.hooks.monitored import MODES, floats, is_better, metric_key
+from hookline.hooks.monitored import floats, is_better, metric_key
 from hookline.hooks.webhook import Outbox, Webhook
 from hookline.record.redaction import add_secret_url, redact_text
 from hookline.run.control import RunControl
@@ -23,7 +25,7 @@ from hookline.run.control import RunControl
 if TYPE_CHECKING:
     from hookline.core.registry import Registry
 
-TOPICS = ("training_end", "best_model", "exception", "early_stop", "hook_failure", "heartbeat")
+Topic = Literal["training_end", "best_model", "exception", "early_stop", "hook_failure", "heartbeat"]
 LONGEST_TIME = 3600.0  # seconds, of each parameter that is a time
 LONGEST_TEXT = 3000  # characters; Slack cuts at about 4000
 
@@ -51,7 +53,8 @@ class NotifyHook(NamedHook):
         wait_at_end: Seconds that the end of the run waits for messages that are still queued.
 
     Raises:
-        RegistrationError: If a parameter has an invalid value.
+        ConfigError: If a parameter has an invalid value.
+        RegistrationError: If the URL must not be posted to, or the heartbeat is not a period.
     """
 
     built_in = True
@@ -62,17 +65,20 @@ class NotifyHook(NamedHook):
     def __init__(
         self,
         webhook_url: str,
-        notify_on: str | Sequence[str] = ("training_end", "best_model"),
-        monitor: str = "val/loss",
-        mode: str = "min",
+        notify_on: Topic | Sequence[Topic] = ("training_end", "best_model"),
+        monitor: NonEmptyStr = "val/loss",
+        mode: Literal["min", "max"] = "min",
         heartbeat: int | str = "1 h",
-        timeout: float = 10.0,
-        retries: int = 3,
-        backoff: float = 1.0,
-        queue: int = 100,
-        wait_at_end: float = 10.0,
+        timeout: Annotated[float, Ge(0.01), Le(LONGEST_TIME)] = 10.0,
+        retries: NonNegativeInt = 3,
+        backoff: Annotated[float, Ge(0), Le(LONGEST_TIME)] = 1.0,
+        queue: PositiveInt = 100,
+        wait_at_end: Annotated[float, Ge(0), Le(LONGEST_TIME)] = 10.0,
     ) -> None:
-        self.webhook_url, self.heartbeat = webhook_url, heartbeat
+        self.webhook_url, self.heartbeat, self.monitor, self.mode = webhook_url, heartbeat, monitor, mode
+        self.timeout, self.retries, self.backoff = timeout, retries, backoff
+        self.queue, self.wait_at_end = queue, wait_at_end
+        self.notify_on = [notify_on] if isinstance(notify_on, str) else list(notify_on)
         self._incidents: set[tuple[str, str, str]] = set()  # those that were reported
         self._trainer: RunControl | None = None
         self._unsubscribe: Callable[[], None] | None = None
@@ -80,24 +86,13 @@ class NotifyHook(NamedHook):
         self._is_closed = False  # after the end of a run, until the next one begins
         self._reported_exception = False
         try:
-            if not isinstance(notify_on, (str, list, tuple, set, frozenset)):
-                words = f"expected a list of {', '.join(TOPICS)}, or [] for none, {got(notify_on)}"
-                raise ConfigError("notify_on", words)
-            topics = [notify_on] if isinstance(notify_on, str) else notify_on
-            self.notify_on = [_checks.one_of(topic, TOPICS, "notify_on") for topic in topics]
-            self.monitor, self.mode = _checks.string(monitor, "monitor"), _checks.one_of(mode, MODES, "mode")
-            self.timeout = float(_checks.number(timeout, "timeout", at_least=0.01, at_most=LONGEST_TIME))
-            self.backoff = float(_checks.number(backoff, "backoff", at_least=0, at_most=LONGEST_TIME))
-            self.retries = _checks.integer(retries, "retries", at_least=0)
-            self.queue = _checks.integer(queue, "queue", at_least=1)
-            self.wait_at_end = float(_checks.number(wait_at_end, "wait_at_end", at_least=0, at_most=LONGEST_TIME))
             period = Quantity.parse(heartbeat, "heartbeat")
             if period.amount <= 0:
                 raise ConfigError("heartbeat", f"{heartbeat!r} is never due; to have none, omit it from notify_on")
             self._webhook = Webhook(webhook_url, timeout)
         except (ConfigError, TypeError, ValueError, OverflowError) as error:
-            # To errors of other types the registry adds the arguments, which include the URL. The checks are not meant
-            # to raise any but the first of these, but a value's own methods or a huge integer may.
+            # To errors of other types the registry adds the arguments, which include the URL. A value's own methods may
+            # raise others than the first of these.
             raise RegistrationError(f"notify: {error}") from None
         add_secret_url(webhook_url)
         self.best = self._worst = math.inf if mode == "min" else -math.inf

@@ -6,13 +6,13 @@ import warnings
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 from weakref import WeakSet
 
 import torch
 from torch import profiler
 
-from hookline import _checks
+from hookline._parameters import NonNegativeInt, PositiveInt
 from hookline.core.schedule import Quantity, Schedule
 from hookline.errors import ConfigError
 from hookline.hooks.base import NamedHook
@@ -47,24 +47,19 @@ class Profiler(NamedHook):
 
     def __init__(
         self,
-        first_step: int | Sequence[int] = 10,
-        steps: int = 3,
-        warmup: int = 1,
+        first_step: PositiveInt | Sequence[PositiveInt] = 10,
+        steps: PositiveInt = 3,
+        warmup: NonNegativeInt = 1,
         record_shapes: bool = False,
         profile_memory: bool = False,
         with_stack: bool = False,
         directory: str | None = None,
     ) -> None:
-        is_list = isinstance(first_step, Sequence) and not isinstance(first_step, str)
-        firsts: list[Any] = list(first_step) if is_list else [first_step]  # type: ignore[arg-type]
-        if not firsts:
+        self.first_step = sorted(first_step) if isinstance(first_step, Sequence) else [first_step]
+        if not self.first_step:
             raise ConfigError("first_step", "expected a step or a list of steps, got an empty list")
-        self.first_step = sorted(_checks.integer(first, "first_step", at_least=1) for first in firsts)
-        self.steps = _checks.integer(steps, "steps", at_least=1)
-        self.warmup = _checks.integer(warmup, "warmup", at_least=0)
-        self.record_shapes = _checks.boolean(record_shapes, "record_shapes")
-        self.profile_memory = _checks.boolean(profile_memory, "profile_memory")
-        self.with_stack, self.directory = _checks.boolean(with_stack, "with_stack"), directory
+        self.steps, self.warmup, self.directory = steps, warmup, directory
+        self.record_shapes, self.profile_memory, self.with_stack = record_shapes, profile_memory, with_stack
         self._ranges = [(first, first + steps - 1) for first in self.first_step]
         for (first, last), (following, _) in pairwise(self._ranges):
             if following <= last:

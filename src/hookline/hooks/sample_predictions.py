@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hookline import _checks
+from hookline._parameters import PositiveInt
 from hookline._predictions import IGNORE_INDEX, align_classes, find_predictions
 from hookline.hooks.base import NamedHook
 from hookline.run.control import RunControl
@@ -41,15 +42,13 @@ class SamplePredictions(NamedHook):
 
     def __init__(
         self,
-        samples: int = 8,
+        samples: PositiveInt = 8,
         classes: Sequence[str] | None = None,
         ignore_index: int = IGNORE_INDEX,
         shift: bool = False,
     ) -> None:
-        self.samples = _checks.integer(samples, "samples", at_least=1)
         self.classes = _checks.optional(_checks.names, classes, "classes")
-        self.ignore_index = _checks.integer(ignore_index, "ignore_index")
-        self.shift = _checks.boolean(shift, "shift")
+        self.samples, self.ignore_index, self.shift = samples, ignore_index, shift
         self._rows: list[tuple[Any, ...]] = []
 
     def on_validation_start(self, trainer: RunControl) -> None:

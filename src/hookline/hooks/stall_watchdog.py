@@ -6,9 +6,10 @@ import sys
 import threading
 import traceback
 from time import monotonic
-from typing import Any
+from typing import Annotated, Any
 
-from hookline import _checks
+from annotated_types import Ge, Le
+
 from hookline.hooks.base import NamedHook
 from hookline.run.control import RunControl
 
@@ -34,8 +35,8 @@ class StallWatchdog(NamedHook):
     name = "stall_watchdog"
     runs_in_sanity_check = True
 
-    def __init__(self, seconds: float = 300.0) -> None:
-        self.seconds = float(_checks.number(seconds, "seconds", at_least=0.01, at_most=LONGEST))
+    def __init__(self, seconds: Annotated[float, Ge(0.01), Le(LONGEST)] = 300.0) -> None:
+        self.seconds = seconds
         self.stalls = 0
         self._last_beat = 0.0
         self._thread: threading.Thread | None = None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated
 
-from hookline import _checks, _device
-from hookline.core.base import TrainingHook
+from annotated_types import Ge
+
+from hookline import _device
+from hookline._parameters import NonNegativeFloat, PositiveInt
 from hookline.hooks.base import period
-from hookline.hooks.step_times import Report, StepTimes
+from hookline.hooks.console.times import StepReport, TimedHook
 from hookline.run.control import RunControl
 
 MEGABYTE = 2**20
@@ -18,7 +20,7 @@ REDUCTIONS = {
 """How the figures of several ranks become one; others are means. If the ranks share each batch, a sum is rank 0's."""
 
 
-class ThroughputMonitor(TrainingHook):
+class ThroughputMonitor(TimedHook):
     """Records samples and tokens per second, where the time of a step goes, and device memory and utilisation.
 
     Each report is the mean since the last one, as ``throughput/…``, without validations, checkpoints and the time
@@ -51,81 +53,43 @@ class ThroughputMonitor(TrainingHook):
     name = "throughput"
     needs = ("knows_batches",)
     every_aliases = ("log_every_n_steps",)
-    # The wait for the next batch starts where these end, whether the hook is due or not.
-    events_when_not_due = ("on_train_batch_end", "on_step_end")
 
     def __init__(
         self,
-        log_every_n_steps: int = 10,
-        flops_per_token: float | None = None,
-        flops_per_sample: float | None = None,
-        peak_flops: float | None = None,
+        log_every_n_steps: PositiveInt = 10,
+        flops_per_token: NonNegativeFloat | None = None,
+        flops_per_sample: NonNegativeFloat | None = None,
+        peak_flops: Annotated[float, Ge(1)] | None = None,
         every: int | str | None = None,
     ) -> None:
-        self.log_every_n_steps = _checks.integer(log_every_n_steps, "log_every_n_steps", at_least=1)
+        self.log_every_n_steps, self.peak_flops = log_every_n_steps, peak_flops
+        self.flops_per_token, self.flops_per_sample = flops_per_token, flops_per_sample
         if (own := period(self, every, ("steps",))) is not None:
             self.log_every_n_steps = int(own.amount)
-        self.flops_per_token = _checks.optional(_checks.number, flops_per_token, "flops_per_token", at_least=0)
-        self.flops_per_sample = _checks.optional(_checks.number, flops_per_sample, "flops_per_sample", at_least=0)
-        self.peak_flops = _checks.optional(_checks.number, peak_flops, "peak_flops", at_least=1)
-        self._times = StepTimes(self.log_every_n_steps)
+        self._least_steps = self.log_every_n_steps
         self._has_utilization, self._has_reported = True, False
 
-    # ---- measuring ---------------------------------------------------------------------------------------------------
+    on_train_batch_end = TimedHook._end_batch
+    on_epoch_start = on_validation_end = TimedHook._exclude
 
-    def on_train_batch_start(self, trainer: RunControl, batch: Any, step: int) -> None:
-        """End the wait for the batch, and record the steps before it if a report is due."""
-        if (report := self._times.start_batch(trainer, batch, step)) is not None:
-            self._record(trainer, report)
-
-    def on_after_backward(self) -> None:
-        """End the forward and backward pass."""
-        self._times.end_backward()
-
-    def on_before_optimizer_step(self) -> None:
-        """Start the optimizer step."""
-        self._times.start_optimizer()
-
-    def on_after_optimizer_step(self, step: int) -> None:
-        """End the optimizer step."""
-        self._times.end_optimizer(step)
-
-    def on_train_batch_end(self, step: int) -> None:
-        """Start the wait for the next batch."""
-        self._times.end_batch(step)
-
-    def on_step_end(self, step: int, trainer: RunControl) -> None:
-        """End the step."""
-        self._times.end_step(step, trainer)
-
-    def _catch_up(self, step: int, trainer: RunControl) -> None:
-        self._times.catch_up(step, trainer)
-
-    def _exclude(self) -> None:
-        self._times.exclude()
-
-    on_validation_start = on_epoch_end = _catch_up
-    on_validation_end = on_epoch_start = _exclude
-
-    def on_checkpoint_save(self, step: int, trainer: RunControl) -> None:
+    def on_checkpoint_save(self, trainer: RunControl, step: int) -> None:
         """Exclude the checkpoint."""
-        self._times.catch_up(step, trainer)
-        self._times.exclude()
+        self._catch_up(trainer, step)
+        self._exclude()
 
     def on_train_end(self, trainer: RunControl) -> None:
         """Record the steps since the last report, unless they are too few to say something."""
-        report = self._times.finish(trainer)
+        report = self._last_report(trainer)
         if report is not None and (2 * report.steps >= self.log_every_n_steps or not self._has_reported):
-            self._record(trainer, report)
+            self.use_report(trainer, report)
 
     def close(self) -> None:
         """Start over with the next run."""
-        self._times.close()
+        super().close()
         self._has_reported = False
 
-    # ---- recording ---------------------------------------------------------------------------------------------------
-
-    def _record(self, trainer: RunControl, report: Report) -> None:
+    def use_report(self, trainer: RunControl, report: StepReport) -> None:
+        """Record the means of an interval, and what the device is doing."""
         values, self._has_reported = report.values, True
         flops = (self.flops_per_token or 0) * values.get("tokens_per_s", 0.0)
         flops += (self.flops_per_sample or 0) * values["samples_per_s"]

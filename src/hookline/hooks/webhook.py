@@ -8,7 +8,6 @@ import re
 import socket
 import ssl
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -18,6 +17,7 @@ from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from hookline.errors import HooklineError, RegistrationError
+from hookline.hooks.queue import BackgroundQueue
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -275,45 +275,24 @@ class Outbox:
     def __init__(
         self, webhook: Webhook, limit: int, retries: int, backoff: float, on_failure: Callable[[str], None]
     ) -> None:
-        self._webhook, self._limit, self._retries, self._backoff = webhook, limit, retries, backoff
-        self._on_failure = on_failure
-        self._sent = self._failed = self._dropped = 0
-        self._waiting: deque[bytes] = deque()
-        self._changed = threading.Condition()
-        self._is_closing = self._is_abandoned = False
-        self._thread = threading.Thread(target=self._run, name="hookline-outbox", daemon=True)
-        self._thread.start()
-
-    def put(self, message: bytes) -> None:
-        """Queue a message; returns at once."""
-        with self._changed:
-            if len(self._waiting) >= self._limit:
-                self._waiting.popleft()
-                self._dropped += 1
-            self._waiting.append(message)
-            self._changed.notify()
+        self._webhook, self._retries, self._backoff, self._on_failure = webhook, retries, backoff, on_failure
+        self._sent = self._failed = 0
+        self._queue = BackgroundQueue(
+            self._work, limit, drop_oldest=True, on_error=lambda error: on_failure(str(error)), name="hookline-outbox"
+        )
+        self.put = self._queue.put
 
     def close(self, seconds: float) -> dict[str, int]:
         """Wait for the queued messages, without pauses between attempts, and return what became of all of them."""
-        with self._changed:
-            self._is_closing = True
-            self._changed.notify()
-        self._thread.join(seconds)
-        with self._changed:
-            unsent = len(self._waiting) + self._thread.is_alive()
-            self._waiting.clear()
-            self._is_abandoned = True
-        return {"sent": self._sent, "failed": self._failed, "dropped": self._dropped, "unsent": unsent}
+        self._queue.close(seconds)
+        return {
+            "sent": self._sent, "failed": self._failed, "dropped": self._queue.dropped, "unsent": self._queue.left,
+        }  # fmt: skip
 
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._is_closing)
-                if not self._waiting:
-                    return
-                message = self._waiting.popleft()
+    def _work(self, queue: BackgroundQueue) -> None:
+        while messages := queue.take():
             try:
-                self._post(message)
+                self._post(messages[0])
                 self._sent += 1
             except DeliveryError as error:
                 self._failed += 1
@@ -328,8 +307,7 @@ class Outbox:
                 self._webhook.post(message)
                 return
             except DeliveryError as error:
-                if not further or not error.try_again or self._is_abandoned:
+                if not further or not error.try_again or self._queue.is_abandoned:
                     raise
-                with self._changed:
-                    self._changed.wait_for(lambda: self._is_closing, max(error.wait, min(pause, LONGEST_WAIT)))
+                self._queue.wait_for_close(max(error.wait, min(pause, LONGEST_WAIT)))
                 pause *= 2

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from hookline._fs import explain, refuse_link, rename_to_free_name
-from hookline._names import fit_names, load_plain_state_dict, plain_modules, plain_parameters, plain_state_dict
+from hookline._names import load_plain_state_dict, plain_modules, plain_parameters, plain_state_dict
 from hookline._tensors import is_sharded
 from hookline.activations.debug import statistics_of
 from hookline.checkpoints import encode, read_checkpoint, write_checkpoint
@@ -27,11 +27,11 @@ from hookline.checkpoints.format import Section
 from hookline.checkpoints.frozen import fill_in_frozen
 from hookline.checkpoints.store import temporary_name
 from hookline.errors import CheckpointError, HooklineError, got
-from hookline.gradients.local_storage import local_tensor
+from hookline.gradients.view import local_tensor
 from hookline.hooks.nan_forensics.diagnosis import Diagnosis, diagnose
 from hookline.record import read_json, redact, strict_json
+from hookline.record.format import utc_now
 from hookline.record.json_lines import write_json_atomic
-from hookline.record.runs import utc_now
 from hookline.run.control import RunControl
 
 REPORT, STATE = "crash.json", "state"
@@ -181,9 +181,8 @@ def replay_crash(path: str | Path, trainer: RunControl, weights_loaded: bool = F
     elif not weights_loaded:
         raise HooklineError(f"{path} has no weights: load those before step {meta['step']} (hookline replay --weights)")
     # Dropout and batch norm have to do what they did then.
-    modules = plain_modules(trainer.model)
-    in_eval_mode = fit_names(dict.fromkeys(meta["modules_in_eval_mode"]), modules)
-    for name, module in modules.items():
+    in_eval_mode = set(meta["modules_in_eval_mode"])
+    for name, module in plain_modules(trainer.model).items():
         module.training = name not in in_eval_mode
     with _explained(path, "running its batch raised an error"):
         now = diagnose(trainer, sections["batch"], sections["random_state"], by="replay")

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from hookline import _checks
 from hookline._console import logger
+from hookline._parameters import PositiveInt
 from hookline._tensors import is_sharded
 from hookline.errors import RankError, error_text
 from hookline.gradients.gradient_flow import gradient_norms
@@ -47,9 +47,10 @@ class NanForensics(NamedHook):
     explains_non_finite = True
     needs: tuple[str, ...] = ("can_rerun", "knows_loss", "knows_batches", "knows_windows")
 
-    def __init__(self, gradients: bool = True, state: bool = True, stop_run: bool = True, keep: int = 1) -> None:
-        self.gradients, self.state = _checks.boolean(gradients, "gradients"), _checks.boolean(state, "state")
-        self.stop_run, self.keep = _checks.boolean(stop_run, "stop_run"), _checks.integer(keep, "keep", at_least=1)
+    def __init__(
+        self, gradients: bool = True, state: bool = True, stop_run: bool = True, keep: PositiveInt = 1
+    ) -> None:
+        self.gradients, self.state, self.stop_run, self.keep = gradients, state, stop_run, keep
         if stop_run:
             self.needs = (*self.needs, "can_stop", "can_skip_steps")
         self.crash: Path | None = None

@@ -8,20 +8,22 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Annotated, Any, Literal, TypedDict
 
-from hookline import _checks
+from annotated_types import Ge, Le
+
+from hookline._parameters import NonNegativeFloat
 from hookline.core.rng_guard import TrainingStreams
 from hookline.errors import TrainingError, error_text
 from hookline.hooks.base import NamedHook, period
-from hookline.hooks.trackers.layers import Histogram, HistogramReader, scalars
+from hookline.hooks.trackers.layers import Histogram, histograms, scalars
 from hookline.hooks.trackers.worker import Worker
 from hookline.hooks.webhook import is_posting_suspended
 from hookline.record.redaction import redact, redact_text
 from hookline.record.sinks import SinkHandle
 from hookline.run.control import RunControl
+from hookline.runs.histograms import HistogramReader
 
-LAYERS = ("histograms", "all", "none")
 LONGEST_WAIT = 3600.0  # seconds
 FIELDS = ("step", "epoch", "time")  # of every row of metrics
 
@@ -41,6 +43,20 @@ class TrackedRun:
     name: str | None = None
     tags: tuple[str, ...] = ()
     notes: str | None = None
+
+
+class QueueSettings(TypedDict, total=False):
+    """Parameters of `Tracker` that every tracker passes on."""
+
+    queue_mb: float
+    timeout: float
+    every: int | str | None
+
+
+class TrackerSettings(QueueSettings, total=False):
+    """All parameters of `Tracker`."""
+
+    layers: Literal["histograms", "all", "none"]
 
 
 class Tracker(NamedHook):
@@ -74,18 +90,16 @@ class Tracker(NamedHook):
 
     def __init__(
         self,
-        layers: str = "histograms",
-        queue_mb: float = 64.0,
-        timeout: float = 10.0,
+        layers: Literal["histograms", "all", "none"] = "histograms",
+        queue_mb: NonNegativeFloat = 64.0,
+        timeout: Annotated[float, Ge(0), Le(LONGEST_WAIT)] = 10.0,
         every: int | str | None = None,
     ) -> None:
         own = period(self, every, ("steps",))
         self.every = 1 if own is None else int(own.amount)
         self._sent: dict[str, int] = {}  # by metric, in which period the last value was sent
         self._withheld: dict[str, Mapping[str, Any]] = {}  # by metric, the row of the last value if it was not sent
-        self.layers = _checks.one_of(layers, LAYERS, "layers")
-        self.queue_mb = float(_checks.number(queue_mb, "queue_mb", at_least=0))
-        self.timeout = float(_checks.number(timeout, "timeout", at_least=0, at_most=LONGEST_WAIT))
+        self.layers, self.queue_mb, self.timeout = layers, queue_mb, timeout
         self._trainer: RunControl | None = None
         self._worker: Worker | None = None
         self._handle: SinkHandle | None = None
@@ -170,13 +184,14 @@ class Tracker(NamedHook):
         try:
             worker.finish(run, self.timeout)
         finally:  # Ctrl-C ends the wait, too
-            if worker.is_alive:
+            queue = worker.queue
+            if queue.is_alive:
                 waited = float(f"{min(monotonic() - began, self.timeout):.3g}")
-                self.warn(f"is not done after {waited:g} s and was abandoned; {worker.unwritten} rows were not sent")
-                self._record(trainer, "tracker_abandoned", seconds=waited, rows=worker.unwritten)
-            if worker.dropped:
-                self.warn(f"dropped {worker.dropped} rows, because more than {self.queue_mb:g} MB were waiting")
-                self._record(trainer, "tracker_dropped_rows", rows=worker.dropped)
+                self.warn(f"is not done after {waited:g} s and was abandoned; {queue.left} rows were not sent")
+                self._record(trainer, "tracker_abandoned", seconds=waited, rows=queue.left)
+            if queue.dropped:
+                self.warn(f"dropped {queue.dropped} rows, because more than {self.queue_mb:g} MB were waiting")
+                self._record(trainer, "tracker_dropped_rows", rows=queue.dropped)
 
     def _report_failure(self, trainer: RunControl, error: BaseException) -> None:
         """Warn that the tracker has failed; called in its thread."""
@@ -192,13 +207,11 @@ class Tracker(NamedHook):
             getattr(self, f"write_{kind}")(rows)
             return
         for row in rows:
-            if row.header.bins is not None:
-                for histogram in self._histograms.read(row):
+            for found in self._histograms.read(row.step, row.header, row.values.numpy()):
+                for histogram in histograms(found):
                     self.write_histogram(row.step, histogram)
-            else:
-                self._histograms.note_tops(row)
-                if self.layers == "all":
-                    self.write_scalars(row.step, scalars(row))
+            if row.header.bins is None and self.layers == "all":
+                self.write_scalars(row.step, scalars(row))
 
     def _finish(self, run: Mapping[str, Any]) -> None:
         """Send the last values that `every` has withheld, and finish; called in the thread."""

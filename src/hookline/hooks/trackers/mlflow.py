@@ -9,10 +9,10 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from time import time
-from typing import Any
+from typing import Any, Literal, Unpack
 
 from hookline.errors import RegistrationError
-from hookline.hooks.trackers.base import TrackedRun, Tracker, flatten, values_of
+from hookline.hooks.trackers.base import QueueSettings, TrackedRun, Tracker, flatten, values_of
 from hookline.hooks.webhook import PORTS, check_addresses, check_url
 from hookline.record import strict_json
 
@@ -53,12 +53,10 @@ class MLflowTracker(Tracker):
         self,
         tracking_uri: str | None = None,
         experiment: str = "hookline",
-        layers: str = "none",
-        queue_mb: float = 64.0,
-        timeout: float = 10.0,
-        every: int | str | None = None,
+        layers: Literal["histograms", "all", "none"] = "none",
+        **settings: Unpack[QueueSettings],
     ) -> None:
-        super().__init__(layers, queue_mb, timeout, every)
+        super().__init__(layers, **settings)
         self.tracking_uri, self.experiment = tracking_uri, experiment
         self._server: tuple[str, int, bool] | None = None  # what is checked again when its address is known
         scheme = str(tracking_uri).partition(":")[0]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
 from hookline.errors import TrainingError
-from hookline.hooks.trackers.base import TrackedRun, Tracker, event_text, flatten, values_of
+from hookline.hooks.trackers.base import TrackedRun, Tracker, TrackerSettings, event_text, flatten, values_of
 from hookline.hooks.trackers.layers import Histogram
 
 DIRECTORY = "tensorboard"
@@ -34,15 +34,8 @@ class TensorBoardTracker(Tracker):
     name = "tensorboard"
     package = extra = "tensorboard"
 
-    def __init__(
-        self,
-        directory: str | None = None,
-        layers: str = "histograms",
-        queue_mb: float = 64.0,
-        timeout: float = 10.0,
-        every: int | str | None = None,
-    ) -> None:
-        super().__init__(layers, queue_mb, timeout, every)
+    def __init__(self, directory: str | None = None, **settings: Unpack[TrackerSettings]) -> None:
+        super().__init__(**settings)
         self.directory = directory
 
     def check(self, run: TrackedRun) -> None:

@@ -8,21 +8,18 @@ import re
 from collections import deque
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal, Unpack
 
-from hookline import _checks
 from hookline._fs import refuse_link
 from hookline.errors import TrainingError
-from hookline.hooks.trackers.base import TrackedRun, Tracker, event_text, values_of
+from hookline.hooks.trackers.base import TrackedRun, Tracker, TrackerSettings, event_text, values_of
 from hookline.hooks.trackers.layers import Histogram
+from hookline.record.events import EVENTS
 
-MODES = ("online", "offline", "disabled")
 STEP = "trainer/step"
 MOST_BINS = 512  # that wandb accepts
 MOST_EVENTS = 1000  # in the table of events
 _NOT_IN_IDS = re.compile(r"[^A-Za-z0-9_-]")
-ALERTS = ("exception", "non_finite_weights", "stall", "loss_spike", "checkpoint_failed")
-"""Kinds of events that are sent as alerts, too."""
 
 
 class WandbTracker(Tracker):
@@ -55,18 +52,14 @@ class WandbTracker(Tracker):
         project: str = "hookline",
         entity: str | None = None,
         group: str | None = None,
-        mode: str | None = None,
+        mode: Literal["online", "offline", "disabled"] | None = None,
         directory: str | None = None,
         system_metrics: bool = True,
-        layers: str = "histograms",
-        queue_mb: float = 64.0,
-        timeout: float = 10.0,
-        every: int | str | None = None,
+        **settings: Unpack[TrackerSettings],
     ) -> None:
-        super().__init__(layers, queue_mb, timeout, every)
+        super().__init__(**settings)
         self.project, self.entity, self.group, self.directory = project, entity, group, directory
-        self.mode = mode if mode is None else _checks.one_of(mode, MODES, "mode")
-        self.system_metrics = _checks.boolean(system_metrics, "system_metrics")
+        self.mode, self.system_metrics = mode, system_metrics
 
     def import_package(self) -> None:
         """Import the package; a WANDB_MODE without a value is removed, because wandb takes it for an invalid one."""
@@ -142,7 +135,8 @@ class WandbTracker(Tracker):
         for row in rows:
             text = event_text(row)
             self._events.append((row["time"], row["step"], row["kind"], text))
-            if row["kind"] in ALERTS:
+            known = EVENTS.get(row["kind"])
+            if known is not None and known.trackers_alert:
                 self._run.alert(title=row["kind"], text=f"step {row['step']}: {text}")
 
     def write_media(self, rows: Sequence[Any]) -> None:
@@ -194,15 +188,9 @@ class TrackioTracker(WandbTracker):
     package = extra = "trackio"
 
     def __init__(
-        self,
-        project: str = "hookline",
-        group: str | None = None,
-        layers: str = "histograms",
-        queue_mb: float = 64.0,
-        timeout: float = 10.0,
-        every: int | str | None = None,
+        self, project: str = "hookline", group: str | None = None, **settings: Unpack[TrackerSettings]
     ) -> None:
-        super().__init__(project, group=group, layers=layers, queue_mb=queue_mb, timeout=timeout, every=every)
+        super().__init__(project, group=group, **settings)
 
     def check(self, run: TrackedRun) -> None:
         """Require nothing: trackio works without an account."""

@@ -23,19 +23,19 @@ Part = str | tuple[str, str]
 
 
 class Layout:
-    """Makes lines of a width that a stream can show: without colours under NO_COLOR, in ASCII where it must be.
+    """Makes lines of a width that a stream can show: without colors under NO_COLOR, in ASCII where it must be.
 
     Lines are put together from strings, because rich's own layout takes six times as long and a step waits for it.
 
     Args:
         stream: The stream.
         width: The columns of a line.
-        plain: Whether to leave out colours in any case.
+        plain: Whether to leave out colors in any case.
     """
 
     def __init__(self, stream: Any, width: int, plain: bool = False) -> None:
         self.width, self._label = width, LABEL
-        self._has_colours = not (plain or os.environ.get("NO_COLOR")) and Console(force_terminal=True).color_system
+        self._has_colors = not (plain or os.environ.get("NO_COLOR")) and Console(force_terminal=True).color_system
         self._done, self._half, self._left = ("━", "╸", "─") if _can_write("━╸─", stream) else ("#", "", "-")
 
     def fits(self, parts: Sequence[Part]) -> bool:
@@ -73,7 +73,7 @@ class Layout:
             if room >= NARROWEST_BAR:
                 pieces += [" " * room] if share is None else self._bar(share, room)
                 pieces.append("  ")
-            columns = [f"{one:>{width}}" for one, width in zip(texts, widths, strict=False)]
+            columns = [f"{text:>{width}}" for text, width in zip(texts, widths, strict=False)]
             lines.append(self._line([*pieces, printable("  ".join(columns).rstrip())]))
         return lines
 
@@ -89,7 +89,7 @@ class Layout:
             text, style = (piece, "") if isinstance(piece, str) else piece
             text = text if cell_len(text) <= left else set_cell_size(text, max(left, 0))
             left -= cell_len(text)
-            is_styled = style and text and self._has_colours
+            is_styled = style and text and self._has_colors
             line += STYLES[style].render(text, color_system=ColorSystem.STANDARD) if is_styled else text
         return line
 

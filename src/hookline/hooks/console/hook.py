@@ -10,26 +10,26 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from hookline import _checks
 from hookline._console import RunOutput, print_line, printable
 from hookline._fs import relative_to_here
+from hookline._parameters import NonNegativeFloat, PositiveInt
 from hookline._terminal import can_redraw
-from hookline.core.base import TrainingHook
+from hookline._text import duration_text
 from hookline.core.costs import share_of_run
 from hookline.core.schedule import Schedule
 from hookline.hooks.base import counts_for_run, period
-from hookline.hooks.progress_text import duration, of_total, rate
-from hookline.hooks.step_times import Report, StepTimes
+from hookline.hooks.console.text import of_total, rate
+from hookline.hooks.console.times import StepReport, TimedHook
 from hookline.run.control import RunControl
 
 if TYPE_CHECKING:
-    from hookline.hooks.live_view import LiveView
+    from hookline.hooks.console.view import LiveView
 
 SHORTEST_READ = 0.0005  # seconds; a row of zeros for an argument says nothing
 REPORT_SECONDS = 2.0  # the speed and the parts of a step are means over this time
 
 
-class ConsoleLogHook(TrainingHook):
+class ConsoleLogHook(TimedHook):
     """Shows progress, losses, validation results, speed and where the time goes; at the end, what each hook cost.
 
     At a terminal and in a notebook it is a live view of a few lines, which stays below all other output and is drawn
@@ -50,22 +50,18 @@ class ConsoleLogHook(TrainingHook):
     ranks = "zero"
     shows_progress = True
     runs_last = True  # its table at the end includes what the other hooks cost at the end
-    # The live view is drawn when it is time for that, and the wait for the next batch starts where these end.
-    events_when_not_due = ("on_train_batch_end", "on_step_end")
 
     every_aliases = ("log_every_n_batches",)
 
     def __init__(
         self,
-        log_every_n_batches: int = 10,
+        log_every_n_batches: PositiveInt = 10,
         costs: bool = True,
         stream: TextIO | None = None,
         every: int | str | None = None,
-        pause: float = 0.0,
+        pause: NonNegativeFloat = 0.0,
     ) -> None:
-        self.pause = float(_checks.number(pause, "pause", at_least=0))
-        self.log_every_n_batches = _checks.integer(log_every_n_batches, "log_every_n_batches", at_least=1)
-        self.costs = _checks.boolean(costs, "costs")
+        self.log_every_n_batches, self.costs, self.pause = log_every_n_batches, costs, pause
         self.schedule = Schedule.parse(every=period(self, every) or f"{log_every_n_batches} batches")
         self._stream = stream
         self._is_due = False  # at this batch
@@ -74,8 +70,7 @@ class ConsoleLogHook(TrainingHook):
         self._print_at = 0.0
         self._view: LiveView | None = None
         self._sink: Any = None  # the view's connection with the record
-        self._times = StepTimes()
-        self._report: Report | None = None
+        self._report: StepReport | None = None
         self._draw_at = 0.0
 
     # ---- the run -----------------------------------------------------------------------------------------------------
@@ -86,11 +81,11 @@ class ConsoleLogHook(TrainingHook):
         self._started = perf_counter()
         self._first_step = self._step = self._printed_step = step
         self._print_at = self._started + self.pause
-        self._times.seconds = REPORT_SECONDS if can_redraw(self._out) else 0.0  # or since the last line
+        self._least_seconds = REPORT_SECONDS if can_redraw(self._out) else 0.0  # or since the last line
         if not can_redraw(self._out):
             return
         with preserved_random():
-            from hookline.hooks.live_view import LiveView
+            from hookline.hooks.console.view import LiveView
 
             own = [entry for entry in trainer.hooks.entries() if entry.hook is self]
             self._view = LiveView(self._out, lambda: all(entry.enabled for entry in own))
@@ -115,7 +110,7 @@ class ConsoleLogHook(TrainingHook):
             sink.remove()
         if view is not None:
             view.place.close()
-        self._times.close()
+        super().close()
         self._report, self._is_due = None, False
 
     # ---- steps -------------------------------------------------------------------------------------------------------
@@ -123,23 +118,16 @@ class ConsoleLogHook(TrainingHook):
     def on_train_batch_start(self, trainer: RunControl, batch: Any, step: int) -> None:
         """Start to measure a batch that is due."""
         self._is_due = True
-        self._report = self._times.start_batch(trainer, batch, step) or self._report
+        super().on_train_batch_start(trainer, batch, step)
 
-    def on_after_backward(self) -> None:
-        """End the forward and backward pass."""
-        self._times.end_backward()
-
-    def on_before_optimizer_step(self) -> None:
-        """Start the optimizer step."""
-        self._times.start_optimizer()
-
-    def on_after_optimizer_step(self, step: int) -> None:
-        """End the optimizer step."""
-        self._times.end_optimizer(step)
+    def use_report(self, trainer: RunControl, report: StepReport) -> None:
+        """Keep the speed and the parts of a step for what is shown next."""
+        self._report = report
 
     def on_train_batch_end(self, trainer: RunControl, step: int, batch_idx: int) -> None:
         """Print the progress line if it is due, or draw the live view if it is time."""
-        now = self._times.end_batch(step)
+        self._end_batch(step)
+        now = perf_counter()
         if self._view is not None:
             self._view.end_batch(batch_idx)
             if now >= self._draw_at:
@@ -151,7 +139,7 @@ class ConsoleLogHook(TrainingHook):
 
     def on_step_end(self, trainer: RunControl, step: int) -> None:
         """Count a step."""
-        self._times.end_step(step, trainer)
+        super().on_step_end(trainer, step)
         self._step = step
         if self._view is not None:
             self._view.end_step(step)
@@ -171,27 +159,18 @@ class ConsoleLogHook(TrainingHook):
             f"step {of_total(step, total)}",
             f"{whose}loss {loss:.4f}  mean {mean:.4f}",
             rate(speed, "step") if speed else "? steps/s",
-            f"{duration((total - step) / pace)} left" if total and pace and step < total else "",
+            f"{duration_text((total - step) / pace)} left" if total and pace and step < total else "",
         ]
         self._print("  ".join(filter(None, parts)))
         self._printed_step, self._print_at = step, now + self.pause
 
     # ---- between steps -----------------------------------------------------------------------------------------------
 
-    def _catch_up(self, step: int, trainer: RunControl) -> None:
-        self._times.catch_up(step, trainer)
-
-    on_epoch_end = _catch_up
-
     def on_epoch_start(self, epoch: int) -> None:
         """Exclude the time between epochs, and start another mean."""
-        self._times.exclude()
+        self._exclude()
         if self._view is not None:
             self._view.start_epoch(epoch)
-
-    def on_validation_start(self, step: int, trainer: RunControl) -> None:
-        """Exclude the validation from the time of steps."""
-        self._times.catch_up(step, trainer)
 
     def on_validation_batch_start(self, trainer: RunControl, batch_idx: int) -> None:
         """Show how far the validation is."""
@@ -209,13 +188,13 @@ class ConsoleLogHook(TrainingHook):
         self._print(f"step {step}  validation  {shown}")
         if self._view is not None:
             self._draw(trainer, perf_counter())  # so that it shows the same
-        self._times.exclude()
+        self._exclude()
 
     def on_checkpoint_save(self, trainer: RunControl, step: int, checkpoint_path: str) -> None:
         """Print the checkpoint's path, relative to the working directory if it is inside."""
         self._print(f"saved {relative_to_here(Path(checkpoint_path))}")
-        self._times.catch_up(step, trainer)
-        self._times.exclude()
+        self._catch_up(trainer, step)
+        self._exclude()
 
     @property
     def _out(self) -> TextIO | None:

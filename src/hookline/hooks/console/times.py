@@ -1,4 +1,4 @@
-"""Measure how long steps take and where their time goes; `throughput` records it, and the live view shows it."""
+"""`TimedHook`: a hook that measures how long steps take and where their time goes, for `throughput` and the console."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from time import perf_counter
 from typing import Any
 
 from hookline._tensors import count_samples
+from hookline.core.base import TrainingHook
 from hookline.run.control import RunControl
 
 
@@ -38,7 +39,7 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class Report:
+class StepReport:
     """The means of an interval that ended with a step."""
 
     step: int
@@ -49,43 +50,46 @@ class Report:
     """How many steps the interval has."""
 
 
-class StepTimes:
-    """Measures intervals of steps at the events that its owner, a hook, passes on.
+class TimedHook(TrainingHook):
+    """Measures intervals of steps; a subclass overrides `use_report`, and calls `super()` in events of its own.
 
     An interval is reported when both lengths are reached. Validations, checkpoints and the time between epochs do not
-    count. If the owner is on a schedule and always passes on the ends of batches and steps, the batches that are due
-    stand for the others.
-
-    Args:
-        steps: The fewest steps of an interval.
-        seconds: Its shortest duration.
+    count. On a schedule, the batches that are due stand for the others.
     """
 
-    def __init__(self, steps: int = 1, seconds: float = 0.0) -> None:
-        self.steps, self.seconds = steps, seconds
-        self.close()
+    # The wait for the next batch starts where these end, whether the hook is due or not.
+    events_when_not_due = ("on_train_batch_end", "on_step_end")
+    _least_steps, _least_seconds = 1, 0.0  # of an interval
+    _interval: Interval | None = None
+    _ended = 0.0  # when the last micro-batch ended, or what is excluded after it
+    _ended_in = -1  # the step of that micro-batch
+    _last_step = _tokens = -1  # the last step that ended, and the tokens by then
+    _batch_started = _optimizer_started = 0.0  # 0 outside of these parts of a step
+    _optimized_in = -1  # the last step with an optimizer step
+
+    def use_report(self, trainer: RunControl, report: StepReport) -> None:
+        """Use the means of an interval."""
 
     def close(self) -> None:
         """Start over with the next run."""
-        self._interval: Interval | None = None
-        self._ended = 0.0  # when the last micro-batch ended, or what is excluded after it
-        self._ended_in = -1  # the step of that micro-batch
-        self._last_step = self._tokens = -1  # the last step that ended, and the tokens by then
-        self._batch_started = self._optimizer_started = 0.0  # 0 outside of these parts of a step
-        self._optimized_in = -1  # the last step with an optimizer step
+        self._interval = None
+        self._ended = self._batch_started = self._optimizer_started = 0.0
+        self._ended_in = self._last_step = self._tokens = self._optimized_in = -1
 
     # ---- the parts of a step -----------------------------------------------------------------------------------------
 
-    def start_batch(self, trainer: RunControl, batch: Any, step: int) -> Report | None:
-        """End the wait for the batch, and return a report of the steps before it if one is due."""
+    def on_train_batch_start(self, trainer: RunControl, batch: Any, step: int) -> None:
+        """End the wait for the batch, and report the steps before it if that is due."""
         now, interval, report = perf_counter(), self._interval, None
-        # If the owner was disabled, it did not see the end of the micro-batch before.
+        # If the hook was disabled, it did not see the end of the micro-batch before.
         wait = now - self._ended if self._ended and step - self._ended_in <= 1 else None
-        if interval is None or (step - 1 - interval.step >= self.steps and now - interval.started >= self.seconds):
+        if interval is None or (
+            step - 1 - interval.step >= self._least_steps and now - interval.started >= self._least_seconds
+        ):
             tokens = trainer.rank_tokens - trainer.count_tokens(batch)  # those before this batch
             hooks = _hook_seconds(trainer)
             if interval is not None:
-                report = self._report(interval, step - 1, tokens, hooks, now)
+                report = self._make_report(interval, step - 1, tokens, hooks, now)
             interval = self._interval = Interval(now, step - 1, tokens, hooks, first_wait=wait or 0.0)
         if wait is not None:
             interval.waited += wait
@@ -93,20 +97,21 @@ class StepTimes:
         interval.batches_started += 1
         interval.samples += count_samples(batch)
         self._batch_started = now
-        return report
+        if report is not None:
+            self.use_report(trainer, report)
 
-    def end_backward(self) -> None:
+    def on_after_backward(self) -> None:
         """End the forward and backward pass of the batch."""
         if self._interval is not None and self._batch_started:
             self._interval.forward_backward += perf_counter() - self._batch_started
             self._interval.backwards += 1
         self._batch_started = 0.0
 
-    def start_optimizer(self) -> None:
+    def on_before_optimizer_step(self) -> None:
         """Start an optimizer step."""
         self._optimizer_started = perf_counter()
 
-    def end_optimizer(self, step: int) -> None:
+    def on_after_optimizer_step(self, step: int) -> None:
         """End an optimizer step; a step of several optimizers has several."""
         if self._interval is not None and self._optimizer_started:
             self._interval.optimizer += perf_counter() - self._optimizer_started
@@ -114,15 +119,13 @@ class StepTimes:
             self._optimized_in = step
         self._optimizer_started = 0.0
 
-    def end_batch(self, step: int) -> float:
-        """Start the wait for the next batch, and return the time."""
-        now = perf_counter()
-        self._ended, self._ended_in = now, step
+    def _end_batch(self, step: int) -> None:
+        """Start the wait for the next batch; a subclass calls it in on_train_batch_end."""
+        self._ended, self._ended_in = perf_counter(), step
         if self._interval is not None:
             self._interval.batches += 1
-        return now
 
-    def end_step(self, step: int, trainer: RunControl) -> None:
+    def on_step_end(self, trainer: RunControl, step: int) -> None:
         """Start the wait again: the time of users' hooks, which have run by now, is not a wait for data."""
         self._ended, self._last_step, self._tokens = perf_counter(), step, trainer.rank_tokens
         if self._interval is not None:
@@ -130,15 +133,20 @@ class StepTimes:
 
     # ---- what does not count -----------------------------------------------------------------------------------------
 
-    def catch_up(self, step: int, trainer: RunControl) -> None:
-        """Count steps that were made while the owner was disabled as training."""
+    def _catch_up(self, trainer: RunControl, step: int) -> None:
+        """Count steps that were made while the hook was disabled as training."""
         if self._ended and step > self._last_step:
             self._ended = perf_counter()
             self._ended_in = self._last_step = step
             self._tokens = trainer.rank_tokens
 
-    def exclude(self) -> None:
-        """Exclude the time since the last micro-batch, which was neither training nor waiting for data."""
+    on_validation_start = on_epoch_end = _catch_up
+
+    def _exclude(self) -> None:
+        """Exclude the time since the last micro-batch, which was neither training nor waiting for data.
+
+        A subclass calls it when an epoch begins, a validation ends and a checkpoint was saved.
+        """
         now = perf_counter()
         if self._interval is not None and self._ended:
             self._interval.excluded += now - self._ended
@@ -146,16 +154,16 @@ class StepTimes:
 
     # ---- reporting ---------------------------------------------------------------------------------------------------
 
-    def finish(self, trainer: RunControl) -> Report | None:
+    def _last_report(self, trainer: RunControl) -> StepReport | None:
         """Return a report of the steps since the last one, at the end of a run; None if there are none."""
         interval = self._interval
         if interval is None or self._last_step <= interval.step:
             return None
         # The other intervals end with the wait for a batch; this one has none after it, but one before it.
         ended = self._ended + interval.first_wait
-        return self._report(interval, self._last_step, self._tokens, _hook_seconds(trainer), ended)
+        return self._make_report(interval, self._last_step, self._tokens, _hook_seconds(trainer), ended)
 
-    def _report(self, interval: Interval, step: int, tokens: int, hooks: float, now: float) -> Report:
+    def _make_report(self, interval: Interval, step: int, tokens: int, hooks: float, now: float) -> StepReport:
         seconds = max(now - interval.started - interval.excluded, 1e-9)
         steps, per_step = step - interval.step, interval.batches_per_step
         samples = interval.samples / interval.batches_started * per_step * steps
@@ -175,7 +183,7 @@ class StepTimes:
             values["optimizer_seconds"] = interval.optimizer / interval.optimizer_steps
         # A hook that was removed takes its time with it.
         values["hooks_seconds"] = max(hooks - interval.hooks, 0.0) / steps
-        return Report(step, values, steps)
+        return StepReport(step, values, steps)
 
 
 def _hook_seconds(trainer: RunControl) -> float:

@@ -1,4 +1,4 @@
-"""Write numbers of a run's progress for people: metrics, rates, counts and durations."""
+"""Write numbers of a run's progress for people: metrics, rates and counts."""
 
 from __future__ import annotations
 
@@ -22,13 +22,3 @@ def rate(per_second: float, unit: str) -> str:
 def of_total(count: int, total: int | None, unit: str = "") -> str:
     """Return a count as text, with its total if that is known."""
     return f"{count:,}" + (f"/{total:,}" if total else "") + (f" {unit}" if unit else "")
-
-
-def duration(seconds: float) -> str:
-    """Return a duration as text."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    if days:
-        return f"{days} d {hours:02d}:{minutes:02d}"
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -9,11 +9,13 @@ from typing import Any
 
 from hookline import _device
 from hookline._console import print_line
+from hookline._step_parts import STEP_PARTS
 from hookline._terminal import Region, is_notebook, open_region
-from hookline.hooks.live_layout import Layout, Part
+from hookline._text import duration_text
+from hookline.hooks.console.layout import Layout, Part
+from hookline.hooks.console.text import number, of_total, rate
+from hookline.hooks.console.times import StepReport
 from hookline.hooks.monitored import MetricHook
-from hookline.hooks.progress_text import duration, number, of_total, rate
-from hookline.hooks.step_times import Report
 from hookline.run.control import RunControl
 
 TERMINAL_SECONDS, NOTEBOOK_SECONDS = 0.25, 0.5  # between two drawings
@@ -24,12 +26,6 @@ INPUT_BOUND = 0.4  # the share of a step's time from which waiting for data is w
 SHOWN_ANYWAY = ("loss", "lr", "grad_norm")  # or not worth a place in the line of the loss
 MEGABYTE = 2**20
 MEMORY_DRAWS = 20  # of so many drawings the least memory counts
-PARTS = {  # of a step: its name, a short one for narrow terminals, and a style
-    "data_wait_seconds": ("data", "data", "yellow"),
-    "forward_backward_seconds": ("forward-backward", "fwd-bwd", "green"),
-    "optimizer_seconds": ("optimizer", "optim", "magenta"),
-    "hooks_seconds": ("hooks", "hooks", "cyan"),
-}
 
 
 class NotebookOutput:
@@ -72,7 +68,7 @@ class LiveView:
         self._stream, self._in_notebook = stream, is_notebook(stream)
         self.place: Region | NotebookOutput = NotebookOutput(stream) if self._in_notebook else open_region(stream)
         self.seconds = NOTEBOOK_SECONDS if self._in_notebook else TERMINAL_SECONDS
-        self._report: Report | None = None
+        self._report: StepReport | None = None
         self.step = self.batches = 0  # done, in the run and in the epoch
         self._batches_seen = self._batches_of_steps = self._steps_seen = 0  # since the start, while it was enabled
         self.validation_batches: int | None = None  # begun, while a validation runs
@@ -150,7 +146,7 @@ class LiveView:
 
     # ---- drawing -----------------------------------------------------------------------------------------------------
 
-    def draw(self, trainer: RunControl, now: float, report: Report | None = None) -> None:
+    def draw(self, trainer: RunControl, now: float, report: StepReport | None = None) -> None:
         """Draw the present state, with the speed and the parts of a step that were reported last."""
         self._report = report
         layout, on_device = self._fitting_layout(), _device.is_accelerator(trainer.device)
@@ -158,7 +154,7 @@ class LiveView:
         rows.append(layout.row("loss", self._loss_parts(trainer)))
         if self._metrics or self.validation_batches is not None:
             rows.append(layout.row("validation", self._validation_parts()))
-        rows.append(layout.row("speed", [*self._speed_parts(now), f"{duration(now - self._started)} so far"]))
+        rows.append(layout.row("speed", [*self._speed_parts(now), f"{duration_text(now - self._started)} so far"]))
         if self._report is not None:
             rows.append(layout.row("host time" if on_device else "time", self._time_parts(layout, on_device)))
         if on_device:
@@ -179,7 +175,7 @@ class LiveView:
         epochs = f"epoch {of_total(trainer.epoch + 1, trainer.total_epochs)}"
         pace = (self.step - self._first_step) / max(now - self._started, 1e-9)
         speed = [rate(pace, "step")] if pace else []
-        rows = [layout.row("run", [steps, epochs, duration(now - self._started), *speed])]
+        rows = [layout.row("run", [steps, epochs, duration_text(now - self._started), *speed])]
         rows.append(layout.row("loss", self._loss_parts(trainer)))
         if self._metrics:
             rows.append(layout.row("validation", self._validation_parts()))
@@ -252,10 +248,10 @@ class LiveView:
     def _time_parts(self, layout: Layout, on_device: bool) -> list[Part]:
         assert self._report is not None
         times = self._report.values
-        seconds = {key: times[key] for key in PARTS if key in times}
+        seconds = {part: times[f"{part}_seconds"] for part in STEP_PARTS if f"{part}_seconds" in times}
         # Hooks also run inside the other parts, and the batches that are measured may be slower than the others.
         whole = max(times["step_seconds"], sum(seconds.values()), 1e-9)
-        shares = {key: one / whole for key, one in seconds.items()}
+        shares = {part: value / whole for part, value in seconds.items()}
         rest = 1 - sum(shares.values())
         named = self._named_shares(shares, rest, on_device, short=False)
         if not layout.fits(named):
@@ -264,9 +260,10 @@ class LiveView:
 
     def _named_shares(self, shares: Mapping[str, float], rest: float, on_device: bool, short: bool) -> list[Part]:
         parts: list[Part] = []
-        for key, share in shares.items():
-            text, style = f"{PARTS[key][short]} {share:.0%}", PARTS[key][2]
-            if key == "data_wait_seconds" and share >= INPUT_BOUND:
+        for name, share in shares.items():
+            part = STEP_PARTS[name]
+            text, style = f"{part.short if short else part.label} {share:.0%}", part.style
+            if name == "data_wait" and share >= INPUT_BOUND:
                 text, style = f"{text} ({'maybe ' if on_device else ''}input-bound)", "bold yellow"
             parts.append((text, style))
         return [*parts, f"other {rest:.0%}"] if rest >= WORTH_NAMING else parts
@@ -298,5 +295,5 @@ def _bar(
 ) -> tuple[float | None, list[str]]:
     """Return the share that is done, and the texts after a bar: counts, percentage, time left and a name."""
     share = None if not total else done / total
-    time_left = f"{duration(max(left, 0) / pace)} left" if left is not None and pace else ""
+    time_left = f"{duration_text(max(left, 0) / pace)} left" if left is not None and pace else ""
     return share, [of_total(done, total, unit), "" if share is None else f"{min(share, 1.0):.0%}", time_left, name]

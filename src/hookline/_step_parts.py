@@ -1,0 +1,22 @@
+"""The parts of a step, whose seconds `throughput` records, and their names in what people read."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class StepPart(NamedTuple):
+    """What a part of a step is called, and its style in the live view."""
+
+    phrase: str  # in a sentence
+    label: str  # in the live view
+    short: str  # in the live view at a narrow terminal
+    style: str
+
+
+STEP_PARTS = {  # by name, in the order of a step; the record has them as throughput/NAME_seconds
+    "data_wait": StepPart("waiting for data", "data", "data", "yellow"),
+    "forward_backward": StepPart("forward and backward", "forward-backward", "fwd-bwd", "green"),
+    "optimizer": StepPart("optimizer", "optimizer", "optim", "magenta"),
+    "hooks": StepPart("hooks", "hooks", "hooks", "cyan"),
+}

@@ -1,0 +1,139 @@
+"""`BackgroundQueue`: items of bounded size that a thread works off, and that training never waits for."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from time import monotonic
+from typing import Any, NamedTuple
+
+
+class _Item(NamedTuple):
+    value: Any
+    size: int
+    amount: int
+
+
+class BackgroundQueue:
+    """A queue and its thread, until it is closed. What does not fit is dropped and counted.
+
+    Args:
+        work: Called once, in the thread, with the queue; it takes items until `take` returns none.
+        limit: How large all items that wait may be together. An item that comes when none waits is taken whatever its
+            size.
+        drop_oldest: Whether the oldest items make room for a new one; otherwise the new one is dropped.
+        on_error: Called in the thread with what `work` raised, unless the queue was abandoned before. Items that come
+            later are ignored.
+        name: That of the thread.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[BackgroundQueue], None],
+        limit: int,
+        *,
+        drop_oldest: bool = False,
+        on_error: Callable[[BaseException], None],
+        name: str,
+    ) -> None:
+        self.dropped = self.left = 0
+        """How much did not fit, and how much was not done when the queue was closed."""
+        self.is_closing = False
+        self.is_abandoned = False
+        """Whether nobody waits for the thread any more."""
+        self._work, self._limit, self._drop_oldest, self._on_error = work, limit, drop_oldest, on_error
+        self._waiting: deque[_Item] = deque()
+        self._size = self._in_hand = 0  # of the items that wait, and how many are being worked on
+        self._take_at = 0.0
+        self._has_failed = False
+        self._changed, self._ended = threading.Condition(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, value: Any, size: int = 1, amount: int = 1) -> None:
+        """Queue an item, which counts as `amount` when it is dropped or left; returns at once."""
+        with self._changed:
+            if self._has_failed or self.is_closing:
+                return
+            while self._waiting and self._size + size > self._limit:
+                if not self._drop_oldest:
+                    self.dropped += amount
+                    return
+                self.dropped += self._pop().amount
+            self._waiting.append(_Item(value, size, amount))
+            self._size += size
+            self._changed.notify()
+
+    def take(self, group: Callable[[Any], Any] | None = None, pause: float = 0.0) -> list[Any]:
+        """Wait for items and return the next one, or all that come next and have the same group; none at the end.
+
+        Args:
+            group: Returns what items that are taken together have in common.
+            pause: Seconds since the last call in which items gather, unless the queue is half full or closed.
+        """
+        with self._changed:
+            self._in_hand = 0
+            self._changed.wait_for(lambda: self._waiting or self.is_closing)
+            is_urgent: Callable[[], bool] = lambda: self.is_closing or 2 * self._size > self._limit  # noqa: E731
+            self._changed.wait_for(is_urgent, timeout=max(self._take_at - monotonic(), 0.0))
+            taken: list[Any] = []
+            while self._waiting and (
+                not taken or (group is not None and group(self._waiting[0].value) == group(taken[0]))
+            ):
+                item = self._pop()
+                taken.append(item.value)
+                self._in_hand += item.amount
+            if not self._waiting:  # items of another group come at once
+                self._take_at = monotonic() + pause
+            return taken
+
+    def wait_for_close(self, seconds: float) -> None:
+        """Wait some seconds, or until the queue is closed; for pauses between attempts."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.is_closing, seconds)
+
+    def close(self, seconds: float) -> None:
+        """Wait until everything is done, at most some seconds; what is not is counted in `left`.
+
+        The thread is abandoned then: it ends with the process or when what it waits for returns.
+        """
+        with self._changed:
+            self.is_closing = True
+            self._changed.notify()
+        try:
+            # Not `join`: if Ctrl-C ends that, some versions of Python take the thread for one that has ended.
+            if self._ended.wait(seconds):
+                self._thread.join()
+        finally:  # Ctrl-C ends the wait, too
+            with self._changed:
+                self.is_abandoned = True
+                self.left = self._in_hand + sum(item.amount for item in self._waiting)
+                self._clear()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread has something left to do."""
+        return not self._ended.is_set()
+
+    def _run(self) -> None:
+        try:
+            self._work(self)
+        except BaseException as error:  # also SystemExit, with which a thread would end without a word
+            with self._changed:
+                self._has_failed = True
+                self._clear()
+                is_of_interest = not self.is_abandoned
+            if is_of_interest:
+                self._on_error(error)
+        finally:
+            self._ended.set()
+
+    def _pop(self) -> _Item:
+        item = self._waiting.popleft()
+        self._size -= item.size
+        return item
+
+    def _clear(self) -> None:
+        self._waiting.clear()
+        self._size = 0

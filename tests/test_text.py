@@ -1,0 +1,14 @@
+"""Texts that commands, reports and the live view share."""
+
+import pytest
+
+from hookline._text import duration_text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [(0, "0.0 s"), (4.2, "4.2 s"), (59.94, "59.9 s"), (59.96, "1 m 00 s"), (75, "1 m 15 s"), (3599.6, "1 h 00 m"),
+     (3725, "1 h 02 m"), (86_400, "1 d 00 h"), (200_000, "2 d 07 h")],
+)  # fmt: skip
+def test_a_duration_has_its_two_largest_units(seconds: float, expected: str) -> None:
+    assert duration_text(seconds) == expected
