@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,50 @@ def test_printing_help_imports_nothing_heavy() -> None:
     assert python("-c", code).returncode == 0
 
 
+def test_parsing_imports_no_torch() -> None:
+    """The help of every command and a usage error come at once: a command imports torch when it runs."""
+    code = (
+        "import sys; from hookline.cli import COMMANDS, main\n"
+        "for words in (*([name, '--help'] for name in COMMANDS), ['train', '--max-steps', '3']):\n"
+        "    try: main(words)\n"
+        "    except SystemExit: pass\n"
+        "    assert 'torch' not in sys.modules, words\n"
+    )
+    done = python("-c", code)
+    assert done.returncode == 0, done.stderr
+    assert "usage: hookline replay CRASH [options]" in done.stdout
+    assert done.stderr.endswith("write trainer.max_steps=3\n")
+
+
+def test_a_command_imports_only_its_own_module() -> None:
+    """`hookline train --help` imports the module of no other command, and the list of commands none at all."""
+    code = (
+        "import sys; from hookline.cli import COMMANDS, main\n"
+        "try: main(sys.argv[1:])\n"
+        "except SystemExit: pass\n"
+        "names = {name: 'hookline.cli.' + name.replace('-', '_') for name in COMMANDS}\n"
+        "print('imported', [name for name, module in names.items() if module in sys.modules])\n"
+    )
+    for words, imported in (([], []), (["train", "--help"], ["train"]), (["trian"], [])):
+        done = python("-c", code, *words)
+        assert done.stdout.splitlines()[-1] == f"imported {imported}", done.stderr
+
+
+def test_a_command_that_cannot_be_imported(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broken installation is one line, and Ctrl-C while a command is imported is said once."""
+    monkeypatch.setitem(sys.modules, "hookline.cli.events", None)
+    assert "ModuleNotFoundError" in error_of(capsys, "events", "--json")
+    assert main(["events", "--debug"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+    def interrupt(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hookline.cli.import_module", interrupt)
+    assert main(["events"]) == 130
+    assert capsys.readouterr().err == "hookline: interrupted\n"
+
+
 def test_train_ends_with_the_record_s_path(capsys: Captured) -> None:
     """After training, the last line is the directory of the run, inside --output."""
     assert main(["train", "small.yaml", "--output", "there", "trainer.max_steps=3"]) == 0
@@ -107,7 +152,7 @@ def test_fast_dev_run_writes_nothing(capsys: Captured) -> None:
         ("hooks.console_log.on_error=ignore", "hooks.lifecycle.0.on_error: "),
         (
             "hooks.console_log.log_every_n_batches=often",
-            "hooks.lifecycle.0: ConsoleLogHook.log_every_n_batches: expected int, got 'often' (str)",
+            "hooks.lifecycle.0: console_log.log_every_n_batches: expected an integer of at least 1, got 'often' (str)",
         ),
         ("hooks.lifecycle=[consol_log]", "hooks.lifecycle.0.name: there is no hook named 'consol_log'"),
         ("hooks.lifecycle=[os.system]", "hooks.lifecycle.0.name: 'os.system' is not allowed"),
@@ -242,6 +287,26 @@ def test_unknown_options_are_refused(capsys: Captured) -> None:
             main(words)
         assert caught.value.code == 2
     assert "unrecognized arguments: extra" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("export r", "the following arguments are required: --to; see hookline export --help"),
+        ("resume", "the following arguments are required: RUN|CHECKPOINT; see hookline resume --help"),
+        ("plot", "the following arguments are required: RUN; see hookline plot --help"),
+        ("runs --limit 0", "argument --limit: expected an integer of at least 1, got '0'; see hookline runs --help"),
+        ("train --hook", "argument --hook: expected one argument; see hookline train --help"),
+        ("--debug events", "unrecognized arguments: --debug"),
+        ("hooks ema extra", "unrecognized arguments: extra"),
+    ],
+)
+def test_wrong_usage_is_one_line(capsys: Captured, words: str, message: str) -> None:
+    """The line names the argument, and the help of the command where argparse has no remedy."""
+    with pytest.raises(SystemExit) as caught:
+        main(words.split())
+    assert caught.value.code == 2
+    assert capsys.readouterr() == ("", f"hookline: error: {message}\n")
 
 
 def test_overrides_may_follow_options(capsys: Captured) -> None:
@@ -485,6 +550,41 @@ def test_errors_are_wrapped_on_a_terminal(capsys: Captured, monkeypatch: pytest.
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) > 2 and max(map(len, lines)) <= 40
     assert " ".join(part.strip() for part in lines) == line.strip()
+
+
+def test_warnings_are_lines() -> None:
+    """Warnings of Hookline are printed like errors; those of other code keep their category and place in the code."""
+    killed = Path(__file__).parents[1] / "golden_reading" / "records" / "20260102-030404-aaaaaaae"
+    done = python("-m", "hookline", "export", str(killed), "--to", "csv", "--output", "tables")
+    assert done.returncode == 0 and "metrics.csv" in done.stdout
+    torn = "a line was torn because its writer was killed; the whole lines were read"
+    assert done.stderr == f"hookline: warning: {killed}/metrics.jsonl: {torn}\n"
+    Path("own.py").write_text("import warnings\nwarnings.warn('old', FutureWarning)\n")
+    done = python("-m", "hookline", "hooks", "ema", "--import", "own")
+    assert done.returncode == 0
+    assert done.stderr == f"{Path.cwd()}/own.py:2: FutureWarning: old\n  warnings.warn('old', FutureWarning)\n"
+
+
+def test_a_warning_is_safe_and_wrapped_on_a_terminal(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may contain what a file has, and is broken between words, like an error; afterwards Python shows warnings."""
+
+    def warn(*args: object) -> int:
+        with warnings.catch_warnings(action="default"):
+            warnings.warn("a\x1b[31m file\nwith " + "word " * 9, RuntimeWarning, stacklevel=1)
+        return 0
+
+    before = warnings.showwarning
+    monkeypatch.setattr("hookline.cli.hooks.run", warn)
+    assert main(["hooks"]) == 0
+    line = capsys.readouterr().err
+    assert line == "hookline: warning: a\\x1b[31m file with " + " ".join(["word"] * 9) + "\n"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "40")
+    assert main(["hooks"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3 and max(map(len, lines)) <= 40
+    assert " ".join(part.strip() for part in lines) == line.strip()
+    assert warnings.showwarning is before
 
 
 def hookline_with(arguments: list[str], stdout: Any, **environment: str) -> "subprocess.CompletedProcess[str]":

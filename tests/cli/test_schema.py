@@ -4,6 +4,7 @@ import json
 import re
 from contextlib import nullcontext
 from importlib.resources import as_file, files
+from operator import ge, gt, le, lt
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +37,19 @@ def fits(value: Any, schema: Any, root: dict[str, Any]) -> bool:
         "enum" not in schema or value in schema["enum"],
         "const" not in schema or value == schema["const"],
         "anyOf" not in schema or any(fits(value, one, root) for one in schema["anyOf"]),
+        not isinstance(value, (int, float)) or within_bounds(value, schema),
+        "minLength" not in schema or not isinstance(value, str) or len(value) >= schema["minLength"],
         "pattern" not in schema or (isinstance(value, str) and re.search(schema["pattern"], value) is not None),
         "items" not in schema or not isinstance(value, list) or all(fits(one, schema["items"], root) for one in value),
         not isinstance(value, dict) or mapping_fits(value, schema, root),
     ]
     return all(checks)
+
+
+def within_bounds(value: float, schema: Any) -> bool:
+    """Return True if a number is within the bounds of a schema."""
+    bounds = {"minimum": ge, "exclusiveMinimum": gt, "maximum": le, "exclusiveMaximum": lt}
+    return all(holds(value, schema[key]) for key, holds in bounds.items() if key in schema)
 
 
 def mapping_fits(value: dict[str, Any], schema: dict[str, Any], root: dict[str, Any]) -> bool:
@@ -201,6 +210,22 @@ def listed(*entries: Any, kind: str = "lifecycle") -> dict[str, Any]:
         (listed({"name": "console_log", "enabled": "yes"}), False),
         (listed({"name": "console_log", "ranks": "0"}), False),
         (listed({"name": "stall_watchdog", "seconds": "long"}), False),
+        (listed({"name": "early_stopping", "patience": 0}), True),
+        (listed({"name": "early_stopping", "patience": -1}), False),
+        (listed({"name": "early_stopping", "monitor": ""}), False),
+        (listed({"name": "early_stopping", "check_every_n_steps": None}), True),
+        (listed({"name": "ema", "decay": 1.5}), False),
+        (listed({"name": "profiler", "first_step": [1, 5]}), True),
+        (listed({"name": "profiler", "first_step": [0, 5]}), False),
+        (listed({"name": "notify", "webhook_url": SENT, "notify_on": ["trianing_end"]}), False),
+        (listed({"name": "gradient_monitor", "percentiles": [10, 101]}), False),
+        (listed({"name": "tensorboard", "timeout": 5, "layers": "all", "every": 10}), True),
+        (listed({"name": "tensorboard", "timeout": -1}), False),
+        (listed({"name": "tensorboard", "layers": "some"}), False),
+        (listed({"name": "tensorboard", "queue": 5}), False),
+        (listed({"name": "mlflow", "queue_mb": -5}), False),
+        (listed({"name": "clip_norm", "max_norm": 0}, kind="update"), False),
+        (listed({"name": "monitor", "percentiles": [5.0, 50]}, kind="forward"), True),
     ],
     ids=str,
 )

@@ -99,8 +99,13 @@ def test_the_command_that_resumes_repeats_the_arguments_of_the_run(
     assert f"    resume     {expected}\n" in show(capsys, "one")
     assert main(shlex.split(expected)[1:]) == 0
     capsys.readouterr()
-    interrupt(path, argv=["/bin/hookline", "train", "--import"])
-    assert json.loads(show(capsys, "one", "--json"))["resume"] == f"hookline resume runs/{path.name}"
+    resumed = ["resume", "a=1", "--fork", "--debug", "--allow", "mine", "optimizer.lr=0.01", "--device", "cpu"]
+    interrupt(path, argv=["/bin/hookline", *resumed])  # the name of that run is no override
+    expected = f"hookline resume runs/{path.name} optimizer.lr=0.01 --device cpu --allow mine"
+    assert json.loads(show(capsys, "one", "--json"))["resume"] == expected
+    for wrong in (["--import"], [*words, "--help"], [*words, "--fast-dev-run", "x"], [*words, "--nothing"]):
+        interrupt(path, argv=["/bin/hookline", "train", *wrong])
+        assert json.loads(show(capsys, "one", "--json"))["resume"] == f"hookline resume runs/{path.name}"
     interrupt(path, argv=["/bin/hookline", "train", *words], hostname="elsewhere")
     assert json.loads(show(capsys, "one", "--json"))["resume"] == f"hookline resume runs/{path.name}"
 
@@ -299,7 +304,7 @@ def test_a_run_json_that_is_nested_too_deeply_is_one_clear_error(
     for arguments in (["show", str(path), "--json"], ["report", str(path)]):
         assert main(arguments) == 2
         assert "its run.json cannot be read or is damaged" in capsys.readouterr().err
-    with pytest.raises(hookline.HooklineError, match="damaged or was not written by Hookline"):
+    with pytest.raises(hookline.HooklineError, match=r"its run\.json cannot be read or is damaged"):
         hookline.load_run(path)
 
 

@@ -1,6 +1,6 @@
-"""The command `hookline`: its arguments, what only a command line may allow, and how errors are shown.
+"""The command `hookline`: which commands it has, what only a command line may allow, and how errors are shown.
 
-Each command is a module, imported when it is run; `COMMANDS` is the list. Nothing imports this folder.
+Each command is a module with its arguments, imported when it is typed. Nothing imports this folder.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ import shutil
 import sys
 import textwrap
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
 from hookline import __version__
@@ -27,8 +29,8 @@ from hookline._console import (
     replace_missing_characters,
 )
 from hookline._words import nearest
+from hookline.cli.arguments import resolve_runs, suggest_override
 from hookline.cli.completion import SHELLS, PrintCompletion
-from hookline.cli.find_run import resolve_run
 from hookline.errors import ConfigError, HooklineError, error_text, notes_of
 from hookline.record.outcome import Outcome
 
@@ -47,123 +49,80 @@ EXIT_CODES = {
 
 _LONGEST_MESSAGE = 2000  # characters
 
-
-def _positive(word: str) -> int:
-    if not word.isdecimal() or int(word) < 1:
-        raise argparse.ArgumentTypeError(f"expected an integer of at least 1, got {word!r}")
-    return int(word)
-
-
-PERMISSIONS = {"--allow": "allow", "--allow-host": "allow_host", "--import": "imports"}  # not for a config to give
-_RUN_NAMES = (
-    "`latest` is the newest run in runs/, DIR/latest the newest in DIR; "
-    "its name or the beginning or end of its id is enough"
-)
-_REPEATED: dict[str, Any] = {"action": "append", "default": []}
-# Every argument of a command: its name (for an option as it is written) and, where it has a value, what stands for it.
-_ARGUMENTS: dict[str, dict[str, Any]] = {
-    "config CONFIG": {"nargs": "?", "help": "a YAML, TOML or JSON file; without one, the default job"},
-    "pattern PATTERN": {"nargs": "?", "help": "a name, a glob or re:regex, as for a hook's `modules:`"},
-    "words a.b=value": {"nargs": "*", "default": [], "help": "change a value: trainer.seed=1, hooks.ema.decay=0.99"},
-    "run RUN": {"help": f"a run's directory; {_RUN_NAMES}"},
-    "runs RUN": {"nargs": "+", "help": f"runs' directories; {_RUN_NAMES}"},
-    "directory DIR": {"nargs": "?", "default": "runs", "help": "the directory of the runs (runs)"},
-    "run RUN|CHECKPOINT": {"help": f"the directory of a run, or of the checkpoint to continue from; {_RUN_NAMES}"},
-    "path CHECKPOINT": {"help": "the checkpoint's directory"},
-    "crash CRASH": {"help": "a crash's folder, for instance runs/…/crashes/step-00000042"},
-    "hooks NAME": {"nargs": "?", "help": "one hook in full"},
-    "--hook NAME": {**_REPEATED, "help": "add this hook; hooks.NAME.key=value sets its parameters"},
-    "--fast-dev-run N": {"type": int, "help": "try N batches of everything and write nothing"},
-    "--output DIR": {"help": "where the run's directory is created (trainer.output_dir)"},
-    "--output FILE": {"help": "write it to this file"},
-    "--output FOLDER": {"help": "write the files into this directory, new or empty (<run_id>-export)"},
-    "--to FORMAT": {"required": True, "choices": ("csv", "parquet", "jsonl"), "help": "csv, parquet or jsonl"},
-    "--fork": {"action": "store_true", "help": "begin a new run from there, with its own directory"},
-    "--steps N": {"type": _positive, "default": 20, "help": "how many steps to compare (20)"},
-    "--event NAME": {"help": "one event"},
-    "--name TEXT": {"help": "the run's name; an empty one removes it"},
-    "--name WORD": {"help": "only runs whose name contains this"},
-    "--notes TEXT": {"help": "a text about the run; an empty one removes it"},
-    "--tag TAG": {**_REPEATED, "help": "add this tag"},
-    "--tag WORD": {**_REPEATED, "help": "only runs with this tag"},
-    "--untag TAG": {**_REPEATED, "help": "remove this tag"},
-    "--outcome OUTCOME": {"help": "only runs that ended like this, such as failed, or are running or killed"},
-    "--sort KEY": {"default": "started", "help": "started, id, name, outcome, best, steps or duration (started)"},
-    "--reverse": {"action": "store_true", "help": "print them in the opposite order"},
-    "--limit N": {"type": _positive, "help": "print at most N"},
-    "--lines N": {"type": _positive, "default": 10, "help": "print the last N first (10)"},
-    "--metric NAME": {**_REPEATED, "help": "draw this metric; without one, train/loss and val/loss"},
-    "--metrics": {"action": "store_true", "help": "print all metrics of the run, and nothing else"},
-    "--log": {"action": "store_true", "help": "draw the values on a logarithmic axis"},
-    "--output IMAGE": {"help": "write an .svg or .png file instead; needs matplotlib, hookline[plot]"},
-    "--json": {"action": "store_true", "help": "print JSON, for programs"},
-    "--weights CHECKPOINT": {"help": "the weights, of a checkpoint or a run, if the crash folder has none"},
-    "--device DEVICE": {"help": "where to run, such as cpu or cuda:1; by default the best there is"},
-    "--import MODULE": {**_REPEATED, "dest": "imports", "help": "import your module first, for what it registers"},
-    "--allow PREFIX": {**_REPEATED, "help": "let the config import from this package of yours"},
-    "--allow-host HOST": {**_REPEATED, "help": "let webhooks connect to this local or private host"},
-    "--debug": {"action": "store_true", "help": "show the traceback of an error"},
+# What each command does, in the order of `hookline --help`. A command is the module of its name, with `add_arguments`
+# and `run`; it is imported when it is typed, and must import what takes long (torch) only in `run`.
+COMMANDS = {
+    "train": "train from a config",
+    "example": "print the config of the default job, to start from",
+    "resume": "continue a run from its newest good checkpoint",
+    "runs": "list the runs of a directory",
+    "label": "print or change the name, tags and notes of a run",
+    "tail": "print the last metrics and events of a run, and follow it",
+    "plot": "draw metrics of runs over each other",
+    "show": "print one run at a glance: outcome, curves, alerts, costs, checkpoints",
+    "compare": "compare runs, and find the first step at which they part",
+    "checkpoints": "list the checkpoints of a run, and verify them",
+    "verify-checkpoint": "check that one checkpoint is as it was written",
+    "verify": "find out which hooks change training",
+    "explain": "print which hooks run when and why",
+    "events": "print the events of a run with their arguments",
+    "hooks": "print the hooks that a config may name",
+    "schema": "print the JSON Schema of config files",
+    "modules": "print the modules of a model",
+    "export": "write the record of a run as tables",
+    "report": "write report.html, of one run or of several to compare",
+    "replay": "run the batch of a crash again",
 }
-_TRUST = ("--import MODULE", "--allow PREFIX", "--allow-host HOST")
-_RUN = ("--device DEVICE", *_TRUST)
-_OVERRIDES = "words a.b=value"
-_FROM_CONFIG = ("config CONFIG", _OVERRIDES)
-_FILTERS = ("--tag WORD", "--outcome OUTCOME", "--name WORD")
-COMMANDS: dict[str, tuple[str, Sequence[str]]] = {
-    "train": ("train from a config", (*_FROM_CONFIG, "--hook NAME", "--fast-dev-run N", "--output DIR", *_RUN)),
-    "example": ("print the config of the default job, to start from", ()),
-    "resume": ("continue a run from its newest good checkpoint", ("run RUN|CHECKPOINT", _OVERRIDES, "--fork", *_RUN)),
-    "runs": (
-        "list the runs of a directory",
-        ("directory DIR", *_FILTERS, "--sort KEY", "--reverse", "--limit N", "--json"),
-    ),
-    "label": (
-        "print or change the name, tags and notes of a run",
-        ("run RUN", "--name TEXT", "--tag TAG", "--untag TAG", "--notes TEXT", "--json"),
-    ),
-    "tail": ("print the last metrics and events of a run, and follow it", ("run RUN", "--lines N", "--json")),
-    "plot": (
-        "draw metrics of runs over each other",
-        ("runs RUN", "--metric NAME", "--log", "--output IMAGE", "--json"),
-    ),
-    "show": (
-        "print one run at a glance: outcome, curves, alerts, costs, checkpoints",
-        ("run RUN", "--metrics", "--json"),
-    ),
-    "compare": ("compare runs, and find the first step at which they part", ("runs RUN", "--json")),
-    "checkpoints": ("list the checkpoints of a run, and verify them", ("run RUN", "--json")),
-    "verify-checkpoint": ("check that one checkpoint is as it was written", ("path CHECKPOINT", "--json")),
-    "verify": ("find out which hooks change training", (*_FROM_CONFIG, "--hook NAME", "--steps N", "--json", *_RUN)),
-    "explain": (
-        "print which hooks run when and why",
-        (*_FROM_CONFIG, "--hook NAME", "--event NAME", "--json", *_TRUST),
-    ),
-    "events": ("print the events of a run with their arguments", ("--event NAME", "--json")),
-    "hooks": ("print the hooks that a config may name", ("hooks NAME", "--json", "--import MODULE")),
-    "schema": ("print the JSON Schema of config files", ("--output FILE", "--import MODULE")),
-    "modules": ("print the modules of a model", ("config CONFIG", "pattern PATTERN", _OVERRIDES, "--json", *_RUN)),
-    "export": ("write the record of a run as tables", ("run RUN", "--to FORMAT", "--output FOLDER", "--json")),
-    "report": ("write report.html, of one run or of several to compare", ("runs RUN", "--output FILE")),
-    "replay": ("run the batch of a crash again", ("crash CRASH", "--weights CHECKPOINT", "--json", *_RUN)),
-}
+
+
+class UsageError(HooklineError):
+    """A command line has a wrong command or wrong arguments."""
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that prints as the commands do: argparse itself ignores that its help cannot be written."""
+    """A parser whose usage has no options, whose errors are raised, and which prints as the commands do."""
 
-    def _print_message(self, message: str, file: Any = None) -> None:
-        if file is sys.stderr:
-            print_line(message, file, end="")
-        else:
-            CommandOutput().write(message)
+    def __init__(self, **settings: Any) -> None:
+        self._usage_words: list[str] = []  # argparse adds --help in its own constructor
+        super().__init__(**settings)
+
+    def add_argument(self, *names: Any, **settings: Any) -> argparse.Action:
+        """Add an argument; words and required options are shown by the usage of a command, such as RUN --to FORMAT."""
+        action = super().add_argument(*names, **settings)
+        if action.required or not action.option_strings:
+            value = str(action.metavar)
+            forms = {"?": f"[{value}]", "*": f"[{value} ...]", "+": f"{value} ..."}
+            self._usage_words += [*action.option_strings, forms.get(str(action.nargs), value)]
+        return action
+
+    def add_arguments_of(self, command: str) -> None:
+        """Add the arguments of a command, whose module is imported, and those that all commands have."""
+        module_of(command).add_arguments(self)
+        self.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        self.usage = " ".join([self.prog, *self._usage_words, "[options]"])
+
+    def read(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """Parse the arguments; words (the config, overrides) may stand before, after and between the options."""
+        # argparse takes words in one group only, and its parse_intermixed_args knows no subcommands: words after an
+        # option are in the rest.
+        options, rest = self.parse_known_args(arguments)
+        takes_words = hasattr(options, "words")
+        unknown = [word for word in rest if word.startswith("-") or not takes_words]
+        if unknown:
+            override = suggest_override(unknown[0], arguments) if takes_words else ""
+            hint = f"; to change a value of the config, write {override}" if takes_words else ""
+            raise UsageError(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        # Only the help tells these from other words, which may come first, too.
+        named = (getattr(options, name, None) for name in ("config", "pattern"))
+        options.words = [*(word for word in named if word is not None), *getattr(options, "words", []), *rest]
+        return options
 
     def error(self, message: str) -> NoReturn:
-        """End the command with an error of argparse, which has no remedy in it."""
-        self.fail(f"{message}; see {self.prog} --help")
+        """Raise an error of argparse, which has no remedy in it."""
+        raise UsageError(f"{message}; see {self.prog} --help")
 
-    def fail(self, message: str) -> NoReturn:
-        """Print one line, as for every other error, and exit."""
-        self.exit(USAGE, f"hookline: error: {message}\n")
+    def _print_message(self, message: str, file: Any = None) -> None:
+        CommandOutput().write(message)  # argparse itself ignores that its help cannot be written
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -171,7 +130,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     replace_missing_characters(sys.stdout)
     stop: SystemExit | None = None
     try:
-        status = run_command(sys.argv[1:] if arguments is None else arguments)
+        with warnings.catch_warnings():
+            warnings.showwarning = print_warning
+            status = run_command(sys.argv[1:] if arguments is None else arguments)
     except OutputError as error:
         drop_unwritten_output()
         return print_output_failure(error)
@@ -187,22 +148,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run_command(arguments: Sequence[str]) -> int:
     """Parse the arguments, run the command they name, and return the exit status."""
-    parser = make_parser()
-    options = read_arguments(parser, arguments)
-    options.arguments = list(arguments)
-    if options.command is None:
-        parser.print_help()
-        return 0
+    debug = "--debug" in arguments  # until they are parsed, which imports the command
     try:
-        for argument in {"run", "runs", "weights"} & vars(options).keys():
-            given = getattr(options, argument)
-            if given is not None:
-                listed = given if isinstance(given, list) else [given]
-                is_run = argument != "weights"  # which may also be a checkpoint
-                found = [resolve_run(one, must_exist=is_run) for one in listed]
-                setattr(options, argument, found if isinstance(given, list) else found[0])
+        options = read_arguments(arguments)
+        options.arguments, debug = list(arguments), options.debug
+        if options.command is None:
+            make_parser().print_help()
+            return 0
+        resolve_runs(options)
         with user_imports(options):
-            return int(import_module(f"hookline.cli.{options.module}").run(options))
+            return int(module_of(options.command).run(options))
+    except UsageError as error:
+        print_line(f"hookline: error: {error}", sys.stderr)
+        raise SystemExit(USAGE) from None
     except OutputError:
         raise
     except KeyboardInterrupt:
@@ -210,29 +168,24 @@ def run_command(arguments: Sequence[str]) -> int:
         return INTERRUPTED
     except Exception as error:
         references = sys.modules.get("hookline.config.references")  # importing it would take longer than the command
-        return print_error(error, options.debug, USAGE, hide=references.without_values if references else str)
+        return print_error(error, debug, USAGE, hide=references.without_values if references else str)
 
 
-def read_arguments(parser: Parser, arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse the arguments; words (the config, overrides) may stand before, after and between the options."""
-    command = arguments[0] if arguments and not arguments[0].startswith("-") else None
-    if command is not None and command not in COMMANDS:
-        parser.fail(f"no command is named {command!r}; {nearest(command, COMMANDS, '`hookline --help`')}")
-    # argparse takes words in one group only, and its parse_intermixed_args knows no subcommands: words after an option
-    # are in the rest.
-    options, rest = parser.parse_known_args(arguments)
-    takes_words = hasattr(options, "words")
-    unknown = [word for word in rest if word.startswith("-") or not takes_words]
-    if unknown:
-        hint = ""
-        if takes_words:
-            from hookline.cli.config_args import suggest_override
+def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse a command line; only the module of the command that it names is imported.
 
-            hint = f"; to change a value of the config, write {suggest_override(unknown[0], arguments)}"
-        parser.fail(f"unrecognized arguments: {' '.join(unknown)}{hint}")
-    first = (getattr(options, name, None) for name in ("config", "pattern"))
-    options.words = [*(word for word in first if word is not None), *getattr(options, "words", []), *rest]
-    return options
+    Raises:
+        UsageError: If there is no such command, or it has no such arguments.
+    """
+    typed = next((word for word in arguments if not word.startswith("-")), "")
+    if typed not in COMMANDS and [typed] == list(arguments[:1]):
+        raise UsageError(f"no command is named {typed!r}; {nearest(typed, COMMANDS, '`hookline --help`')}")
+    return make_parser(typed).read(arguments)
+
+
+def module_of(command: str) -> ModuleType:
+    """Import the module of a command."""
+    return import_module(f"hookline.cli.{command.replace('-', '_')}")
 
 
 @contextmanager
@@ -300,12 +253,29 @@ def print_error(error: BaseException, debug: bool, status: int, hide: Callable[[
     notes = "".join(f"; {note}" for note in notes_of(error))  # which hook raised it, for instance
     hint = "" if ours or debug else " (--debug shows the traceback)"
     message = one_line(f"{place}{hide(text.removeprefix(place))}{hide(notes)}")
-    line = f"hookline: error: {message}{hint}"
-    if is_terminal(sys.stderr):  # a terminal would break the line inside a word; files and pipes get one line
+    _print_wrapped(f"hookline: error: {message}{hint}")
+    return status
+
+
+def print_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
+) -> None:
+    """Print a `RuntimeWarning`, as Hookline's are, like an error; others with their place in the code, as Python does.
+
+    The arguments are those of `warnings.showwarning`, which this function replaces.
+    """
+    if issubclass(category, RuntimeWarning):
+        _print_wrapped(f"hookline: warning: {one_line(str(message))}")
+    else:
+        print_line(warnings.formatwarning(message, category, filename, lineno, line), sys.stderr, end="")
+
+
+def _print_wrapped(line: str) -> None:
+    """Print a line on stderr; a terminal would break it inside a word, files and pipes get one line."""
+    if is_terminal(sys.stderr):
         width = shutil.get_terminal_size().columns
         line = textwrap.fill(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
     print_line(line, sys.stderr)
-    return status
 
 
 def one_line(text: str) -> str:
@@ -315,8 +285,8 @@ def one_line(text: str) -> str:
     return printable(" ".join(cut.split()))
 
 
-def make_parser() -> Parser:
-    """Define the commands and their options."""
+def make_parser(*commands: str) -> Parser:
+    """Define all commands by name, and those that are given here with their arguments."""
     parser = Parser(
         prog="hookline",
         usage="hookline COMMAND ...",
@@ -334,23 +304,11 @@ def make_parser() -> Parser:
         help="print a script that completes commands in bash or zsh",
     )
     parser.set_defaults(command=None, debug=False)
-    commands = parser.add_subparsers(dest="command", title="commands", metavar="COMMAND", prog="hookline")
-    for name, (about, keys) in COMMANDS.items():
-        command = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.")
-        command.set_defaults(module="checkpoints" if name == "verify-checkpoint" else name)
-        usage = ["hookline", name]
-        for key in (*keys, "--debug"):
-            argument, _, value = key.partition(" ")
-            settings = {**_ARGUMENTS[key], **({"metavar": value} if value else {})}
-            if settings.get("action") == "append":
-                settings["help"] += " (may be repeated)"
-            command.add_argument(argument, **settings)
-            if settings.get("required"):
-                usage.append(key)
-            elif not argument.startswith("-"):
-                words = {"?": f"[{value}]", "*": f"[{value} ...]", "+": f"{value} ..."}
-                usage.append(words.get(settings.get("nargs", ""), value))
-        command.usage = " ".join([*usage, "[options]"])
+    subparsers = parser.add_subparsers(dest="command", title="commands", metavar="COMMAND", prog="hookline")
+    for name, about in COMMANDS.items():
+        command = subparsers.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.")
+        if name in commands:
+            command.add_arguments_of(name)
     return parser
 
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from hookline._console import printable
 from hookline.cli.formatting import cut, heading, paragraph
-from hookline.record import curves as record
+from hookline.runs import curves as record
 
 Numbers = NDArray[np.float64]
 # Steps, lowest and highest values, equally long; for ranges of steps also how many values they have, and how many of
@@ -64,14 +64,14 @@ def draw_chart(
         for index, (label, curve) in enumerate(curves.items())
         if curve is not None
     ]
-    drawn = [one for one in series if one.steps.size]
+    drawn = [curve for curve in series if curve.steps.size]
     if drawn:
         _draw(console, drawn, max(height, 2), log, with_markers=len(curves) > 1)
     else:
         paragraph(console, "no value to draw")
-    for one in series:
-        if one.left_out:
-            paragraph(console, f"{_shorten(one.label)}: {one.left_out}", hanging=2)
+    for curve in series:
+        if curve.left_out:
+            paragraph(console, f"{_shorten(curve.label)}: {curve.left_out}", hanging=2)
 
 
 @dataclass
@@ -88,17 +88,17 @@ class _Series:
 
     @classmethod
     def make(cls, label: str, index: int, curve: Curve, log: bool) -> _Series:
-        steps, low, high = (np.asarray(one, dtype=np.float64).ravel() for one in curve[:3])
+        steps, low, high = (np.asarray(values, dtype=np.float64).ravel() for values in curve[:3])
         order = np.argsort(steps, kind="stable")
         # Near the largest float, differences would overflow.
-        low, high = (np.where(np.isfinite(one), np.clip(one, -_LARGEST, _LARGEST), one) for one in (low, high))
+        low, high = (np.where(np.isfinite(side), np.clip(side, -_LARGEST, _LARGEST), side) for side in (low, high))
         steps, low, high = steps[order], low[order], high[order]
         if log:
             with np.errstate(divide="ignore", invalid="ignore"):
-                low, high = (np.where(one > 0, np.log10(np.maximum(one, _SMALLEST)), np.nan) for one in (low, high))
+                low, high = (np.where(side > 0, np.log10(np.maximum(side, _SMALLEST)), np.nan) for side in (low, high))
         else:
             # Between subnormal numbers there may be no room for ticks.
-            low, high = (np.where(np.abs(one) < _SMALLEST, 0.0, one) for one in (low, high))
+            low, high = (np.where(np.abs(side) < _SMALLEST, 0.0, side) for side in (low, high))
         # A bucket may have one finite end: the other one is drawn to the edge if infinite, and left out if NaN.
         low, high = np.where(np.isnan(low), high, low), np.where(np.isnan(high), low, high)
         there = (np.isfinite(low) | np.isfinite(high)) & np.isfinite(steps)
@@ -123,26 +123,26 @@ def _draw(console: Console, series: Sequence[_Series], height: int, log: bool, w
     coloured = console.color_system is not None and not console.no_color
     has_dots = _can_print("⣿│┤└─┬…", console)
     with_dots = has_dots and (coloured or not with_markers)
-    bottom, top = _limits([value for one in series for value in (one.low, one.high)])
+    bottom, top = _limits([value for curve in series for value in (curve.low, curve.high)])
     if top == bottom:
         room = 0.05 if log else abs(top) / 10 or 1.0
         bottom, top = bottom - room, top + room
-    first, last = _limits([one.steps for one in series])
+    first, last = _limits([curve.steps for curve in series])
     last = max(last, first + max(1.0, abs(first) * _ROUNDING))  # beyond 2^53, adding 1 changes nothing
     labels = _value_labels(bottom, top, height, log)
     margin = max(len(text) for text in ("step", *labels.values())) + 1
     columns = max(min(console.width, _WIDEST) - margin - 1, _NARROWEST)
     shape = (height * 4, columns * 2) if with_dots else (height, columns)
     bits, owners = np.zeros((height, columns), dtype=np.uint32), np.full((height, columns), -1)
-    for one in series:
-        pixels = _rasterise(one, shape, (first, last), (bottom, top))
+    for curve in series:
+        pixels = _rasterise(curve, shape, (first, last), (bottom, top))
         if with_dots:
             cells = pixels.reshape(height, 4, columns, 2)
             dots = np.where(cells, _BITS[None, :, None, :], 0).sum(axis=(1, 3)).astype(np.uint32)
             bits |= dots
-            owners[dots > 0] = one.index
+            owners[dots > 0] = curve.index
         else:
-            owners[pixels] = one.index
+            owners[pixels] = curve.index
     frame = "┤│└─┬" if has_dots else "+|+-+"
     for row in range(height):
         edge = f"{labels.get(row, ''):>{margin}}{frame[0] if row in labels else frame[1]}"
@@ -162,16 +162,16 @@ def _draw(console: Console, series: Sequence[_Series], height: int, log: bool, w
     _print_legend(console, series, margin + 1, "─" if with_dots else "")
 
 
-def _rasterise(one: _Series, shape: tuple[int, int], steps: tuple[float, float], values: tuple[float, float]) -> Any:
+def _rasterise(curve: _Series, shape: tuple[int, int], steps: tuple[float, float], values: tuple[float, float]) -> Any:
     """Return which pixels [rows, columns] a curve covers; row 0 is at the top."""
     rows, columns = shape
-    across = (one.steps - steps[0]) / (steps[1] - steps[0]) * (columns - 1)
+    across = (curve.steps - steps[0]) / (steps[1] - steps[0]) * (columns - 1)
     low, high = (
-        np.clip((side - values[0]) / (values[1] - values[0]), 0, 1) * (rows - 1) for side in (one.low, one.high)
+        np.clip((side - values[0]) / (values[1] - values[0]), 0, 1) * (rows - 1) for side in (curve.low, curve.high)
     )
     low, high = np.minimum(low, high), np.maximum(low, high)
     covered = np.zeros(shape, dtype=bool)
-    breaks = np.flatnonzero(np.diff(one.runs)) + 1
+    breaks = np.flatnonzero(np.diff(curve.runs)) + 1
     for part in np.split(np.arange(len(across)), breaks):
         x = np.rint(across[part]).astype(int)
         start, end = x[0], x[-1] + 1
@@ -231,10 +231,10 @@ def _log_ticks(bottom: float, top: float, count: int) -> dict[float, str]:
         ticks, _ = _ticks(bottom, top, count, at_least=1.0)
         return {tick: _format_value(10**tick, 10**tick) for tick in ticks}
     digits = [(digit, power) for power in range(math.floor(bottom), math.ceil(top) + 1) for digit in (1, 2, 5)]
-    found = {math.log10(digit) + power: _format_value(digit * 10.0**power, 10.0**power) for digit, power in digits}
-    found = {tick: text for tick, text in found.items() if bottom <= tick <= top}
-    if len(found) > 1:
-        return found
+    labels = {math.log10(digit) + power: _format_value(digit * 10.0**power, 10.0**power) for digit, power in digits}
+    labels = {tick: text for tick, text in labels.items() if bottom <= tick <= top}
+    if len(labels) > 1:
+        return labels
     values, step = _ticks(10**bottom, 10**top, count)  # over such a short distance the axis is nearly linear
     return {math.log10(value): _format_value(value, step) for value in values if value > 0}
 
@@ -280,9 +280,9 @@ def _print_legend(console: Console, series: Sequence[_Series], indent: int, line
     """Print what each colour or marker is, as many as fit on a line."""
     width = max(min(console.width, _WIDEST), 20)
     shown = Text(" " * indent)
-    for one in series:
-        sign = line * 2 or MARKERS[one.index % len(MARKERS)]
-        entry = Text.assemble((sign, COLOURS[one.index % len(COLOURS)]), f" {_shorten(one.label)}")
+    for curve in series:
+        sign = line * 2 or MARKERS[curve.index % len(MARKERS)]
+        entry = Text.assemble((sign, COLOURS[curve.index % len(COLOURS)]), f" {_shorten(curve.label)}")
         if shown.cell_len > indent and shown.cell_len + 3 + entry.cell_len > width:
             _print(console, shown)
             shown = Text(" " * indent)

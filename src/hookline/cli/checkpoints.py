@@ -1,47 +1,56 @@
-"""`hookline checkpoints` and `hookline verify-checkpoint`: verify every byte of a run's checkpoints, or of one."""
+"""`hookline checkpoints`: list the checkpoints of a run, and verify every byte of them."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from hookline.checkpoints.store import MANIFEST, list_checkpoints, read_manifest, verify_checkpoint
-from hookline.cli import FAILED
+from hookline.cli import FAILED, arguments
 from hookline.cli.formatting import heading, open_console, paragraph, print_json
 from hookline.errors import CheckpointError, HooklineError, written
 
 
-def run(options: argparse.Namespace) -> int:
-    """Verify and print every checkpoint of a run, newest first, or one; return 1 if one is damaged."""
-    if options.command == "verify-checkpoint":
-        found = [Path(options.path)]
-        if not found[0].is_dir():
-            raise HooklineError(f"{found[0]} is not a directory; give a checkpoint's, runs/<run_id>/checkpoints/step-…")
-    else:
-        from hookline.checkpoints.find import checkpoints_of
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the run."""
+    arguments.add_run(parser)
+    arguments.add_json(parser)
 
-        found = list_checkpoints(checkpoints_of(Path(options.run)))
-        if not found:
-            is_run = (Path(options.run) / "run.json").exists()
-            remedy = "the run has not saved one yet" if is_run else "give a run's directory, runs/<run_id>"
-            raise HooklineError(f"no checkpoint in {options.run}; {remedy}")
+
+def run(options: argparse.Namespace) -> int:
+    """Verify and print every checkpoint of a run, newest first; return 1 if one is damaged."""
+    from hookline.checkpoints.find import checkpoints_of
+    from hookline.checkpoints.store import list_checkpoints
+
+    checkpoints = list_checkpoints(checkpoints_of(Path(options.run)))
+    if not checkpoints:
+        is_run = (Path(options.run) / "run.json").exists()
+        remedy = "the run has not saved one yet" if is_run else "give a run's directory, runs/<run_id>"
+        raise HooklineError(f"no checkpoint in {options.run}; {remedy}")
+    return verify_and_print(checkpoints, options.json)
+
+
+def verify_and_print(checkpoints: Sequence[Path], as_json: bool) -> int:
+    """Verify and print checkpoints; return 1 if one is damaged."""
     reports = []
     console = open_console()
-    for path in found:
+    for path in checkpoints:
         reports.append(describe(path))
-        if not options.json:  # each as soon as it is verified, which may take minutes
+        if not as_json:  # each as soon as it is verified, which may take minutes
             print_report(console, reports[-1])
-    if options.json:
+    if as_json:
         print_json(reports)
     return 0 if all(report["good"] for report in reports) else FAILED
 
 
 def describe(path: Path) -> dict[str, Any]:
     """Verify a checkpoint, and return what is wrong with it, or its step, epoch, size and time."""
+    from hookline.checkpoints.store import MANIFEST, read_manifest, verify_checkpoint
+
     report: dict[str, Any] = {"name": path.name, "path": str(path), "problems": verify_checkpoint(path)}
     report["good"] = not report["problems"]
     if report["problems"]:

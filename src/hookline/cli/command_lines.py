@@ -7,11 +7,11 @@ import platform
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import Any, NoReturn
+from typing import Any
 
 from hookline import cli
 from hookline._fs import relative_to_here
-from hookline.errors import HooklineError
+from hookline.cli.arguments import PERMISSIONS
 from hookline.record.json_lines import as_mapping, mappings_in
 
 LABELS = ("name", "tags", "notes")  # options of the trainer that a resumed run keeps
@@ -35,7 +35,7 @@ def command_like(options: argparse.Namespace, *words: str) -> str:
     from hookline.record.redaction import redact_text
 
     repeated = [*overrides_among(options.words), *(["--device", options.device] if options.device is not None else [])]
-    for option, given in cli.PERMISSIONS.items():
+    for option, given in PERMISSIONS.items():
         repeated += [word for value in getattr(options, given) for word in (option, value)]
     return redact_text(shlex.join(["hookline", *words, *repeated]))
 
@@ -79,23 +79,13 @@ def recorded_resume_command(run_dir: Path, run: Mapping[str, Any]) -> str:
 
 
 def _parse(argv: Any) -> argparse.Namespace:
-    """Return the arguments that a command which trains and one that resumes have in common; none for other programs."""
-    words = argv[2:] if isinstance(argv, list) and all(isinstance(word, str) for word in argv) else []
-    if words and (PurePath(argv[0]).name not in ("hookline", "__main__.py") or argv[1] not in ("train", "resume")):
-        words = []
-    parser = _Parser(add_help=False)
-    for option in (*cli.PERMISSIONS, "--device", "--hook", "--output", "--fast-dev-run"):
-        is_list = option in cli.PERMISSIONS
-        parser.add_argument(option, dest=cli.PERMISSIONS.get(option), action="append" if is_list else "store")
-    parser.set_defaults(**{name: [] for name in cli.PERMISSIONS.values()})
+    """Return the arguments of the command that trained a run; those of a bare one for other programs."""
+    is_command = isinstance(argv, list) and len(argv) > 1 and all(isinstance(word, str) for word in argv)
+    is_ours = is_command and PurePath(argv[0]).name in ("hookline", "__main__.py") and argv[1] in ("train", "resume")
+    command, *words = argv[1:] if is_ours else ["train"]
+    parser = cli.Parser(add_help=False)  # a record that was edited must not print it
+    parser.add_arguments_of(command)
     try:
-        options, rest = parser.parse_known_args(words)
-    except HooklineError:  # of a record that was edited
-        options, rest = parser.parse_known_args([])
-    options.words = [word for word in rest if not word.startswith("-")]
-    return options
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise HooklineError(message)
+        return parser.read(words)
+    except cli.UsageError:  # of a record that was edited, or of another version
+        return _parse(None)

@@ -13,6 +13,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from hookline._console import printable
+from hookline.cli import arguments
 from hookline.cli.charts import FEWEST_POINTS, draw_chart, to_draw
 from hookline.cli.formatting import (
     LOSSES,
@@ -28,15 +29,21 @@ from hookline.cli.formatting import (
     table,
 )
 from hookline.errors import HooklineError
-from hookline.record.comparison import Difference, Parting, find_differences, find_partings, likely_causes, value_text
-from hookline.record.curves import Curve, Point
-from hookline.record.runs import RunFiles, run_labels
-from hookline.record.summary import RunSummary
-from hookline.report.direction import Direction, better
+from hookline.runs.compare import Difference, Parting, find_differences, find_partings, likely_causes, value_text
+from hookline.runs.curves import Curve, Point
+from hookline.runs.direction import Direction, better
+from hookline.runs.find import RunFiles, run_labels
+from hookline.runs.summary import RunSummary
 
 _MOST_DIFFERENCES, _MOST_CAUSES, _MOST_METRICS = 40, 5, 12
 _LONGEST_NAME, _LONGEST_TITLE, _NARROWEST_CELL = 60, 12, 14
 _NO_PARTING = dict.fromkeys(field.name for field in fields(Parting))  # of runs without a common step
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the runs."""
+    arguments.add_runs(parser)
+    arguments.add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -44,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
     files = list({path.resolve(): RunFiles.read(path) for path in map(Path, options.runs)}.values())
     if len(files) < 2:
         raise HooklineError("compare needs at least two runs; `hookline runs` lists them")
-    summaries = [RunSummary.read(one.path) for one in files]
+    summaries = [RunSummary.read(record, numbers=True) for record in files]
     differences = find_differences(summaries)
     partings = find_partings(summaries[0], summaries[1:])
     causes = [
@@ -72,11 +79,15 @@ def describe(
 ) -> dict[str, Any]:
     """Return a comparison for programs."""
     return {
-        "runs": [{"run_id": one.run_id, "name": one.labels.name, "path": str(one.path)} for one in files],
-        "differences": [asdict(one) for one in differences],
+        "runs": [{"run_id": record.run_id, "name": record.labels.name, "path": str(record.path)} for record in files],
+        "differences": [asdict(difference) for difference in differences],
         "partings": [
-            {"run_id": one.run_id, **(_NO_PARTING if parting is None else asdict(parting)), "likely_causes": list(why)}
-            for one, parting, why in zip(files[1:], partings, causes, strict=True)
+            {
+                "run_id": record.run_id,
+                **(_NO_PARTING if parting is None else asdict(parting)),
+                "likely_causes": list(why),
+            }
+            for record, parting, why in zip(files[1:], partings, causes, strict=True)
         ],
         "metrics": {
             name: [
@@ -114,15 +125,15 @@ def print_differences(console: Console, names: Sequence[str], differences: Seque
     listed = []
     widest = max(console.width * 2 // 3 // len(names) - 2, _NARROWEST_CELL)
     section = ""
-    for one in differences[:_MOST_DIFFERENCES]:
-        cells = [cut(value_text(value)) for value in one.values]
+    for difference in differences[:_MOST_DIFFERENCES]:
+        cells = [cut(value_text(value)) for value in difference.values]
         if max(map(len, cells)) > widest:
-            listed.append((f"{one.section}: {cut(one.key, 100)}", cells))
+            listed.append((f"{difference.section}: {cut(difference.key, 100)}", cells))
             continue
-        if one.section != section:
-            rows.append((one.section, [""] * len(names)))
-            section = one.section
-        rows.append((f"  {cut(one.key, 100)}", cells))
+        if difference.section != section:
+            rows.append((difference.section, [""] * len(names)))
+            section = difference.section
+        rows.append((f"  {cut(difference.key, 100)}", cells))
     if rows:
         print_side_by_side(console, names, rows)
     for key, cells in listed:  # too long for a column

@@ -20,13 +20,15 @@ class PrintCompletion(argparse.Action):
             import shtab
         except ImportError:
             parser.error("--print-completion needs the package shtab: pip install 'hookline[completion]'")
+        from hookline.cli import COMMANDS, make_parser
         from hookline.core.catalog import CATALOG
         from hookline.core.plugins import HOOKS
 
         names = {"hooks": HOOKS.names(), "hook": HOOKS.names(), "event": list(CATALOG)}
+        parser = make_parser(*COMMANDS)
         commands: Any = next(action.choices for action in parser._actions if action.dest == "command")
         parsers = [parser, *commands.values()]
-        for action in (action for one in parsers for action in one._actions):
+        for action in (action for each in parsers for action in each._actions):
             if action.dest in FILES + DIRECTORIES:
                 action.complete = shtab.FILE if action.dest in FILES else shtab.DIRECTORY
             elif action.dest in names:

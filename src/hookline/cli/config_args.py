@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
-from difflib import get_close_matches
-from importlib.resources import as_file, files
+from importlib.resources import as_file
 from typing import Any
 
 from hookline.cli.command_lines import is_file, is_whole, overrides_among
+from hookline.cli.example import DEFAULT
 from hookline.config.factory import OWN_CODE_HINT
 from hookline.config.hooks import KINDS
 from hookline.config.load import FORMATS, load_config
 from hookline.config.schema import RunConfig
 from hookline.core.plugins import HOOKS
 from hookline.errors import ConfigError, HooklineError
-from hookline.trainer.options import TrainerOptions
-
-DEFAULT = files("hookline.demo") / "default.yaml"
 
 
 def read_config(words: list[str], more: Sequence[str] = (), hooks: Sequence[str] = ()) -> tuple[dict[str, Any], bool]:
@@ -79,14 +75,3 @@ def check_whole(config: Mapping[str, Any], where: str, call: str) -> None:
     """
     if not is_whole(config):
         raise HooklineError(f"{where}: that run was made in code; build the same trainer there and call {call}")
-
-
-def suggest_override(option: str, arguments: Sequence[str]) -> str:
-    """Return what to write in place of an unknown option: `--max-steps 3` → 'trainer.max_steps=3'."""
-    name, equals, value = option.lstrip("-").partition("=")
-    if not equals and option in arguments:
-        value = next(iter(arguments[arguments.index(option) + 1 :]), "")
-    close = get_close_matches(name.replace("-", "_"), [one.name for one in fields(TrainerOptions)], n=1, cutoff=0.7)
-    if not close:
-        return "a.b=value, for instance trainer.max_steps=100 or optimizer.lr=1e-3"
-    return f"trainer.{close[0]}={value if value and not value.startswith('-') else 'value'}"

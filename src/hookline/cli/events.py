@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
+from hookline.cli import arguments
 from hookline.cli.formatting import heading, labelled, open_console, paragraph, print_json
 from hookline.core.catalog import ARGUMENT_ALIASES, ARGUMENTS, CATALOG, Event, find_event
 
@@ -14,6 +15,12 @@ _PREFACE = (
     "The events of a run, in order. A hook's method has the name of an event and names the arguments it wants; "
     "what no hook names is never computed."
 )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the choice of one event."""
+    arguments.add_event(parser)
+    arguments.add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from importlib.resources import files
 
 from hookline._console import CommandOutput
-from hookline.cli.config_args import DEFAULT
+
+DEFAULT = files("hookline.demo") / "default.yaml"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add nothing: the command has no arguments of its own."""
 
 
 def run(options: argparse.Namespace) -> int:

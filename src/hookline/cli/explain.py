@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import argparse
 
-from hookline.cli.config_args import read_config
+from hookline.cli import arguments
 from hookline.cli.formatting import heading, open_console, paragraph, print_json
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the config, changes of it, and the choice of one event."""
+    arguments.add_config(parser)
+    arguments.add_overrides(parser)
+    arguments.add_hook(parser)
+    arguments.add_event(parser)
+    arguments.add_json(parser)
+    arguments.add_permissions(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Make the hooks that a run of this config would have, and nothing else, and print what each event calls."""
     from hookline.build import add_clipping, make_manager
+    from hookline.cli.config_args import read_config
     from hookline.config.references import resolve_references
     from hookline.config.schema import as_run_config
     from hookline.core.catalog import CATALOG, find_event

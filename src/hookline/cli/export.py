@@ -11,15 +11,26 @@ from typing import Any
 
 from hookline._console import CommandOutput, printable
 from hookline._fs import explain
+from hookline.cli import arguments
 from hookline.cli.formatting import print_json
 from hookline.errors import HooklineError, error_text
 from hookline.record import strict_json
-from hookline.record.tables import Columns, LoadedRun, columns_of, load_run
+from hookline.runs.frames import Columns, LoadedRun, columns_of, load_run
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet runs a cell that begins so
 _LONGEST_NAME = 100  # characters of a series in a file's name
 _TYPES_OF_COLUMNS = ({bool}, {int}, {float}, {str})
 _INT64 = range(-(2**63), 2**63)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the run, and the format and place of the tables."""
+    arguments.add_run(parser)
+    formats = ("csv", "parquet", "jsonl")
+    parser.add_argument("--to", metavar="FORMAT", required=True, choices=formats, help="csv, parquet or jsonl")
+    about = "write the files into this directory, new or empty (<run_id>-export)"
+    parser.add_argument("--output", metavar="FOLDER", help=about)
+    arguments.add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -10,7 +10,8 @@ from pathlib import Path
 from hookline._console import print_line, printable
 from hookline.errors import HooklineError, RecordError
 from hookline.record.labels import LATEST, read_labels
-from hookline.record.runs import RUN, RunFiles
+from hookline.runs.find import RunFiles
+from hookline.runs.reader import RUN
 
 RUNS = "runs"
 _MOST_LISTED = 10  # runs in a message
@@ -45,19 +46,19 @@ def resolve_run(given: str, *, must_exist: bool = True) -> str:
         return _newest_of(named, given)
     if len(path.parts) > 1 and (named := [run for run in _runs_in(Path(RUNS)) if _name_of(run) == given]):
         return _newest_of(named, given)
-    where, found = "begin", [run for run in runs if run.name.startswith(path.name)]
-    if not found:  # the ids of one day begin alike
-        where, found = "end", [run for run in runs if run.name.endswith(path.name)]
-    if not found and not must_exist:
+    where, matching = "begin", [run for run in runs if run.name.startswith(path.name)]
+    if not matching:  # the ids of one day begin alike
+        where, matching = "end", [run for run in runs if run.name.endswith(path.name)]
+    if not matching and not must_exist:
         return given
-    if not found:
+    if not matching:
         raise HooklineError(_unknown_text(given, directory, runs))
-    if len(found) > 1:
-        more = f" and {len(found) - _MOST_LISTED} more" if len(found) > _MOST_LISTED else ""
-        listed = ", ".join(map(_described, found[:_MOST_LISTED]))
-        what = f"{len(found)} runs in {directory}/ {where} with it: {listed}{more}"
+    if len(matching) > 1:
+        more = f" and {len(matching) - _MOST_LISTED} more" if len(matching) > _MOST_LISTED else ""
+        listed = ", ".join(map(_described, matching[:_MOST_LISTED]))
+        what = f"{len(matching)} runs in {directory}/ {where} with it: {listed}{more}"
         raise HooklineError(f"{given}: {what}; give more of the id")
-    return str(found[0])
+    return str(matching[0])
 
 
 def _newest_of(runs: list[Path], given: str) -> str:
@@ -83,11 +84,11 @@ def _unknown_text(given: str, directory: Path, runs: list[Path]) -> str:
 def _described(run: Path) -> str:
     """Return a run's id with its outcome and when it began."""
     try:
-        found = RunFiles.read(run)
+        record = RunFiles.read(run)
     except RecordError:
         return run.name
-    started = "" if found.started is None else f", {found.started:%Y-%m-%d %H:%M}"
-    return f"{run.name} ({found.outcome[:20]}{started})"
+    started = "" if record.started is None else f", {record.started:%Y-%m-%d %H:%M}"
+    return f"{run.name} ({record.outcome[:20]}{started})"
 
 
 def _runs_in(directory: Path) -> list[Path]:
@@ -99,14 +100,14 @@ def _runs_in(directory: Path) -> list[Path]:
 
 def _newest(runs: list[Path]) -> Path | None:
     """Return the run that was started last; None if no run.json says when."""
-    found = []
+    dated = []
     for path in runs:
         try:
             if (started := RunFiles.read(path).started) is not None:
-                found.append((started, path))
+                dated.append((started, path))
         except RecordError:
             continue
-    return max(found)[1] if found else None
+    return max(dated)[1] if dated else None
 
 
 def _name_of(run: Path) -> str | None:

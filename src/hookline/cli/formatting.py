@@ -20,7 +20,7 @@ from hookline._console import CommandOutput, printable
 from hookline.errors import HooklineError
 
 if TYPE_CHECKING:
-    from hookline.record.curves import Point
+    from hookline.runs.curves import Point
 
 LOSSES = ("train/loss", "val/loss")  # what is drawn unless other metrics are asked for
 WIDEST = 100  # longer lines are tiring to read
@@ -64,22 +64,6 @@ def point_text(point: Point | None) -> str:
     return "-" if point is None else f"{point.value:.4g} ({point.step:,})"
 
 
-def duration_text(seconds: float | None) -> str:
-    """Return a duration in its two largest units.
-
-    >>> [duration_text(seconds) for seconds in (4.2, 75, 3725, 200_000)]
-    ['4.2 s', '1 m 15 s', '1 h 02 m', '2 d 07 h']
-    """
-    if seconds is None:
-        return ""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    units = ((86_400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s"))
-    size, unit, smaller, name = next(one for one in units if whole >= one[0])
-    return f"{whole // size} {unit} {whole % size // smaller:02} {name}"
-
-
 def check_output(path: Path) -> None:
     """Raise `HooklineError` if a file cannot be written there because of its path."""
     if path.is_dir():
@@ -105,9 +89,7 @@ def paragraph(console: Console, text: str, indent: int = 4, hanging: int = 0) ->
         console.print(line)
 
 
-def labelled(
-    console: Console, label: str, text: str, indent: int = 4, width: int = 11, style: str = "dim"
-) -> None:
+def labelled(console: Console, label: str, text: str, indent: int = 4, width: int = 11, style: str = "dim") -> None:
     """Print a label of at least `width` columns, and a paragraph beside it whose lines begin at the same column."""
     label = printable(label)
     begin = indent + max(width, len(label) + 1)

@@ -10,14 +10,21 @@ from typing import Any
 
 from rich.console import Console
 
+from hookline._parameters import parameters_of
+from hookline.cli import arguments
 from hookline.cli.formatting import heading, labelled, open_console, paragraph, print_json
-from hookline.config.factory import parameters_of
-from hookline.config.hooks import RESERVED
 from hookline.core.base import ForwardHook, UpdateHook
 from hookline.core.plugins import HOOKS
 
 FUNCTION = "made by a function"
 NOT_FOR_CONFIGS = ("stream", "name")  # a config cannot hold an open file, and `name:` is the hook's type there
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the choice of one hook, and the modules that register further ones."""
+    parser.add_argument("hooks", metavar="NAME", nargs="?", help="one hook in full")
+    arguments.add_json(parser)
+    arguments.add_import(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -41,6 +48,8 @@ def run(options: argparse.Namespace) -> int:
             if parameters := parameter_list(factory):
                 labelled(console, "parameters", ", ".join(parameters), width=12)
         console.print()
+    from hookline.config.hooks import RESERVED  # imports torch
+
     labelled(console, "every entry", f"also takes {', '.join(RESERVED)}", indent=0, width=13)
     labelled(console, "in a config", "a parameter without = is required; the others have the defaults shown", 0, 13)
     console.print("\nhookline hooks NAME prints one hook in full.")
@@ -51,7 +60,7 @@ def describe(name: str) -> dict[str, Any]:
     """Return a hook for programs."""
     factory = HOOKS.find(name)
     text, meanings = split_docstring(docstring(factory))
-    parameters = [one.partition("=") for one in parameter_list(factory)]
+    parameters = [parameter.partition("=") for parameter in parameter_list(factory)]
     return {
         "name": name,
         "origin": HOOKS.origin(name),
@@ -75,13 +84,15 @@ def describe_any(name: str) -> dict[str, Any]:
 
 def print_hook(console: Console, name: str) -> None:
     """Print everything that a hook's docstring says, every parameter with its default, and how to use the hook."""
+    from hookline.config.hooks import RESERVED  # imports torch
+
     factory = HOOKS.find(name)
     text, meanings = split_docstring(docstring(factory))
     heading(console, name, _kind_and_origin(factory, name))
     for part in text:
         paragraph(console, part)
         console.print()
-    parameters = [one.partition("=") for one in parameter_list(factory)]
+    parameters = [parameter.partition("=") for parameter in parameter_list(factory)]
     required = [key for key, equals, _ in parameters if not equals and not key.startswith("*")]
     if parameters:
         console.print("parameters [and their defaults]")
@@ -121,7 +132,7 @@ def split_docstring(text: str) -> tuple[list[str], dict[str, str]]:
         if title == "Args":
             entries = re.findall(r"^    (\w+)(?: \(.*?\))?: (.*(?:\n      .*)*)", section, flags=re.MULTILINE)
             meanings = {name: " ".join(meaning.split()) for name, meaning in entries}
-    return [" ".join(one.split()) for one in parts[0].strip().split("\n\n")], meanings
+    return [" ".join(block.split()) for block in parts[0].strip().split("\n\n")], meanings
 
 
 def kind_of(factory: Any) -> str:
@@ -134,10 +145,13 @@ def kind_of(factory: Any) -> str:
 
 def parameter_list(factory: Any) -> list[str]:
     """Return the constructor's parameters as 'name=default', or the bare name of a required one."""
-    parameters = [one for one in (parameters_of(factory) or {}).values() if one.name not in NOT_FOR_CONFIGS]
-    # A default as a config has it; a required parameter without its type.
-    values = {one.name: default_text(one.default) for one in parameters if one.default is not one.empty}
-    return [f"{one.name}={values[one.name]}" if one.name in values else str(one).split(":")[0] for one in parameters]
+    texts = []
+    for name, parameter in (parameters_of(factory) or {}).items():
+        if name not in NOT_FOR_CONFIGS:
+            # A default as a config has it; a required parameter without its type.
+            required = parameter.default is parameter.empty
+            texts.append(str(parameter).split(":")[0] if required else f"{name}={default_text(parameter.default)}")
+    return texts
 
 
 def default_text(value: Any) -> str:
@@ -151,5 +165,5 @@ def default_text(value: Any) -> str:
 def first_sentence(factory: Any) -> str:
     """Return the first sentence of a docstring."""
     text = " ".join(docstring(factory).replace("`", "").split())
-    found = re.match(r".*?[.!?](?=\s|$)", text)
-    return found[0] if found else text
+    sentence = re.match(r".*?[.!?](?=\s|$)", text)
+    return sentence[0] if sentence else text

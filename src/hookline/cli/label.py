@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from hookline._words import nearest
+from hookline.cli import arguments
 from hookline.cli.formatting import cut, heading, labelled, open_console, paragraph, print_json
 from hookline.errors import HooklineError
 from hookline.record.labels import (
@@ -19,21 +20,31 @@ from hookline.record.labels import (
     read_labels,
     write_labels,
 )
-from hookline.record.runs import RunFiles
+from hookline.runs.find import RunFiles
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the run, and changes of its labels."""
+    arguments.add_run(parser)
+    parser.add_argument("--name", metavar="TEXT", help="the run's name; an empty one removes it")
+    parser.add_argument("--tag", metavar="TAG", **arguments.REPEATED, help="add this tag (may be repeated)")
+    parser.add_argument("--untag", metavar="TAG", **arguments.REPEATED, help="remove this tag (may be repeated)")
+    parser.add_argument("--notes", metavar="TEXT", help="a text about the run; an empty one removes it")
+    arguments.add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Change the labels that options name, and print all of them."""
-    found = RunFiles.read(options.run)
-    labels = read_labels(found.path)
+    record = RunFiles.read(options.run)
+    labels = read_labels(record.path)
     if options.name is not None or options.tag or options.untag or options.notes is not None:
-        write_labels(found.path, change(labels, options))
-        labels = read_labels(found.path)
+        write_labels(record.path, change(labels, options))
+        labels = read_labels(record.path)
     if options.json:
-        print_json({"run_id": found.run_id, **labels.to_json()})
+        print_json({"run_id": record.run_id, **labels.to_json()})
         return 0
     console = open_console()
-    heading(console, cut(found.run_id))
+    heading(console, cut(record.run_id))
     labelled(console, "name", cut(labels.name or "-", LONGEST_NAME), width=7)
     labelled(console, "tags", cut(", ".join(labels.tags) or "-", MOST_TAGS * (LONGEST_TAG + 2)), width=7)
     first, *others = cut(labels.notes or "-", LONGEST_NOTES).splitlines() or ["-"]

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from hookline._names import plain_modules, unwrap_module
-from hookline.cli.config_args import read_config
+from hookline.cli import arguments
 from hookline.cli.formatting import heading, open_console, paragraph, print_json, table
-from hookline.config.load import FORMATS
 from hookline.core.base import ForwardHook
 from hookline.core.patterns import select
 
@@ -27,8 +25,24 @@ COLUMNS: dict[str, dict[str, Any]] = {
 }
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the config, changes of it, and patterns of names."""
+    arguments.add_config(parser)
+    parser.add_argument(
+        "pattern", metavar="PATTERN", nargs="?", help="a name, a glob or re:regex, as for a hook's `modules:`"
+    )
+    arguments.add_overrides(parser)
+    arguments.add_json(parser)
+    arguments.add_device(parser)
+    arguments.add_permissions(parser)
+
+
 def run(options: argparse.Namespace) -> int:
     """Make the model, run it on one batch to get its output shapes, and print."""
+    from hookline._names import plain_modules, unwrap_module
+    from hookline.cli.config_args import read_config
+    from hookline.config.load import FORMATS
+
     # Words that are neither the config file nor overrides are patterns.
     words = [word for word in options.words if not word.startswith("re:") and ("=" in word or word.endswith(FORMATS))]
     patterns = [word for word in options.words if word not in words]
@@ -46,14 +60,14 @@ def run(options: argparse.Namespace) -> int:
     parameters = list(trainer.model.parameters())  # a shared one is there once
     report: dict[str, Any] = {
         "model": type(unwrap_module(trainer.model)).__name__,
-        "parameters": sum(one.numel() for one in parameters),
-        "frozen": sum(one.numel() for one in parameters if not one.requires_grad),
+        "parameters": sum(parameter.numel() for parameter in parameters),
+        "frozen": sum(parameter.numel() for parameter in parameters if not parameter.requires_grad),
         "not_run_because": problem,
         "modules": [
             {
                 "name": name,  # empty for the root module
                 "class": type(module).__name__,
-                "parameters": sum(one.numel() for one in module.parameters()),
+                "parameters": sum(parameter.numel() for parameter in module.parameters()),
                 "calls": recorder.calls.get(name, 0),
                 "output": recorder.outputs.get(name),  # of the last call, if there are several
             }

@@ -11,13 +11,13 @@ from typing import Any
 from hookline._console import CommandOutput, printable
 from hookline._fs import explain
 from hookline._words import nearest
+from hookline.cli import arguments
 from hookline.cli.charts import draw_chart, to_draw
 from hookline.cli.formatting import LOSSES, check_output, cut, metric_order, open_console, paragraph, print_json
 from hookline.errors import HooklineError
-from hookline.record.curves import Curve
-from hookline.record.rows import read_rows
-from hookline.record.runs import RunFiles, run_labels
-from hookline.record.summary import RunSummary
+from hookline.runs.curves import Curve
+from hookline.runs.find import RunFiles, run_labels
+from hookline.runs.summary import RunSummary
 
 LISTS_METRICS = "`hookline show RUN --metrics`"
 _FEW, _MOST_SUGGESTED = 8, 3  # metrics: so few are all listed by the message
@@ -25,6 +25,18 @@ FORMATS = (".svg", ".png")
 _LONGEST_LABEL = 60  # characters in a file's legend
 
 Curves = dict[str, dict[str, Curve]]  # by metric and label of the run
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the runs, what to draw of them, and where."""
+    arguments.add_runs(parser)
+    about = "draw this metric; without one, train/loss and val/loss (may be repeated)"
+    parser.add_argument("--metric", metavar="NAME", **arguments.REPEATED, help=about)
+    parser.add_argument("--log", action="store_true", help="draw the values on a logarithmic axis")
+    parser.add_argument(
+        "--output", metavar="IMAGE", help="write an .svg or .png file instead; needs matplotlib, hookline[plot]"
+    )
+    arguments.add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -36,11 +48,11 @@ def run(options: argparse.Namespace) -> int:
     if options.output is not None:
         check_output(Path(options.output))
     labels = run_labels(files)
-    known = {label: read_curves(one) for label, one in zip(labels, files, strict=True)}
+    known = {label: read_curves(record) for label, record in zip(labels, files, strict=True)}
     curves = choose(known, options.metric)
     if options.json:
         ids = dict(zip(labels, files, strict=True))
-        print_json([{"metric": metric, "runs": _points(found, ids)} for metric, found in curves.items()])
+        print_json([{"metric": metric, "runs": _points(by_label, ids)} for metric, by_label in curves.items()])
     if options.output is not None:
         write_figure(Path(options.output), curves, labels, options.log)
         if not options.json:
@@ -50,10 +62,10 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def read_curves(one: RunFiles) -> dict[str, Curve]:
+def read_curves(record: RunFiles) -> dict[str, Curve]:
     """Read the metrics of a run, and nothing else of its record."""
-    summary = RunSummary(one.run, path=one.path)
-    for rows in read_rows(one.path / "metrics.jsonl", summary.incomplete):
+    summary = RunSummary(record.run, path=record.path)
+    for rows in record.metrics():
         summary.write_metrics(rows)
     return summary.curves
 
@@ -75,11 +87,11 @@ def choose(known: Mapping[str, Mapping[str, Curve]], metrics: Sequence[str]) -> 
 def suggest_metric(name: str, names: Iterable[str]) -> str:
     """Return the end of a message about an unknown metric: those that contain what was given, or the nearest ones."""
     valid = sorted(names, key=metric_order)
-    containing = [one for one in valid if name.lower() in one.lower()] if name else []
+    containing = [metric for metric in valid if name.lower() in metric.lower()] if name else []
     if not containing or len(valid) <= _FEW:
         return nearest(name, valid, LISTS_METRICS)
     # "acc" more likely means train/accuracy than train/top2_accuracy.
-    begin = [one for one in containing if one.rpartition("/")[2].lower().startswith(name.lower())]
+    begin = [metric for metric in containing if metric.rpartition("/")[2].lower().startswith(name.lower())]
     near = " or ".join(map(repr, (begin or containing)[:_MOST_SUGGESTED]))
     return f"did you mean {near}? {LISTS_METRICS} lists all {len(valid)}"
 
@@ -87,16 +99,14 @@ def suggest_metric(name: str, names: Iterable[str]) -> str:
 def print_charts(curves: Curves, labels: Sequence[str], log: bool) -> None:
     """Draw every metric in the terminal, and name the runs that do not have it."""
     console = open_console()
-    for metric, found in curves.items():
-        series = {
-            label: None if (curve := found.get(label)) is None else to_draw(curve) for label in labels
-        }
+    for metric, by_label in curves.items():
+        series = {label: None if (curve := by_label.get(label)) is None else to_draw(curve) for label in labels}
         draw_chart(console, series, title=metric, height=14, log=log)
-        if missing := [label for label in labels if label not in found]:
+        if missing := [label for label in labels if label not in by_label]:
             paragraph(console, f"without this metric: {cut(', '.join(missing))}")
 
 
-def _points(found: Mapping[str, Curve], files: Mapping[str, RunFiles]) -> list[dict[str, Any]]:
+def _points(by_label: Mapping[str, Curve], files: Mapping[str, RunFiles]) -> list[dict[str, Any]]:
     """Return the points of each run for programs; with more than 800, the range and mean of equal ranges of steps."""
     return [
         {
@@ -108,7 +118,7 @@ def _points(found: Mapping[str, Curve], files: Mapping[str, RunFiles]) -> list[d
             "mean": curve.mean.tolist(),
             "highest": curve.highest.tolist(),
         }
-        for label, curve in found.items()
+        for label, curve in by_label.items()
     ]
 
 
@@ -130,9 +140,9 @@ def write_figure(path: Path, curves: Curves, labels: Sequence[str], log: bool) -
         raise HooklineError("--output needs the package matplotlib: pip install 'hookline[plot]'") from error
     figure = Figure(figsize=(8, 4.5 * len(curves)), layout="constrained")
     axes = None
-    for index, (metric, found) in enumerate(curves.items(), start=1):
+    for index, (metric, by_label) in enumerate(curves.items(), start=1):
         axes = figure.add_subplot(len(curves), 1, index, sharex=axes)
-        for label, curve in found.items():
+        for label, curve in by_label.items():
             colour = f"C{labels.index(label)}"
             axes.plot(curve.steps, curve.mean, linewidth=1.2, color=colour, label=_plain(label))
             axes.fill_between(curve.steps, curve.lowest, curve.highest, color=colour, alpha=0.2, linewidth=0)

@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hookline.cli import FAILED
-from hookline.cli.config_args import check_whole
+from hookline.cli import FAILED, arguments
+from hookline.cli.find_run import resolve_run
 from hookline.cli.formatting import heading, labelled, open_console, print_json
 from hookline.errors import ConfigError, HooklineError
 
@@ -15,8 +15,21 @@ if TYPE_CHECKING:
     from hookline.trainer.trainer import Trainer
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the crash, weights for it, and where to run."""
+    parser.add_argument("crash", metavar="CRASH", help="a crash's folder, for instance runs/…/crashes/step-00000042")
+    parser.add_argument(
+        "--weights", metavar="CHECKPOINT", help="the weights, of a checkpoint or a run, if the crash folder has none"
+    )
+    arguments.add_json(parser)
+    arguments.add_device(parser)
+    arguments.add_permissions(parser)
+
+
 def run(options: argparse.Namespace) -> int:
     """Rebuild the run that crashed, without its hooks, and run the batch; return 0 if it fails in the same way."""
+    if options.weights is not None:
+        options.weights = resolve_run(options.weights, must_exist=False)  # it may also be a checkpoint
     from hookline.hooks.nan_forensics.dump import read_crash, replay_crash
 
     report, _, _ = read_crash(options.crash)
@@ -42,6 +55,7 @@ def run(options: argparse.Namespace) -> int:
 def rebuild(report: dict[str, Any], options: argparse.Namespace) -> Trainer:
     """Make a trainer like the one that crashed. The folder counts as a file: it may name registered components only."""
     from hookline.build import trainer_from_config
+    from hookline.cli.config_args import check_whole
 
     recorded = report.get("config")
     config = dict(recorded) if isinstance(recorded, dict) else {}

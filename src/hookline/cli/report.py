@@ -7,12 +7,19 @@ from pathlib import Path
 
 from hookline._console import CommandOutput, printable
 from hookline._fs import relative_to_here
+from hookline.cli import arguments
 from hookline.cli.formatting import check_output
-from hookline.record.summary import RunSummary
 from hookline.report import REPORT
-from hookline.report.sink import write_report
+from hookline.report.write import write_report
+from hookline.runs.summary import RunSummary
 
 COMPARISON = "comparison.html"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the runs, and the file to write."""
+    arguments.add_runs(parser)
+    parser.add_argument("--output", metavar="FILE", help="write it to this file")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -20,7 +27,7 @@ def run(options: argparse.Namespace) -> int:
     if options.output is not None:
         check_output(Path(options.output))
     directories = list({Path(run).resolve(): Path(run) for run in options.runs}.values())
-    summaries = [RunSummary.read(directory, media=True) for directory in directories]
+    summaries = [RunSummary.read(path, media=True, numbers=len(directories) > 1) for path in directories]
     default = directories[0] / REPORT if len(directories) == 1 else Path(COMPARISON)
     path = default if options.output is None else Path(options.output)
     write_report(path, summaries)

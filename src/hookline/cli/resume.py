@@ -7,20 +7,31 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from hookline.cli import arguments
 from hookline.cli.command_lines import LABELS, command_like
-from hookline.cli.config_args import check_whole
 from hookline.cli.train import train_and_report
-from hookline.config.load import load_config
 from hookline.errors import ConfigError, HooklineError
-from hookline.record.record import refuse_links
 from hookline.record.redaction import REDACTED
 
 CONFIG = "config.yaml"
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the run, changes of its config, and where to run."""
+    about = "the directory of a run, or of the checkpoint to continue from"
+    arguments.add_run(parser, "RUN|CHECKPOINT", about)
+    arguments.add_overrides(parser)
+    parser.add_argument("--fork", action="store_true", help="begin a new run from there, with its own directory")
+    arguments.add_device(parser)
+    arguments.add_permissions(parser)
+
+
 def run(options: argparse.Namespace) -> int:
     """Rebuild the run from its recorded config, and continue from its newest good checkpoint."""
     from hookline.checkpoints.find import run_directory
+    from hookline.cli.config_args import check_whole
+    from hookline.config.load import load_config
+    from hookline.record.record import refuse_links
 
     path = Path(options.run)
     run_dir = run_directory(path)

@@ -13,15 +13,16 @@ from typing import Any
 from rich.cells import cell_len
 
 from hookline._console import is_terminal, print_line, printable
+from hookline._text import duration_text
 from hookline._words import nearest
-from hookline.cli import one_line
+from hookline.cli import arguments, one_line
 from hookline.cli.find_run import RUNS
-from hookline.cli.formatting import duration_text, open_console, paragraph, print_json, table
+from hookline.cli.formatting import open_console, paragraph, print_json, table
 from hookline.errors import HooklineError
 from hookline.record.json_lines import mappings_in
 from hookline.record.outcome import Outcome
-from hookline.record.runs import KILLED, RUNNING, RunFiles, list_runs
-from hookline.report.direction import better
+from hookline.runs.direction import better
+from hookline.runs.find import KILLED, RUNNING, RunFiles, list_runs
 
 # The columns from the most to the least important: those that do not fit the terminal are left out.
 PRIORITY = ("id", "outcome", "name", "best", "steps", "duration", "tags", "from", "started")
@@ -36,20 +37,35 @@ _SHORTEST_ID = len("20261117-085800")
 _MOST_SKIPPED = 5  # directories in the note
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the directory, filters of its runs, and their order."""
+    parser.add_argument("directory", metavar="DIR", nargs="?", default=RUNS, help="the directory of the runs (runs)")
+    parser.add_argument("--tag", metavar="WORD", **arguments.REPEATED, help="only runs with this tag (may be repeated)")
+    parser.add_argument(
+        "--outcome", metavar="OUTCOME", help="only runs that ended like this, such as failed, or are running or killed"
+    )
+    parser.add_argument("--name", metavar="WORD", help="only runs whose name contains this")
+    about = "started, id, name, outcome, best, steps or duration (started)"
+    parser.add_argument("--sort", metavar="KEY", default="started", help=about)
+    parser.add_argument("--reverse", action="store_true", help="print them in the opposite order")
+    parser.add_argument("--limit", metavar="N", type=arguments.positive, help="print at most N")
+    arguments.add_json(parser)
+
+
 def run(options: argparse.Namespace) -> int:
     """Print the runs that the filters leave, the newest first or sorted by a key."""
     options.outcome = _check_outcome(options.outcome)
     is_new = options.directory == RUNS and not Path(RUNS).exists()  # nothing has been trained here yet
-    found, others = ([], []) if is_new else list_runs(options.directory)
-    chosen = sort([one for one in found if matches(one, options)], options.sort)
+    runs, others = ([], []) if is_new else list_runs(options.directory)
+    chosen = sort([record for record in runs if matches(record, options)], options.sort)
     chosen = list(reversed(chosen)) if options.reverse else chosen
     shown = chosen[: options.limit]
     if options.json:
-        print_json([describe(one) for one in shown])
+        print_json([describe(record) for record in shown])
     elif shown:
-        print_table([cells(one) for one in shown], [one.path.name for one in found])
+        print_table([cells(record) for record in shown], [record.path.name for record in runs])
     else:
-        paragraph(open_console(), _none_text(options, len(found)), indent=0)
+        paragraph(open_console(), _none_text(options, len(runs)), indent=0)
     if not options.json and len(shown) < len(chosen):
         paragraph(open_console(), f"{len(chosen) - len(shown)} more; --limit {len(chosen)} prints all", indent=0)
     if others:
@@ -68,11 +84,11 @@ def _check_outcome(given: str | None) -> str | None:
     return outcome
 
 
-def matches(one: RunFiles, options: argparse.Namespace) -> bool:
+def matches(record: RunFiles, options: argparse.Namespace) -> bool:
     """Return whether a run passes the filters of a command line."""
-    named = options.name is None or options.name.lower() in (one.labels.name or "").lower()
-    tagged = all(tag in one.labels.tags for tag in options.tag)
-    return named and tagged and (options.outcome is None or one.outcome == options.outcome)
+    named = options.name is None or options.name.lower() in (record.labels.name or "").lower()
+    tagged = all(tag in record.labels.tags for tag in options.tag)
+    return named and tagged and (options.outcome is None or record.outcome == options.outcome)
 
 
 def sort(runs: Sequence[RunFiles], key: str) -> list[RunFiles]:
@@ -83,72 +99,74 @@ def sort(runs: Sequence[RunFiles], key: str) -> list[RunFiles]:
     if key not in SORT_KEYS:
         raise HooklineError(f"--sort {key}: {nearest(key, SORT_KEYS)}")
     values: dict[str, Any] = {
-        "started": lambda one: one.started,
-        "id": lambda one: one.path.name,
-        "name": lambda one: one.labels.name,
-        "outcome": lambda one: one.ending,
+        "started": lambda record: record.started,
+        "id": lambda record: record.path.name,
+        "name": lambda record: record.labels.name,
+        "outcome": lambda record: record.ending,
         "best": _rank(runs),
-        "steps": lambda one: one.step,
-        "duration": lambda one: one.seconds,
+        "steps": lambda record: record.step,
+        "duration": lambda record: record.seconds,
     }
-    keyed = [(values[key](one), one) for one in sorted(runs, key=lambda one: one.path.name, reverse=True)]
+    newest_first = sorted(runs, key=lambda record: record.path.name, reverse=True)
+    keyed = [(values[key](record), record) for record in newest_first]
     known = sorted(
         (pair for pair in keyed if pair[0] is not None), key=lambda pair: pair[0], reverse=key in _LARGEST_FIRST
     )
-    return [one for _, one in known] + [one for value, one in keyed if value is None]
+    return [record for _, record in known] + [record for value, record in keyed if value is None]
 
 
 def _rank(runs: Sequence[RunFiles]) -> Callable[[RunFiles], tuple[str, float] | None]:
     """Return what sorts runs by their metric and its value; low values come first unless high ones are better."""
-    hooks = [hook for one in runs for hook in mappings_in(one.run.get("hooks"))]
-    directions = {name: better(name, hooks) for name in {one.score.metric for one in runs if one.score is not None}}
+    hooks = [hook for record in runs for hook in mappings_in(record.run.get("hooks"))]
+    metrics = {record.score.metric for record in runs if record.score is not None}
+    directions = {metric: better(metric, hooks) for metric in metrics}
 
-    def rank(one: RunFiles) -> tuple[str, float] | None:
-        if one.score is None or math.isnan(one.score.value):
+    def rank(record: RunFiles) -> tuple[str, float] | None:
+        if record.score is None or math.isnan(record.score.value):
             return None
-        metric, value = one.score.metric, one.score.value
+        metric, value = record.score.metric, record.score.value
         return metric, -value if directions[metric] == "high" else value
 
     return rank
 
 
-def describe(one: RunFiles) -> dict[str, Any]:
+def describe(record: RunFiles) -> dict[str, Any]:
     """Return a run for programs."""
-    score = one.score
-    lineage = one.run.get("lineage")
+    score = record.score
+    lineage = record.run.get("lineage")
     return {
-        "run_id": one.run_id,
-        "path": str(one.path),
-        "name": one.labels.name,
-        "tags": list(one.labels.tags),
-        "notes": one.labels.notes,
-        "outcome": one.outcome,
-        "reason": one.run.get("reason"),
+        "run_id": record.run_id,
+        "path": str(record.path),
+        "name": record.labels.name,
+        "tags": list(record.labels.tags),
+        "notes": record.labels.notes,
+        "outcome": record.outcome,
+        "reason": record.run.get("reason"),
         "score": None
         if score is None
         else {"metric": score.metric, "value": score.value, "kind": "best" if score.is_best else "last"},
-        "steps": one.step,
-        "seconds": one.seconds,
-        "started": one.run.get("started"),
-        "attempts": len(one.run["attempts"]) if isinstance(one.run.get("attempts"), list) else None,
+        "steps": record.step,
+        "seconds": record.seconds,
+        "started": record.run.get("started"),
+        "attempts": len(record.run["attempts"]) if isinstance(record.run.get("attempts"), list) else None,
         "lineage": lineage if isinstance(lineage, dict) else None,
     }
 
 
-def cells(one: RunFiles) -> dict[str, str]:
+def cells(record: RunFiles) -> dict[str, str]:
     """Return the cells of a run's row, by column."""
-    score, lineage = one.score, one.run.get("lineage")
+    score, lineage = record.score, record.run.get("lineage")
     best = "" if score is None else f"{score.metric} {score.value:.4g}{'' if score.is_best else ' (last)'}"
     source = f"{lineage.get('run_id')} @ {lineage.get('step')}" if isinstance(lineage, dict) else ""
     return {
-        "id": one.path.name,
-        "name": one.labels.name or "",
-        "tags": ", ".join(one.labels.tags),
-        "outcome": one.ending,
+        "id": record.path.name,
+        "name": record.labels.name or "",
+        "tags": ", ".join(record.labels.tags),
+        "outcome": record.ending,
         "best": best,
-        "steps": "" if one.step is None else f"{one.step:,}",
-        "duration": duration_text(one.seconds),
-        "started": started_text(one.started),
+        "steps": "" if record.step is None else f"{record.step:,}",
+        "duration": "" if record.seconds is None else duration_text(record.seconds),
+        "started": started_text(record.started),
         "from": source,
     }
 

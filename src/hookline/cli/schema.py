@@ -13,17 +13,14 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from hookline._console import CommandOutput
+from hookline._parameters import parameters_of, type_adapter, type_hint
+from hookline.cli import arguments
 from hookline.cli.hooks import NOT_FOR_CONFIGS, first_sentence
-from hookline.config.factory import COMPONENTS, parameters_of, type_hint
-from hookline.config.hooks import FLAGS, KINDS
+from hookline.config.factory import COMPONENTS
 from hookline.config.schema import RunConfig
-from hookline.core.failures import POLICIES
 from hookline.core.plugins import HOOKS, METRICS, PluginTable
 from hookline.errors import HooklineError
-from hookline.trainer.metrics import PHASES
 from hookline.trainer.options import TrainerOptions
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -37,23 +34,12 @@ DOTTED = {"type": "string", "pattern": r"\."}  # a class path, where the command
 
 _NAMES = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}, NULL]}
 _QUANTITY = {"type": ["integer", "string"], "description": "10, '10 batches', '2 epochs', '30 s' or '1M tokens'"}
-OPTIONS_OF_HOOKS: dict[str, Any] = {
-    "enabled": {"type": "boolean", "description": "false registers it disabled"},
-    **{key: {**_QUANTITY, "type": [*_QUANTITY["type"], "null"]} for key in ("every", "start", "stop")},
-    "at": {"anyOf": [_QUANTITY, {"type": "array", "items": _QUANTITY}, NULL]},
-    "before": {**_NAMES, "description": "names of hooks that run after it"},
-    "after": {**_NAMES, "description": "names of hooks that run before it"},
-    "on_error": {
-        "anyOf": [{"enum": list(POLICIES)}, REFERENCE, NULL],
-        "description": "what a failure of the hook does",
-    },
-    "ranks": {
-        "anyOf": [
-            {"enum": ["all", "zero", "local-zero"]}, {"type": "integer"},
-            {"type": "array", "items": {"type": "integer"}}, NULL,
-        ]
-    },
-}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the file to write, and the modules that register further names."""
+    parser.add_argument("--output", metavar="FILE", help="write it to this file")
+    arguments.add_import(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -72,6 +58,8 @@ def run(options: argparse.Namespace) -> int:
 
 def config_schema() -> dict[str, Any]:
     """Return the schema of a config file, with the components and hooks that are registered now."""
+    from hookline.config.hooks import FLAGS, KINDS  # imports torch
+
     schema = RunConfig.model_json_schema()
     definitions = schema["$defs"]
     del definitions["Component"]
@@ -93,8 +81,26 @@ def config_schema() -> dict[str, Any]:
     for name, key in FLAGS.values():
         if name in HOOKS:
             factory = _factory(HOOKS, name)
-            hooks["properties"][key] = _mapping(factory, {**_parameters(factory), **OPTIONS_OF_HOOKS})
+            hooks["properties"][key] = _mapping(factory, {**_parameters(factory), **options_of_hooks()})
     return {"$schema": DIALECT, **schema, "title": "A run of hookline"}
+
+
+def options_of_hooks() -> dict[str, Any]:
+    """Return the schemas of the options that every entry in a list of hooks takes, by key."""
+    from hookline.core.failures import POLICIES  # imports torch
+
+    policies = {"anyOf": [{"enum": list(POLICIES)}, REFERENCE, NULL], "description": "what a failure of the hook does"}
+    number = {"type": "integer"}
+    ranks = [{"enum": ["all", "zero", "local-zero"]}, number, {"type": "array", "items": number}, NULL]
+    return {
+        "enabled": {"type": "boolean", "description": "false registers it disabled"},
+        **{key: {**_QUANTITY, "type": [*_QUANTITY["type"], "null"]} for key in ("every", "start", "stop")},
+        "at": {"anyOf": [_QUANTITY, {"type": "array", "items": _QUANTITY}, NULL]},
+        "before": {**_NAMES, "description": "names of hooks that run after it"},
+        "after": {**_NAMES, "description": "names of hooks that run before it"},
+        "on_error": policies,
+        "ranks": {"anyOf": ranks},
+    }
 
 
 def _by_name(entries: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -109,13 +115,17 @@ def _component_entry(key: str, name: str, names: PluginTable) -> dict[str, Any]:
     positional, provided = PROVIDED.get(key, (0, ()))
     factory = _factory(names, name)
     own = _config_parameters(factory, positional)
-    properties = {"name": {"const": name}, **{one.name: _default(one) for one in own}}
-    required = [one.name for one in own if one.default is one.empty and one.name not in provided]
+    properties = {"name": {"const": name}, **{parameter.name: _default(parameter) for parameter in own}}
+    required = [
+        parameter.name for parameter in own if parameter.default is parameter.empty and parameter.name not in provided
+    ]
     return {**_mapping(factory, properties), "required": ["name", *required]}
 
 
 def _metric_entry(name: str) -> dict[str, Any]:
     """Return the schema of an entry in the list of metrics; a function's first two parameters are output and batch."""
+    from hookline.trainer.metrics import PHASES  # imports torch
+
     factory = _factory(METRICS, name)
     own = _config_parameters(factory, 0 if isinstance(factory, type) else 2)
     phases = {"enum": list(PHASES)}
@@ -123,9 +133,9 @@ def _metric_entry(name: str) -> dict[str, Any]:
         "name": {"const": name},
         "as": {"type": ["string", "null"], "description": "what it is recorded as"},
         "phases": {"anyOf": [phases, {"type": "array", "items": phases}, NULL], "description": "when it is measured"},
-        **{one.name: _default(one) for one in own},
+        **{parameter.name: _default(parameter) for parameter in own},
     }
-    required = [one.name for one in own if one.default is one.empty]
+    required = [parameter.name for parameter in own if parameter.default is parameter.empty]
     return {**_mapping(factory, properties), "required": ["name", *required]}
 
 
@@ -133,29 +143,29 @@ def _hook_entry(name: str) -> dict[str, Any]:
     """Return the schema of an entry in a list of hooks: its name, its parameters, and the registry's options."""
     factory = _factory(HOOKS, name)
     own = {"name": {"const": name}, "as": {"type": ["string", "null"], "description": "this instance's name"}}
-    mapping = _mapping(factory, {**own, **_parameters(factory), **OPTIONS_OF_HOOKS})
-    required = [one.name for one in _config_parameters(factory) if one.default is one.empty]
+    mapping = _mapping(factory, {**own, **_parameters(factory), **options_of_hooks()})
+    required = [parameter.name for parameter in _config_parameters(factory) if parameter.default is parameter.empty]
     return {**mapping, "required": ["name", *required]}
 
 
 def _mapping(factory: Any, properties: dict[str, Any]) -> dict[str, Any]:
     parameters = parameters_of(factory)
-    is_open = parameters is None or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    is_open = parameters is None or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     closed = {} if is_open else {"additionalProperties": False}
     return {"type": "object", "description": first_sentence(factory), "properties": properties, **closed}
 
 
 def _parameters(factory: Any) -> dict[str, Any]:
-    """Return the type and default of each parameter, as far as JSON Schema can express them."""
-    found = {}
+    """Return the type, bounds and default of each parameter, as far as JSON Schema can express them."""
+    schemas = {}
     for parameter in _config_parameters(factory):
         try:
             annotated = parameter.annotation is not parameter.empty
-            kind = TypeAdapter(type_hint(parameter, factory)).json_schema() if annotated else {}
+            kind = type_adapter(type_hint(parameter, factory, bounds=True)).json_schema() if annotated else {}
         except Exception:  # pydantic raises several kinds of errors for types that it does not support
             kind = {}
-        found[parameter.name] = {**(_or_reference(kind) if kind else kind), **_default(parameter)}
-    return found
+        schemas[parameter.name] = {**(_or_reference(kind) if kind else kind), **_default(parameter)}
+    return schemas
 
 
 def _default(parameter: inspect.Parameter) -> dict[str, Any]:
@@ -177,8 +187,8 @@ def _or_reference(kind: dict[str, Any]) -> dict[str, Any]:
 def _config_parameters(factory: Any, skip: int = 0) -> list[inspect.Parameter]:
     """Return the parameters that a config can give, without the first few, which are passed by position."""
     spread = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    named = [one for one in (parameters_of(factory) or {}).values() if one.kind not in spread]
-    return [one for one in named[skip:] if one.name not in NOT_FOR_CONFIGS]
+    named = [parameter for parameter in (parameters_of(factory) or {}).values() if parameter.kind not in spread]
+    return [parameter for parameter in named[skip:] if parameter.name not in NOT_FOR_CONFIGS]
 
 
 def _factory(names: PluginTable, name: str) -> Any:

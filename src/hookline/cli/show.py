@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -13,12 +14,14 @@ from rich.console import Console
 
 from hookline._console import printable
 from hookline._fs import relative_to_here
+from hookline._step_parts import STEP_PARTS
+from hookline._text import duration_text
+from hookline.cli import arguments
 from hookline.cli.charts import FEWEST_POINTS, draw_chart, to_draw
 from hookline.cli.command_lines import is_whole, recorded_resume_command
 from hookline.cli.formatting import (
     LOSSES,
     cut,
-    duration_text,
     heading,
     labelled,
     metric_order,
@@ -29,24 +32,29 @@ from hookline.cli.formatting import (
     table,
 )
 from hookline.errors import RecordError
-from hookline.record.alerts import Alert, find_alerts
-from hookline.record.config_yaml import read_config
-from hookline.record.curves import Curve
-from hookline.record.runs import RUNNING, RunFiles
-from hookline.record.summary import RunSummary
 from hookline.report import REPORT
-from hookline.report.run_fields import last_attempt_seconds, run_fields
+from hookline.report.run_fields import run_fields
+from hookline.runs.alerts import Alert, find_alerts
+from hookline.runs.curves import Curve
+from hookline.runs.find import KILLED, RUNNING, RunFiles
+from hookline.runs.summary import RunSummary
 
 _MOST_ALERTS, _MOST_METRICS, _MOST_HOOKS, _MOST_TAKEN = 12, 14, 6, 3
 UNKNOWN = "unknown"  # instead of a commit
 _STYLES = {"error": "red", "warning": "yellow", "info": ""}
-_PARTS = {"step": "a step", "data_wait": "waiting for data", "forward_backward": "forward and backward"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the run, and what to print of it."""
+    arguments.add_run(parser)
+    parser.add_argument("--metrics", action="store_true", help="print all metrics of the run, and nothing else")
+    arguments.add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Print everything about a run that fits a screen or two."""
     files = RunFiles.read(options.run)
-    summary = RunSummary.read(files.path)
+    summary = RunSummary.read(files)
     alerts = find_alerts(summary)
     if options.json:
         print_json(describe(files, summary, alerts))
@@ -125,10 +133,13 @@ def print_origin(console: Console, files: RunFiles, summary: RunSummary) -> None
         labelled(console, "from", cut(f"run {lineage.get('run_id')}, step {lineage.get('step')}"))
     attempts = run["attempts"]
     if len(attempts) > 1:
-        ends = ", ".join(str(one.get("outcome") or "killed") for one in attempts[:-1])
+        ends = ", ".join(str(attempt.get("outcome") or "killed") for attempt in attempts[:-1])
         labelled(console, "attempts", f"{len(attempts)}; those before the last one ended as: {cut(ends)}")
     if (report := files.path / REPORT).is_file():
         labelled(console, "report", str(relative_to_here(report)))
+    elif files.outcome == KILLED:
+        command = shlex.join(["hookline", "report", str(relative_to_here(files.path))])
+        labelled(console, "report", f"`{command}` writes it")
 
 
 def _ending(files: RunFiles) -> str:
@@ -163,9 +174,7 @@ def print_alerts(console: Console, alerts: list[Alert], summary: RunSummary) -> 
 def print_curves(console: Console, summary: RunSummary) -> None:
     """Draw the losses over each other."""
     drawn = {
-        name: to_draw(curve)
-        for name in LOSSES
-        if (curve := summary.curves.get(name)) is not None and curve.finite
+        name: to_draw(curve) for name in LOSSES if (curve := summary.curves.get(name)) is not None and curve.finite
     }
     if any(summary.curves[name].finite >= FEWEST_POINTS for name in drawn):
         console.print()
@@ -202,17 +211,18 @@ def print_metrics(console: Console, summary: RunSummary, most: int | None) -> No
 def print_costs(console: Console, files: RunFiles, summary: RunSummary) -> None:
     """Print the slowest hooks, and where a step's time goes if the run recorded it."""
     costs = summary.costs
-    seconds = last_attempt_seconds(files.path, files.run)
+    seconds = files.last_attempt_seconds
     if costs:
         console.print()
         heading(console, "slowest hooks")
         rows = []
-        for one in sorted(costs, key=lambda one: -one["seconds"])[:_MOST_HOOKS]:
-            share = f"{one['seconds'] / seconds:.1%}" if seconds else "-"
-            rows.append(([cut(str(one.get("hook")), 100), f"{one['seconds']:.3f} s", share], ""))
+        for cost in sorted(costs, key=lambda cost: -cost["seconds"])[:_MOST_HOOKS]:
+            share = f"{cost['seconds'] / seconds:.1%}" if seconds else "-"
+            rows.append(([cut(str(cost.get("hook")), 100), f"{cost['seconds']:.3f} s", share], ""))
         whole = "of the last attempt" if len(run_fields(summary)["attempts"]) > 1 else "of the run"
         table(console, {"hook": {}, "time": {"justify": "right"}, whole: {"justify": "right"}}, rows)
-    times = [f"{_PARTS.get(part, part)} {seconds * 1e3:.3g} ms" for part, seconds in summary.step_seconds.items()]
+    phrases = {"step": "a step"} | {name: part.phrase for name, part in STEP_PARTS.items()}
+    times = [f"{phrases[part]} {seconds * 1e3:.3g} ms" for part, seconds in summary.step_seconds.items()]
     if len(times) > 1:
         labelled(console, "mean time", ", ".join(times), indent=0)
 
@@ -251,7 +261,7 @@ def is_resumable(files: RunFiles, checkpoint: Path | None) -> bool:
 def resume_command(files: RunFiles) -> str | None:
     """Return the command that continues a run; None for one that was made in code, which no command can build."""
     try:
-        config = read_config(files.path / "config.yaml")
+        config = files.config
     except RecordError:
         return None
     return recorded_resume_command(files.path, files.run) if is_whole(config) else None

@@ -15,9 +15,10 @@ from rich.text import Text
 
 from hookline._console import printable
 from hookline._fs import open_plain
+from hookline.cli import arguments
 from hookline.cli.formatting import open_console, print_json
 from hookline.errors import written
-from hookline.record.runs import KILLED, RUNNING, RunFiles
+from hookline.runs.find import KILLED, RUNNING, RunFiles
 
 POLL_SECONDS = 0.5
 _FIRST_BYTES = 1 << 20  # of each file, for the lines that are printed first
@@ -25,6 +26,13 @@ _MOST_OTHERS = 3  # metrics of a row that has neither a loss nor a value of a va
 _LOSSES = ("train/loss", "loss")
 _FIELDS = ("step", "epoch", "time")
 _LONGEST = 400  # characters of a line in a pipe
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the run, and how much of it to print at once."""
+    arguments.add_run(parser)
+    parser.add_argument("--lines", metavar="N", type=arguments.positive, default=10, help="print the last N first (10)")
+    arguments.add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -37,15 +45,15 @@ def run(options: argparse.Namespace) -> int:
         was_running = True
         while True:
             # The outcome is read before the rows: whatever was written before the end is printed, too.
-            found = RunFiles.read(path)
+            record = RunFiles.read(path)
             rows += sorted((row for file in files for row in file.read_new()), key=_time_of)
             for row in rows:
                 print_row(console, row, options.json)
             console.file.flush()
-            if found.outcome not in (RUNNING, KILLED) or (found.outcome == KILLED and not was_running):
-                print_end(console, found, options.json)
+            if record.outcome not in (RUNNING, KILLED) or (record.outcome == KILLED and not was_running):
+                print_end(console, record, options.json)
                 return 0
-            was_running = found.outcome == RUNNING  # twice, because a run that begins locks before it says so
+            was_running = record.outcome == RUNNING  # twice, because a run that begins locks before it says so
             rows = []
             time.sleep(POLL_SECONDS)
     except KeyboardInterrupt:
@@ -114,14 +122,14 @@ def choose_metrics(row: dict[str, Any]) -> list[str]:
     return shown + (["…"] if not names and len(others) > _MOST_OTHERS else [])
 
 
-def print_end(console: Console, found: RunFiles, as_json: bool) -> None:
+def print_end(console: Console, record: RunFiles, as_json: bool) -> None:
     """Print how the run ended."""
-    reason = found.run.get("reason")
+    reason = record.run.get("reason")
     if as_json:
-        print_json({"outcome": found.outcome, "reason": reason}, indent=None)
+        print_json({"outcome": record.outcome, "reason": reason}, indent=None)
         return
     because = "" if not reason else f": {reason}"
-    what = "the run was killed" if found.outcome == KILLED else f"the run has ended, {found.outcome}{because}"
+    what = "the run was killed" if record.outcome == KILLED else f"the run has ended, {record.outcome}{because}"
     _print(console, Text(_clean(what), "bold"))
 
 

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 from hookline import cli
 from hookline._console import drop_unwritten_output, print_line
 from hookline._fs import relative_to_here
-from hookline.checkpoints.store import list_checkpoints
+from hookline.cli import arguments
 from hookline.cli.command_lines import resume_command
-from hookline.cli.config_args import read_config
 from hookline.errors import CheckpointError, error_text
 from hookline.record.outcome import Outcome
 
@@ -23,10 +22,23 @@ if TYPE_CHECKING:
     from hookline.trainer.trainer import Trainer
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the config, changes of it, and where to run and write."""
+    arguments.add_config(parser)
+    arguments.add_overrides(parser)
+    arguments.add_hook(parser)
+    parser.add_argument("--fast-dev-run", metavar="N", type=int, help="try N batches of everything and write nothing")
+    parser.add_argument("--output", metavar="DIR", help="where the run's directory is created (trainer.output_dir)")
+    arguments.add_device(parser)
+    arguments.add_permissions(parser)
+
+
 def run(options: argparse.Namespace) -> int:
     """Train; the last line on the console is the path of the run's record."""
     given = {"trainer.fast_dev_run": options.fast_dev_run, "trainer.output_dir": options.output}
     overrides = [f"{path}={json.dumps(value)}" for path, value in given.items() if value is not None]
+    from hookline.cli.config_args import read_config  # imports torch
+
     config, from_file = read_config(options.words, overrides, options.hook)
     from hookline.build import trainer_from_config  # takes seconds: errors of the config come first
 
@@ -87,6 +99,8 @@ def print_how_to_continue(trainer: Trainer, options: argparse.Namespace) -> None
         print_line("hookline: interrupted", sys.stderr)
     if trainer.run_dir is None or trainer.checkpoint_dir is None:
         return
+    from hookline.checkpoints.store import list_checkpoints
+
     saved = list_checkpoints(trainer.checkpoint_dir)
     start = f"from {saved[0].name}" if saved else "from the first step, as there is no checkpoint"
     # Modules that were imported and paths in the config may be relative to the current directory.

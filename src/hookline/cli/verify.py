@@ -13,8 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from hookline._console import logger
-from hookline.cli import FAILED, USAGE, print_error
-from hookline.cli.config_args import read_config
+from hookline.cli import FAILED, USAGE, arguments, print_error
 from hookline.cli.formatting import open_console, paragraph, print_json, table
 from hookline.config.references import without_values
 from hookline.errors import HooklineError
@@ -27,12 +26,27 @@ if TYPE_CHECKING:
     from hookline.verify import Verdict
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the config, changes of it, and how long to train."""
+    arguments.add_config(parser)
+    arguments.add_overrides(parser)
+    arguments.add_hook(parser)
+    parser.add_argument(
+        "--steps", metavar="N", type=arguments.positive, default=20, help="how many steps to compare (20)"
+    )
+    arguments.add_json(parser)
+    arguments.add_device(parser)
+    arguments.add_permissions(parser)
+
+
 def run(options: argparse.Namespace) -> int:
     """Train a few steps without hooks and with each one alone; return 1 if one makes undeclared changes."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise HooklineError(
             "`hookline verify` compares runs in one process: start it without torchrun or accelerate launch"
         )
+    from hookline.cli.config_args import read_config  # imports torch
+
     config, from_file = read_config(
         options.words, ["trainer.console=false", "trainer.deterministic=true"], options.hook
     )
