@@ -6,7 +6,7 @@ becomes part of every name below it. Patterns, records, checkpoints and averages
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -60,10 +60,6 @@ def plain_name(model: torch.nn.Module, name: str) -> str:
     return ".".join(kept)
 
 
-def _has_wrappers(model: torch.nn.Module) -> bool:
-    return any(_inner_attribute(module) is not None for module in model.modules())
-
-
 def plain_modules(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
     """Return what `named_modules` does, under plain names and without the wrappers."""
     named = dict(model.named_modules())
@@ -93,27 +89,10 @@ def load_plain_state_dict(model: torch.nn.Module, state: Mapping[str, Any]) -> N
         RuntimeError: As `load_state_dict` of the model, if names or shapes do not fit.
     """
     names = {plain_name(model, name): name for name in model.state_dict()}
-    model.load_state_dict({names.get(name, name): value for name, value in fit_names(state, names).items()})
-
-
-def fit_names(saved: Mapping[str, Value], names: Collection[str]) -> dict[str, Value]:
-    """Return saved values by plain name, also if they were saved under the names of a wrapped model, as 0.1 did.
-
-    Args:
-        saved: What was saved; only its names tell how the model was wrapped.
-        names: The plain names that are expected. A saved name that is one of them is left alone.
-
-    Returns:
-        The same values; a name that fits in no way is kept.
-    """
-    # The parts of a wrapper's name may also be names of the model's, so they are left out of both sides.
-    by_shortened = {_shortened(name): name for name in names}
-    return {name if name in names else by_shortened.get(_shortened(name), name): value for name, value in saved.items()}
-
-
-def _shortened(name: str) -> str:
-    return ".".join(part for part in name.split(".") if part not in _WRAPPERS.values())
+    model.load_state_dict({names.get(name, name): value for name, value in state.items()})
 
 
 def _with_plain_names(model: torch.nn.Module, named: dict[str, Value]) -> dict[str, Value]:
-    return {plain_name(model, name): value for name, value in named.items()} if _has_wrappers(model) else named
+    if all(_inner_attribute(module) is None for module in model.modules()):
+        return named
+    return {plain_name(model, name): value for name, value in named.items()}

@@ -126,7 +126,10 @@ def shown(value: Any) -> str:
 
 def written(value: Any) -> str:
     """Return a value's repr, cut short; of a resolved reference, the reference."""
-    text = repr(_with_references(value))
+    try:
+        text = repr(_with_references(value))
+    except Exception:  # of the value's own __repr__; or it contains itself, or has thousands of digits
+        text = "a value that cannot be shown"
     return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "…"
 
 

@@ -282,9 +282,14 @@ def test_cycles_and_bottomless_nesting(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="it contains itself"):
         save(items, tmp_path)
     deep: list[Any] = []
+    for _ in range(49):
+        deep = [deep]
+    assert round_trip(deep) == deep
+    with pytest.raises(CheckpointError, match=r"cannot save 0\.0\.0\.0\.…: the state is nested deeper than 50 levels"):
+        save([deep], tmp_path)
     for _ in range(100_000):
         deep = [deep]
-    with pytest.raises(CheckpointError, match="nested too deeply"):
+    with pytest.raises(CheckpointError, match="nested deeper than 50 levels; flatten it"):
         save(deep, tmp_path)
     shared = [1]
     assert round_trip([shared, shared]) == [[1], [1]]

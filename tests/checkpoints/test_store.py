@@ -25,6 +25,7 @@ from hookline.checkpoints import (
     verify_checkpoint,
     write_checkpoint,
 )
+from hookline.checkpoints.store import temporary_name
 from hookline.errors import CheckpointError
 
 DEAD_PID = 2**22 + 1  # larger than any id that the kernel assigns
@@ -165,11 +166,12 @@ def test_a_killed_process_leaves_a_temporary_that_the_next_save_removes(tmp_path
 
 def test_only_leftovers_of_dead_processes_are_removed(tmp_path: Path) -> None:
     """Temporary directories of living processes, also our own, and other files stay."""
-    kept = [f".tmp-a-{os.getpid()}-0af3", ".tmp-a-1-0af3", ".tmp-odd", ".other"]
-    for name in [*kept, f".tmp-step-1-{DEAD_PID}-0af3", f".tmp-b-{10**30}-aa"]:
+    host = temporary_name(tmp_path / "a").name.partition("@")[2]
+    kept = [f".tmp-a-{os.getpid()}-0af3@{host}", f".tmp-a-1-0af3@{host}", ".tmp-odd", f".tmp-a-{DEAD_PID}-0af3"]
+    for name in [*kept, ".other", f".tmp-step-1-{DEAD_PID}-0af3@{host}", f".tmp-b-{10**30}-aa@{host}"]:
         (tmp_path / name).mkdir()
     save(tmp_path, 1)
-    assert names(tmp_path) == sorted([*kept, "step-00000001"])
+    assert names(tmp_path) == sorted([*kept, ".other", "step-00000001"])
 
 
 def test_every_flipped_byte_is_found(tmp_path: Path) -> None:
@@ -231,7 +233,7 @@ def test_newest_first(tmp_path: Path) -> None:
     assert list_checkpoints(tmp_path / "missing") == []
     paths = [save(tmp_path, step, name) for step, name in ((2, "b"), (10, "a"), (2, "c"), (1, "z"))]
     os.utime(paths[0], (1, 1))
-    (tmp_path / ".tmp-x-1-aa").mkdir()
+    (tmp_path / ".tmp-x-1-aa@host").mkdir()
     (tmp_path / "note.txt").write_text("")
     (tmp_path / "latest").symlink_to(paths[0])
     assert [path.name for path in list_checkpoints(tmp_path)] == ["a", "c", "b", "z"]

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from hookline._fs import Part
+from hookline._nesting import MAX_DEPTH, TOO_DEEP
 from hookline._tensors import is_sharded
 from hookline.checkpoints.shards import DTYPE_CODES, LocalPart, Shard, header, local_part
 from hookline.errors import CheckpointError, with_article
@@ -50,7 +51,7 @@ def encode(tree: Any) -> tuple[Any, dict[str, torch.Tensor]]:
         CheckpointError: With the dotted path of the first value that has no exact form.
     """
     encoder = Encoder()
-    return encoder.encode_tree(tree, ()), encoder.tensors
+    return encoder.encode(tree, ()), encoder.tensors
 
 
 def encode_section(name: str, tree: Any, with_shards: bool = False) -> Section:
@@ -65,7 +66,7 @@ def encode_section(name: str, tree: Any, with_shards: bool = False) -> Section:
         return tree
     try:
         encoder = Encoder(with_shards)
-        return Section(encoder.encode_tree(tree, ()), encoder.tensors, encoder.shards)
+        return Section(encoder.encode(tree, ()), encoder.tensors, encoder.shards)
     except CheckpointError as error:
         raise CheckpointError(f"section {name!r}: {error}") from error
 
@@ -140,7 +141,7 @@ class Encoder:
         tree, before = read(), (dict(self.tensors), dict(self.shards), dict(self._entries))
         try:
             if tree is not None:
-                self.items[name] = _Encoded(self.encode_tree(tree, (name,)))
+                self.items[name] = _Encoded(self.encode(tree, (name,)))
         except Exception:
             self.tensors, self.shards, self._entries = before
             raise
@@ -149,13 +150,6 @@ class Encoder:
     def section(self) -> Section:
         """Return the section of what was added."""
         return Section(self.encode(self.items, ()), self.tensors, self.shards)
-
-    def encode_tree(self, tree: Any, path: tuple[str, ...]) -> Any:
-        """Return the JSON value of a tree."""
-        try:
-            return self.encode(tree, path)
-        except RecursionError:
-            raise CheckpointError("the state is nested too deeply to be saved; flatten it") from None
 
     def encode(self, value: Any, path: tuple[str, ...]) -> Any:
         """Return the JSON value of a tree or a part of it."""
@@ -171,6 +165,8 @@ class Encoder:
             return _encode_scalar(value, path)
         if id(value) in self._parents:
             raise _refusal(value, path, "it contains itself; save a tree")
+        if len(path) >= MAX_DEPTH:
+            raise CheckpointError(f"cannot save {'.'.join(path[:4])}.…: the state {TOO_DEEP}; flatten it")
         self._parents.add(id(value))
         try:
             return self._encode_dict(value, path) if isinstance(value, dict) else self._encode_sequence(value, path)

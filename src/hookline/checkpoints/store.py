@@ -38,7 +38,7 @@ HASHERS = 2  # threads; a checkpoint has two large files, the model and the opti
 
 _TENSORS = ".safetensors"
 _NAME = re.compile(r"[A-Za-z0-9_=-][A-Za-z0-9._=-]*")
-_TEMPORARY = re.compile(r"\.tmp-.+-(\d+)-[0-9a-z]+(?:@(.*))?")  # pid and host; the names of 0.1 have no host
+_TEMPORARY = re.compile(r"\.tmp-.+-(\d+)-[0-9a-z]+@(.*)")  # pid and host, as `temporary_name` writes them
 _OF_RANK = re.compile(r"(.+)\.rank-(\d{5,})(\.safetensors|\.json)")
 _LARGEST_STEP = 2**63
 _LONGEST_HOST = 40  # characters; a name of a checkpoint has up to 150, and file systems accept 255
@@ -99,8 +99,7 @@ def begin_checkpoint(directory: Path, name: str, sections: Iterable[str]) -> Pat
         # host's processes nobody here knows whether they live.
         for entry in directory.iterdir():
             match = _TEMPORARY.fullmatch(entry.name)
-            is_here = match is not None and match[2] in (None, _host())
-            if match and is_here and not is_pid_alive(int(match[1])) and not entry.is_symlink():
+            if match and match[2] == _host() and not is_pid_alive(int(match[1])) and not entry.is_symlink():
                 shutil.rmtree(entry, ignore_errors=True)
         temporary = temporary_name(directory / name)
         temporary.mkdir()
