@@ -94,16 +94,15 @@ def make_trainer(root: Path, async_save: bool) -> Trainer:
 def watch_training(root: Path, async_save: bool) -> dict[str, list[float]]:
     """Return the seconds that training waits for saves, and those of steps without a save and during one."""
     trainer, stopped = make_trainer(root, async_save), []
-    checkpointer = trainer.checkpointer
-    save = checkpointer.save_requested
+    save = trainer.save_requested
 
     def timed() -> None:
-        started, requested = perf_counter(), bool(checkpointer.requests)
+        started, requested = perf_counter(), trainer.pending_save == "request"
         save()
         if requested:
             stopped.append(perf_counter() - started)
 
-    checkpointer.save_requested = timed  # type: ignore[method-assign]
+    trainer.save_requested = timed  # type: ignore[method-assign]
     alone, beside = seconds_of_steps(trainer, trainer.stepper())
     if not async_save:
         return {"in training: it waits for a save": stopped, "in training: a step": alone}

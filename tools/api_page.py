@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from pages import table, visible, write_part
+from pages import table, visible, without_bounds, write_part
 
 import hookline
 
@@ -98,7 +98,7 @@ def _parameters(parameters: Iterable[inspect.Parameter]) -> Iterator[str]:
 
 
 def _type(annotation: Any) -> str:
-    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    text = without_bounds(annotation) if isinstance(annotation, str) else inspect.formatannotation(annotation)
     return re.sub(r"\b(?:typing|collections\.abc|hookline(?:\.\w+)+)\.(?=\w)", "", text)
 
 

@@ -4,9 +4,13 @@ A generated part is between two comment lines of its page, ``<!-- made: NAME -->
 around it is written by hand and is left alone.
 """
 
+import ast
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Annotated, Any, get_origin
+
+from hookline import _parameters
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -37,3 +41,24 @@ def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Iterator[st
 def visible(text: str) -> str:
     """Escape ``<name>``, which Markdown would take for a tag."""
     return text.replace("<", "&lt;")
+
+
+def without_bounds(annotation: Any) -> Any:
+    """Return the text of an annotation with the bare types of what is `Annotated`; one that is not text as it is.
+
+    `Annotated[int, Ge(2)]` and its like with a name, such as `PositiveInt`, are `int`.
+    """
+    if not isinstance(annotation, str):
+        return annotation
+
+    class BareTypes(ast.NodeTransformer):
+        def visit_Name(self, node: ast.Name) -> ast.Name:
+            alias = getattr(_parameters, node.id, None)
+            return ast.Name(alias.__origin__.__name__) if get_origin(alias) is Annotated else node
+
+        def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
+            self.generic_visit(node)
+            is_annotated = isinstance(node.value, ast.Name) and node.value.id == "Annotated"
+            return node.slice.elts[0] if is_annotated and isinstance(node.slice, ast.Tuple) else node
+
+    return ast.unparse(BareTypes().visit(ast.parse(annotation, mode="eval")))

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pages import without_bounds
+
 import hookline
 from hookline.activations.capture import Capture
 from hookline.activations.debug import Debug
@@ -75,7 +77,7 @@ def keywords_stub() -> str:
 def keywords(function: Callable[..., Any], passed: tuple[str, ...] = (), keyword_only: bool = False) -> dict[str, str]:
     """Return the parameters of a function with their types as they are written, without those that a method passes."""
     return {
-        name: parameter.annotation
+        name: without_bounds(parameter.annotation)
         for name, parameter in inspect.signature(function).parameters.items()
         if name not in passed and (parameter.kind is parameter.KEYWORD_ONLY or not keyword_only)
     }

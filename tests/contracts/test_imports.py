@@ -30,14 +30,18 @@ PUBLIC_MODULES = {
 
 SHARED = {
     "errors",
+    "_bins",
     "_checks",
     "_console",
     "_device",
     "_fs",
     "_host_copy",
     "_names",
+    "_nesting",
+    "_parameters",
     "_predictions",
     "_secrets",
+    "_step_parts",
     "_tensors",
     "_terminal",
     "_text",
@@ -52,6 +56,7 @@ LAYERS = (
     {"stats"},
     {"activations", "gradients"},
     {"record"},
+    {"runs"},
     {"checkpoints", "report"},
     {"run"},
     {"hooks"},
@@ -73,16 +78,20 @@ def below(part: str) -> set[str]:
 # Which parts of hookline each part may import; a part may always import itself. Most need less than the layers allow.
 # Lists are transitive: what a part's own imports may use, it may use too. A dotted entry allows that one module.
 MAY_IMPORT: dict[str, set[str]] = {
+    "_bins": set(),
     "_words": set(),
     "errors": set(),
     "_checks": {"_words", "errors"},
+    "_parameters": {"_words", "errors"},
     "_predictions": {"_words", "errors"},
     "_console": set(),
     "_device": {"errors"},
     "_fs": set(),
     "_host_copy": {"_device"},
     "_names": set(),
+    "_nesting": set(),
     "_secrets": set(),
+    "_step_parts": set(),
     "_tensors": set(),
     "_terminal": {"_console"},
     "_text": set(),
@@ -93,8 +102,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "activations": SHARED | {"core", "stats"},
     "gradients": SHARED | {"core", "stats"},
     "record": SHARED | {"core"},
+    "runs": SHARED | {"core", "record"},
     "checkpoints": SHARED | {"core", "record"},
-    "report": SHARED | {"core", "record"},
+    "report": SHARED | {"core", "record", "runs"},
     "run": below("run"),
     "hooks": below("hooks"),
     "trainer": SHARED | {"core", "gradients", "record", "checkpoints", "run"},
@@ -248,6 +258,13 @@ def test_every_part_has_a_row() -> None:
     assert not unknown, f"add {sorted(unknown)} to MAY_IMPORT"
 
 
+def test_reading_runs_needs_no_torch() -> None:
+    """Every module of `runs` can be imported without it, so that commands which only read start quickly."""
+    modules = ", ".join(f"hookline.runs.{path.stem}" for path in sorted((SOURCE / "runs").glob("[a-z]*.py")))
+    code = f"import sys, {modules}; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_a_wrong_import_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The check finds relative imports, late ones and those of public names, and ignores TYPE_CHECKING."""
     monkeypatch.setattr(sys.modules[__name__], "SOURCE", tmp_path)
@@ -257,7 +274,7 @@ def test_a_wrong_import_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "from typing import TYPE_CHECKING\n"
         "if TYPE_CHECKING:\n    from hookline.trainer import loop\n"
         "from ..record import lock\n"
-        "def late():\n    from hookline import stats\n    import hookline.hooks.console_log\n"
+        "def late():\n    from hookline import stats\n    import hookline.hooks.console.hook\n"
         "from hookline.errors import HooklineError\n"
         "from hookline import __version__\n"
         "from hookline import SimpleTrainer\n"

@@ -21,7 +21,7 @@ import torch
 
 import hookline
 from hookline import load_config
-from hookline.cli import main, make_parser, read_arguments
+from hookline.cli import main, read_arguments
 from hookline.cli.config_args import read_config
 from hookline.core import plugins
 from hookline.hooks import webhook
@@ -97,7 +97,7 @@ def commands_with(names_of_files: set[str], page: Path) -> list[list[str]]:
 
 def needed_by(words: list[str]) -> set[str]:
     """Return the files that a command names: its config, and a module for each --import."""
-    options = read_arguments(make_parser(), words)
+    options = read_arguments(words)
     configs = {word for word in options.words if "=" not in word}
     return configs | {f"{module}.py" for module in options.imports} or {"the default job"}
 
@@ -193,7 +193,7 @@ def test_commands_parse(where: str, command: str, capsys: pytest.CaptureFixture[
     """The parser accepts every `hookline` line of a console block; commands that do not train are run."""
     words = shlex.split(command)[1:]
     write_files(next(page for page in PAGES if page.name == where.partition(":")[0]))
-    options = read_arguments(make_parser(), words)
+    options = read_arguments(words)
     assert options.command == words[0]
     assert [word for word in getattr(options, "words", []) if word.startswith("-")] == []
     if command.startswith(RUNNABLE):
@@ -220,7 +220,7 @@ def test_overrides_on_the_pages_are_valid() -> None:
     assert len(with_overrides) >= 5
     Path("shown.yaml").write_text(shown.text, encoding="utf-8")
     for words in with_overrides:
-        added = getattr(read_arguments(make_parser(), words), "hook", [])
+        added = getattr(read_arguments(words), "hook", [])
         overrides = [word for word in words if "=" in word]
         assert hookline.RunConfig(**read_config(["shown.yaml", *overrides], hooks=added)[0])
 

@@ -1,7 +1,8 @@
 """The run behind tests/golden: a small model on fixed data, with a hook of every kind.
 
-``python tests/helpers/golden_run.py DIRECTORY`` writes the files into a directory. Those in tests/golden were written
-by Hookline 0.1 and are never written again: they stand for what users have on their disks.
+``python tests/helpers/golden_run.py /tmp/golden`` writes the files into an empty directory. Those in tests/golden stand
+for what users have on their disks: write them again only where a change of a format is intended. Leave out report.html,
+and replace what run.json says about the machine (host, platform, pid).
 """
 
 import os
