@@ -1,0 +1,64 @@
+"""Build what most tests train: a small model, random batches, and a trainer that runs them on the CPU."""
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import nn
+
+from hookline import SimpleTrainer, get_trainer
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+def make_model(*sizes: int, between: type[nn.Module] | None = nn.ReLU, seed: int | None = 0) -> nn.Sequential:
+    """Make linear layers of the given sizes, 3 to 4 to 1 without any, with a module between each two of them.
+
+    Args:
+        sizes: The features of the input, of each hidden layer and of the output.
+        between: The class of the modules between the layers; None for none.
+        seed: Seeds torch before the weights are drawn; None leaves its random state alone.
+    """
+    sizes = sizes or (3, 4, 1)
+    if seed is not None:
+        torch.manual_seed(seed)
+    modules: list[nn.Module] = []
+    for inputs, outputs in pairwise(sizes):
+        if modules and between is not None:
+            modules.append(between())
+        modules.append(nn.Linear(inputs, outputs))
+    return nn.Sequential(*modules)
+
+
+def make_batches(count: int = 4, size: int = 4, features: int = 3, targets: int = 1, seed: int = 0) -> list[Batch]:
+    """Make batches of random inputs and targets; a seed gives the same ones whatever else the test draws."""
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        (torch.randn(size, features, generator=generator), torch.randn(size, targets, generator=generator))
+        for _ in range(count)
+    ]
+
+
+def make_trainer(
+    *hooks: Any, model: nn.Module | None = None, data: Any = None, optimizer: Any = None, lr: float = 0.1,
+    device: str = "cpu", **options: Any,
+) -> SimpleTrainer:  # fmt: skip
+    """Make a trainer for one epoch of four batches, which prints nothing and keeps its record in memory.
+
+    Args:
+        hooks: Added to the trainer, in this order.
+        model: A `make_model()` without one.
+        data: The loader or loaders; `make_batches()` without it.
+        optimizer: SGD with the learning rate `lr` without one.
+        lr: The learning rate of the default optimizer.
+        device: Where to train.
+        options: Options of the trainer; `record=True` writes a run below the test's own directory.
+    """
+    model = make_model() if model is None else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr) if optimizer is None else optimizer
+    options = {"loss_fn": nn.functional.mse_loss, "record": False, "console": False, **options}
+    trainer = get_trainer("simple", model, make_batches() if data is None else data, optimizer, device, **options)
+    assert isinstance(trainer, SimpleTrainer)
+    for hook in hooks:
+        trainer.add_hook(hook)
+    return trainer
