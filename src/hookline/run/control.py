@@ -255,7 +255,7 @@ class RunView(Capabilities):
 
     def window(self) -> Sequence[MicroBatch]:
         """Return the micro-batches of the current step; empty if a step is one micro-batch."""
-        return self.event_args.window
+        return self.event_args.micro_batches
 
     def step_metrics(self) -> dict[str, Any]:
         """Return the step's means of what `step_fn` returned beside the loss."""

@@ -67,5 +67,5 @@ class Engine:
         else:
             step_function(optimizer)
 
-    def end_step(self) -> None:
+    def update_scale(self) -> None:
         """Update the loss scale, once per step that had gradients."""

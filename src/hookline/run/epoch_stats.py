@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hookline.ranks import Ranks
+from hookline.run.step_log import LOSS
 
 if TYPE_CHECKING:
     from hookline.run.window import Window
 
 Number = torch.Tensor | float
 CHUNK = 64  # losses or metrics that are added up at once
-LOSS = "train/loss"
 
 
 class EpochStats:

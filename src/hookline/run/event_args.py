@@ -53,7 +53,7 @@ class EventArgs:
         self.trainer, self.progress, self.grads = run, run.progress, Gradients(run.params)
         self.batch: Any = None
         self.forget_loss()
-        self.window: list[MicroBatch] = []  # of this step; empty if a step is one micro-batch
+        self.micro_batches: list[MicroBatch] = []  # of this step; empty if a step is one micro-batch
         self.step_metrics: dict[str, Any] = {}  # what step_fn returned beside the loss
         # Of the model, until the batch ends, if a hook or a metric needs them; `UNKNOWN` where nothing tells.
         self.live_output: Any = UNKNOWN
@@ -200,7 +200,7 @@ class EventArgs:
         """Forget what was stored for a step's number: the counters were restored."""
         self.skip_requested_at = self.overflowed_at = -1
         self._norm_at = 0
-        self.window = []
+        self.micro_batches = []
 
     # ---- losses and metrics ----------------------------------------------------------------------------------------
 
@@ -211,7 +211,7 @@ class EventArgs:
 
     def measure_loss(self) -> DeviceNumber:
         """Return the step's loss: that of its micro-batch, or the mean over its window."""
-        return [self.window_tensor()] if len(self.window) > 1 else self._loss
+        return [self.window_tensor()] if len(self.micro_batches) > 1 else self._loss
 
     @property
     def train_loss(self) -> float:
@@ -260,24 +260,24 @@ class EventArgs:
 
     def window_tensor(self) -> torch.Tensor:
         """Return the step's loss on its device: the weighted mean over the window's micro-batches."""
-        if len(self.window) > 1:
-            return weighted_mean(self.window)
+        if len(self.micro_batches) > 1:
+            return weighted_mean(self.micro_batches)
         assert self.detached_loss is not None
         return self.detached_loss
 
     @property
     def window_loss(self) -> float:
         """The step's loss; waits for the device."""
-        return self.loss if len(self.window) <= 1 else float(self.window_tensor())
+        return self.loss if len(self.micro_batches) <= 1 else float(self.window_tensor())
 
     def step_means(self) -> dict[str, Any]:
         """Return the step's metrics: weighted means, like the loss, over the micro-batches that have them."""
-        if len(self.window) <= 1:
+        if len(self.micro_batches) <= 1:
             return self.step_metrics
         optional = self.trainer.optional_metrics
         sums: dict[str, Any] = {}
         weights: dict[str, Any] = {}
-        for part in (part for part in self.window if part.weight):
+        for part in (part for part in self.micro_batches if part.weight):
             for key, value in part.metrics.items():
                 value, weight = without_nan(value, part.weight) if key in optional else (value, part.weight)
                 sums[key], weights[key] = sums.get(key, 0.0) + value * weight, weights.get(key, 0.0) + weight
@@ -290,7 +290,7 @@ class EventArgs:
         """Return the step's micro-batches that have a weight by their loader, also if a step is one micro-batch."""
         only = MicroBatch(self.window_tensor(), 1.0, self.batch_idx, self.dataloader_name, self.step_metrics)
         found: dict[str, list[MicroBatch]] = {}
-        for part in (part for part in self.window or [only] if part.weight):
+        for part in (part for part in self.micro_batches or [only] if part.weight):
             found.setdefault(part.loader, []).append(part)
         return found
 

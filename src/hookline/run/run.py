@@ -41,6 +41,7 @@ from hookline.run.progress import Progress
 from hookline.run.rng import preserve_rng
 from hookline.run.status import SIGNAL, RunStatus, Stop
 from hookline.run.step import Steps
+from hookline.run.step_log import GRAD_NORM, LR
 
 
 class Run(Steps):
@@ -144,7 +145,7 @@ class Run(Steps):
         # The last run may have stopped inside an epoch; this one continues there.
         self.progress.begin_run(self.position())
         self.record = record
-        record.reduce_as({"train/lr": None, "train/grad_norm": None})  # the same on all ranks
+        record.reduce_as({LR: None, GRAD_NORM: None})  # the same on all ranks
         self.run_status.begin()
         self.event_args.begin_run()
         self.agreement.begin_run()

@@ -26,7 +26,7 @@ from hookline.run.epoch_stats import EpochStats
 from hookline.run.numbers import single_numbers
 from hookline.run.outputs import UNKNOWN
 from hookline.run.parameters import group_sizes, trained_parameters, unowned_parameters
-from hookline.run.step_log import StepLog
+from hookline.run.step_log import GRAD_NORM, StepLog
 from hookline.run.window import Window, weighted_mean
 
 if TYPE_CHECKING:
@@ -104,41 +104,16 @@ class Steps(RunControl):
         window.is_complete = window.count >= window.size or not self.has_more_batches()
         return window.is_complete
 
-    def end_batch(self) -> None:
-        """Fire on_train_batch_end; if the window is complete, record the step's metrics and fire on_step_end, too."""
-        progress, args, window = self.progress, self.event_args, self.accumulation
-        if window.weight and args.detached_loss is not None:
-            self.stats.pending_losses.append(args.detached_loss)
-        if handler := self._slots.on_train_batch_end:
-            if window.is_complete:  # else the rate that the step will use may still change
-                self._note_lr()
-            named = self._named_at("on_train_batch_end")
-            handler(args)
-            if "metrics" in named:
-                for name, value in args.added_metrics().items():
-                    self.log(name, value)
-        args.live_output = args.live_target = UNKNOWN  # they need not live until the next batch
-        if not window.is_complete:
-            return
-        window.count = 0
-        progress.steps_done, self._stepped = progress.step, None
-        if window.has_weight and args.detached_loss is not None:  # the mean of nothing may be NaN
-            loss = args.window_tensor() if args.window else args.detached_loss
-            self.step_log.add_loss(loss if window.rank_weight == 1.0 else window.weigh(loss))
-            for key, value in args.step_means().items() if args.step_metrics or args.window else ():
-                name = f"train/{key}"
-                self.agreement.record_mean(name, value, key in self.optional_metrics)
-                self.stats.set_latest(progress.step, name, value)
-        if handler := self._slots.on_step_end:
-            handler(args)
-
     # ---- one optimizer step ------------------------------------------------------------------------------------------
 
     def gradients_ready(self) -> bool:
         """Make the gradients those of the step, fire on_gradients_ready and run the update chain.
 
+        The norm before clipping is recorded as `train/grad_norm`, if a hook of the chain clips.
+
         Returns:
-            Whether the optimizers step. If not, the events of the skipped step have been fired.
+            Whether the optimizers step. If a hook or an overflow skips the step, it is False, and
+            on_before_optimizer_step and on_step_skipped have been fired for each optimizer.
         """
         args, step, self._skipped = self.event_args, self.progress.step, []
         self.accumulation.finish_gradients()
@@ -150,7 +125,7 @@ class Steps(RunControl):
             if (handler := self._slots.on_update) is not None:  # which may be another one now
                 handler(args)
             if (norm := args.norm_before_clipping()) is not None:
-                self.step_log.add("train/grad_norm", norm)
+                self.step_log.add(GRAD_NORM, norm)
         if self._slots.on_step_end and not NEED_GRAD_NORM.isdisjoint(self._named_at("on_step_end")):
             self.find_new_parameters()
             args.measure_norm()  # on its device: at on_step_end the gradients are gone
@@ -200,7 +175,7 @@ class Steps(RunControl):
         if self._skipped:
             self.run_status.skipped_steps += 1
         if self.engine.scaler is not None:
-            self.engine.end_step()
+            self.engine.update_scale()
         for loader, parts in self.event_args.parts_by_loader().items() if self.has_loader_losses else ():
             # `train/<loader>/loss` is the step's loss for each loader that had micro-batches in it.
             name, loss = f"train/{loader}/loss", weighted_mean(parts)
@@ -249,6 +224,36 @@ class Steps(RunControl):
         """Note which parameters the optimizers have."""
         self._group_sizes = group_sizes(self.optimizers)
         self.unowned_params = unowned_parameters(self.model, self.params)  # whose gradients no optimizer clears
+
+    # ---- the end of a micro-batch ------------------------------------------------------------------------------------
+
+    def end_batch(self) -> None:
+        """Fire on_train_batch_end; if the window is complete, record the step's metrics and fire on_step_end, too."""
+        progress, args, window = self.progress, self.event_args, self.accumulation
+        if window.weight and args.detached_loss is not None:
+            self.stats.pending_losses.append(args.detached_loss)
+        if handler := self._slots.on_train_batch_end:
+            if window.is_complete:  # else the rate that the step will use may still change
+                self._note_lr()
+            named = self._named_at("on_train_batch_end")
+            handler(args)
+            if "metrics" in named:
+                for name, value in args.added_metrics().items():
+                    self.log(name, value)
+        args.live_output = args.live_target = UNKNOWN  # they need not live until the next batch
+        if not window.is_complete:
+            return
+        window.count = 0
+        progress.steps_done, self._stepped = progress.step, None
+        if window.has_weight and args.detached_loss is not None:  # the mean of nothing may be NaN
+            loss = args.window_tensor() if args.micro_batches else args.detached_loss
+            self.step_log.add_loss(window.weigh(loss))
+            for key, value in args.step_means().items() if args.step_metrics or args.micro_batches else ():
+                name = f"train/{key}"
+                self.agreement.record_mean(name, value, key in self.optional_metrics)
+                self.stats.set_latest(progress.step, name, value)
+        if handler := self._slots.on_step_end:
+            handler(args)
 
     # ---- epochs and validations --------------------------------------------------------------------------------------
 
@@ -349,7 +354,10 @@ class Steps(RunControl):
     # ---- boundaries --------------------------------------------------------------------------------------------------
 
     def at_boundary(self) -> bool:
-        """Do what is due after a step (write the record, validate, agree, save), and return whether the run ends."""
+        """Do what is due after a step, and return whether the run ends.
+
+        A plain run writes its record; the `work_at_boundary` of a trainer also validates, agrees and saves.
+        """
         if not self.accumulation.is_complete:
             self.is_reading = True
             return False

@@ -15,6 +15,8 @@ from hookline.core.base import hook_attribute
 if TYPE_CHECKING:
     from hookline.run.step import Steps
 
+LOSS, LR, GRAD_NORM = "train/loss", "train/lr", "train/grad_norm"
+"""The metrics that steps record by themselves."""
 FLUSH_STEPS, FLUSH_SECONDS = 47, 2.0  # a prime: it seldom falls on the steps at which hooks are due
 
 
@@ -42,7 +44,7 @@ class StepLog:
         """Record the loss of the current step; on the CPU it is read, which waits for nothing."""
         number = loss.item() if isinstance(loss, Tensor) and loss.is_cpu else loss
         progress = self._run.progress
-        self._rows.append((progress.step, progress.epoch, "train/loss", number, time()))
+        self._rows.append((progress.step, progress.epoch, LOSS, number, time()))
         if isinstance(number, float) and not isfinite(number) and not self._had_bad_loss:
             self._had_bad_loss, self.flush_at = True, 0
             self._run.request_boundary()
@@ -62,10 +64,10 @@ class StepLog:
 
     def write_metrics(self, rows: Sequence[dict[str, Any]], /) -> None:
         """Announce the first loss of the last steps that is not finite."""
-        bad = (row for row in rows if not isfinite(row.get("train/loss", 0.0)))
+        bad = (row for row in rows if not isfinite(row.get(LOSS, 0.0)))
         if self._announced or (row := next(bad, None)) is None:
             return
-        run, step, loss, self._announced = self._run, row["step"], row["train/loss"], True
+        run, step, loss, self._announced = self._run, row["step"], row[LOSS], True
         is_known = step == run.step and len(run.window()) <= 1
         run.note("non_finite_loss", step, batch_idx=run.progress.batch_idx if is_known else None, value=loss)
         entries = [entry for entry in run.hooks.entries() if entry.enabled]

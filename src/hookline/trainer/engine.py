@@ -64,7 +64,7 @@ class DeviceEngine(Engine):
         self.scaler.step(self._unscaled)
         return not self._unscaled.stepped
 
-    def end_step(self) -> None:
+    def update_scale(self) -> None:
         """Update the scale, once per step that had gradients."""
         if self.scaler is not None and self._unscaled is not None:
             self.scaler.update()

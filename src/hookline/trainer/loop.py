@@ -1,4 +1,6 @@
-"""The training loop: the only one in the project. What each call does is in run/step.py, in the same order.
+"""The training loop: the only one in the project.
+
+What each call does for a micro-batch is in run/step.py, in the same order; epochs are read in trainer/epochs.py.
 
     run → epoch → micro-batch → step → boundary (validation, checkpoint, stop)
 """

@@ -20,6 +20,7 @@ from hookline.run.agreement import Agreement
 from hookline.run.engine import Engine
 from hookline.run.parameters import unowned_parameters
 from hookline.run.rng import preserve_rng, restore_rng
+from hookline.run.step_log import LR
 from hookline.run.window import Window
 from hookline.trainer.agreement import RankAgreement
 from hookline.trainer.checkpointing import CheckpointedRun
@@ -306,7 +307,7 @@ class Trainer(CheckpointedRun):
     def step_schedulers_after(self, skipped: Sequence[torch.optim.Optimizer]) -> None:
         """Step the schedulers by steps, except those of optimizers that were skipped, and record the rate."""
         if self.options.scheduler_interval == "step":
-            self.step_log.add("train/lr", self.event_args.used_lr)
+            self.step_log.add(LR, self.event_args.used_lr)
             self.step_schedulers([optimizer for optimizer in self.optimizers if optimizer not in skipped])
 
     def step_schedulers(self, stepped: Sequence[torch.optim.Optimizer] | None = None) -> None:

@@ -1,7 +1,4 @@
-"""Windows of runs that accumulate, weigh their micro-batches or scale their loss, and the mean of their gradients.
-
-What this rank's loss counts in the mean over the ranks (`rank_weight`) is decided here, too.
-"""
+"""Windows that accumulate, weigh or scale losses: the mean of their gradients, and what a rank counts in train/loss."""
 
 from __future__ import annotations
 
@@ -67,7 +64,7 @@ class AccumulationWindow(Window):
         """Run the backward pass of a micro-batch with its share of the window."""
         args, progress, weight = self._trainer.event_args, self._trainer.progress, self.weight
         if self.count == 0:
-            args.window = []  # hooks may have kept the last one
+            args.micro_batches = []  # hooks may have kept the last one
         share = loss
         if self._weighted:
             share = loss * weight
@@ -78,7 +75,7 @@ class AccumulationWindow(Window):
         if weight or self._has_reductions:
             self._engine.backward(share)
             self._stop_zeroing()
-        args.window.append(
+        args.micro_batches.append(
             MicroBatch(loss.detach(), weight, progress.batch_idx, progress.dataloader_name, args.step_metrics)
         )
         self.count += 1
@@ -96,19 +93,19 @@ class AccumulationWindow(Window):
             args.overflowed_at = trainer.progress.step
             args.skip_step(OVERFLOW_REASON)
         if self._weighted:
-            own, world_size = sum(part.weight for part in args.window), self._ranks.world_size
+            own, world_size = sum(part.weight for part in args.micro_batches), self._ranks.world_size
             total = self._ranks.total([own])[0]  # this waits for the slowest rank, as reducing the gradients did
             self.has_weight = total > 0
             if not own:
-                args.window = args.window[-1:]  # several without a weight have no mean
+                args.micro_batches = args.micro_batches[-1:]  # several without a weight have no mean
             if not total:
                 self.rank_weight = 1.0
                 self._skip_uncounted()
                 return
             # The engine took the mean over the ranks of what they added up.
             self._had_weight, scale, self.rank_weight = True, world_size / total, own * world_size / total
-        elif len(args.window) != self.size:
-            scale = self.size / len(args.window)
+        elif len(args.micro_batches) != self.size:
+            scale = self.size / len(args.micro_batches)
         else:
             return
         args.grads.writable().multiply_(scale)
