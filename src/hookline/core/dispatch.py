@@ -87,7 +87,6 @@ def invoke(
     args: Any,
     positional: Sequence[Any] = (),
     keywords: Mapping[str, Any] | None = None,
-    *,
     call: Callable[..., Any] | None = None,
     read: Callable[[Any], Arguments] | None = None,
     grad: bool | None = None,
@@ -297,7 +296,7 @@ class DispatchTable:
         for hook in hooks:
             form = hook.listener.positional, *hook.listener.keywords.items()
             distinct.setdefault(form, hook.listener)
-            metrics = [name for name in METRICS if name in hook.listener.wanted]
+            metrics = tuple(name for name in METRICS if name in hook.listener.wanted)
             calls.append((hook, list(distinct).index(form), metrics))
         listeners, restored = list(distinct.values()), [name for name, _ in needed if name in METRICS]
         with_defaults: dict[frozenset[str], Any] = {}  # By the arguments that are missing.
