@@ -1,5 +1,5 @@
-// What all plots share (zoom, cursor, search, theme), and curves over steps, drawn by uPlot: the mean as a line, what lies
-// between the lowest and the highest value as a band.
+// What all plots share (zoom, cursor, search, theme), and curves over steps, drawn by uPlot.
+// The mean is a line, and what lies between the lowest and the highest value a band.
 
 import { allSteps, groupBy, markColor, markOf, nearest, runs, several } from "./data.js";
 import { clamp, el, named, number, short, tick, words } from "./format.js";
