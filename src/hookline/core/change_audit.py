@@ -61,7 +61,7 @@ class ChangeAudit:
         can_write = every_call or names_run or not LEADS_TO_TENSORS.isdisjoint(listener.wanted)
         if event.kind != "lifecycle" or hook.built_in or not can_write:
             return hook
-        call, names_tensors = listener.call, not PASSED.keys().isdisjoint(listener.wanted)
+        call, names_tensors = hook.call, not PASSED.keys().isdisjoint(listener.wanted)
         # Rare events are always checked in full.
         always = every_call or not (event.inner or "batch" in event.name)
 

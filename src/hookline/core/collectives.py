@@ -56,7 +56,7 @@ class CollectiveGuard:
         """Return a listener of an event as it is called."""
         if self._registry.ranks.world_size == 1 or hook.built_in or hook_attribute(hook.owner, "collective"):
             return hook
-        call, mode = hook.listener.call, _RefuseCollectives(self, hook.hook, event.name)
+        call, mode = hook.call, _RefuseCollectives(self, hook.hook, event.name)
 
         def guarded(*args: Any, **kwargs: Any) -> Any:
             before, self.allowed = self.allowed, False  # what a validation or a save may call, its hooks may not

@@ -53,7 +53,7 @@ class DeviceTimer:
         """Return a listener of an event as it is called."""
         if not event.inner or not _device.is_initialized():
             return hook
-        call, pending, cost = hook.listener.call, self._pending, hook.cost
+        call, pending, cost = hook.call, self._pending, hook.cost
 
         def timed_on_device(*args: Any, **kwargs: Any) -> Any:
             # The first call is timed: a hook that is due once a run would otherwise have no time on the device.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, wraps
+from functools import partial
 from threading import get_ident
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final
@@ -63,15 +63,15 @@ class BoundHook:
     hook: str
     owner: Any
     listener: Listener
+    call: Callable[..., Any]  # The listener's function, or the outermost of the wrappers around it.
     cost: Cost
     recovering: bool  # It failed the last time, so that a success resets its strikes.
     built_in: bool
     place: tuple[str, str]  # The hook and the event, as reports name them.
 
     def with_call(self, call: Callable[..., Any]) -> BoundHook:
-        """Return the same hook with a wrapper that is called instead of its listener's function."""
-        # The wrapper keeps the marks of the function, such as that of hooks that pass gradients through.
-        return replace(self, listener=replace(self.listener, call=wraps(self.listener.call)(call)))
+        """Return the same hook with a wrapper around what is called."""
+        return replace(self, call=call)
 
 
 Maker = Callable[[list[BoundHook]], Dispatch | None]
@@ -93,7 +93,7 @@ def invoke(
 ) -> Any:
     """Call one hook under its failure policy and add the call to its cost; everything that calls hooks does it here.
 
-    The wrappers, such as the random-number guard, are part of `hook.listener.call`.
+    The wrappers, such as the random-number guard, are part of `hook.call`.
 
     Args:
         event: The event at which the hook is called.
@@ -127,7 +127,7 @@ def invoke(
         if read is not None:
             positional, keywords = read(args)
         if call is None:
-            call = hook.listener.call
+            call = hook.call
         try:
             returned = call(*positional, **keywords) if keywords else call(*positional)
         except Exception as error:

@@ -141,7 +141,7 @@ class Entry:
         if not self.is_called_here(ranks):
             listener, cost = replace(listener, call=_do_nothing), Cost()
         recovering, place = event.name in self.failures.in_a_row, (self.name, event.name)
-        return BoundHook(self.name, self.hook, listener, cost, recovering, self.built_in, place)
+        return BoundHook(self.name, self.hook, listener, listener.call, cost, recovering, self.built_in, place)
 
     def replaces(self, other: Entry) -> bool:
         """Return whether it is the same hook registered again: the same object, or one that was defined again."""

@@ -317,9 +317,9 @@ class RngGuard:
         wrapped = []
         for hook in hooks:
             if hook.hook in self._states:
-                hook = hook.with_call(training.exchanged(hook.listener.call, self._states_of(hook, training)))
+                hook = hook.with_call(training.exchanged(hook.call, self._states_of(hook, training)))
             elif one_by_one and self._protects_from(hook):
-                hook = hook.with_call(training.guard(hook.listener.call, partial(self._drew, event, [hook])))
+                hook = hook.with_call(training.guard(hook.call, partial(self._drew, event, [hook])))
             wrapped.append(hook)
         return wrapped
 

@@ -224,7 +224,7 @@ class ChainItem:
             before = {name: param.grad for name, param in grads.params.items()}
         snapshot = TensorVersions(self._memory()) if self._detects_writes else None
         try:
-            returned = self.bound.listener.call(*positional, **keywords)
+            returned = self.bound.call(*positional, **keywords)
             if self.clips and not self.bound.built_in:
                 self._check_clipped_norm()
             if returned is None and self._in_place:
