@@ -34,6 +34,7 @@ _MEANINGS: dict[str, str] = {
     "debug": "detect_anomaly",
     "hooks": "callbacks callback plugins handlers logger loggers enable_checkpointing save_strategy report_to profiler",
     "scheduler schedulers": "lr_scheduler lr_schedulers lr_scheduler_type warmup_steps warmup_ratio",
+    "lr": "learning_rate",
     "optimizer optimizers": "optim optimizer opt learning_rate weight_decay",
     "loss_fn loss": "criterion loss_function compute_loss",
     "metrics": "compute_metrics",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Never, Unpack
 
 import torch
 
@@ -44,6 +44,9 @@ TRAINERS = {
     "generic": "hookline.build:generic_trainer",
     "accelerate": "hookline.build:AccelerateTrainer",
 }
+
+
+_ORDER = "is the order right? It is get_trainer(kind, model, dataloader, optimizer, device)"
 
 
 class SimpleTrainer(Trainer):
@@ -137,11 +140,12 @@ class AccelerateTrainer(Trainer):
         max_steps: int | None = None,
         resume: str | Path | None = None,
         fork: bool = False,
+        **unknown: Never,
     ) -> dict[str, Any]:
         """Train; loaders that are not prepared are prepared first. The arguments are those of `Trainer.fit`."""
         training = prepare_loaders(self.accelerator, train_loaders, self.options.seed)
         validating = prepare_loaders(self.accelerator, val_loaders, self.options.seed, each_once=True)
-        return super().fit(training, validating, max_epochs, max_steps, resume, fork)
+        return super().fit(training, validating, max_epochs, max_steps, resume, fork, **unknown)
 
     def validate(self, loaders: Loaders = None) -> dict[str, float]:
         """Validate now, with the validation events, and return the metrics."""
@@ -406,8 +410,11 @@ def make_parts(
     made_metrics = make_metrics(metrics, ImportPolicy(from_file=False))
     # A copy, because the trainer may change its options.
     options = TrainerOptions.make({**(vars(options) if options else {}), **changes})
-    listed = checked_list(optimizers, "optimizers", "an optimizer", at_least=1)
-    schedulers = checked_list(scheduler, "scheduler", "a scheduler")
+    for name, loaders in (("train_loaders", train_loaders), ("val_loaders", val_loaders)):
+        if isinstance(loaders, (torch.optim.Optimizer, torch.nn.Module)):
+            raise TrainingError(f"{name}: expected loaders, got {with_article(type(loaders).__name__)}; {_ORDER}")
+    listed = checked_list(optimizers, "optimizers", "an optimizer", "model.parameters(), lr=…", at_least=1)
+    schedulers = checked_list(scheduler, "scheduler", "a scheduler", "optimizer, …")
     functions = {"step_fn": step_fn, "loss_fn": loss_fn, "optimizer_step": optimizer_step, "count_tokens": count_tokens}
     for name, function in functions.items():
         check_function(function, name)
@@ -420,6 +427,7 @@ def make_parts(
         schedulers = [unwrap_scheduler(scheduler) for scheduler in schedulers]
         train_loaders = prepare_loaders(accelerator, train_loaders, options.seed)
         val_loaders = prepare_loaders(accelerator, val_loaders, options.seed, each_once=True)
+    check_owners(schedulers, listed)
     return Components(
         prepared, listed, manager, engine, options, schedulers, train_loaders, val_loaders, step_fn, loss_fn,
         optimizer_step, made_metrics, count_tokens, options if config is None else config, resolved,
@@ -439,7 +447,7 @@ def check_model(model: Any) -> None:
             "parallelism, FSDP2 or tensor parallelism"
         )
     if not isinstance(model, torch.nn.Module):
-        raise TrainingError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
+        raise TrainingError(f"model: expected a torch.nn.Module, got {type(model).__name__}; {_ORDER}")
 
 
 def add_clipping(manager: HookManager, options: TrainerOptions) -> None:
@@ -450,19 +458,46 @@ def add_clipping(manager: HookManager, options: TrainerOptions) -> None:
         manager.register("clip_norm", origin="max_grad_norm", last=True, max_norm=options.max_grad_norm)
 
 
-def checked_list(given: Any, name: str, kind: str, at_least: int = 0) -> list[Any]:
-    """Return one optimizer or scheduler, or a list or dict of them, as a list."""
+def checked_list(given: Any, name: str, kind: str, arguments: str, at_least: int = 0) -> list[Any]:
+    """Return one optimizer or scheduler, or a list or dict of them, as a list.
+
+    Args:
+        given: What the user passed.
+        name: The parameter.
+        kind: What each must be, for messages.
+        arguments: What its constructor takes, for messages.
+        at_least: How many there must be.
+    """
     if isinstance(given, Mapping):
-        found = list(given.values())
+        items = list(given.values())
     elif given is None or callable(getattr(given, "step", None)) or not isinstance(given, Iterable):
-        found = [] if given is None else [given]
+        items = [] if given is None else [given]
     else:
-        found = list(given)
-    wrong = [item for item in found if not callable(getattr(item, "step", None))]
-    if wrong or len(found) < at_least:
-        got = wrong[0] if wrong else given
-        raise TrainingError(f"{name}: expected {kind} or a list of them, got {got!r} ({type(got).__name__})")
-    return found
+        items = list(given)
+    for item in items:
+        if isinstance(item, type):
+            remedy = f"pass an object, {item.__name__}({arguments})"
+            raise TrainingError(f"{name}: got the class {item.__name__}; {remedy}")
+        if not callable(getattr(item, "step", None)):
+            got = with_article(type(item).__name__)
+            raise TrainingError(f"{name}: expected {kind} or a list of them, got {got}; {_ORDER}")
+    if len(items) < at_least:
+        raise TrainingError(f"{name}: expected {kind} or a list of them, got {given!r} ({type(given).__name__})")
+    return items
+
+
+def check_owners(schedulers: Iterable[Any], optimizers: Iterable[Any]) -> None:
+    """Reject a scheduler of an optimizer that the trainer does not step: it would never move.
+
+    Raises:
+        TrainingError: With the scheduler's class.
+    """
+    owned = [owner for optimizer in optimizers for owner in (optimizer, unwrap_optimizer(optimizer))]
+    for scheduler in schedulers:
+        optimizer = getattr(scheduler, "optimizer", None)
+        if optimizer is not None and not any(optimizer is owner for owner in owned):
+            problem = f"scheduler: {type(scheduler).__name__} moves the rate of an optimizer that is not the trainer's"
+            raise TrainingError(f"{problem}; make it with the optimizer that you pass")
 
 
 def check_function(function: Any, name: str) -> None:

@@ -226,7 +226,7 @@ class RunConfig(BaseModel):
     def as_mapping(self) -> dict[str, Any]:
         """Return everything as plain values that can be written and read again, without unused hook settings."""
         unused = {name for name in ("metrics", "trackers") if not getattr(self, name)}
-        return {**self.model_dump(exclude=unused), "hooks": self.hooks.model_dump(exclude_defaults=True)}
+        return {**self.model_dump(exclude=unused), "hooks": self.hooks.model_dump(exclude_unset=True)}
 
 
 raise_config_errors(HooksConfig, "hooks.")

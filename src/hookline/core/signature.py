@@ -9,10 +9,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import cached_property
 from typing import Any
 
-from hookline.core.catalog import Event
+from hookline.core.catalog import ARGUMENT_ALIASES, ARGUMENTS, Event
 from hookline.errors import RegistrationError
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -110,6 +111,12 @@ def _attribute(parameter: inspect.Parameter, event: Event, spelling: str, where:
     attribute = event.attribute(parameter.name, spelling)
     if attribute is None and parameter.default is inspect.Parameter.empty:
         raise RegistrationError(f"{where}: {event.unknown_argument(parameter.name)}")
+    # Another default is a value that the function brings along, as in `lambda step, steps=steps: …`.
+    if attribute is None and parameter.default is None and parameter.name not in (*ARGUMENTS, *ARGUMENT_ALIASES):
+        misspelt = get_close_matches(parameter.name, event.argument_names, 1, 0.75)
+        if misspelt:
+            problem = f"{event.name} has no argument {parameter.name!r}, so it would always be None"
+            raise RegistrationError(f"{where}: {problem}; did you mean {misspelt[0]!r}?")
     return attribute
 
 

@@ -406,11 +406,25 @@ class RunControl(RunLog):
                 group["lr"] = value if ratio is None else group["lr"] * ratio
 
     def request_stop(self, reason: str, by: str | None = None) -> None:
-        """End the run in order once the current step is complete; the first reason counts."""
+        """End the run cleanly once the current step is complete; the first reason counts.
+
+        A stop that is requested in a validation takes effect after it, at the same boundary.
+        """
         by = by or self.hooks.calling_hook()
         self.note("stop_requested", reason=reason, by=by)
         self.agreement.request_stop(Stop(reason, by, self.ranks.rank))
         self.request_boundary()
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether a stop was requested. Assigning True requests one, as in Lightning; `request_stop` takes a reason."""
+        return bool(self.run_status.stops)
+
+    @should_stop.setter
+    def should_stop(self, value: bool) -> None:
+        if not value:
+            raise HooklineError("should_stop: a requested stop cannot be taken back, so only True can be assigned")
+        self.request_stop("should_stop was set")
 
     def request_boundary(self) -> None:
         """Look after the current step whether something was requested. A signal handler calls this: it assigns."""

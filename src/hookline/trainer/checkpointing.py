@@ -25,7 +25,7 @@ from hookline.record.record import Record
 from hookline.run.agreement import SaveName
 from hookline.run.event_args import EventArgs, GivenArgs
 from hookline.trainer.epochs import EpochRun
-from hookline.trainer.sections import alike_sections, collect_sections, restore_sections
+from hookline.trainer.sections import alike_sections, collect_sections, load_weights, restore_sections
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,7 @@ class CheckpointedRun(EpochRun):
     # another one: the step's validation and its schedulers come after it.
     _saved: SavedState | None = None
     _last_step: int | None = None  # the step of the checkpoint that was written or loaded last in this run
+    _has_initial_weights = False  # whether the weights of `init_from` or of a checkpoint were loaded
     _frozen: Fingerprints | None = None  # the frozen parameters as the model came, with `trainable_only`
 
     @property
@@ -342,6 +343,12 @@ class CheckpointedRun(EpochRun):
             raise CheckpointError("the path is None: a run with record=False, or that has not begun, has no directory")
         return self.restore(path)
 
+    def load_initial_weights(self) -> None:
+        """Load the weights that `init_from` names, once: before the first run, validation or prediction."""
+        if self.options.init_from and not self._has_initial_weights:
+            load_weights(self.model, self.options.init_from)
+        self._has_initial_weights = True
+
     def restore(self, path: str | Path) -> Path:
         """Restore the run from a checkpoint: its directory, a run's, or one that holds checkpoints."""
         name, problems = self.ranks.first(partial(find_whole, Path(path)))
@@ -353,6 +360,7 @@ class CheckpointedRun(EpochRun):
             restore_sections(self, SavedCheckpoint(found, verify=False))
         except (KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{found} lacks something that a run needs to resume: {error!r}") from error
+        self._has_initial_weights = True
         self.event_args.set_checkpoint(str(found), resumed=True)
         self._last_step = self.progress.steps_done
         self.note("checkpoint_loaded", path=str(found))

@@ -118,6 +118,23 @@ def pending_stop(run: CheckpointedRun) -> tuple[str, str | None] | None:
     return None if was_carried_out else (stop["reason"], stop["by"])
 
 
+def _check_same_kind(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """Reject the state of another kind of optimizer, which torch would load and which would fail in its first step.
+
+    Raises:
+        CheckpointError: With options that only one of them has.
+    """
+    # A newer torch may have added options to an optimizer, so a difference on one side alone says nothing.
+    present = {key for group in optimizer.param_groups for key in group}
+    saved = {key for group in state["param_groups"] for key in group}
+    if present - saved and saved - present:
+        raise CheckpointError(
+            f"the checkpoint has the state of another kind of optimizer: it has {', '.join(sorted(saved - present))}, "
+            f"{type(optimizer).__name__} has {', '.join(sorted(present - saved))}; resume with the same kind, or begin "
+            "a new run from the weights alone (init_from)"
+        )
+
+
 def restore_sections(run: CheckpointedRun, saved: SavedCheckpoint) -> None:
     """Restore weights, optimizers, counters, random streams and hooks."""
     sections = _read_sections(run, saved)
@@ -125,6 +142,8 @@ def restore_sections(run: CheckpointedRun, saved: SavedCheckpoint) -> None:
         then, now = len(sections[what]), len(present)
         if then != now:
             raise CheckpointError(f"the checkpoint has {then} {what}, this run has {now}: they must match")
+    for optimizer, state in zip(run.optimizers, sections["optimizers"], strict=True):
+        _check_same_kind(optimizer, state)
     # So that a run that cannot continue there changes nothing; without a run, the weights may be all that is wanted.
     if run.running and (position := sections["position"]) is not None:
         reader = run.make_reader(sections["progress"]["epoch"])

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 StepFunction = Callable[[torch.nn.Module, Any], Any]
 
 LOSS_SOURCES = (
-    "the loss is, in order: what step_fn returns, what loss_fn returns, the output's 'loss' (out['loss'] or out.loss), "
-    "or an output that is itself a scalar requiring grad"
+    "the loss is, in order: what step_fn returns, what loss_fn (`loss:` in a config) returns, the output's 'loss' "
+    "(out['loss'] or out.loss), or an output that is itself a scalar requiring grad"
 )
 
 
@@ -51,6 +51,7 @@ class ForwardPass:
     def make_step(self) -> None:
         """Make the function from a batch to what step_fn, loss_fn or the model returns; again if one was replaced."""
         self.compute = self._trainer.agreement.measure(self.compute_with(self.model))
+        self._is_unchecked = self._trainer.step_fn is not None  # whether the next batch shows if it calls backward
 
     def eval_compute(self) -> Callable[[Any], Any]:
         """Return the same function for eval mode."""
@@ -69,15 +70,29 @@ class ForwardPass:
 
         return in_precision
 
+    def _compute_checked(self, batch: Any) -> Any:
+        """Call a user's `step_fn` for the first time.
+
+        Raises:
+            TrainingError: If it calls `backward` itself: the trainer's backward pass would fail, or count twice.
+        """
+        params, self._is_unchecked = list(self._trainer.model.parameters()), False
+        had_gradients = any(param.grad is not None for param in params)
+        result = self.compute(batch)
+        if not had_gradients and any(param.grad is not None for param in params):
+            raise TrainingError("step_fn has called backward(); return the loss, and the trainer calls it")
+        return result
+
     def compute_loss(self, batch: Any) -> torch.Tensor:
         """Run the forward pass of a micro-batch, and return its loss; metrics, output and target are set for hooks."""
         trainer, args = self._trainer, self._trainer.event_args
+        compute = self._compute_checked if self._is_unchecked else self.compute
         wants_output = not OUTPUT_AND_TARGET.isdisjoint(trainer.hooks.dispatch_table.named_at("on_train_batch_end"))
         if not (self._measures or wants_output):
-            loss, metrics = loss_and_metrics(self.compute(batch))
+            loss, metrics = loss_and_metrics(compute(batch))
         else:
             with self._outputs.attached(self.model):
-                result = self.compute(batch)
+                result = compute(batch)
             output = self._outputs.take(result)
             if wants_output:  # its memory is then in use during the backward pass
                 args.live_output, args.live_target = output, find_target(result, batch)
@@ -120,7 +135,8 @@ def make_step(model: Any, step_fn: StepFunction | None, loss_fn: Callable[..., A
         try:
             return model(*batch)
         except TypeError as error:
-            add_note(error, f"every item of the batch went into the model, because there is no loss_fn; {LOSS_SOURCES}")
+            remedy = "pass loss_fn, in a config `loss: mse` or another, or a step_fn"
+            add_note(error, f"without a loss_fn every item of the batch goes into the model; {remedy}")
             raise
 
     if step_fn is not None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
+from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Never, Unpack
 
 import torch
 
 from hookline._console import logger, print_line
+from hookline._words import nearest
 from hookline.core.handle import Handle
 from hookline.errors import TrainingError
 from hookline.ranks import find_ranks
@@ -107,8 +109,9 @@ class Trainer(CheckpointedRun):
 
     # ---- running ---------------------------------------------------------------------------------------------------
 
-    def train(self) -> dict[str, Any]:
+    def train(self, **unknown: Never) -> dict[str, Any]:
         """Train with the loaders that the trainer was made with, and return the final state."""
+        _refuse_arguments("train", unknown)
         return self.fit()
 
     def fit(
@@ -119,6 +122,7 @@ class Trainer(CheckpointedRun):
         max_steps: int | None = None,
         resume: str | Path | None = None,
         fork: bool = False,
+        **unknown: Never,
     ) -> dict[str, Any]:
         """Train; arguments replace what the trainer was made with, unless the run fails before its first step.
 
@@ -133,6 +137,7 @@ class Trainer(CheckpointedRun):
         Returns:
             The final state, as hooks get it as `state`.
         """
+        _refuse_arguments("fit", unknown)
         self._check_not_running()  # before anything of the run in progress is changed
         self.options.make({"max_epochs": max_epochs, "max_steps": max_steps})  # rejects what the constructor rejects
         options, step, loaders = self.options, self.step, (self.train_loaders, self.val_loaders)
@@ -194,6 +199,7 @@ class Trainer(CheckpointedRun):
             self.progress.position, self.reader = self.position(), None
         if not self.run_status.by_hand:  # the model may have changed since the trainer was made
             self.unowned_params = unowned_parameters(self.model, self.params)
+        self.load_initial_weights()
         self.hooks.attach()  # and not off again: at every step that would cost more than the hooks themselves
         with self.run_status.manual_step():
             loss = train_batch(self, batch)
@@ -205,6 +211,7 @@ class Trainer(CheckpointedRun):
         chosen = named_loaders(loaders, "val") or self.val_loaders
         if not chosen:
             raise TrainingError("there is nothing to validate on: give val_loaders")
+        self.load_initial_weights()
         with self.hooks.attached(), self.hooks.collectives.allow("validate()"):
             if self.running:
                 self.agreement.share_stats()
@@ -212,6 +219,7 @@ class Trainer(CheckpointedRun):
 
     def predict(self, loaders: Loaders) -> list[Any]:
         """Return the model's outputs for every batch, in eval mode; of a tuple batch the first item is the input."""
+        self.load_initial_weights()
         outputs, model = [], self.engine.eval_model(self.model)
         with self.other_batches("inference"), self.hooks.attached(), self.engine.autocast():
             for loader in named_loaders(loaders, "predict").values():
@@ -485,6 +493,14 @@ class Trainer(CheckpointedRun):
 
 
 BaseTrainer = Trainer
+
+
+def _refuse_arguments(method: str, unknown: Iterable[str]) -> None:
+    """Reject arguments of `train` and `fit` that `fit` does not have, with the nearest one that it has."""
+    accepted = [name for name in signature(Trainer.fit).parameters if name not in ("self", "unknown")]
+    for name in unknown:
+        remedy = f"call fit({name}=…)" if name in accepted else nearest(name, accepted)
+        raise TrainingError(f"{method}() has no argument {name!r}; {remedy}")
 
 
 def _name_of(function: Any) -> str | None:

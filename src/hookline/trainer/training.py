@@ -39,7 +39,7 @@ from hookline.run.messages import closing_line, counted
 from hookline.run.rng import seed_rank
 from hookline.trainer.data.loader_state import resume_warnings
 from hookline.trainer.parallel import kind_of_parallel
-from hookline.trainer.sections import load_weights, pending_stop
+from hookline.trainer.sections import pending_stop
 from hookline.trainer.signals import SignalHandler
 from hookline.trainer.validation import sanity_check
 
@@ -118,6 +118,8 @@ def _open(trainer: Trainer, resume: Path | None, fork: bool, launch: dict[str, A
     options, ranks = trainer.options, trainer.ranks
     trainer.agreement.before_run()
     trainer.check_run()  # before the run has a directory and a name
+    if resume is None and options.init_from and not Path(options.init_from).exists():
+        raise ConfigError("trainer.init_from", f"{options.init_from} does not exist; expected a checkpoint or a run")
     # Ranks that share each batch draw the same random numbers.
     seed_rank(options.seed, ranks.rank if trainer.engine.averages else 0)
     run_dir = None if resume is None or fork else run_directory(resume)
@@ -204,10 +206,16 @@ def prepare_training(trainer: Trainer, resume: Path | None) -> dict[str, Any] | 
     plateaus = [isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau) for scheduler in trainer.schedulers]
     if any(plateaus) and not trainer.validates_on_schedule:
         raise TrainingError("ReduceLROnPlateau waits for val/loss: give a validation loader and validate_every")
-    if options.init_from:
-        load_weights(trainer.model, options.init_from)
+    # A run that was killed before its first checkpoint starts again, with everything that a new one begins with.
+    is_new = resume is None or trainer.ranks.first(partial(has_no_checkpoint_yet, resume))
+    if is_new or options.trainable_only:  # a checkpoint may lack the frozen weights only
+        trainer.load_initial_weights()
     trainer.find_frozen()
-    if resume is not None:
+    if resume is not None and is_new:
+        logger.warning("%s has no checkpoint yet: the run starts again at its first step", resume)
+        trainer.note("begun_again", run=str(resume))
+        trainer.record.resume_at(0, 0)
+    elif resume is not None:
         _resume(trainer, resume)
     is_cut = trainer.train_loaders.limit is not None
     for why in resume_warnings(trainer.train_loaders, is_cut) if trainer.run_dir is not None else []:
@@ -218,18 +226,13 @@ def prepare_training(trainer: Trainer, resume: Path | None) -> dict[str, Any] | 
             if target not in trainer.hooks:
                 nearby = nearest(target, [name for name in trainer.hooks if name != entry.name])
                 logger.warning("%r is ordered by %r, which is not registered; %s", entry.name, target, nearby)
-    if trainer.val_loaders and options.sanity_batches and resume is None:
+    if trainer.val_loaders and options.sanity_batches and is_new:
         return sanity_check(trainer, trainer.val_loaders, options.sanity_batches)
     return None
 
 
 def _resume(trainer: Trainer, path: Path) -> None:
-    """Load the checkpoint that a path means; a run that was killed before its first checkpoint starts again."""
-    if trainer.ranks.first(partial(has_no_checkpoint_yet, path)):
-        logger.warning("%s has no checkpoint yet: the run starts again at its first step", path)
-        trainer.note("begun_again", run=str(path))
-        trainer.record.resume_at(0, 0)
-        return
+    """Load the checkpoint that a path means, and end the run if it was killed while it stopped."""
     trainer.restore(path)
     if trainer.checkpoint_dir is not None:  # later checkpoints are not states that the resumed run will reach
         set_aside = partial(set_aside_later, trainer.checkpoint_dir, trainer.progress.steps_done)

@@ -1,0 +1,149 @@
+"""What users get wrong on their first day: each gets one error that says what would be right, before the first step."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from builders import make_batches, make_model, make_trainer
+from torch import nn
+
+from hookline import GenericTrainer, HooklineError, HooksConfig, TrainingHook, get_trainer, load_run
+from hookline.cli import main
+from hookline.errors import CheckpointError, ConfigError, RegistrationError, TrainingError
+
+SGD, StepLR = torch.optim.SGD, torch.optim.lr_scheduler.StepLR
+
+
+def with_scheduler_of_another_optimizer() -> None:
+    """Make a trainer whose scheduler belongs to an optimizer that it does not have."""
+    model = make_model()
+    other = SGD(model.parameters(), 0.1)
+    make_trainer(model=model, optimizer=SGD(model.parameters(), 0.1), scheduler=StepLR(other, 1))
+
+
+def with_swapped_arguments() -> None:
+    """Pass the optimizer where the loader belongs."""
+    model = make_model()
+    get_trainer("simple", model, SGD(model.parameters(), 0.1), make_batches(), "cpu")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("attempt", "message"),
+    [
+        (lambda: make_trainer(optimizer=SGD), r"got the class SGD; pass an object, SGD\(model.parameters\(\), lr=…\)"),
+        (lambda: make_trainer(scheduler=StepLR), r"got the class StepLR; pass an object, StepLR\(optimizer, …\)"),
+        (with_scheduler_of_another_optimizer, "make it with the optimizer that you pass"),
+        (with_swapped_arguments, "got a SGD; is the order right.*model, dataloader, optimizer"),
+        (lambda: make_trainer(model=make_batches(), optimizer=SGD([torch.zeros(1)])), "got list; is the order right"),
+        (lambda: make_trainer(optimizer=make_batches()), "got a tuple; is the order right"),
+        (lambda: make_trainer().train(max_epochs=2), r"call fit\(max_epochs=…\)"),  # type: ignore[call-arg]
+        (lambda: make_trainer().fit(ckpt_path="x"), r"did you mean 'fit\(resume=…\)'"),
+        (lambda: make_trainer().fit(max_epoch=2), "did you mean 'max_epochs'"),
+    ],
+    ids=[
+        "optimizer class", "scheduler class", "foreign scheduler", "loader and optimizer swapped", "batches as model",
+        "batches as optimizer", "train(max_epochs)", "fit(ckpt_path)", "fit(max_epoch)",
+    ],
+)  # fmt: skip
+def test_wrong_arguments(attempt: Callable[[], None], message: str) -> None:
+    """The error has the remedy, and not the contents of tensors."""
+    with pytest.raises(TrainingError, match=message) as raised:
+        attempt()
+    assert "tensor(" not in str(raised.value)
+
+
+@pytest.mark.parametrize("retain_graph", [False, True])
+def test_step_fn_that_calls_backward(retain_graph: bool) -> None:
+    """It fails at the first batch, also where torch would add up the gradients twice without a word."""
+
+    def step_fn(model: nn.Module, batch: Any) -> torch.Tensor:
+        loss = nn.functional.mse_loss(model(batch[0]), batch[1])
+        loss.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+        return loss
+
+    trainer = make_trainer(step_fn=step_fn)
+    before = [param.clone() for param in trainer.model.parameters()]
+    with pytest.raises(TrainingError, match=r"step_fn has called backward\(\); return the loss"):
+        trainer.train()
+    assert all(map(torch.equal, before, trainer.model.parameters()))
+
+
+def test_step_fn_after_gradients_of_a_hook() -> None:
+    """Gradients that were there before the forward pass are not taken for those of step_fn."""
+
+    class OwnGradients(TrainingHook):
+        def on_train_batch_start(self, model: nn.Module) -> None:
+            for param in model.parameters():
+                param.grad = torch.zeros_like(param)
+
+    trainer = make_trainer(OwnGradients(), step_fn=lambda model, batch: model(batch[0]).mean())
+    trainer.train()
+    assert trainer.step == 4
+
+
+def test_a_misspelt_argument_with_a_default() -> None:
+    """It would be None forever; a default that the function brings along, or of another event, is fine."""
+
+    class Misspelt(TrainingHook):
+        def on_train_batch_end(self, los: Any = None) -> None: ...
+
+    with pytest.raises(RegistrationError, match="no argument 'los', so it would always be None; did you mean 'loss'"):
+        make_trainer(Misspelt())
+    seen: list[int] = []
+    trainer = make_trainer()
+    trainer.on("epoch_start")(lambda epoch, grad_norm=None, epochs=seen: epochs.append(epoch))
+    trainer.train()
+    assert seen == [0]
+
+
+def test_should_stop_stops() -> None:
+    """`trainer.should_stop = True`, as in Lightning, is a stop with its hook's name; it cannot be taken back."""
+    trainer = make_trainer(record=True)
+
+    @trainer.on("step_end")
+    def stop(trainer: Any) -> None:
+        trainer.should_stop = True
+
+    trainer.train()
+    assert (trainer.step, trainer.should_stop) == (1, True)
+    (event,) = [event for event in load_run(trainer.run_dir).events if event["kind"] == "stop_requested"]
+    assert (event["by"], event["reason"]) == ("stop", "should_stop was set")
+    with pytest.raises(HooklineError, match="cannot be taken back"):
+        trainer.should_stop = False
+
+
+def test_settings_of_a_hook_that_is_not_switched_on() -> None:
+    """They would have no effect; an explicit false keeps them, also in the recorded config of the run."""
+    model, settings = make_model(), {"early_stopping_config": {"patience": 2}}
+    with pytest.raises(ConfigError, match="has no effect without enable_early_stopping_hook; set that to true"):
+        GenericTrainer(HooksConfig(**settings), model, SGD(model.parameters(), 0.1))  # type: ignore[arg-type]
+    off = HooksConfig(enable_early_stopping_hook=False, **settings)  # type: ignore[arg-type]
+    trainer = GenericTrainer(off, model, SGD(model.parameters(), 0.1))
+    assert "early_stopping" not in trainer.hooks
+
+
+def test_the_rate_by_another_name(capsys: pytest.CaptureFixture[str]) -> None:
+    """`optimizer.learning_rate` is `lr`."""
+    assert main(["train", "optimizer.learning_rate=0.1"]) == 2
+    assert "did you mean 'lr'?" in capsys.readouterr().err
+
+
+def test_no_loss_for_batches_of_inputs_and_targets() -> None:
+    """The model's TypeError has a note that names loss_fn, and `loss:` of a config."""
+    with pytest.raises(TypeError) as raised:
+        make_trainer(loss_fn=None).train()
+    assert "pass loss_fn, in a config `loss: mse`" in "".join(raised.value.__notes__)
+
+
+def test_resuming_with_another_optimizer() -> None:
+    """The error names what differs, before anything of the trainer is changed."""
+    first = make_trainer(record=True)
+    first.add_checkpointing()
+    first.train()
+    model = make_model(seed=1)
+    before = [param.clone() for param in model.parameters()]
+    again = make_trainer(model=model, optimizer=torch.optim.AdamW(model.parameters()), record=True, max_epochs=2)
+    with pytest.raises(CheckpointError, match=r"another kind of optimizer: it has dampening.*AdamW has amsgrad, betas"):
+        again.fit(resume=first.run_dir)
+    assert all(map(torch.equal, before, model.parameters()))
