@@ -148,7 +148,9 @@ def _members(cls: type) -> Iterator[tuple[str, str]]:
         if isinstance(value, property):
             yield name, about
         elif inspect.isfunction(value):
-            names = [one for one in inspect.signature(value).parameters if one not in ("self", "cls")]
+            # What catches unknown arguments, to refuse them, is not an argument.
+            left_out = ("self", "cls", "unknown")
+            names = [parameter for parameter in inspect.signature(value).parameters if parameter not in left_out]
             yield f"{name}({', '.join(names)})", about
 
 

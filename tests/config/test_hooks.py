@@ -263,8 +263,9 @@ def test_wrong_hooks_are_refused_with_their_path(entry: Any, message: str) -> No
 def test_the_parameters_of_a_hook_that_is_off_are_checked(parameters: dict[str, Any], message: str) -> None:
     """A mistake is an error even while the hook is off; correct parameters make no hook."""
     with pytest.raises(HooklineError, match=message):
-        HookRegistry({"early_stopping_config": parameters})
-    assert list(HookRegistry({"early_stopping_config": {"patience": 2}})) == ["identity"]
+        HookRegistry({"enable_early_stopping_hook": False, "early_stopping_config": parameters})
+    off = {"enable_early_stopping_hook": False, "early_stopping_config": {"patience": 2}}
+    assert list(HookRegistry(off)) == ["identity"]
 
 
 def test_a_config_is_loaded_as_a_whole_or_not_at_all() -> None:
