@@ -47,7 +47,7 @@ NOTES = [
 ]
 BARE, NONE = "bare loop", "no hooks"
 STATISTICS = ("mean", "std", "absmax", "zeros", "nans", "infs")
-OUR_KERNELS = ("read_chunks", "merge_chunks", "count_chunks", "find_tops", "look_up")
+OUR_KERNELS = ("read_chunks", "merge_chunks", "count_chunks")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 UNTIMED = 2  # steps before the timed ones of a turn
 PROFILED = 3  # steps

@@ -16,9 +16,8 @@ from torch import Tensor
 from hookline import _device
 from hookline._bins import BINS, PER_OCTAVE, PER_SIGN
 from hookline.stats import histogram_kernels, kernels
-from hookline.stats.histograms import HIGHEST_TOP, LOWEST_TOP, USUAL_TOP
 from hookline.stats.layout import CHUNK_BYTES, VECTOR_BYTES, Launch, layout_of
-from hookline.stats.rows import ABSMAX, STATISTICS, wide_dtype
+from hookline.stats.rows import STATISTICS, wide_dtype
 
 _SAME_NAME = ("uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64")
 ELEMENTS: dict[torch.dtype, Any] = {getattr(torch, name): getattr(tl, name) for name in _SAME_NAME}
@@ -107,7 +106,6 @@ def is_dense(tensor: Tensor) -> bool:
 # ---- histograms ------------------------------------------------------------------------------------------------------
 
 HISTOGRAM_TILE = 2048  # More would cost registers, and with them programs that run at the same time.
-TOPS_TILE = 256  # tensors whose windows one program finds
 COPIES = 2  # of the counters, each with one more for lanes outside of the tensor
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _DECLARATION = (  # PTX; on other devices, and in the interpreter, Triton's own histogram counts.
@@ -116,7 +114,6 @@ _DECLARATION = (  # PTX; on other devices, and in the interpreter, Triton's own 
     else None
 )
 _COUNTED = {torch.float16, torch.bfloat16, torch.float32}
-_SCALE = {"BINS": BINS, "PER_OCTAVE": PER_OCTAVE, "PER_SIGN": PER_SIGN}
 
 
 def count(tensors: Sequence[Tensor], tops: Tensor) -> Tensor:
@@ -167,46 +164,11 @@ def _count_launches(
             ITEM_BYTES=group.dtype.itemsize,
             TILE=HISTOGRAM_TILE,
             TILES=CHUNK_BYTES // group.dtype.itemsize // HISTOGRAM_TILE,
-            **_SCALE,
+            BINS=BINS,
+            PER_OCTAVE=PER_OCTAVE,
+            PER_SIGN=PER_SIGN,
             DECLARATION=_DECLARATION,
             COPIES=COPIES,
         )
         for group in layout.groups
     ]
-
-
-def histogram_tops(rows: Tensor) -> Tensor:
-    """Return the octave in which each tensor's window ends, in one launch; torch would need seven operations."""
-    tops = torch.empty(len(rows), dtype=torch.float32, device=rows.device)
-    with _device.use(rows.device):
-        _tops_launch(rows.device, *rows.shape)(_device.stream_handle(rows.device), rows.contiguous(), tops)
-    return tops
-
-
-@lru_cache(maxsize=64)
-def _tops_launch(device: torch.device, tensors: int, columns: int) -> Launch:
-    return Launch(
-        histogram_kernels.find_tops,
-        -(-tensors // TOPS_TILE),
-        tensors,
-        COLUMNS=columns,
-        ABSMAX=ABSMAX,
-        LOWEST=LOWEST_TOP,
-        HIGHEST=HIGHEST_TOP,
-        USUAL=USUAL_TOP,
-        TILE=TOPS_TILE,
-    )
-
-
-def percentiles(counts: Tensor, tops: Tensor, fractions: Tensor) -> Tensor:
-    """Return the percentiles of each tensor in one launch; torch would need thirty operations."""
-    found = torch.empty((len(counts), len(fractions)), dtype=torch.float64, device=counts.device)
-    with _device.use(counts.device):
-        launch = _percentiles_launch(counts.device, *found.shape)
-        launch(_device.stream_handle(counts.device), counts, tops, fractions, found)
-    return found
-
-
-@lru_cache(maxsize=64)
-def _percentiles_launch(device: torch.device, tensors: int, points: int) -> Launch:
-    return Launch(histogram_kernels.look_up, tensors, points, **_SCALE)

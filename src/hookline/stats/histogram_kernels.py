@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, import-not-found, import-untyped"
-"""Triton kernels for histograms: count every chunk of every tensor once, and look up percentiles in the counts."""
+"""Triton kernels for histograms: count every chunk of every tensor once."""
 
 from __future__ import annotations
 
@@ -26,27 +26,6 @@ def _bin_of(value, highest, PER_OCTAVE: tl.constexpr, PER_SIGN: tl.constexpr):
     index = tl.where(size_bits == 0, PER_SIGN + 1, index)
     index = tl.where(size_bits == 0x7F800000, tl.where(bits < 0, 0, 2 * PER_SIGN + 2), index)
     return tl.where(size_bits > 0x7F800000, 2 * PER_SIGN + 3, index)
-
-
-@triton.jit(do_not_specialize=["many"])
-def find_tops(
-    many,
-    rows,
-    tops,
-    COLUMNS: tl.constexpr,
-    ABSMAX: tl.constexpr,
-    LOWEST: tl.constexpr,
-    HIGHEST: tl.constexpr,
-    USUAL: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    """Write the octave of each row's largest absolute value: the exponent of a float64, read from its bits."""
-    places = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    absmax = tl.load(rows + places * COLUMNS + ABSMAX, mask=places < many, other=0)
-    exponent = (absmax.to(tl.int64, bitcast=True) >> 52) & 0x7FF
-    octave = tl.where(absmax == 0, -1, exponent - 1023).to(tl.float32)
-    top = tl.minimum(tl.maximum(octave, LOWEST), HIGHEST)
-    tl.store(tops + places, tl.where(exponent == 0x7FF, USUAL, top), mask=places < many)
 
 
 # Triton has no counters in shared memory, so PTX makes them. A kernel may contain the declaration only once.
@@ -153,33 +132,3 @@ def count_chunks(
             base, begin, end, highest, ITEM_BYTES, TILE, TILES, BINS, PER_OCTAVE, PER_SIGN, DECLARATION, COPIES
         )
     tl.atomic_add(counts + owner * BINS + tl.arange(0, BINS), found.to(tl.int64), mask=found > 0, sem="relaxed")
-
-
-@triton.jit
-def _value_of(index, top, PER_OCTAVE: tl.constexpr, PER_SIGN: tl.constexpr):
-    """Return the value that represents a bin: its middle on the logarithmic scale."""
-    place = tl.where(index > PER_SIGN, 2 * PER_SIGN + 1 - index, index - 1)
-    size = tl.exp2((top + 1 - (place + 0.5) / PER_OCTAVE).to(tl.float32)).to(tl.float64)
-    size = tl.where((index == 0) | (index == 2 * PER_SIGN + 2), float("inf"), size)
-    return tl.where(index == PER_SIGN + 1, 0.0, tl.where(index <= PER_SIGN, -size, size))
-
-
-@triton.jit(do_not_specialize=["points"])
-def look_up(
-    points, counts, tops, fractions, found, BINS: tl.constexpr, PER_OCTAVE: tl.constexpr, PER_SIGN: tl.constexpr
-):
-    """Write the percentiles of one tensor: the bins of the values around each place, and what lies between them."""
-    tensor, bins = tl.program_id(0), tl.arange(0, BINS)
-    counted = tl.load(counts + tensor * BINS + bins)
-    top = tl.load(tops + tensor)
-    numbers = tl.where(bins < BINS - 1, counted, 0)
-    total, nans = tl.sum(numbers), tl.sum(counted - numbers)
-    so_far = tl.cumsum(numbers, 0)
-    for point in range(points):
-        place = tl.load(fractions + point) * tl.maximum(total - 1, 0).to(tl.float64)
-        floor = tl.floor(place)
-        below = tl.sum((so_far <= floor.to(tl.int64)).to(tl.int32))
-        above = tl.sum((so_far <= tl.ceil(place).to(tl.int64)).to(tl.int32))
-        lower, upper = _value_of(below, top, PER_OCTAVE, PER_SIGN), _value_of(above, top, PER_OCTAVE, PER_SIGN)
-        value = tl.where(below == above, lower, lower + (upper - lower) * (place - floor))
-        tl.store(found + tensor * points + point, tl.where((nans > 0) | (total == 0), float("nan"), value))

@@ -67,10 +67,6 @@ def _bins_of(values: Tensor, top: Tensor) -> Tensor:
 
 def tops_of(rows: Tensor) -> Tensor:
     """Return the octave in which each tensor's window ends, from its statistics row."""
-    if has_kernels(rows.device) and len(rows):
-        from hookline.stats import cuda
-
-        return cuda.histogram_tops(rows)
     absmax = rows[:, ABSMAX]
     octaves = torch.frexp(absmax).exponent - 1  # exact; a logarithm may end up just below a power of two
     return torch.where(absmax.isfinite(), octaves.float().clamp(LOWEST_TOP, HIGHEST_TOP), USUAL_TOP)
@@ -84,10 +80,6 @@ def percentiles(counted: Histograms, points: Sequence[float]) -> Tensor:
     """
     counts, tops, device = *counted, counted.counts.device
     fractions = _device.cached_table(device, tuple(point / 100 for point in points), row_dtype(device))
-    if has_kernels(device) and len(counts):
-        from hookline.stats import cuda
-
-        return cuda.percentiles(counts, tops, fractions)
     # The bins of the two values around each position are interpolated.
     numbers = counts[:, :NOT_A_NUMBER].cumsum(dim=1)
     total = numbers[:, -1:]
