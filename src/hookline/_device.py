@@ -38,15 +38,15 @@ def find_device(device: Any) -> torch.device:
     if device is None:
         return default_device()
     try:
-        found = with_index(torch.device(device))
+        resolved = with_index(torch.device(device))
     except (RuntimeError, TypeError) as error:
         raise TrainingError(f"{device!r} is not a device: {error}") from error
     try:
-        torch.empty(0, device=found)
+        torch.empty(0, device=resolved)
     except (RuntimeError, AssertionError) as error:  # torch asserts that it was compiled for the device
         reason = str(error).partition("\n")[0]
         raise TrainingError(f"{device!r} cannot be used here: {reason}; use another device, such as 'cpu'") from error
-    return found
+    return resolved
 
 
 def with_index(device: torch.device) -> torch.device:

@@ -32,8 +32,8 @@ def _inner_attribute(module: Any) -> str | None:
 
 @lru_cache(maxsize=1024)
 def _inner_attribute_of(kind: type) -> str | None:
-    found = (_WRAPPERS.get((base.__module__, base.__name__)) for base in kind.__mro__)
-    return next((attribute for attribute in found if attribute is not None), None)
+    attributes = (_WRAPPERS.get((base.__module__, base.__name__)) for base in kind.__mro__)
+    return next((attribute for attribute in attributes if attribute is not None), None)
 
 
 def unwrap_module(module: torch.nn.Module) -> torch.nn.Module:
@@ -46,7 +46,7 @@ def unwrap_module(module: torch.nn.Module) -> torch.nn.Module:
 def plain_name(model: torch.nn.Module, name: str) -> str:
     """Return the name of a module, parameter, buffer or state_dict entry without the parts that wrappers add."""
     module: Any = model
-    parts, kept = name.split("."), []
+    parts, plain = name.split("."), []
     while parts:
         attribute = _inner_attribute(module)
         if attribute is not None:
@@ -55,9 +55,9 @@ def plain_name(model: torch.nn.Module, name: str) -> str:
                 del parts[0]
         else:
             part = parts.pop(0)
-            kept.append(part)
+            plain.append(part)
             module = getattr(module, part, None) if parts else None
-    return ".".join(kept)
+    return ".".join(plain)
 
 
 def plain_modules(model: torch.nn.Module) -> dict[str, torch.nn.Module]:

@@ -85,10 +85,10 @@ def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
     if not attributes:
         return value
     # Copied without its constructor, which may require other arguments or do more than store them.
-    made = copy.copy(value)
+    copied = copy.copy(value)
     for key, item in attributes:
-        object.__setattr__(made, key, map_tensors(function, item))
-    return made
+        object.__setattr__(copied, key, map_tensors(function, item))
+    return copied
 
 
 def _children(value: Any) -> list[tuple[Any, Any]]:
@@ -105,10 +105,10 @@ def _children(value: Any) -> list[tuple[Any, Any]]:
 
 
 def _updated(value: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
-    made = copy.copy(value)
+    copied = copy.copy(value)
     for key, item in items.items():
-        made[key] = item  # not `update`, which skips a subclass's own `__setitem__`
-    return made
+        copied[key] = item  # not `update`, which skips a subclass's own `__setitem__`
+    return copied
 
 
 def _rebuild(make: Callable[[Any], Any], items: Any) -> Any:
@@ -157,12 +157,12 @@ def measurable(tensor: torch.Tensor) -> torch.Tensor | None:
     quantized and meta tensors, partial sums over ranks, and subclasses that compute for themselves; `kind_of` names
     them.
     """
-    found = tensor if is_dense(tensor) else _plain(tensor)
-    if found is None or not (found is tensor or is_dense(found)):
+    plain = tensor if is_dense(tensor) else _plain(tensor)
+    if plain is None or not (plain is tensor or is_dense(plain)):
         return None
-    if found.dtype in _FLOATS:
-        return found
-    return torch.view_as_real(found.detach().resolve_conj()) if found.is_complex() else None
+    if plain.dtype in _FLOATS:
+        return plain
+    return torch.view_as_real(plain.detach().resolve_conj()) if plain.is_complex() else None
 
 
 def is_sharded(tensor: Any) -> bool:
@@ -181,18 +181,18 @@ def _plain(tensor: Any) -> torch.Tensor | None:
         tensor = tensor.detach()
         if is_sharded(tensor):
             ranks = tensor.device_mesh.shape
-            if any(place.is_partial() and many > 1 for place, many in zip(tensor.placements, ranks, strict=True)):
+            if any(place.is_partial() and size > 1 for place, size in zip(tensor.placements, ranks, strict=True)):
                 return None
             tensor = tensor.to_local()
         if type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__:  # It has memory, and changes functions.
             plain: torch.Tensor = tensor.as_subclass(torch.Tensor)
             return plain
-        made = tensor.clone()  # The result of a collective that may still be running becomes plain here.
+        cloned = tensor.clone()  # The result of a collective that may still be running becomes plain here.
     except Exception as error:
         if not is_unsupported(tensor, error):
             raise
         return None
-    return made if type(made) in PLAIN_TYPES else None
+    return cloned if type(cloned) in PLAIN_TYPES else None
 
 
 def is_unsupported(tensor: torch.Tensor, error: Exception) -> bool:
@@ -206,12 +206,12 @@ def is_unsupported(tensor: torch.Tensor, error: Exception) -> bool:
 def clone_tensor(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return a detached copy of a tensor of any kind; None for one that cannot be copied."""
     try:
-        made = tensor.detach().clone()
+        cloned = tensor.detach().clone()
     except Exception as error:
         if not is_unsupported(tensor, error):
             raise
         return None
-    return made if isinstance(made, torch.Tensor) else None
+    return cloned if isinstance(cloned, torch.Tensor) else None
 
 
 def copy_on_write(tensor: torch.Tensor) -> torch.Tensor | None:

@@ -244,10 +244,10 @@ def get_trainer(
     Raises:
         HooklineError: If no trainer has that name, or what it makes is not a `Trainer`.
     """
-    made = TRAINER_NAMES.find(kind)(model, dataloader, optimizer, device, **options)
-    if not isinstance(made, Trainer):
-        raise HooklineError(f"the trainer {kind!r} made {with_article(type(made).__name__)}, not a hookline Trainer")
-    return made
+    trainer = TRAINER_NAMES.find(kind)(model, dataloader, optimizer, device, **options)
+    if not isinstance(trainer, Trainer):
+        raise HooklineError(f"the trainer {kind!r} made {with_article(type(trainer).__name__)}, not a hookline Trainer")
+    return trainer
 
 
 def trainer_from_config(
@@ -286,8 +286,8 @@ def trainer_from_config(
         seed_everything(options.seed)
     data = factories["data"].make()
     if getattr(data, "train", None) is None:
-        made = with_article(type(data).__name__)
-        raise ConfigError("data", f"{settings.data.name!r} made {made}, which has no `train` to iterate over")
+        kind = with_article(type(data).__name__)
+        raise ConfigError("data", f"{settings.data.name!r} made {kind}, which has no `train` to iterate over")
     vocab = getattr(data, "vocab", None)
     model = factories["model"].make(**({} if vocab is None else {"vocab_size": len(vocab)}))
     if options.parallel == "fsdp2" and find_ranks().world_size > 1:

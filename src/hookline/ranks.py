@@ -130,14 +130,14 @@ class Ranks:
         Returns:
             The sums of every name that some rank has, float64 on the host; the names of rank 0 first.
         """
-        own = {name: torch.as_tensor(numbers, dtype=torch.float64, device="cpu") for name, numbers in named.items()}
-        sizes = {name: len(numbers) for name, numbers in own.items()}
+        tensors = {name: torch.as_tensor(numbers, dtype=torch.float64, device="cpu") for name, numbers in named.items()}
+        sizes = {name: len(numbers) for name, numbers in tensors.items()}
         if not self.all_equal(fingerprint(sizes.items())):
             gathered, sizes = self.gather(list(sizes.items())), {}
             for name, size in chain.from_iterable(gathered):
                 sizes[name] = max(size, sizes.get(name, 0))
         none = torch.zeros(0, dtype=torch.float64, device="cpu")
-        padded = [pad(numbers := own.get(name, none), (0, size - len(numbers))) for name, size in sizes.items()]
+        padded = [pad(numbers := tensors.get(name, none), (0, size - len(numbers))) for name, size in sizes.items()]
         _, sums = self.exchange(none, lambda _: torch.cat([none, *padded]))
         return dict(zip(sizes, torch.split(sums, list(sizes.values())), strict=True))
 
@@ -212,24 +212,24 @@ class Ranks:
         """Return a store that rank 0 hosts, beside torch's own: that one belongs to the process group."""
         hosts = self.gather(host())
         address = os.environ.get("MASTER_ADDR") or ("127.0.0.1" if len(set(hosts)) == 1 else hosts[0])
-        found: list[Any] = []
+        stores: list[Any] = []
 
         def open_store(port: int) -> int:
             make_store = torch.distributed.TCPStore  # type: ignore[attr-defined]
             waits = timedelta(seconds=CONNECT_SECONDS)
-            found.append(make_store(address, port, None, self.rank == 0, waits, False))
-            return int(found[0].port)
+            stores.append(make_store(address, port, None, self.rank == 0, waits, False))
+            return int(stores[0].port)
 
         port, problem = self.first(partial(open_store, 0)), None
         try:
-            if not found:
+            if not stores:
                 open_store(port)
         except Exception as error:
             problem = f"rank {self.rank} cannot reach rank 0 at {address}, port {port}: {error_text(error)}"
         if problems := list(filter(None, self.gather(problem))):
             raise RankError(problems[0])
-        found[0].set_timeout(timedelta(seconds=ANSWER_SECONDS))
-        return found[0]
+        stores[0].set_timeout(timedelta(seconds=ANSWER_SECONDS))
+        return stores[0]
 
     def check(self) -> None:
         """Raise RankError if another rank has failed, which the watch has found out."""
@@ -266,7 +266,7 @@ class Ranks:
         return f"rank {self.rank} of {self.world_size}"
 
 
-_found: tuple[Any, Ranks] | None = None  # those of a default process group, which a process may make again
+_default_ranks: tuple[Any, Ranks] | None = None  # those of a default process group, which a process may make again
 
 
 def find_ranks() -> Ranks:
@@ -274,14 +274,14 @@ def find_ranks() -> Ranks:
 
     With several ranks the first call makes a process group, so all ranks must call this at the same point.
     """
-    global _found
+    global _default_ranks
     rank, world_size = rank_and_world_size()
     if world_size == 1:
         return Ranks()
     world = torch.distributed.group.WORLD
-    if _found is None or _found[0] is not world:
-        _found = world, Ranks(rank, world_size, _local_rank(rank), torch.distributed.new_group(backend="gloo"))
-    return _found[1]
+    if _default_ranks is None or _default_ranks[0] is not world:
+        _default_ranks = world, Ranks(rank, world_size, _local_rank(rank), torch.distributed.new_group(backend="gloo"))
+    return _default_ranks[1]
 
 
 def rank_and_world_size() -> tuple[int, int]:
@@ -297,7 +297,7 @@ def leave_ranks() -> None:
     Call it for process groups that Hookline has initialized. After a failure it does nothing: it would wait for ranks
     that may be gone.
     """
-    if torch.distributed.is_initialized() and not (_found is not None and _found[1]._has_failed):
+    if torch.distributed.is_initialized() and not (_default_ranks is not None and _default_ranks[1]._has_failed):
         torch.distributed.destroy_process_group()
 
 
@@ -335,8 +335,8 @@ def compare(ranks: Ranks, sections: Mapping[str, Any], remedy: str = "") -> None
     marks = ranks.gather([fingerprint([text]) for text in texts.values()])
     differing = [name for index, name in enumerate(texts) if len({of_rank[index] for of_rank in marks}) > 1]
     if differing:
-        found = ranks.gather({name: texts[name] for name in differing})
-        said = [_difference(name, [json.loads(of_rank[name]) for of_rank in found]) for name in differing]
+        gathered = ranks.gather({name: texts[name] for name in differing})
+        said = [_difference(name, [json.loads(of_rank[name]) for of_rank in gathered]) for name in differing]
         raise RankError("; ".join(filter(None, [*said, remedy])))
 
 

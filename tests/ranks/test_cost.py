@@ -107,7 +107,7 @@ def count_among(rank: int, world_size: int) -> dict[str, Any]:
     distributed.destroy_process_group()
     distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
     ranks = EqualRanks(world_size)
-    hookline.ranks._found = distributed.group.WORLD, ranks  # type: ignore[assignment]
+    hookline.ranks._default_ranks = distributed.group.WORLD, ranks  # type: ignore[assignment]
     # Equal ranks have equal batches.
     hookline.trainer.agreement.check_first_batch = lambda ranks, batches, loaders: batches
     model = make_model()

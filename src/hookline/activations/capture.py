@@ -213,11 +213,11 @@ def _is_slice(tensor: Tensor) -> bool:
 def _parse_dtype(given: str | torch.dtype | None) -> torch.dtype | None:
     if given is None or isinstance(given, torch.dtype):
         return given
-    found = getattr(torch, given, None)
-    if not isinstance(found, torch.dtype):
+    dtype = getattr(torch, given, None)
+    if not isinstance(dtype, torch.dtype):
         choices = nearest(given, ["float32", "float16", "bfloat16", "float64"])
         raise ConfigError("dtype", f"unknown dtype {given!r}; {choices}")
-    return found
+    return dtype
 
 
 def _parse_device(given: str | None) -> torch.device | None:

@@ -275,14 +275,14 @@ def load_outputs(path: str | Path) -> dict[str, torch.Tensor]:
         tensors = load_file(path)
     except (OSError, SafetensorError) as error:
         raise HooklineError(f"cannot read captured states from {str(path)!r}: {error}") from error
-    found: dict[str, tuple[int, int, torch.Tensor]] = {}  # by module, with the number of the call and the index
+    newest: dict[str, tuple[int, int, torch.Tensor]] = {}  # by module, with the number of the call and the index
     for key, tensor in tensors.items():
         name, call, part, index = (*key.rsplit("/", 3), "", "", "")[:4]
         if part == "outputs" and call.isdecimal() and index.isdecimal() and tensor.is_floating_point():
             candidate = int(call), -int(index), tensor
-            found[name] = max(found.get(name, candidate), candidate, key=lambda version: version[:2])
-    if not found:
+            newest[name] = max(newest.get(name, candidate), candidate, key=lambda version: version[:2])
+    if not newest:
         raise HooklineError(
             f"{str(path)!r} has no captured outputs; write it with `Cache.save`, or a capture with `save`"
         )
-    return {name: tensor for name, (_, _, tensor) in found.items()}
+    return {name: tensor for name, (_, _, tensor) in newest.items()}

@@ -404,7 +404,7 @@ def statistics_of(tensors: Sequence[torch.Tensor]) -> list[dict[str, float]]:
     for index, values in enumerate(measured):
         if values is not None and values.numel() > 0:
             indices_by_device.setdefault(values.device, []).append(index)
-    found: list[dict[str, float]] = [{} for _ in tensors]
+    by_tensor: list[dict[str, float]] = [{} for _ in tensors]
     for indices in indices_by_device.values():
         try:
             rows = summarize([measured[index] for index in indices]).tolist()  # type: ignore[misc]
@@ -416,8 +416,8 @@ def statistics_of(tensors: Sequence[torch.Tensor]) -> list[dict[str, float]]:
             row = dict(zip(STATISTICS, numbers, strict=True))
             # Conditions use shorter names, and the fraction of zeros instead of their number.
             row |= {"nan": row["nans"], "inf": row["infs"], "zeros": row["zeros"] / row["count"]}
-            found[index] = {name: row[name] for name in CONDITION_STATISTICS}
-    return found
+            by_tensor[index] = {name: row[name] for name in CONDITION_STATISTICS}
+    return by_tensor
 
 
 def describe_tensors(value: Any) -> tuple[str, ...]:

@@ -179,9 +179,9 @@ def select_modules(entry: Entry, model: torch.nn.Module | None) -> dict[str, tor
     if objects:
         names = {id(module): name for name, module in named.items()}
         for index, module in enumerate(objects):
-            own = entry.name if len(objects) == 1 else f"{entry.name}.{index}"
+            fallback = entry.name if len(objects) == 1 else f"{entry.name}.{index}"
             inner = unwrap_module(module)  # As patterns do: a wrapper stands for the module in it.
-            chosen[names.get(id(inner)) or own] = inner
+            chosen[names.get(id(inner)) or fallback] = inner
     return chosen
 
 

@@ -129,12 +129,12 @@ class Replace(Intervention):
         """Return the value, or the function's result, in the output's shape."""
         if not callable(self.value):
             return self._fit(self.value, tensor, "value", name)
-        made = self.value(tensor)
-        if not isinstance(made, Tensor) or made.shape != tensor.shape:
-            result = f"a tensor of shape {tuple(made.shape)}" if isinstance(made, Tensor) else type(made).__name__
+        result = self.value(tensor)
+        if not isinstance(result, Tensor) or result.shape != tensor.shape:
+            shown = f"a tensor of shape {tuple(result.shape)}" if isinstance(result, Tensor) else type(result).__name__
             expected = f"return a tensor of shape {tuple(tensor.shape)}"
-            raise self._error(f"the function returned {result} for {name!r}; {expected}")
-        return made.to(tensor).clone()
+            raise self._error(f"the function returned {shown} for {name!r}; {expected}")
+        return result.to(tensor).clone()
 
 
 class ScaleActivation(Intervention):
@@ -244,10 +244,10 @@ class Patch(Intervention):
             source = source[name]
         if isinstance(source, CapturedState):
             source = source.outputs
-        found = first_floating(source)
-        if found is None:
+        replacement = first_floating(source)
+        if replacement is None:
             raise self._error(f"the source has no floating-point output of {name!r}; capture outputs")
-        value = self._fit(found, tensor, "the source", name)
+        value = self._fit(replacement, tensor, "the source", name)
         return self._merge(self.positions, value, tensor, self.dim, "positions", name)
 
 

@@ -112,8 +112,8 @@ class Monitor(BuiltInForwardHook):
             return
         if isinstance(live_output, Tensor):  # nearly always
             tensor, measured = live_output, measurable(live_output)
-        elif (found := _first_measurable(live_output)) is not None:
-            tensor, measured = found
+        elif (first := _first_measurable(live_output)) is not None:
+            tensor, measured = first
         else:
             return
         if measured is None:

@@ -286,7 +286,7 @@ class DeadUnits:
             use: Called with the table of all ranks.
         """
         # With the number of units, because an output may have another one on another rank.
-        own = {f"{units} {name}": (units, 0) for sizes, _ in copies for name, units in sizes}
+        widths = {f"{units} {name}": (units, 0) for sizes, _ in copies for name, units in sizes}
 
         def alive() -> Tensor:
             return torch.cat([torch.zeros(0).double(), *((~dead.wait()).double() for _, dead in copies)])
@@ -298,7 +298,7 @@ class DeadUnits:
             self._last_window.update(dead)
             return use(_count(step, dead))
 
-        return SharedPart(kind, step, epoch, own, finish, maxima=alive)
+        return SharedPart(kind, step, epoch, widths, finish, maxima=alive)
 
     def current(self) -> list[StepTable]:
         """Return the counts of the first window so far; nothing once a window is complete."""

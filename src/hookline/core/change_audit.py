@@ -184,20 +184,20 @@ class RunSnapshot:
     def _read(self) -> dict[str, Any]:
         run, optimizers = self._run, self._run.optimizers
         rates = [_comparable(group["lr"]) for optimizer in optimizers for group in optimizer.param_groups]
-        found: dict[str, Any] = {"learning rate": rates}
+        values: dict[str, Any] = {"learning rate": rates}
         for what, tensors in self._passed.items():
-            found[what] = [tensor_version(tensor) for tensor in tensors]
+            values[what] = [tensor_version(tensor) for tensor in tensors]
         if self._versions:
-            found["parameters"] = [tensor_version(param) for param in run.params.values()]
+            values["parameters"] = [tensor_version(param) for param in run.params.values()]
         if not self._full:
-            return found
+            return values
         modules, params = list(run.model.modules()), run.params.values()
         buffers, grads = list(run.model.buffers()), [param.grad for param in params]
         forwards = [vars(module).get("forward") for module in modules]  # A function that replaces the method.
         by_param = [state for optimizer in optimizers for state in optimizer.state.values()]
         states = [value for state in by_param if isinstance(state, Mapping) for value in state.values()]
         self._alive += [modules, forwards, buffers, grads, states]
-        return found | {
+        return values | {
             "buffers": [_comparable(buffer) for buffer in buffers],
             "gradients": [_comparable(grad) for grad in grads],
             "optimizer state": [_comparable(state) for state in states],
@@ -225,8 +225,8 @@ class RunSnapshot:
             **self._passed,
         }
         return {
-            what: [_few_elements(tensor) for tensor in found if self._is_readable(tensor)]
-            for what, found in tensors.items()
+            what: [_few_elements(tensor) for tensor in group if self._is_readable(tensor)]
+            for what, group in tensors.items()
         }
 
     def _is_readable(self, tensor: torch.Tensor) -> bool:

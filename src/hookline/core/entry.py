@@ -181,8 +181,8 @@ class Entry:
 
     def state(self) -> Any:
         """Return what the hook saves: its `state_dict()`, or the attributes named in `saves`; None if nothing."""
-        if callable(own := hook_attribute(self.hook, "state_dict")):
-            return own()
+        if callable(save := hook_attribute(self.hook, "state_dict")):
+            return save()
         saved = names(hook_attribute(self.hook, "saves"), "saves")
         return {name: getattr(self.hook, name) for name in saved} if saved else None
 
@@ -194,8 +194,8 @@ class Entry:
         """
         try:
             with failures.call(self.name, "load_state_dict"):
-                if callable(own := hook_attribute(self.hook, "load_state_dict")):
-                    own(state)
+                if callable(load := hook_attribute(self.hook, "load_state_dict")):
+                    load(state)
                     return
                 for name in names(hook_attribute(self.hook, "saves"), "saves"):
                     if name in state:
@@ -265,21 +265,20 @@ def read_hook(
     if event:
         row, spelling = find_event(event), event if event.startswith("on_") else f"on_{event}"
         return hook, {row.name: read_signature(hook, row, spelling, getattr(hook, "__name__", "function"))}
-    made = hook if is_finished else load_reference(PROVIDED["make_hook"])(hook, parameters, options)
-    listeners = find_listeners(made)
+    instance = hook if is_finished else load_reference(PROVIDED["make_hook"])(hook, parameters, options)
+    listeners = find_listeners(instance)
     # Methods that are no events are called, too, such as `setup`.
-    is_called = isinstance(made, Hook) and any(getattr(type(made), name) is not getattr(Hook, name) for name in METHODS)
+    cls = type(instance)
+    is_called = isinstance(instance, Hook) and any(getattr(cls, name) is not getattr(Hook, name) for name in METHODS)
     if not listeners and not is_called:
         raise RegistrationError(
-            f"{getattr(made, '__name__', type(made).__name__)!r} listens to no event: give a function its event "
-            f"(event=…), or a class a method named after one{_method_hint(made)}"
+            f"{getattr(instance, '__name__', cls.__name__)!r} listens to no event: give a function its event "
+            f"(event=…), or a class a method named after one{_method_hint(instance)}"
         )
     for kind, method in MAIN_EVENTS.items():
-        if isinstance(made, kind) and method not in listeners:
-            raise RegistrationError(
-                f"{type(made).__name__!r} is {with_article(kind.__name__)} without a method {method!r}"
-            )
-    return made, listeners
+        if isinstance(instance, kind) and method not in listeners:
+            raise RegistrationError(f"{cls.__name__!r} is {with_article(kind.__name__)} without a method {method!r}")
+    return instance, listeners
 
 
 def parse_ranks(given: Any, path: str = "ranks") -> RankChoice:
@@ -374,9 +373,9 @@ def hook_name(hook: Any, type_name: str = "") -> str:
     given = hook_attribute(hook, "name")
     if isinstance(given, str) and given and given != getattr(type(hook), "name", None):
         return given
-    own = vars(type(hook))
+    namespace = vars(type(hook))
     # A user's function may make a built-in hook, whose name the user did not choose.
-    chosen = own["name"] if isinstance(own.get("name"), str) and not own.get("built_in") else ""
+    chosen = namespace["name"] if isinstance(namespace.get("name"), str) and not namespace.get("built_in") else ""
     return DerivedName(chosen or type_name or HOOKS.name_of(type(hook)) or _name_by_class(hook))
 
 

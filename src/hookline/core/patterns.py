@@ -36,13 +36,13 @@ def select(pattern: Any, things: Mapping[str, Thing], what: str) -> dict[str, Th
     chosen: set[str] = set()
     for pattern in patterns:
         matches = _matcher(pattern, what)
-        found = {name for name, thing in things.items() if matches(name, thing)}
-        if not found and pattern == "*":
-            found = set(things)  # A model that is a single module has only its root.
-        if not found:
+        matching = {name for name, thing in things.items() if matches(name, thing)}
+        if not matching and pattern == "*":
+            matching = set(things)  # A model that is a single module has only its root.
+        if not matching:
             shown = repr(pattern) if isinstance(pattern, str) else getattr(pattern, "__name__", type(pattern).__name__)
             raise HooklineError(f"{what} pattern {shown} matches nothing; {_choices(pattern, things)}")
-        chosen |= found
+        chosen |= matching
     return {name: thing for name, thing in things.items() if name in chosen}
 
 

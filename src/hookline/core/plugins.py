@@ -128,13 +128,13 @@ def _place(definition: Any) -> tuple[Any, Any]:
 def _code(definition: Any) -> list[CodeType]:
     """Return the code objects that a definition consists of."""
     bodies = vars(definition).values() if isinstance(definition, type) else [definition]
-    found: list[CodeType] = []
+    codes: list[CodeType] = []
     for body in bodies:
         code = getattr(inspect.unwrap(getattr(body, "__func__", body)), "__code__", None)
         # A class may hold functions that were defined elsewhere, and those that a dataclass generates.
         if isinstance(code, CodeType) and code.co_qualname.startswith(definition.__qualname__):
-            found.append(code)
-    return found
+            codes.append(code)
+    return codes
 
 
 def _first_line(codes: list[CodeType]) -> tuple[str, int]:

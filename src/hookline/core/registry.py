@@ -155,37 +155,37 @@ class Registry:
         elif isinstance(name, DerivedName):  # A config has made the hook of this type.
             name, type_name = None, str(name)
         options = {} if every is None else {"every": every}
-        made, listeners = read_hook(hook, event, parameters, options)  # Its constructor may take `every`.
+        instance, listeners = read_hook(hook, event, parameters, options)  # Its constructor may take `every`.
         schedule = Schedule.parse(options.get("every"), at, start, stop, name or type_name)
-        own_schedule: Schedule = hook_attribute(made, "schedule") or Schedule()
+        own_schedule: Schedule = hook_attribute(instance, "schedule") or Schedule()
         if every is None and not schedule.at and (schedule.start or schedule.stop):  # They limit its own period.
             schedule = replace(schedule, every=own_schedule.every)
-        name = name or hook_name(made, type_name)
+        name = name or hook_name(instance, type_name)
         # Not inherited: a user's subclass of a built-in hook is not built in.
-        built_in = bool(vars(type(made)).get("built_in", False))
+        built_in = bool(vars(type(instance)).get("built_in", False))
         if built_in:
-            check_schedule(made, listeners, schedule)
-        is_collective = bool(hook_attribute(made, "collective"))
+            check_schedule(instance, listeners, schedule)
+        is_collective = bool(hook_attribute(instance, "collective"))
         if is_collective and on_error not in (None, "raise"):
             raise RegistrationError(f"{str(name)!r} is collective: its failure ends the run; leave out its `on_error`")
         entry = Entry(
             name=str(name),
             named=not isinstance(name, DerivedName),
-            hook=made,
+            hook=instance,
             number=0,
             listeners=listeners,
             built_in=built_in,
             # The other ranks wait in its collectives, whatever has happened to it on this one.
-            policy="raise" if is_collective else check_policy(on_error or str(hook_attribute(made, "on_error"))),
+            policy="raise" if is_collective else check_policy(on_error or str(hook_attribute(instance, "on_error"))),
             schedule=schedule if schedule != Schedule() else own_schedule,
             enabled=enabled,
-            last=last or bool(hook_attribute(made, "runs_last")),
+            last=last or bool(hook_attribute(instance, "runs_last")),
             before=names(before, "before"),
             after=names(after, "after"),
-            ranks=parse_ranks(hook_attribute(made, "ranks") if ranks is None else ranks),
-            needs=check_needs(made, str(name)),
+            ranks=parse_ranks(hook_attribute(instance, "ranks") if ranks is None else ranks),
+            needs=check_needs(instance, str(name)),
             origin="built-in" if built_in and origin == "code" else origin,
-            parameters={} if event else hook_parameters(made, parameters),
+            parameters={} if event else hook_parameters(instance, parameters),
         )
         entry.check_ranks(self.ranks)
         return self._add(entry)
@@ -382,8 +382,8 @@ class Registry:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the hooks save with the run, by name; a hook that fails is handled by its failure policy."""
-        found = {entry.name: self.failures.state_of(entry, entry.state) for entry in self.entries()}
-        return {name: state for name, state in found.items() if state is not None}
+        states = {entry.name: self.failures.state_of(entry, entry.state) for entry in self.entries()}
+        return {name: state for name, state in states.items() if state is not None}
 
     def load_state_dict(self, states: Mapping[str, Any]) -> dict[str, list[str]]:
         """Restore the state of every hook, in place.

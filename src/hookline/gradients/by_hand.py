@@ -60,11 +60,11 @@ class UpdateByHand:
                 params[name].grad = gradient
         try:
             fire()
-            made = {name: params[name].grad if name in params else None for name in grads or params}
+            updated = {name: params[name].grad if name in params else None for name in grads or params}
         finally:
             for param in self._stand_ins.values():
                 param.grad = None  # They must not keep the gradients alive.
-        return {name: made[plain[name]] for name in plain} if plain else made
+        return {name: updated[plain[name]] for name in plain} if plain else updated
 
     def _use(self, grads: Any, model: torch.nn.Module | None) -> UpdateChain:
         """Return the registry's own chain, for the parameters that these gradients belong to."""

@@ -144,8 +144,8 @@ class UpdateChain:
     def _make_state(self, name: str, hook: Any, selected: Parameters) -> None:
         """Make a hook's state once, or take it from the checkpoint that was loaded before."""
         if name not in self.states or self._owners.get(name) is not hook:
-            made = _initial_state(name, hook, selected)
-            self.states[name] = _completed(self._unclaimed.get(name, made), made, selected)
+            initial = _initial_state(name, hook, selected)
+            self.states[name] = _completed(self._unclaimed.get(name, initial), initial, selected)
             self._owners[name] = hook
 
     def restore(self, states: Mapping[str, Any]) -> None:
@@ -304,11 +304,11 @@ def _initial_state(name: str, hook: Any, selected: Parameters) -> Any:
         raise
 
 
-def _completed(saved: Any, made: Any, selected: Parameters) -> Any:
+def _completed(saved: Any, initial: Any, selected: Parameters) -> Any:
     """Return a checkpoint's state with new entries for parameters that were not selected when it was saved."""
-    if not (isinstance(saved, dict) and isinstance(made, dict)):
+    if not (isinstance(saved, dict) and isinstance(initial, dict)):
         return saved
-    return {name: made[name] for name in made if name in selected and name not in saved} | saved
+    return {name: initial[name] for name in initial if name in selected and name not in saved} | saved
 
 
 def _passes_through(bound: BoundHook) -> bool:
@@ -352,7 +352,7 @@ def select_parameters(pattern: Any, params: Parameters, model: torch.nn.Module) 
         if is_class or names_class or isinstance(wanted, torch.nn.Module):
             module = unwrap_module(wanted) if isinstance(wanted, torch.nn.Module) else wanted
             modules = select(module, plain_modules(model), "module")
-            inside = {id(param) for found in modules.values() for param in found.parameters()}
+            inside = {id(param) for owner in modules.values() for param in owner.parameters()}
             if inside.isdisjoint(trained):
                 first = next(iter(modules))
                 raise HooklineError(f"params={wanted!r} matches {first!r} and others, none of which is trained")

@@ -89,15 +89,15 @@ class GradientList:
     def _read_norms(self) -> Tensor:
         if not self.tensors:
             return torch.zeros(0)
-        found = []
+        by_group = []
         for tensors in self.groups:
             # The operation that torch clips by. `hookline.stats` computes norms more exactly, and would clip
             # differently in the last bit.
             dtype = torch.float32 if tensors[0].dtype.itemsize < 4 else None
-            found.append(torch.stack(torch._foreach_norm(tensors, 2.0, dtype=dtype)))
-        norms = found[0]
-        if len(found) > 1:
-            in_groups = [norm for of_group in found for norm in of_group.to(norms.device).unbind()]
+            by_group.append(torch.stack(torch._foreach_norm(tensors, 2.0, dtype=dtype)))
+        norms = by_group[0]
+        if len(by_group) > 1:
+            in_groups = [norm for of_group in by_group for norm in of_group.to(norms.device).unbind()]
             by_index = dict(zip(chain(*self._indices), in_groups, strict=True))
             norms = torch.stack([by_index[index] for index in range(len(in_groups))])
         for shards in [] if self.is_uniform else group_by_mesh(self.tensors):
@@ -161,10 +161,10 @@ class Gradients(MutableMapping[str, Tensor]):
         self._known = known
 
     def __getitem__(self, name: str) -> Tensor:
-        found = self.assigned[name] if name in self.assigned else self.params[name].grad
-        if found is None:
+        gradient = self.assigned[name] if name in self.assigned else self.params[name].grad
+        if gradient is None:
             raise KeyError(name)
-        return found
+        return gradient
 
     def __setitem__(self, name: str, gradient: Tensor) -> None:
         if name not in self.params:
@@ -196,16 +196,16 @@ class Gradients(MutableMapping[str, Tensor]):
         """Return the gradients with what is known about them; the hooks of a chain share it during a step."""
         if self._known is None or self.assigned:
             return GradientList(self.tensors())
-        found = self._known.get(id(self.params))
-        if found is None:
-            found = self._known[id(self.params)] = GradientList(self.tensors())
-        return found
+        gradients = self._known.get(id(self.params))
+        if gradients is None:
+            gradients = self._known[id(self.params)] = GradientList(self.tensors())
+        return gradients
 
     def writable(self) -> GradientList:
         """Return the gradients as `as_list` does, all of them with memory that can be written in place."""
-        found = self.as_list()
-        if found.is_uniform:
-            return found
+        gradients = self.as_list()
+        if gradients.is_uniform:
+            return gradients
         for name, grad in self.items():
             if grad.is_sparse and not grad.is_coalesced():
                 # Coalescing makes a copy, so a write into that would not reach the parameter.
@@ -224,13 +224,13 @@ class Gradients(MutableMapping[str, Tensor]):
             GradientError: If a gradient is sparse, complex or sharded within rows that it needs; it names the
                 parameter.
         """
-        found = self.as_list()
-        for name, tensor in () if found.is_uniform else self.items():
+        gradients = self.as_list()
+        for name, tensor in () if gradients.is_uniform else self.items():
             if tensor.layout is not torch.strided or tensor.is_complex():
                 raise GradientError(f"{transform}: the gradient of {name!r} is {kind_of(tensor)}; {_LEAVE_OUT}")
             if whole_rows and is_sharded(tensor) and any(place.is_shard() and place.dim for place in tensor.placements):  # type: ignore[attr-defined]
                 raise GradientError(f"{transform}: {name!r} is sharded within its rows; {_LEAVE_OUT}")
-        return found.local
+        return gradients.local
 
     def norms(self) -> Tensor:
         """Return one L2 norm per gradient, on the device, of the whole gradient where it is sharded."""
@@ -243,8 +243,8 @@ class Gradients(MutableMapping[str, Tensor]):
 
     def finish_write(self) -> None:
         """Note that a transform may have written in place: norms are read again, except for its `norms_after`."""
-        for found in (self._known or {}).values():
-            found.known_norms, found.norms_after, found.norms_are_exact = found.norms_after, None, False
+        for gradients in (self._known or {}).values():
+            gradients.known_norms, gradients.norms_after, gradients.norms_are_exact = gradients.norms_after, None, False
 
     def forget(self) -> None:
         """Note that parameters may have other gradients."""

@@ -136,6 +136,6 @@ class Agreement:
     def after_train_end(self) -> None:
         """Carry out what hooks have asked for in on_train_end, which all ranks know only now."""
 
-    def count_once(self, own: int) -> int:
+    def count_once(self, count: int) -> int:
         """Return what this rank adds to a count over all ranks: nothing if rank 0 has the same batches."""
-        return own
+        return count

@@ -49,8 +49,8 @@ def view_of(config: Any, checkpoint_dir: str | None) -> Any:
 def _plain(value: Any) -> Any:
     """Return a mapping, or an object that lists its values, as a dict with dicts in it; anything else as it is."""
     for method in ("as_mapping", "model_dump"):
-        if callable(own := getattr(value, method, None)):
-            return own()
+        if callable(as_dict := getattr(value, method, None)):
+            return as_dict()
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
     return {key: _plain(item) for key, item in value.items()} if isinstance(value, Mapping) else value

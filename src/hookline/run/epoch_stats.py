@@ -118,15 +118,15 @@ class EpochStats:
         """
         self._fold(LOSS, wait=True)
         self.fold()
-        own: dict[str, list[float]] = {"step loss": [window.weigh(loss), 1.0]}
+        parts: dict[str, list[float]] = {"step loss": [window.weigh(loss), 1.0]}
         for name, total in self._sums.items():
-            own[f"sum {name}"] = [float(total), float(self._counts[name])]
+            parts[f"sum {name}"] = [float(total), float(self._counts[name])]
         for name, (at, latest) in self._latest.items():
             value, weight = float(latest), window.rank_weight if at == step else 1.0
             if name in self._optional and math.isnan(value):
                 weight = 0.0
-            own[f"latest {name}"] = [value * weight if weight else 0.0, weight, at, 1.0]
-        totals = {name: numbers.tolist() for name, numbers in ranks.add_up(own).items()}
+            parts[f"latest {name}"] = [value * weight if weight else 0.0, weight, at, 1.0]
+        totals = {name: numbers.tolist() for name, numbers in ranks.add_up(parts).items()}
         means = {name: total / count if count else math.nan for name, (total, count, *_) in totals.items()}
         summed = {name.removeprefix("sum "): mean for name, mean in means.items() if name.startswith("sum ")}
         summed[LOSS] = summed.pop(LOSS)  # the last, as it is recorded
@@ -198,7 +198,7 @@ def add_losses(states: Sequence[Mapping[str, Any]], is_counted: bool) -> dict[st
     """
     of_ranks = [state["beside"]["sums"] for state in states]
     names = dict.fromkeys(name for sums in of_ranks for name in sums)
-    sums = {name: [sum(own.get(name, (0, 0.0))[index] for own in of_ranks) for index in (0, 1)] for name in names}
+    sums = {name: [sum(rank.get(name, (0, 0.0))[index] for rank in of_ranks) for index in (0, 1)] for name in names}
     totals = {key: sum(state[key] for state in states) for key in ("count", "sum", "bad")}
     if not is_counted:
         sums, totals = {name: [0, 0.0] for name in sums}, {"count": 0, "sum": 0.0, "bad": 0}

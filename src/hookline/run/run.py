@@ -333,8 +333,8 @@ class Run(Steps):
 
     def _collect_failures(self) -> None:
         """Count the failures of hooks on other ranks, where they are no error: rank 0 writes the run's summary."""
-        own = {hook.name: hook.failures for hook in self.hooks.list_hooks() if hook.failures}
-        for rank, failures in self.ranks.gather([self.ranks.rank, own]):  # after a failure, of this rank alone
+        counts = {hook.name: hook.failures for hook in self.hooks.list_hooks() if hook.failures}
+        for rank, failures in self.ranks.gather([self.ranks.rank, counts]):  # after a failure, of this rank alone
             if rank != self.ranks.rank:
                 for name, count in failures.items():
                     self.run_status.failed_on_ranks.setdefault(name, []).append(rank)

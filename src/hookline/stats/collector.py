@@ -59,15 +59,13 @@ class SentRows(NamedTuple):
         """
         keys: list[Any] = []
         parts: list[Tensor] = []
-        for own, copy, begin in self.parts:
-            found = copy.wait()
-            if len(found) > len(own):  # Rows of several steps were copied together.
-                found = found[begin : begin + len(own)]
-            kept = ~found[:, COUNT].isnan()
-            if not kept.all():
-                own, found = [own[index] for index in kept.nonzero().flatten().tolist()], found[kept]
-            keys += own
-            parts.append(found)
+        for sent_keys, copy, begin in self.parts:
+            part = copy.wait()
+            if len(part) > len(sent_keys):  # Rows of several steps were copied together.
+                part = part[begin : begin + len(sent_keys)]
+            is_filled = ~part[:, COUNT].isnan()
+            keys += [key for key, has_row in zip(sent_keys, is_filled.tolist(), strict=True) if has_row]
+            parts.append(part[is_filled])
         rows = torch.cat(parts) if len(parts) > 1 else parts[0]
         if not self.step or len(set(keys)) == len(keys):
             return StepRows(self.step, keys, rows)
@@ -105,22 +103,22 @@ class SentRows(NamedTuple):
             use: Called with the merged rows, on all ranks; returns metrics to record at their step.
         """
         width = (_PEAKS + 1, _SUMS + 1 + BINS) if with_histograms else (_PEAKS, _SUMS + 1)
-        own = dict.fromkeys(map(str, self.keys), width)
-        names = list(own)
+        widths = dict.fromkeys(map(str, self.keys), width)
+        names = list(widths)
         copies = {str(key) for key in self.keys if is_copy(key)}
 
         @cache
         def read() -> tuple[Tensor, Tensor]:
             """Wait for the rows; return one for each name, and 1 for those that have one: others count for nothing."""
-            found = self.read()
-            keys = list(map(str, found.keys))
+            step_rows = self.read()
+            keys = list(map(str, step_rows.keys))
             if keys == names and not copies:  # nearly always
-                return found.rows.double(), torch.ones(len(names), dtype=torch.float64)
-            rows = torch.zeros(len(names), found.rows.shape[1], dtype=torch.float64)
+                return step_rows.rows.double(), torch.ones(len(names), dtype=torch.float64)
+            rows = torch.zeros(len(names), step_rows.rows.shape[1], dtype=torch.float64)
             present = torch.zeros(len(names), dtype=torch.float64)
             counted = [index for index, key in enumerate(keys) if key not in copies]
             places = [names.index(keys[index]) for index in counted]
-            rows[places], present[places] = found.rows[counted].double(), 1.0
+            rows[places], present[places] = step_rows.rows[counted].double(), 1.0
             return rows, present
 
         def maxima() -> Tensor:
@@ -154,7 +152,7 @@ class SentRows(NamedTuple):
             known = [name for name, has_row in zip(sizes, present.tolist(), strict=True) if has_row]
             return use(StepRows(self.step, known, rows[present]))
 
-        return SharedPart(kind, self.step, epoch, own, finish, maxima, sums)
+        return SharedPart(kind, self.step, epoch, widths, finish, maxima, sums)
 
 
 class HostQueue(deque[tuple[int, Sequence[Any], HostCopy]]):
@@ -172,9 +170,9 @@ class HostQueue(deque[tuple[int, Sequence[Any], HostCopy]]):
 
     def take(self) -> list[tuple[int, Sequence[Any], HostCopy]]:
         """Take out everything that was sent, with the copies as they are; nothing waits."""
-        taken = list(self)
+        sent = list(self)
         self.clear()
-        return taken
+        return sent
 
 
 class StepCollector:

@@ -31,11 +31,11 @@ SLOTS = 32  # tensors in one launch
 _DTYPE = attrgetter("dtype")
 
 
-def make_accumulators(many: int, device: torch.device) -> tuple[Tensor, list[Tensor]]:
+def make_accumulators(count: int, device: torch.device) -> tuple[Tensor, list[Tensor]]:
     """Make empty accumulators: a table and its rows."""
     with torch.inference_mode(False):
-        table = torch.zeros((many, ACCUMULATOR_BYTES // 8), dtype=torch.float64, device=device)
-        return table, [table[row : row + 1] for row in range(many)]
+        table = torch.zeros((count, ACCUMULATOR_BYTES // 8), dtype=torch.float64, device=device)
+        return table, [table[row : row + 1] for row in range(count)]
 
 
 def make_flag(device: torch.device) -> Tensor:
@@ -44,10 +44,10 @@ def make_flag(device: torch.device) -> Tensor:
         return torch.zeros((), dtype=torch.int32, device=device)
 
 
-def make_counts(many: int, device: torch.device) -> Tensor:
+def make_counts(count: int, device: torch.device) -> Tensor:
     """Make [calls, calls that were due] for some accumulators; `take` adds to them."""
     with torch.inference_mode(False):
-        return torch.zeros((many, HEAD.value), dtype=torch.float64, device=device)
+        return torch.zeros((count, HEAD.value), dtype=torch.float64, device=device)
 
 
 # ---- adding ----------------------------------------------------------------------------------------------------------
@@ -91,9 +91,10 @@ def _prepare(
 
     They are cached, because memory that a step frees mostly comes back.
     """
-    each = tables * len(rows) if len(tables) == 1 else tables
-    written = [table + row * ACCUMULATOR_BYTES for table, row in zip(each, rows, strict=True)]
-    read = [address or own for address, own in zip(addresses, written, strict=True)]  # An empty tensor's address is 0.
+    table_of_row = tables * len(rows) if len(tables) == 1 else tables
+    written = [table + row * ACCUMULATOR_BYTES for table, row in zip(table_of_row, rows, strict=True)]
+    # An empty tensor's address is 0.
+    read = [address or fallback for address, fallback in zip(addresses, written, strict=True)]
     return [
         (launch, _slots([read[index] for index in some]), _slots([written[index] for index in some]))
         for some, launch in _launches(device, sizes, dtypes)
@@ -154,13 +155,13 @@ def take(addresses: Tensor, counts: Tensor) -> Tensor:
 
     An accumulator that added nothing has NaN in place of the count of its elements.
     """
-    device, many = counts.device, len(counts)
-    rows = torch.empty((many, len(STATISTICS)), dtype=torch.float64, device=device)
+    device, count = counts.device, len(counts)
+    rows = torch.empty((count, len(STATISTICS)), dtype=torch.float64, device=device)
     with _device.use(device):
-        _take_launch(device, many)(_device.stream_handle(device), addresses, rows, counts)
+        _take_launch(device, count)(_device.stream_handle(device), addresses, rows, counts)
     return rows
 
 
 @lru_cache(maxsize=64)
-def _take_launch(device: torch.device, many: int) -> Launch:
-    return Launch(read_accumulators, many, COLUMNS=len(STATISTICS), SHARES=SHARES, TILE=MERGE_TILE)
+def _take_launch(device: torch.device, count: int) -> Launch:
+    return Launch(read_accumulators, count, COLUMNS=len(STATISTICS), SHARES=SHARES, TILE=MERGE_TILE)

@@ -63,21 +63,21 @@ class LocalTensors:
 
     def summarize(self) -> Tensor:
         """Return one statistics row per tensor, as `hookline.stats.summarize` does."""
-        found = self._measure(rows.summarize)
+        summary = self._measure(rows.summarize)
         if any(self._left_out):
-            zeros = torch.zeros_like(found)
-            zeros[:, COUNT] = zeros[:, ZEROS] = _device.upload(self._left_out, found.dtype, found.device)
-            found = merge(torch.stack([found, zeros]))
+            zeros = torch.zeros_like(summary)
+            zeros[:, COUNT] = zeros[:, ZEROS] = _device.upload(self._left_out, summary.dtype, summary.device)
+            summary = merge(torch.stack([summary, zeros]))
         for mesh in self._meshes:
-            found = mesh.rows(found)
-        return found
+            summary = mesh.rows(summary)
+        return summary
 
     def norms(self) -> Tensor:
         """Return the L2 norm of each tensor."""
-        found = self._measure(rows.norms)
+        norms = self._measure(rows.norms)
         for mesh in self._meshes:
-            found = mesh.sums(found.square()).sqrt()
-        return found
+            norms = mesh.sums(norms.square()).sqrt()
+        return norms
 
     def histograms(self, rows: Tensor) -> histograms.Histograms:
         """Count the values of each tensor; `rows` are what `summarize` returned."""
@@ -86,8 +86,8 @@ class LocalTensors:
         def count(dense: list[Tensor], indices: list[int]) -> Tensor:
             if len(indices) == len(tops):
                 return histograms.count(dense, tops)
-            own = tops[_device.upload(indices, torch.int64, tops.device)]
-            return histograms.count(dense, own.to(dense[0].device))
+            tops_here = tops[_device.upload(indices, torch.int64, tops.device)]
+            return histograms.count(dense, tops_here.to(dense[0].device))
 
         counts = self._each_device(count)
         if any(self._left_out):
@@ -107,8 +107,8 @@ class LocalTensors:
         home = self.dense[0].device
         parts = [measure([self.dense[index] for index in group], group).to(home) for group in self._groups]
         order = _device.upload([index for group in self._groups for index in group], torch.int64, home)
-        found = torch.cat(parts)
-        return torch.empty_like(found).index_copy_(0, order, found)
+        joined = torch.cat(parts)
+        return torch.empty_like(joined).index_copy_(0, order, joined)
 
 
 def _local(tensor: Any, name: object) -> Tensor:
@@ -134,15 +134,15 @@ class MeshTensors:
 
     def rows(self, rows: Tensor) -> Tensor:
         """Return all rows, with those of these tensors merged over the ranks."""
-        own = _device.upload(self.indices, torch.int64, rows.device)
-        sums, peaks = split_rows(rows[own])
+        indices = _device.upload(self.indices, torch.int64, rows.device)
+        sums, peaks = split_rows(rows[indices])
         sums, peaks = self._reduce(sums, dist.ReduceOp.SUM, 0.0), self._reduce(peaks, dist.ReduceOp.MAX, float("-inf"))
-        return rows.index_copy(0, own, join_rows(sums, peaks))
+        return rows.index_copy(0, indices, join_rows(sums, peaks))
 
     def sums(self, values: Tensor) -> Tensor:
         """Return all values, such as counts and squares, with those of these tensors added up over the ranks."""
-        own = _device.upload(self.indices, torch.int64, values.device)
-        return values.index_copy(0, own, self._reduce(values[own], dist.ReduceOp.SUM, 0))
+        indices = _device.upload(self.indices, torch.int64, values.device)
+        return values.index_copy(0, indices, self._reduce(values[indices], dist.ReduceOp.SUM, 0))
 
     def _reduce(self, values: Tensor, operation: Any, neutral: float) -> Tensor:
         # Each rank takes part in every reduction, or the others would wait; a copy that does not count adds nothing.
@@ -165,11 +165,11 @@ def is_copy(tensor: Any) -> bool:
 
 def group_by_mesh(tensors: Sequence[Any]) -> list[MeshTensors]:
     """Return the DTensors among some tensors by mesh, without meshes that this rank is not part of."""
-    found: dict[Any, MeshTensors] = {}
+    by_mesh: dict[Any, MeshTensors] = {}
     for index, tensor in enumerate(tensors):
         mesh = tensor.device_mesh if is_sharded(tensor) else None
         if mesh is not None and mesh.get_coordinate() is not None:
-            shards = found.setdefault(mesh, MeshTensors(mesh))
+            shards = by_mesh.setdefault(mesh, MeshTensors(mesh))
             shards.indices.append(index)
             shards.counts.append(not is_copy(tensor))
-    return list(found.values())
+    return list(by_mesh.values())

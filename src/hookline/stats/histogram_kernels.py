@@ -72,10 +72,10 @@ def _count_in_shared_memory(
             value = tl.load(base + start + lanes, mask=inside, other=0).to(tl.float32)
             _run(ADD_ONE, mine + tl.where(inside, _bin_of(value, highest, PER_OCTAVE, PER_SIGN), BINS) * 4)
     tl.debug_barrier()
-    found = tl.zeros([BINS], tl.int32)
+    counts = tl.zeros([BINS], tl.int32)
     for copy in tl.static_range(COPIES):
-        found += _run(READ, counters + copy * stride + bins)
-    return found
+        counts += _run(READ, counters + copy * stride + bins)
+    return counts
 
 
 @triton.jit
@@ -91,12 +91,12 @@ def _count_in_registers(
 ):
     """Count with Triton's own histogram, which is bound by a population count for every 16 bins and element."""
     lanes = tl.arange(0, TILE)
-    found = tl.zeros([BINS], tl.int32)
+    counts = tl.zeros([BINS], tl.int32)
     for start in range(0, end, TILE):
         inside = inside_of(start + lanes, begin, end)
         value = tl.load(base + start + lanes, mask=inside, other=0).to(tl.float32)
-        found += tl.histogram(_bin_of(value, highest, PER_OCTAVE, PER_SIGN), BINS, mask=inside)
-    return found
+        counts += tl.histogram(_bin_of(value, highest, PER_OCTAVE, PER_SIGN), BINS, mask=inside)
+    return counts
 
 
 @triton.jit(do_not_specialize=["skipped"])
@@ -126,9 +126,9 @@ def count_chunks(
     address, size = tl.load(pointers + owner), tl.load(sizes + owner)
     base, begin, end = chunk_at(address, size, number, ELEMENT, ITEM_BYTES, TILE * TILES)
     if DECLARATION is None:
-        found = _count_in_registers(base, begin, end, highest, TILE, BINS, PER_OCTAVE, PER_SIGN)
+        of_chunk = _count_in_registers(base, begin, end, highest, TILE, BINS, PER_OCTAVE, PER_SIGN)
     else:
-        found = _count_in_shared_memory(
+        of_chunk = _count_in_shared_memory(
             base, begin, end, highest, ITEM_BYTES, TILE, TILES, BINS, PER_OCTAVE, PER_SIGN, DECLARATION, COPIES
         )
-    tl.atomic_add(counts + owner * BINS + tl.arange(0, BINS), found.to(tl.int64), mask=found > 0, sem="relaxed")
+    tl.atomic_add(counts + owner * BINS + tl.arange(0, BINS), of_chunk.to(tl.int64), mask=of_chunk > 0, sem="relaxed")

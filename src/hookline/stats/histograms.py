@@ -105,13 +105,13 @@ def values_of_bins(tops: Tensor, per_octave: int = PER_OCTAVE) -> Tensor:
 
 def fold(counts: Tensor, per_octave: int) -> Tensor:
     """Return the same counts in fewer bins: 1, 2 or 4 to the octave and sign instead of 8, in the same order."""
-    together, many = PER_OCTAVE // per_octave, _per_sign(per_octave)
+    together, groups = PER_OCTAVE // per_octave, _per_sign(per_octave)
     if together == 1:
         return counts
     negative, positive = counts[:, 1:ZERO], counts[:, ZERO + 1 : INFINITE]
-    short = many * together - PER_SIGN  # The last group, of the smallest magnitudes, is not full.
-    negative = torch.nn.functional.pad(negative, (0, short)).view(-1, many, together).sum(dim=2)
-    positive = torch.nn.functional.pad(positive, (short, 0)).view(-1, many, together).sum(dim=2)
+    short = groups * together - PER_SIGN  # The last group, of the smallest magnitudes, is not full.
+    negative = torch.nn.functional.pad(negative, (0, short)).view(-1, groups, together).sum(dim=2)
+    positive = torch.nn.functional.pad(positive, (short, 0)).view(-1, groups, together).sum(dim=2)
     return torch.cat([counts[:, :1], negative, counts[:, ZERO : ZERO + 1], positive, counts[:, INFINITE:]], dim=1)
 
 
@@ -146,11 +146,11 @@ def summarize_with_histograms(tensors: Sequence[Tensor], names: Sequence[object]
 
 def merge_rows(parts: Tensor) -> Tensor:
     """Merge rows as `merge` does, with or without histograms behind the statistics: [parts, wholes, columns]."""
-    many = len(STATISTICS)
-    merged = merge(parts[..., :many])
-    if parts.shape[-1] == many:
+    columns = len(STATISTICS)
+    merged = merge(parts[..., :columns])
+    if parts.shape[-1] == columns:
         return merged
-    counts, tops = parts[..., many:-1], parts[..., -1]
+    counts, tops = parts[..., columns:-1], parts[..., -1]
     filled = counts.sum(-1) > 0
     top = torch.where(filled, tops, float("-inf")).amax(0)
     top = torch.where(filled.any(0), top, tops[0])

@@ -102,12 +102,12 @@ def _read_edge_chunk(base, begin, end, WIDE: tl.constexpr, TILE: tl.constexpr):
 def _over_lanes(begin, end, pivot, total, squares, TILE: tl.constexpr):
     """Return the mean of the elements from begin to end and the sum of squared deviations, from the sums of lanes."""
     lanes, count = tl.arange(0, TILE), tl.maximum(end - begin, 0)
-    many = tl.cdiv(tl.maximum(end - lanes, 0), TILE) - tl.cdiv(tl.maximum(begin - lanes, 0), TILE)  # of each lane
-    shift = total / tl.maximum(many, 1)
-    center = tl.sum((pivot + shift) * many) / tl.maximum(count, 1)
-    off = tl.where(many > 0, (pivot - center) + shift, 0.0)  # exact where pivot + shift has only the mean's digits
-    squares = tl.sum(squares - total * shift + many * off * off)
-    rest = tl.sum(off * many).to(tl.float64) / tl.maximum(count, 1)
+    per_lane = tl.cdiv(tl.maximum(end - lanes, 0), TILE) - tl.cdiv(tl.maximum(begin - lanes, 0), TILE)  # of each lane
+    shift = total / tl.maximum(per_lane, 1)
+    center = tl.sum((pivot + shift) * per_lane) / tl.maximum(count, 1)
+    off = tl.where(per_lane > 0, (pivot - center) + shift, 0.0)  # exact where pivot + shift has only the mean's digits
+    squares = tl.sum(squares - total * shift + per_lane * off * off)
+    rest = tl.sum(off * per_lane).to(tl.float64) / tl.maximum(count, 1)
     return center.to(tl.float64) + rest, squares.to(tl.float64) - rest * rest * count
 
 
@@ -188,21 +188,21 @@ def read_chunks(
 def merge_chunks(first_chunks, chunk_counts, chunks, partials, rows, COLUMNS: tl.constexpr, TILE: tl.constexpr):
     """Write one tensor's row from the partial results of its chunks, always added in the same order."""
     tensor = tl.program_id(0)
-    first, many = tl.load(first_chunks + tensor), tl.load(chunk_counts + tensor)
-    merge_partials(partials + first, chunks, many, rows + tensor * COLUMNS, TILE)
+    first, parts = tl.load(first_chunks + tensor), tl.load(chunk_counts + tensor)
+    merge_partials(partials + first, chunks, parts, rows + tensor * COLUMNS, TILE)
 
 
 @triton.jit
-def merge_partials(mine, stride, many, row, TILE: tl.constexpr):
-    """Write a row from `many` partial results; where the count is zero, the other columns may hold anything."""
-    pivot = finite_or_zero(tl.load(mine + stride, mask=many > 0, other=0.0))
+def merge_partials(mine, stride, parts, row, TILE: tl.constexpr):
+    """Write a row from `parts` partial results; where the count is zero, the other columns may hold anything."""
+    pivot = finite_or_zero(tl.load(mine + stride, mask=parts > 0, other=0.0))
     lanes = tl.arange(0, TILE)
     count, shift, squares = tl.zeros([TILE], tl.float64), tl.zeros([TILE], tl.float64), tl.zeros([TILE], tl.float64)
     low, high = tl.full([TILE], float("inf"), tl.float64), tl.full([TILE], float("-inf"), tl.float64)
     zeros, nans, infs = tl.zeros([TILE], tl.float64), tl.zeros([TILE], tl.float64), tl.zeros([TILE], tl.float64)
-    for start in range(0, many, TILE):
+    for start in range(0, parts, TILE):
         place = mine + start + lanes
-        weight = tl.load(place, mask=start + lanes < many, other=0.0)
+        weight = tl.load(place, mask=start + lanes < parts, other=0.0)
         some = weight > 0
         deviation = tl.load(place + stride, mask=some, other=0.0) - tl.where(some, pivot, 0.0)
         count += weight

@@ -54,13 +54,13 @@ def layout_of(
     """
     # Enough chunks for any alignment: the first one may begin up to one vector before the tensor.
     nbytes = [size * dtype.itemsize for size, dtype in zip(sizes, dtypes, strict=True)]
-    counts = [-(-(many + VECTOR_BYTES - 1) // CHUNK_BYTES) if many else 0 for many in nbytes]
+    counts = [-(-(size + VECTOR_BYTES - 1) // CHUNK_BYTES) if size else 0 for size in nbytes]
     order = sorted(range(len(counts)), key=lambda index: str(dtypes[index]))  # dtypes have no order, their names do
     first_chunks, groups, done = [0] * len(counts), dict[torch.dtype, tuple[int, int]](), 0
     for index in order:
         first_chunks[index] = done
-        begin, many = groups.get(dtypes[index], (done, 0))
-        groups[dtypes[index]] = begin, many + counts[index]
+        begin, chunks = groups.get(dtypes[index], (done, 0))
+        groups[dtypes[index]] = begin, chunks + counts[index]
         done += counts[index]
     repeats = torch.tensor([counts[index] for index in order])
     owners = torch.repeat_interleave(torch.tensor(order, dtype=torch.int32), repeats)

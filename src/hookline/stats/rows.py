@@ -251,7 +251,7 @@ def _measure(
         measure: Takes a float32 or float64 matrix and measures each of its rows.
         join: Returns the measurement of a large tensor from those of its blocks.
     """
-    order, found = [], []
+    order, results = [], []
     block = BLOCK * min(torch.get_num_threads(), MOST_THREADS)
     for group in indices_by(SHAPE_AND_DTYPE, tensors):
         order += group
@@ -263,8 +263,8 @@ def _measure(
             # Memory with gaps is added up element by element, which costs digits in float32.
             dtype = wide if rows.is_contiguous() else torch.float64
             parts = [measure(part.to(dtype)) for part in torch.split(rows, block, dim=1)]
-            found.append(parts[0] if len(parts) == 1 else join(torch.stack(parts).double()))
-    measured = torch.cat(found).double()
+            results.append(parts[0] if len(parts) == 1 else join(torch.stack(parts).double()))
+    measured = torch.cat(results).double()
     return torch.empty_like(measured).index_copy_(0, torch.tensor(order, device="cpu"), measured)
 
 

@@ -238,8 +238,8 @@ def prepare_model(
         done = accelerator.prepare(*todo)
     except ValueError as error:  # for instance FSDP2, with an optimizer that was not prepared with its model
         raise TrainingError(f"the Accelerator cannot prepare them: {error}") from error
-    found = {id(part): prepared for part, prepared in zip(todo, [done] if len(todo) == 1 else done, strict=True)}
-    return found.get(id(model), model), [found.get(id(optimizer), optimizer) for optimizer in optimizers]
+    by_id = {id(part): prepared for part, prepared in zip(todo, [done] if len(todo) == 1 else done, strict=True)}
+    return by_id.get(id(model), model), [by_id.get(id(optimizer), optimizer) for optimizer in optimizers]
 
 
 def unwrap_optimizer(optimizer: Any) -> Any:

@@ -156,13 +156,13 @@ class RankAgreement(Agreement):
         """Return the tokens of all ranks; waits for them, once per micro-batch."""
         progress = self._trainer.progress
         if self._tokens[0] != progress.batches:
-            own = self.count_once(progress.tokens_seen)
-            self._tokens = progress.batches, self._ranks.total([own])[0]
+            tokens = self.count_once(progress.tokens_seen)
+            self._tokens = progress.batches, self._ranks.total([tokens])[0]
         return self._tokens[1]
 
-    def count_once(self, own: int) -> int:
+    def count_once(self, count: int) -> int:
         """Return what this rank adds to a count over all ranks: nothing if rank 0 has the same batches."""
-        return own if self._trainer.engine.averages or self._ranks.rank == 0 else 0
+        return count if self._trainer.engine.averages or self._ranks.rank == 0 else 0
 
     def before_update(self) -> None:
         """Decide whether the step is skipped because a hook has asked for it on some rank."""
@@ -184,8 +184,8 @@ class RankAgreement(Agreement):
         weight = window.rank_weight
 
         def sums(_: Tensor) -> Tensor:
-            own = float(value)  # waits for its device; NaN if this rank has no value, which then has no weight
-            return torch.tensor([0.0, 0.0] if math.isnan(own) else [own * weight, weight], dtype=torch.float64)
+            number = float(value)  # waits for its device; NaN if this rank has no value, which then has no weight
+            return torch.tensor([0.0, 0.0] if math.isnan(number) else [number * weight, weight], dtype=torch.float64)
 
         def finish(sizes: Sizes, maxima: Tensor, sums: Tensor) -> dict[str, float]:
             total, weights = sums.tolist()
@@ -207,8 +207,8 @@ class RankAgreement(Agreement):
     def means(self, metrics: dict[str, float]) -> dict[str, float]:
         """Return the means over the ranks of numbers of the current step; waits for all of them."""
         window = self._trainer.accumulation
-        own = {name: [window.weigh(value), window.rank_weight] for name, value in metrics.items()}
-        added = {name: numbers.tolist() for name, numbers in self._ranks.add_up(own).items()}
+        weighted = {name: [window.weigh(value), window.rank_weight] for name, value in metrics.items()}
+        added = {name: numbers.tolist() for name, numbers in self._ranks.add_up(weighted).items()}
         return {name: total / weight for name, (total, weight) in added.items() if weight}
 
     def end_step(self) -> None:
@@ -298,8 +298,8 @@ class RankAgreement(Agreement):
         if not requests:
             return
         names = [name() if callable(name) else name for name in sent["saves"]]
-        own = {"stops": sent["stops"], "saves": names, "signals": sent["signals"]}
-        for rank, requested in enumerate(self._ranks.gather(own)):
+        requested_here = {"stops": sent["stops"], "saves": names, "signals": sent["signals"]}
+        for rank, requested in enumerate(self._ranks.gather(requested_here)):
             for reason, by, _ in requested["stops"]:
                 if rank:
                     trainer.note("stop_requested", reason=reason, by=by, rank=rank)

@@ -352,22 +352,22 @@ class CheckpointedRun(EpochRun):
     def restore(self, path: str | Path) -> Path:
         """Restore the run from a checkpoint: its directory, a run's, or one that holds checkpoints."""
         name, problems = self.ranks.first(partial(find_whole, Path(path)))
-        found = Path(name)
+        checkpoint = Path(name)
         for problem in problems:
-            self.note("checkpoint_damaged", problem=problem, instead=str(found))
+            self.note("checkpoint_damaged", problem=problem, instead=str(checkpoint))
         self.find_frozen()
         try:
-            restore_sections(self, SavedCheckpoint(found, verify=False))
+            restore_sections(self, SavedCheckpoint(checkpoint, verify=False))
         except (KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"{found} lacks something that a run needs to resume: {error!r}") from error
+            raise CheckpointError(f"{checkpoint} lacks something that a run needs to resume: {error!r}") from error
         self._has_initial_weights = True
-        self.event_args.set_checkpoint(str(found), resumed=True)
+        self.event_args.set_checkpoint(str(checkpoint), resumed=True)
         self._last_step = self.progress.steps_done
-        self.note("checkpoint_loaded", path=str(found))
+        self.note("checkpoint_loaded", path=str(checkpoint))
         if self.running:
             self.record.resume_at(self.progress.step, self.progress.epoch)
-            if self.checkpoint_dir is not None and found.absolute().parent == self.checkpoint_dir.absolute():
+            if self.checkpoint_dir is not None and checkpoint.absolute().parent == self.checkpoint_dir.absolute():
                 self._saved = self._state  # else it is another run's
         if handler := self.hooks.slots.on_checkpoint_load:
             handler(self.event_args)
-        return found
+        return checkpoint

@@ -51,7 +51,7 @@ def check_metrics(metrics: Any, loaders: Collection[str]) -> dict[str, dict[str,
     if not isinstance(metrics, Mapping | None):
         expected = "a list of names, or a dict of metrics by name"
         raise TrainingError(f"metrics: expected {expected}, got {with_article(type(metrics).__name__)}")
-    found: dict[str, dict[str, Any]] = {phase: {} for phase in PHASES}
+    by_phase: dict[str, dict[str, Any]] = {phase: {} for phase in PHASES}
     for name, given in (metrics or {}).items():
         metric, phases = given if isinstance(given, MetricEntry) else MetricEntry(given)
         if problem := problem_with_name(name, phases, loaders):
@@ -67,8 +67,8 @@ def check_metrics(metrics: Any, loaders: Collection[str]) -> dict[str, dict[str,
                 "in validation"
             )
         for phase in phases:
-            found[phase][name] = metric
-    return found
+            by_phase[phase][name] = metric
+    return by_phase
 
 
 def problem_with_name(name: Any, phases: Collection[str], loaders: Collection[str] = ()) -> str | None:
@@ -122,7 +122,7 @@ class TrainingMetrics:
         return self._guarded(batch, result, output)
 
     def _measure(self, batch: Any, result: Any, output: Any) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        numbers: dict[str, Any] = {}
         for name, metric in self._metrics.items():
             with _note_in_errors(f"in the metric {name!r}, on a training batch"):
                 if isinstance(metric, SumMetric):
@@ -130,8 +130,8 @@ class TrainingMetrics:
                 else:
                     # The backward pass follows, so a function gets views that it cannot change training with.
                     value = metric(map_tensors(copy_on_write, output), map_tensors(copy_on_write, batch))
-                found.update(_as_numbers(name, value))
-        return found
+                numbers.update(_as_numbers(name, value))
+        return numbers
 
 
 class ValidationMetrics:
@@ -175,16 +175,16 @@ class ValidationMetrics:
         if not self._names:
             return {}
         check_measurable(self._names, result, output)
-        found: dict[str, Any] = {}
+        numbers: dict[str, Any] = {}
         for name, function in self._functions.items():
             with _note_in_errors(f"in the metric {name!r}, on the validation loader {loader!r}"):
-                found.update(_as_numbers(name, function(output, batch)))
+                numbers.update(_as_numbers(name, function(output, batch)))
         arguments = _arguments(output, result, batch)
         for objects in (self._objects, self._copies.get(loader, {})):
             for name, metric in objects.items():
                 with _note_in_errors(f"in the metric {name!r}, on the validation loader {loader!r}"):
                     metric.update(*arguments)
-        return found
+        return numbers
 
     def compute(self, ranks: Ranks, averages: Mapping[str, float]) -> dict[str, float]:
         """Compute the objects: `val/<name>`, and with several loaders `val/<loader>/<name>`.
@@ -200,15 +200,15 @@ class ValidationMetrics:
         Returns:
             All metrics; the user's come last, in the order in which they were given.
         """
-        found = merge_metrics(averages, *self._compute(ranks))
-        return dict(sorted(found.items(), key=lambda item: self._place(item[0])))
+        metrics = merge_metrics(averages, *self._compute(ranks))
+        return dict(sorted(metrics.items(), key=lambda item: self._place(item[0])))
 
     def _place(self, recorded_as: str) -> int:
         """Return the place of a metric in the user's order; -1 if it is not one of the user's."""
         name = recorded_as.removeprefix("val/")
         for loader in self._loaders:
             name = name.removeprefix(f"{loader}/")
-        return next((at for at, own in enumerate(self._names) if f"{name}/".startswith(f"{own}/")), -1)
+        return next((at for at, metric in enumerate(self._names) if f"{name}/".startswith(f"{metric}/")), -1)
 
     def _compute(self, ranks: Ranks) -> tuple[dict[str, float], dict[str, float]]:
         """Return the values of the user's objects, and those of built-in ones."""
@@ -263,16 +263,16 @@ def merge_metrics(*parts: Mapping[str, float]) -> dict[str, float]:
     Raises:
         TrainingError: If two of them have one name.
     """
-    found: dict[str, float] = {}
+    merged: dict[str, float] = {}
     for part in parts:
         for name in part:
-            if name in found:
+            if name in merged:
                 raise TrainingError(
                     f"two validation metrics would both be {name!r}: the numbers of each of several loaders are "
                     "val/<loader>/<metric>, those of all val/<metric>; rename the metric or the loader"
                 )
-        found.update(part)
-    return found
+        merged.update(part)
+    return merged
 
 
 def is_metric_object(metric: Any) -> bool:

@@ -127,11 +127,11 @@ def make_engine(model: torch.nn.Module, device: torch.device, options: TrainerOp
     Raises:
         ConfigError: If `parallel` and the process group or the model do not fit together.
     """
-    ranks, found, asked = find_ranks(), kind_of_parallel(model), options.parallel
+    ranks, kind, requested = find_ranks(), kind_of_parallel(model), options.parallel
     if ranks.world_size > 1:
         let_threads_end()
     launched = int(os.environ.get("WORLD_SIZE", "1")) if ranks.world_size == 1 else ranks.world_size
-    if launched > 1 and asked == "none":
+    if launched > 1 and requested == "none":
         raise ConfigError(
             "trainer.parallel",
             f"none, but {launched} processes were started, which would train {launched} whole copies; use 'ddp' or "
@@ -143,21 +143,21 @@ def make_engine(model: torch.nn.Module, device: torch.device, options: TrainerOp
             f"{launched} processes were started, but torch.distributed is not initialized in this one: call "
             "torch.distributed.init_process_group() and wrap the model first, or train from a config",
         )
-    if asked in ("ddp", "fsdp2") and found not in ("none", asked):
-        raise ConfigError("trainer.parallel", f"{asked!r}, but the model is wrapped for {found!r} already")
-    if ranks.world_size > 1 and found == "none" and asked != "ddp":
+    if requested in ("ddp", "fsdp2") and kind not in ("none", requested):
+        raise ConfigError("trainer.parallel", f"{requested!r}, but the model is wrapped for {kind!r} already")
+    if ranks.world_size > 1 and kind == "none" and requested != "ddp":
         what = {
             "auto": "the model is neither wrapped nor sharded, so each process would train its own copy: give "
             "DistributedDataParallel(model) or fully_shard(model), or parallel='ddp'",
             "fsdp2": "a model must be sharded before its optimizer is made: call fully_shard(model) first, or train "
             "from a config",
-        }[asked]
+        }[requested]
         raise ConfigError("trainer.parallel", f"{ranks.world_size} processes, and {what}")
-    if found != "none" or asked == "ddp":
+    if kind != "none" or requested == "ddp":
         _check_devices(ranks, device)
-    if found in ("fsdp2", "tensor"):
-        return ShardedEngine(device, options.precision, averages=found == "fsdp2")
-    if found == "ddp" or (asked == "ddp" and ranks.world_size > 1):
+    if kind in ("fsdp2", "tensor"):
+        return ShardedEngine(device, options.precision, averages=kind == "fsdp2")
+    if kind == "ddp" or (requested == "ddp" and ranks.world_size > 1):
         return DataParallelEngine(device, options.precision)
     return DeviceEngine(device, options.precision)
 

@@ -222,12 +222,12 @@ def _share_out(run: CheckpointedRun, saved: SavedCheckpoint, sections: dict[str,
     run.note("resume_not_exact", why=why)
     drawing = ranks.rank if run.engine.averages else 0  # Ranks that share each batch draw the same numbers.
     if drawing < count:
-        own = {name: saved.section(name, drawing) for name in ("rng", "streams")}
+        of_rank = {name: saved.section(name, drawing) for name in ("rng", "streams")}
     else:
         seed_everything(fingerprint([run.options.seed, saved.meta.get("step"), ranks.world_size, drawing]))
-        own = {"rng": rng_state(), "streams": {**sections["streams"], "hooks": {}}}
+        of_rank = {"rng": rng_state(), "streams": {**sections["streams"], "hooks": {}}}
     losses = [saved.section("losses", rank) for rank in range(count)]
-    return {**sections, **own, "losses": add_losses(losses, is_counted=ranks.rank == 0)}
+    return {**sections, **of_rank, "losses": add_losses(losses, is_counted=ranks.rank == 0)}
 
 
 def _processes(count: int) -> str:
@@ -248,8 +248,8 @@ def _like_optimizers(optimizers: Sequence[torch.optim.Optimizer]) -> Like:
         match = _OF_PARAMETER.match(name)
         if match is None or int(match[1]) >= len(params) or int(match[2]) >= len(params[int(match[1])]):
             return None
-        found: torch.Tensor = params[int(match[1])][int(match[2])]
-        return found
+        param: torch.Tensor = params[int(match[1])][int(match[2])]
+        return param
 
     return find
 
@@ -264,7 +264,7 @@ def _like_named(model: torch.nn.Module, saved: SavedCheckpoint) -> Like:
     def find(name: str, shape: torch.Size, sharded: bool) -> torch.Tensor | None:
         parts = name.split(".")
         names = (".".join(parts[index:]) for index in range(len(parts)))
-        own = next((known for known in names if known in present), None)
-        return None if own is None or (own in then and then.is_sharded(own) != sharded) else present[own]
+        match = next((candidate for candidate in names if candidate in present), None)
+        return None if match is None or (match in then and then.is_sharded(match) != sharded) else present[match]
 
     return find

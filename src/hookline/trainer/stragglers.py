@@ -93,28 +93,28 @@ class RankTimes:
         forward_waits = not is_ddp or next(model.buffers(), None) is not None  # DDP broadcasts buffers in it
         totals = (self.data, self.other, self.forward, self.backward)
         data, other, forward, backward = (seconds / self.steps for seconds in totals)
-        own, step = data + other + (0.0 if forward_waits else forward), trainer.progress.step
+        busy, step = data + other + (0.0 if forward_waits else forward), trainer.progress.step
         self._reset()
 
         def maxima() -> Tensor:
             """Return the time outside of collectives, and negated those of forward and backward: the shortest count."""
-            return torch.tensor([own, -forward, -backward], dtype=torch.float64)
+            return torch.tensor([busy, -forward, -backward], dtype=torch.float64)
 
         def sums(maxima: Tensor) -> Tensor:
             """Return the times that means are taken of, and all times of this rank if it is the slowest."""
             slowest, least_forward, least_backward = maxima.tolist()
             waiting = backward + least_backward + (forward + least_forward if forward_waits else 0.0)
             working = other + forward + backward - waiting
-            numbers = [1.0, ranks.rank, data, working, waiting, own] if own >= slowest else [0.0] * 6
-            return torch.tensor([own, waiting, *numbers], dtype=torch.float64)
+            numbers = [1.0, ranks.rank, data, working, waiting, busy] if busy >= slowest else [0.0] * 6
+            return torch.tensor([busy, waiting, *numbers], dtype=torch.float64)
 
         def finish(sizes: Sizes, maxima: Tensor, sums: Tensor) -> Mapping[str, float]:
             """Return the times of the slowest rank, and how long the ranks wait on average."""
-            all_own, all_waiting, count, rank, data, working, waiting, own = sums.tolist()
+            all_busy, all_waiting, count, rank, data, working, waiting, busy = sums.tolist()
             if count != 1:  # two were equally slow to the last bit
                 return {}
-            others = (all_own - own) / (ranks.world_size - 1)
-            self.judge(step, int(rank), own, others, data + working + waiting)
+            others = (all_busy - busy) / (ranks.world_size - 1)
+            self.judge(step, int(rank), busy, others, data + working + waiting)
             return {
                 "ranks/slowest": int(rank),
                 "ranks/slowest_data_seconds": data,
@@ -125,25 +125,25 @@ class RankTimes:
 
         trainer.record.share(SharedPart("times", step, trainer.progress.epoch, {"times": (3, 8)}, finish, maxima, sums))
 
-    def judge(self, step: int, rank: int, own: float, others: float, step_seconds: float) -> None:
+    def judge(self, step: int, rank: int, busy: float, others: float, step_seconds: float) -> None:
         """Warn, once, of a rank that was slower than the others in several exchanges in a row.
 
         Args:
             step: The step of the exchange.
             rank: The slowest rank.
-            own: The seconds per step that it spends outside of collectives.
+            busy: The seconds per step that it spends outside of collectives.
             others: The mean of these seconds over the other ranks.
             step_seconds: The duration of a step.
         """
-        is_slower = own > (1 + SLOWER) * others and own - others > OF_STEP * step_seconds
+        is_slower = busy > (1 + SLOWER) * others and busy - others > OF_STEP * step_seconds
         before, count = self._in_a_row
         self._in_a_row = (rank, count + 1 if rank == before else 1) if is_slower else (-1, 0)
         if self._in_a_row[1] >= IN_A_ROW and not self._has_warned:
             self._has_warned = True
             words = "rank %d is slower than the others: %.3g s a step outside of collectives, they take %.3g s"
-            logger.warning(words + " and wait for it; see ranks/… in metrics.jsonl", rank, own, others)
+            logger.warning(words + " and wait for it; see ranks/… in metrics.jsonl", rank, busy, others)
             if self._trainer.ranks.rank == 0:
-                self._trainer.note("slow_rank", step, slow_rank=rank, seconds=own, others=others)
+                self._trainer.note("slow_rank", step, slow_rank=rank, seconds=busy, others=others)
 
 
 class TimedBatches:

@@ -372,14 +372,14 @@ class Trainer(CheckpointedRun):
 
     def next_boundaries(self) -> list[int]:
         """Return steps after which `work_at_boundary` must run."""
-        step, found = self.progress.step, super().next_boundaries()
+        step, steps = self.progress.step, super().next_boundaries()
         if self.options.max_steps is not None:
-            found.append(self.options.max_steps)
+            steps.append(self.options.max_steps)
         if every := self._validates_every("steps"):
-            found.append(step - step % every + every)
+            steps.append(step - step % every + every)
         if self.saving or self.agreement.exchanges:  # poll until the checkpoint is durable
-            found.append(step + 1)
-        return found
+            steps.append(step + 1)
+        return steps
 
     def _validates_every(self, unit: str) -> int:
         """Return after how many steps or epochs the run validates; 0 if it counts the other unit or does not."""

@@ -298,10 +298,10 @@ def _continued_run(trainer: Trainer, launch: dict[str, Any] | None, resume: Path
     places = [Path(trainer.options.output_dir)]
     if resume is not None and (run := run_directory(resume)) is not None:
         places.append(run.parent)
-    found = trainer.ranks.first(partial(_find_run, places, launch))
-    if found is not None:
-        logger.warning("the processes were started again (restart %d): continuing %s", restarts, found)
-    return None if found is None else Path(found)
+    newest = trainer.ranks.first(partial(_find_run, places, launch))
+    if newest is not None:
+        logger.warning("the processes were started again (restart %d): continuing %s", restarts, newest)
+    return None if newest is None else Path(newest)
 
 
 def _find_run(places: list[Path], launch: dict[str, Any]) -> str | None:

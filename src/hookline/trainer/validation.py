@@ -181,10 +181,10 @@ class SampleAverages:
         for (_, key), (total, samples) in self._sums.items():
             total_so_far, samples_so_far = totals.get(key, (0.0, 0))
             totals[key] = total_so_far + total, samples_so_far + samples
-        found = {f"val/{key}": total / samples for key, (total, samples) in totals.items()}
+        metrics = {f"val/{key}": total / samples for key, (total, samples) in totals.items()}
         if len(self.loaders()) > 1:
             of_each = ({f"val/{loader}/{key}": part[0] / part[1]} for (loader, key), part in self._sums.items())
-            found = merge_metrics(*of_each, found)
+            metrics = merge_metrics(*of_each, metrics)
         if language_model:
-            found["val/perplexity"] = math.exp(found["val/loss"]) if found["val/loss"] < 700 else math.inf
-        return found
+            metrics["val/perplexity"] = math.exp(metrics["val/loss"]) if metrics["val/loss"] < 700 else math.inf
+        return metrics

@@ -93,17 +93,17 @@ class AccumulationWindow(Window):
             args.overflowed_at = trainer.progress.step
             args.skip_step(OVERFLOW_REASON)
         if self._weighted:
-            own, world_size = sum(part.weight for part in args.micro_batches), self._ranks.world_size
-            total = self._ranks.total([own])[0]  # this waits for the slowest rank, as reducing the gradients did
+            weight, world_size = sum(part.weight for part in args.micro_batches), self._ranks.world_size
+            total = self._ranks.total([weight])[0]  # this waits for the slowest rank, as reducing the gradients did
             self.has_weight = total > 0
-            if not own:
+            if not weight:
                 args.micro_batches = args.micro_batches[-1:]  # several without a weight have no mean
             if not total:
                 self.rank_weight = 1.0
                 self._skip_uncounted()
                 return
             # The engine took the mean over the ranks of what they added up.
-            self._had_weight, scale, self.rank_weight = True, world_size / total, own * world_size / total
+            self._had_weight, scale, self.rank_weight = True, world_size / total, weight * world_size / total
         elif len(args.micro_batches) != self.size:
             scale = self.size / len(args.micro_batches)
         else:

@@ -228,8 +228,8 @@ class CompiledStats:
                 self._counts[key] = make_counts(len(self._modules), self.due_flag.device)
             rows = take(self._addresses, self._counts[key])
             for hook in pending.hooks:
-                own = rows if len(hook.indices) == len(rows) else rows[cached_table(rows.device, hook.indices)]
-                hook.entry.hook.add_rows(hook.names, own, pending.step)
+                hook_rows = rows if len(hook.indices) == len(rows) else rows[cached_table(rows.device, hook.indices)]
+                hook.entry.hook.add_rows(hook.names, hook_rows, pending.step)
 
 
 def _traced_graph() -> Any:

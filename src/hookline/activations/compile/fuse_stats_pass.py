@@ -142,15 +142,15 @@ def _groups(calls: Sequence[Node], backward: set[Node]) -> Iterator[list[Node]]:
     unkept = waiting = 0
     for call in calls:
         tensors, tables, indices = (_argument(call, name) for name in ("tensors", "tables", "rows"))
-        own = set(zip(tables * len(indices) if len(tables) == 1 else tables, indices, strict=True))
+        call_rows = set(zip(tables * len(indices) if len(tables) == 1 else tables, indices, strict=True))
         size = sum(map(_bytes, tensors))
         own_unkept = sum(_bytes(tensor) for tensor in tensors if not _is_kept(_base(tensor), backward))
         full = unkept + own_unkept > MAX_BYTES or waiting + size > MAX_KEPT_BYTES
-        if group and (full or len(rows | own) > MAX_TENSORS or not rows.isdisjoint(own)):
+        if group and (full or len(rows | call_rows) > MAX_TENSORS or not rows.isdisjoint(call_rows)):
             yield group
             group, rows, unkept, waiting = [], set(), 0, 0
         group.append(call)
-        rows |= own
+        rows |= call_rows
         unkept, waiting = unkept + own_unkept, waiting + size
     if group:
         yield group

@@ -29,17 +29,17 @@ class ClipNorm(Clip):
         self.max_norm, self.norm_type = max_norm, norm_type
 
     def on_update(self, grads: Gradients) -> None:
-        found, norms = grads.writable(), None
-        if self.norm_type == 2.0 and len(found.groups) == 1:
-            norms = found.norms(exact=True)
+        gradients, norms = grads.writable(), None
+        if self.norm_type == 2.0 and len(gradients.groups) == 1:
+            norms = gradients.norms(exact=True)
             # As torch does it: in the dtype of the gradients.
-            self.clipped_norm = torch.linalg.vector_norm(norms.to(found.groups[0][0].dtype))
+            self.clipped_norm = torch.linalg.vector_norm(norms.to(gradients.groups[0][0].dtype))
         else:
-            self.clipped_norm = found.total_norm(self.norm_type)
+            self.clipped_norm = gradients.total_norm(self.norm_type)
         factor = torch.clamp(self.max_norm / (self.clipped_norm + 1e-6), max=1.0)
-        found.multiply_(factor)
+        gradients.multiply_(factor)
         if norms is not None:
-            found.norms_after = norms * factor
+            gradients.norms_after = norms * factor
 
 
 class ClipValue(Clip):
@@ -88,14 +88,14 @@ def _unit_norms(tensors: GradientList) -> list[Tensor]:
     """Return the norm of each row; for vectors, the norm of the whole vector over all its shards."""
     vectors = GradientList([tensor for tensor in tensors.tensors if not _has_rows(tensor)])
     vector_norms = iter(vectors.norms().unbind())
-    found = []
+    norms = []
     for tensor, memory in zip(tensors.tensors, tensors.local, strict=True):
         if _has_rows(tensor):
             dimensions, dtype = tuple(range(1, memory.dim())), wide_dtype(memory.dtype)
-            found.append(torch.linalg.vector_norm(memory, dim=dimensions, keepdim=True, dtype=dtype))
+            norms.append(torch.linalg.vector_norm(memory, dim=dimensions, keepdim=True, dtype=dtype))
         else:
-            found.append(next(vector_norms))
-    return found
+            norms.append(next(vector_norms))
+    return norms
 
 
 def _has_rows(tensor: Tensor) -> bool:

@@ -202,10 +202,10 @@ class SequentialBatches(_EpochBatches):
             beginning: The state it is started with.
             start: The indices of its sampler's order before the pass, if it continues one of other batches.
         """
-        found = {"loader": name, "before": before, "beginning": beginning, **self._ranks}
+        position = {"loader": name, "before": before, "beginning": beginning, **self._ranks}
         if shared_sampler(loader := self._loader[name]) is not None:
-            found |= {"batch_size": loader.batch_size}  # type: ignore[attr-defined]
-        return found | ({"start": start} if start else {})
+            position |= {"batch_size": loader.batch_size}  # type: ignore[attr-defined]
+        return position | ({"start": start} if start else {})
 
     def _read(self, batches: Iterator[Any]) -> Iterator[Any]:
         if len(self._names) > 1:
@@ -317,12 +317,12 @@ class MixedLoader:
     @property
     def position(self) -> dict[str, Any]:
         """How far the current pass is, and the state it was started with."""
-        found = {"given": self._count, "ended": self._ended, "between": self.idle_state()}
+        position = {"given": self._count, "ended": self._ended, "between": self.idle_state()}
         if not self._inside:
-            return found
+            return position
         if self._following is not _UNREAD:
-            return {**found, **self._position}
-        return {**found, "beginning": self._position["beginning"], "states": loader_states(self._loader)}
+            return {**position, **self._position}
+        return {**position, "beginning": self._position["beginning"], "states": loader_states(self._loader)}
 
     def resume(self, position: Mapping[str, Any]) -> None:
         """Continue at a saved position; the caller restores training's random streams."""

@@ -51,7 +51,7 @@ def has_state(part: Any) -> bool:
 
 def _stateful_parts(loaders: NamedLoaders) -> dict[str, Any]:
     """Return the generators, samplers and datasets of loaders that have a state, each once, by dotted name."""
-    found: dict[int, tuple[str, Any]] = {}
+    parts: dict[int, tuple[str, Any]] = {}
     for name, loader in loaders.items():
         owners = {name: loader}
         for path in _PARTS:
@@ -60,8 +60,8 @@ def _stateful_parts(loaders: NamedLoaders) -> dict[str, Any]:
         for place, owner in owners.items():
             for part_name, part in ((f"{place}.generator", getattr(owner, "generator", None)), (place, owner)):
                 if part is not loader and (isinstance(part, torch.Generator) or has_state(part)):
-                    found.setdefault(id(part), (part_name, part))
-    return dict(found.values())
+                    parts.setdefault(id(part), (part_name, part))
+    return dict(parts.values())
 
 
 def _part_state(part: Any) -> Any:
@@ -75,12 +75,12 @@ def _states(parts: Mapping[str, Any]) -> dict[str, Any]:
     prepares. A part whose state_dict raises, or returns what a checkpoint cannot hold, is treated as one without, and
     reported once.
     """
-    found = {}
+    states = {}
     for name, part in parts.items():
         try:
             state = _part_state(part)
             encode(state)
-            found[name] = state
+            states[name] = state
         except Exception as error:
             raise_if_quit(error, f"state_dict of {type(part).__name__}")
             if _reported.get(id(part)) is part:
@@ -92,7 +92,7 @@ def _states(parts: Mapping[str, Any]) -> dict[str, Any]:
                 "again from the start of the epoch, up to where it was",
                 name, type(part).__name__, error_text(error),
             )  # fmt: skip
-    return found
+    return states
 
 
 def _restore_part(part: Any, state: Any) -> None:

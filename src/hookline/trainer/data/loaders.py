@@ -57,25 +57,25 @@ def named_loaders(loaders: Loaders, role: str) -> dict[str, Iterable[Any]]:
     if loaders is None:
         return {}
     if isinstance(loaders, Mapping):
-        found = {}
+        named = {}
         for key, loader in loaders.items():
-            if str(key) in found:  # one of the two loaders would be lost
+            if str(key) in named:  # one of the two loaders would be lost
                 keys = " and ".join(repr(other) for other in loaders if str(other) == str(key))
                 why = f"the keys {keys} are the same string; give every loader its own name"
                 raise ConfigError(f"{role} loaders", why)
-            found[str(key)] = loader
+            named[str(key)] = loader
     elif isinstance(loaders, (list, tuple)) and loaders and not _is_list_of_batches(loaders):
-        found = {str(index): loader for index, loader in enumerate(loaders)}
+        named = {str(index): loader for index, loader in enumerate(loaders)}
     else:
-        found = {role: loaders}
-    for name, loader in found.items():
+        named = {role: loaders}
+    for name, loader in named.items():
         if not isinstance(loader, Iterable):
             raise TrainingError(
                 f"{role} loader {name!r} is {with_article(type(loader).__name__)}, not something to iterate over"
             )
         if known_length(loader) == 0:
             raise TrainingError(f"{role} loader {name!r} is empty: it has no batches")
-    return found
+    return named
 
 
 def _is_list_of_batches(loaders: Any) -> bool:

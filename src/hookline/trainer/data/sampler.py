@@ -158,10 +158,10 @@ def shuffled(places: torch.Tensor, size: int, seed: int, epoch: int) -> torch.Te
     """
     keys = [_mixed(_mixed(_mixed(seed, _ROUNDS), epoch), turn) for turn in range(_ROUNDS)]
     bits = max(2, (size - 1).bit_length())
-    found = _permuted(places, bits, keys)
-    while (outside := found >= size).any():
-        found[outside] = _permuted(found[outside], bits, keys)
-    return found
+    indices = _permuted(places, bits, keys)
+    while (outside := indices >= size).any():
+        indices[outside] = _permuted(indices[outside], bits, keys)
+    return indices
 
 
 def _permuted(values: torch.Tensor, bits: int, keys: list[int]) -> torch.Tensor:
