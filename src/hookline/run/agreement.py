@@ -65,7 +65,7 @@ class Agreement:
     def before_run(self) -> None:
         """Check that the ranks have the same options and hooks, before the run has a record."""
 
-    def share_record(self, record: Record) -> Record:
+    def record_of_ranks(self, record: Record) -> Record:
         """Return the record of the run, which brings together the numbers of all ranks."""
         return record
 
@@ -100,14 +100,14 @@ class Agreement:
         """Record a metric of the step as the mean over the ranks; a rank may have no value of an optional one."""
         self._run.log(name, value)
 
-    def share_stats(self) -> None:
+    def average_stats(self) -> None:
         """Make means, latest values and the step's loss those of all ranks, where hooks decide by them.
 
         That is before a validation and at the end of an epoch: all ranks are there.
         """
 
     def step_loss(self) -> float:
-        """Return the loss of the last step over the ranks, as far as it was shared."""
+        """Return the loss of the last step over the ranks, if they have averaged it."""
         return self._run.event_args.window_loss
 
     def means(self, metrics: dict[str, float]) -> dict[str, float]:

@@ -36,8 +36,8 @@ class EpochStats:
         self._non_finite: torch.Tensor | int = 0  # losses that are NaN or infinite
         self._latest: dict[str, tuple[int, Number]] = {}  # with the step
         self._began = -1  # the last step before the epoch
-        self._shared: dict[str, float] | None = None  # the means over all ranks, until something is added
-        self._shared_loss = -1, math.nan  # the last step whose loss was shared, and its loss
+        self._means_over_ranks: dict[str, float] | None = None  # the means over all ranks, until something is added
+        self._loss_over_ranks = -1, math.nan  # the last step whose loss was averaged over the ranks, and that loss
 
     def next_epoch(self, step: int) -> EpochStats:
         """Return the statistics of an epoch that starts after a step: new means, and the latest values so far."""
@@ -80,7 +80,7 @@ class EpochStats:
         if not values:
             return
         del self._pending[name][:count]
-        self._shared = None
+        self._means_over_ranks = None
         total, counted = self._sums.get(name, 0.0), self._counts.get(name, 0)
         stacked = _stack(values)
         if stacked is None or wait:
@@ -107,7 +107,7 @@ class EpochStats:
         count = int(self._counts[name])
         return float(self._sums[name]) / count if count else math.nan
 
-    def share(self, ranks: Ranks, step: int, loss: float, window: Window) -> None:
+    def average_over_ranks(self, ranks: Ranks, step: int, loss: float, window: Window) -> None:
         """Replace the means and latest values by those of all ranks, until something is added; all ranks must do so.
 
         Args:
@@ -130,8 +130,8 @@ class EpochStats:
         means = {name: total / count if count else math.nan for name, (total, count, *_) in totals.items()}
         summed = {name.removeprefix("sum "): mean for name, mean in means.items() if name.startswith("sum ")}
         summed[LOSS] = summed.pop(LOSS)  # the last, as it is recorded
-        self._shared = {_epoch_name(name): mean for name, mean in summed.items()}
-        self._shared_loss = step, means["step loss"]
+        self._means_over_ranks = {_epoch_name(name): mean for name, mean in summed.items()}
+        self._loss_over_ranks = step, means["step loss"]
         # Ranks may have measured a metric at different steps; they agree on the mean.
         self._latest = {
             name.removeprefix("latest "): (round(steps / count), means[name])
@@ -139,14 +139,14 @@ class EpochStats:
             if name.startswith("latest ")
         }
 
-    def shared_loss(self, step: int) -> float | None:
-        """Return the loss of a step over all ranks, if it was shared."""
-        return self._shared_loss[1] if self._shared_loss[0] == step else None
+    def loss_over_ranks(self, step: int) -> float | None:
+        """Return the loss of a step over all ranks, if they have averaged it."""
+        return self._loss_over_ranks[1] if self._loss_over_ranks[0] == step else None
 
     def means(self) -> dict[str, float]:
         """Return the means by recorded name (`train/epoch_acc`, `train/books/epoch_loss`); waits for the device."""
-        if self._shared is not None and not any(self._pending.values()):
-            return dict(self._shared)
+        if self._means_over_ranks is not None and not any(self._pending.values()):
+            return dict(self._means_over_ranks)
         self.fold()
         metrics = [name for name in self._sums if name != LOSS]
         return {_epoch_name(name): self._mean(name) for name in [*metrics, LOSS]}

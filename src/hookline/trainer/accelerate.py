@@ -318,8 +318,8 @@ class PreparedLoader:
         base = prepared.base_dataloader
         self.prepared, self.base_dataloader, self.generator = prepared, base, base.generator
         self.sampler = prepared.get_sampler()
-        self._share = base.batch_sampler if hasattr(base.batch_sampler, "even_batches") else base.sampler
-        self.batch_sampler = getattr(self._share, "batch_sampler", base.batch_sampler)
+        self._sampler_of_rank = base.batch_sampler if hasattr(base.batch_sampler, "even_batches") else base.sampler
+        self.batch_sampler = getattr(self._sampler_of_rank, "batch_sampler", base.batch_sampler)
         self.dataset = base.dataset.dataset if isinstance(base.dataset, IterableDatasetShard) else base.dataset
         self.passes = _Passes(prepared)
         self._dispatches, self._each_once = dispatches, each_once
@@ -348,15 +348,15 @@ class PreparedLoader:
     @contextmanager
     def _uneven(self) -> Iterator[None]:
         """Repeat no samples inside the block, if each counts once. The loader may be one that training reads, too."""
-        before = getattr(self._share, "even_batches", None)
+        before = getattr(self._sampler_of_rank, "even_batches", None)
         if not self._each_once or before is None:
             yield
             return
-        self._share.even_batches = False
+        self._sampler_of_rank.even_batches = False
         try:
             yield
         finally:
-            self._share.even_batches = before
+            self._sampler_of_rank.even_batches = before
 
 
 class _Passes:

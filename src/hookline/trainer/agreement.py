@@ -7,28 +7,26 @@ a request is carried out one step later than in one process. Hooks that decide b
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from hookline import __version__
 from hookline._console import logger
 from hookline.core.base import hook_attribute
-from hookline.core.shared_part import SharedPart, Sizes
 from hookline.errors import RankError
 from hookline.ranks import compare, fingerprint, on_ranks
 from hookline.record.provenance import git_state
 from hookline.record.record import Record
 from hookline.record.shared import SharedRecord
-from hookline.run.agreement import Agreement, SaveName
+from hookline.run.agreement import SaveName
 from hookline.run.status import Stop
 from hookline.trainer.data.loader_state import set_epochs
 from hookline.trainer.data.rank_checks import check_all_read, check_first_batch, check_lengths
+from hookline.trainer.rank_means import RankMeans
 from hookline.trainer.stragglers import RankTimes, TimedBatches
 
 if TYPE_CHECKING:
@@ -43,14 +41,13 @@ LATE_EVENTS = {"on_update", "on_gradient_clip", "on_before_optimizer_step"}
 """Events after the gradients are ready at which a hook may still skip the step."""
 
 
-class RankAgreement(Agreement):
+class RankAgreement(RankMeans):
     """The requests of this rank, and what the ranks have agreed on."""
 
     exchanges = True
 
     def __init__(self, trainer: Trainer) -> None:
         super().__init__(trainer)
-        self._trainer, self._ranks = trainer, trainer.ranks
         self.times = RankTimes(trainer)
         self._stops: list[Stop] = []  # requested since numbers were last sent
         self._saves: list[SaveName] = []
@@ -64,7 +61,6 @@ class RankAgreement(Agreement):
         self._skip: tuple[int, str] = -1, ""  # the step that a hook has asked to skip on this rank, and why
         self._assigned: dict[str, str] = {}  # how attributes of the trainer were last assigned, by name
         self._is_changed = True  # whether these or the hooks were changed since `_read_hooks`
-        self._tokens = -1, 0  # micro-batches, and the tokens of all ranks by then
         self._has_compared = False  # whether the first batches of the ranks have been compared
         trainer.hooks.on_change(self._note_change)
 
@@ -121,7 +117,7 @@ class RankAgreement(Agreement):
         """
         compare(self._ranks, _compared(self._trainer), REMEDY)
 
-    def share_record(self, record: Record) -> Record:
+    def record_of_ranks(self, record: Record) -> Record:
         """Return a record whose numbers are those of all ranks."""
         return SharedRecord.of(record, self._ranks)
 
@@ -152,18 +148,6 @@ class RankAgreement(Agreement):
             self._has_compared, batches = True, check_first_batch(self._ranks, iter(batches), loaders)
         return TimedBatches(batches, self.times)
 
-    def tokens_seen(self) -> int:
-        """Return the tokens of all ranks; waits for them, once per micro-batch."""
-        progress = self._trainer.progress
-        if self._tokens[0] != progress.batches:
-            tokens = self.count_once(progress.tokens_seen)
-            self._tokens = progress.batches, self._ranks.total([tokens])[0]
-        return self._tokens[1]
-
-    def count_once(self, count: int) -> int:
-        """Return what this rank adds to a count over all ranks: nothing if rank 0 has the same batches."""
-        return count if self._trainer.engine.averages or self._ranks.rank == 0 else 0
-
     def before_update(self) -> None:
         """Decide whether the step is skipped because a hook has asked for it on some rank."""
         if self._skips_early:
@@ -174,42 +158,6 @@ class RankAgreement(Agreement):
         self.times.end_backward()
         if self._skips_late:
             self._decide_skip()
-
-    def record_mean(self, name: str, value: Any, is_optional: bool) -> None:
-        """Record a metric of the step as the mean over the ranks; a rank may have no value of an optional one."""
-        trainer, window = self._trainer, self._trainer.accumulation
-        if not is_optional:
-            trainer.log(name, window.weigh(value))
-            return
-        weight = window.rank_weight
-
-        def sums(_: Tensor) -> Tensor:
-            number = float(value)  # waits for its device; NaN if this rank has no value, which then has no weight
-            return torch.tensor([0.0, 0.0] if math.isnan(number) else [number * weight, weight], dtype=torch.float64)
-
-        def finish(sizes: Sizes, maxima: Tensor, sums: Tensor) -> dict[str, float]:
-            total, weights = sums.tolist()
-            return {name: total / weights if weights else math.nan}
-
-        trainer.share(SharedPart(name, trainer.step, trainer.epoch, {name: (0, 2)}, finish, sums=sums))
-
-    def share_stats(self) -> None:
-        """Make means, latest values and the step's loss those of all ranks, where hooks decide by them."""
-        trainer = self._trainer
-        trainer.stats.share(self._ranks, trainer.step, trainer.event_args.window_loss, trainer.accumulation)
-        self.tokens_seen()  # kept; a rank that has no validation batch would not ask for it
-
-    def step_loss(self) -> float:
-        """Return the loss of the last step over the ranks, as far as it was shared."""
-        shared = self._trainer.stats.shared_loss(self._trainer.step)
-        return super().step_loss() if shared is None else shared
-
-    def means(self, metrics: dict[str, float]) -> dict[str, float]:
-        """Return the means over the ranks of numbers of the current step; waits for all of them."""
-        window = self._trainer.accumulation
-        weighted = {name: [window.weigh(value), window.rank_weight] for name, value in metrics.items()}
-        added = {name: numbers.tolist() for name, numbers in self._ranks.add_up(weighted).items()}
-        return {name: total / weight for name, (total, weight) in added.items() if weight}
 
     def end_step(self) -> None:
         """Stop the clock of this rank's step, and raise RankError if another rank has failed."""

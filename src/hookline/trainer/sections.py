@@ -191,8 +191,8 @@ def _load_model(model: torch.nn.Module, sections: Mapping[str, Any]) -> None:
 def _read_sections(run: CheckpointedRun, saved: SavedCheckpoint) -> dict[str, Any]:
     """Return the sections of a checkpoint for this rank.
 
-    If more or fewer ranks have saved it, each rank reads rank 0's sections, and `_share_out` replaces those that differ
-    between ranks.
+    If more or fewer ranks have saved it, each rank reads rank 0's sections, and `_sections_of_rank` replaces those that
+    differ between ranks.
     """
     ranks = run.ranks
     is_same = saved.world_size == ranks.world_size
@@ -203,10 +203,10 @@ def _read_sections(run: CheckpointedRun, saved: SavedCheckpoint) -> dict[str, An
     }
     rank = ranks.rank if is_same else 0
     sections = {name: saved.section(name, rank, forms.get(name)) for name in saved.names}
-    return sections if is_same else _share_out(run, saved, sections)
+    return sections if is_same else _sections_of_rank(run, saved, sections)
 
 
-def _share_out(run: CheckpointedRun, saved: SavedCheckpoint, sections: dict[str, Any]) -> dict[str, Any]:
+def _sections_of_rank(run: CheckpointedRun, saved: SavedCheckpoint, sections: dict[str, Any]) -> dict[str, Any]:
     """Turn rank 0's sections into those of this rank, for a checkpoint that more or fewer ranks have saved.
 
     A rank that existed then continues its random streams, and a new rank starts new ones. Rank 0 gets the losses of the

@@ -214,7 +214,7 @@ class Trainer(CheckpointedRun):
         self.load_initial_weights()
         with self.hooks.attached(), self.hooks.collectives.allow("validate()"):
             if self.running:
-                self.agreement.share_stats()
+                self.agreement.average_stats()
             return validate(self, chosen, self.options.validation_limit)
 
     def predict(self, loaders: Loaders) -> list[Any]:
@@ -362,7 +362,7 @@ class Trainer(CheckpointedRun):
         if (every := self._validates_every("epochs")) and self.progress.epochs % every == 0:
             metrics = self.validate()  # which shares the statistics of the ranks, too
         else:
-            self.agreement.share_stats()
+            self.agreement.average_stats()
         if self.options.scheduler_interval == "epoch":
             self.step_schedulers()
         if metrics is not None:

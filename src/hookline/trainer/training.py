@@ -149,7 +149,7 @@ def _open_record(trainer: Trainer, run_dir: Path | None) -> Record:
     run_id, path = ranks.first(open_first)
     if not opened:
         opened.append(Record.of_rank(ranks.rank, run_id, path, config=config, seed=options.seed))
-    return trainer.agreement.share_record(opened[0])
+    return trainer.agreement.record_of_ranks(opened[0])
 
 
 def _labels(trainer: Trainer, source: Path | None) -> Labels:

@@ -65,15 +65,15 @@ class AccumulationWindow(Window):
         args, progress, weight = self._trainer.event_args, self._trainer.progress, self.weight
         if self.count == 0:
             args.micro_batches = []  # hooks may have kept the last one
-        share = loss
+        weighted = loss
         if self._weighted:
-            share = loss * weight
+            weighted = loss * weight
         elif self.size > 1:
-            share = loss / self.size
+            weighted = loss / self.size
         # The mean loss of nothing is NaN, and has no part in the mean of the window. With several ranks its backward
         # pass has a part in reducing the gradients, to which it then adds zeros.
         if weight or self._has_reductions:
-            self._engine.backward(share)
+            self._engine.backward(weighted)
             self._stop_zeroing()
         args.micro_batches.append(
             MicroBatch(loss.detach(), weight, progress.batch_idx, progress.dataloader_name, args.step_metrics)
