@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hookline import _device
 from hookline._bins import BINS, PER_OCTAVE, PER_SIGN
-from hookline.stats import histogram_kernels, kernels
+from hookline.stats import kernels
 from hookline.stats.layout import CHUNK_BYTES, VECTOR_BYTES, Launch, layout_of
 from hookline.stats.rows import STATISTICS, wide_dtype
 
@@ -153,7 +153,7 @@ def _count_launches(
     layout = layout_of(device, stream, sizes, dtypes)
     return [
         Launch(
-            histogram_kernels.count_chunks,
+            kernels.count_chunks,
             group.chunks,
             layout.sizes,
             layout.first_chunks,
