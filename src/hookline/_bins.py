@@ -1,6 +1,6 @@
 """The bins of histograms: signed, logarithmic, 8, 4, 2 or 1 to the octave; what counts in them and where they end.
 
-A histogram has a window of 31 octaves, which ends with the octave `top`. Its bins are in the order of the values; with
+A histogram has a range of 31 octaves, which ends with the octave `top`. Its bins are in the order of the values; with
 512 of them, eight to the octave:
 
     0        -inf
@@ -10,7 +10,7 @@ A histogram has a window of 31 octaves, which ends with the octave `top`. Its bi
     510      +inf
     511      NaN
 
-Values below the window count in the smallest bin of their sign. Needs NumPy and not torch.
+Values below the range count in the smallest bin of their sign. Needs NumPy and not torch.
 """
 
 from __future__ import annotations

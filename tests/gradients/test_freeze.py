@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from hookline import HooklineError
+from hookline.core.schedule import Reading
 from hookline.errors import GradientError, RegistrationError
 from hookline.gradients.transforms import Freeze, Mask
 
@@ -28,19 +29,11 @@ def test_a_frozen_parameter_does_not_move_under_adamw_and_a_zeroed_one_does(rig:
         param.grad = torch.ones(3)
         optimizer.step()
         before = param.detach().clone()
-        chain.registry.decide_due_hooks(Clock(2))
+        chain.registry.decide_due_hooks(Reading(steps=2, batches=2, epochs=1))
         chain.step({"w": torch.ones(3)})
         optimizer.step()
         moved[hook] = not torch.equal(param.detach(), before)
     assert moved == {"freeze": False, "mask": True}
-
-
-class Clock:
-    """The part of a run that schedules read, at some step."""
-
-    def __init__(self, step: int) -> None:
-        self.steps = self.batches = step
-        self.epochs, self.tokens, self.seconds = 1, 0, 0.0
 
 
 def test_mask_zeroes_whole_gradients(params: Callable[..., Any], apply: Callable[..., Any]) -> None:

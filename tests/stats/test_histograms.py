@@ -161,7 +161,7 @@ def test_zeros_infinities_and_nans_stay_where_they_are() -> None:
 
 
 def test_empty_parts_count_for_nothing() -> None:
-    """An empty part neither counts nor raises the window; all of them empty is an empty whole."""
+    """An empty part neither counts nor raises the range; all of them empty is an empty whole."""
     full = torch.randn(100) * 1e-6
     assert torch.equal(merged([torch.empty(0), full]).counts, histograms([full]).counts)
     assert merged([torch.empty(0), torch.empty(0)]).counts.tolist() == [[0] * bins.BINS]

@@ -27,7 +27,8 @@ from hookline._words import nearest
 from hookline.activations.forward_hooks import BuiltInForwardHook
 from hookline.core.entry import Entry
 from hookline.errors import ConfigError, StopTraining
-from hookline.stats.rows import STATISTICS, summarize
+from hookline.stats.distributed import LocalTensors
+from hookline.stats.rows import STATISTICS
 
 if TYPE_CHECKING:
     from hookline.run.control import RunControl
@@ -399,24 +400,20 @@ def _parse_condition(name: str, value: Any) -> Condition:
 
 def statistics_of(tensors: Sequence[torch.Tensor]) -> list[dict[str, float]]:
     """Return the statistics of each floating-point tensor in one read per device; {} for a tensor without any."""
-    indices_by_device: dict[torch.device, list[int]] = {}
-    measured = list(map(measurable, tensors))
-    for index, values in enumerate(measured):
-        if values is not None and values.numel() > 0:
-            indices_by_device.setdefault(values.device, []).append(index)
+    measured = {index: part for index, tensor in enumerate(tensors) if (part := measurable(tensor)) is not None}
+    measured = {index: part for index, part in measured.items() if part.numel() > 0}
     by_tensor: list[dict[str, float]] = [{} for _ in tensors]
-    for indices in indices_by_device.values():
-        try:
-            rows = summarize([measured[index] for index in indices]).tolist()  # type: ignore[misc]
-        except Exception:
-            if inside_transform() is None:
-                raise
-            continue  # Inside of `torch.func.grad`, tensors have no memory that a kernel could read.
-        for index, numbers in zip(indices, rows, strict=True):
-            row = dict(zip(STATISTICS, numbers, strict=True))
-            # Conditions use shorter names, and the fraction of zeros instead of their number.
-            row |= {"nan": row["nans"], "inf": row["infs"], "zeros": row["zeros"] / row["count"]}
-            by_tensor[index] = {name: row[name] for name in CONDITION_STATISTICS}
+    try:
+        rows = LocalTensors(list(measured.values())).summarize().tolist() if measured else []
+    except Exception:
+        if inside_transform() is None:
+            raise
+        return by_tensor  # Inside of `torch.func.grad`, tensors have no memory that a kernel could read.
+    for index, numbers in zip(measured, rows, strict=True):
+        row = dict(zip(STATISTICS, numbers, strict=True))
+        # Conditions use shorter names, and the fraction of zeros instead of their number.
+        row |= {"nan": row["nans"], "inf": row["infs"], "zeros": row["zeros"] / row["count"]}
+        by_tensor[index] = {name: row[name] for name in CONDITION_STATISTICS}
     return by_tensor
 
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from hookline._words import nearest
 from hookline.errors import ConfigError
@@ -17,6 +17,7 @@ from hookline.errors import ConfigError
 if TYPE_CHECKING:
     from hookline.core.catalog import Event
     from hookline.core.entry import Entry
+    from hookline.run.progress import Progress
 
 _UNITS = {
     "step": ("steps", 1.0), "steps": ("steps", 1.0),
@@ -35,42 +36,22 @@ _EXAMPLES = {
     "10": "steps", "'10 batches'": "batches", "'10 batches of b'": "batches", "'1 epoch'": "epochs",
     "'30 s'": "seconds", "'1M tokens'": "tokens",
 }  # fmt: skip
+Clock: TypeAlias = "Progress | Reading"
+"""What schedules read: the counters of a run, or what they were."""
 _QUANTITY = re.compile(r"\s*(\d[\d_]*(?:\.\d+)?)([kKMGBT]?)\s*([A-Za-z]*)(?:\s+of\s+(\S.*?))?\s*")
-
-
-class Clock(Protocol):
-    """Where the run is, in every unit that a schedule counts, with the current micro-batch included."""
-
-    @property
-    def steps(self) -> int: ...
-    @property
-    def batches(self) -> int: ...
-    @property
-    def epochs(self) -> int: ...
-    @property
-    def tokens(self) -> int: ...
-    @property
-    def seconds(self) -> float: ...
-    @property
-    def loader(self) -> str:
-        """The loader of the current batch."""
-
-    @property
-    def by_loader(self) -> Mapping[str, int]:
-        """The number of batches of each loader."""
 
 
 @dataclass(slots=True)
 class Reading:
-    """A clock that does not move."""
+    """Where a run was, in every unit that a schedule counts, with the current micro-batch included."""
 
     steps: int = 0
     batches: int = 0
     epochs: int = 0
     tokens: int = 0
     seconds: float = 0.0
-    loader: str = ""
-    by_loader: Mapping[str, int] = field(default_factory=dict)
+    loader: str = ""  # of the current batch
+    by_loader: Mapping[str, int] = field(default_factory=dict)  # the number of batches of each
 
     @classmethod
     def of(cls, clock: Clock) -> Reading:

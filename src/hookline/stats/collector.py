@@ -16,7 +16,7 @@ from hookline._host_copy import HostCopy
 from hookline._tensors import inside_transform, tensor_version
 from hookline.core.shared_part import SharedPart, Sizes
 from hookline.stats import borrowed
-from hookline.stats.histograms import USUAL_TOP, merge_rows, move_windows
+from hookline.stats.histograms import USUAL_TOP, merge_rows, move_ranges
 from hookline.stats.rows import ABSMAX, COUNT, L2, MAX, MEAN, MIN, STATISTICS, STD, join_rows, split_rows, summarize
 
 MOST_COLLECTED = 4096  # tensors; small ones cost more in bookkeeping than in memory
@@ -92,7 +92,7 @@ class SentRows(NamedTuple):
         """Return the statistics rows of a step on this rank, as the record's exchange takes them.
 
         Each key has the numbers that `split_rows` makes of its row, and whether it has a row. Histograms are moved to
-        the highest window of all ranks before they are added up.
+        the highest range of all ranks before they are added up.
 
         Args:
             kind: What the rows are; the same on all ranks.
@@ -136,7 +136,7 @@ class SentRows(NamedTuple):
             parts = [split_rows(rows[:, : len(STATISTICS)])[0], present.unsqueeze(1)]
             if with_histograms:
                 counts, tops = rows[:, len(STATISTICS) : -1], rows[:, -1]
-                parts.append(move_windows(counts, tops, maxima.reshape(-1, _PEAKS + 1)[:, -1]))
+                parts.append(move_ranges(counts, tops, maxima.reshape(-1, _PEAKS + 1)[:, -1]))
             return torch.cat(parts, dim=1).reshape(-1)
 
         def finish(sizes: Sizes, maxima: Tensor, sums: Tensor) -> Mapping[str, float]:

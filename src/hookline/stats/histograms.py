@@ -1,7 +1,7 @@
 """Count the values of many tensors in signed, logarithmic bins, on their device, and read percentiles from the counts.
 
-Each tensor has its own window, which ends above the largest absolute value; `hookline._bins` describes the bins in it.
-A tensor with NaN or infinities has no largest value to start from; its window ends at 2^16.
+Each tensor has its own range, which ends above the largest absolute value; `hookline._bins` describes the bins in it.
+A tensor with NaN or infinities has no largest value to start from; its range ends at 2^16.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from hookline.stats.rows import ABSMAX, STATISTICS, has_kernels, merge, row_dtyp
 
 ZERO, INFINITE, NOT_A_NUMBER = PER_SIGN + 1, BINS - 2, BINS - 1
 USUAL_TOP, HIGHEST_TOP = 15.0, 127.0  # octaves
-LOWEST_TOP = -90.0  # octave; the window stays clear of float32's subnormal numbers
+LOWEST_TOP = -90.0  # octave; the range stays clear of float32's subnormal numbers
 _PIECE = 1 << 20  # elements that are counted at once, to keep the memory for indices small
 
 
 class Histograms(NamedTuple):
-    """The counts, [tensors, bins] as int64, and for each tensor the octave in which its window ends."""
+    """The counts, [tensors, bins] as int64, and for each tensor the octave in which its range ends."""
 
     counts: Tensor
     tops: Tensor
@@ -43,7 +43,7 @@ def histograms(tensors: Sequence[Tensor], rows: Tensor | None = None) -> Histogr
 
 
 def count(tensors: Sequence[Tensor], tops: Tensor) -> Tensor:
-    """Return the counts of each tensor, [tensors, bins], in windows that end with the octaves `tops`."""
+    """Return the counts of each tensor, [tensors, bins], in ranges that end with the octaves `tops`."""
     with torch.no_grad():
         if has_kernels(tops.device):
             from hookline.stats import cuda
@@ -66,7 +66,7 @@ def _bins_of(values: Tensor, top: Tensor) -> Tensor:
 
 
 def tops_of(rows: Tensor) -> Tensor:
-    """Return the octave in which each tensor's window ends, from its statistics row."""
+    """Return the octave in which each tensor's range ends, from its statistics row."""
     absmax = rows[:, ABSMAX]
     octaves = torch.frexp(absmax).exponent - 1  # exact; a logarithm may end up just below a power of two
     return torch.where(absmax.isfinite(), octaves.float().clamp(LOWEST_TOP, HIGHEST_TOP), USUAL_TOP)
@@ -76,7 +76,7 @@ def percentiles(counted: Histograms, points: Sequence[float]) -> Tensor:
     """Return percentiles of each tensor's values, [tensors, points], within 5 % of `torch.quantile`.
 
     As there, a position between two values is interpolated, and a NaN in the tensor makes all of them NaN. The bound
-    holds for values in the window; smaller ones come out as its lower end. Nothing waits for the device.
+    holds for values in the range; smaller ones come out as its lower end. Nothing waits for the device.
     """
     counts, tops, device = *counted, counted.counts.device
     fractions = _device.cached_table(device, tuple(point / 100 for point in points), row_dtype(device))
@@ -119,10 +119,10 @@ def _per_sign(per_octave: int) -> int:
     return -(-PER_SIGN * per_octave // PER_OCTAVE)
 
 
-def move_windows(counts: Tensor, tops: Tensor, top: Tensor) -> Tensor:
-    """Return histograms, [..., bins], as counted in windows that end with the octave `top`, which is not below `tops`.
+def move_ranges(counts: Tensor, tops: Tensor, top: Tensor) -> Tensor:
+    """Return histograms, [..., bins], as counted in ranges that end with the octave `top`, which is not below `tops`.
 
-    Windows end at whole octaves, so the bins of a lower window coincide with those of a higher one and move without
+    Ranges end at whole octaves, so the bins of a lower range coincide with those of a higher one and move without
     loss; values that fall out at the small end count in the smallest bin, as they would have from the start.
     """
     shift = ((top - tops) * PER_OCTAVE).nan_to_num(0.0, 0.0, 0.0).long().clamp(0, PER_SIGN).unsqueeze(-1)
@@ -134,7 +134,7 @@ def move_windows(counts: Tensor, tops: Tensor, top: Tensor) -> Tensor:
 
 
 # ---- rows that carry a histogram behind their statistics, so that both are copied and merged together ----------------
-# The columns are those of `STATISTICS`, then one for each bin, then the octave in which the window ends.
+# The columns are those of `STATISTICS`, then one for each bin, then the octave in which the range ends.
 
 
 def summarize_with_histograms(tensors: Sequence[Tensor], names: Sequence[object] | None = None) -> Tensor:
@@ -154,7 +154,7 @@ def merge_rows(parts: Tensor) -> Tensor:
     filled = counts.sum(-1) > 0
     top = torch.where(filled, tops, float("-inf")).amax(0)
     top = torch.where(filled.any(0), top, tops[0])
-    return torch.cat([merged, move_windows(counts, tops, top).sum(0), top.unsqueeze(-1)], dim=-1)
+    return torch.cat([merged, move_ranges(counts, tops, top).sum(0), top.unsqueeze(-1)], dim=-1)
 
 
 def histograms_in(rows: Tensor) -> Histograms:
