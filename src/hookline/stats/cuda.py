@@ -16,7 +16,7 @@ from torch import Tensor
 from hookline import _device
 from hookline._bins import BINS, PER_OCTAVE, PER_SIGN
 from hookline.stats import kernels
-from hookline.stats.layout import CHUNK_BYTES, VECTOR_BYTES, Launch, layout_of
+from hookline.stats.layout import CHUNK_BYTES, VECTOR_BYTES, ChunkLayout, DtypeChunks, Launch, layout_of
 from hookline.stats.rows import STATISTICS, wide_dtype
 
 _SAME_NAME = ("uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64")
@@ -56,27 +56,21 @@ def _summary_launches(
     layout = layout_of(device, stream, sizes, dtypes)
     reads = []
     for group in layout.groups:
-        tile = WARPS * 32 * VECTOR_BYTES // group.dtype.itemsize
-        read = Launch(
-            kernels.read_chunks,
-            group.chunks,
-            layout.sizes,
-            layout.first_chunks,
-            layout.owners,
-            group.skipped,
-            layout.chunks,
-            num_warps=WARPS,
-            ELEMENT=ELEMENTS[group.dtype],
-            ITEM_BYTES=group.dtype.itemsize,
-            WIDE=WIDE[wide_dtype(group.dtype)],
-            TILE=tile,
-            TILES=CHUNK_BYTES // group.dtype.itemsize // tile,
-            UNROLL=UNROLL,
-        )
-        reads.append(read)
+        tile, wide = WARPS * 32 * VECTOR_BYTES // group.dtype.itemsize, WIDE[wide_dtype(group.dtype)]
+        reads.append(_launch(kernels.read_chunks, layout, group, tile, layout.chunks, WIDE=wide, UNROLL=UNROLL))
     fixed = layout.first_chunks, layout.chunk_counts, layout.chunks
     merge = Launch(kernels.merge_chunks, len(sizes), *fixed, COLUMNS=len(STATISTICS), TILE=MERGE_TILE)
     return layout.chunks, reads, merge
+
+
+def _launch(kernel: Any, layout: ChunkLayout, group: DtypeChunks, tile: int, *fixed: Any, **constants: Any) -> Launch:
+    """Return a launch of a kernel that reads the chunks of one dtype; `fixed` and `constants` are further arguments."""
+    item_bytes = group.dtype.itemsize
+    return Launch(
+        kernel, group.chunks, layout.sizes, layout.first_chunks, layout.owners, group.skipped, *fixed, num_warps=WARPS,
+        ELEMENT=ELEMENTS[group.dtype], ITEM_BYTES=item_bytes, TILE=tile, TILES=CHUNK_BYTES // item_bytes // tile,
+        **constants,
+    )  # fmt: skip
 
 
 def all_readable(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -150,25 +144,9 @@ def _count_launches(
     device: torch.device, stream: int, sizes: tuple[int, ...], dtypes: tuple[torch.dtype, ...]
 ) -> list[Launch]:
     """Return one launch for each dtype."""
-    layout = layout_of(device, stream, sizes, dtypes)
+    layout, scale = layout_of(device, stream, sizes, dtypes), {"PER_OCTAVE": PER_OCTAVE, "PER_SIGN": PER_SIGN}
+    counters = {"DECLARATION": _DECLARATION, "COPIES": COPIES}
     return [
-        Launch(
-            kernels.count_chunks,
-            group.chunks,
-            layout.sizes,
-            layout.first_chunks,
-            layout.owners,
-            group.skipped,
-            num_warps=WARPS,
-            ELEMENT=ELEMENTS[group.dtype],
-            ITEM_BYTES=group.dtype.itemsize,
-            TILE=HISTOGRAM_TILE,
-            TILES=CHUNK_BYTES // group.dtype.itemsize // HISTOGRAM_TILE,
-            BINS=BINS,
-            PER_OCTAVE=PER_OCTAVE,
-            PER_SIGN=PER_SIGN,
-            DECLARATION=_DECLARATION,
-            COPIES=COPIES,
-        )
+        _launch(kernels.count_chunks, layout, group, HISTOGRAM_TILE, BINS=BINS, **scale, **counters)
         for group in layout.groups
     ]

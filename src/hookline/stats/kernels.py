@@ -169,9 +169,9 @@ def read_chunks(
     partials,
     ELEMENT: tl.constexpr,
     ITEM_BYTES: tl.constexpr,
-    WIDE: tl.constexpr,
     TILE: tl.constexpr,
     TILES: tl.constexpr,
+    WIDE: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
     """Write the partial results of one chunk."""
