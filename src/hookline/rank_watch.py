@@ -79,7 +79,7 @@ class RankWatch:
         self._beats = 0
         self._heard, self._heard_at = -1, monotonic()  # the newest heartbeat of the rank that is watched
         self._seen_position: Any = None
-        self._position: Sequence[int] | None = None  # of this rank, at its last beat
+        self._position: Sequence[int] | None = None  # The position of this rank at its last beat.
         self._moved_at = monotonic()
         store.set(f"process/{rank}", json.dumps(describe_process()))
         self._beat(self._where())

@@ -32,7 +32,7 @@ Result = TypeVar("Result")
 Number = TypeVar("Number", int, float)
 
 CONNECT_SECONDS, ANSWER_SECONDS = 60.0, 20.0  # for the store through which failures are reported
-# What the backends say if the process at the other end is gone.
+# Words in the errors of backends whose peer process is gone.
 LOST_CONNECTION = ("connection closed", "connection reset", "connection refused", "broken pipe", "gloo", "nccl")
 LONGEST_VALUE = 200  # characters of a value in a message
 FINGERPRINT_BITS = 24  # its square, summed over 16,384 ranks, fits into an int64
@@ -266,7 +266,7 @@ class Ranks:
         return f"rank {self.rank} of {self.world_size}"
 
 
-_default_ranks: tuple[Any, Ranks] | None = None  # those of a default process group, which a process may make again
+_default_ranks: tuple[Any, Ranks] | None = None  # A process may make its default process group again.
 
 
 def find_ranks() -> Ranks:
@@ -325,7 +325,7 @@ def compare(ranks: Ranks, sections: Mapping[str, Any], remedy: str = "") -> None
 
     Args:
         ranks: The ranks.
-        sections: What is compared, by what it is called: JSON values.
+        sections: The JSON values to compare, by the name that errors use.
         remedy: What the error says is to be done.
 
     Raises:

@@ -247,7 +247,7 @@ class Cache:
         self.hook, self.model = hook, weakref.ref(model)  # weak, because the cache may outlive the model
         self.early_stop: EarlyStop | None = None
         self.thread = current_thread().name
-        self.other_threads: set[str] = set()  # that have captured from the model for themselves
+        self.other_threads: set[str] = set()  # Threads that have a cache of their own for the model.
         self._states: list[CapturedState] | None = None  # once the block has ended
 
     @property
@@ -318,7 +318,7 @@ class EarlyStop(ForwardHook):
                 raise ForwardStopped
 
 
-_open_caches: list[Cache] = []  # of all models
+_open_caches: list[Cache] = []  # The open caches of all models.
 _open_caches_lock = threading.Lock()
 
 

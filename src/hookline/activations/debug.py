@@ -368,7 +368,7 @@ def _parse_function(function: Predicate) -> FunctionCondition:
     condition = FunctionCondition(function)
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # of a built-in function, which may not say what it takes
+    except (TypeError, ValueError):  # A built-in function may have no signature.
         return condition
     try:
         signature.bind("name", None)

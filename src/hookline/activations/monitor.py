@@ -92,7 +92,7 @@ class Monitor(BuiltInForwardHook):
         sources: list[Source | None] = [self._outputs, self._gradients, self._dead_units, self._costs]
         self._sources = [source for source in sources if source is not None]
         self._history = History(HISTORY_LIMIT)
-        self._recorded_names: tuple[str, ...] = ()  # of all modules so far, in the order of layers.jsonl
+        self._recorded_names: tuple[str, ...] = ()  # The modules so far, in the order of layers.jsonl.
         self.watches_backward = gradients  # compiled code must then leave the modules' outputs to autograd
         # Compiled code can accumulate statistics by itself, and nothing else.
         self.statistics_only = requested == statistics and not points and not gradients
@@ -231,7 +231,7 @@ class Monitor(BuiltInForwardHook):
             with self._lock:
                 self._share(trainer, at_end=True)
                 for source in self._sources:
-                    if source is not self._dead_units:  # whose window has not ended
+                    if source is not self._dead_units:  # Their window has not ended.
                         source.end_step(trainer.step)
                 for table in self._collect_all():
                     self._record(table._replace(step=table.step or trainer.step))
@@ -248,7 +248,7 @@ class Monitor(BuiltInForwardHook):
     def state_dict(self) -> dict[str, Any]:
         """Return the current window of dead units, the only state that spans steps.
 
-        What is still on the device is recorded first: a run that resumes from here repeats only later steps.
+        Values that are still on the device are recorded first: a run that resumes here repeats only later steps.
         """
         self._flush_compiled()
         with self._lock:
@@ -276,7 +276,7 @@ class Monitor(BuiltInForwardHook):
         return self._read().states()
 
     def _read(self) -> History:
-        """Return the history with what there is of the current step; waits for the device."""
+        """Return the history with the current step so far; waits for the device."""
         self._flush_compiled()
         with self._lock:
             tables = self._collect_all()

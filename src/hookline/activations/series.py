@@ -100,7 +100,7 @@ class TensorStatistics(StepCollector):
         """Take out all steps so far, to be merged with those of the other ranks; nothing waits.
 
         Args:
-            key: What the monitor is called; the same on all ranks.
+            key: The monitor's name; the same on all ranks.
             epoch: The epoch.
             has_same_batch: Whether this rank's outputs are copies of what another rank has measured, unless it has a
                 part of a DTensor.
@@ -158,7 +158,7 @@ class CallCosts:
         self._step = 0
         self._names: list[str] = []
         self._values: list[list[float]] = []
-        self._indices: dict[str, int] = {}  # of the names in the current step
+        self._indices: dict[str, int] = {}  # The places of the names in the current step.
         self._complete: list[StepTable] = []
 
     def add(self, name: str, seconds: float, memory: int, step: int) -> None:
@@ -210,7 +210,7 @@ class DeadUnits:
 
     def __init__(self, window: int, unit_dim: int | None = None) -> None:
         self._window, self._unit_dim = window, unit_dim
-        self._maxima: dict[str, Tensor] = {}  # of the current window, by module
+        self._maxima: dict[str, Tensor] = {}  # The maxima of the current window, by module.
         self._steps = 0
         self._flush = HostQueue()
         self._last_window: dict[str, Tensor] = {}
@@ -260,7 +260,7 @@ class DeadUnits:
         """Take out the complete windows, to be merged with those of the other ranks; nothing waits.
 
         Args:
-            key: What the monitor is called; the same on all ranks.
+            key: The monitor's name; the same on all ranks.
             epoch: The epoch.
             use: Called with the table of all ranks.
             last_step: The step at which the run has ended; the first window counts then, as far as it is.

@@ -88,10 +88,10 @@ class Hook(Events):
         """Called once, when the hook is attached; may name `registry` and `name` (the hook's own in it)."""
 
     def check_run(self, trainer: RunControl) -> None:
-        """Called before the run has a directory and a name. What it raises refuses the run, on all ranks."""
+        """Called before the run has a directory and a name. An exception refuses the run, on all ranks."""
 
     def before_first_step(self, trainer: RunControl, measured: Mapping[str, float] | None) -> None:
-        """Called before on_train_start, once weights are loaded. What it raises ends the run before its first step.
+        """Called before on_train_start, once weights are loaded. An exception ends the run before its first step.
 
         Args:
             trainer: The run.

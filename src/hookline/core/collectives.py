@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hookline.core.dispatch import BoundHook
     from hookline.core.registry import Registry
 
-_NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")  # of the operators of torch.distributed
+_NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")  # torch.distributed's operators
 
 
 class _RefuseCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -1,7 +1,7 @@
 """Handle exceptions raised by hooks: apply the failure policy (its default is in base.py), and report incidents.
 
-Exceptions are annotated with the hook and the event, never replaced and never hidden. What is not an `Exception`, such
-as KeyboardInterrupt, is not a hook's failure and ends the run; so does quitting the debugger, whose BdbQuit is one.
+Exceptions are annotated with the hook and the event, never replaced and never hidden. KeyboardInterrupt, and
+whatever else is not an `Exception`, ends the run under every policy; so does quitting the debugger (BdbQuit).
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ def select(pattern: Any, things: Mapping[str, Thing], what: str) -> dict[str, Th
 
     Args:
         pattern: An exact name, a glob, ``"re:…"``, a class, ``"class:…"``, a predicate, the thing itself, or a list.
-        things: What there is, by name.
+        things: The things to select from, by name.
         what: What the things are, for error messages.
 
     Returns:
@@ -66,7 +66,7 @@ def _matcher(pattern: Any, what: str) -> Callable[[str, Any], bool]:
 
 
 def _choices(pattern: Any, things: Mapping[str, Any]) -> str:
-    """Say what there is instead: names, or for a class the classes."""
+    """List the nearest alternatives: names, or for a class the classes."""
     if isinstance(pattern, type) or str(pattern).startswith("class:"):
         wanted = pattern.__name__ if isinstance(pattern, type) else pattern[6:]
         return nearest(wanted, {type(thing).__name__ for thing in things.values()})

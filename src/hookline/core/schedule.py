@@ -50,8 +50,8 @@ class Reading:
     epochs: int = 0
     tokens: int = 0
     seconds: float = 0.0
-    loader: str = ""  # of the current batch
-    by_loader: Mapping[str, int] = field(default_factory=dict)  # the number of batches of each
+    loader: str = ""  # The loader of the current batch.
+    by_loader: Mapping[str, int] = field(default_factory=dict)  # The number of batches of each loader.
 
     @classmethod
     def of(cls, clock: Clock) -> Reading:
@@ -314,7 +314,7 @@ class Scheduler:
         """Return the scheduled hooks that are due now, given those that were due earlier in the step's window."""
         previous: Clock | None = self._previous
         if previous is None or (previous.batches == 0 and now.batches > 1):
-            previous = now  # What was passed while no schedule was evaluated is past.
+            previous = now  # Points that were passed while no schedule was evaluated are past.
         names: list[str] = []
         for schedule, group in groups.items():
             if schedule.due(now, previous):

@@ -46,7 +46,7 @@ class UpdateChain:
         self._unclaimed: dict[str, Any] = {}  # a checkpoint's states of hooks that are not registered yet
         self.known: GradientLists = {}  # about the gradients of the step that runs
         self._subscriptions = [registry.add_registration_check(self._check), registry.on_change(self._drop_removed)]
-        if registry.update_chain is not None:  # of a run that had the registry before
+        if registry.update_chain is not None:  # The chain of an earlier run with this registry.
             registry.update_chain.release()
         registry.update_chain = self
         registry.dispatch_table.set_maker("on_update", self.make_dispatch)

@@ -157,7 +157,7 @@ class Gradients(MutableMapping[str, Tensor]):
 
     def __init__(self, params: Parameters, known: GradientLists | None = None) -> None:
         self.params = params
-        self.assigned: dict[str, Any] = {}  # and not committed yet
+        self.assigned: dict[str, Any] = {}  # Gradients that were assigned and not committed yet.
         self._known = known
 
     def __getitem__(self, name: str) -> Tensor:

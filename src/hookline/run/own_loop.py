@@ -259,7 +259,7 @@ class OwnLoop(Run):
         progress = self.progress
         is_new = carried.get("epoch", progress.epoch) != progress.epoch
         starts_again = carried.get("batch_idx", progress.batch_idx + 1) <= progress.batch_idx
-        if progress.epoch_over or is_new or starts_again:  # which no event may have announced
+        if progress.epoch_over or is_new or starts_again:  # An event need not have announced it.
             self._begin_epoch()
             progress.epoch = carried.get("epoch", progress.epoch)
         progress.step += self._step_is_over or not self._fires_step_end

@@ -27,7 +27,7 @@ class Progress:
         self.dataloader_idx, self.dataloader_name = 0, "train"
         self.position: dict[str, Any] | None = None  # where the loaders were, inside an epoch that has begun
         self._loader_names: list[str] = []
-        self._seconds_before = 0.0  # of earlier attempts
+        self._seconds_before = 0.0  # The duration of earlier attempts.
         self._started = monotonic()
         self._agreed_seconds: float | None = None  # with several ranks
         self._agreed_tokens = 0

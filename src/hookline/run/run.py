@@ -141,7 +141,7 @@ class Run(Steps):
                 record = Record.on_disk(directory, config=config, seed=self.seed)
             record.start(hooks=self.describe_hooks())
         if before is not None:
-            record.share_sinks(before)  # those that were added before the run
+            record.share_sinks(before)  # Sinks may have been added before the run.
         # The last run may have stopped inside an epoch; this one continues there.
         self.progress.begin_run(self.position())
         self.record = record
@@ -221,7 +221,7 @@ class Run(Steps):
                     self._fire_exception(error)
                 else:
                     self.run_status.close(failed=False)
-            finally:  # also after Ctrl-C in on_exception
+            finally:  # Ctrl-C in on_exception comes here, too.
                 self._close(error, signal)
 
     def _close(self, error: BaseException | None, signal: str | None) -> None:

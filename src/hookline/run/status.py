@@ -27,7 +27,7 @@ class RunStatus:
         self.running = False
         self.run_ended = False  # a run has ended and nothing has begun since
         self.by_hand = False  # steps outside of a run have been made since the last one
-        self.stops: list[Stop] = []  # those that were requested, in their order; the first one's reason counts
+        self.stops: list[Stop] = []  # Requested stops in order; the reason of the first counts.
         self.failed_on_ranks: dict[str, list[int]] = {}  # the hooks that have failed on other ranks; known at the end
         self.loaded_stop: Mapping[str, Any] | None = None  # the stop that the loaded checkpoint was saved with
         self.skipped_steps = self.non_finite_losses = self.failed_saves = self.lr_changes = self.hook_failures = 0

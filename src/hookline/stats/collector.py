@@ -210,8 +210,8 @@ class StepCollector:
 
     def _forget_tensors(self) -> None:
         self._collected: list[tuple[Hashable, Tensor, int]] = []  # with their versions
-        self._unshared: list[Tensor] = []  # those that were not yet seen to be kept by the backward pass
-        self._bytes = 0  # of these
+        self._unshared: list[Tensor] = []  # Tensors that the backward pass is not known to keep.
+        self._bytes = 0  # The bytes of the unshared tensors.
 
     def add(self, key: Hashable, tensor: Tensor, step: int) -> None:
         """Collect one tensor of a step."""
@@ -258,7 +258,7 @@ class StepCollector:
     def _read(self) -> None:
         """Launch the measurement of the collected tensors, and drop the references to them."""
         if inside_transform() is not None:
-            return  # What is computed in here cannot be read; the tensors are read when `torch.func` is done.
+            return  # Tensors cannot be read inside `torch.func`; they are read when it is done.
         collected = self._collected
         self._forget_tensors()  # First, so that a tensor that cannot be measured does not affect the next pass.
         by_device: dict[torch.device, list[tuple[Hashable, Tensor]]] = {}

@@ -100,7 +100,7 @@ def is_dense(tensor: Tensor) -> bool:
 # ---- histograms ------------------------------------------------------------------------------------------------------
 
 HISTOGRAM_TILE = 2048  # More would cost registers, and with them programs that run at the same time.
-COPIES = 2  # of the counters, each with one more for lanes outside of the tensor
+COPIES = 2  # Copies of the counters; each has one more counter, for lanes outside of the tensor.
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _DECLARATION = (  # PTX; on other devices, and in the interpreter, Triton's own histogram counts.
     f".shared .align 16 .b32 hookline_counters[{COPIES * (BINS + 1)}]; mov.u32 $0, hookline_counters;"

@@ -23,7 +23,7 @@ from hookline.stats.kernels import HEAD, PARTIAL_COLUMNS, add_to_accumulators, r
 from hookline.stats.layout import VECTOR_BYTES, Launch
 from hookline.stats.rows import STATISTICS
 
-SHARES = 1056  # of an accumulator
+SHARES = 1056  # The shares of an accumulator.
 ACCUMULATOR_BYTES = (HEAD.value + PARTIAL_COLUMNS * SHARES) * 8
 SHARE_BYTES = 128 * 1024  # the least that a program reads; it reads more where that would make too many shares
 UNROLL = 8  # loads in flight at once, per thread

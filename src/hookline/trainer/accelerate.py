@@ -304,7 +304,7 @@ def _prepare_loader(accelerator: Any, loader: Any, each_once: bool) -> Any:
 class PreparedLoader:
     """A prepared loader, read so that a run can resume inside an epoch: without the batch that Accelerate reads ahead.
 
-    It has the sampler, the batch sampler and the data set that Accelerate's own wrap, as a DataLoader has them.
+    It has the sampler, the batch sampler and the dataset that Accelerate's own wrap, as a DataLoader has them.
 
     Args:
         prepared: Accelerate's loader.

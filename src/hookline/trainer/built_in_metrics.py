@@ -126,7 +126,7 @@ class _ByClass(_OfClasses):
         if classes is None:
             raise TrainingError(f"{self.name} needs the scores of all classes, not the predicted classes")
         counts = (target != self.ignore_index).double()
-        # Added up by index rather than by `bincount`, which waits for the device. What does not count is added as 0.
+        # Added up by index rather than by `bincount`, which waits for the device. Ignored targets add 0.
         # A target that is not a class has a place after the last one, so that every prediction for it is a miss.
         target = torch.where((target >= 0) & (target < classes), target, classes)
         sums = torch.zeros(3, classes + 1, dtype=torch.float64, device=target.device)

@@ -51,11 +51,11 @@ class CheckpointedRun(EpochRun):
     have to agree on is agreed on here, and never by the other thread.
     """
 
-    val_loaders: dict[str, Any]  # which `Trainer` makes
+    val_loaders: dict[str, Any]  # `Trainer` makes them.
 
     can_save = True
     _requests: tuple[SaveName, ...] = ()  # names of the checkpoints to write at the next boundary
-    _requested_names: frozenset[str] = frozenset()  # of those that were requested by `save`
+    _requested_names: frozenset[str] = frozenset()  # The names that were requested by `save`.
     _needs_save = False  # whether to write a checkpoint at the next boundary unless there is one of that state
     _pending: PendingSave | None = None
     # The state that is durable and was saved last, at a boundary. A checkpoint that a hook writes in on_step_end is of
@@ -167,7 +167,7 @@ class CheckpointedRun(EpochRun):
     def unsaved_parameters(self) -> Mapping[str, Mapping[str, Any]]:
         """Return shape, dtype and sum of bits of the frozen parameters that checkpoints leave out; often none.
 
-        They have the values that they came with. What changed since is saved, also without a gradient: the target
+        They have the values that they came with. A frozen parameter that changed since is saved, such as the target
         network of a momentum encoder.
         """
         start = self._frozen or {}

@@ -106,7 +106,7 @@ class TrainerOptions:
         self._check_loader_schedule()
         if self.validate_every is not None:
             self.validation_period  # noqa: B018 - parsed here so that an invalid one is rejected at once
-        if self.fast_dev_run:  # that many batches of each loader, which are not known here
+        if self.fast_dev_run:  # The loaders are not known here: they cut themselves off.
             self.max_epochs, self.record, self.debug = 1, False, True
 
     def _check_loader_schedule(self) -> None:

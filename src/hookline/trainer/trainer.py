@@ -191,7 +191,7 @@ class Trainer(CheckpointedRun):
         """Run one micro-batch, with the optimizer step if its window is complete, and return its detached loss."""
         if self.running:
             raise TrainingError("training_step() cannot be called inside an event or while the trainer runs")
-        if self.run_status.run_ended:  # that run's record is closed; this step belongs to no run
+        if self.run_status.run_ended:  # The run's record is closed, and this step belongs to no run.
             before, self.record = self.record, Record.in_memory()
             self.record.share_sinks(before)
             self.reset_steps()
@@ -200,7 +200,7 @@ class Trainer(CheckpointedRun):
         if not self.run_status.by_hand:  # the model may have changed since the trainer was made
             self.unowned_params = unowned_parameters(self.model, self.params)
         self.load_initial_weights()
-        self.hooks.attach()  # and not off again: at every step that would cost more than the hooks themselves
+        self.hooks.attach()  # They stay: detaching at every step would cost more than the hooks.
         with self.run_status.manual_step():
             loss = train_batch(self, batch)
             self.at_boundary()
@@ -360,7 +360,7 @@ class Trainer(CheckpointedRun):
             return
         metrics = None
         if (every := self._validates_every("epochs")) and self.progress.epochs % every == 0:
-            metrics = self.validate()  # which shares the statistics of the ranks, too
+            metrics = self.validate()  # This averages the statistics over the ranks, too.
         else:
             self.agreement.average_stats()
         if self.options.scheduler_interval == "epoch":

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from hookline.trainer.trainer import Trainer
 
 _SECONDS_BETWEEN_LINES = 30.0  # where nothing can be redrawn: often enough for a log file, and not too long a file
-_numbers = count(1)  # of the runs of this process: a script that starts again makes the same runs in the same order
+_numbers = count(1)  # Numbers the runs of a process: a script that starts again makes the same runs in the same order.
 
 
 @contextmanager
@@ -114,7 +114,7 @@ def unfinished_runs() -> WeakSet[Generator[Any, Any, Any]]:
 
 
 def _open(trainer: Trainer, resume: Path | None, fork: bool, launch: dict[str, Any] | None) -> None:
-    """Compare the ranks, check the run, seed, and open the record. What is raised here ends no run: none has begun."""
+    """Compare the ranks, check the run, seed, and open the record. An exception here ends no run: none has begun."""
     options, ranks = trainer.options, trainer.ranks
     trainer.agreement.before_run()
     trainer.check_run()  # before the run has a directory and a name

@@ -122,7 +122,7 @@ def _in_step(ranks: Ranks, loader: str, batches: Iterator[tuple[Any, bool]]) -> 
     last: Any = None
     for index in count():
         last, counts = next(batches, (last, False))
-        have_more = ranks.total([counts])[0]  # also where len() is known: it may be wrong
+        have_more = ranks.total([counts])[0]  # A known len() is not trusted: it may be wrong.
         if not have_more:
             return
         if not index and have_more < ranks.world_size:

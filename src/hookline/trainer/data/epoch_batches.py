@@ -242,7 +242,7 @@ class SequentialBatches(_EpochBatches):
                 self._following, self._before_peek = _UNREAD, None
                 self._on_loader(self._index, self._names[self._index])
                 yield batch
-        finally:  # also when a run stops inside the epoch, so that nothing keeps the workers of a loader
+        finally:  # A run may stop inside the epoch: nothing may keep the workers of a loader.
             self._rest = iter(())
 
 
@@ -424,6 +424,6 @@ class MixedBatches(_EpochBatches):
                 self._following = self._order.next()
                 self.last = self._is_over(may_read=False)
                 yield batch
-        finally:  # also when a run stops inside the epoch: workers left to the garbage collector take seconds to end
+        finally:  # A run may stop inside the epoch: workers left to the garbage collector take seconds to end.
             for member in self._members:
                 member.close()

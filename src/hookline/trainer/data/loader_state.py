@@ -239,7 +239,7 @@ def resume_warnings(loaders: NamedLoaders, is_cut: bool) -> list[str]:
     """
     warnings = []
     for name, loader in loaders.items():
-        loader = getattr(loader, "base_dataloader", loader)  # of a loader that Accelerate prepared
+        loader = getattr(loader, "base_dataloader", loader)  # Accelerate wraps the loader that it prepares.
         dataset = loader.dataset if isinstance(loader, DataLoader) else None
         workers = loader.num_workers if isinstance(loader, DataLoader) else 0
         if has_state(loader):

@@ -20,7 +20,7 @@ Numbers = TypeVar("Numbers", int, torch.Tensor)
 
 
 class SharedSampler(Sampler[int]):
-    """Give each rank its share of one order of the indices: of every `world_size` indices that follow each other one.
+    """Give each rank its share of one order of the indices: one of every `world_size` consecutive indices.
 
     So the first batches of all ranks together are the first indices of the order, whatever the number of ranks, and
     another number of ranks can continue after them.
