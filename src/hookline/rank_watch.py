@@ -192,10 +192,10 @@ class RankWatch:
 
         That is the one that is in a hook and does not itself wait, else the one that is furthest behind.
         """
-        beats = {rank: self._store.get(f"beat/{rank}") for rank in range(self._world_size)}
-        where = {rank: json.loads(text) for rank, text in beats.items()}
-        order = sorted(where, key=lambda rank: (where[rank]["waits"], not where[rank]["hook"], where[rank]["position"]))
-        first = where[order[0]]
+        texts = {rank: self._store.get(f"beat/{rank}") for rank in range(self._world_size)}
+        beats = {rank: json.loads(text) for rank, text in texts.items()}
+        order = sorted(beats, key=lambda rank: (beats[rank]["waits"], not beats[rank]["hook"], beats[rank]["position"]))
+        first = beats[order[0]]
         error = f"no batch for {self._timeout:g} s (rank_timeout){_in_hook(first)}; it is at {first['place']}"
         return {"rank": order[0], "step": first["position"][0], "error": error}
 

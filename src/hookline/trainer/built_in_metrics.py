@@ -68,7 +68,7 @@ class _OfClasses(SumMetric):
         ignore_index: Targets that do not count.
         shift: Compare the prediction at each position with the target of the next one, for language models whose
             labels are their inputs, as those of Hugging Face.
-        threshold: From which output on a sample with one output is positive: 0 for logits, 0.5 for probabilities.
+        threshold: Decision threshold for models with one output: 0 for logits, 0.5 for probabilities.
     """
 
     def __init__(self, ignore_index: int = IGNORE_INDEX, shift: bool = False, threshold: float = 0.0) -> None:
@@ -86,7 +86,7 @@ class Accuracy(_OfClasses):
         ignore_index: Targets that do not count.
         shift: Compare the prediction at each position with the target of the next one, for language models whose
             labels are their inputs, as those of Hugging Face.
-        threshold: From which output on a sample with one output is positive: 0 for logits, 0.5 for probabilities.
+        threshold: Decision threshold for models with one output: 0 for logits, 0.5 for probabilities.
     """
 
     name, is_mean, may_be_missing = "accuracy", True, True

@@ -1,4 +1,4 @@
-"""End a run in order on SIGTERM and SIGINT: the handler sets flags, the loop reads them at the next boundary."""
+"""End a run cleanly on SIGTERM and SIGINT: the handler sets flags, the loop reads them at the next boundary."""
 
 from __future__ import annotations
 

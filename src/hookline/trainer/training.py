@@ -323,7 +323,7 @@ def _find_run(places: list[Path], launch: dict[str, Any]) -> str | None:
 
 
 def _ends_with_signal(trainer: Trainer, error: Exception) -> bool:
-    """Return whether an exception comes from reading the next batch after a signal, which ends the run in order.
+    """Return whether an exception comes from reading the next batch after a signal, which ends the run cleanly.
 
     A loader that a validation or a hook reads is another matter: weights may be exchanged. Other ranks would wait for a
     rank that ends without its step.
