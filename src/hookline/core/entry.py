@@ -301,7 +301,7 @@ def check_needs(hook: Any, name: str) -> tuple[str, ...]:
     """Return what a hook needs of a run.
 
     Raises:
-        RegistrationError: If one of its `needs` is no capability of runs; the message has the nearest one.
+        RegistrationError: If one of its `needs` is not a capability of runs; the message has the nearest one.
     """
     needs = names(hook_attribute(hook, "needs"), "needs")
     for capability in needs:

@@ -231,7 +231,7 @@ class FailureHandler:
 
     @contextmanager
     def call(self, hook: str, method: str) -> Iterator[None]:
-        """Run a block that calls a method of a hook which is no event, so that it is known who is being called."""
+        """Note which hook is being called while a block calls one of its methods that is not an event."""
         thread = get_ident()
         outer = self.calling.get(thread)
         self.calling[thread] = hook, method
@@ -241,7 +241,7 @@ class FailureHandler:
             self.calling[thread] = outer
 
     def call_method(self, entry: Entry, method: str, call: Callable[[], Any]) -> Any:
-        """Return what a method of a hook returns which is no event; None if it failed and its policy handled that."""
+        """Call a method of a hook that is not an event, and return its result; None if its policy handled a failure."""
         try:
             with self.call(entry.name, method):
                 return call()
