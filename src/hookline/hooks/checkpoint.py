@@ -27,7 +27,7 @@ from hookline.checkpoints.retention import (
 from hookline.core.schedule import Quantity, Schedule
 from hookline.errors import CheckpointError, ConfigError
 from hookline.hooks.base import period
-from hookline.hooks.monitored import Measurement, MetricHook, is_step_metric, is_training_metric, metric_key
+from hookline.hooks.metric_hook import Measurement, MetricHook, is_step_metric, is_training_metric, metric_key
 from hookline.ranks import Ranks
 from hookline.run.control import RunControl
 

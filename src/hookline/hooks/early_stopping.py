@@ -17,7 +17,7 @@ from hookline.checkpoints.shards import copy_to_host, like
 from hookline.core.schedule import Quantity, Schedule
 from hookline.errors import ConfigError
 from hookline.hooks.base import counts_for_run, period
-from hookline.hooks.monitored import Measurement, MetricHook, is_better, is_training_metric
+from hookline.hooks.metric_hook import Measurement, MetricHook, is_better, is_training_metric
 from hookline.run.control import RunControl
 
 

@@ -17,7 +17,7 @@ from hookline.core.failures import Incident
 from hookline.core.schedule import Quantity, Schedule
 from hookline.errors import ConfigError, RegistrationError
 from hookline.hooks.base import NamedHook, counts_for_run
-from hookline.hooks.monitored import floats, is_better, metric_key
+from hookline.hooks.metric_hook import floats, is_better, metric_key
 from hookline.hooks.webhook import Outbox, Webhook
 from hookline.record.redaction import add_secret_url, redact_text
 from hookline.run.control import RunControl

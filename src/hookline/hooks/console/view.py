@@ -15,7 +15,7 @@ from hookline._text import duration_text
 from hookline.hooks.console.layout import Layout, Part
 from hookline.hooks.console.text import number, of_total, rate
 from hookline.hooks.console.times import StepReport
-from hookline.hooks.monitored import MetricHook
+from hookline.hooks.metric_hook import MetricHook
 from hookline.run.control import RunControl
 
 TERMINAL_SECONDS, NOTEBOOK_SECONDS = 0.25, 0.5  # between two drawings

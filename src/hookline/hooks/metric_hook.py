@@ -17,8 +17,6 @@ from hookline.errors import MetricMissing
 from hookline.hooks.base import NamedHook, counts_for_run
 from hookline.run.control import RunControl
 
-MODES = ("min", "max")
-
 
 @dataclass(frozen=True)
 class Measurement:
