@@ -13,7 +13,7 @@ from hookline._tensors import iter_tensors
 from hookline.core.base import TrainingHook
 from hookline.core.failures import Incident, hook_notes
 from hookline.errors import ConfigError, error_text
-from hookline.hooks.webhook import posting_suspended
+from hookline.hooks.queue import sending_suspended
 from hookline.record.redaction import redact_text
 from hookline.run.control import RunControl
 from hookline.run.rng import rng_state
@@ -113,7 +113,7 @@ def observe_run(trainer: Trainer, hook: str | None, steps: int) -> Probe:
     trainer.hooks.audits_every_call = True  # not only at some of them
     unsubscribe = trainer.hooks.failures.subscribe(probe.store)
     try:
-        with posting_suspended(), torch.enable_grad():  # which also undoes what a hook does to the grad mode
+        with sending_suspended(), torch.enable_grad():  # which also undoes what a hook does to the grad mode
             trainer.fit(max_steps=steps)
     except Exception as error:
         if hook is None or isinstance(error, ConfigError) or hook_notes(error):

@@ -1,12 +1,30 @@
-"""`BackgroundQueue`: items of bounded size that a thread works off, and that training never waits for."""
+"""Send in the background: `BackgroundQueue`, which training never waits for, and a switch that suspends all sending."""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from time import monotonic
 from typing import Any, NamedTuple
+
+_suspended: list[None] = []  # one for each block in which nothing is sent
+
+
+@contextmanager
+def sending_suspended() -> Iterator[None]:
+    """Send nothing to webhooks and trackers inside a block, for runs that only compare hooks."""
+    _suspended.append(None)
+    try:
+        yield
+    finally:
+        _suspended.pop()
+
+
+def is_sending_suspended() -> bool:
+    """Return whether nothing may leave this process now."""
+    return bool(_suspended)
 
 
 class _Item(NamedTuple):

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from hookline.errors import HooklineError, RegistrationError
-from hookline.hooks.queue import BackgroundQueue
+from hookline.hooks.queue import BackgroundQueue, is_sending_suspended
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -37,7 +37,6 @@ LONGEST_WAIT = 60.0  # seconds between two attempts, whatever Retry-After says
 
 _HOST_NAME = re.compile(r"[A-Za-z0-9._:-]+")
 _allowed: set[str] = set()
-_suspended: list[None] = []  # one for each block in which nothing is sent
 
 
 # ---- which hosts -----------------------------------------------------------------------------------------------------
@@ -147,21 +146,6 @@ def check_addresses(host: str, port: int, is_allowed: bool) -> None:
 # ---- posting ---------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def posting_suspended() -> Iterator[None]:
-    """Send nothing to webhooks and trackers inside a block, for runs that are made to compare hooks."""
-    _suspended.append(None)
-    try:
-        yield
-    finally:
-        _suspended.pop()
-
-
-def is_posting_suspended() -> bool:
-    """Return whether nothing may leave this process now."""
-    return bool(_suspended)
-
-
 class DeliveryError(Exception):
     """A message was not delivered.
 
@@ -207,7 +191,7 @@ class Webhook:
         Raises:
             DeliveryError: If that fails; the message contains nothing of the URL but its host.
         """
-        if is_posting_suspended():
+        if is_sending_suspended():
             return
         connection = http.client.HTTPConnection(self.host, self._port, timeout=self.timeout)
         if self._is_encrypted:

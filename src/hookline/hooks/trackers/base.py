@@ -16,9 +16,9 @@ from hookline._parameters import NonNegativeFloat
 from hookline.core.rng_guard import TrainingStreams
 from hookline.errors import TrainingError, error_text
 from hookline.hooks.base import NamedHook, period
+from hookline.hooks.queue import is_sending_suspended
 from hookline.hooks.trackers.layers import Histogram, histograms, scalars
 from hookline.hooks.trackers.worker import Worker
-from hookline.hooks.webhook import is_posting_suspended
 from hookline.record.redaction import redact, redact_text
 from hookline.record.sinks import SinkHandle
 from hookline.run.control import RunControl
@@ -140,13 +140,13 @@ class Tracker(NamedHook):
 
     def check_run(self, trainer: RunControl) -> None:
         """Import the package before the run has a directory; raises `TrainingError` if it is missing."""
-        if not trainer.is_trial_run and not is_posting_suspended():
+        if not trainer.is_trial_run and not is_sending_suspended():
             self._import_package()
 
     def on_train_start(self, trainer: RunControl) -> None:
         """Import the package and start the thread."""
         self._warned_once, self._is_ending = frozenset(), False
-        if trainer.is_trial_run or is_posting_suspended():
+        if trainer.is_trial_run or is_sending_suspended():
             return
         run = describe_run(trainer)
         self._import_package()  # again: the hook may have been registered or enabled since `check_run`
