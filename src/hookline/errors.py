@@ -60,7 +60,7 @@ class RecordError(HooklineError):
 
 
 class CheckpointError(HooklineError):
-    """A checkpoint cannot be written, or what is on disk is not what was written."""
+    """A checkpoint cannot be written, or the one on disk is damaged."""
 
 
 class RankError(HooklineError):

@@ -198,7 +198,7 @@ def test_a_checkpoint_that_cannot_be_read_is_skipped(
         assert second.load_checkpoint(first.checkpoint_dir).name == "step-00000002"
         problem = "manifest.json: cannot be read: Permission denied"
         assert f"skipped a damaged checkpoint: {newest}: {problem}" in caplog.text
-        with pytest.raises(CheckpointError, match=rf"step-00000003 is not what was written: {problem}"):
+        with pytest.raises(CheckpointError, match=rf"step-00000003 is damaged \({problem}\); use a diff"):
             second.load_checkpoint(newest)
     forbid(monkeypatch, first.checkpoint_dir)
     with pytest.raises(CheckpointError, match=r"cannot read .*/checkpoints: Permission denied"):

@@ -151,7 +151,7 @@ class SavedCheckpoint:
         self.path, self._device = path, str(device)
         problems = verify_checkpoint(path) if verify else []
         if problems:
-            raise CheckpointError(f"{path} is not what was written: {'; '.join(problems)}; use another one")
+            raise CheckpointError(f"checkpoint {path} is damaged ({'; '.join(problems)}); use a different checkpoint")
         self._files = list(read_manifest(path)["files"])
         self._states = {0: _load_state(path)}
         self.meta: dict[str, Any] = decode(self._states[0]["meta"], {})
