@@ -18,20 +18,22 @@ def find_checkpoint(path: Path) -> tuple[Path, list[str]]:
     if os.path.lexists(path / "manifest.json"):
         return path, []
     directory = checkpoints_of(path)
-    found, problems = newest_good(directory)
-    problems = [*_missing(directory, found), *problems]
+    newest, problems = newest_good(directory)
+    problems = [*_missing(directory, newest), *problems]
     for problem in problems:
         logger.warning("skipped a damaged checkpoint: %s", problem)
-    if found is None:
+    if newest is None:
         damaged = f" ({len(problems)} damaged)" if problems else ""
         raise CheckpointError(f"no whole checkpoint in {directory}{damaged}")
-    return found, problems
+    return newest, problems
 
 
 def find_whole(path: Path) -> tuple[str, list[str]]:
     """Return the checkpoint that a path means, after every byte was verified, and what is wrong with newer ones."""
-    found, problems = find_checkpoint(path)
-    return str(SavedCheckpoint(found).path), problems
+    checkpoint, problems = find_checkpoint(path)
+    if checkpoint == path:
+        SavedCheckpoint(checkpoint)  # verifies it; any other one was verified when it was chosen
+    return str(checkpoint), problems
 
 
 def has_no_checkpoint_yet(path: Path) -> bool:
@@ -41,16 +43,16 @@ def has_no_checkpoint_yet(path: Path) -> bool:
     return is_run and not list_checkpoints(directory) and _newest_recorded(directory) is None
 
 
-def _missing(directory: Path, found: Path | None) -> list[str]:
-    """Return a sentence about the newest checkpoint that the record names, if it is newer than `found` and gone.
+def _missing(directory: Path, newest: Path | None) -> list[str]:
+    """Return a sentence about the newest checkpoint that the record names, if it is newer than `newest` and gone.
 
-    Retention never deletes the newest one, so that another program did.
+    Retention never deletes the newest one, so another program did.
     """
     recorded = _newest_recorded(directory)
     if recorded is None:
         return []
     step, path = recorded
-    at = -1 if found is None else read_manifest(found)["meta"].get("step")
+    at = -1 if newest is None else read_manifest(newest)["meta"].get("step")
     if path in list_checkpoints(directory) or not isinstance(at, int) or at >= step:
         return []
     what = "is a link" if path.is_symlink() else "is empty" if path.is_dir() else "is missing"
@@ -74,9 +76,9 @@ def _newest_recorded(directory: Path) -> tuple[int, Path] | None:
 
 def lineage_of(path: Path) -> dict[str, Any]:
     """Return run, step and path of the checkpoint that a new run starts from."""
-    found, _ = find_checkpoint(path)
-    meta = read_manifest(found)["meta"]
-    return {"run_id": meta.get("run_id"), "step": meta.get("step"), "checkpoint": str(found.absolute())}
+    checkpoint, _ = find_checkpoint(path)
+    meta = read_manifest(checkpoint)["meta"]
+    return {"run_id": meta.get("run_id"), "step": meta.get("step"), "checkpoint": str(checkpoint.absolute())}
 
 
 def checkpoints_of(path: Path) -> Path:
