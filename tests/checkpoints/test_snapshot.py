@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hookline.checkpoints import read_checkpoint, write_checkpoint
-from hookline.checkpoints.snapshot import HostMemory
+from hookline.checkpoints.saves import HostMemory
 from hookline.errors import CheckpointError
 
 

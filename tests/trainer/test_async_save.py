@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from hookline import Trainer, TrainingHook, UpdateHook, _fs, get_trainer
 from hookline.checkpoints import list_checkpoints
 from hookline.checkpoints.format import encode_section
-from hookline.checkpoints.snapshot import HostMemory
+from hookline.checkpoints.saves import HostMemory
 from hookline.errors import CheckpointError
 from hookline.record import read_json, read_jsonl
 

@@ -1,7 +1,7 @@
-"""Save one checkpoint: in three parts, because several ranks may write it, and threads may write the files.
+"""Save one checkpoint: copy its state to the host, write its files in any thread, and finish it on all ranks.
 
-Beginning and ending a save are for the thread that trains, on all ranks at the same point, because they communicate.
-Writing the files is for any thread, and communicates with nothing.
+The thread that trains begins and finishes a save, on all ranks at the same point, because both communicate. Writing the
+files communicates with nothing, so any thread can do it, while training changes the state that was copied.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ import json
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
-from hookline.checkpoints.format import TAG, Section
+from hookline import _device
+from hookline._host_copy import HostCopy
+from hookline.checkpoints.format import TAG, Section, encode_section
 from hookline.checkpoints.store import (
     AS_ON_RANK_0,
     Files,
@@ -30,32 +32,54 @@ from hookline.errors import CheckpointError, RankError, error_text
 from hookline.ranks import Ranks
 
 Result = TypeVar("Result")
-Written = Any
-"""What `write` returns, for `finish`."""
 
 
-class Save(Protocol):
-    """A checkpoint that is being saved."""
+class HostMemory:
+    """Host memory for one snapshot, reused by the next.
 
-    def write(self) -> Written:
-        """Write the files of this rank, durably."""
+    Memory that is new to the process costs about three times as much as the copying, and pinned memory more. A snapshot
+    is therefore valid only until the next one is taken.
+    """
 
-    def finish(self, written: Callable[[], Written]) -> Path:
-        """Make the checkpoint exist, and return its path.
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[str, str], torch.Tensor] = {}
 
-        Args:
-            written: Returns what `write` returned, or raises what it raised.
+    def snapshot(self, sections: Mapping[str, Any]) -> dict[str, Section]:
+        """Copy sections as they are now, for `write_checkpoint`; returns when every copy is complete.
+
+        Encoding copies everything but tensors, finds tied tensors, and rejects what cannot be saved.
 
         Raises:
-            CheckpointError: On all ranks, if one of them could not write.
+            CheckpointError: If a value has no exact form, memory is missing or a device failed.
         """
+        try:
+            encoded = {name: encode_section(name, tree) for name, tree in sections.items()}
+            # All copies run on each device's current stream: after the step that computed the values, before the next.
+            copies: dict[tuple[str, str], HostCopy] = {}
+            for section, parts in encoded.items():
+                for name, tensor in parts.tensors.items():
+                    buffer = self._buffers.get((section, name))
+                    if buffer is None or (buffer.shape, buffer.dtype) != (tensor.shape, tensor.dtype):
+                        # A copy from a device makes its own buffer, in pinned memory.
+                        on_host = not _device.is_accelerator(tensor.device)
+                        buffer = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu") if on_host else None
+                    copies[section, name] = HostCopy(tensor, into=buffer)
+            self._buffers = {key: copy.wait() for key, copy in copies.items()}
+        except CheckpointError:
+            raise
+        except Exception as error:
+            raise CheckpointError(f"cannot copy the state to the host's memory: {error}") from error
+        return {
+            name: Section(parts.value, {tensor: self._buffers[name, tensor] for tensor in parts.tensors}, parts.shards)
+            for name, parts in encoded.items()
+        }
 
-    def abandon(self) -> None:
-        """Remove what was written, without the other ranks: this one has failed."""
+
+# ---- one save --------------------------------------------------------------------------------------------------------
 
 
 class OneSave:
-    """A save in one process: all of it is in `write`.
+    """A save in one process, whose `write` does all of it.
 
     Args:
         directory: The directory of the run's checkpoints.
@@ -71,8 +95,8 @@ class OneSave:
         """Write the checkpoint."""
         return write_checkpoint(*self._arguments)
 
-    def finish(self, written: Callable[[], Written]) -> Path:
-        """Return the path of the checkpoint."""
+    def finish(self, written: Callable[[], Any]) -> Path:
+        """Return the checkpoint's path; `written` returns what `write` returned, or raises what it raised."""
         path: Path = written()
         return path
 
@@ -125,8 +149,12 @@ class SharedSave:
         except Exception as error:
             raise CheckpointError(f"cannot write checkpoint {self._name!r}: {error}") from error
 
-    def finish(self, written: Callable[[], Written]) -> Path:
-        """Agree that all ranks have written, then let rank 0 write the manifest and rename."""
+    def finish(self, written: Callable[[], Any]) -> Path:
+        """Agree that all ranks have written, then let rank 0 write the manifest and rename.
+
+        Raises:
+            CheckpointError: On all ranks, if one of them could not write.
+        """
         try:
             files = gather_from_all(self._ranks, on_all(self._ranks, written))
             listed = {name: entry for of_rank in files for name, entry in of_rank.items()}
@@ -138,9 +166,12 @@ class SharedSave:
         return str(commit_checkpoint(self._temporary, self._name, files, self._meta))
 
     def abandon(self) -> None:
-        """Remove the temporary directory; after the rename there is nothing to remove."""
+        """Remove what was written, without the other ranks; after the rename there is nothing to remove."""
         if self._ranks.rank == 0:
             remove_temporary(self._temporary)
+
+
+Save = OneSave | SharedSave
 
 
 # ---- what all ranks do together --------------------------------------------------------------------------------------
@@ -163,10 +194,10 @@ def on_all(ranks: Ranks, work: Callable[[], Result]) -> Result:
     if ranks.decide(failure is not None):
         # A hook's failure ends the run whatever `on_save_error` says, so it is another error on the other ranks, too.
         is_of_saving = isinstance(failure, CheckpointError) and not hook_notes(failure)
-        texts = ranks.gather(None if failure is None else [error_text(failure), is_of_saving])
-        failed = {rank: one for rank, one in enumerate(texts) if one is not None}
-        said = "; ".join(f"rank {rank}: {one[0].removeprefix('CheckpointError: ')}" for rank, one in failed.items())
-        if all(one[1] for one in failed.values()):
+        answers = ranks.gather(None if failure is None else [error_text(failure), is_of_saving])
+        failed = {rank: answer for rank, answer in enumerate(answers) if answer is not None}
+        said = "; ".join(f"rank {rank}: {text.removeprefix('CheckpointError: ')}" for rank, (text, _) in failed.items())
+        if all(is_of_saving for _, is_of_saving in failed.values()):
             raise CheckpointError(said) from failure
         if failure is not None:
             raise failure
@@ -176,10 +207,10 @@ def on_all(ranks: Ranks, work: Callable[[], Result]) -> Result:
 
 def gather_from_all(ranks: Ranks, value: Any) -> list[Any]:
     """Return what all ranks pass. Raises `CheckpointError` if one of them does not take part any more."""
-    found = ranks.gather(value)
-    if len(found) != ranks.world_size:
+    values = ranks.gather(value)
+    if len(values) != ranks.world_size:
         raise CheckpointError("a rank has failed, and a checkpoint needs all of them")
-    return found
+    return values
 
 
 def _first(ranks: Ranks, make: Callable[[], Any]) -> Any:
@@ -205,26 +236,26 @@ Alike = Mapping[str, Collection[str] | None]
 
 def without_alike(sections: Mapping[str, Section], alike: Alike) -> dict[str, Section]:
     """Return what a rank other than 0 may have to save, so that the rest is neither copied nor compared."""
-    found = {}
+    differing = {}
     for name, section in sections.items():
         same = alike.get(name, ())
-        kept = {key: one for key, one in section.tensors.items() if key in section.shards or not _has(same, key)}
-        found[name] = Section(AS_ON_RANK_0 if same is None else section.value, kept, section.shards)
-    return found
-
-
-def _has(alike: Collection[str] | None, name: str) -> bool:
-    return alike is None or name in alike
+        kept = {
+            key: tensor
+            for key, tensor in section.tensors.items()
+            if key in section.shards or not (same is None or key in same)
+        }
+        differing[name] = Section(AS_ON_RANK_0 if same is None else section.value, kept, section.shards)
+    return differing
 
 
 def _marks(sections: Mapping[str, Section], alike: Alike) -> dict[str, list[Any]]:
     """Return hashes of what other ranks compare with theirs: of each section's JSON, and of its whole tensors."""
-    found: dict[str, list[Any]] = {}
+    marks: dict[str, list[Any]] = {}
     for name, section in sections.items():
         if (same := alike.get(name, ())) is not None:
-            whole = {key: _tensor_digest(one) for key, one in _whole(section).items() if key not in same}
-            found[name] = [_digest(section.value), whole]
-    return found
+            whole = {key: _tensor_digest(tensor) for key, tensor in _whole(section).items() if key not in same}
+            marks[name] = [_digest(section.value), whole]
+    return marks
 
 
 def _whole(section: Section) -> dict[str, torch.Tensor]:
@@ -236,20 +267,23 @@ def _differing(sections: Mapping[str, Section], marks: Mapping[str, Any], rank: 
 
     Tensors that differ get names of this rank, because the names of a section are those of all ranks together.
     """
-    found = {}
+    differing = {}
     for name, section in sections.items():
         value_mark, tensor_marks = marks.get(name, [None, {}])
         whole = _whole(section)
         names = {
-            key: f"{key}@rank-{rank}" for key, one in whole.items() if tensor_marks.get(key) != _tensor_digest(one)
+            key: f"{key}@rank-{rank}"
+            for key, tensor in whole.items()
+            if tensor_marks.get(key) != _tensor_digest(tensor)
         }
-        tensors = {names.get(key, key): one for key, one in section.tensors.items() if key in names or key not in whole}
+        saved = {key: tensor for key, tensor in section.tensors.items() if key in names or key not in whole}
+        tensors = {names.get(key, key): tensor for key, tensor in saved.items()}
         value = section.value
         if value is not AS_ON_RANK_0:
             is_same = not names and _digest(value) == value_mark
             value = AS_ON_RANK_0 if is_same else _renamed(value, names)
-        found[name] = Section(value, tensors, section.shards)
-    return found
+        differing[name] = Section(value, tensors, section.shards)
+    return differing
 
 
 def _renamed(node: Any, names: Mapping[str, str]) -> Any:

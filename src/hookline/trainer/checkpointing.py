@@ -16,8 +16,7 @@ from hookline._console import logger
 from hookline.checkpoints.find import find_whole
 from hookline.checkpoints.format import Section, encode_section
 from hookline.checkpoints.frozen import Fingerprints, frozen_parameters
-from hookline.checkpoints.saves import OneSave, Save, SharedSave, on_all, without_alike
-from hookline.checkpoints.snapshot import HostMemory
+from hookline.checkpoints.saves import HostMemory, OneSave, Save, SharedSave, on_all, without_alike
 from hookline.checkpoints.store import SavedCheckpoint
 from hookline.core.failures import hook_notes
 from hookline.errors import CheckpointError, TrainingError, add_note, error_text
