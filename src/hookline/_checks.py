@@ -34,10 +34,10 @@ def boolean(value: Any, name: str) -> bool:
 
 def names(value: Any, name: str) -> tuple[str, ...]:
     """Check several names; one name may be given as it is, without a list around it."""
-    found = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else (None,)
-    if not all(isinstance(name, str) for name in found):
+    items = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else (None,)
+    if not all(isinstance(item, str) for item in items):
         raise ConfigError(name, f"expected a name or a list of names, {got(value)}")
-    return found
+    return items
 
 
 def integer(value: Any, name: str, at_least: int | None = None) -> int:

@@ -21,7 +21,7 @@ Part = bytes | memoryview
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 # Opening a pipe without O_NONBLOCK waits for its other end.
 _PLAIN = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
-_LARGEST_WRITE = 64 << 20  # Linux accepts at most 2 GB per write()
+_MAX_WRITE = 64 << 20  # Linux accepts at most 2 GB per write()
 _CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP)  # some network file systems cannot sync a directory
 _NAME_TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 
@@ -53,7 +53,7 @@ def write_file(path: Path, parts: Iterable[Part]) -> None:
         for part in parts:
             data, start = memoryview(part), 0
             while start < len(data):
-                start += os.write(fd, data[start : start + _LARGEST_WRITE])
+                start += os.write(fd, data[start : start + _MAX_WRITE])
         os.fsync(fd)
     finally:
         os.close(fd)

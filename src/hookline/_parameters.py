@@ -84,7 +84,7 @@ def _all_parameters(cls: type) -> list[inspect.Parameter]:
     own = list(inspect.signature(cls.__init__).parameters.values())  # type: ignore[misc]
     if own[-1].kind is not inspect.Parameter.VAR_KEYWORD:
         return own
-    base = next(one for one in cls.__mro__[1:] if "__init__" in vars(one) and "built_in" not in vars(one))
+    base = next(base for base in cls.__mro__[1:] if "__init__" in vars(base) and "built_in" not in vars(base))
     passed_on = inspect.signature(base.__init__).parameters  # type: ignore[misc]
     names = [parameter.name for parameter in own]
     return [*own[:-1], *(parameter for name, parameter in passed_on.items() if name not in names)]
@@ -220,7 +220,7 @@ def type_hint(parameter: inspect.Parameter, function: Callable[..., Any], bounds
         return kinds.get(type(parameter.default), Any)
     # A parameter of a class may be one of a base class.
     classes = reversed(function.__mro__) if isinstance(function, type) else ()
-    owners = [one.__init__ for one in classes] or [function]  # type: ignore[misc]
+    owners = [cls.__init__ for cls in classes] or [function]  # type: ignore[misc]
     namespace: dict[str, Any] = {}
     for owner in owners:
         namespace |= getattr(inspect.unwrap(owner), "__globals__", {})

@@ -14,8 +14,8 @@ IGNORE_INDEX = -100  # torch's default
 
 def find_predictions(output: Any) -> Any:
     """Return the `logits` of an output as Hugging Face models have them, else the output itself."""
-    found = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
-    return output if found is None else found
+    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    return output if logits is None else logits
 
 
 def as_tensors(user: str, predictions: Any, target: Any) -> tuple[Tensor, Tensor]:

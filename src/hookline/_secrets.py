@@ -19,17 +19,17 @@ _NOT_ESCAPED = (_UNRESERVED, _UNRESERVED + b"/", b"")  # by percent-encoding in 
 def replace_secrets(text: str, replacements: Mapping[str, str]) -> str:
     """Replace secrets in a text: the longest first, in upper or lower case, and in common encodings."""
     lowered = text.lower()
-    found = {
+    quoted = {
         spelling: replacement
         for secret, replacement in replacements.items()
         for spelling in spellings(secret)
         if spelling.form.lower() in lowered
     }
-    if not found:
+    if not quoted:
         return text
-    longest_first = sorted(found, key=lambda spelling: -len(spelling.form))  # one may hold another
+    longest_first = sorted(quoted, key=lambda spelling: -len(spelling.form))  # one may hold another
     pattern = "|".join(f"({spelling.pattern})" for spelling in longest_first)
-    others = [found[spelling] for spelling in longest_first]
+    others = [quoted[spelling] for spelling in longest_first]
     return re.sub(pattern, lambda match: others[(match.lastindex or 1) - 1], text, flags=re.IGNORECASE)
 
 
@@ -48,11 +48,11 @@ def spellings(word: str) -> tuple[Spelling, ...]:
     plain = [word, repr(word)[1:-1], json.dumps(word)[1:-1], *escaped, escaped[0].replace("%20", "+"), data.hex()]
     plain += [text.replace("%", "%25") for text in escaped[:2]]
     plain += [html.escape(word), "".join(f"\\u{ord(char):04x}" if char in "&<>'" else char for char in plain[2])]
-    found = {form: re.escape(form) for form in plain}
+    patterns = {form: re.escape(form) for form in plain}
     for before in range(3):  # how the bytes of a longer text before the word shift it
         encoded = base64.b64encode(bytes(before) + data).decode("ascii").rstrip("=")
         # The first and last characters depend on what is around the word, but show a part of it.
         standard = encoded[(0, 2, 3)[before] : (before + len(data)) * 8 // 6]
         for form in (standard, standard.replace("+", "-").replace("/", "_")):
-            found[form] = f"[A-Za-z0-9+/_-]{{0,3}}{re.escape(form)}[A-Za-z0-9+/_-]{{0,3}}={{0,2}}"
-    return tuple(Spelling(form, pattern) for form, pattern in found.items())
+            patterns[form] = f"[A-Za-z0-9+/_-]{{0,3}}{re.escape(form)}[A-Za-z0-9+/_-]{{0,3}}={{0,2}}"
+    return tuple(Spelling(form, pattern) for form, pattern in patterns.items())

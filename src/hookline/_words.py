@@ -142,6 +142,6 @@ def meant(word: str, valid: Iterable[str]) -> str | None:
     """
     by_fold = {folded(choice): choice for choice in valid if folded(choice)}
     ours = _OURS.get(folded(word))
-    found = [by_fold[folded(name)] for name in [word, *(ours or [])] if folded(name) in by_fold]
-    found += [name for name in ours or [] if "(" in name]
-    return found[0] if found else "" if ours == [] else None
+    names = [by_fold[folded(name)] for name in [word, *(ours or [])] if folded(name) in by_fold]
+    names += [name for name in ours or [] if "(" in name]
+    return names[0] if names else "" if ours == [] else None

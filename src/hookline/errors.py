@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-_LONGEST = 60  # characters of a value in a message
+_MAX_SHOWN = 60  # characters of a value in a message
 
 
 class HooklineError(Exception):
@@ -130,7 +130,7 @@ def written(value: Any) -> str:
         text = repr(_with_references(value))
     except Exception:  # of the value's own __repr__; or it contains itself, or has thousands of digits
         text = "a value that cannot be shown"
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "…"
+    return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "…"
 
 
 def _with_references(value: Any) -> Any:

@@ -224,10 +224,10 @@ class Probe(TrainingHook):
 
 def digest(value: Any) -> str:
     """Return a short hash that changes with any bit of a value, with dtypes, shapes and keys."""
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for piece in _pieces(value):
-        found.update(piece)
-    return found.hexdigest()[:16]
+        sha256.update(piece)
+    return sha256.hexdigest()[:16]
 
 
 def _pieces(value: Any) -> Iterator[bytes]:

@@ -29,7 +29,7 @@ TAG = "!"
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 _RESERVED_NAME = "__metadata__"  # safetensors uses this name itself
 _ALIGNMENT = 8
-_LARGEST_PLAIN_INT = 2**63
+_MAX_PLAIN_INT = 2**63  # an integer of more than 64 bits is written in hex
 _SCALARS = (str, int, float, bool, type(None), bytes)
 
 
@@ -275,7 +275,7 @@ def _encode_scalar(value: Any, path: tuple[str, ...]) -> Any:
         # JSON joins two halves of a surrogate pair into one character, so text with halves is stored as bytes.
         return {TAG: "str", "v": text.encode("utf-8", "surrogatepass").hex()} if _has_surrogates(text) else text
     if isinstance(value, int):
-        plain = -_LARGEST_PLAIN_INT <= value < _LARGEST_PLAIN_INT
+        plain = -_MAX_PLAIN_INT <= value < _MAX_PLAIN_INT
         return int(value) if plain else {TAG: "int", "v": hex(value)}
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else {TAG: "float", "v": struct.pack(">d", value).hex()}

@@ -16,7 +16,7 @@ Fingerprints = dict[str, dict[str, Any]]
 """Shape, dtype and the sum of the bits of parameters, by name."""
 
 _WORD = torch.int64.itemsize
-_MOST_NAMED = 3  # parameters that an error names
+_MAX_NAMED = 3  # parameters that an error names
 
 
 def frozen_parameters(model: torch.nn.Module) -> Fingerprints:
@@ -40,10 +40,10 @@ def fill_in_frozen(model: torch.nn.Module, saved: Mapping[str, Any], left_out: F
     params = plain_parameters(model, remove_duplicate=False)
     problems = [problem for name, then in left_out.items() if (problem := _difference(name, params.get(name), then))]
     if problems:
-        more = f", and {len(problems) - _MOST_NAMED} more" if len(problems) > _MOST_NAMED else ""
+        more = f", and {len(problems) - _MAX_NAMED} more" if len(problems) > _MAX_NAMED else ""
         raise CheckpointError(
             "the checkpoint was saved without its frozen parameters (trainable_only), and this model has others: "
-            f"{', '.join(problems[:_MOST_NAMED])}{more}; build the model with the frozen weights of that run"
+            f"{', '.join(problems[:_MAX_NAMED])}{more}; build the model with the frozen weights of that run"
         )
     return {**saved, **{name: params[name].detach() for name in left_out}}
 

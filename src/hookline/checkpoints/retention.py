@@ -35,12 +35,13 @@ def best_first(checkpoints: Iterable[RankedCheckpoint], mode: str) -> list[Ranke
     """
     sign = 1 if mode == "min" else -1
 
-    def rank(score: float, one: RankedCheckpoint) -> tuple[bool, float, int, str]:
-        is_finite = math.isfinite(score)
-        return not is_finite, sign * score if is_finite else 0.0, one.step if is_finite else -one.step, one.name
+    def rank(checkpoint: RankedCheckpoint) -> tuple[bool, float, int, str]:
+        score, step = checkpoint.score, checkpoint.step
+        if score is None or not math.isfinite(score):
+            return True, 0.0, -step, checkpoint.name
+        return False, sign * score, step, checkpoint.name
 
-    scored = [(rank(one.score, one), one) for one in checkpoints if one.score is not None]
-    return [one for _, one in sorted(scored, key=lambda row: row[0])]
+    return sorted((checkpoint for checkpoint in checkpoints if checkpoint.score is not None), key=rank)
 
 
 def is_among_best(score: float, checkpoints: Sequence[RankedCheckpoint], top_k: int, mode: str) -> bool:
@@ -60,8 +61,8 @@ def wanted_names(checkpoints: Sequence[RankedCheckpoint], top_k: int, mode: str,
     """Return the names of the best checkpoints and, if `keep_last`, of the one of the latest step."""
     wanted = list(checkpoints) if top_k == KEEP_ALL else best_first(checkpoints, mode)[:top_k]
     if keep_last and checkpoints:
-        wanted.append(max(checkpoints, key=lambda one: one.step))
-    return {one.name for one in wanted}
+        wanted.append(max(checkpoints, key=lambda checkpoint: checkpoint.step))
+    return {checkpoint.name for checkpoint in wanted}
 
 
 def delete_checkpoints(

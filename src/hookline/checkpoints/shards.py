@@ -130,8 +130,8 @@ def header(tensors: Mapping[str, torch.Tensor], shards: Mapping[str, Shard]) -> 
     """Return the metadata of a safetensors file that holds shards; a file without any has none."""
     if not shards:
         return {}
-    places: dict[str, dict[str, list[int]]] = {name: {OFFSETS: [0] * one.dim()} for name, one in tensors.items()}
-    places |= {name: {OFFSETS: list(one.offsets), SHAPE: list(one.shape)} for name, one in shards.items()}
+    places: dict[str, dict[str, list[int]]] = {name: {OFFSETS: [0] * tensor.dim()} for name, tensor in tensors.items()}
+    places |= {name: {OFFSETS: list(shard.offsets), SHAPE: list(shard.shape)} for name, shard in shards.items()}
     return {SHARDING: json.dumps({name: places[name] for name in tensors}), **VERSION}
 
 
@@ -204,7 +204,7 @@ class SavedTensors(Mapping[str, torch.Tensor]):
                 whole: torch.Tensor = pieces[0].opened.get_tensor(name)
                 return whole
             dtype = _DTYPES[pieces[0].opened.get_slice(name).get_dtype()]
-            block, found = torch.empty(sizes, dtype=dtype, device=self._device), 0
+            block, elements = torch.empty(sizes, dtype=dtype, device=self._device), 0
             for piece in pieces if block.numel() else ():
                 start = [max(both) for both in zip(offsets, piece.region[0], strict=True)]
                 ends = [min(both) for both in zip(_ends(*region), _ends(*piece.region), strict=True)]
@@ -212,11 +212,11 @@ class SavedTensors(Mapping[str, torch.Tensor]):
                 if prod(overlap):
                     part = piece.opened.get_slice(name)[_slices(_relative(start, piece.region[0]), overlap)]
                     block[_slices(_relative(start, offsets), overlap)] = part
-                    found += part.numel()
+                    elements += part.numel()
         except Exception as error:
             raise CheckpointError(f"cannot load {name!r} of {pieces[0].file} to {self._device}: {error}") from error
-        if found != block.numel():
-            raise CheckpointError(f"{name!r}: {block.numel() - found} of its elements are in no shard")
+        if elements != block.numel():
+            raise CheckpointError(f"{name!r}: {block.numel() - elements} of its elements are in no shard")
         return block
 
 

@@ -40,8 +40,8 @@ _TENSORS = ".safetensors"
 _NAME = re.compile(r"[A-Za-z0-9_=-][A-Za-z0-9._=-]*")
 _TEMPORARY = re.compile(r"\.tmp-.+-(\d+)-[0-9a-z]+@(.*)")  # pid and host, as `temporary_name` writes them
 _OF_RANK = re.compile(r"(.+)\.rank-(\d{5,})(\.safetensors|\.json)")
-_LARGEST_STEP = 2**63
-_LONGEST_HOST = 40  # characters; a name of a checkpoint has up to 150, and file systems accept 255
+_MAX_STEP = 2**63
+_MAX_HOST = 40  # characters; the name of a checkpoint has up to 150, and file systems accept 255
 
 AS_ON_RANK_0 = object()
 """The value of a section whose JSON a rank does not write, because it is rank 0's."""
@@ -215,12 +215,12 @@ def list_checkpoints(directory: Path) -> list[Path]:
         CheckpointError: If the directory cannot be read.
     """
     try:
-        found = [entry for entry in Path(directory).iterdir() if _is_checkpoint(entry)]
+        checkpoints = [entry for entry in Path(directory).iterdir() if _is_checkpoint(entry)]
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
         raise CheckpointError(explain(directory, error, "read")) from error
-    return sorted(found, key=_age_key, reverse=True)
+    return sorted(checkpoints, key=_age_key, reverse=True)
 
 
 def newest_good(directory: Path) -> tuple[Path | None, list[str]]:
@@ -257,7 +257,7 @@ def temporary_name(path: Path) -> Path:
 
 
 def _host() -> str:
-    return re.sub("[^A-Za-z0-9._-]", "_", platform.node())[:_LONGEST_HOST]
+    return re.sub("[^A-Za-z0-9._-]", "_", platform.node())[:_MAX_HOST]
 
 
 def state_file(rank: int) -> str:
@@ -292,7 +292,7 @@ def write_part(
             files[f"{name}{_TENSORS}"] = safetensors_parts(whole)
         if other:
             files[f"{name}.rank-{rank:05d}{_TENSORS}"] = safetensors_parts(other, section.shards)
-    values = {name: one.value for name, one in sections.items() if one.value is not AS_ON_RANK_0}
+    values = {name: section.value for name, section in sections.items() if section.value is not AS_ON_RANK_0}
     state: dict[str, Any] = {"sections": values}
     if meta is not None:
         state["meta"] = _encode_meta(meta)
@@ -335,9 +335,9 @@ def _age_key(path: Path) -> tuple[float, float, str]:
     """Return the step in meta, the time and the name; a damaged checkpoint's step comes from the digits in its name."""
     try:
         step = read_manifest(path)["meta"].get("step")
-    except (CheckpointError, OSError, AttributeError):
+    except (CheckpointError, OSError):
         step = None
-    if not isinstance(step, (int, float)) or not abs(step) < _LARGEST_STEP:
+    if not isinstance(step, (int, float)) or not abs(step) < _MAX_STEP:
         digits = re.findall(r"\d+", path.name)
         step = int(digits[0]) if digits else -1
     with contextlib.suppress(OSError):
@@ -416,12 +416,12 @@ def _check_file(path: Path, name: str, entry: Mapping[str, Any]) -> str | None:
     if not os.path.lexists(path / name):
         of_rank = _OF_RANK.fullmatch(name)
         return f"{name}: is missing" + (f", the part of rank {int(of_rank[2])}" if of_rank else "")
-    found = (path / name).lstat()
+    status = (path / name).lstat()
     # Links are rejected unread: they may lead anywhere. So are pipes, on which reading would block.
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         return f"{name}: is a link or not a plain file"
-    if found.st_size != entry.get("bytes"):
-        return f"{name}: has {found.st_size} bytes instead of {entry.get('bytes')}"
+    if status.st_size != entry.get("bytes"):
+        return f"{name}: has {status.st_size} bytes instead of {entry.get('bytes')}"
     with (path / name).open("rb") as stream:
         same = hashlib.file_digest(stream, "sha256").hexdigest() == entry.get("sha256")
     return None if same else f"{name}: its contents changed (sha256 differs)"

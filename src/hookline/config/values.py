@@ -14,7 +14,7 @@ from hookline.errors import ConfigError, shown
 MAX_NODES = 10_000  # YAML takes half a second for this many; the longest real configs have a few hundred
 MAX_KEY = 200  # characters
 MAX_DIGITS = 100  # of a number: `1:1:1:…`, which YAML counts in sixties, takes quadratic time
-LARGEST = 2**63  # integers must fit into 64 bits; torch takes no larger ones either
+MAX_INT = 2**63  # integers must fit into 64 bits; torch takes no larger ones either
 
 _NUMBER_TAGS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _MERGE_TAG = "tag:yaml.org,2002:merge"
@@ -144,7 +144,7 @@ def plain_copy(tree: Mapping[str, Any], where: str, mapping: type[dict[str, Any]
             return [copy(item, (*path, str(index))) for index, item in enumerate(value)]
         if isinstance(value, str) and (found := _UNPRINTABLE.search(value)):
             raise ConfigError(place, f"holds {found[0]!r}; text in a config is printable, newlines and tabs aside")
-        if isinstance(value, int) and not -LARGEST <= value < LARGEST:
+        if isinstance(value, int) and not -MAX_INT <= value < MAX_INT:
             raise ConfigError(place, "is an integer of more than 64 bits")
         return value
 

@@ -15,7 +15,7 @@ from hookline.errors import ConfigError, TrainingError
 from hookline.hooks.base import NamedHook
 from hookline.run.control import RunControl
 
-MOST_CLASSES = 99  # with the targets in the first column, a table of at most 10,000 cells
+MAX_CLASSES = 99  # with the targets in the first column, a table of at most 10,000 cells
 
 
 class ConfusionMatrix(NamedHook):
@@ -46,8 +46,8 @@ class ConfusionMatrix(NamedHook):
         threshold: float = 0.0,
     ) -> None:
         self.classes = _checks.optional(_checks.names, classes, "classes")
-        if self.classes is not None and not 2 <= len(self.classes) <= MOST_CLASSES:
-            raise ConfigError("classes", f"expected 2 to {MOST_CLASSES} names, got {len(self.classes)}")
+        if self.classes is not None and not 2 <= len(self.classes) <= MAX_CLASSES:
+            raise ConfigError("classes", f"expected 2 to {MAX_CLASSES} names, got {len(self.classes)}")
         self.ignore_index, self.shift, self.threshold = ignore_index, shift, threshold
         self._counts: Tensor | None = None  # of pairs of target and prediction, and of samples without a class
 
@@ -63,9 +63,9 @@ class ConfusionMatrix(NamedHook):
         scores, target = align_classes(self.registered_name, find_predictions(output), target, self.shift)
         predicted, target, known = predicted_classes(scores, target, self.threshold)
         count = known or (len(self.classes) if self.classes else None)
-        if count is None or count > MOST_CLASSES or (self.classes is not None and len(self.classes) != count):
+        if count is None or count > MAX_CLASSES or (self.classes is not None and len(self.classes) != count):
             given = "an unknown number of" if count is None else count
-            expected = f"at most {MOST_CLASSES}" if self.classes is None else f"those in `classes`, {len(self.classes)}"
+            expected = f"at most {MAX_CLASSES}" if self.classes is None else f"those in `classes`, {len(self.classes)}"
             raise TrainingError(f"{self.registered_name}: the output has {given} classes; expected {expected}")
         # One number for each pair; what does not count goes to a place after the last pair. `bincount` would wait.
         is_class = (target >= 0) & (target < count) & (predicted >= 0) & (predicted < count)

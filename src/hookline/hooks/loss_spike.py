@@ -17,7 +17,7 @@ from hookline.run.control import RunControl
 # Scales the median distance from the median to the standard deviation of a normal distribution.
 MAD_TO_STD = 1.4826
 # The smallest spread, as a share of the median: a loss that hardly moves has nearly none, and all would be spikes.
-SMALLEST_SPREAD = 1e-3
+MIN_SPREAD = 1e-3
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class LossSpike(NamedHook):
         if len(self._recent) >= self.warmup:
             middle = median(self._recent)
             spread = MAD_TO_STD * median(abs(one - middle) for one in self._recent)
-            spreads = (loss - middle) / max(spread, SMALLEST_SPREAD * abs(middle), 1e-12)
+            spreads = (loss - middle) / max(spread, MIN_SPREAD * abs(middle), 1e-12)
             if spreads > self.factor:
                 # Of the micro-batches that made the step, the one with the highest loss is named.
                 if window := trainer.window():

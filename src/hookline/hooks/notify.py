@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from hookline.core.registry import Registry
 
 Topic = Literal["training_end", "best_model", "exception", "early_stop", "hook_failure", "heartbeat"]
-LONGEST_TIME = 3600.0  # seconds, of each parameter that is a time
-LONGEST_TEXT = 3000  # characters; Slack cuts at about 4000
+MAX_SECONDS = 3600.0  # of each parameter that is a time
+MAX_TEXT = 3000  # characters; Slack cuts at about 4000
 
 # Hooks may fail in several threads at once. The lock is not one of the hook, because a lock cannot be copied.
 _opening = threading.Lock()
@@ -69,11 +69,11 @@ class NotifyHook(NamedHook):
         monitor: NonEmptyStr = "val/loss",
         mode: Literal["min", "max"] = "min",
         heartbeat: int | str = "1 h",
-        timeout: Annotated[float, Ge(0.01), Le(LONGEST_TIME)] = 10.0,
+        timeout: Annotated[float, Ge(0.01), Le(MAX_SECONDS)] = 10.0,
         retries: NonNegativeInt = 3,
-        backoff: Annotated[float, Ge(0), Le(LONGEST_TIME)] = 1.0,
+        backoff: Annotated[float, Ge(0), Le(MAX_SECONDS)] = 1.0,
         queue: PositiveInt = 100,
-        wait_at_end: Annotated[float, Ge(0), Le(LONGEST_TIME)] = 10.0,
+        wait_at_end: Annotated[float, Ge(0), Le(MAX_SECONDS)] = 10.0,
     ) -> None:
         self.webhook_url, self.heartbeat, self.monitor, self.mode = webhook_url, heartbeat, monitor, mode
         self.timeout, self.retries, self.backoff = timeout, retries, backoff
@@ -189,7 +189,7 @@ class NotifyHook(NamedHook):
             return
         # Several runs may post to one channel, so each message says which run and which machine it is from.
         run = self._trainer.run_id if self._trainer is not None else None
-        whole = redact_text(f"[{run or 'hookline'} on {platform.node()}] {text}")[:LONGEST_TEXT]
+        whole = redact_text(f"[{run or 'hookline'} on {platform.node()}] {text}")[:MAX_TEXT]
         escaped = whole.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")  # Slack's markup
         # Under the lock, so that `close` in another thread does not come between making the queue and filling it.
         with _opening:

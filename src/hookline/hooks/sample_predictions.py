@@ -15,7 +15,7 @@ from hookline.hooks.base import NamedHook
 from hookline.run.control import RunControl
 
 COLUMNS = ("sample", "target", "prediction", "probability")
-LONGEST = 200  # positions of a sequence that are shown
+MAX_POSITIONS = 200  # positions of a sequence that are shown
 
 
 class SamplePredictions(NamedHook):
@@ -91,7 +91,7 @@ class SamplePredictions(NamedHook):
         if not is_sequence and values.numel():
             number = values.item()
             return self._name(number) if self.classes and not values.is_floating_point() else number
-        listed = values.flatten()[:LONGEST].tolist()
+        listed = values.flatten()[:MAX_POSITIONS].tolist()
         if values.is_floating_point():
             return ", ".join(f"{one:.4g}" for one in listed)
         if self.classes:

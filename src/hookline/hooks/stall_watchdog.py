@@ -14,7 +14,7 @@ from hookline.hooks.base import NamedHook
 from hookline.run.control import RunControl
 
 CHECKS = 20  # how often the thread checks within the time after which a step counts as stalled
-LONGEST = 30 * 24 * 3600.0  # seconds; a lock cannot wait much longer
+MAX_SECONDS = 30 * 24 * 3600.0  # a lock cannot wait much longer
 FRAMES_SHOWN = 12  # in the warning; the record has all
 
 
@@ -35,7 +35,7 @@ class StallWatchdog(NamedHook):
     name = "stall_watchdog"
     runs_in_sanity_check = True
 
-    def __init__(self, seconds: Annotated[float, Ge(0.01), Le(LONGEST)] = 300.0) -> None:
+    def __init__(self, seconds: Annotated[float, Ge(0.01), Le(MAX_SECONDS)] = 300.0) -> None:
         self.seconds = seconds
         self.stalls = 0
         self._last_beat = 0.0

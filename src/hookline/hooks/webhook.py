@@ -33,7 +33,7 @@ _CREDENTIALS = {  # by parameter: where they belong
     "webhook_url": "a webhook's secret is its path",
     "tracking_uri": "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
 }
-LONGEST_WAIT = 60.0  # seconds between two attempts, whatever Retry-After says
+MAX_WAIT = 60.0  # seconds between two attempts, whatever Retry-After says
 
 _HOST_NAME = re.compile(r"[A-Za-z0-9._:-]+")
 _allowed: set[str] = set()
@@ -242,7 +242,7 @@ class Webhook:
         connection.request("POST", self._path, body, headers)
         with connection.getresponse() as response:
             wait = response.getheader("Retry-After") or ""
-            return response.status, min(float(wait), LONGEST_WAIT) if wait.isdecimal() else 0.0
+            return response.status, min(float(wait), MAX_WAIT) if wait.isdecimal() else 0.0
 
 
 class Outbox:
@@ -293,5 +293,5 @@ class Outbox:
             except DeliveryError as error:
                 if not further or not error.try_again or self._queue.is_abandoned:
                     raise
-                self._queue.wait_for_close(max(error.wait, min(pause, LONGEST_WAIT)))
+                self._queue.wait_for_close(max(error.wait, min(pause, MAX_WAIT)))
                 pause *= 2

@@ -25,7 +25,7 @@ from hookline.run.control import RunControl
 if TYPE_CHECKING:
     from hookline.hooks.console.view import LiveView
 
-SHORTEST_READ = 0.0005  # seconds; a row of zeros for an argument says nothing
+MIN_READ_SECONDS = 0.0005  # a row of zeros for an argument says nothing
 REPORT_SECONDS = 2.0  # the speed and the parts of a step are means over this time
 
 
@@ -234,7 +234,7 @@ def print_costs(rows: list[dict[str, Any]], seconds: float, out: TextIO | None) 
         columns += ["on the device"] if any("device_seconds" in row for row in rows) else []
         for column in columns:
             table.add_column(column, justify="left" if column in ("hook", "kind") else "right")
-        shown = [row for row in rows if row["kind"] != "argument" or row["seconds"] >= SHORTEST_READ]
+        shown = [row for row in rows if row["kind"] != "argument" or row["seconds"] >= MIN_READ_SECONDS]
         for row in shown:
             share = share_of_run(row["seconds"], seconds)
             cells = [row["hook"], row["kind"], f"{row['seconds']:.3f}", f"{share:.1%}"]

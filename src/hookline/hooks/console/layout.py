@@ -14,7 +14,7 @@ from rich.style import Style
 from hookline._console import printable
 
 LABEL = 12  # columns; more where a label needs them
-NARROWEST_BAR, WIDEST_BAR = 8, 40
+MIN_BAR, MAX_BAR = 8, 40  # columns
 STYLES = {
     name: Style.parse(name) for name in ("dim", "bold", "green", "magenta", "cyan", "yellow", "bold red", "bold yellow")
 }
@@ -64,13 +64,13 @@ class Layout:
         """
         self._label = max(LABEL, *(len(label) + 1 for label in rows))  # of the lines that follow, too
         widths = [max(map(len, column)) for column in zip(*(texts for _, texts in rows.values()), strict=True)]
-        while len(widths) > 1 and self._label + NARROWEST_BAR + sum(widths) + 2 * len(widths) > self.width:
+        while len(widths) > 1 and self._label + MIN_BAR + sum(widths) + 2 * len(widths) > self.width:
             widths.pop()
-        room = min(self.width - self._label - sum(widths) - 2 * len(widths), WIDEST_BAR)
+        room = min(self.width - self._label - sum(widths) - 2 * len(widths), MAX_BAR)
         lines = []
         for label, (share, texts) in rows.items():
             pieces: list[Part] = [(f"{label:<{self._label}}", "dim")]
-            if room >= NARROWEST_BAR:
+            if room >= MIN_BAR:
                 pieces += [" " * room] if share is None else self._bar(share, room)
                 pieces.append("  ")
             columns = [f"{text:>{width}}" for text, width in zip(texts, widths, strict=False)]

@@ -24,7 +24,7 @@ from hookline.record.sinks import SinkHandle
 from hookline.run.control import RunControl
 from hookline.runs.histograms import HistogramReader
 
-LONGEST_WAIT = 3600.0  # seconds
+MAX_TIMEOUT = 3600.0  # seconds
 FIELDS = ("step", "epoch", "time")  # of every row of metrics
 
 
@@ -92,7 +92,7 @@ class Tracker(NamedHook):
         self,
         layers: Literal["histograms", "all", "none"] = "histograms",
         queue_mb: NonNegativeFloat = 64.0,
-        timeout: Annotated[float, Ge(0), Le(LONGEST_WAIT)] = 10.0,
+        timeout: Annotated[float, Ge(0), Le(MAX_TIMEOUT)] = 10.0,
         every: int | str | None = None,
     ) -> None:
         own = period(self, every, ("steps",))

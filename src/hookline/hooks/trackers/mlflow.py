@@ -17,9 +17,9 @@ from hookline.hooks.webhook import PORTS, check_addresses, check_url
 from hookline.record import strict_json
 
 RUN_ID = "hookline.run_id"
-MOST_METRICS, MOST_PARAMS = 1000, 100  # that MLflow accepts in one call
-LONGEST_PARAM = 6000  # characters
-MOST_EVENTS = 10_000  # that are kept for the artifact
+MAX_METRICS, MAX_PARAMS = 1000, 100  # that MLflow accepts in one call
+MAX_PARAM_LENGTH = 6000  # characters that MLflow accepts
+MAX_EVENTS = 10_000  # that are kept for the artifact
 STORES = ("file", "sqlite")  # schemes of local stores
 REMOTE_NAMES = ("databricks", "databricks-uc", "uc")  # that MLflow reads as servers, although they look like paths
 SETTINGS = {"MLFLOW_HTTP_REQUEST_BACKOFF_JITTER": "0", "MLFLOW_DISABLE_TELEMETRY": "true"}
@@ -82,7 +82,7 @@ class MLflowTracker(Tracker):
         if self._server is not None:
             check_addresses(*self._server)
         self._client = client = MlflowClient(self.tracking_uri)
-        self._events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
+        self._events: deque[dict[str, Any]] = deque(maxlen=MAX_EVENTS)
         found = client.get_experiment_by_name(self.experiment)
         experiment = client.create_experiment(self.experiment) if found is None else found.experiment_id
         earlier = client.search_runs([experiment], f"tags.`{RUN_ID}` = '{run.run_id}'", max_results=1)
@@ -103,9 +103,9 @@ class MLflowTracker(Tracker):
         """Send the parameters that MLflow does not have yet; it refuses to change one."""
         from mlflow.entities import Param
 
-        values = {clean(path): str(value)[:LONGEST_PARAM] for path, value in flatten(config)}
+        values = {clean(path): str(value)[:MAX_PARAM_LENGTH] for path, value in flatten(config)}
         new = [Param(key, value) for key, value in values.items() if key not in known]
-        for part in parts_of(new, MOST_PARAMS):
+        for part in parts_of(new, MAX_PARAMS):
             self._client.log_batch(self._id, params=part)
 
     def write_metrics(self, rows: Sequence[dict[str, Any]]) -> None:
@@ -147,7 +147,7 @@ class MLflowTracker(Tracker):
             for values, step, at in rows
             for name, value in values.items()
         ]
-        for part in parts_of(metrics, MOST_METRICS):
+        for part in parts_of(metrics, MAX_METRICS):
             self._client.log_batch(self._id, metrics=part)
 
     def _log_file(self, name: str, content: bytes) -> None:

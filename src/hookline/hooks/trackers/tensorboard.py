@@ -13,7 +13,7 @@ from hookline.hooks.trackers.base import TrackedRun, Tracker, TrackerSettings, e
 from hookline.hooks.trackers.layers import Histogram
 
 DIRECTORY = "tensorboard"
-MOST_METRICS = 200  # in the table of hyperparameters
+MAX_METRICS = 200  # in the table of hyperparameters
 _CHANNELS = {0: 1, 2: 3, 3: 3, 4: 2, 6: 4}  # by the colour type of a PNG
 
 
@@ -110,7 +110,7 @@ class TensorBoardTracker(Tracker):
         from torch.utils.tensorboard.summary import hparams
 
         plain = {key: value for key, value in self._hparams.items() if isinstance(value, (bool, int, float, str))}
-        last = dict(list(self._last.items())[:MOST_METRICS])
+        last = dict(list(self._last.items())[:MAX_METRICS])
         for summary in hparams(plain, last):
             self._writer.file_writer.add_summary(summary)
         self._writer.close()

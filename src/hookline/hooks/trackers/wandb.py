@@ -17,8 +17,8 @@ from hookline.hooks.trackers.layers import Histogram
 from hookline.record.events import EVENTS
 
 STEP = "trainer/step"
-MOST_BINS = 512  # that wandb accepts
-MOST_EVENTS = 1000  # in the table of events
+MAX_BINS = 512  # that wandb accepts
+MAX_EVENTS = 1000  # in the table of events
 _NOT_IN_IDS = re.compile(r"[^A-Za-z0-9_-]")
 
 
@@ -81,7 +81,7 @@ class WandbTracker(Tracker):
     def open(self, run: TrackedRun) -> None:
         """Begin or continue the run with the record's id."""
         self._package = import_module(self.package)
-        self._events: deque[tuple[Any, ...]] = deque(maxlen=MOST_EVENTS)
+        self._events: deque[tuple[Any, ...]] = deque(maxlen=MAX_EVENTS)
         self._run = self._init(run)
 
     def _id_of(self, run: TrackedRun) -> str:
@@ -127,7 +127,7 @@ class WandbTracker(Tracker):
 
     def write_histogram(self, step: int, histogram: Histogram) -> None:
         """Send a histogram with the record's own bins, or with wider ones if there are too many."""
-        tag, edges, counts = histogram.merged(MOST_BINS)
+        tag, edges, counts = histogram.merged(MAX_BINS)
         self._log({tag: self._package.Histogram(np_histogram=(counts, edges))}, step)
 
     def write_events(self, rows: Sequence[dict[str, Any]]) -> None:
