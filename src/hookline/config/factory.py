@@ -67,15 +67,15 @@ def find_factory(name: str, table: PluginTable) -> Any:
     except ImportError as error:
         hint = search_path_hint(error, module_name)
         raise RegistrationError(f"{name!r}: cannot import {module_name!r} ({error}){hint}") from error
-    found = getattr(module, attribute, None)
-    if found is None:
+    factory = getattr(module, attribute, None)
+    if factory is None:
         raise RegistrationError(f"{name!r}: {module_name} has no {attribute!r}; {nearest(attribute, vars(module))}")
     # A prefix allows a package, and not what its modules have imported, such as subprocess.run.
-    home = getattr(found, "__module__", None) or ""  # None for bound methods of C objects such as random.random
-    if not callable(found) or home.split(".")[0] != name.split(".")[0]:
-        kind = type(found).__name__
+    home = getattr(factory, "__module__", None) or ""  # None for bound methods of C objects such as random.random
+    if not callable(factory) or home.split(".")[0] != name.split(".")[0]:
+        kind = type(factory).__name__
         raise RegistrationError(f"{name!r} is not a class or function of that package (it is {kind} from {home!r})")
-    return found
+    return factory
 
 
 def search_path_hint(error: Exception, module: str) -> str:
@@ -138,9 +138,10 @@ class Factory:
         if signature is None:
             return dict(self.parameters)
         label, above = self.label or self.name, f"{self.path}." if self.path else ""
-        known = {key: one for key, one in signature.items() if key not in skip}
-        named = [key for key, one in known.items() if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
-        is_open = any(one.kind is one.VAR_KEYWORD for one in known.values())
+        known = {key: parameter for key, parameter in signature.items() if key not in skip}
+        by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        named = [key for key, parameter in known.items() if parameter.kind in by_name]
+        is_open = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
         for key in self.parameters:
             if key not in named and not is_open:
                 is_listed = self.name in HOOKS and HOOKS.origin(self.name) != "registered"
@@ -178,16 +179,16 @@ def read_value(value: Any, parameter: inspect.Parameter, function: Callable[...,
     if (hint is Any and not listed) or str in (hint, *get_args(hint)):
         return value  # the usual cases, without pydantic
     accepts = _validator(hint)
-    plain = [_read(one) for one in value] if listed else _read(value)
+    plain = [_read(item) for item in value] if listed else _read(value)
     if accepts(value):
         # Where any list is valid, a reference among numbers stands for a number.
-        others = [one for one in value if not _is_reference(one)] if listed and accepts([{}]) else []
+        others = [item for item in value if not _is_reference(item)] if listed and accepts([{}]) else []
         return plain if others and _is_numeric(others) and _is_numeric(plain) else value
     if _is_numeric(plain) and accepts(plain):
         return plain
     # A parameter that also takes a list often takes a single text, too; and a default says little about the type.
     if listed:
-        takes_numbers = any(accepts([one] * len(value)) for one in (1, 0.5, True))
+        takes_numbers = any(accepts([number] * len(value)) for number in (1, 0.5, True))
     else:
         takes_numbers = not {int, float, bool}.isdisjoint(alternatives(hint)) and not accepts([])
     if takes_numbers and parameter.annotation is not parameter.empty and not _checks_itself(function):
@@ -217,9 +218,9 @@ def _validator(hint: Any) -> Callable[[Any], bool]:
     def accepts(value: Any) -> bool:
         try:
             # Not strict, pydantic would take the text "12" for the number 12.
-            found = adapter.validate_json(json.dumps(value), strict=True)
-            if isinstance(found, Iterator):  # an Iterable is validated while it is consumed
-                deque(found, maxlen=0)
+            validated = adapter.validate_json(json.dumps(value), strict=True)
+            if isinstance(validated, Iterator):  # an Iterable is validated while it is consumed
+                deque(validated, maxlen=0)
         except ValidationError:
             return False
         except TypeError:  # not JSON: an object that was put into a config in code

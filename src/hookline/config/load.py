@@ -91,8 +91,8 @@ def _read_file(path: Path) -> Any:
         if suffix != ".toml":
             # JSON is YAML, except that it may be indented with tabs; its strings have none.
             return read_yaml(text.replace("\t", " ") if suffix == ".json" else text, where)
-        if found := _LONG_TOML_KEY.search(text):
-            line = text.count("\n", 0, found.start()) + 1
+        if long_key := _LONG_TOML_KEY.search(text):
+            line = text.count("\n", 0, long_key.start()) + 1
             raise ConfigError(where, f"{TOO_DEEP} (line {line})")
         return tomllib.loads(text)
     except ValueError as error:  # the parser's own errors, and what a number with thousands of digits raises
@@ -127,11 +127,11 @@ def apply_override(tree: dict[str, Any], override: str) -> None:
     container: Any = tree
     for depth, part in enumerate(parts[:-1]):
         key = _key(container, part, parts[:depth])
-        found = container[key] if isinstance(container, list) else container.get(key)
+        inside = container[key] if isinstance(container, list) else container.get(key)
         # A bare name is short for a mapping with that name, for a component and for a hook in a list.
-        if isinstance(found, str) and depth in (0, {"hooks": 2, "trackers": 1}.get(parts[0])):
-            found = {"name": found}
-        container[key] = {} if found is None else found
+        if isinstance(inside, str) and depth in (0, {"hooks": 2, "trackers": 1}.get(parts[0])):
+            inside = {"name": inside}
+        container[key] = {} if inside is None else inside
         container = container[key]
     container[_key(container, parts[-1], parts[:-1])] = value
 

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from hookline._checks import names
+from hookline._checks import names, one_of
 from hookline._parameters import parameters_of
-from hookline._words import nearest
 from hookline.config.factory import Factory, ImportPolicy, find_factory
 from hookline.core.plugins import METRICS
 from hookline.errors import ConfigError, HooklineError, got
@@ -41,19 +40,19 @@ def make_metrics(given: Any, policy: ImportPolicy) -> Mapping[str, Any] | None:
     """
     if not isinstance(given, (list, tuple)):
         return given  # type: ignore[no-any-return]  # the trainer checks it
-    entries = [_entry(one, f"metrics.{index}") for index, one in enumerate(given)]
+    entries = [_entry(entry, f"metrics.{index}") for index, entry in enumerate(given)]
     for index, entry in enumerate(entries):  # every name is checked before the first import
         # A name such as torchmetrics.Accuracy does not tell the module of its class, which `_make` looks at.
         exported = [entry["name"]] if entry["name"].rpartition(".")[0] == _TORCHMETRICS else []
         with_torchmetrics = ImportPolicy((*policy.allow, *_COMPUTING, *exported), policy.from_file)
         with_torchmetrics.check_name(entry["name"], METRICS, f"metrics.{index}.name")
-    found: dict[str, MetricEntry] = {}
+    metrics: dict[str, MetricEntry] = {}
     for index, entry in enumerate(entries):
         name, made = _make(entry, f"metrics.{index}", policy)
-        if name in found:
+        if name in metrics:
             raise ConfigError(f"metrics.{index}", f"two metrics are recorded as {name!r}; give one another name: as: …")
-        found[name] = made
-    return found
+        metrics[name] = made
+    return metrics
 
 
 def _entry(given: Any, path: str) -> dict[str, Any]:
@@ -99,10 +98,7 @@ def _make(entry: dict[str, Any], path: str, policy: ImportPolicy) -> tuple[str, 
 
 
 def _phases(given: Any, path: str) -> tuple[str, ...]:
-    found = names(given, path)
-    for one in found:
-        if one not in PHASES:
-            raise ConfigError(path, f"invalid value {one!r}; {nearest(str(one), PHASES)}")
-    if not found:
+    phases = tuple(one_of(phase, PHASES, path) for phase in names(given, path))
+    if not phases:
         raise ConfigError(path, f"expected {' or '.join(PHASES)}, {got(given)}")
-    return found
+    return phases

@@ -58,22 +58,22 @@ def _config_error(error: ValidationError, given: Any, top: type, prefix: str, wh
     A misspelt key comes first, because it may be what is missing elsewhere; keys missing from one mapping are one
     problem.
     """
-    found: dict[Path, list[ErrorDetails]] = {}
+    by_path: dict[Path, list[ErrorDetails]] = {}
     for detail in error.errors(include_url=False):
-        found.setdefault(_path(detail, given), []).append(detail)
+        by_path.setdefault(_path(detail, given), []).append(detail)
 
     def dotted(path: Path) -> str:
         return ("" if path[:1] == ("hooks",) else prefix) + ".".join(path)
 
-    path, details = min(found.items(), key=lambda item: item[1][0]["type"] not in _UNKNOWN)
+    path, details = min(by_path.items(), key=lambda item: item[1][0]["type"] not in _UNKNOWN)
     where, problem, covered = dotted(path), _problem(path, details, top), [path]
-    absent = [other for other in found if found[other][0]["type"] in _MISSING]
+    absent = [other for other in by_path if by_path[other][0]["type"] in _MISSING]
     siblings = [other for other in absent if other[:-1] == path[:-1]]
     if path in absent and len(siblings) > 1:
         *most, last = [sibling[-1] for sibling in siblings]
         where, problem, covered = dotted(path[:-1]), f"{', '.join(most)} and {last} are missing", siblings
     for what in ("missing", "wrong"):
-        paths = [other for other in found if other not in covered and (other in absent) == (what == "missing")]
+        paths = [other for other in by_path if other not in covered and (other in absent) == (what == "missing")]
         if paths:
             more = f" and {len(paths) - _PATHS_SHOWN} more" if len(paths) > _PATHS_SHOWN else ""
             problem += f" (also {what}: {', '.join(map(dotted, paths[:_PATHS_SHOWN]))}{more})"

@@ -142,8 +142,8 @@ def plain_copy(tree: Mapping[str, Any], where: str, mapping: type[dict[str, Any]
             return mapping({key: copy(item, (*path, key)) for key, item in value.items()})
         if isinstance(value, list | tuple):
             return [copy(item, (*path, str(index))) for index, item in enumerate(value)]
-        if isinstance(value, str) and (found := _UNPRINTABLE.search(value)):
-            raise ConfigError(place, f"holds {found[0]!r}; text in a config is printable, newlines and tabs aside")
+        if isinstance(value, str) and (control := _UNPRINTABLE.search(value)):
+            raise ConfigError(place, f"holds {control[0]!r}; text in a config is printable, newlines and tabs aside")
         if isinstance(value, int) and not -MAX_INT <= value < MAX_INT:
             raise ConfigError(place, "is an integer of more than 64 bits")
         return value

@@ -184,21 +184,21 @@ class CheckpointHook(MetricHook):
     def _forget_deleted(self) -> None:
         """Drop checkpoints that were deleted from the disk by a person or another hook from the ranking."""
         gone, wanted = self._ranks.first(self._find_deleted), self.wanted
-        for one in list(self.kept):
-            if one.name in gone:
-                self.kept.remove(one)
-                if one.name in wanted:  # a surplus one may have been deleted by another checkpoint hook
-                    self.warn(f"{one.name} was deleted from disk; no longer ranked")
+        self.kept = [checkpoint for checkpoint in self.kept if checkpoint.name not in gone]
+        for name in gone:
+            if name in wanted:  # a surplus one may have been deleted by another checkpoint hook
+                self.warn(f"{name} was deleted from disk; no longer ranked")
 
     def _find_deleted(self) -> list[str]:
         """Return the checkpoints of the ranking that are not on disk."""
-        gone = []
-        for one in self.kept:
+        gone: list[str] = []
+        if self._directory is None:
+            return gone
+        for checkpoint in self.kept:
             try:
-                if self._directory is not None:
-                    (self._directory / one.name).stat()
+                (self._directory / checkpoint.name).stat()
             except FileNotFoundError:
-                gone.append(one.name)
+                gone.append(checkpoint.name)
             except OSError:  # a disk that does not answer may come back
                 pass
         return gone
@@ -269,8 +269,8 @@ class CheckpointHook(MetricHook):
         if pending == "signal" or (pending is not None and not self.save_last):
             return
         is_scheduled = self._at_steps or self.monitor is not None or self.save_every_n_epochs is not None
-        steps = {one.step for one in (*self.kept, self._requested, self._writing) if one is not None}
-        steps.update(self._written.values())
+        saved = (*self.kept, self._requested, self._writing)
+        steps = {*(item.step for item in saved if item is not None), *self._written.values()}
         is_saved = trainer.step in steps if self.save_last else bool(steps)
         is_wanted = self.save_last or (is_scheduled and self.save_top_k)
         if is_wanted and not is_saved and trainer.step and trainer.checkpoint_dir is not None:
@@ -304,9 +304,10 @@ class CheckpointHook(MetricHook):
         # What any checkpoint hook or a call of `save` wants to keep is not deleted.
         hooks = [self, *(entry.hook for entry in trainer.hooks.entries())]
         wanted = {name for hook in hooks if isinstance(hook, CheckpointHook) for name in hook.wanted}
-        names = [one.name for one in self.kept if one.name not in wanted | trainer.requested_checkpoints]
+        wanted |= trainer.requested_checkpoints
+        names = [checkpoint.name for checkpoint in self.kept if checkpoint.name not in wanted]
         deleted = self._ranks.first(partial(self._delete, path.parent, names))
-        self.kept = [one for one in self.kept if one.name not in deleted]
+        self.kept = [checkpoint for checkpoint in self.kept if checkpoint.name not in deleted]
 
     def _delete(self, directory: Path, names: Sequence[str]) -> list[str]:
         """Delete checkpoints, and return those that do not exist any more."""
@@ -358,7 +359,7 @@ class CheckpointHook(MetricHook):
     def state_dict(self) -> dict[str, Any]:
         """Return what is on disk and the checkpoint that is being written now, which contains this state."""
         return {
-            "kept": [asdict(one) for one in self.kept],
+            "kept": [asdict(checkpoint) for checkpoint in self.kept],
             "asked": None if self._writing is None else asdict(self._writing),
             "seen": self._was_found, "about": self.monitored, **self.measurement_state(),
         }  # fmt: skip
@@ -366,7 +367,7 @@ class CheckpointHook(MetricHook):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned; `on_checkpoint_load` checks what is still on disk."""
         if self.load_measurement_state(state):  # another metric's checkpoints stay on disk
-            self.kept = [RankedCheckpoint(**one) for one in state["kept"]]
+            self.kept = [RankedCheckpoint(**fields) for fields in state["kept"]]
             self._writing = None if state["asked"] is None else Request(**state["asked"])
 
     def on_checkpoint_load(self, checkpoint_path: str, path: str) -> None:
@@ -375,8 +376,9 @@ class CheckpointHook(MetricHook):
         if request is not None:
             name = loaded if _has_name(loaded, request.name) else request.name
             self.kept.append(RankedCheckpoint(name, request.step, request.score))
-        there = self._ranks.first(lambda: [one.name for one in self.kept if (directory / one.name).is_dir()])
-        self.kept = [one for one in self.kept if one.name and one.name in there]
+        names = [checkpoint.name for checkpoint in self.kept if checkpoint.name]
+        existing = self._ranks.first(lambda: [name for name in names if (directory / name).is_dir()])
+        self.kept = [checkpoint for checkpoint in self.kept if checkpoint.name in existing]
         self._requested, self._writing, self._directory = None, None, directory
 
 

@@ -176,9 +176,9 @@ class EMAHook(NamedHook):
     def on_validation_start(self, trainer: RunControl, model: torch.nn.Module) -> None:
         """Apply the average, unless an earlier hook of this event disabled this one: nothing would restore it."""
         hooks = [] if self._registry is None else [entry.hook for entry in self._registry.entries()]
-        applied = [hook._applied_to for hook in hooks if isinstance(hook, EMAHook) and hook is not self]
+        others = [hook._applied_to for hook in hooks if isinstance(hook, EMAHook) and hook is not self]
         # If another hook's average is in the model, restoring that one later would corrupt training.
-        is_taken = any(one is not None and one[0] is model for one in applied)
+        is_taken = any(applied_to is not None and applied_to[0] is model for applied_to in others)
         if self._is_enabled and not is_taken and self._apply(model):
             self._applied_in = trainer.validations_in_progress
 

@@ -399,9 +399,9 @@ class GradientSnapshot:
         if self._update is not None:
             rows, pieces, weights, before = self._update
             torch._foreach_sub_(before, pieces.dense)
-            found = self._spread(torch.stack([pieces.with_dense(before).norms(), weights], dim=1), rows)
+            sizes = self._spread(torch.stack([pieces.with_dense(before).norms(), weights], dim=1), rows)
             # Another optimizer may have measured other rows before.
-            self._sizes = found if self._sizes is None else torch.where(found.isnan(), self._sizes, found)
+            self._sizes = sizes if self._sizes is None else torch.where(sizes.isnan(), self._sizes, sizes)
             self._update = None
 
     def table(self) -> tuple[TableLayout, Tensor]:
@@ -427,9 +427,9 @@ class GradientSnapshot:
             return list(range(len(grads))), present
         return [row for row, grad in enumerate(grads) if grad is not None], present
 
-    def _spread(self, found: Tensor, rows: list[int], missing: float = math.nan) -> Tensor:
+    def _spread(self, values: Tensor, rows: list[int], missing: float = math.nan) -> Tensor:
         """Put the values of some parameters into a table with a row for each parameter."""
         if len(rows) == len(self.params):
-            return found
-        table = found.new_full((len(self.params), found.shape[1]), missing)
-        return table.index_copy_(0, upload(rows, torch.int64, found.device), found)
+            return values
+        table = values.new_full((len(self.params), values.shape[1]), missing)
+        return table.index_copy_(0, upload(rows, torch.int64, values.device), values)

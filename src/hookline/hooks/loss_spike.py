@@ -96,7 +96,7 @@ class LossSpike(NamedHook):
             return
         if len(self._recent) >= self.warmup:
             middle = median(self._recent)
-            spread = MAD_TO_STD * median(abs(one - middle) for one in self._recent)
+            spread = MAD_TO_STD * median(abs(recent - middle) for recent in self._recent)
             spreads = (loss - middle) / max(spread, MIN_SPREAD * abs(middle), 1e-12)
             if spreads > self.factor:
                 # Of the micro-batches that made the step, the one with the highest loss is named.

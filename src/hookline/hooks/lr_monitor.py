@@ -79,11 +79,11 @@ def _labelled_groups(optimizers: Sequence[Any], index: int) -> Iterator[tuple[st
     if is_single and len(optimizers) == 1:  # by far the most common case
         yield "", groups[0]
         return
-    classes = _unique_names([type(one).__name__ for one in optimizers])
-    optimizer = f"/{classes[index]}" if len(optimizers) > 1 else ""
+    classes = _unique_names([type(optimizer).__name__ for optimizer in optimizers])
+    prefix = f"/{classes[index]}" if len(optimizers) > 1 else ""
     names = _unique_names([str(group.get("name", f"group_{number}")) for number, group in enumerate(groups)])
     for name, group in zip(names, groups, strict=True):
-        yield optimizer + ("" if is_single else f"/{name}"), group
+        yield prefix + ("" if is_single else f"/{name}"), group
 
 
 def _unique_names(names: Sequence[str]) -> list[str]:
@@ -91,5 +91,6 @@ def _unique_names(names: Sequence[str]) -> list[str]:
     unique: list[str] = []
     for name in names:
         numbered = (f"{name}-{number}" for number in count(1))
-        unique.append(next(one for one in numbered if one not in {*names, *unique}) if name in unique else name)
+        free = (candidate for candidate in numbered if candidate not in {*names, *unique})
+        unique.append(next(free) if name in unique else name)
     return unique

@@ -104,8 +104,8 @@ class MetricHook(NamedHook):
 
     def on_train_batch_end(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Store what `step_fn` and other hooks measured until the end of the step."""
-        found = floats(metrics)
-        self._batch_metrics = step, {**{f"train/{key}": value for key, value in found.items()}, **found}
+        numbers = floats(metrics)
+        self._batch_metrics = step, {**{f"train/{key}": value for key, value in numbers.items()}, **numbers}
 
     def on_step_end(self, trainer: RunControl, step: int, epoch: int, loss: float) -> None:
         """Evaluate a step: its loss, its means, and the losses of loaders measured since the last evaluation."""
@@ -249,12 +249,12 @@ def is_step_metric(key: str) -> bool:
 
 def floats(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Return the metrics that are one number each, as floats; hooks may put anything among them."""
-    found = {}
+    numbers = {}
     for key, value in metrics.items():
         if not isinstance(value, str):
             with suppress(TypeError, ValueError, RuntimeError):  # lists and tensors of several numbers
-                found[key] = float(value)
-    return found
+                numbers[key] = float(value)
+    return numbers
 
 
 def is_better(mode: str, value: float, other: float) -> bool:

@@ -77,7 +77,7 @@ class SamplePredictions(NamedHook):
             probability = None
             if probabilities is not None and (counted := probabilities[index][counts]).numel():
                 probability = counted.mean().item()
-            shown = (self._text(one[index][counts], is_sequence, vocab) for one in (target, predictions))
+            shown = (self._text(values[index][counts], is_sequence, vocab) for values in (target, predictions))
             self._rows.append((len(self._rows), *shown, probability))
 
     def on_validation_end(self, trainer: RunControl) -> None:
@@ -93,7 +93,7 @@ class SamplePredictions(NamedHook):
             return self._name(number) if self.classes and not values.is_floating_point() else number
         listed = values.flatten()[:MAX_POSITIONS].tolist()
         if values.is_floating_point():
-            return ", ".join(f"{one:.4g}" for one in listed)
+            return ", ".join(f"{value:.4g}" for value in listed)
         if self.classes:
             return ", ".join(map(self._name, listed))
         decode = getattr(vocab, "decode", None)

@@ -119,7 +119,7 @@ def stacks_of_all_threads() -> dict[int, dict[str, Any]]:
         ident: {
             "thread": names.get(ident, "not Python's"),
             "stack": [
-                f"{one.filename}:{one.lineno} in {one.name}: {one.line}" for one in traceback.extract_stack(frame)
+                f"{call.filename}:{call.lineno} in {call.name}: {call.line}" for call in traceback.extract_stack(frame)
             ],
         }
         for ident, frame in sys._current_frames().items()

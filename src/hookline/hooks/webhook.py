@@ -83,12 +83,12 @@ def _remedy(host: str) -> str:
 
 def _problem_with(address: str, host: str, is_allowed: bool) -> str | None:
     """Return why nothing may be posted to an address of a host, or None if it may."""
-    found = _ipv4_inside(ipaddress.ip_address(address))
-    if found.is_link_local or found in METADATA:
+    inner = _ipv4_inside(ipaddress.ip_address(address))
+    if inner.is_link_local or inner in METADATA:
         return f"{address} is a link-local or metadata address, which is always rejected"
-    if found.is_multicast or found.is_unspecified or (found.is_reserved and not found.is_loopback):
+    if inner.is_multicast or inner.is_unspecified or (inner.is_reserved and not inner.is_loopback):
         return f"{address} is not the address of a single host"
-    is_local = found.is_loopback or not found.is_global or getattr(found, "is_site_local", False)
+    is_local = inner.is_loopback or not inner.is_global or getattr(inner, "is_site_local", False)
     return f"{address} is a loopback or private address; {_remedy(host)}" if is_local and not is_allowed else None
 
 

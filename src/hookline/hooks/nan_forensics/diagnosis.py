@@ -188,8 +188,8 @@ def _find_operation(model: torch.nn.Module, forward: Callable[[Any], torch.Tenso
         try:
             nonfinite_gradients(model, forward(batch))
         except RuntimeError as error:
-            found = _OPERATION.search(str(error))
-            return found[1] if found else None
+            match = _OPERATION.search(str(error))
+            return match[1] if match else None
     return None
 
 

@@ -12,7 +12,7 @@ import platform
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +100,8 @@ def write_crash(
         folder.mkdir(parents=True)
         write_checkpoint(folder, STATE, encoded, {"step": step, "modules_in_eval_mode": in_eval_mode})
         # Of a sharded parameter its local part: statistics of the whole would need the other ranks.
-        rows = zip(named.items(), statistics_of([local_tensor(one.detach()) for one in named.values()]), strict=True)
+        tensors = [local_tensor(param.detach()) for param in named.values()]
+        rows = zip(named.items(), statistics_of(tensors), strict=True)
         parameters = {name: {"shape": list(param.shape), "dtype": param.dtype, **row} for (name, param), row in rows}
         write_json_atomic(folder / REPORT, {
             "reason": reason, "time": utc_now(), "run_id": trainer.run_id, "step": step, "epoch": trainer.epoch,
@@ -148,11 +149,12 @@ def read_crash(path: str | Path) -> tuple[dict[str, Any], dict[str, Any], dict[s
     return report, sections, meta
 
 
-def _check_types(where: Path, found: Mapping[str, Any], expected: Mapping[str, type]) -> None:
+def _check_types(where: Path, fields: Mapping[str, Any], expected: Mapping[str, type]) -> None:
     """Check that fields are there and of their types: the files may come from anywhere."""
     for name, kind in expected.items():
-        if not isinstance(found.get(name), kind):
-            problem = f"expected {name} as {kind.__name__}, {got(found[name]) if name in found else 'it is not there'}"
+        if not isinstance(fields.get(name), kind):
+            given = got(fields[name]) if name in fields else "it is not there"
+            problem = f"expected {name} as {kind.__name__}, {given}"
             raise HooklineError(f"{where} is damaged or was not written by Hookline: {problem}")
 
 
@@ -187,9 +189,9 @@ def replay_crash(path: str | Path, trainer: RunControl, weights_loaded: bool = F
     with _explained(path, "running its batch raised an error"):
         now = diagnose(trainer, sections["batch"], sections["random_state"], by="replay")
     # Shapes and statistics may differ in detail, and anomaly detection may name another operation.
-    compared = {one.name for one in fields(Diagnosis)} - {"inputs", "outputs", "statistics", "operation"}
-    found = strict_json.simplify(now.as_dict())
-    same = all(report["autopsy"].get(name) == found.get(name) for name in compared)
+    found_now = strict_json.simplify(now.as_dict())
+    compared = found_now.keys() - {"summary", "inputs", "outputs", "statistics", "operation"}
+    same = all(report["autopsy"].get(name) == found_now[name] for name in compared)
     return Replay(Path(path), report, now, same)
 
 

@@ -68,10 +68,13 @@ class NanForensics(NamedHook):
 
     def on_train_batch_start(self, trainer: RunControl, batch: Any, batch_idx: int, dataloader_name: str) -> None:
         """Record what the forward pass starts from; drop batches of a step whose end was not due."""
-        self._recorded = [one for one in self._recorded if one.step == trainer.step]
+        self._recorded = self._of_step(trainer.step)
         if self._found < self.keep:
             state = trainer.random_state()
             self._recorded.append(RecordedBatch(batch, batch_idx, dataloader_name, state, trainer.step))
+
+    def _of_step(self, step: int) -> list[RecordedBatch]:
+        return [recorded for recorded in self._recorded if recorded.step == step]
 
     def on_before_backward(self, loss: torch.Tensor) -> None:
         """Record the loss."""
@@ -80,18 +83,18 @@ class NanForensics(NamedHook):
 
     def on_gradients_ready(self, trainer: RunControl, grads: Gradients) -> None:
         """Check losses and gradients before the optimizer changes the weights."""
-        recorded, self._recorded = [one for one in self._recorded if one.step == trainer.step], []
+        recorded, self._recorded = self._of_step(trainer.step), []
         if not recorded:
             return
         checked = grads if self.gradients and not trainer.uses_grad_scaler else None
         # One read from the device for all: whatever is not finite makes the sum not finite.
-        total = sum(one.loss.double() for one in recorded if one.loss is not None)
+        total = sum(batch.loss.double() for batch in recorded if batch.loss is not None)
         if checked:
             total = total + checked.norm()
         # All ranks take part, because only the one whose batch it is can find the origin.
         if not trainer.ranks.decide(not math.isfinite(float(total))):
             return
-        losses = [0.0 if one.loss is None else one.loss.item() for one in recorded]
+        losses = [0.0 if batch.loss is None else batch.loss.item() for batch in recorded]
         bad = next(([place, f"loss {loss}"] for place, loss in enumerate(losses) if not math.isfinite(loss)), None)
         by_rank = trainer.ranks.gather(bad)
         # If every loss is finite, any micro-batch may be to blame; a norm that merely overflowed is fine.
@@ -159,11 +162,11 @@ class NanForensics(NamedHook):
     ) -> RecordedBatch:
         """Do the same for a sharded model: the ranks run as many forward passes as each other, and no backward pass."""
         own, suspect = by_rank[trainer.ranks.rank], recorded[-1]
-        for place in sorted({one[0] for one in by_rank if one}):
-            one = recorded[min(place, len(recorded) - 1)]
-            found = diagnose(trainer, one.batch, one.random_state, self.registered_name, backward=False)
+        for place in sorted({bad[0] for bad in by_rank if bad}):
+            candidate = recorded[min(place, len(recorded) - 1)]
+            diagnosis = diagnose(trainer, candidate.batch, candidate.random_state, self.registered_name, backward=False)
             if own and place == own[0]:
-                suspect, self.autopsy = one, found
+                suspect, self.autopsy = candidate, diagnosis
         if not any(by_rank):
             loss, batch = float("nan" if suspect.loss is None else suspect.loss), name_batch_tensors(suspect.batch)
             bad = nonfinite_names(dict(grads.items()))

@@ -207,8 +207,8 @@ class Tracker(NamedHook):
             getattr(self, f"write_{kind}")(rows)
             return
         for row in rows:
-            for found in self._histograms.read(row.step, row.header, row.values.numpy()):
-                for histogram in histograms(found):
+            for histogram_row in self._histograms.read(row.step, row.header, row.values.numpy()):
+                for histogram in histograms(histogram_row):
                     self.write_histogram(row.step, histogram)
             if row.header.bins is None and self.layers == "all":
                 self.write_scalars(row.step, scalars(row))

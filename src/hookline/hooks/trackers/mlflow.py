@@ -83,28 +83,28 @@ class MLflowTracker(Tracker):
             check_addresses(*self._server)
         self._client = client = MlflowClient(self.tracking_uri)
         self._events: deque[dict[str, Any]] = deque(maxlen=MAX_EVENTS)
-        found = client.get_experiment_by_name(self.experiment)
-        experiment = client.create_experiment(self.experiment) if found is None else found.experiment_id
+        known = client.get_experiment_by_name(self.experiment)
+        experiment = client.create_experiment(self.experiment) if known is None else known.experiment_id
         earlier = client.search_runs([experiment], f"tags.`{RUN_ID}` = '{run.run_id}'", max_results=1)
         tags = {RUN_ID: run.run_id, **{f"hookline.tag.{clean(tag)}": "true" for tag in run.tags}}
         commit = (run.description.get("git") or {}).get("commit")
         texts = {"mlflow.note.content": run.notes, "hookline.commit": commit}
         tags |= {key: text for key, text in texts.items() if text}
         if earlier:
-            self._id, known = earlier[0].info.run_id, set(earlier[0].data.params)
+            self._id, sent = earlier[0].info.run_id, set(earlier[0].data.params)
             client.update_run(self._id, status="RUNNING")
             client.log_batch(self._id, tags=[RunTag(key, str(value)) for key, value in tags.items()])
         else:
             made = client.create_run(experiment, tags=tags, run_name=run.name or run.run_id)
-            self._id, known = made.info.run_id, set()
-        self._log_params(run.config, known)
+            self._id, sent = made.info.run_id, set()
+        self._log_params(run.config, sent)
 
-    def _log_params(self, config: Mapping[str, Any], known: set[str]) -> None:
+    def _log_params(self, config: Mapping[str, Any], sent: set[str]) -> None:
         """Send the parameters that MLflow does not have yet; it refuses to change one."""
         from mlflow.entities import Param
 
         values = {clean(path): str(value)[:MAX_PARAM_LENGTH] for path, value in flatten(config)}
-        new = [Param(key, value) for key, value in values.items() if key not in known]
+        new = [Param(key, value) for key, value in values.items() if key not in sent]
         for part in parts_of(new, MAX_PARAMS):
             self._client.log_batch(self._id, params=part)
 
