@@ -1,9 +1,9 @@
 """Construct what a config names: import it if that is allowed, check its parameters, and call it.
 
-Parameters are checked against the factory's signature: unknown and missing ones are errors. Of the values, only text
-is checked, against the annotation: text where only numbers are valid would fail much later, in the middle of a run, and
-the value of a reference (``${env:NAME}``) is text that may have to be read as a number. All other values are left to
-the factory, which often takes more than its annotations say.
+Parameters are checked against the factory's signature: an unknown or missing one raises a `ConfigError`. Of the values,
+only strings are checked against the annotation. A string where only numbers are valid would fail much later, in the
+middle of a run, and the value of a reference (``${env:NAME}``) is a string that may stand for a number. All other
+values are left to the factory, which often takes more than its annotations say.
 """
 
 from __future__ import annotations
@@ -175,7 +175,9 @@ def read_value(value: Any, parameter: inspect.Parameter, function: Callable[...,
         ConfigError: If the parameter takes numbers only, and the value is something else.
     """
     listed = isinstance(value, (list, tuple)) and any(map(_is_reference, value))
-    hint = type_hint(parameter, function) if listed or isinstance(value, str) else Any
+    if not listed and not isinstance(value, str):
+        return value
+    hint = type_hint(parameter, function)
     if (hint is Any and not listed) or str in (hint, *get_args(hint)):
         return value  # the usual cases, without pydantic
     accepts = _validator(hint)

@@ -246,11 +246,9 @@ def as_hooks_config(config: Any) -> HooksConfig:
         return config.hooks
     if isinstance(config, BaseModel):
         config = config.model_dump(exclude_none=True)
-    if not isinstance(config, Mapping):
-        raise ConfigError("hooks", f"expected a mapping with lifecycle, forward, update, {got(config)}")
+    _check_mapping(config, "hooks", "a mapping with lifecycle, forward, update")
     if "hooks" in config:
         return as_hooks_config(config["hooks"] or {})
-    _check_string_keys(config)
     given = {key: value for key, value in config.items() if value is not None}
     if "update" in config:
         given.setdefault("update", [])
@@ -263,9 +261,7 @@ def as_run_config(config: Any) -> RunConfig:
     """Return a `RunConfig` as it is, or make one from a mapping."""
     if isinstance(config, RunConfig):
         return config
-    if not isinstance(config, Mapping):
-        raise ConfigError("", f"expected a mapping with {', '.join(RunConfig.model_fields)}, {got(config)}")
-    _check_string_keys(config)
+    _check_mapping(config, "", f"a mapping with {', '.join(RunConfig.model_fields)}")
     return RunConfig(**config)
 
 
@@ -287,9 +283,7 @@ def as_trainer_config(config: Any) -> TrainerConfig:
         return TrainerConfig(**_option_values(config))
     if config is None:
         return TrainerConfig()
-    if not isinstance(config, Mapping):
-        raise ConfigError("", f"config: expected a TrainerConfig, a HooksConfig or a dict, {got(config)}")
-    _check_string_keys(config)
+    _check_mapping(config, "config", "a TrainerConfig, a HooksConfig or a dict")
     options, hooks = _keys((), TrainerConfig), _keys((), HooksConfig)
     if not config or any(key in options for key in config):
         return TrainerConfig(**config)
@@ -303,7 +297,9 @@ def _option_values(options: TrainerOptions) -> dict[str, Any]:
     return {item.name: getattr(options, item.name) for item in fields(TrainerOptions)}
 
 
-def _check_string_keys(config: Mapping[Any, Any]) -> None:
+def _check_mapping(config: Any, path: str, expected: str) -> None:
+    if not isinstance(config, Mapping):
+        raise ConfigError(path, f"expected {expected}, {got(config)}")
     for key in config:
         if not isinstance(key, str):
             raise ConfigError(str(key), f"expected a key that is a word, {got(key)}")

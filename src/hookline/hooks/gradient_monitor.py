@@ -47,7 +47,7 @@ class SnapshotSpec(NamedTuple):
     update_ratio: bool
 
 
-class TableLayout(NamedTuple):
+class TableKeys(NamedTuple):
     """The rows and columns of a snapshot's table, without the bins of a histogram, which come last."""
 
     names: tuple[str, ...]
@@ -123,16 +123,16 @@ class GradientMonitor(NamedHook):
         if own.amount <= 0:
             raise ConfigError("log_frequency", f"{log_frequency!r} is never due; the smallest is 1")
         self.schedule = Schedule.parse(every=own)
-        bins = bins_per_octave if log_histogram else 0
-        if bins not in (0, 1, 2, 4, 8) or (log_histogram and not bins):
+        if log_histogram and bins_per_octave not in (1, 2, 4, 8):
             raise ConfigError("bins_per_octave", f"expected 1, 2, 4 or 8, {got(bins_per_octave)}")
+        bins = bins_per_octave if log_histogram else 0
         points = tuple(percentiles or ())
         are_free = bool(bins or points or not log_norm)
         self._spec = SnapshotSpec(are_free if log_moments is None else log_moments, bins, points, log_update_ratio)
         self._limits = Limits(vanishing, exploding, median_ratio)
         self.troubled: dict[str, Verdict] = {}
         """The layers that are in trouble according to the newest values that have arrived."""
-        self._newest: tuple[Mapping[str, torch.nn.Parameter], TableLayout, Sequence[float]] | None = None
+        self._newest: tuple[Mapping[str, torch.nn.Parameter], TableKeys, Sequence[float]] | None = None
         self._warned: set[tuple[str, Verdict]] = set()
         self._snapshot: GradientSnapshot | None = None
         self._overflowed: set[int] = set()  # steps that the GradScaler skipped and whose values have not arrived
@@ -216,9 +216,9 @@ class GradientMonitor(NamedHook):
     # ---- recording ---------------------------------------------------------------------------------------------------
 
     def _record(self, arrivals: Iterable[StepRows], trainer: RunControl) -> None:
-        for step, keys, table in arrivals:
-            names, present, named = layout = cast("TableLayout", keys)
-            self._log_layers(layout, table, trainer, step)
+        for step, row_keys, table in arrivals:
+            names, present, named = keys = cast("TableKeys", row_keys)
+            self._log_layers(keys, table, trainer, step)
             if self._spec.bins_per_octave:
                 bins = table[:, len(named) :]  # NaN where there was no gradient: nothing was counted
                 counts = (bins if len(present) == len(names) else bins.nan_to_num()).unsqueeze(1)
@@ -229,12 +229,12 @@ class GradientMonitor(NamedHook):
             self._overflows_in_a_row = self._overflows_in_a_row + 1 if step in self._overflowed else 0
             self._overflowed.discard(step)
             if not 0 < self._overflows_in_a_row <= MAX_OVERFLOWS:
-                self._newest = trainer.params, layout, columns["l2"]
-                self._judge(layout, columns["l2"], trainer, step)
+                self._newest = trainer.params, keys, columns["l2"]
+                self._judge(keys, columns["l2"], trainer, step)
 
-    def _log_layers(self, layout: TableLayout, table: Tensor, trainer: RunControl, step: int) -> None:
+    def _log_layers(self, keys: TableKeys, table: Tensor, trainer: RunControl, step: int) -> None:
         """Log the columns of layers.jsonl; each comes from a column of the table, which may have another name."""
-        spec, named = self._spec, layout.columns
+        spec, named = self._spec, keys.columns
         sources = {"norm": "l2", "final_norm": "final_l2" if "final_l2" in named else "l2"} if self.log_norm else {}
         sources |= {name: name for name in MOMENTS if name in named and self.log_moments is not False}
         sources |= {"update_ratio": "update_l2"} if spec.update_ratio else {}
@@ -245,7 +245,7 @@ class GradientMonitor(NamedHook):
             values = table.index_select(1, cached_table(table.device, indices))
             if spec.update_ratio:
                 values[:, list(sources).index("update_ratio")] /= table[:, named.index("weight_l2")]
-            trainer.log_layers("gradients", layout.names, tuple(sources), values, step)
+            trainer.log_layers("gradients", keys.names, tuple(sources), values, step)
 
     def _log_totals(self, columns: Columns, trainer: RunControl, step: int) -> None:
         """Log what is true of all measured layers together."""
@@ -277,9 +277,9 @@ class GradientMonitor(NamedHook):
         known = {name: params[name] for name in names if name in params}
         return judge_norms(known, dict(zip([names[row] for row in present], norms, strict=True)), self._limits)
 
-    def _judge(self, layout: TableLayout, norms: Sequence[float], trainer: RunControl, step: int) -> None:
+    def _judge(self, keys: TableKeys, norms: Sequence[float], trainer: RunControl, step: int) -> None:
         """Log how many layers are in trouble, and report which start or cease to be."""
-        is_healthy = len(norms) == len(layout.names) and self._limits.allow(norms)
+        is_healthy = len(norms) == len(keys.names) and self._limits.allow(norms)
         # A verdict on each layer takes longer than the measurement, so a healthy model does without.
         flow = None if is_healthy and not self.troubled else self.latest
         for key, verdict in VERDICT_METRICS.items():
@@ -339,7 +339,7 @@ class GradientSnapshot:
         self._present, grads = self._gradients()
         names = list(params)
         pieces = LocalTensors(grads, names if len(grads) == len(names) else [names[row] for row in self._present])
-        # A DTensor's version misses writes to its shard, so only plain gradients can be recognised as unchanged.
+        # A DTensor's version misses writes to its shard, so only plain gradients can be recognized as unchanged.
         read = TensorVersions(grads) if pieces.plain else None
         self._columns, values = self._measure(pieces, read)
         self._measured = self._spread(values, self._present)
@@ -404,7 +404,7 @@ class GradientSnapshot:
             self._sizes = sizes if self._sizes is None else torch.where(sizes.isnan(), self._sizes, sizes)
             self._update = None
 
-    def table(self) -> tuple[TableLayout, Tensor]:
+    def table(self) -> tuple[TableKeys, Tensor]:
         """Return everything that was measured, and what rows and columns are.
 
         The column ``final_l2`` is missing if the optimizers got the gradients as they were measured.
@@ -417,7 +417,7 @@ class GradientSnapshot:
                 block = self._measured.new_full((len(self.params), len(names)), math.nan)
             columns, blocks = [*names, *columns], [block, *blocks]
         table = torch.cat(blocks, dim=1) if later else self._measured
-        return TableLayout(tuple(self.params), tuple(self._present), tuple(columns)), table
+        return TableKeys(tuple(self.params), tuple(self._present), tuple(columns)), table
 
     def _gradients(self) -> tuple[list[int], list[Tensor]]:
         """Return the rows that have a gradient, and these gradients."""

@@ -70,7 +70,7 @@ class SamplePredictions(NamedHook):
             highest = torch.softmax(scores, -1).max(-1)
             predictions, probabilities = highest.indices, highest.values
         for index in range(len(target)):
-            counts: Any = ...  # of a single sample all is shown
+            counts: Any = ...  # Show every position, unless some are ignored.
             is_sequence = target.dim() > 1 and (probabilities is not None or target[index].numel() > 1)
             if target[index].dim() and not target.is_floating_point():
                 counts = target[index] != self.ignore_index
@@ -100,5 +100,5 @@ class SamplePredictions(NamedHook):
         return decode(listed) if callable(decode) else ", ".join(map(str, listed))
 
     def _name(self, number: Any) -> str:
-        known = self.classes is not None and 0 <= number < len(self.classes)
-        return self.classes[int(number)] if known and self.classes is not None else str(number)
+        classes = self.classes or ()
+        return classes[int(number)] if 0 <= number < len(classes) else str(number)

@@ -21,7 +21,7 @@ class Interval:
     hooks: float  # seconds that hooks took before it
     excluded: float = 0.0  # seconds of validations, checkpoints and the time between epochs
     samples: int = 0
-    batches_started: int = 0  # those that `samples` counts; on a schedule not all
+    batches_started: int = 0  # The batches that `samples` counts: on a schedule not all.
     steps: int = 0  # ended
     batches: int = 0  # ended
     first_wait: float = 0.0  # for its first batch, which came before the interval
@@ -31,11 +31,6 @@ class Interval:
     backwards: int = 0
     optimizer: float = 0.0
     optimizer_steps: int = 0
-
-    @property
-    def batches_per_step(self) -> float:
-        """The micro-batches of a step."""
-        return self.batches / self.steps if self.steps else 1.0
 
 
 @dataclass(frozen=True)
@@ -59,7 +54,7 @@ class TimedHook(TrainingHook):
 
     # The wait for the next batch starts where these end, whether the hook is due or not.
     events_when_not_due = ("on_train_batch_end", "on_step_end")
-    _least_steps, _least_seconds = 1, 0.0  # of an interval
+    _least_steps, _least_seconds = 1, 0.0  # The shortest interval.
     _interval: Interval | None = None
     _ended = 0.0  # when the last micro-batch ended, or what is excluded after it
     _ended_in = -1  # the step of that micro-batch
@@ -86,7 +81,7 @@ class TimedHook(TrainingHook):
         if interval is None or (
             step - 1 - interval.step >= self._least_steps and now - interval.started >= self._least_seconds
         ):
-            tokens = trainer.rank_tokens - trainer.count_tokens(batch)  # those before this batch
+            tokens = trainer.rank_tokens - trainer.count_tokens(batch)  # Without this batch.
             hooks = _hook_seconds(trainer)
             if interval is not None:
                 report = self._make_report(interval, step - 1, tokens, hooks, now)
@@ -165,7 +160,7 @@ class TimedHook(TrainingHook):
 
     def _make_report(self, interval: Interval, step: int, tokens: int, hooks: float, now: float) -> StepReport:
         seconds = max(now - interval.started - interval.excluded, 1e-9)
-        steps, per_step = step - interval.step, interval.batches_per_step
+        steps, per_step = step - interval.step, interval.batches / interval.steps if interval.steps else 1.0
         samples = interval.samples / interval.batches_started * per_step * steps
         values = {
             "step_seconds": seconds / steps,

@@ -25,7 +25,7 @@ from hookline.run.control import RunControl
 from hookline.runs.histograms import HistogramReader
 
 MAX_TIMEOUT = 3600.0  # seconds
-FIELDS = ("step", "epoch", "time")  # of every row of metrics
+FIELDS = ("step", "epoch", "time")  # Every row of metrics has these.
 
 
 @dataclass(frozen=True)
@@ -270,13 +270,10 @@ def values_of(row: Mapping[str, Any]) -> dict[str, float]:
 
 def flatten(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield every value of a config with its dotted path; lists count as mappings of their indices."""
-    inner: Any = config.items() if isinstance(config, Mapping) else None
-    if inner is None and isinstance(config, (list, tuple)):
-        inner = enumerate(config)
-    if inner is None:
+    if not isinstance(config, (Mapping, list, tuple)):
         yield path, config
         return
-    for key, value in inner:
+    for key, value in config.items() if isinstance(config, Mapping) else enumerate(config):
         yield from flatten(value, f"{path}.{key}" if path else str(key))
 
 

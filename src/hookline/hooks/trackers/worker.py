@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from operator import itemgetter
 from sys import getsizeof
 from typing import Any
@@ -41,27 +42,14 @@ class Worker:
         skip: Collection[str] = (),
     ) -> None:
         self.close = on_close
+        self.write_metrics, self.write_layers = partial(self._put, "metrics"), partial(self._put, "layers")
+        self.write_events, self.write_media = partial(self._put, "events"), partial(self._put, "media")
         self._open, self._write, self._finish, self._skip = open, write, finish, skip
         self._run: Mapping[str, Any] = {}
         self.queue = BackgroundQueue(self._work, limit, on_error=on_failure, name="hookline-tracker")
 
-    def write_metrics(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Queue rows; returns at once, as the next three do."""
-        self._put("metrics", rows)
-
-    def write_layers(self, rows: Sequence[Any]) -> None:
-        """Queue rows."""
-        self._put("layers", rows)
-
-    def write_events(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Queue rows."""
-        self._put("events", rows)
-
-    def write_media(self, rows: Sequence[Any]) -> None:
-        """Queue rows."""
-        self._put("media", rows)
-
     def _put(self, kind: str, rows: Sequence[Any]) -> None:
+        """Queue rows; returns at once."""
         if kind not in self._skip and self.queue.is_alive:
             size = sum(map(len, rows)) * _ENTRY_BYTES if kind == "metrics" else sum(map(size_of, rows))
             self.queue.put((kind, rows), size, len(rows))
