@@ -26,7 +26,7 @@ codecs.register_error(READABLE, _replace)
 
 
 def printable(text: str) -> str:
-    """Make a text from a file, a plugin or an exception safe to print.
+    """Make text from a file, a plugin or an exception safe to print.
 
     Control characters, which a terminal would obey, and characters that reverse or hide text become visible escapes.
     Line breaks and tabs stay. The layout functions of the command line apply it to everything.

@@ -1,4 +1,4 @@
-"""Replace secrets in a text: as they are, and in the encodings in which messages, URLs and headers quote them."""
+"""Replace secrets in text: as they are, and in the encodings that messages, URLs and headers use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NOT_ESCAPED = (_UNRESERVED, _UNRESERVED + b"/", b"")  # by percent-encoding in 
 
 
 def replace_secrets(text: str, replacements: Mapping[str, str]) -> str:
-    """Replace secrets in a text: the longest first, in upper or lower case, and in common encodings."""
+    """Replace secrets in text: the longest first, in upper or lower case, and in common encodings."""
     lowered = text.lower()
     quoted = {
         spelling: replacement
@@ -34,7 +34,7 @@ def replace_secrets(text: str, replacements: Mapping[str, str]) -> str:
 
 
 class Spelling(NamedTuple):
-    """One way in which a text may contain a word, and the pattern that finds all that shows a part of the word."""
+    """One way to write a word, and a pattern that also covers neighboring characters which show a part of it."""
 
     form: str
     pattern: str

@@ -1,7 +1,7 @@
 """Draw lines that stay below all other output of a process at a terminal.
 
-While a region is drawn, the cursor stays where other output left it, on the line above the region. What another
-library, a forked process or the terminal itself writes there is not disturbed, and the next drawing is below it.
+While a region is drawn, the cursor stays where other output left it, on the line above the region. Output of another
+library, a forked process or the terminal itself is not disturbed there, and the next drawing is below it.
 Nothing depends on how the region looked when it was drawn: if the terminal was resized since, and has wrapped its
 lines, it is still erased as a whole.
 """
@@ -263,7 +263,7 @@ class CursorPosition:
 
     @property
     def clear_line(self) -> str:
-        """What clears a line on which nothing was written: a child process may have left the cursor on a drawn one."""
+        """The sequence that clears an unwritten line: a child process may have left the cursor on a drawn one."""
         return "" if self.column or self.is_rewritten else "\x1b[K"
 
     def follow(self, text: str) -> None:

@@ -110,9 +110,9 @@ def nearest(name: str, choices: Iterable[str], see: str = "") -> str:
     "did you mean 'train'? Valid: epoch, train"
 
     Args:
-        name: What was given.
-        choices: What is valid.
-        see: What lists the valid names, if they are many: a command or a page.
+        name: The unknown name.
+        choices: The valid names.
+        see: The command or page that lists the valid names, if they are many.
     """
     valid = sorted(set(choices))
     if not valid:

@@ -81,7 +81,7 @@ def error_text(error: BaseException) -> str:
     """
     try:
         message = str(error)
-    except Exception as problem:  # of the exception's own __str__
+    except Exception as problem:  # The exception's own __str__ failed.
         message = f"(its message cannot be shown: __str__ raised {type(problem).__name__})"
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
@@ -128,7 +128,7 @@ def written(value: Any) -> str:
     """Return a value's repr, cut short; of a resolved reference, the reference."""
     try:
         text = repr(_with_references(value))
-    except Exception:  # of the value's own __repr__; or it contains itself, or has thousands of digits
+    except Exception:  # Its own __repr__ failed, it contains itself, or it has thousands of digits.
         text = "a value that cannot be shown"
     return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "…"
 

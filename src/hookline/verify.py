@@ -113,7 +113,7 @@ def observe_run(trainer: Trainer, hook: str | None, steps: int) -> Probe:
     trainer.hooks.audits_every_call = True  # not only at some of them
     unsubscribe = trainer.hooks.failures.subscribe(probe.store)
     try:
-        with sending_suspended(), torch.enable_grad():  # which also undoes what a hook does to the grad mode
+        with sending_suspended(), torch.enable_grad():  # This also restores a grad mode that a hook changes.
             trainer.fit(max_steps=steps)
     except Exception as error:
         if hook is None or isinstance(error, ConfigError) or hook_notes(error):

@@ -77,7 +77,7 @@ def decode(skeleton: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
         return _Decoder(tensors).decode(skeleton)
     except CheckpointError:
         raise
-    except Exception as error:  # of any type, for a file that `encode` did not write
+    except Exception as error:  # A file that `encode` did not write can cause any type of error.
         raise CheckpointError(f"the saved state is damaged or from a newer version: {error!r}") from error
 
 
@@ -128,8 +128,8 @@ class Encoder:
         self.tensors: dict[str, torch.Tensor] = {}
         self.shards: dict[str, Shard] = {}
         self._with_shards = with_shards
-        self._entries: dict[Any, dict[str, Any]] = {}  # of the tensors, by their identity
-        self._alive: list[torch.Tensor] = []  # an address identifies memory only while the memory is in use
+        self._entries: dict[Any, dict[str, Any]] = {}  # The entries of stored tensors, by their identity.
+        self._alive: list[torch.Tensor] = []  # An address identifies memory only while the memory is in use.
         self._parents: set[int] = set()
         self.items: dict[str, Any] = {}
 
@@ -316,7 +316,7 @@ def problem_with(tensor: torch.Tensor) -> str | None:
 
 
 class _Decoder:
-    """Rebuild a tree. Each kind has one rule; an unknown kind is an error, so that a file never chooses code."""
+    """Rebuild a tree by one rule per kind; an unknown kind raises an error, so a file never chooses code."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self._tensors = tensors

@@ -12,7 +12,7 @@ from string import Formatter
 
 from hookline.errors import ConfigError
 
-MAX_LENGTH = 150  # of the 255 characters that file systems accept, because temporary names are longer
+MAX_LENGTH = 150  # File systems accept 255 characters, and temporary names are longer.
 COUNTERS = ("epoch", "step")
 RESERVED = ("best", "last", "manifest.json")  # two names of links, and the file that makes a directory a checkpoint
 

@@ -103,10 +103,10 @@ def delete_checkpoint(path: Path) -> None:
 
 
 def update_link(link: Path, name: str) -> None:
-    """Make `link` a symbolic link to its neighbour `name`; a reader finds the old target or the new one."""
+    """Make `link` a symbolic link to `name` in the same directory; readers see the old target or the new one."""
     if link.is_symlink() and os.readlink(link) == name:  # noqa: PTH115 - the text, not a path
         return
-    # A link cannot be overwritten: making the new one beside it and renaming never leaves a moment without a link.
+    # A link cannot be overwritten. Renaming a new one over it leaves no moment without a link.
     temporary = temporary_name(link)
     temporary.symlink_to(name, target_is_directory=True)
     temporary.replace(link)

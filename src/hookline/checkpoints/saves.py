@@ -111,9 +111,9 @@ class SharedSave:
         ranks: The ranks; all of them make the save at the same point.
         directory: The directory of the run's checkpoints.
         name: The checkpoint's name; rank 0's counts.
-        sections: What this rank has.
+        sections: The sections of this rank.
         meta: The checkpoint's meta.
-        alike: What rank 0 alone saves.
+        alike: The parts that rank 0 saves for all ranks.
 
     Raises:
         CheckpointError: On all ranks, if rank 0 cannot begin it.

@@ -22,7 +22,7 @@ from hookline.errors import CheckpointError
 
 # The keys of torch's own writer.
 SHARDING, OFFSETS, VERSION = "DCP_SHARDING_INFO", "saved_offsets", {"DCP_VERSION": "1.0", "format": "pt"}
-SHAPE = "shape"  # of the whole tensor; only shards have it, and torch's reader ignores it
+SHAPE = "shape"  # The shape of the whole tensor. Only shards have it; torch's reader ignores it.
 
 # The dtypes that safetensors files can contain, with the names used there. Other tensors are stored as bytes.
 DTYPE_CODES = {

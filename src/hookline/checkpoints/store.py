@@ -4,7 +4,8 @@ A checkpoint is a directory with a safetensors file per section, ``state.json`` 
 size and sha256 of every file. It is written under a temporary name, synced and renamed: it exists whole or not at all.
 
 Of a run on several ranks, rank 0's files are the same, except that shards of tensors are in a file per section and
-rank, ``model.rank-00001.safetensors``. What differs on another rank is there, too, and in ``state.rank-00001.json``.
+rank, ``model.rank-00001.safetensors``. Other state of a rank that differs from rank 0's is in that file and in
+``state.rank-00001.json``.
 """
 
 from __future__ import annotations
@@ -95,8 +96,8 @@ def begin_checkpoint(directory: Path, name: str, sections: Iterable[str]) -> Pat
             raise CheckpointError(f"{text!r} cannot name a {what}; {rule}")
     try:
         make_directory(directory)
-        # What killed processes left half-written is removed; files of living processes, also our own, stay. Of another
-        # host's processes nobody here knows whether they live.
+        # Remove what killed processes left half-written, but not the files of living processes, including this one.
+        # Whether another host's process is alive is not known here.
         for entry in directory.iterdir():
             match = _TEMPORARY.fullmatch(entry.name)
             if match and match[2] == _host() and not is_pid_alive(int(match[1])) and not entry.is_symlink():
@@ -297,8 +298,8 @@ def write_part(
     if meta is not None:
         state["meta"] = _encode_meta(meta)
     files[state_file(rank)] = [json.dumps(state, allow_nan=False).encode("ascii")]
-    # What should be written is hashed, not what a disk made of it. Hashing takes as long as writing, so it runs in
-    # threads over the memory that is being written, the largest file first: with a core to spare it costs no time.
+    # Hash the memory, not the files: a disk may already have changed those. Hashing takes as long as writing, so
+    # threads do it meanwhile, the largest file first; with a core to spare it costs no time.
     sizes = {name: sum(map(len, parts)) for name, parts in files.items()}
     with ThreadPoolExecutor(HASHERS, thread_name_prefix="hookline-sha256") as threads:
         hashes = {name: threads.submit(_sha256, files[name]) for name in sorted(sizes, key=lambda name: -sizes[name])}

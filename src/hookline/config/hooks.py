@@ -193,7 +193,7 @@ def register_specs(registry: Any, specs: Iterable[HookSpec]) -> list[Any]:
                 continue
             try:
                 options = dict(spec.options)
-                hook = make_hook(spec.target, spec.parameters, options)  # also if unused: it checks the parameters
+                hook = make_hook(spec.target, spec.parameters, options)  # Made even if unused, to check its parameters.
                 if spec.unused:
                     continue
                 # The name of a registered type is the instance's, unless its class or the object chose another.

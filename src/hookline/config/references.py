@@ -77,7 +77,7 @@ def resolve_references(tree: Any, environment: Mapping[str, str] | None = None, 
 
 
 def without_values(text: str) -> str:
-    """Replace the values of references by the references, wherever they are quoted in a text."""
+    """Replace the values of references by the references, wherever a message quotes them."""
     return replace_secrets(text, _references)
 
 

@@ -13,7 +13,7 @@ from hookline.errors import ConfigError, shown
 
 MAX_NODES = 10_000  # YAML takes half a second for this many; the longest real configs have a few hundred
 MAX_KEY = 200  # characters
-MAX_DIGITS = 100  # of a number: `1:1:1:…`, which YAML counts in sixties, takes quadratic time
+MAX_DIGITS = 100  # YAML takes quadratic time for long numbers in base 60, `1:1:1:…`.
 MAX_INT = 2**63  # integers must fit into 64 bits; torch takes no larger ones either
 
 _NUMBER_TAGS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
@@ -55,7 +55,7 @@ class _PlainLoader(yaml.SafeLoader):
             self._depth -= 1
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Return a mapping, whose keys are there once."""
+        """Return a mapping; a duplicate key raises an error."""
         lines: dict[tuple[str, str], int] = {}
         for key, _ in node.value:
             if key.tag == _MERGE_TAG:

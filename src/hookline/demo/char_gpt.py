@@ -44,7 +44,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: attention, then the MLP, each applied to the normalised residual stream and added to it."""
+    """One layer: attention, then the MLP, each applied to the normalized residual stream and added to it."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class SampleText(TrainingHook):
-    """Prints a text that the model writes when the run ends. Needs the data's vocabulary, in trainer.hook_data."""
+    """Prints text that the model generates when the run ends. Needs the data's vocabulary in `trainer.hook_data`."""
 
     built_in = True
     name = "sample_text"

@@ -60,7 +60,7 @@ class Vocabulary:
 
 
 class Windows(Dataset[Batch]):
-    """A text cut into windows of `context` characters; the labels are the same window one character later."""
+    """Text in windows of `context` characters; the labels are the same window one character later."""
 
     def __init__(self, ids: Tensor, context: int) -> None:
         self.ids = ids

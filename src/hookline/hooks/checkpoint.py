@@ -132,9 +132,9 @@ class CheckpointHook(MetricHook):
         self.evaluate_at(steps=steps, validations=not at_epochs and not only_steps, epochs=at_epochs)
         self.kept: list[RankedCheckpoint] = []
         self._requested: Request | None = None
-        self._writing: Request | None = None  # the one that got its name last, until it is durable
-        # The steps of checkpoints that this process wrote since the run began: retention need not read their bytes to
-        # verify them, and a failure need not save their steps.
+        self._writing: Request | None = None  # The request that was named last, until its checkpoint is durable.
+        # The steps of checkpoints that this process wrote since the run began. Retention trusts these without reading
+        # them again, and a failed run does not save their steps twice.
         self._written: dict[str, int] = {}
         self._directory: Path | None = None
         self._registry: Registry | None = None
@@ -260,10 +260,10 @@ class CheckpointHook(MetricHook):
         self.kept, self._requested, self._writing, self._directory = [], None, None, None
 
     def after_last_step(self, trainer: RunControl) -> None:
-        """Request a checkpoint of a run that ends in order, if its last step has to be saved.
+        """Request a checkpoint of a run that ends cleanly, if its last step has to be saved.
 
-        What a signal requests is enough for all, and any other request for hooks that need not save the end. At
-        `on_train_end` it would be too late: early stopping may have restored the weights of another step by then.
+        One request by a signal serves all checkpoint hooks. Any other pending request serves those that need not save
+        the end. `on_train_end` would be too late: early stopping may have restored the weights of another step by then.
         """
         pending = trainer.pending_save
         if pending == "signal" or (pending is not None and not self.save_last):
@@ -301,7 +301,7 @@ class CheckpointHook(MetricHook):
         self._update_links(path.parent)  # before anything is deleted, so that they never dangle
         if self.monitor is not None and self._best == self.kept[-1]:
             self.note(trainer, "best_checkpoint", path=path.name, monitor=self.monitor, value=request.score)
-        # What any checkpoint hook or a call of `save` wants to keep is not deleted.
+        # Keep every checkpoint that any checkpoint hook wants, or that a call of `save` requested.
         hooks = [self, *(entry.hook for entry in trainer.hooks.entries())]
         wanted = {name for hook in hooks if isinstance(hook, CheckpointHook) for name in hook.wanted}
         wanted |= trainer.requested_checkpoints

@@ -49,7 +49,7 @@ class ConfusionMatrix(NamedHook):
         if self.classes is not None and not 2 <= len(self.classes) <= MAX_CLASSES:
             raise ConfigError("classes", f"expected 2 to {MAX_CLASSES} names, got {len(self.classes)}")
         self.ignore_index, self.shift, self.threshold = ignore_index, shift, threshold
-        self._counts: Tensor | None = None  # of pairs of target and prediction, and of samples without a class
+        self._counts: Tensor | None = None  # Counts of pairs (target, prediction), then of samples without a class.
 
     def on_validation_start(self, trainer: RunControl) -> None:
         """Begin to count, unless this validation is inside another one."""
@@ -67,7 +67,7 @@ class ConfusionMatrix(NamedHook):
             given = "an unknown number of" if count is None else count
             expected = f"at most {MAX_CLASSES}" if self.classes is None else f"those in `classes`, {len(self.classes)}"
             raise TrainingError(f"{self.registered_name}: the output has {given} classes; expected {expected}")
-        # One number for each pair; what does not count goes to a place after the last pair. `bincount` would wait.
+        # Each pair has an index, and ignored samples share the one after the last pair. `bincount` would synchronize.
         is_class = (target >= 0) & (target < count) & (predicted >= 0) & (predicted < count)
         place = torch.where(is_class, target * count + predicted, count * count)
         weight = (target != self.ignore_index).double()

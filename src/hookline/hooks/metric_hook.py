@@ -54,8 +54,8 @@ class MetricHook(NamedHook):
     By default only a metric that was never measured ends it, because that one is probably misspelt.
     """
 
-    _validation = Measurement("validation", -1, -1)  # the last one; -1 before the first
-    _batch_metrics: tuple[int, Mapping[str, float]] = (-1, {})  # those of a step's last micro-batch, with the step
+    _validation = Measurement("validation", -1, -1)  # The last validation; step -1 before the first.
+    _batch_metrics: tuple[int, Mapping[str, float]] = (-1, {})  # The step, and the metrics of its last micro-batch.
     _last_step = -1  # the last step that was evaluated
     _at_steps = _at_validations = _at_epochs = False
     _was_found = False  # whether a measurement has had the metric
@@ -86,10 +86,10 @@ class MetricHook(NamedHook):
             self.warn(f"{problem}; set validate_every, or call trainer.validate() from a hook")
 
     def before_first_step(self, trainer: RunControl, measured: Mapping[str, float] | None) -> None:
-        """Refuse a metric of validations that none will measure.
+        """Refuse a metric that no validation will measure.
 
         Raises:
-            MetricMissing: If `strict` says that a missing metric is an error.
+            MetricMissing: Unless `strict` allows a missing metric.
         """
         # A user's hook may add the metric to a validation, or validate on other data: then the first epoch shows it.
         others = [entry for entry in trainer.hooks.entries() if entry.enabled_for_ranks and not entry.built_in]
@@ -143,7 +143,7 @@ class MetricHook(NamedHook):
             self._handle_missing(f"{self.registered_name} waits for a validation, and there are no val_loaders")
 
     def on_exception(self) -> None:
-        """Store that the run failed. What is done about that is done in `on_train_end`, after other hooks."""
+        """Store that the run failed; `on_train_end` acts on it, after other hooks."""
         self._failed = True
 
     def warn_if_never_evaluated(self, trainer: RunControl) -> None:
@@ -169,7 +169,7 @@ class MetricHook(NamedHook):
         """Return the monitored metric's value, or None if it is missing and that is allowed.
 
         Raises:
-            MetricMissing: If the metric should have been measured and `strict` says that this is an error.
+            MetricMissing: If the metric should have been measured, unless `strict` allows a missing metric.
         """
         self._started_at = None
         key = self.key

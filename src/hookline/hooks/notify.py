@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hookline.core.registry import Registry
 
 Topic = Literal["training_end", "best_model", "exception", "early_stop", "hook_failure", "heartbeat"]
-MAX_SECONDS = 3600.0  # of each parameter that is a time
+MAX_SECONDS = 3600.0  # Upper limit of each parameter in seconds.
 MAX_TEXT = 3000  # characters; Slack cuts at about 4000
 
 # Hooks may fail in several threads at once. The lock is not one of the hook, because a lock cannot be copied.
@@ -79,7 +79,7 @@ class NotifyHook(NamedHook):
         self.timeout, self.retries, self.backoff = timeout, retries, backoff
         self.queue, self.wait_at_end = queue, wait_at_end
         self.notify_on = [notify_on] if isinstance(notify_on, str) else list(notify_on)
-        self._incidents: set[tuple[str, str, str]] = set()  # those that were reported
+        self._incidents: set[tuple[str, str, str]] = set()  # Hook, event and kind of the incidents already reported.
         self._trainer: RunControl | None = None
         self._unsubscribe: Callable[[], None] | None = None
         self._outbox: Outbox | None = None  # from the first message to the end of the run

@@ -43,7 +43,7 @@ class Profiler(NamedHook):
     name = "profiler"
     needs = ("knows_batches",)
     ranks = "zero"
-    _active: ClassVar[WeakSet[Profiler]] = WeakSet()  # those that are tracing now
+    _active: ClassVar[WeakSet[Profiler]] = WeakSet()  # The profilers that are tracing now.
 
     def __init__(
         self,

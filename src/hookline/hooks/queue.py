@@ -34,7 +34,7 @@ class _Item(NamedTuple):
 
 
 class BackgroundQueue:
-    """A queue and its thread, until it is closed. What does not fit is dropped and counted.
+    """A queue and its thread, until it is closed. Items that do not fit are dropped and counted.
 
     Args:
         work: Called once, in the thread, with the queue; it takes items until `take` returns none.
@@ -56,13 +56,13 @@ class BackgroundQueue:
         name: str,
     ) -> None:
         self.dropped = self.left = 0
-        """How much did not fit, and how much was not done when the queue was closed."""
+        """How much was dropped, and how much was left undone when the queue was closed."""
         self.is_closing = False
         self.is_abandoned = False
         """Whether nobody waits for the thread any more."""
         self._work, self._limit, self._drop_oldest, self._on_error = work, limit, drop_oldest, on_error
         self._waiting: deque[_Item] = deque()
-        self._size = self._in_hand = 0  # of the items that wait, and how many are being worked on
+        self._size = self._in_hand = 0  # The size of all waiting items, and the amount in progress.
         self._take_at = 0.0
         self._has_failed = False
         self._changed, self._ended = threading.Condition(), threading.Event()
@@ -137,7 +137,7 @@ class BackgroundQueue:
     def _run(self) -> None:
         try:
             self._work(self)
-        except BaseException as error:  # also SystemExit, with which a thread would end without a word
+        except BaseException as error:  # SystemExit, too: it would end the thread silently.
             with self._changed:
                 self._has_failed = True
                 self._clear()

@@ -102,11 +102,11 @@ def _ipv4_inside(address: Address) -> Address:
 
 
 def check_url(url: str, parameter: str) -> tuple[SplitResult, str, bool]:
-    """Check that a URL from a config may be used, as far as that is possible without looking up its host.
+    """Check that a URL from a config may be used, as far as possible without looking up its host.
 
     Args:
-        url: The URL.
-        parameter: What the URL is called in messages, which do not repeat it.
+        url: The URL, which messages do not repeat.
+        parameter: The name of its parameter, for messages.
 
     Returns:
         The parts of the URL, its host, and whether that was allowed by `allow_host`.
@@ -218,7 +218,7 @@ class Webhook:
             with suppress(OSError, AttributeError):  # end a read that is in progress; there may be no socket
                 connection.sock.shutdown(socket.SHUT_RDWR)
             raise DeliveryError(f"{self.host}: no answer within {self.timeout:g} s", try_again=True) from None
-        except Exception as error:  # of any type: http.client, ssl and the name codecs each have their own
+        except Exception as error:  # http.client, ssl and the name codecs each have their own types.
             # The text of an error may contain a part of the URL; the system's description of one does not.
             detail = f" ({error.strerror})" if isinstance(error, OSError) and error.strerror else ""
             may_succeed = not isinstance(error, ssl.SSLError)

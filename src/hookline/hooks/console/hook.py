@@ -81,9 +81,10 @@ class ConsoleLogHook(TimedHook):
         self._started = perf_counter()
         self._first_step = self._step = self._printed_step = step
         self._print_at = self._started + self.pause
-        self._least_seconds = REPORT_SECONDS if can_redraw(self._out) else 0.0  # or since the last line
+        self._least_seconds = 0.0  # A printed line has the means since the line before.
         if not can_redraw(self._out):
             return
+        self._least_seconds = REPORT_SECONDS
         with preserved_random():
             from hookline.hooks.console.view import LiveView
 

@@ -62,7 +62,7 @@ class Layout:
         Args:
             rows: By label the share that is done, None without a bar, and the texts, the least important one last.
         """
-        self._label = max(LABEL, *(len(label) + 1 for label in rows))  # of the lines that follow, too
+        self._label = max(LABEL, *(len(label) + 1 for label in rows))  # The rows below get the same width.
         widths = [max(map(len, column)) for column in zip(*(texts for _, texts in rows.values()), strict=True)]
         while len(widths) > 1 and self._label + MIN_BAR + sum(widths) + 2 * len(widths) > self.width:
             widths.pop()

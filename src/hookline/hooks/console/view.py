@@ -23,9 +23,9 @@ NOTEBOOK_COLUMNS = 101
 NARROW, WIDE = 70, 120  # columns from which there is room for words, and for what is only nice to have
 WORTH_NAMING = 0.01  # the share of a step's time from which what belongs to no part is shown
 INPUT_BOUND = 0.4  # the share of a step's time from which waiting for data is worth a word
-SHOWN_ANYWAY = ("loss", "lr", "grad_norm")  # or not worth a place in the line of the loss
+SHOWN_ANYWAY = ("loss", "lr", "grad_norm")  # These have their own place, or are not worth one beside the loss.
 MEGABYTE = 2**20
-MEMORY_DRAWS = 20  # of so many drawings the least memory counts
+MEMORY_DRAWS = 20  # Memory is compared by its minimum over this many drawings.
 
 
 class NotebookOutput:
@@ -78,7 +78,7 @@ class LiveView:
         self._first_step = 0
         self._first: tuple[float, int] | None = None  # time and number of the first steps, which pay for warming up
         self._loss: float | None = None  # none yet
-        self._epoch, self._sum, self._count = -1, 0.0, 0  # of the losses
+        self._epoch, self._sum, self._count = -1, 0.0, 0  # The epoch, and the sum and count of its losses.
         self._step_metrics: dict[str, float] = {}  # the last ones of training, beside the loss
         self._metrics: dict[str, float] = {}
         self._monitor, self._sign = "val/loss", 1  # -1 if larger is better

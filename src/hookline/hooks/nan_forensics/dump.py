@@ -64,7 +64,7 @@ class Replay:
 def write_crash(
     root: Path, trainer: RunControl, recorded: RecordedBatch, reason: str, diagnosis: Diagnosis, with_state: bool
 ) -> Path:
-    """Write a crash folder. What cannot be written exactly is left out, and crash.json says why.
+    """Write a crash folder. Parts that cannot be written exactly are left out, and crash.json says why.
 
     Args:
         root: The directory that holds the run's crashes.

@@ -56,7 +56,7 @@ class NanForensics(NamedHook):
         self.crash: Path | None = None
         self.autopsy: Diagnosis | None = None
         self._found = 0
-        self._recorded: list[RecordedBatch] = []  # of the current step
+        self._recorded: list[RecordedBatch] = []  # The batches of the current step.
 
     def on_train_start(self) -> None:
         """Start over."""

@@ -20,9 +20,9 @@ class Histogram(NamedTuple):
     edges: NDArray[np.float64]
     counts: NDArray[np.float64]
 
-    def merged(self, most: int) -> Histogram:
-        """Return a histogram with at most so many bins: each is the sum of as many neighbors as that needs."""
-        starts = np.arange(0, len(self.counts), -(-len(self.counts) // most))
+    def merged(self, max_bins: int) -> Histogram:
+        """Return a histogram with at most `max_bins` bins, each of which is the sum of neighboring ones."""
+        starts = np.arange(0, len(self.counts), -(-len(self.counts) // max_bins))
         return Histogram(self.tag, np.append(self.edges[starts], self.edges[-1]), np.add.reduceat(self.counts, starts))
 
 
@@ -37,7 +37,7 @@ def histograms(row: HistogramRow) -> Iterator[Histogram]:
     """Yield the histogram of each layer of which anything finite was counted, from its first filled bin to its last."""
     for index, name in enumerate(row.names):
         counts = row.counts[index].astype(np.float64)
-        edges = np.arange(len(counts) + 1.0)  # of bins whose meaning is unknown
+        edges = np.arange(len(counts) + 1.0)  # Bins of unknown meaning get numbers as edges.
         if row.tops is not None:
             low, high = bin_edges(len(counts), float(row.tops[index]))
             edges, counts = np.append(low[1:-2], high[-3]), counts[1:-2]  # infinities and NaN have no edges

@@ -17,11 +17,11 @@ from hookline.hooks.webhook import PORTS, check_addresses, check_url
 from hookline.record import strict_json
 
 RUN_ID = "hookline.run_id"
-MAX_METRICS, MAX_PARAMS = 1000, 100  # that MLflow accepts in one call
-MAX_PARAM_LENGTH = 6000  # characters that MLflow accepts
-MAX_EVENTS = 10_000  # that are kept for the artifact
+MAX_METRICS, MAX_PARAMS = 1000, 100  # MLflow accepts this many in one call.
+MAX_PARAM_LENGTH = 6000  # MLflow accepts this many characters.
+MAX_EVENTS = 10_000  # The newest ones become an artifact.
 STORES = ("file", "sqlite")  # schemes of local stores
-REMOTE_NAMES = ("databricks", "databricks-uc", "uc")  # that MLflow reads as servers, although they look like paths
+REMOTE_NAMES = ("databricks", "databricks-uc", "uc")  # MLflow reads these as servers, although they look like paths.
 SETTINGS = {"MLFLOW_HTTP_REQUEST_BACKOFF_JITTER": "0", "MLFLOW_DISABLE_TELEMETRY": "true"}
 """Both would draw from Python's `random` in a thread: the pauses between retries, and whether telemetry is sent."""
 STATUS = {"completed": "FINISHED", "stopped": "FINISHED", "interrupted": "KILLED"}  # FAILED otherwise

@@ -14,7 +14,7 @@ from hookline.hooks.trackers.layers import Histogram
 
 DIRECTORY = "tensorboard"
 MAX_METRICS = 200  # in the table of hyperparameters
-_CHANNELS = {0: 1, 2: 3, 3: 3, 4: 2, 6: 4}  # by the colour type of a PNG
+_CHANNELS = {0: 1, 2: 3, 3: 3, 4: 2, 6: 4}  # By the color type of a PNG.
 
 
 class TensorBoardTracker(Tracker):
@@ -89,7 +89,7 @@ class TensorBoardTracker(Tracker):
         )  # fmt: skip
 
     def write_events(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Write each event as a text, by kind."""
+        """Write each event as text, under its kind."""
         for row in rows:
             self._writer.add_text(f"events/{row['kind']}", event_text(row) or row["kind"], row["step"], row["time"])
         self._writer.flush()
@@ -98,8 +98,8 @@ class TensorBoardTracker(Tracker):
         """Write images as they are, and tables as texts."""
         for row in rows:
             if (png := getattr(row.content, "png", None)) is not None:
-                colours = _CHANNELS.get(png[25], 3)
-                image = {"height": row.content.height, "width": row.content.width, "colorspace": colours}
+                channels = _CHANNELS.get(png[25], 3)
+                image = {"height": row.content.height, "width": row.content.width, "colorspace": channels}
                 self._add([{"tag": row.name, "image": {**image, "encoded_image_string": png}}], row.step, row.time)
             else:
                 self._writer.add_text(row.name, markdown(row.content), row.step, row.time)

@@ -17,8 +17,8 @@ from hookline.hooks.trackers.layers import Histogram
 from hookline.record.events import EVENTS
 
 STEP = "trainer/step"
-MAX_BINS = 512  # that wandb accepts
-MAX_EVENTS = 1000  # in the table of events
+MAX_BINS = 512  # The limit of wandb.
+MAX_EVENTS = 1000  # The newest ones are in the table of events.
 _NOT_IN_IDS = re.compile(r"[^A-Za-z0-9_-]")
 
 
