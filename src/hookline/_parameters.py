@@ -128,8 +128,7 @@ def _is_usual(value: Any, hint: Any) -> bool:
     kind, *bounds = _parts(_kinds(hint)[0])
     if type(value) is not kind or kind not in (bool, int, float) or value - value != 0:  # infinite or NaN
         return False
-    limits = [(key, getattr(bound, key)) for key in _BOUNDS for bound in bounds if hasattr(bound, key)]
-    return all(getattr(operator, key)(value, limit) for key, limit in limits)
+    return all(getattr(operator, key)(value, limit) for key, limit in _limits(bounds))
 
 
 def expected_value(hint: Any) -> str | None:
@@ -146,9 +145,7 @@ def expected_value(hint: Any) -> str | None:
     if len(kinds) != 1:
         return None
     kind, *bounds = _parts(kinds[0])
-    limits = [
-        f"{word} {getattr(bound, key):g}" for key, word in _BOUNDS.items() for bound in bounds if hasattr(bound, key)
-    ]
+    limits = [f"{_BOUNDS[key]} {limit:g}" for key, limit in _limits(bounds)]
     if kind is bool:
         return "true or false"
     if kind is int:
@@ -173,6 +170,10 @@ def _kinds(hint: Any) -> list[Any]:
 def _parts(kind: Any) -> tuple[Any, ...]:
     """Return a type and its bounds."""
     return (kind.__origin__, *kind.__metadata__) if get_origin(kind) is Annotated else (kind,)
+
+
+def _limits(bounds: Iterable[Any]) -> list[tuple[str, float]]:
+    return [(key, getattr(bound, key)) for key in _BOUNDS for bound in bounds if hasattr(bound, key)]
 
 
 def _choices(kind: Any) -> tuple[str, ...]:

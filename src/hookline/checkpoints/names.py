@@ -32,11 +32,10 @@ class NameTemplate:
     Args:
         template: The text, with fields as in `str.format`: ``epoch``, ``step`` or the name of a metric.
         with_names: Whether every value is preceded by ``name=``.
-        path: The config path that error messages name.
     """
 
-    def __init__(self, template: str, with_names: bool = False, path: str = "filename") -> None:
-        self.template, self.with_names, self._path = template, with_names, path
+    def __init__(self, template: str, with_names: bool = False) -> None:
+        self.template, self.with_names = template, with_names
         try:
             parts = list(Formatter().parse(template))
         except (TypeError, ValueError) as error:
@@ -72,7 +71,7 @@ class NameTemplate:
         return f"_{safe}" if safe.startswith(".") or safe in RESERVED else safe
 
     def _error(self, problem: str) -> ConfigError:
-        return ConfigError(self._path, f"{self.template!r}: {problem}")
+        return ConfigError("filename", f"{self.template!r}: {problem}")
 
 
 def _accepts(field: str, form: str) -> bool:
