@@ -72,7 +72,7 @@ def predicted_classes(predictions: Tensor, target: Tensor, threshold: float) -> 
     Args:
         predictions: Scores [..., classes]; or floats of the targets' shape, one per sample; or predicted classes.
         target: [...].
-        threshold: From which output on a sample with one output is positive.
+        threshold: Decision threshold for single-output models.
     """
     if predictions.shape != target.shape:
         return predictions.argmax(-1).reshape(-1), target.reshape(-1).long(), predictions.shape[-1]

@@ -70,7 +70,7 @@ class RankError(HooklineError):
 
 
 class StopTraining(Exception):
-    """Raised by a hook to end the run in order; the same as ``trainer.request_stop(reason)``."""
+    """Raised by a hook to end the run cleanly; the same as ``trainer.request_stop(reason)``."""
 
 
 def error_text(error: BaseException) -> str:

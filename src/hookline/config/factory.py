@@ -29,7 +29,7 @@ OWN_CODE_HINT = "your own must be registered first: import its module (on the co
 
 
 class ImportPolicy:
-    """Which dotted paths may be imported: all that code names, and under allowed prefixes those that a file names."""
+    """Decides which dotted paths may be imported: any that code names, and from files allowed prefixes only."""
 
     def __init__(self, allow: Iterable[str] = (), from_file: bool = False) -> None:
         self.allow, self.from_file = names(allow, "allow"), from_file

@@ -62,7 +62,7 @@ class CheckpointHook(MetricHook):
     (``train/…``) is evaluated at the steps that are saved, or else at the end of epochs. For any other metric,
     checkpoints by steps or time have no score and stay while they are among the newest two, which are never deleted.
 
-    A run that ends in order without having saved anything saves its last step. A failure to save ends the run, unless
+    A run that ends cleanly without having saved anything saves its last step. A failure to save ends the run, unless
     the trainer's `on_save_error` says otherwise.
 
     Args:
@@ -72,7 +72,7 @@ class CheckpointHook(MetricHook):
         monitor: The metric to rank checkpoints by.
         mode: Whether lower or higher values are better.
         save_top_k: How many to keep; -1 for all, the default without `monitor`; 1 is the default with it.
-        save_last: Save at every evaluation and at the end of a run that ends in order, and always keep the last one,
+        save_last: Save at every evaluation and at the end of a run that ends cleanly, and always keep the last one,
             under the link ``last``.
         save_on_train_epoch_end: Evaluate at the end of epochs instead of after validations.
         filename: A template, which may name metrics: ``epoch_{epoch}_loss_{val/loss:.2f}``.
@@ -82,7 +82,7 @@ class CheckpointHook(MetricHook):
             several ranks is not saved: they may be at different steps.
         keep_previous: Never delete the checkpoint before the newest either: it is needed if the disk damages the
             newest. Without it, `save_top_k=1` leaves one on disk.
-        every: How often to save, instead of the three parameters with these words: 500 steps, "2 epochs", "30 min".
+        every: How often to save, instead of the three `save_every…` parameters: 500 steps, "2 epochs", "30 min".
 
     Raises:
         ConfigError: If a parameter has an invalid value.

@@ -29,7 +29,7 @@ class ConfusionMatrix(NamedHook):
         ignore_index: Targets that do not count.
         shift: Compare the prediction at each position with the target of the next one, for language models whose
             labels are their inputs, as those of Hugging Face.
-        threshold: From which output on a sample with one output is positive: 0 for logits, 0.5 for probabilities.
+        threshold: Decision threshold for single-output models: 0 for logits, 0.5 for probabilities.
 
     Raises:
         ConfigError: If a parameter has an invalid value.

@@ -39,8 +39,8 @@ class EMAHook(NamedHook):
         decay: The share of the old average, 0 to 1.
         warmup: Start with the lower decay ``(1 + n) / (10 + n)`` after n updates, so that the first weights fade soon.
         buffers: Average floating-point buffers too; otherwise validation uses the model's.
-        trainable_only: Average only parameters that need a gradient, each from the first update at which it does; of
-            the others, validation uses the model's.
+        trainable_only: Average only parameters that need a gradient, each from the first update at which it does;
+            validation uses the model's values of the others.
     """
 
     built_in = True
@@ -117,7 +117,7 @@ class EMAHook(NamedHook):
             self.average = {
                 name: like(average, self._tensors[1].get(name, average)) for name, average in self.average.items()
             }
-        # Of what was averaged once, the average is kept: a parameter may be frozen for a while.
+        # A parameter that was averaged before is averaged further: it may be frozen only for a while.
         return {
             name: tensor.data
             for name, tensor in self._tensors[1].items()

@@ -41,8 +41,8 @@ class ThroughputMonitor(TimedHook):
     per step if a due batch is in the middle of one.
 
     Args:
-        log_every_n_steps: The same as `every`; how often to report. What remains at the end is reported if it is at
-            least half as many steps or the whole run: the mean of fewer would look like a change of speed.
+        log_every_n_steps: The same as `every`; how often to report. The steps that remain at the end are reported if
+            they are at least half as many, or the whole run: the mean of fewer would look like a change of speed.
         flops_per_token: Floating-point operations of forward and backward, for ``throughput/tflops``.
         flops_per_sample: The same per sample.
         peak_flops: What the device can do per second, for the share that is used, ``throughput/mfu``.

@@ -1,4 +1,4 @@
-"""The live view of a run: a few lines with its progress, drawn again and again in the same place."""
+"""The live view of a run: a few lines with its progress, redrawn in place."""
 
 from __future__ import annotations
 

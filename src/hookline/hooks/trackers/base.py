@@ -165,7 +165,7 @@ class Tracker(NamedHook):
         self._handle = trainer.record.add_sink(self._worker)
 
     def on_train_end(self) -> None:
-        """Do not stop when the hooks are closed: the last rows come when the record is closed."""
+        """Keep tracking after the hooks are closed: the last rows arrive when the record is closed."""
         self._is_ending = True
 
     def close(self) -> None:
