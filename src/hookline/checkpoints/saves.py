@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Collection, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -156,14 +155,17 @@ class SharedSave:
             CheckpointError: On all ranks, if one of them could not write.
         """
         try:
-            files = gather_from_all(self._ranks, on_all(self._ranks, written))
-            listed = {name: entry for of_rank in files for name, entry in of_rank.items()}
-            return Path(_first(self._ranks, partial(self._commit, listed)))
+            by_rank = self._ranks.gather(on_all(self._ranks, written))
+            if len(by_rank) != self._ranks.world_size:
+                raise CheckpointError("a rank has failed, and a checkpoint needs all of them")
+            files = {name: entry for of_rank in by_rank for name, entry in of_rank.items()}
+
+            def commit() -> str:
+                return str(commit_checkpoint(self._temporary, self._name, files, self._meta))
+
+            return Path(_first(self._ranks, commit))
         finally:
             self.abandon()
-
-    def _commit(self, files: Files) -> str:
-        return str(commit_checkpoint(self._temporary, self._name, files, self._meta))
 
     def abandon(self) -> None:
         """Remove what was written, without the other ranks; after the rename there is nothing to remove."""
@@ -203,14 +205,6 @@ def on_all(ranks: Ranks, work: Callable[[], Result]) -> Result:
             raise failure
         raise RankError(said)
     return result
-
-
-def gather_from_all(ranks: Ranks, value: Any) -> list[Any]:
-    """Return what all ranks pass. Raises `CheckpointError` if one of them does not take part any more."""
-    values = ranks.gather(value)
-    if len(values) != ranks.world_size:
-        raise CheckpointError("a rank has failed, and a checkpoint needs all of them")
-    return values
 
 
 def _first(ranks: Ranks, make: Callable[[], Any]) -> Any:
