@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch.utils.data import DataLoader, TensorDataset
 
 from hookline import EarlyStopping, Trainer, TrainingHook, UpdateHook, _fs, get_trainer
-from hookline.checkpoints import list_checkpoints, read_checkpoint, write_checkpoint
+from hookline.checkpoints import list_checkpoints, read_checkpoint, verify_checkpoint, write_checkpoint
 from hookline.errors import CheckpointError, HooklineError
 from hookline.record import read_json, read_jsonl
 
@@ -203,6 +203,24 @@ def test_a_checkpoint_that_cannot_be_read_is_skipped(
     forbid(monkeypatch, first.checkpoint_dir)
     with pytest.raises(CheckpointError, match=r"cannot read .*/checkpoints: Permission denied"):
         second.load_checkpoint(first.run_dir)  # type: ignore[arg-type]
+
+
+def test_a_checkpoint_is_verified_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its path or chosen as the newest one: reading every byte twice would double the time to resume."""
+    first, verified = make_trainer(), list[Path]()
+    first.add_checkpointing(save_every_n_steps=1)
+    first.train()
+    assert first.checkpoint_dir is not None
+    newest = first.checkpoint_dir / "step-00000003"
+
+    def verify(path: Path) -> list[str]:
+        verified.append(path)
+        return verify_checkpoint(path)
+
+    monkeypatch.setattr("hookline.checkpoints.store.verify_checkpoint", verify)
+    for path in (newest, first.checkpoint_dir):
+        assert make_trainer(seed=5, record=False).load_checkpoint(path) == newest
+    assert verified == [newest, newest]
 
 
 def test_a_run_resumes_by_a_link_to_it(tmp_path: Path) -> None:
