@@ -258,9 +258,7 @@ def as_hooks_config(config: Any) -> HooksConfig:
 
 
 def as_run_config(config: Any) -> RunConfig:
-    """Return a `RunConfig` as it is, or make one from a mapping."""
-    if isinstance(config, RunConfig):
-        return config
+    """Return the `RunConfig` of a mapping."""
     _check_mapping(config, "", f"a mapping with {', '.join(RunConfig.model_fields)}")
     return RunConfig(**config)
 
