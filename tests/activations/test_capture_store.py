@@ -269,7 +269,6 @@ def test_save_writes_the_kept_states_at_the_end() -> None:
     """The newest states, with module, call and step; other captures write nothing."""
     entry = {"name": "capture", "modules": "1", "max_captured_states": 2, "dtype": "bfloat16"}
     trainer = trained({"forward": [{**entry, "save": True}, {**entry, "as": "other"}]})
-    assert trainer.run_dir is not None
     assert [path.name for path in (trainer.run_dir / "captures").iterdir()] == ["capture.safetensors"]
     keys, about = keys_of(trainer.run_dir / "captures" / "capture.safetensors")
     assert keys == ["1/4/outputs/0", "1/5/outputs/0"]
@@ -279,7 +278,6 @@ def test_save_writes_the_kept_states_at_the_end() -> None:
 def test_a_hook_name_cannot_leave_the_directory() -> None:
     """Other characters become underscores."""
     trainer = trained({"forward": [{"name": "capture", "as": "../../away", "modules": "0", "save": True}]})
-    assert trainer.run_dir is not None
     assert [path.name for path in (trainer.run_dir / "captures").iterdir()] == ["_away.safetensors"]
 
 
@@ -292,7 +290,6 @@ def test_a_run_that_fails_saves_too() -> None:
     )  # fmt: skip
     with pytest.raises(ZeroDivisionError):
         trainer.train()
-    assert trainer.run_dir is not None
     assert keys_of(trainer.run_dir / "captures" / "capture.safetensors")[0] == ["0/1/outputs/0"]
 
 

@@ -381,7 +381,6 @@ def test_in_a_run_findings_are_in_the_record() -> None:
     trainer.train()
     hook = trainer.hooks.get("guard")
     assert [(one.step, one.phase, one.call) for one in hook.findings] == [(n, "train", n) for n in (1, 2, 3)]
-    assert trainer.run_dir is not None
     events = [json.loads(line) for line in (trainer.run_dir / "events.jsonl").read_text().splitlines()]
     noted = [event for event in events if event["kind"] == "debug_finding"]
     assert [event["step"] for event in noted] == [1, 2, 3]

@@ -1,7 +1,6 @@
 """Dispatch of forward hooks: they get activations while the model runs, and change nothing unless allowed to."""
 
 import contextlib
-import logging
 import sys
 import threading
 from collections.abc import Callable
@@ -17,12 +16,6 @@ from hookline import ActivationStats, ForwardHook, HooklineError, HookManager, g
 from hookline.activations.capture import Capture
 from hookline.errors import LiveWrite
 from hookline.testing import assert_harmless
-
-
-@pytest.fixture(autouse=True)
-def quiet(caplog: pytest.LogCaptureFixture) -> None:
-    """Failures are expected here."""
-    caplog.set_level(logging.CRITICAL, "hookline")
 
 
 def make_model() -> torch.nn.Sequential:

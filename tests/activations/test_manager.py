@@ -6,15 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from idle_hook import Idle
 from torch import nn
 
-from hookline import ForwardHook, HooklineError, HookManager, HookRegistry, SimpleTrainer, TrainingHook
-
-
-class Idle(TrainingHook):
-    """A hook that does nothing when it is called."""
-
-    def on_train_end(self) -> None: ...
+from hookline import ForwardHook, HooklineError, HookManager, HookRegistry, SimpleTrainer
 
 
 class Steps(ForwardHook):

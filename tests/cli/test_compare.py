@@ -43,7 +43,6 @@ def train(tmp_path: Path, *hooks: Any, lr: float = 0.1, seed: int = 1, steps: in
         **options,
     )
     trainer.train()
-    assert trainer.run_dir is not None
     return Path(trainer.run_dir)
 
 

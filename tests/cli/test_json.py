@@ -24,7 +24,6 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
         hooks={"lifecycle": ["checkpoint"]},
     )  # fmt: skip
     trainer.train()
-    assert trainer.run_dir is not None
     return trainer.run_dir
 
 

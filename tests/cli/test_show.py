@@ -34,7 +34,6 @@ def train(tmp_path: Path, *hooks: Any, steps: int = 30, **options: Any) -> Path:
         **options,
     )
     trainer.train()
-    assert trainer.run_dir is not None
     return Path(trainer.run_dir)
 
 
@@ -173,7 +172,6 @@ def test_where_a_step_spends_its_time_is_a_mean_over_the_run(
         record.log(step, 0, "throughput/step_seconds", seconds)
         record.log(step, 0, "throughput/data_wait_seconds", seconds / 2)
     record.close("completed", None, [], [], {"step": 2})
-    assert record.path is not None
     assert "mean time  a step 200 ms, waiting for data 100 ms" in show(capsys, record.path)
     assert main(["report", str(record.path)]) == 0
     assert '"step_seconds":{"step":0.2,"data_wait":0.1}' in (record.path / "report.html").read_text()
@@ -232,7 +230,6 @@ def test_the_same_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_a_run_before_its_first_step_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record = Record.on_disk(tmp_path, config={}, seed=None)
     record.start([])
-    assert record.path is not None
     shown = show(capsys, record.path)
     assert "running" in shown
     assert "checkpoints  none" in shown
@@ -252,7 +249,6 @@ def test_names_and_texts_cannot_control_the_terminal(tmp_path: Path, capsys: pyt
     record.event("exception", 1, error="e" * 10_000)
     record.close("failed", HOSTILE, [{"name": HOSTILE, "enabled": False, "failures": 3}],
                  [{"hook": HOSTILE, "seconds": 1.0}], {"seconds": 2.0})  # fmt: skip
-    assert record.path is not None
     shown = show(capsys, record.path)
     assert "\x1b" not in shown
     assert "\x07" not in shown

@@ -90,7 +90,6 @@ def train(root: Path, resume: Path | None, async_save: bool) -> Path:
     for name, parameters in all_hooks():
         trainer.add_hook(name, **parameters)
     trainer.fit(loaders(), [(torch.ones(4, 3), torch.ones(4, 1))], resume=resume)
-    assert trainer.run_dir is not None
     (trainer.run_dir / "fingerprint.json").write_text(json.dumps(fingerprint(trainer)))
     return trainer.run_dir
 

@@ -136,12 +136,10 @@ def train(steps: int, root: Path, dress: Callable[[Trainer], Any] | None = None)
 
 
 def events_of(trainer: Trainer) -> list[dict[str, Any]]:
-    assert trainer.run_dir is not None
     return [json.loads(line) for line in (trainer.run_dir / "events.jsonl").read_text().splitlines()]
 
 
 def run_json(trainer: Trainer) -> dict[str, Any]:
-    assert trainer.run_dir is not None
     found: dict[str, Any] = json.loads((trainer.run_dir / "run.json").read_text())
     return found
 

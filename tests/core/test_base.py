@@ -34,19 +34,18 @@ def test_the_base_class_is_concrete_and_empty() -> None:
 
 
 @pytest.mark.req("004-08")
-def test_only_what_is_overridden_is_called() -> None:
+def test_only_what_is_overridden_is_called(registry: HookRegistry) -> None:
     """A hook that overrides one method listens to one event; the empty bodies are never called."""
 
     class Heartbeat(TrainingHook):
         def on_step_end(self, ctx: StepContext) -> None: ...
 
-    registry = HookRegistry()
     registry.register(Heartbeat())
     assert list(registry.entry("heartbeat").listeners) == ["on_step_end"]
     assert registry.slots.on_train_end is None
 
 
-def test_no_constructor_needs_to_be_called() -> None:
+def test_no_constructor_needs_to_be_called(registry: HookRegistry) -> None:
     """A hook with its own __init__ and no super().__init__() registers all the same."""
 
     class Mine(ForwardHook):
@@ -55,17 +54,15 @@ def test_no_constructor_needs_to_be_called() -> None:
 
         def on_forward(self, name: str) -> None: ...
 
-    registry = HookRegistry()
     assert registry.register(Mine(0.5)) == "mine"
 
 
-def test_a_name_given_to_the_base_constructor_is_the_instances() -> None:
+def test_a_name_given_to_the_base_constructor_is_the_instances(registry: HookRegistry) -> None:
     """Two instances of one class can be told from each other."""
 
     class Idle(TrainingHook):
         def on_train_end(self) -> None: ...
 
-    registry = HookRegistry()
     assert [registry.register(Idle("a")), registry.register(Idle("b"))] == ["a", "b"]
 
 

@@ -71,9 +71,8 @@ def test_inner_events_are_those_of_batch_step_forward_and_update() -> None:
     }  # fmt: skip
 
 
-def test_an_event_may_be_spelled_in_any_way_with_or_without_its_prefix() -> None:
+def test_an_event_may_be_spelled_in_any_way_with_or_without_its_prefix(registry: HookRegistry) -> None:
     """`train_batch_end`, `on_batch_end` and the canonical name mean one row."""
-    registry = HookRegistry()
     explained = {registry.explain(spelling) for spelling in ("train_batch_end", "on_batch_end", "batch_end")}
     assert explained == {registry.explain("on_train_batch_end")}
 

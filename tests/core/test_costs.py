@@ -17,9 +17,8 @@ from hookline.core.schedule import Reading
 from hookline.hooks.console.hook import print_costs
 
 
-def test_costs_are_listed_by_hook_most_expensive_first() -> None:
+def test_costs_are_listed_by_hook_most_expensive_first(registry: HookRegistry) -> None:
     """An expensive outer event is seen at the top."""
-    registry = HookRegistry()
     registry.register(lambda: None, "cheap", event="epoch_end")
     registry.register(lambda: time.sleep(0.01), "dear", event="epoch_end")
     registry.on_epoch_end()
@@ -28,7 +27,7 @@ def test_costs_are_listed_by_hook_most_expensive_first() -> None:
     assert [row["calls"] for row in rows] == [1, 1]
 
 
-def test_every_call_counts_inside_and_outside_of_steps() -> None:
+def test_every_call_counts_inside_and_outside_of_steps(registry: HookRegistry) -> None:
     """Also of a hook that is rarely due; the time inside steps can be told apart."""
 
     class Sleeps(TrainingHook):
@@ -38,7 +37,6 @@ def test_every_call_counts_inside_and_outside_of_steps() -> None:
         def on_epoch_end(self) -> None:
             time.sleep(0.002)
 
-    registry = HookRegistry()
     registry.register(Sleeps(), "always")
     registry.register(Sleeps(), "rarely", every=17)
     for number in range(1, 18):
@@ -53,15 +51,14 @@ def test_every_call_counts_inside_and_outside_of_steps() -> None:
     assert 0.002 < inner["rarely"] <= rows["rarely"]["seconds"] - 0.002
 
 
-def test_a_call_that_fails_counts_like_any_other() -> None:
+def test_a_call_that_fails_counts_like_any_other(registry: HookRegistry) -> None:
     """Its time was spent."""
-    registry = HookRegistry()
     registry.register(lambda: 1 / 0, "fails", event="epoch_end")
     registry.on_epoch_end()
     assert [(row["hook"], row["calls"]) for row in registry.costs()] == [("fails", 1)]
 
 
-def test_dear_arguments_have_rows_of_their_own() -> None:
+def test_dear_arguments_have_rows_of_their_own(registry: HookRegistry) -> None:
     """Reading a value that costs is listed beside the hooks; reading a free one is not listed."""
 
     class Args:
@@ -72,7 +69,6 @@ def test_dear_arguments_have_rows_of_their_own() -> None:
             time.sleep(0.002)
             return 0.5
 
-    registry = HookRegistry()
     registry.register(lambda loss, step: None, "reads", event="validation_batch_end")
     for _ in range(3):
         registry.slots.on_validation_batch_end(Args())  # type: ignore[misc]

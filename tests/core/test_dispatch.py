@@ -269,9 +269,8 @@ def named_at(registry: HookRegistry, event: str) -> set[str]:
     return set(registry.dispatch_table.named_at(event))
 
 
-def test_the_arguments_of_due_hooks_are_known_before_the_event() -> None:
+def test_the_arguments_of_due_hooks_are_known_before_the_event(registry: HookRegistry) -> None:
     """Of hooks that are due and enabled, at each micro-batch; the same after every change."""
-    registry = HookRegistry()
     assert named_at(registry, "on_train_batch_end") == set()
     registry.register(lambda loss: None, "always", event="train_batch_end")
     registry.register(lambda metrics: None, "rarely", event="train_batch_end", every=2)
@@ -303,7 +302,7 @@ def test_the_arguments_are_right_when_hooks_change_within_an_event() -> None:
     assert found == [{"ctx", "grad_norm"}] and named_at(registry, "on_step_end") == {"ctx", "grad_norm"}
 
 
-def test_the_arguments_include_events_that_reach_a_hook_when_it_is_not_due() -> None:
+def test_the_arguments_include_events_that_reach_a_hook_when_it_is_not_due(registry: HookRegistry) -> None:
     """It reads them there as well."""
 
     class Waits(TrainingHook):
@@ -313,15 +312,13 @@ def test_the_arguments_include_events_that_reach_a_hook_when_it_is_not_due() -> 
 
         def on_step_end(self, lr: float) -> None: ...
 
-    registry = HookRegistry()
     registry.register(Waits(), every=10)
     registry.begin_batch(Reading(1, 1, 1))
     assert (named_at(registry, "on_step_end"), named_at(registry, "on_train_batch_end")) == ({"lr"}, set())
 
 
-def test_the_arguments_include_those_of_hooks_on_other_ranks() -> None:
+def test_the_arguments_include_those_of_hooks_on_other_ranks(registry: HookRegistry) -> None:
     """Computing one may be a collective, in which all ranks take part."""
-    registry = HookRegistry()
     registry.register(lambda grad_norm: None, "elsewhere", event="step_end", ranks=1)
     assert named_at(registry, "on_step_end") == set()
     registry.set_ranks(SimpleNamespace(rank=0, local_rank=0, world_size=2, act_together=False))  # type: ignore[arg-type]

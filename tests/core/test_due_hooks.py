@@ -134,9 +134,8 @@ def test_schedules_by_batches_count_the_steps_of_a_users_own_loop() -> None:
     assert called == [(0, 2), (1, 1)]  # at the third batch, and at the sixth
 
 
-def test_a_schedule_is_not_evaluated_at_every_batch() -> None:
+def test_a_schedule_is_not_evaluated_at_every_batch(registry: HookRegistry) -> None:
     """Between two due micro-batches the registry only counts down."""
-    registry = HookRegistry()
     registry.register(lambda: None, "rare", event="on_train_batch_end", every=1000)
     asked = 0
 
@@ -157,35 +156,33 @@ def test_a_schedule_is_not_evaluated_at_every_batch() -> None:
 
 
 @pytest.mark.parametrize("schedule", [{"every": "100 tokens"}, {"at": "100 tokens"}, {"every": "10 s"}, {"at": "10 s"}])
-def test_a_resumed_run_does_not_repeat_what_was_passed_before(schedule: dict[str, Any]) -> None:
+def test_a_resumed_run_does_not_repeat_what_was_passed_before(schedule: dict[str, Any], registry: HookRegistry) -> None:
     """After a resume the first micro-batch is not due for a mark of the earlier attempt."""
-    registry = HookRegistry()
     registry.register(lambda: None, "h", event="on_train_batch_end", **schedule)
     registry.begin_batch(Reading(steps=20, batches=20, epochs=1, tokens=150, seconds=15))
     assert not registry.due_now("h")
 
 
 @pytest.mark.parametrize("schedule", [{"every": "100 tokens"}, {"at": "200 tokens"}])
-def test_a_mark_passed_by_the_first_batch_after_a_resume_is_due(schedule: dict[str, Any]) -> None:
+def test_a_mark_passed_by_the_first_batch_after_a_resume_is_due(
+    schedule: dict[str, Any], registry: HookRegistry
+) -> None:
     """Told where the counters were restored to, the registry counts on without a gap."""
-    registry = HookRegistry()
     registry.register(lambda: None, "h", event="on_train_batch_end", **schedule)
     registry.replan(Reading(steps=19, batches=19, epochs=1, tokens=195))
     registry.begin_batch(Reading(steps=20, batches=20, epochs=1, tokens=205))
     assert registry.due_now("h")
 
 
-def test_the_first_batch_of_a_fresh_run_counts_from_zero() -> None:
+def test_the_first_batch_of_a_fresh_run_counts_from_zero(registry: HookRegistry) -> None:
     """Ten tokens in the first batch pass a mark at five."""
-    registry = HookRegistry()
     registry.register(lambda: None, "h", event="on_train_batch_end", every="5 tokens")
     registry.begin_batch(Reading(1, 1, 1, 10, 0.1))
     assert registry.due_now("h")
 
 
-def test_a_hook_added_later_is_not_due_for_what_passed_before() -> None:
+def test_a_hook_added_later_is_not_due_for_what_passed_before(registry: HookRegistry) -> None:
     """The marks of tokens that went by before a hook was there are not its own."""
-    registry = HookRegistry()
     for number in range(1, 50):
         registry.begin_batch(Reading(number, number, 1, number * 10))
     registry.register(lambda: None, "late", event="on_train_batch_end", every="100 tokens")
@@ -233,12 +230,13 @@ def test_events_when_not_due_rejects_events_that_the_hook_does_not_implement() -
         HookRegistry().register(hook)
 
 
-def test_one_schedule_of_several_hooks_is_evaluated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_schedule_of_several_hooks_is_evaluated_once(
+    monkeypatch: pytest.MonkeyPatch, registry: HookRegistry
+) -> None:
     """All of them are due together; a hook with another schedule is asked by itself."""
     asked: list[str] = []
     due = Schedule.due
     monkeypatch.setattr(Schedule, "due", lambda self, now, last: asked.append(str(self)) or due(self, now, last))
-    registry = HookRegistry()
     for name, every in {"a": 10, "b": 10, "c": 10, "d": "7 batches"}.items():
         registry.register(lambda: None, name, event="on_train_batch_end", every=every)
     registry.begin_batch(Reading(10, 10, 1))
@@ -246,9 +244,8 @@ def test_one_schedule_of_several_hooks_is_evaluated_once(monkeypatch: pytest.Mon
     assert sorted(asked) == ["every 10 steps", "every 7 batches"]
 
 
-def test_without_schedules_nothing_is_evaluated_again() -> None:
+def test_without_schedules_nothing_is_evaluated_again(registry: HookRegistry) -> None:
     """A registry whose hooks are always due only counts down."""
-    registry = HookRegistry()
     registry.register(lambda: None, "h", event="on_train_batch_end")
     registry.begin_batch(Reading(1, 1, 1))
     for _ in range(100):
@@ -269,9 +266,8 @@ def test_the_clock_of_a_users_own_loop_keeps_what_an_event_omits() -> None:
     assert called == ["epoch", "batch", "epoch", "step", "tokens", "epoch"]
 
 
-def test_the_clock_of_a_users_own_loop_counts_by_loader() -> None:
+def test_the_clock_of_a_users_own_loop_counts_by_loader(registry: HookRegistry) -> None:
     """A loop of one's own that names its loaders has schedules by loader; two events of a batch are one batch."""
-    registry = HookRegistry()
     called: list[int] = []
     registry.register(
         lambda batch_idx: called.append(batch_idx), "probe", event="on_train_batch_end", every="2 batches of b"

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from idle_hook import Idle
 
 from hookline import ForwardHook, HooklineError, HookRegistry, Schedule, TrainingHook, UpdateHook, not_an_event
 from hookline.core import plugins
@@ -15,12 +16,6 @@ def registered(hook: Any, **options: Any) -> HookRegistry:
     registry = HookRegistry()
     registry.register(hook, **options)
     return registry
-
-
-class Idle(TrainingHook):
-    """A hook that does nothing when it is called."""
-
-    def on_train_end(self) -> None: ...
 
 
 def events_of(hook: Any) -> list[str]:
@@ -217,7 +212,7 @@ def test_class_names_become_snake_case(name: str, snake: str) -> None:
     assert HookRegistry().register(type(name, (Idle,), {})()) == snake
 
 
-def test_a_hooks_own_name_is_used_only_if_it_is_one() -> None:
+def test_a_hooks_own_name_is_used_only_if_it_is_one(registry: HookRegistry) -> None:
     """An attribute `name` that is a method or empty does not become a hook's name."""
 
     class Named(Idle):
@@ -227,16 +222,14 @@ def test_a_hooks_own_name_is_used_only_if_it_is_one() -> None:
         def name(self) -> str:  # type: ignore[override]
             return "no"
 
-    registry = HookRegistry()
     assert [registry.register(Named()), registry.register(Odd())] == ["mine", "odd"]
     Named.name = ""
     assert registry.register(Named()) == "named"
 
 
 @pytest.mark.req("000-36")
-def test_records_print_name_status_and_more_on_one_line() -> None:
+def test_records_print_name_status_and_more_on_one_line(registry: HookRegistry) -> None:
     """The list of hooks shows each with its status, kind, schedule and policy."""
-    registry = HookRegistry()
     assert str(registry.list_hooks()) == "no hooks"
     registry.register(Idle("a"))
     registry.register(Idle("b"), enabled=False)
@@ -262,16 +255,15 @@ def test_records_show_interveners_failures_and_overrulings() -> None:
     assert str(registry.list_hooks()).endswith(", intervenes, 2 failures, overruled 2 times")
 
 
-def test_a_function_is_a_hook_of_one_event() -> None:
+def test_a_function_is_a_hook_of_one_event(registry: HookRegistry) -> None:
     """Plain functions listen under the spelling they were given."""
     called: list[Any] = []
-    registry = HookRegistry()
     registry.register(lambda metrics: called.append(metrics), "f", event="on_eval_end")
     registry.slots.on_validation_end(SimpleNamespace(eval_metrics={"eval/loss": 1.0}))  # type: ignore[misc]
     assert called == [{"eval/loss": 1.0}]
 
 
-def test_state_is_saved_by_method_or_by_naming_attributes() -> None:
+def test_state_is_saved_by_method_or_by_naming_attributes(registry: HookRegistry) -> None:
     """state_dict wins over saves; a hook with neither has no state."""
 
     class Named(Idle):
@@ -288,7 +280,6 @@ def test_state_is_saved_by_method_or_by_naming_attributes() -> None:
             self.loaded = state
 
     named, method = Named(), Method()
-    registry = HookRegistry()
     for hook in (named, method, Idle()):
         registry.register(hook)
     assert registry.state_dict() == {"named": {"losses": [1.0]}, "method": {"own": 1}}
@@ -324,9 +315,8 @@ def test_a_misspelt_option_of_a_function_is_rejected() -> None:
         HookRegistry().on("train_bach_end")(lambda: None)
 
 
-def test_what_is_not_said_comes_from_the_hook() -> None:
+def test_what_is_not_said_comes_from_the_hook(registry: HookRegistry) -> None:
     """The hook's own schedule and policy count unless the call gives others."""
-    registry = HookRegistry()
     registry.register(Ours(), "as it is")
     registry.register(Ours(), "as reported", every=3, on_error="warn")
     as_it_is, overridden = (registry.entry(name) for name in registry)
@@ -334,9 +324,8 @@ def test_what_is_not_said_comes_from_the_hook() -> None:
     assert (str(overridden.schedule), overridden.policy) == ("every 3 steps", "warn")
 
 
-def test_a_subclass_is_not_built_in() -> None:
+def test_a_subclass_is_not_built_in(registry: HookRegistry) -> None:
     """`built_in` of a class is not inherited; what it declares, such as `runs_last`, is."""
-    registry = HookRegistry()
     registry.register(Ours)
     registry.register(Theirs)
     ours, theirs = registry.entry("ours"), registry.entry("theirs")
@@ -347,9 +336,8 @@ def test_a_subclass_is_not_built_in() -> None:
 @pytest.mark.parametrize(
     ("ranks", "kept"), [(None, None), (0, frozenset({0})), ([1, 2], frozenset({1, 2})), (range(2), frozenset({0, 1}))]
 )
-def test_one_rank_or_several(ranks: Any, kept: Any) -> None:
+def test_one_rank_or_several(ranks: Any, kept: Any, registry: HookRegistry) -> None:
     """Ranks are a number or any collection of them."""
-    registry = HookRegistry()
     registry.register(Ours(), "a", ranks=ranks, before="b", after=["c", "d"])
     entry = registry.entry("a")
     assert (entry.ranks, entry.before, entry.after) == (kept, ("b",), ("c", "d"))

@@ -6,16 +6,11 @@ import logging
 from typing import Any
 
 import pytest
+from idle_hook import Idle
 
 from hookline import HookRegistry, TrainingHook
 from hookline.errors import MetricMissing
 from hookline.ranks import Ranks
-
-
-class Idle(TrainingHook):
-    """A hook that does nothing when it is called."""
-
-    def on_train_end(self) -> None: ...
 
 
 class Failing(TrainingHook):
@@ -39,9 +34,8 @@ class FailingAtTwoEvents(TrainingHook):
         raise ValueError("end")
 
 
-def test_failures_in_a_row_are_counted_per_event() -> None:
+def test_failures_in_a_row_are_counted_per_event(registry: HookRegistry) -> None:
     """Two failures at each of two events are not three in a row; the third at one of them is."""
-    registry = HookRegistry()
     registry.register(FailingAtTwoEvents(), name="h")
     for _ in range(2):
         registry.on_epoch_start(0)
@@ -52,10 +46,9 @@ def test_failures_in_a_row_are_counted_per_event() -> None:
     assert not registry.is_enabled("h")
 
 
-def test_an_exception_is_annotated_once_with_where_it_came_from() -> None:
+def test_an_exception_is_annotated_once_with_where_it_came_from(registry: HookRegistry) -> None:
     """Hook, event, step and, away from rank 0, the rank are notes on the exception itself."""
     error = ValueError("x")
-    registry = HookRegistry()
     registry.register(Failing(error), name="h")
     registry.on_epoch_end(0)
     registry.on_epoch_end(0)
@@ -70,18 +63,18 @@ def test_an_exception_is_annotated_once_with_where_it_came_from() -> None:
 
 
 @pytest.mark.parametrize("policy", ["warn", "disable"])
-def test_a_strict_monitor_ends_the_run_under_every_policy(policy: str) -> None:
+def test_a_strict_monitor_ends_the_run_under_every_policy(policy: str, registry: HookRegistry) -> None:
     """An exception with `always_raise` is raised even under warn and disable."""
-    registry = HookRegistry()
     registry.register(Failing(MetricMissing("val/loss")), on_error=policy)
     with pytest.raises(MetricMissing):
         registry.on_epoch_end(0)
 
 
-def test_subscribers_get_every_incident_and_the_log_only_the_first(caplog: pytest.LogCaptureFixture) -> None:
+def test_subscribers_get_every_incident_and_the_log_only_the_first(
+    caplog: pytest.LogCaptureFixture, registry: HookRegistry
+) -> None:
     """The record gets all of them; a hook that fails a thousand times does not flood the log."""
     incidents: list[Any] = []
-    registry = HookRegistry()
     registry.register(Failing(ValueError("boom")), name="h")
     end: Any = registry.failures.subscribe(incidents.append)
     with caplog.at_level(logging.WARNING, "hookline"):
@@ -97,9 +90,8 @@ def test_subscribers_get_every_incident_and_the_log_only_the_first(caplog: pytes
     assert caplog.records[0].exc_info is not None
 
 
-def test_a_hook_that_takes_the_name_of_a_failed_one_is_not_switched_off_for_it() -> None:
+def test_a_hook_that_takes_the_name_of_a_failed_one_is_not_switched_off_for_it(registry: HookRegistry) -> None:
     """A subscriber may replace the hook whose failure it gets."""
-    registry = HookRegistry()
     registry.register(Failing(ValueError("boom")), name="h", on_error="disable")
     kinds: list[str] = []
 
@@ -123,10 +115,9 @@ class Unprintable(Exception):
 
 
 @pytest.mark.parametrize("policy", ["warn", "disable"])
-def test_an_exception_without_a_text_is_handled_as_any_other(policy: str) -> None:
+def test_an_exception_without_a_text_is_handled_as_any_other(policy: str, registry: HookRegistry) -> None:
     """It is reported by its class, and its hook is switched off as others are."""
     incidents: list[Any] = []
-    registry = HookRegistry()
     registry.register(Failing(Unprintable()), name="h", on_error=policy)
     registry.failures.subscribe(incidents.append)
     for _ in range(3):
@@ -152,10 +143,11 @@ class UnreadableNotes(Exception):
 
 @pytest.mark.parametrize("error", [Frozen(3), UnreadableNotes()], ids=["frozen", "unreadable"])
 @pytest.mark.parametrize("policy", ["warn", "disable", "raise"])
-def test_an_exception_that_refuses_notes_is_handled_as_any_other(policy: str, error: Exception) -> None:
+def test_an_exception_that_refuses_notes_is_handled_as_any_other(
+    policy: str, error: Exception, registry: HookRegistry
+) -> None:
     """It has no note about its hook; the incident names it."""
     incidents: list[Any] = []
-    registry = HookRegistry()
     registry.register(Failing(error), name="h", on_error=policy)
     registry.failures.subscribe(incidents.append)
     if policy == "raise":
@@ -171,10 +163,11 @@ def test_an_exception_that_refuses_notes_is_handled_as_any_other(policy: str, er
 
 @pytest.mark.parametrize("policy", ["warn", "disable", "raise"])
 @pytest.mark.parametrize("error", [bdb.BdbQuit(), KeyboardInterrupt(), SystemExit(3), GeneratorExit()], ids=repr)
-def test_an_interruption_is_not_a_failure_of_the_hook(error: BaseException, policy: str) -> None:
+def test_an_interruption_is_not_a_failure_of_the_hook(
+    error: BaseException, policy: str, registry: HookRegistry
+) -> None:
     """Ctrl-C, an exit and quitting the debugger leave an event at once, whatever the policy; nothing is counted."""
     called: list[str] = []
-    registry = HookRegistry()
 
     @registry.on("epoch_end", name="h", on_error=policy)
     def interrupt() -> None:
@@ -187,7 +180,7 @@ def test_an_interruption_is_not_a_failure_of_the_hook(error: BaseException, poli
     assert registry.entry("h").failures.total == 0 and registry.is_enabled("h") and called == []
 
 
-def test_quitting_the_debugger_while_a_state_is_restored_is_not_an_error_of_the_state() -> None:
+def test_quitting_the_debugger_while_a_state_is_restored_is_not_an_error_of_the_state(registry: HookRegistry) -> None:
     """It is the user's interruption, as at an event."""
 
     class Quitting(TrainingHook):
@@ -196,14 +189,13 @@ def test_quitting_the_debugger_while_a_state_is_restored_is_not_an_error_of_the_
         def load_state_dict(self, state: Any) -> None:
             raise bdb.BdbQuit
 
-    registry = HookRegistry()
     registry.register(Quitting(), name="h")
     with pytest.raises(KeyboardInterrupt, match="quit in the debugger in hook 'h', load_state_dict"):
         registry.load_state_dict({"h": {}})
 
 
 @pytest.mark.parametrize("policy", ["warn", "disable", "raise"])
-def test_a_failing_close_follows_the_policy(policy: str) -> None:
+def test_a_failing_close_follows_the_policy(policy: str, registry: HookRegistry) -> None:
     """Every hook is closed; under raise, what the first one raised is raised then."""
     closed: list[str] = []
 
@@ -212,7 +204,6 @@ def test_a_failing_close_follows_the_policy(policy: str) -> None:
             closed.append("one")
             raise self.error
 
-    registry = HookRegistry()
     registry.register(Closing(ValueError("first")), name="one", on_error=policy)
     registry.register(Closing(ValueError("second")), name="two", on_error=policy)
     if policy == "raise":

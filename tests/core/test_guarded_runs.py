@@ -212,9 +212,8 @@ def test_a_resumed_run_draws_on(tmp_path: Path) -> None:
     assert second.drawn == whole.drawn
 
 
-def test_without_a_run_nothing_is_watched() -> None:
+def test_without_a_run_nothing_is_watched(registry: HookRegistry) -> None:
     """A registry that a user fires manually has no training to protect."""
-    registry = HookRegistry()
     registry.register(Draws())
     before = torch.get_rng_state()
     registry.on_train_batch_end()

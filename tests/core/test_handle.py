@@ -5,14 +5,9 @@ import json
 import pickle
 
 import pytest
+from idle_hook import Idle
 
-from hookline import HookRegistry, TrainingHook
-
-
-class Idle(TrainingHook):
-    """A hook that does nothing when it is called."""
-
-    def on_train_end(self) -> None: ...
+from hookline import HookRegistry
 
 
 def test_a_handle_is_the_name() -> None:
@@ -29,27 +24,24 @@ def test_copies_are_plain_names() -> None:
         assert copied == "mine" and type(copied) is str
 
 
-def test_removing_twice_is_harmless() -> None:
+def test_removing_twice_is_harmless(registry: HookRegistry) -> None:
     """The second call does nothing."""
-    registry = HookRegistry()
     handle = registry.register(Idle("mine"))
     handle.remove()
     handle.remove()
     assert "mine" not in registry
 
 
-def test_a_with_block_removes_at_its_end_also_on_errors() -> None:
+def test_a_with_block_removes_at_its_end_also_on_errors(registry: HookRegistry) -> None:
     """The hook lives as long as the block, and the block's error continues."""
-    registry = HookRegistry()
     with pytest.raises(ValueError, match="inside"), registry.register(Idle("mine")) as name:
         assert name in registry
         raise ValueError("inside")
     assert "mine" not in registry
 
 
-def test_an_old_handle_does_not_remove_its_successor() -> None:
+def test_an_old_handle_does_not_remove_its_successor(registry: HookRegistry) -> None:
     """A handle removes the hook it was returned for, not one that took the name later."""
-    registry = HookRegistry()
     old = registry.register(Idle("mine"))
     registry.remove("mine")
     registry.register(Idle("mine"))

@@ -25,18 +25,16 @@ def test_values_are_passed_by_position_or_by_name() -> None:
 
 
 @pytest.mark.parametrize("spelling", ["on_validation_end", "on_eval_end"])
-def test_validation_metrics_reach_hooks_of_both_spellings(spelling: str) -> None:
+def test_validation_metrics_reach_hooks_of_both_spellings(spelling: str, registry: HookRegistry) -> None:
     seen: list[Any] = []
-    registry = HookRegistry()
     for name in ("on_validation_end", "on_eval_end"):
         registry.register(lambda metrics, step: seen.append((metrics, step)), name, event=name)
     getattr(registry, spelling)(metrics={"loss": 1.0}, step=3)
     assert seen == [({"loss": 1.0}, 3)] * 2
 
 
-def test_a_missing_value_names_the_event_the_hooks_and_the_remedy() -> None:
+def test_a_missing_value_names_the_event_the_hooks_and_the_remedy(registry: HookRegistry) -> None:
     """The message tells the caller which hooks need the value and how to pass it."""
-    registry = HookRegistry()
     for name in ("halve", "clip"):
         registry.register(lambda loss: None, name, event="train_batch_end")
     with pytest.raises(MissingArgument, match=r"on_train_batch_end: 'halve', 'clip' names 'loss'.*pass loss="):

@@ -188,9 +188,8 @@ def test_explain_says_which_hook_was_added_by_default() -> None:
     assert "added by default" not in second
 
 
-def test_explain_shows_the_order_and_the_reasons() -> None:
+def test_explain_shows_the_order_and_the_reasons(registry: HookRegistry) -> None:
     """What will happen at an event can be read."""
-    registry = HookRegistry()
     registry.register(lambda loss: None, "a", event="batch_end", every=10)
     registry.register(lambda step: None, "b", event="batch_end", enabled=False)
     shown = registry.explain("batch_end")
@@ -210,9 +209,8 @@ class Asks(TrainingHook):
         self.answer = (lambda: self.registry.calling_hook())()
 
 
-def test_a_caller_is_known() -> None:
+def test_a_caller_is_known(registry: HookRegistry) -> None:
     """A method's hook and a function's are named; None if no hook is being called."""
-    registry = HookRegistry()
     answers: list[Any] = []
     hook = Asks(registry)
     registry.register(hook, "object")

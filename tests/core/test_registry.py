@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from idle_hook import Idle
 
 from hookline import ForwardHook, HooklineError, HookRegistry, StopTraining, TrainingHook, UpdateHook
 from hookline.core import plugins
@@ -21,21 +22,9 @@ from hookline.ranks import Ranks
 Heard = list[Any]
 
 
-@pytest.fixture(autouse=True)
-def quiet(caplog: pytest.LogCaptureFixture) -> None:
-    """Failures are expected here; they need not fill the screen."""
-    caplog.set_level(logging.CRITICAL, "hookline")
-
-
 def says(called: Heard, word: Any) -> Callable[[], None]:
     """A function that says one word."""
     return lambda: called.append(word)
-
-
-class Idle(TrainingHook):
-    """A hook that does nothing when it is called."""
-
-    def on_train_end(self) -> None: ...
 
 
 class Speaker(TrainingHook):
@@ -73,10 +62,9 @@ def incidents(registry: HookRegistry) -> list[Any]:
 
 
 @pytest.mark.req("000-07", "002-70")
-def test_hooks_run_in_registration_order() -> None:
+def test_hooks_run_in_registration_order(registry: HookRegistry) -> None:
     """Hooks of one kind are called as they were registered, every time."""
     called: Heard = []
-    registry = HookRegistry()
     for name in ("zeta", "alpha", "mid"):
         registry.register(Speaker(name, called))
     for _ in range(3):
@@ -85,10 +73,9 @@ def test_hooks_run_in_registration_order() -> None:
 
 
 @pytest.mark.req("002-71")
-def test_users_run_before_built_ins_even_when_registered_later() -> None:
+def test_users_run_before_built_ins_even_when_registered_later(registry: HookRegistry) -> None:
     """A hook added after the trainer's own still comes before them."""
     called: Heard = []
-    registry = HookRegistry()
     registry.register(BuiltIn("built-in", called))
     registry.on_train_batch_end()
     registry.register(Speaker("user", called))
@@ -97,7 +84,7 @@ def test_users_run_before_built_ins_even_when_registered_later() -> None:
 
 
 @pytest.mark.req("002-72")
-def test_a_subclass_of_a_built_in_is_the_users_own() -> None:
+def test_a_subclass_of_a_built_in_is_the_users_own(registry: HookRegistry) -> None:
     """Who enhances a built-in runs among the users, and can see and change what it does."""
 
     class Mine(BuiltIn):
@@ -106,7 +93,6 @@ def test_a_subclass_of_a_built_in_is_the_users_own() -> None:
             self.called.append("enhanced")
 
     called: Heard = []
-    registry = HookRegistry()
     registry.register(BuiltIn("theirs", called))
     registry.register(Mine("mine", called))
     registry.on_train_batch_end()
@@ -115,10 +101,9 @@ def test_a_subclass_of_a_built_in_is_the_users_own() -> None:
 
 
 @pytest.mark.req("002-72")
-def test_a_user_hook_can_replace_a_built_in() -> None:
+def test_a_user_hook_can_replace_a_built_in(registry: HookRegistry) -> None:
     """Removing a built-in and registering another under its name is all it takes."""
     called: Heard = []
-    registry = HookRegistry()
     registry.register(BuiltIn("console_log", called))
     registry.remove("console_log")
     registry.register(says(called, "mine"), "console_log", event="train_batch_end")
@@ -127,7 +112,7 @@ def test_a_user_hook_can_replace_a_built_in() -> None:
 
 
 @pytest.mark.req("000-07", "000-03")
-def test_forward_and_update_hooks_have_no_tiers() -> None:
+def test_forward_and_update_hooks_have_no_tiers(registry: HookRegistry) -> None:
     """They run in registration order, built-in or not."""
 
     class BuiltInLink(UpdateHook):
@@ -140,16 +125,14 @@ def test_forward_and_update_hooks_have_no_tiers() -> None:
         def on_update(self, grads: Any) -> Any:
             return grads
 
-    registry = HookRegistry()
     registry.register(BuiltInLink())
     registry.register(UserLink())
     assert registry.explain("update").index("built_in_link") < registry.explain("update").index("user_link")
 
 
-def test_before_and_after_move_only_the_hook_that_has_them() -> None:
+def test_before_and_after_move_only_the_hook_that_has_them(registry: HookRegistry) -> None:
     """A name not registered yet is kept and applied when it arrives."""
     called: Heard = []
-    registry = HookRegistry()
     registry.register(Speaker("a", called), after="late")
     registry.register(Speaker("b", called))
     registry.on_train_batch_end()
@@ -186,7 +169,7 @@ def test_removing_a_hook_never_makes_the_order_of_the_rest_an_error() -> None:
     assert sorted(called) == ["a", "c", "x"] and called.index("a") < called.index("x")
 
 
-def test_a_circle_is_rejected_before_anything_has_changed() -> None:
+def test_a_circle_is_rejected_before_anything_has_changed(registry: HookRegistry) -> None:
     """Also one that goes through hooks of different kinds; the refused hook is not set up."""
 
     class Forward(ForwardHook):
@@ -195,14 +178,13 @@ def test_a_circle_is_rejected_before_anything_has_changed() -> None:
         def setup(self) -> None:
             raise AssertionError("set up")
 
-    registry = HookRegistry()
     registry.register(Speaker("a", []), before="f")
     with pytest.raises(RegistrationError, match="circle"):
         registry.register(Forward("f"), before="a")
     assert list(registry) == ["a"]
 
 
-def test_constraints_are_checked_within_the_kind_of_the_hook() -> None:
+def test_constraints_are_checked_within_the_kind_of_the_hook(registry: HookRegistry) -> None:
     """Between an early built-in and a late user link, update hooks can be placed; there are no tiers among them."""
 
     class Link(UpdateHook):
@@ -212,7 +194,6 @@ def test_constraints_are_checked_within_the_kind_of_the_hook() -> None:
     class BuiltInLink(Link):
         built_in = True
 
-    registry = HookRegistry()
     registry.register(BuiltInLink("b"))
     registry.register(Link("u"))
     registry.register(Link("x"), after="b", before="u")
@@ -226,9 +207,8 @@ def test_constraints_are_checked_within_the_kind_of_the_hook() -> None:
 # ---- registering ---------------------------------------------------------------------------------------------------
 
 
-def test_a_name_is_unique() -> None:
+def test_a_name_is_unique(registry: HookRegistry) -> None:
     """A duplicate is rejected, and the first stays."""
-    registry = HookRegistry()
     first = Idle("a")
     registry.register(first)
     with pytest.raises(RegistrationError, match="a hook named 'a' is registered already"):
@@ -237,10 +217,9 @@ def test_a_name_is_unique() -> None:
 
 
 @pytest.mark.req("000-01")
-def test_objects_classes_functions_and_names_are_registered() -> None:
+def test_objects_classes_functions_and_names_are_registered(registry: HookRegistry) -> None:
     """Every form of a hook, and none is left silent."""
     called: Heard = []
-    registry = HookRegistry()
     registry.register(Speaker("object", called))
     registry.register(Speaker, "made", name_="class", called=called)
     registry.register("clip_norm", max_norm=1.0)
@@ -251,7 +230,7 @@ def test_objects_classes_functions_and_names_are_registered() -> None:
     assert registry.get("clip_norm").max_norm == 1.0 and list(registry)[1] == "made"
 
 
-def test_setup_and_close_are_called_once_each() -> None:
+def test_setup_and_close_are_called_once_each(registry: HookRegistry) -> None:
     """setup on attaching; close on removal or at the end, whichever comes first; an error in close is reported."""
     calls: Heard = []
 
@@ -263,7 +242,6 @@ def test_setup_and_close_are_called_once_each() -> None:
             calls.append("close")
             raise OSError("disk gone")
 
-    registry = HookRegistry()
     reported = incidents(registry)
     handle = registry.register(Resource())
     registry.close()
@@ -273,14 +251,13 @@ def test_setup_and_close_are_called_once_each() -> None:
     assert [(incident.hook, incident.event) for incident in reported] == [("resource", "close")]
 
 
-def test_a_hook_whose_setup_fails_is_not_in() -> None:
+def test_a_hook_whose_setup_fails_is_not_in(registry: HookRegistry) -> None:
     """The error reaches the caller of `register`, and the name stays free."""
 
     class Broken(TrainingHook):
         def setup(self) -> None:
             raise OSError("no disk")
 
-    registry = HookRegistry()
     with pytest.raises(OSError, match="no disk"):
         registry.register(Broken("a"))
     registry.register(Idle("a"))
@@ -301,9 +278,8 @@ class Maker(TrainingHook):
                 raise
 
 
-def test_setup_may_register_other_hooks() -> None:
+def test_setup_may_register_other_hooks(registry: HookRegistry) -> None:
     """Numbers stay unique."""
-    registry = HookRegistry()
     registry.register(Maker("helper"))
     assert {entry.name: entry.number for entry in registry.entries()} == {"maker": 1, "helper": 2}
 
@@ -319,12 +295,11 @@ def test_setup_cannot_give_the_name_of_its_hook_to_another(name: str | None) -> 
     assert [type(registry.get(one)) for one in registry] == [Maker]
 
 
-def test_an_attribute_named_enabled_is_not_read() -> None:
+def test_an_attribute_named_enabled_is_not_read(registry: HookRegistry) -> None:
     """The switch is the registry's; a hook may use the word for anything."""
     called: Heard = []
     hook = Speaker("a", called)
     hook.enabled = False  # type: ignore[attr-defined]
-    registry = HookRegistry()
     registry.register(hook)
     registry.on_train_batch_end()
     assert called == ["a"] and registry.is_enabled("a")
@@ -336,10 +311,9 @@ def rank_of(number: int) -> Ranks:
     return ranks
 
 
-def test_ranks_limit_where_a_hook_runs() -> None:
+def test_ranks_limit_where_a_hook_runs(registry: HookRegistry) -> None:
     """A hook of rank 0 is listed on the others and silent there."""
     called: Heard = []
-    registry = HookRegistry()
     registry.set_ranks(rank_of(1))
     registry.register(says(called, "zero"), "zero", event="train_end", ranks=0)
     registry.register(says(called, "one"), "one", event="train_end", ranks=[1, 2])
@@ -351,10 +325,9 @@ def test_ranks_limit_where_a_hook_runs() -> None:
 
 
 @pytest.mark.req("000-05", "000-06")
-def test_a_disabled_hook_is_listed_silent_and_keeps_its_place() -> None:
+def test_a_disabled_hook_is_listed_silent_and_keeps_its_place(registry: HookRegistry) -> None:
     """Switching off and on again changes neither the list nor the order."""
     called: Heard = []
-    registry = HookRegistry()
     for name in "abc":
         registry.register(Speaker(name, called))
     registry.disable("b")
@@ -366,18 +339,16 @@ def test_a_disabled_hook_is_listed_silent_and_keeps_its_place() -> None:
 
 
 @pytest.mark.req("000-35", "000-36")
-def test_the_list_shows_every_hook_with_its_status() -> None:
+def test_the_list_shows_every_hook_with_its_status(registry: HookRegistry) -> None:
     """Its name, and whether it is enabled or disabled, one line each."""
-    registry = HookRegistry()
     registry.register(Idle("on"))
     registry.register(Idle("off"), enabled=False)
     lines = str(registry.list_hooks()).splitlines()
     assert lines[0].startswith("on: enabled") and lines[1].startswith("off: disabled")
 
 
-def test_an_unknown_name_names_the_nearest() -> None:
+def test_an_unknown_name_names_the_nearest(registry: HookRegistry) -> None:
     """get, enable, disable and remove miss alike."""
-    registry = HookRegistry()
     registry.register(Idle("console"))
     for method in (registry.get, registry.enable, registry.disable, registry.remove, registry.is_enabled):
         with pytest.raises(HooklineError, match="no hook is named 'consol'; did you mean 'console'"):
@@ -398,10 +369,9 @@ def failing(times: Iterator[bool]) -> Callable[[], None]:
 
 
 @pytest.mark.req("000-41")
-def test_a_failing_hook_leaves_the_others_alone() -> None:
+def test_a_failing_hook_leaves_the_others_alone(registry: HookRegistry) -> None:
     """The others listen to the event, before and after it in the order, and the error is reported with its place."""
     called: Heard = []
-    registry = HookRegistry()
     reported = incidents(registry)
     registry.register(Speaker("a", called))
     registry.register(failing(itertools.repeat(True)), "broken", event="train_batch_end")
@@ -417,9 +387,8 @@ def test_a_failing_hook_leaves_the_others_alone() -> None:
 
 
 @pytest.mark.parametrize("event", ["train_batch_end", "epoch_end", "on_update"])
-def test_three_failures_in_a_row_switch_a_hook_off(event: str) -> None:
+def test_three_failures_in_a_row_switch_a_hook_off(event: str, registry: HookRegistry) -> None:
     """Not two, and not three with a success between them; it stays listed and can be switched on again."""
-    registry = HookRegistry()
     hook = failing(iter([True, True, False, True, True, True, True]))
     fire = getattr(registry, event if event.startswith("on_") else f"on_{event}")
     if event == "on_update":
@@ -437,7 +406,7 @@ def test_three_failures_in_a_row_switch_a_hook_off(event: str) -> None:
     assert registry.is_enabled("broken") and registry.entry("broken").failures.total == 6
 
 
-def test_rows_count_per_event() -> None:
+def test_rows_count_per_event(registry: HookRegistry) -> None:
     """A success at another event does not break a row, and failures at two events do not add up."""
 
     class Half(TrainingHook):
@@ -449,7 +418,6 @@ def test_rows_count_per_event() -> None:
         def on_epoch_end(self) -> None:
             raise ValueError
 
-    registry = HookRegistry()
     registry.register(Half())
     for _ in range(2):
         registry.on_train_batch_start()
@@ -461,14 +429,13 @@ def test_rows_count_per_event() -> None:
     assert not registry.is_enabled("half")
 
 
-def test_disable_switches_off_at_once_and_raise_ends() -> None:
+def test_disable_switches_off_at_once_and_raise_ends(registry: HookRegistry) -> None:
     """The other two policies; the one that is raised is the hook's own exception, cause and all."""
 
     def broken() -> None:
         raise ValueError("boom") from KeyError("why")
 
     called: Heard = []
-    registry = HookRegistry()
     registry.register(broken, "once", event="train_batch_end", on_error="disable")
     registry.on_train_batch_end()
     assert not registry.is_enabled("once")
@@ -480,13 +447,12 @@ def test_disable_switches_off_at_once_and_raise_ends() -> None:
     assert caught.value.__notes__ == ["raised by hook 'fatal' in on_train_batch_end, step 2"]
 
 
-def test_debug_makes_every_policy_raise_and_strict_errors_always_do() -> None:
+def test_debug_makes_every_policy_raise_and_strict_errors_always_do(registry: HookRegistry) -> None:
     """Under debug nothing is isolated; MetricMissing never is."""
 
     def strict() -> None:
         raise MetricMissing("val/loss")
 
-    registry = HookRegistry()
     registry.register(strict, "strict", event="epoch_end")
     with pytest.raises(MetricMissing):
         registry.on_epoch_end()
@@ -496,10 +462,9 @@ def test_debug_makes_every_policy_raise_and_strict_errors_always_do() -> None:
         registry.on_train_batch_end()
 
 
-def test_closing_events_reach_everyone_and_failures_become_notes() -> None:
+def test_closing_events_reach_everyone_and_failures_become_notes(registry: HookRegistry) -> None:
     """Even hooks whose policy is raise cannot replace the exception that ends a run."""
     called: Heard = []
-    registry = HookRegistry()
     registry.register(failing(itertools.repeat(True)), "broken", event="on_exception", on_error="raise")
     registry.register(says(called, "last"), "last", event="on_exception")
     original = RuntimeError("the original")
@@ -508,10 +473,9 @@ def test_closing_events_reach_everyone_and_failures_become_notes() -> None:
     assert called == ["last"] and registry.entry("broken").failures.total == 1
 
 
-def test_the_end_of_a_run_reaches_everyone_before_a_failure_is_raised() -> None:
+def test_the_end_of_a_run_reaches_everyone_before_a_failure_is_raised(registry: HookRegistry) -> None:
     """If nothing else ended the run, the policy raise applies at on_train_end, too."""
     called: Heard = []
-    registry = HookRegistry()
     registry.register(failing(itertools.repeat(True)), "broken", event="on_train_end", on_error="raise")
     registry.register(says(called, "last"), "last", event="on_train_end")
     with pytest.raises(ValueError, match="boom"):
@@ -519,14 +483,13 @@ def test_the_end_of_a_run_reaches_everyone_before_a_failure_is_raised() -> None:
     assert called == ["last"] and registry.entry("broken").failures.total == 1
 
 
-def test_stop_training_reaches_the_owner_of_a_users_own_loop_after_the_others() -> None:
+def test_stop_training_reaches_the_owner_of_a_users_own_loop_after_the_others(registry: HookRegistry) -> None:
     """A manually fired event has no run to stop, so the exception reaches the caller and is not counted."""
     called: Heard = []
 
     def stop() -> None:
         raise StopTraining("enough")
 
-    registry = HookRegistry()
     registry.register(stop, "stopper", event="step_end")
     registry.register(says(called, "after"), "after", event="step_end")
     with pytest.raises(StopTraining, match="enough"):
@@ -534,7 +497,7 @@ def test_stop_training_reaches_the_owner_of_a_users_own_loop_after_the_others() 
     assert called == ["after"] and registry.entry("stopper").failures.total == 0
 
 
-def test_stop_training_becomes_a_stop_request_in_a_run() -> None:
+def test_stop_training_becomes_a_stop_request_in_a_run(registry: HookRegistry) -> None:
     """In a run it equals request_stop, naming the hook."""
     asked: Heard = []
 
@@ -547,17 +510,14 @@ def test_stop_training_becomes_a_stop_request_in_a_run() -> None:
     def stop() -> None:
         raise StopTraining
 
-    registry = HookRegistry()
     registry.register(stop, "stopper", event="step_end")
     fired = registry.slots.on_step_end
-    assert fired is not None
     fired(Moment())
     assert asked == [("StopTraining", "stopper")]
 
 
-def test_the_failure_of_a_hook_that_removed_itself_is_not_hidden() -> None:
+def test_the_failure_of_a_hook_that_removed_itself_is_not_hidden(registry: HookRegistry) -> None:
     """The hook has no entry left to count failures on; its failure is reported all the same."""
-    registry = HookRegistry()
     reported = incidents(registry)
 
     def suicide() -> None:
@@ -571,9 +531,8 @@ def test_the_failure_of_a_hook_that_removed_itself_is_not_hidden() -> None:
     ]
 
 
-def test_the_rank_is_reported() -> None:
+def test_the_rank_is_reported(registry: HookRegistry) -> None:
     """On another rank the note says which."""
-    registry = HookRegistry()
     ranks = Ranks()
     ranks.rank, ranks.world_size = 3, 4
     registry.set_ranks(ranks)
@@ -587,9 +546,8 @@ def test_the_rank_is_reported() -> None:
 
 
 @pytest.mark.req("000-41")
-def test_what_a_hook_does_to_others_metrics_is_undone_and_reported() -> None:
+def test_what_a_hook_does_to_others_metrics_is_undone_and_reported(registry: HookRegistry) -> None:
     """Keys added by earlier hooks are seen by later ones; changes of other keys are restored and reported once."""
-    registry = HookRegistry()
     reported, seen = incidents(registry), []
 
     def vandal(metrics: dict[str, Any]) -> None:
@@ -611,10 +569,9 @@ def test_what_a_hook_does_to_others_metrics_is_undone_and_reported() -> None:
 
 
 @pytest.mark.parametrize("event", ["train_batch_end", "epoch_end"])
-def test_an_event_in_flight_finishes_on_the_set_it_started_with(event: str) -> None:
+def test_an_event_in_flight_finishes_on_the_set_it_started_with(event: str, registry: HookRegistry) -> None:
     """Adding, removing and switching from inside take effect at the next event."""
     called: Heard = []
-    registry = HookRegistry()
 
     def changes() -> None:
         if "added" not in registry:
@@ -633,10 +590,9 @@ def test_an_event_in_flight_finishes_on_the_set_it_started_with(event: str) -> N
     assert called == ["added"]
 
 
-def test_a_hook_may_remove_itself() -> None:
+def test_a_hook_may_remove_itself(registry: HookRegistry) -> None:
     """Once is once."""
     called: Heard = []
-    registry = HookRegistry()
 
     def once() -> None:
         called.append("once")
@@ -648,10 +604,9 @@ def test_a_hook_may_remove_itself() -> None:
     assert called == ["once"] and registry.slots.on_train_batch_end is None
 
 
-def test_an_event_may_be_fired_from_inside_another() -> None:
+def test_an_event_may_be_fired_from_inside_another(registry: HookRegistry) -> None:
     """Re-entrancy: the inner event is complete before the outer one continues."""
     called: Heard = []
-    registry = HookRegistry()
     registry.register(says(called, "inner"), "inner", event="epoch_end")
     registry.register(lambda: registry.on_epoch_end(), "fires", event="train_batch_end")
     registry.register(says(called, "outer"), "outer", event="train_batch_end")
@@ -659,10 +614,9 @@ def test_an_event_may_be_fired_from_inside_another() -> None:
     assert called == ["inner", "outer"]
 
 
-def test_a_change_keeps_the_batchs_due_set() -> None:
+def test_a_change_keeps_the_batchs_due_set(registry: HookRegistry) -> None:
     """Due for a micro-batch means due for all its events, even if the set of hooks changes in between."""
     called: Heard = []
-    registry = HookRegistry()
 
     class Scheduled(TrainingHook):
         def on_train_batch_start(self) -> None:
@@ -681,10 +635,9 @@ def test_a_change_keeps_the_batchs_due_set() -> None:
     assert called == ["start", "end"] * 2
 
 
-def test_a_scheduled_hook_added_inside_a_batch_waits_for_the_next() -> None:
+def test_a_scheduled_hook_added_inside_a_batch_waits_for_the_next(registry: HookRegistry) -> None:
     """It was not asked for this micro-batch, so it does not listen to the rest of it."""
     called: Heard = []
-    registry = HookRegistry()
     registry.begin_batch(Reading(2, 2, 1))
     registry.register(says(called, "h"), "h", event="train_batch_end", every=2)
     assert not registry.due_now("h")
@@ -692,10 +645,9 @@ def test_a_scheduled_hook_added_inside_a_batch_waits_for_the_next() -> None:
     assert registry.due_now("h")
 
 
-def test_a_callable_from_an_earlier_batch_leaves_the_later_ones_alone() -> None:
+def test_a_callable_from_an_earlier_batch_leaves_the_later_ones_alone(registry: HookRegistry) -> None:
     """It may be called late, by another thread: what it is made for then is not what that batch's hooks were."""
     called: Heard = []
-    registry = HookRegistry()
     registry.register(lambda step: called.append(step), "even", event="train_batch_end", every=2)
     registry.register(says(called, "always"), "always", event="train_batch_end")
     registry.begin_batch(Reading(1, 1, 1))
@@ -708,10 +660,9 @@ def test_a_callable_from_an_earlier_batch_leaves_the_later_ones_alone() -> None:
     assert called == ["always"]
 
 
-def test_schedules_gate_inner_events_only() -> None:
+def test_schedules_gate_inner_events_only(registry: HookRegistry) -> None:
     """Run, epoch, validation, checkpoint and exception events always arrive."""
     called: Heard = []
-    registry = HookRegistry()
     registry.register(Speaker("a", called), every=1000)
     registry.on_train_batch_end(step=1)
     registry.on_train_end()
@@ -721,9 +672,8 @@ def test_schedules_gate_inner_events_only() -> None:
 # ---- threads -------------------------------------------------------------------------------------------------------
 
 
-def test_registering_and_removing_while_another_thread_fires() -> None:
+def test_registering_and_removing_while_another_thread_fires(registry: HookRegistry) -> None:
     """A permanent hook listens to every event exactly once, and nothing breaks, whatever two other threads do."""
-    registry = HookRegistry()
     called = itertools.count()
     registry.register(lambda: next(called) and None, "permanent", event="train_batch_end")
     registry.register(failing(itertools.cycle([True, False])), "flaky", event="train_batch_end")
@@ -750,7 +700,6 @@ def test_registering_and_removing_while_another_thread_fires() -> None:
         fired += 1
         registry.begin_batch(Reading(fired, fired, 1))
         heard_slot = registry.slots.on_train_batch_end
-        assert heard_slot is not None
         heard_slot(type("Moment", (), {"step": fired})())
     done.set()
     for thread in threads:
@@ -759,9 +708,8 @@ def test_registering_and_removing_while_another_thread_fires() -> None:
     assert list(registry) == ["permanent", "flaky"] and registry.is_enabled("flaky")
 
 
-def test_a_schedule_registered_during_evaluation_counts_from_the_next_batch() -> None:
+def test_a_schedule_registered_during_evaluation_counts_from_the_next_batch(registry: HookRegistry) -> None:
     """A change in another thread while schedules are asked must not be lost behind a long countdown."""
-    registry = HookRegistry()
     registry.register(lambda: None, "far", event="train_batch_end", every=10**6)
     register = functools.partial(registry.register, lambda: None, "near", event="train_batch_end", every=3)
     thread = threading.Thread(target=register)
@@ -788,10 +736,9 @@ def test_a_schedule_registered_during_evaluation_counts_from_the_next_batch() ->
 
 
 @pytest.mark.req("000-40", "000-08")
-def test_a_thousand_hooks_are_registered_fired_and_removed_quickly() -> None:
+def test_a_thousand_hooks_are_registered_fired_and_removed_quickly(registry: HookRegistry) -> None:
     """The registry stays usable with very many hooks, in their order."""
     called: Heard = []
-    registry = HookRegistry()
     began = time.perf_counter()
     handles = [registry.register(says(called, i), f"h{i}", event="train_batch_end") for i in range(1000)]
     registry.on_train_batch_end()
@@ -801,14 +748,13 @@ def test_a_thousand_hooks_are_registered_fired_and_removed_quickly() -> None:
     assert time.perf_counter() - began < 5.0
 
 
-def test_state_goes_by_name_and_misses_are_reported() -> None:
+def test_state_goes_by_name_and_misses_are_reported(registry: HookRegistry) -> None:
     """Every hook gets its own back; what has no counterpart on either side is named."""
 
     class Keeper(Idle):
         saves = ("count",)
         count = 0
 
-    registry = HookRegistry()
     for name in ("a", "b"):
         registry.register(Keeper(name))
     registry.get("a").count = 5
@@ -817,7 +763,7 @@ def test_state_goes_by_name_and_misses_are_reported() -> None:
     assert registry.get("a").count == 7
 
 
-def test_a_state_that_does_not_fit_is_reported_with_its_hook() -> None:
+def test_a_state_that_does_not_fit_is_reported_with_its_hook(registry: HookRegistry) -> None:
     """Such as one that another hook saved under the name; what went wrong stands behind it."""
 
     class Strict(Idle):
@@ -827,16 +773,14 @@ def test_a_state_that_does_not_fit_is_reported_with_its_hook() -> None:
         def load_state_dict(self, state: dict[str, int]) -> None:
             self.count = state["count"]
 
-    registry = HookRegistry()
     registry.register(Strict("a"))
     said = r"hook 'a' \(Strict\) cannot take the state that was saved under its name: KeyError: 'count'"
     with pytest.raises(HooklineError, match=said):
         registry.load_state_dict({"a": {"other": 1}})
 
 
-def test_watchers_can_stop_watching() -> None:
+def test_watchers_can_stop_watching(registry: HookRegistry) -> None:
     """Both kinds of listener come with a way to end it."""
-    registry = HookRegistry()
     changes, reported = [], []
     stop_changes = registry.on_change(lambda: changes.append(1))
     stop_incidents = registry.failures.subscribe(reported.append)
@@ -847,9 +791,8 @@ def test_watchers_can_stop_watching() -> None:
     assert changes == [] and reported == []
 
 
-def test_a_value_the_caller_did_not_pass_is_the_callers_error() -> None:
+def test_a_value_the_caller_did_not_pass_is_the_callers_error(registry: HookRegistry) -> None:
     """It names the event, the hook and the value, and the hook is not charged."""
-    registry = HookRegistry()
     registry.register(lambda loss: None, "reader", event="train_batch_end")
     with pytest.raises(MissingArgument, match=r"on_train_batch_end: 'reader' names 'loss'"):
         registry.on_train_batch_end("batch")
@@ -866,9 +809,8 @@ class FailsToClose(TrainingHook):
         raise ValueError("cannot close")
 
 
-def test_a_failing_close_ends_a_run_but_not_a_removal(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_close_ends_a_run_but_not_a_removal(caplog: pytest.LogCaptureFixture, registry: HookRegistry) -> None:
     """The hook is gone, and the log says why it could not be closed."""
-    registry = HookRegistry()
     for name in "abc":
         handle = registry.register(FailsToClose(), name)
     with caplog.at_level(logging.WARNING, "hookline"):
@@ -879,10 +821,11 @@ def test_a_failing_close_ends_a_run_but_not_a_removal(caplog: pytest.LogCaptureF
         registry.close()
 
 
-def test_a_config_that_fails_is_taken_back_although_a_hook_cannot_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_config_that_fails_is_taken_back_although_a_hook_cannot_be_closed(
+    monkeypatch: pytest.MonkeyPatch, registry: HookRegistry
+) -> None:
     """The error is that of the config, and no hook of it stays."""
     monkeypatch.setattr(plugins.HOOKS, "_added", {"fails": FailsToClose})
-    registry = HookRegistry()
     with pytest.raises(RegistrationError, match="'a' is registered already"):
         registry.load({"lifecycle": [{"name": "fails", "as": "a"}, "fails", {"name": "lr_monitor", "as": "a"}]})
     assert list(registry) == []
@@ -925,7 +868,7 @@ def test_setup_may_register_another_hook_of_its_class() -> None:
     assert {name: registry.get(name).children for name in registry} == {"parent": 1, "parent_2": 0}
 
 
-def test_one_saved_attribute_need_not_be_in_a_tuple() -> None:
+def test_one_saved_attribute_need_not_be_in_a_tuple(registry: HookRegistry) -> None:
     """`saves = "count"` names one attribute, not five letters; the same for `before` and `events_when_not_due`."""
 
     class Counts(TrainingHook):
@@ -935,7 +878,6 @@ def test_one_saved_attribute_need_not_be_in_a_tuple() -> None:
 
         def on_step_end(self) -> None: ...
 
-    registry = HookRegistry()
     registry.register(Counts(), "counts", before="later")
     assert registry.state_dict() == {"counts": {"count": 3}}
     registry.load_state_dict({"counts": {"count": 5}})

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from idle_hook import Idle
 
 from hookline import (
     ForwardHook,
@@ -27,12 +28,6 @@ from hookline.errors import ConfigError, MissingArgument, RegistrationError
 def ctx(step: int, tokens: int = 0) -> StepContext:
     """A finished step."""
     return StepContext(step, 0.5, 1.0, 1e-3, tokens, None, None)  # type: ignore[arg-type]
-
-
-class Idle(TrainingHook):
-    """A hook that does nothing when it is called."""
-
-    def on_train_end(self) -> None: ...
 
 
 class Everything(TrainingHook):
@@ -229,10 +224,9 @@ def test_steps_may_jump() -> None:
     assert called == [20, 40, 60, 80, 100]
 
 
-def test_epochs_are_counted_from_what_the_loop_says() -> None:
+def test_epochs_are_counted_from_what_the_loop_says(registry: HookRegistry) -> None:
     """`every="2 epochs"` holds for the second epoch and not for the first, batch numbers starting again."""
     called: list[tuple[int, int]] = []
-    registry = HookRegistry()
     registry.register(
         lambda epoch, batch_idx: called.append((epoch, batch_idx)), "h", event="batch_end", every="2 epochs"
     )

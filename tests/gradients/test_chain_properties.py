@@ -1,6 +1,5 @@
 """Test random chains: their result is the composition of pure functions, whichever hooks fail or only measure."""
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -15,12 +14,6 @@ Grads = dict[str, torch.Tensor]
 Pure = Callable[[Grads], Grads]
 QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 NAMES = ("matrix", "kernel", "vector", "scalar")
-
-
-@pytest.fixture(autouse=True)
-def quiet(caplog: pytest.LogCaptureFixture) -> None:
-    """Silence the log, because failures are expected here."""
-    caplog.set_level(logging.CRITICAL, "hookline")
 
 
 def each(function: Callable[[torch.Tensor], torch.Tensor]) -> Pure:

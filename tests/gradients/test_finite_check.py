@@ -1,6 +1,5 @@
 """Test that a hook which makes gradients non-finite is named and undone."""
 
-import logging
 import math
 from typing import Any
 
@@ -9,12 +8,6 @@ import torch
 
 from hookline import UpdateHook
 from hookline.errors import GradientError
-
-
-@pytest.fixture(autouse=True)
-def quiet(caplog: pytest.LogCaptureFixture) -> None:
-    """Silence the log, because failures are expected here."""
-    caplog.set_level(logging.CRITICAL, "hookline")
 
 
 class Spoils(UpdateHook):

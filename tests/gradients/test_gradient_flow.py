@@ -152,7 +152,6 @@ def test_norms_of_unusual_gradients() -> None:
     assert found == pytest.approx([6e5, 4.0, 1e30 * 2**0.5, 0.0, 2.0], rel=1e-3)
     empty = nn.Module()
     empty.register_parameter("none", nn.Parameter(torch.zeros(0)))
-    assert empty.none is not None
     empty.none.grad = torch.zeros(0)
     assert verdicts(gradient_flow(empty)) == {"none": "ok"}
 
@@ -184,7 +183,6 @@ def trained(model: nn.Module, *hooks: Any, batches: int = 4, **options: Any) -> 
 
 def lines_of(trainer: Trainer, name: str) -> list[dict[str, Any]]:
     """The lines of a file of the run's record."""
-    assert trainer.run_dir is not None
     return [json.loads(line) for line in (trainer.run_dir / name).read_text().splitlines()]
 
 

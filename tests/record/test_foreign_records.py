@@ -52,7 +52,6 @@ def write_run(directory: Path, **fields: Any) -> Path:
         record.log(step, 0, "train/loss", 1 / step)
     record.log_table(1, 0, "t", ["a"], [[1]])
     record.close("completed", None, [], [], {"step": 3})
-    assert record.path is not None
     (record.path / "media" / "t.json").write_text('{"columns":["a"],"rows":[]}')
     (record.path / "run.json").write_text(json.dumps(json.loads((record.path / "run.json").read_text()) | fields))
     return record.path

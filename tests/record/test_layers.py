@@ -35,7 +35,6 @@ def close(record: Record) -> None:
 
 def lines_of(record: Record) -> list[dict[str, Any]]:
     """Read layers.jsonl as strict JSON."""
-    assert record.path is not None
     text = (record.path / "layers.jsonl").read_text()
     return [json.loads(line, parse_constant=lambda name: pytest.fail(name)) for line in text.splitlines()]
 

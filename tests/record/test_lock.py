@@ -161,7 +161,6 @@ def test_a_killed_run_with_workers_resumes_at_once(tmp_path: Path) -> None:
     command = [sys.executable, "-c", WITH_WORKERS, str(tmp_path)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen([*command, "block"], stdout=subprocess.PIPE, text=True, env=environment) as trainer:
-        assert trainer.stdout is not None
         worker = int(trainer.stdout.readline().split()[1])
         try:
             (run,) = tmp_path.iterdir()

@@ -87,7 +87,6 @@ def test_the_mark_of_a_resumed_run_is_not_a_row(
     for step in after:
         record.log(step, 8, "train/loss", 1.0)
     end(record)
-    assert record.path is not None
     rows = [(row["step"], row["epoch"], row["train/loss"]) for row in read_metrics(record.path)]
     assert rows == [(step, 0, 3.0) for step in before if step <= resumed_at] + [(step, 8, 1.0) for step in after]
     assert not any("resumed" in row for row in read_metrics(record.path))

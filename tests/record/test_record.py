@@ -24,7 +24,6 @@ from hookline.record import Record, read_jsonl
 
 def run_json(record: Record) -> dict[str, Any]:
     """Read run.json."""
-    assert record.path is not None
     found: dict[str, Any] = json.loads((record.path / "run.json").read_text())
     return found
 

@@ -339,7 +339,6 @@ def test_histograms_count_the_values_of_a_monitored_model(tmp_path: Path) -> Non
         console=False,
     )
     trainer.train()
-    assert trainer.run_dir is not None
     table = RunSummary.read(trainer.run_dir).histograms["activation_histograms"]
     assert table.counts.sum(axis=2).tolist() == [[16.0 * 8]] * 4
     middle = table.counts.shape[2] // 2
@@ -488,7 +487,6 @@ def test_a_line_that_a_live_run_is_writing_is_not_incomplete(tmp_path: Path, fil
     record = record_of(tmp_path)
     record.log(1, 0, "train/loss", 1.0)
     record.flush(wait=True)
-    assert record.path is not None
     with (record.path / file).open("a") as stream:
         stream.write('{"step": 2, "tra')
     assert RunSummary.read(record.path).incomplete == []
@@ -501,7 +499,6 @@ def test_a_line_that_a_live_run_is_writing_is_not_incomplete(tmp_path: Path, fil
 def test_a_line_that_another_rank_is_writing_is_not_incomplete(tmp_path: Path) -> None:
     """The lock of the run is in its directory, not in that of the rank."""
     record = record_of(tmp_path)
-    assert record.path is not None
     (record.path / "ranks" / "1").mkdir(parents=True)
     file = record.path / "ranks" / "1" / "events.jsonl"
     file.write_text('{"time":1,"kind":"x","step":1,"rank":1}\n{"time":2,"ki')

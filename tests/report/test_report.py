@@ -39,7 +39,6 @@ def test_a_run_has_a_report_with_its_outcome() -> None:
     """At the end report.html is in the run's directory, with the outcome and every step."""
     trainer = make_trainer(max_steps=3)
     trainer.train()
-    assert trainer.run_dir is not None
     page = read_page(trainer.run_dir / "report.html")
     assert page["runs"][0]["run"]["outcome"] == "completed"
     losses = [row["train/loss"] for row in read_metrics(trainer.run_dir) if "train/loss" in row]

@@ -10,22 +10,19 @@ from weakref import ref
 
 import pytest
 import torch
+from builders import make_batches, make_model, make_trainer
 
-from hookline import StepContext, Trainer, TrainingHook, get_trainer
+from hookline import SimpleTrainer, StepContext, Trainer, TrainingHook
 
 
-def make_trainer(batches: int = 3, **options: Any) -> Trainer:
-    """A trainer that writes nothing."""
-    torch.manual_seed(0)
-    model = torch.nn.Linear(3, 1)
-    data = [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(batches)]
-    options = {"record": False, "console": False, "loss_fn": torch.nn.functional.mse_loss, **options}
-    return get_trainer("simple", model, data, torch.optim.SGD(model.parameters(), 0.1), "cpu", **options)
+def trainer_of(batches: int = 3, **options: Any) -> SimpleTrainer:
+    """Make a trainer of one layer, and of a number of batches."""
+    return make_trainer(model=make_model(3, 1), data=make_batches(batches), **options)
 
 
 def test_before_the_first_batch() -> None:
     """There is no loss yet, and that is nan."""
-    trainer = make_trainer()
+    trainer = trainer_of()
     args = trainer.event_args
     assert math.isnan(args.loss)
     assert (args.step, args.epoch, args.batch_idx, trainer.progress.batches) == (0, 0, -1, 0)
@@ -34,7 +31,7 @@ def test_before_the_first_batch() -> None:
 @pytest.mark.req("004-12", "004-13", "004-17")
 def test_the_step_context() -> None:
     """Every step brings a StepContext with the seven fields, the live model and the live optimizer."""
-    trainer = make_trainer()
+    trainer = trainer_of()
     seen: list[StepContext] = []
 
     @trainer.on("step_end")
@@ -66,10 +63,8 @@ def test_the_values_of_the_step_context() -> None:
         optimizer.param_groups[0]["lr"] = 0.1 / step
         optimizer.step()
         expected.append((step, loss.item(), norm.item(), 0.1 / step, 8 * step))
-    trainer = get_trainer(
-        "simple", model, data, torch.optim.SGD(model.parameters(), 0.1), "cpu", max_grad_norm=0.05, record=False,
-        console=False, step_fn=lambda model, batch: model(batch).pow(2).mean(), count_tokens=lambda batch: 8,
-    )  # fmt: skip
+    step_fn = lambda model, batch: model(batch).pow(2).mean()  # noqa: E731
+    trainer = make_trainer(model=model, data=data, max_grad_norm=0.05, step_fn=step_fn, count_tokens=lambda batch: 8)
     trainer.schedulers = [torch.optim.lr_scheduler.LambdaLR(trainer.optimizers[0], lambda done: 1 / (done + 1))]
     seen: list[Any] = []
     trainer.on("step_end")(lambda ctx: seen.append((ctx.step, ctx.loss, ctx.grad_norm, ctx.lr, ctx.tokens_seen)))
@@ -87,7 +82,7 @@ RUNS: list[dict[str, Any]] = [
 
 def run_with_rates(read: Any, **options: Any) -> Trainer:
     """Train seven batches with a rate that changes at every step and a third step that is skipped; `read` is a hook."""
-    trainer = make_trainer(7, validate_every=2, **options)
+    trainer = trainer_of(7, validate_every=2, **options)
     trainer.val_loaders = {"val": [(torch.ones(2, 3), torch.ones(2, 1))]}
     trainer.schedulers.append(torch.optim.lr_scheduler.ExponentialLR(trainer.optimizers[0], 0.5))
     trainer.on("gradients_ready", at=3, name="skip")(lambda trainer: trainer.skip_step("for the test"))
@@ -180,7 +175,7 @@ def test_a_context_is_copied_like_any_dataclass() -> None:
     def every_way(ctx: StepContext) -> None:
         made.append((replace(ctx, step=10), asdict(ctx), copy(ctx), deepcopy(ctx), pickle.loads(pickle.dumps(ctx))))
 
-    trainer = make_trainer()
+    trainer = trainer_of()
     trainer.on("step_end", name="now", on_error="raise")(lambda ctx: every_way(ctx))
     trainer.on("step_end", name="later", on_error="raise")(lambda ctx: kept.append(ctx))
     trainer.train()
@@ -197,13 +192,13 @@ def test_a_context_is_copied_like_any_dataclass() -> None:
 
 def test_what_a_kept_context_holds() -> None:
     """Neither the graph of its loss nor the gradients of its step; and gradients of no step that nobody kept."""
-    trainer = make_trainer(4)
+    trainer = trainer_of(4)
     kept: list[StepContext] = []
     gradients: list[Any] = []
     graphs: list[Any] = []
     alive: list[int] = []
     trainer.on("before_backward", name="graph")(lambda loss: graphs.append(ref(loss.grad_fn)))
-    trainer.on("gradients_ready", name="grads")(lambda grads: gradients.append(ref(grads["weight"])))
+    trainer.on("gradients_ready", name="grads")(lambda grads: gradients.append(ref(grads["0.weight"])))
     trainer.on("step_end", at=2, name="keeps")(lambda ctx: kept.append(ctx))
     trainer.on("train_batch_start", name="count")(lambda: alive.append(sum(one() is not None for one in gradients)))
     trainer.train()
@@ -214,7 +209,7 @@ def test_what_a_kept_context_holds() -> None:
 
 def test_a_kept_window_stays_true() -> None:
     """`trainer.window()` of a step is not emptied when the next one begins."""
-    trainer = make_trainer(4, accumulate=2)
+    trainer = trainer_of(4, accumulate=2)
     kept: list[Any] = []
     trainer.on("step_end")(lambda trainer: kept.append(trainer.window()))
     trainer.train()
@@ -223,7 +218,7 @@ def test_a_kept_window_stays_true() -> None:
 
 def test_kept_metrics_stay_true() -> None:
     """Every event has a dict, so that one a hook keeps is not overwritten: of batches and of validations."""
-    trainer = make_trainer(3, validate_every=1)
+    trainer = trainer_of(3, validate_every=1)
     trainer.val_loaders = {"val": [(torch.ones(2, 3), torch.ones(2, 1))]}
     kept: list[dict[str, Any]] = []
     copies: list[dict[str, Any]] = []
@@ -238,7 +233,7 @@ def test_the_norm_is_that_of_the_gradients_before_clipping() -> None:
     """At the step's end it is still known, with a clip link and without one."""
     norms: dict[bool, list[float]] = {}
     for clip in (False, True):
-        trainer = make_trainer(1, max_grad_norm=0.01 if clip else None)
+        trainer = trainer_of(1, max_grad_norm=0.01 if clip else None)
         norms[clip] = []
         trainer.on("step_end")(lambda ctx, clip=clip: norms[clip].append(ctx.grad_norm))
         trainer.train()
@@ -249,7 +244,7 @@ def test_the_norm_is_that_of_the_gradients_before_clipping() -> None:
 @pytest.mark.req("002-43")
 def test_metrics_are_shared_recorded_and_protected() -> None:
     """A later hook sees an earlier one's key, the record stores the numbers, and no hook changes another's key."""
-    trainer = make_trainer(1)
+    trainer = trainer_of(1)
     seen: list[dict[str, Any]] = []
 
     @trainer.on("train_batch_end", name="adds")
@@ -265,15 +260,15 @@ def test_metrics_are_shared_recorded_and_protected() -> None:
     trainer.train()
     assert seen[0]["mine"] == 3.5
     assert seen[0]["loss"] > 0
-    recorded = {key: value for line in trainer.record.metrics for key, value in line.items()}  # type: ignore[attr-defined]
+    recorded = {key: value for line in trainer.record.metrics for key, value in line.items()}
     assert (recorded["mine"], recorded["tensor"]) == (3.5, 2.0)
     assert "note" not in recorded
-    assert [event["hook"] for event in trainer.record.events if event["kind"] == "hook_overruled"] == ["removes"]  # type: ignore[attr-defined]
+    assert [event["hook"] for event in trainer.record.events if event["kind"] == "hook_overruled"] == ["removes"]
 
 
 def test_what_a_hook_adds_to_metrics_before_it_removes_itself_is_recorded() -> None:
     """A hook that is called once may be gone when its event is over."""
-    trainer = make_trainer(1)
+    trainer = trainer_of(1)
 
     @trainer.on("train_batch_end", name="once")
     def once(metrics: dict[str, Any], trainer: Trainer) -> None:
@@ -286,7 +281,7 @@ def test_what_a_hook_adds_to_metrics_before_it_removes_itself_is_recorded() -> N
 
 def test_the_training_loss_is_known_inside_of_everything_that_runs_other_batches() -> None:
     """A hook that runs the model inside a validation sees the loss of the last training batch in the state."""
-    trainer, losses = make_trainer(1), list[float]()
+    trainer, losses = trainer_of(1), list[float]()
     trainer.on("train_batch_end", name="train")(lambda loss: losses.append(loss))
 
     @trainer.on("validation_batch_end", name="look")
@@ -301,21 +296,21 @@ def test_the_training_loss_is_known_inside_of_everything_that_runs_other_batches
 
 def test_metrics_survive_a_validation_in_the_same_event() -> None:
     """A hook that validates in between does not lose what others added."""
-    trainer = make_trainer(1)
+    trainer = trainer_of(1)
     trainer.on("train_batch_end", name="adds")(lambda metrics: metrics.update(mine=1.0))
     trainer.on("train_batch_end", name="validates")(
         lambda trainer: trainer.validate(list(trainer.train_loaders["train"]))
     )
     trainer.on("validation_batch_end", name="looks")(lambda metrics: None)
     trainer.train()
-    assert any(line.get("mine") == 1.0 for line in trainer.record.metrics)  # type: ignore[attr-defined]
+    assert any(line.get("mine") == 1.0 for line in trainer.record.metrics)
 
 
 def test_the_clock_starts_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time between making a trainer and training is not the run's; earlier attempts are."""
     now = [100.0]
     monkeypatch.setattr("hookline.run.progress.monotonic", lambda: now[0])
-    progress = make_trainer().progress
+    progress = trainer_of().progress
     now[0] = 500.0
     progress.begin_run(None)
     now[0] = 507.0
@@ -327,7 +322,7 @@ def test_the_clock_starts_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_only_single_numbers_of_what_hooks_add_to_metrics_are_recorded() -> None:
     """Hooks may pass each other anything; a NumPy string has one element and is not a number."""
     numpy = pytest.importorskip("numpy")
-    trainer = make_trainer(1)
+    trainer = trainer_of(1)
 
     @trainer.on("train_batch_end")
     def add(metrics: dict[str, Any]) -> None:
@@ -341,7 +336,7 @@ def test_only_single_numbers_of_what_hooks_add_to_metrics_are_recorded() -> None
 
 def test_validation_metrics_have_both_prefixes() -> None:
     """'val/…' for on_validation_end and 'eval/…' for on_eval_end; keys without a prefix stay as they are."""
-    trainer = make_trainer(1)
+    trainer = trainer_of(1)
     seen: list[Any] = []
     trainer.on("validation_end", name="val")(lambda metrics: metrics.update(other=2.0) or seen.append(sorted(metrics)))
     trainer.on("eval_end", name="eval")(lambda metrics: seen.append(sorted(metrics)))
@@ -351,7 +346,7 @@ def test_validation_metrics_have_both_prefixes() -> None:
 
 def test_one_dictionary_that_hooks_may_write_to() -> None:
     """Keys that hooks add stay; the others are current, and train() returns the same object."""
-    trainer = make_trainer(2)
+    trainer = trainer_of(2)
     seen: list[Any] = []
 
     @trainer.on("train_batch_end", name="writer")
@@ -368,8 +363,8 @@ def test_one_dictionary_that_hooks_may_write_to() -> None:
 @pytest.mark.req("001-41")
 def test_model_params_counts_frozen_parameters_too() -> None:
     """It is the size of the model, not of what is trained."""
-    trainer = make_trainer(1)
-    trainer.model.bias.requires_grad_(False)
+    trainer = trainer_of(1)
+    trainer.model[0].bias.requires_grad_(False)
     seen: list[int] = []
     trainer.on("train_batch_end")(lambda state: seen.append(state["model_params"]))
     assert trainer.train()["model_params"] == 4
@@ -378,12 +373,12 @@ def test_model_params_counts_frozen_parameters_too() -> None:
 
 def test_losses_that_cannot_be_read_after_an_error() -> None:
     """After a device error closing events get NaN; while training continues it is an error."""
-    trainer = make_trainer(2)
+    trainer = trainer_of(2)
 
     def broken() -> float:
         raise RuntimeError("the device is gone")
 
-    trainer.stats.mean_loss = broken  # type: ignore[method-assign]
+    trainer.stats.mean_loss = broken
     with pytest.raises(RuntimeError, match="the device is gone"):
         trainer.refresh_state()
     trainer.run_status.close(failed=True)

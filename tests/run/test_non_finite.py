@@ -8,23 +8,20 @@ from typing import Any
 
 import pytest
 import torch
+from builders import make_batches, make_model, make_trainer
 from small_config import config_with
 
-from hookline import EarlyStopping, Trainer, get_trainer
+from hookline import EarlyStopping, SimpleTrainer
 from hookline.cli import main
 from hookline.record import read_jsonl
 
 
-def make_trainer(bad: int | None = 3, batches: int = 6, value: float = math.nan, **options: Any) -> Trainer:
+def diverging_trainer(bad: int | None = 3, batches: int = 6, value: float = math.nan, **options: Any) -> SimpleTrainer:
     """Return a trainer; the batch of one step holds a number that is not finite."""
-    torch.manual_seed(0)
-    model = torch.nn.Linear(3, 1)
-    data = [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(batches)]
+    data = make_batches(batches)
     if bad is not None:
         data[bad - 1][1][0] = value
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    options = {"loss_fn": torch.nn.functional.mse_loss, "console": False, "record": False, **options}
-    return get_trainer("simple", model, data, optimizer, "cpu", **options)
+    return make_trainer(model=make_model(3, 1), data=data, **options)
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -35,7 +32,7 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
 @pytest.mark.parametrize(("value", "shown"), [(math.nan, "nan"), (math.inf, "inf")])
 def test_the_first_bad_loss_is_announced_once(caplog: pytest.LogCaptureFixture, value: float, shown: str) -> None:
     """With its step and what to do, also if nothing reads losses, and it is an event of the record."""
-    trainer = make_trainer(3, value=value, max_epochs=3)
+    trainer = diverging_trainer(3, value=value, max_epochs=3)
     trainer.train()
     remedy = 'to find the module it comes from: trainer.add_hook("nan_forensics")'
     assert warnings_of(caplog) == [f"step 3: the loss is {shown}; {remedy}"]
@@ -50,7 +47,7 @@ def test_the_first_bad_loss_is_announced_once(caplog: pytest.LogCaptureFixture, 
 )
 def test_it_is_announced_at_its_step(options: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     """On the CPU no later step begins before the announcement, with or without a record on disk."""
-    trainer, seen = make_trainer(6, batches=40, **options), {}
+    trainer, seen = diverging_trainer(6, batches=40, **options), {}
     trainer.on("train_batch_start", name="looks")(lambda step: seen.setdefault(step, warnings_of(caplog)))
     trainer.train()
     bad = math.ceil(6 / options.get("accumulate", 1))
@@ -68,7 +65,7 @@ def test_later_bad_losses_do_not_write_the_record() -> None:
         def write_layers(self, rows: Any) -> None: ...
         def write_events(self, rows: Any) -> None: ...
 
-    trainer = make_trainer(bad=None, batches=40)
+    trainer = diverging_trainer(bad=None, batches=40)
     trainer.on("train_start", name="sink")(lambda: trainer.record.add_sink(Counts()) and None)
     trainer.step_fn = lambda model, batch: model(batch[0]).sum() * math.nan
     trainer.train()
@@ -79,7 +76,7 @@ class Elsewhere(torch.Tensor):
     """A loss that says that it is on a device whose values take time to arrive."""
 
     @property
-    def is_cpu(self) -> bool:  # type: ignore[override]
+    def is_cpu(self) -> bool:
         """No."""
         return False
 
@@ -93,7 +90,7 @@ def test_slow_steps_on_a_device_are_announced_by_the_clock(
     def step_fn(model: torch.nn.Module, batch: Any) -> torch.Tensor:
         return torch.nn.functional.mse_loss(model(batch[0]), batch[1]).as_subclass(Elsewhere)
 
-    trainer, seen = make_trainer(6, batches=40, step_fn=step_fn, accumulate=accumulate), {}
+    trainer, seen = diverging_trainer(6, batches=40, step_fn=step_fn, accumulate=accumulate), {}
     for module in ("step", "step_log"):
         monkeypatch.setattr(f"hookline.run.{module}.time", lambda: float(trainer.step))
     trainer.on("train_batch_start", name="looks")(lambda step: seen.setdefault(step, warnings_of(caplog)))
@@ -104,7 +101,7 @@ def test_slow_steps_on_a_device_are_announced_by_the_clock(
 
 def test_the_first_one_is_named_even_if_a_later_one_is_read(caplog: pytest.LogCaptureFixture) -> None:
     """A hook that reads every fifth loss does not make step 5 the first."""
-    trainer = make_trainer(3)
+    trainer = diverging_trainer(3)
     trainer.on("train_batch_end", at=5, name="reads")(lambda loss: None)
     trainer.train()
     assert warnings_of(caplog)[0].startswith("step 3: ")
@@ -112,7 +109,7 @@ def test_the_first_one_is_named_even_if_a_later_one_is_read(caplog: pytest.LogCa
 
 def test_hooks_that_investigate_say_it_themselves(caplog: pytest.LogCaptureFixture) -> None:
     """With `nan_forensics` there is no advice to add it."""
-    trainer = make_trainer(3)
+    trainer = diverging_trainer(3)
     trainer.add_hook("nan_forensics")
     trainer.train()
     assert warnings_of(caplog) == []
@@ -121,45 +118,44 @@ def test_hooks_that_investigate_say_it_themselves(caplog: pytest.LogCaptureFixtu
 
 def test_every_run_announces_its_own(caplog: pytest.LogCaptureFixture) -> None:
     """A second run of a trainer warns again; a run with finite losses says nothing."""
-    trainer = make_trainer(2, max_epochs=1)
+    trainer = diverging_trainer(2, max_epochs=1)
     trainer.train()
     trainer.fit(max_epochs=2)
     assert len(warnings_of(caplog)) == 2
     caplog.clear()
-    make_trainer(None).train()
+    diverging_trainer(None).train()
     assert warnings_of(caplog) == []
 
 
 def test_bad_weights_are_an_outcome(capsys: pytest.CaptureFixture[str]) -> None:
     """run.json, the closing line and the reason in on_train_end name the parameters; checkpoints remain."""
     reasons: list[str] = []
-    trainer = make_trainer(3, console=True, record=True)
+    trainer = diverging_trainer(3, console=True, record=True)
     trainer.add_checkpointing(save_every_n_steps=1)
     trainer.on("train_end", name="ends")(lambda reason: reasons.append(reason))
     trainer.train()
-    assert trainer.run_dir is not None and trainer.checkpoint_dir is not None
     run = json.loads((trainer.run_dir / "run.json").read_text(encoding="utf-8"))
-    expected = "2 of 2 parameters are not finite, first 'weight'"
+    expected = "2 of 2 parameters are not finite, first '0.weight'"
     assert (run["outcome"], run["reason"], reasons) == ("non_finite", expected, [expected])
     assert f"non-finite weights ({expected}): 6 steps in " in capsys.readouterr().out
     assert read_jsonl(trainer.run_dir / "events.jsonl")[0][-1]["kind"] == "non_finite_weights"
-    good = make_trainer(None, record=True)
+    good = diverging_trainer(None, record=True)
     good.fit(resume=trainer.checkpoint_dir / "step-00000002")
     assert good.record.run["outcome"] == "completed"
 
 
 def test_a_stopped_run_says_both() -> None:
     """The reason has the bad weights and the hook that stopped the run."""
-    trainer = make_trainer(3)
+    trainer = diverging_trainer(3)
     trainer.add_hook(EarlyStopping(monitor="train/loss", check_every_n_steps=1))
     trainer.train()
     assert trainer.record.run["outcome"] == "non_finite"
-    assert "not finite, first 'weight'; stopped by early_stopping: train/loss is nan" in trainer.record.run["reason"]
+    assert "not finite, first '0.weight'; stopped by early_stopping: train/loss is nan" in trainer.record.run["reason"]
 
 
 def test_the_bad_losses_of_an_epoch_that_does_not_end_are_counted() -> None:
     """They are counted when an epoch ends, and when the run does."""
-    trainer = make_trainer(2)
+    trainer = diverging_trainer(2)
     trainer.on("step_end", at=4)(lambda trainer: trainer.request_stop("enough"))
     trainer.train()
     assert trainer.non_finite_losses == 3  # the weights are bad, too
@@ -168,7 +164,7 @@ def test_the_bad_losses_of_an_epoch_that_does_not_end_are_counted() -> None:
 
 def test_weights_that_a_hook_restores_are_good() -> None:
     """What counts is how the weights are after on_train_end."""
-    trainer = make_trainer(3)
+    trainer = diverging_trainer(3)
     best = EarlyStopping(monitor="train/loss", check_every_n_steps=1, restore_best_weights=True)
     trainer.add_hook(best)
     trainer.train()
@@ -200,7 +196,7 @@ def test_the_command_has_its_own_exit_code(
 def test_a_loss_that_another_thread_reads_is_reported_by_the_record() -> None:
     """A kept context may be read anywhere; no row of the loop is lost by it, and the loss is announced once."""
     kept: list[Any] = []
-    trainer = make_trainer(bad=2)
+    trainer = diverging_trainer(bad=2)
 
     @trainer.on("step_end", name="keep")
     def keep(ctx: Any) -> None:
@@ -211,7 +207,7 @@ def test_a_loss_that_another_thread_reads_is_reported_by_the_record() -> None:
 
     trainer.train()
     assert [math.isnan(ctx.loss) for ctx in kept] == [False] + [True] * 5  # the weights are NaN after step 2
-    events = [event for event in trainer.record.events if event["kind"] == "non_finite_loss"]  # type: ignore[attr-defined]
+    events = [event for event in trainer.record.events if event["kind"] == "non_finite_loss"]
     assert len(events) == 1
-    losses = [row["step"] for row in trainer.record.metrics if "train/loss" in row]  # type: ignore[attr-defined]
+    losses = [row["step"] for row in trainer.record.metrics if "train/loss" in row]
     assert losses == [ctx.step for ctx in kept]

@@ -7,6 +7,7 @@ from weakref import ref
 
 import pytest
 import torch
+from builders import make_trainer
 from torch import nn
 
 from hookline import SimpleTrainer, TrainingHook
@@ -14,17 +15,14 @@ from hookline import SimpleTrainer, TrainingHook
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 
-def make_batches(count: int = 2) -> list[Batch]:
+def labelled_batches(count: int = 2) -> list[Batch]:
     stream = torch.Generator().manual_seed(3)
     return [(torch.randn(4, 3, generator=stream), torch.randint(0, 2, (4,), generator=stream)) for _ in range(count)]
 
 
-def make_trainer(batches: Any = None, model: Any = None, **options: Any) -> SimpleTrainer:
-    torch.manual_seed(0)
-    model = model or nn.Linear(3, 2)
-    batches = make_batches() if batches is None else batches
-    options = {"record": False, "console": False, "loss_fn": nn.functional.cross_entropy, **options}
-    return SimpleTrainer(model, batches, torch.optim.SGD(model.parameters(), 0.1), "cpu", **options)
+def classifier(batches: Any, *hooks: Any, **options: Any) -> SimpleTrainer:
+    options = {"model": nn.Linear(3, 2), "loss_fn": nn.functional.cross_entropy, **options}
+    return make_trainer(*hooks, data=batches, **options)
 
 
 class Read(TrainingHook):
@@ -43,8 +41,8 @@ class Read(TrainingHook):
 
 def test_with_a_loss_function() -> None:
     """They are the two arguments of the loss function, without the graph, in training and in validation."""
-    batches, hook = make_batches(), Read()
-    trainer = make_trainer(batches, val_dataloader=batches, hooks=[hook])
+    batches, hook = labelled_batches(), Read()
+    trainer = classifier(batches, hook, val_dataloader=batches)
     weights = [parameter.detach().clone() for parameter in trainer.model.parameters()]
     trainer.train()
     expected = nn.functional.linear(batches[0][0], *weights)
@@ -60,7 +58,7 @@ def calls_the_model(model: nn.Module, batch: Batch) -> torch.Tensor:
 
 
 def names_them(model: nn.Module, batch: Batch) -> dict[str, Any]:
-    output = nn.functional.linear(batch[0], model.weight, model.bias)  # type: ignore[arg-type]
+    output = nn.functional.linear(batch[0], model.weight, model.bias)
     return {"loss": nn.functional.cross_entropy(output, batch[1]), "output": output, "target": batch[1]}
 
 
@@ -69,13 +67,11 @@ def hides_the_output(model: nn.Module, batch: Batch) -> torch.Tensor:
     return loss
 
 
-@pytest.mark.parametrize(
-    ("step_fn", "known"), [(calls_the_model, True), (names_them, True), (hides_the_output, False)]
-)
+@pytest.mark.parametrize(("step_fn", "known"), [(calls_the_model, True), (names_them, True), (hides_the_output, False)])
 def test_with_a_step_function(step_fn: Callable[..., Any], known: bool) -> None:
     """The output is the model's, or what step_fn returns as 'output'; None if nothing tells."""
-    batches, hook = make_batches(), Read()
-    trainer = make_trainer(batches, step_fn=step_fn, loss_fn=None, val_dataloader=batches, hooks=[hook])
+    batches, hook = labelled_batches(), Read()
+    trainer = classifier(batches, hook, step_fn=step_fn, loss_fn=None, val_dataloader=batches)
     trainer.train()
     for output, target in (*hook.train, *hook.validation):
         assert target.shape == (4,) and (output.shape == (4, 2) if known else output is None)
@@ -103,7 +99,7 @@ def test_targets_of_batches(batch: Any, has_target: bool) -> None:
             return {"logits": logits, "loss": logits.mean()}
 
     hook = Read()
-    make_trainer([batch], Model(), loss_fn=None, hooks=[hook]).train()
+    classifier([batch], hook, model=Model(), loss_fn=None).train()
     ((output, target),) = hook.train
     assert set(output) == {"logits", "loss"} and not output["logits"].requires_grad
     assert (target is not None) is has_target
@@ -116,13 +112,13 @@ def test_a_hook_that_writes_to_them_changes_nothing() -> None:
         """A metric that refers to what it was given until the end, as some of torchmetrics do."""
 
         def reset(self) -> None:
-            self.found: list[torch.Tensor] = []
+            self.given: list[torch.Tensor] = []
 
         def update(self, predictions: torch.Tensor, target: torch.Tensor) -> None:
-            self.found += [predictions, target]
+            self.given += [predictions, target]
 
         def compute(self) -> torch.Tensor:
-            return sum(one.double().sum() for one in self.found)  # type: ignore[return-value]
+            return sum(one.double().sum() for one in self.given)
 
     class Write(TrainingHook):
         def on_train_batch_end(self, output: Any, target: Any) -> None:
@@ -133,11 +129,12 @@ def test_a_hook_that_writes_to_them_changes_nothing() -> None:
 
     curves = []
     for hooks in ([], [Write()]):
-        batches = make_batches()
-        trainer = make_trainer(batches, val_dataloader=batches, hooks=hooks, metrics={"sum": Keeps()}, max_epochs=2)
+        batches = labelled_batches()
+        torch.manual_seed(0)
+        trainer = classifier(batches, *hooks, val_dataloader=batches, metrics={"sum": Keeps()}, max_epochs=2)
         trainer.train()
-        curves.append([{**row, "time": 0} for row in trainer.record.metrics])  # type: ignore[attr-defined]
-        assert all(torch.equal(one[1], other[1]) for one, other in zip(batches, make_batches(), strict=True))
+        curves.append([{**row, "time": 0} for row in trainer.record.metrics])
+        assert all(torch.equal(one[1], other[1]) for one, other in zip(batches, labelled_batches(), strict=True))
     assert curves[0] == curves[1]
 
 
@@ -154,7 +151,7 @@ def test_only_a_hook_of_training_keeps_the_output_for_the_backward_pass() -> Non
 
     given: list[list[Any]] = [[], ["confusion_matrix", "sample_predictions"], [Read()]]
     for hooks in given:
-        trainer = make_trainer(make_batches(1), Model(3, 2), metrics=["accuracy"], hooks=hooks)
+        trainer = classifier(labelled_batches(1), *hooks, model=Model(3, 2), metrics=["accuracy"])
         trainer.on("before_backward", name="looks")(lambda: is_kept.append(outputs[-1]() is not None))
         trainer.train()
     assert is_kept == [False, False, True]
@@ -174,7 +171,7 @@ def test_nothing_is_read_unless_a_hook_names_them() -> None:
             return output
 
     model = Remember(3, 2)
-    trainer = make_trainer(make_batches(4), model)
+    trainer = classifier(labelled_batches(4), model=model)
     alive: list[bool] = []
 
     def look() -> None:

@@ -90,7 +90,6 @@ def test_a_loop_may_give_its_record(tmp_path: Path) -> None:
     record.start([])
     train(manager, epochs=1)
     record.close("completed", None, [], [], {})
-    assert record.path is not None
     assert len((record.path / "log.jsonl").read_text().splitlines()) == 8  # start, four batches, validation, ends
 
 

@@ -4,45 +4,29 @@ from typing import Any
 
 import pytest
 import torch
+from builders import make_batches, make_model, make_trainer
 from torch import nn
 
-from hookline import SimpleTrainer, UpdateHook
+from hookline import UpdateHook
 from hookline.errors import TrainingError
-
-
-def make_model() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
-
-
-def batches(count: int, rows: int = 4) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    generator = torch.Generator().manual_seed(1)
-    return [
-        (torch.randn(rows, 3, generator=generator), torch.randn(rows, 1, generator=generator)) for _ in range(count)
-    ]
-
-
-def make_trainer(model: nn.Module, optimizer: Any, data: Any, **options: Any) -> SimpleTrainer:
-    options = {"loss_fn": nn.functional.mse_loss, "record": False, "console": False, **options}
-    return SimpleTrainer(model, data, optimizer, "cpu", **options)
 
 
 def test_names_inside_and_outside_the_model() -> None:
     """The model's own names in its order; a parameter outside it goes by its place in the optimizer."""
     model, outside = make_model(), nn.Parameter(torch.ones(()))
     optimizer = torch.optim.SGD([*model[2].parameters(), outside], lr=0.1)
-    trainer, names = make_trainer(model, optimizer, batches(2)), list[list[str]]()
+    trainer, names = make_trainer(model=model, optimizer=optimizer), list[list[str]]()
     trainer.step_fn = lambda model, batch: model(batch[0]).sum() * outside
     trainer.on("gradients_ready")(lambda grads: names.append(list(grads)))
     trainer.train()
-    assert names == [["2.weight", "2.bias", "optimizers.0.0.2"]] * 2
+    assert names == [["2.weight", "2.bias", "optimizers.0.0.2"]] * 4
     assert all(param.grad is None for param in model.parameters())  # those of no optimizer are cleared, too
 
 
 def test_an_optimizer_of_another_model_is_rejected() -> None:
     """It would train nothing."""
     with pytest.raises(TrainingError, match="no optimizer owns a parameter of the model"):
-        make_trainer(make_model(), torch.optim.SGD(make_model().parameters(), lr=0.1), batches(1))
+        make_trainer(optimizer=torch.optim.SGD(make_model().parameters(), lr=0.1))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
@@ -50,13 +34,15 @@ def test_parameters_without_an_optimizer_do_not_count_in_the_norm(precision: str
     """Nor does a loss scale that nothing removes: only the head's gradients are in the norm and are clipped."""
     model = make_model()
     optimizer = torch.optim.SGD(model[2].parameters(), lr=0.0)
-    trainer = make_trainer(model, optimizer, batches(1), precision=precision, max_grad_norm=100.0)
+    trainer = make_trainer(
+        model=model, optimizer=optimizer, data=make_batches(1), precision=precision, max_grad_norm=100.0
+    )
     norms: list[float] = []
     trainer.on("gradient_clip", name="norms")(lambda grad_norm: norms.append(grad_norm))
     trainer.train()
-    inputs, targets = batches(1)[0]
+    inputs, targets = make_batches(1)[0]
     nn.functional.mse_loss(model(inputs), targets).backward()
-    expected = torch.nn.utils.get_total_norm([param.grad for param in model[2].parameters()])  # type: ignore[misc]
+    expected = torch.nn.utils.get_total_norm([param.grad for param in model[2].parameters()])
     assert norms == [pytest.approx(float(expected), rel=2e-2 if precision == "fp16" else 1e-5)]
 
 
@@ -76,9 +62,11 @@ def test_a_parameter_outside_the_model_is_rescaled_with_its_window(options: dict
             seen.append(grads["optimizers.0.0.4"].item())
             return grads
 
-    trainer = make_trainer(model, optimizer, batches(1), step_fn=step, loss_fn=None, **options)
-    trainer.add_hook(Look())
+    trainer = make_trainer(
+        Look(), model=model, optimizer=optimizer, data=make_batches(1), step_fn=step, loss_fn=None, **options
+    )
     trainer.train()
     fresh, again = make_model(), nn.Parameter(torch.ones(()))
-    nn.functional.mse_loss(fresh(batches(1)[0][0]) * again, batches(1)[0][1]).backward()
+    inputs, targets = make_batches(1)[0]
+    nn.functional.mse_loss(fresh(inputs) * again, targets).backward()
     assert again.grad is not None and seen == [pytest.approx(again.grad.item(), rel=1e-5)]

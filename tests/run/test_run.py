@@ -382,7 +382,6 @@ def test_a_host_that_validates() -> None:
 
 
 def read_run(run: Run) -> dict[str, Any]:
-    assert run.run_dir is not None
     loaded: dict[str, Any] = json.loads((run.run_dir / "run.json").read_text(encoding="utf-8"))
     return loaded
 

@@ -1,25 +1,16 @@
 """At the end of a step hooks get the rate it used and the batches in it, and no memory is held for nothing."""
 
-from typing import Any
-
 import pytest
 import torch
+from builders import make_batches, make_model, make_trainer
 
-from hookline import Trainer, get_trainer
-
-
-def make_trainer(batches: int = 12, **options: Any) -> Trainer:
-    torch.manual_seed(0)
-    model = torch.nn.Linear(2, 1)
-    data = [(torch.ones(2, 2), torch.ones(2, 1)) for _ in range(batches)]
-    options = {"loss_fn": torch.nn.functional.mse_loss, "console": False, "record": False, **options}
-    return get_trainer("simple", model, data, torch.optim.SGD(model.parameters(), 0.1), "cpu", **options)
+from hookline import Trainer
 
 
 @pytest.mark.parametrize(("every", "steps"), [("3 batches", [1, 2, 3]), ("6 batches", [2, 3]), ("9 batches", [3])])
 def test_a_batch_in_the_middle_of_a_window_is_received_at_its_step(every: str, steps: list[int]) -> None:
     """Whether its own events are received or the step's; each step once, all its events."""
-    trainer = make_trainer(accumulate=4)
+    trainer = make_trainer(data=make_batches(12), accumulate=4)
     ready: list[int] = []
     ended: list[int] = []
     batches: list[int] = []
@@ -33,7 +24,7 @@ def test_a_batch_in_the_middle_of_a_window_is_received_at_its_step(every: str, s
 
 def test_batches_of_one_loader_are_received_at_their_step() -> None:
     """Two loaders take turns, two batches a step: the second batch of the first is never a step's last."""
-    trainer = make_trainer(accumulate=2, loader_schedule="round_robin")
+    trainer = make_trainer(data=make_batches(12), accumulate=2, loader_schedule="round_robin")
     data = trainer.train_loaders["train"]
     received: list[int] = []
     trainer.on("step_end", every="2 batches of a", name="h")(lambda step: received.append(step))
@@ -46,7 +37,7 @@ def test_batches_of_one_loader_are_received_at_their_step() -> None:
 )
 def test_the_rate_of_a_step_is_the_one_it_was_made_with(event: str, accumulate: int) -> None:
     """A hook that moves it after the optimizer's step moves the next one's."""
-    trainer = make_trainer(4 * accumulate, accumulate=accumulate)
+    trainer = make_trainer(data=make_batches(4 * accumulate), accumulate=accumulate)
     told: list[float] = []
     used: list[float] = []
 
@@ -61,11 +52,11 @@ def test_the_rate_of_a_step_is_the_one_it_was_made_with(event: str, accumulate: 
 
 
 def test_the_norm_is_right_if_a_hook_clears_the_gradients_early() -> None:
-    trainer, norms = make_trainer(3), []
+    trainer, norms = make_trainer(data=make_batches(3)), []
     trainer.on("step_end", name="norm")(lambda grad_norm: norms.append(grad_norm))
     trainer.train()
     expected, norms[:] = list(norms), []
-    trainer = make_trainer(3)
+    trainer = make_trainer(data=make_batches(3))
     trainer.on("after_optimizer_step", name="clear")(lambda optimizer: optimizer.zero_grad())
     trainer.on("step_end", name="norm")(lambda grad_norm: norms.append(grad_norm))
     trainer.train()
@@ -75,10 +66,8 @@ def test_the_norm_is_right_if_a_hook_clears_the_gradients_early() -> None:
 
 def test_the_norm_covers_parameters_that_an_optimizer_got_during_the_run() -> None:
     """Also if no update hook looks for them."""
-    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))
-    data = [(torch.ones(2, 2), torch.ones(2, 1)) for _ in range(3)]
-    options: dict[str, Any] = {"loss_fn": torch.nn.functional.mse_loss, "console": False, "record": False}
-    trainer = get_trainer("simple", model, data, torch.optim.SGD(model[1].parameters(), 0.0), "cpu", **options)
+    model = make_model(3, 4, 1, between=None)
+    trainer = make_trainer(model=model, optimizer=torch.optim.SGD(model[1].parameters(), 0.0))
     norms: list[float] = []
     expected: list[float] = []
 
@@ -98,7 +87,7 @@ def test_the_norm_covers_parameters_that_an_optimizer_got_during_the_run() -> No
 
 def test_the_rate_may_change_until_the_step_uses_it() -> None:
     """A hook that sets it in the middle of a window sets that of the step."""
-    trainer, rates = make_trainer(4, accumulate=4), []
+    trainer, rates = make_trainer(data=make_batches(4), accumulate=4), []
     trainer.on("train_batch_end", name="sets", at="1 batches")(lambda trainer: setattr(trainer, "lr", 0.5))
     trainer.on("step_end", name="reads")(lambda lr: rates.append(lr))
     trainer.train()
@@ -107,7 +96,7 @@ def test_the_rate_may_change_until_the_step_uses_it() -> None:
 
 def test_a_step_by_hand_after_a_failed_one_is_another_step() -> None:
     """What was asked for in the failed step does not count for it."""
-    trainer, ended, batch = make_trainer(), [], (torch.ones(2, 2), torch.ones(2, 1))
+    trainer, ended, batch = make_trainer(), [], make_batches(1)[0]
 
     @trainer.on("after_backward", name="fails", at=1, on_error="raise")
     def fail(trainer: Trainer) -> None:
@@ -126,7 +115,7 @@ def test_steps_by_hand_belong_to_no_loader() -> None:
     trainer = make_trainer()
     loader = trainer.train_loaders["train"]
     trainer.fit({"a": loader, "b": loader}, max_steps=2)
-    trainer.training_step((torch.ones(2, 2), torch.ones(2, 1)))
+    trainer.training_step(make_batches(1)[0])
     trainer.record.flush(wait=True)
     names = {name for row in trainer.record.metrics for name in row}
     assert not [name for name in names if name.endswith("/loss") and name.count("/") > 1]
@@ -134,8 +123,8 @@ def test_steps_by_hand_belong_to_no_loader() -> None:
 
 def test_a_module_that_was_added_before_the_first_step_by_hand_is_cleared_too() -> None:
     """No optimizer owns its parameters."""
-    trainer = make_trainer()
+    trainer = make_trainer(model=torch.nn.Linear(3, 1))
     trainer.model.extra = torch.nn.Linear(1, 1)
     trainer.step_fn = lambda model, batch: model.extra(model(batch[0])).mean()
-    trainer.training_step((torch.ones(2, 2), torch.ones(2, 1)))
+    trainer.training_step(make_batches(1)[0])
     assert trainer.model.extra.weight.grad is None
