@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from records import close_record, start_record
 
 from hookline import load_run
 from hookline.cli import main
-from hookline.record import Record
 
 Captured = pytest.CaptureFixture[str]
 NAN = float("nan")
@@ -19,17 +19,14 @@ NAN = float("nan")
 
 def write_run(run_id: str = "20260101-000000-aaaa", series: str = "act", root: str = "runs") -> Path:
     """Write a short run, whose texts a spreadsheet would run."""
-    record = Record.on_disk(root, config={}, seed=None, run_id=run_id)
-    record.start([])
+    record = start_record(root, run_id)
     for step, loss in enumerate((-2.0, NAN), start=1):
         record.log(step, 0, "train/loss", loss)
         record.log_layers(series, step, ["=a()", "b"], ["mean"], torch.full((2, 1), -0.5))
     record.log(2, 0, "=val", True)
     record.event("note", 1, text="=cmd()", more={"a": [1, NAN]})
     record.event("note", 2, text="-1\n+2", more="plain", odd="\ud800")
-    record.close("completed", None, [], [], {})
-    assert record.path is not None
-    return record.path
+    return close_record(record)
 
 
 def csv_rows(path: Path) -> list[list[str]]:
@@ -58,7 +55,7 @@ def test_csv(capsys: Captured) -> None:
     assert second[1:] == ["note", "2", "'-1\n+2", "plain", "\\ud800"]
 
 
-def test_jsonl(capsys: Captured) -> None:
+def test_jsonl() -> None:
     """Every line is strict JSON with all columns; the texts are as they were logged."""
     run = write_run()
     assert main(["export", str(run), "--to", "jsonl", "--output", "deep/there"]) == 0
@@ -104,11 +101,10 @@ def test_a_series_cannot_choose_where_it_is_written(series: str, capsys: Capture
 
 def test_series_whose_names_become_alike_have_files_each() -> None:
     """No file is overwritten, also where a file system does not tell upper case from lower case."""
-    record = Record.on_disk("runs", config={}, seed=None, run_id="r")
-    record.start([])
+    record = start_record(run_id="r")
     for value, series in enumerate(("a/b", "a_b", "A_B")):
         record.log_layers(series, 1, ["n"], ["x"], torch.full((1, 1), float(value)))
-    record.close("completed", None, [], [], {})
+    close_record(record)
     assert main(["export", "r", "--to", "jsonl"]) == 0
     rows = {path.name: json.loads(path.read_text())["x"] for path in Path("r-export").glob("layers-*")}
     assert rows == {"layers-a_b.jsonl": 0.0, "layers-a_b-2.jsonl": 1.0, "layers-A_B-3.jsonl": 2.0}
@@ -138,12 +134,11 @@ def test_a_directory_in_use_is_refused(capsys: Captured) -> None:
 
 def test_a_run_before_its_first_step(capsys: Captured) -> None:
     """Its tables have titles and no rows."""
-    record = Record.on_disk("runs", config={}, seed=None, run_id="r")
-    record.start([])
+    record = start_record(run_id="r")
     assert main(["export", "latest", "--to", "csv"]) == 0
     assert capsys.readouterr().out == "r-export/metrics.csv: 0 rows\nr-export/events.csv: 0 rows\n"
     assert Path("r-export/metrics.csv").read_text() == "step,epoch,time\n"
-    record.close("completed", None, [], [], {})
+    close_record(record)
 
 
 def test_what_is_not_a_run_is_an_error(capsys: Captured) -> None:

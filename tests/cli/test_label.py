@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from builders import make_trainer
+from records import close_record, start_record
 
-from hookline import HooklineError, TrainerConfig, get_trainer, load_run
+from hookline import HooklineError, TrainerConfig, load_run
 from hookline.cli import main
-from hookline.record import Record
 from hookline.record.labels import Labels
 
 Captured = pytest.CaptureFixture[str]
@@ -20,21 +20,7 @@ HOSTILE = ["\x1b[31mred", "a\nb", "a\rb", "\u202eabc", "x" * 10_000, "\ud800", "
 
 def write_run(run_id: str, root: str = "runs", labels: Labels | None = None) -> Path:
     """Write a run that ended."""
-    record = Record.on_disk(root, config={}, seed=None, run_id=run_id)
-    record.start([], labels=labels)
-    record.close("completed", None, [], [], {})
-    assert record.path is not None
-    return record.path
-
-
-def make_trainer(**options: Any) -> Any:
-    """Return a trainer of two steps."""
-    model = torch.nn.Linear(2, 1)
-    data = [(torch.ones(1, 2), torch.ones(1, 1))] * 2
-    return get_trainer(
-        "simple", model, data, torch.optim.SGD(model.parameters(), 0.1), "cpu",
-        loss_fn=torch.nn.functional.mse_loss, console=False, **options,
-    )  # fmt: skip
+    return close_record(start_record(root, run_id, labels=labels))
 
 
 def labels_of(run: Path) -> dict[str, Any]:
@@ -45,7 +31,9 @@ def labels_of(run: Path) -> dict[str, Any]:
 
 def test_options_label_a_new_run() -> None:
     """Name, tags and notes of the options are in labels.json; a secret in them is not."""
-    trainer = make_trainer(name="base", tags=["a", "b", "a"], notes="try 1\nkey: hf_abcdefghij0123456789klmnopqrst")
+    trainer = make_trainer(
+        record=True, name="base", tags=["a", "b", "a"], notes="try 1\nkey: hf_abcdefghij0123456789klmnopqrst"
+    )
     trainer.train()
     assert labels_of(trainer.run_dir) == {
         "version": 1, "name": "base", "tags": ["a", "b"], "notes": "try 1\nkey: <redacted>",
@@ -55,7 +43,7 @@ def test_options_label_a_new_run() -> None:
 
 def test_a_record_in_memory_has_labels() -> None:
     """Without files the record keeps them."""
-    trainer = make_trainer(name="base", tags="one", record=False)
+    trainer = make_trainer(name="base", tags="one")
     trainer.train()
     assert trainer.record.labels == Labels("base", ("one",))
 
@@ -127,7 +115,7 @@ def test_label_does_not_follow_a_link(capsys: Captured) -> None:
 
 def test_a_run_is_labelled_while_it_trains() -> None:
     """Another process changes the labels, and the run neither stops nor overwrites them."""
-    trainer = make_trainer(name="before")
+    trainer = make_trainer(record=True, name="before")
 
     @trainer.on("train_start")
     def label() -> None:
@@ -137,7 +125,7 @@ def test_a_run_is_labelled_while_it_trains() -> None:
     trainer.train()
     assert labels_of(trainer.run_dir)["name"] == "after"
     assert trainer.record.labels == Labels("after", ("t",))
-    make_trainer(name="other", max_steps=3).fit(resume=trainer.run_dir)
+    make_trainer(record=True, name="other", max_steps=3).fit(resume=trainer.run_dir)
     assert labels_of(trainer.run_dir)["name"] == "after"
 
 
@@ -197,19 +185,19 @@ def test_a_name_that_several_runs_have_is_the_newest(capsys: Captured) -> None:
     assert err == "hookline: 3 runs are named base; the newest, a, is used\n"
 
 
-def test_a_newer_format_is_refused(capsys: Captured) -> None:
+def test_a_newer_format_is_refused() -> None:
     """A run whose directory a newer Hookline wrote is neither read nor continued, and its lock is free afterwards."""
-    trainer = make_trainer()
+    trainer = make_trainer(record=True)
     trainer.train()
     run = trainer.run_dir
     described = json.loads((run / "run.json").read_text())
     assert next(iter(described)) == "format" and described["format"] == 1
     (run / "run.json").write_text(json.dumps({**described, "format": 2}))
     before = (run / "run.json").read_bytes()
-    for refused in (lambda: load_run(run), lambda: make_trainer(max_steps=3).fit(resume=run)):
+    for refused in (lambda: load_run(run), lambda: make_trainer(record=True, max_steps=3).fit(resume=run)):
         with pytest.raises(HooklineError, match="has the format 2, and this Hookline reads 1; upgrade Hookline"):
             refused()
     assert main(["label", str(run)]) == 2
     assert (run / "run.json").read_bytes() == before
     (run / "run.json").write_text(json.dumps(described))
-    make_trainer(max_steps=3).fit(resume=run)
+    make_trainer(record=True, max_steps=3).fit(resume=run)

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from records import close_record, start_record
 
 from hookline.cli import main
-from hookline.record import Record
 from hookline.record.labels import Labels
 
 Captured = pytest.CaptureFixture[str]
@@ -19,14 +19,11 @@ NAN = float("nan")
 
 def write_run(run_id: str, name: str | None = None, **metrics: list[float]) -> Path:
     """Write a run with some curves."""
-    record = Record.on_disk("runs", config={}, seed=None, run_id=run_id)
-    record.start([], labels=Labels(name))
+    record = start_record(run_id=run_id, labels=Labels(name))
     for metric, values in metrics.items():
         for step, value in enumerate(values, start=1):
             record.log(step, 0, metric.replace("_", "/"), value)
-    record.close("completed", None, [], [], {})
-    assert record.path is not None
-    return record.path
+    return close_record(record)
 
 
 def test_runs_over_each_other(capsys: Captured) -> None:

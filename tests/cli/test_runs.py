@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from records import start_record
 from rich.console import Console
 
 from hookline.cli import main, runs
@@ -27,17 +28,15 @@ def write_run(
     run_id: str, outcome: str | None = "completed", reason: str | None = None, labels: Labels | None = None, **more: Any
 ) -> Path:
     """Write a run of some steps; one without an outcome is left as by a kill."""
-    record = Record.on_disk("runs", config={}, seed=None, run_id=run_id)
-    record.start([], labels=labels, lineage=more.get("lineage"))
+    record = start_record(run_id=run_id, labels=labels, lineage=more.get("lineage"))
     for step in range(1, more.get("steps", 2) + 1):
         record.log(step, 0, more.get("metric", "train/loss"), 1 / step)
     if "best" in more:
         record.event("best_checkpoint", 1, path="x", monitor="val/acc", value=9.0)
         record.event("best_checkpoint", 2, path="x", monitor="val/acc", value=more["best"])
-    assert record.path is not None
     if outcome is None:
         record.sync()
-        record._storage._lock._close()  # type: ignore[union-attr]  # as the system does it when a process dies
+        record._storage._lock._close()  # as the system does it when a process dies
         (record.path / ".lock").write_text(json.dumps({"pid": 2**22 + 1, "started": "1", "host": _host()}))
     else:
         record.close(outcome, reason, [], [], {"step": more.get("steps", 2)})

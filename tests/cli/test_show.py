@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from records import close_record, start_record
 from torch.utils.data import DataLoader
 
 import hookline
@@ -116,14 +117,13 @@ def test_a_run_that_was_made_in_code_is_resumed_in_code(tmp_path: Path, capsys: 
     assert json.loads(show(capsys, path, "--json"))["resume"] is None
 
 
-def test_few_points_are_not_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_few_points_are_not_drawn(capsys: pytest.CaptureFixture[str]) -> None:
     """A chart of four points says less than the table, and NaN are not points."""
     for losses, is_drawn in (([1.0] * 4, False), ([1.0] * 5, True), ([1.0] + [float("nan")] * 60, False)):
-        record = Record.on_disk(tmp_path, config={}, seed=None)
-        record.start([])
+        record = start_record()
         for step, loss in enumerate(losses, start=1):
             record.log(step, 0, "train/loss", loss)
-        record.close("completed", None, [], [], {})
+        close_record(record)
         assert ("┤" in show(capsys, record.path)) == is_drawn
 
 
@@ -162,16 +162,13 @@ def test_every_reader_adds_up_the_seconds_of_all_attempts(tmp_path: Path, capsys
     assert '"seconds":40.0,"step_seconds"' in (path / "report.html").read_text()
 
 
-def test_where_a_step_spends_its_time_is_a_mean_over_the_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_where_a_step_spends_its_time_is_a_mean_over_the_run(capsys: pytest.CaptureFixture[str]) -> None:
     """The report has the same numbers."""
-    record = Record.on_disk(tmp_path, config={}, seed=None)
-    record.start([])
+    record = start_record()
     for step, seconds in ((1, 0.1), (2, 0.3)):
         record.log(step, 0, "throughput/step_seconds", seconds)
         record.log(step, 0, "throughput/data_wait_seconds", seconds / 2)
-    record.close("completed", None, [], [], {"step": 2})
+    close_record(record, step=2)
     assert "mean time  a step 200 ms, waiting for data 100 ms" in show(capsys, record.path)
     assert main(["report", str(record.path)]) == 0
     assert '"step_seconds":{"step":0.2,"data_wait":0.1}' in (record.path / "report.html").read_text()
@@ -227,13 +224,12 @@ def test_the_same_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert shown["checkpoints"] == {"last": None, "best": None}
 
 
-def test_a_run_before_its_first_step_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    record = Record.on_disk(tmp_path, config={}, seed=None)
-    record.start([])
+def test_a_run_before_its_first_step_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    record = start_record()
     shown = show(capsys, record.path)
     assert "running" in shown
     assert "checkpoints  none" in shown
-    record.close("completed", None, [], [], {})
+    close_record(record)
 
 
 HOSTILE = "\x1b[31mred\x1b]0;title\x07 \u202egnp <script>"

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from records import close_record, start_record
 
 from hookline.cli import main, tail
 from hookline.record import Record
@@ -28,8 +29,7 @@ sys.stdin.read()
 
 def open_run(run_id: str = "one") -> Record:
     """Begin a run that logs one step."""
-    record = Record.on_disk("runs", config={}, seed=None, run_id=run_id)
-    record.start([])
+    record = start_record(run_id=run_id)
     log(record, 1)
     return record
 
@@ -38,11 +38,6 @@ def log(record: Record, step: int) -> None:
     """Write the loss of a step."""
     record.log(step, 0, "train/loss", 1 / step)
     record.flush(wait=True)
-
-
-def close(record: Record) -> None:
-    """End a run."""
-    record.close("completed", None, [], [], {})
 
 
 def between_polls(monkeypatch: pytest.MonkeyPatch, *actions: object) -> None:
@@ -103,7 +98,7 @@ def test_new_rows_are_printed_once_and_whole(monkeypatch: pytest.MonkeyPatch, ca
         lambda: metrics.write_text('{"step": 5, "train/loss": 5.0}\n'),
         replace,
         lambda: None,
-        lambda: close(record),
+        lambda: close_record(record),
     )
     assert main(["tail", "one"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -117,7 +112,7 @@ def test_rows_before_the_end_are_printed(monkeypatch: pytest.MonkeyPatch, capsys
 
     def end() -> None:
         log(record, 2)
-        close(record)
+        close_record(record)
 
     between_polls(monkeypatch, end)
     assert main(["tail", "one"]) == 0
@@ -156,7 +151,7 @@ def test_ctrl_c_in_a_terminal_leaves_the_run() -> None:
     follower.send_signal(signal.SIGINT)
     assert follower.wait(timeout=60) == 0
     os.close(ours)
-    close(record)
+    close_record(record)
     plain = text.decode().replace("\x1b[1m", "").replace("\x1b[2m", "").replace("\x1b[0m", "").splitlines()
     assert max(map(len, plain)) <= 40 and any(line.endswith("…") for line in plain)
 

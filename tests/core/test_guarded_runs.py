@@ -195,7 +195,7 @@ def test_a_sampling_hook_processes_its_share() -> None:
     assert 10 < hook.processed < 60
 
 
-def test_a_resumed_run_draws_on(tmp_path: Path) -> None:
+def test_a_resumed_run_draws_on() -> None:
     """The hooks' streams are saved with the run: what comes after a resume is what would have come."""
 
     class Remembers(Draws):

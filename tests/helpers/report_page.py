@@ -59,7 +59,6 @@ def write_record(
     record.log_image(steps, 0, f"image{text}", torch.rand(8, 8))
     costs = [{"hook": f"watch{text}", "kind": "lifecycle", "calls": steps, "seconds": 0.3}]
     record.close("stopped", f"reason{text}", [hook], costs, {"step": steps, "seconds": 3.2})
-    assert record.path is not None
     labels = {"version": 1, "name": f"{run_id}{text}"[:150], "tags": [f"tag{text}"[:90]], "notes": f"note{text}"}
     (record.path / "labels.json").write_text(json.dumps(labels))
     return record.path

@@ -1,8 +1,17 @@
 """Fixtures for the tests of the record."""
 
-import pytest
+from pathlib import Path
 
-from hookline.record import redaction
+import pytest
+from records import start_record
+
+from hookline.record import Record, redaction
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Record:
+    """Return a record on disk of a run that has begun, with the id "r"."""
+    return start_record(tmp_path, "r")
 
 
 @pytest.fixture(autouse=True)

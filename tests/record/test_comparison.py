@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from records import close_record, start_record
 
 from hookline.record import Record
 from hookline.runs.compare import (
@@ -167,20 +168,17 @@ def write_layers(
     directory: Path, *rows: tuple[str, Sequence[str], Sequence[str], Any], resumed: Any = ()
 ) -> RunSummary:
     """Write a run of one step per row (all in step 1), and the rows of a second attempt in step 2."""
-    record = Record.on_disk(directory, config={}, seed=1)
-    record.start([])
+    record = start_record(directory)
     for series, names, columns, values in rows:
         record.log_layers(series, 1, names, columns, torch.tensor(values))
-    record.close("completed", None, [], [], {"step": 1})
-    assert record.path is not None
+    path = close_record(record, step=1)
     if resumed:
-        record = Record.on_disk(directory, config={}, seed=1, run_id=record.path.name)
-        record.start([])
+        record = start_record(directory, path.name)
         record.resume_at(1, 0)
         for series, names, columns, values in resumed:
             record.log_layers(series, 2, names, columns, torch.tensor(values))
-        record.close("completed", None, [], [], {"step": 2})
-    return RunSummary.read(record.path, numbers=True)
+        close_record(record, step=2)
+    return RunSummary.read(path, numbers=True)
 
 
 def test_runs_that_watch_different_layers_are_compared_where_both_watch(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from live_summary import LiveSummary
+from records import close_record, start_record
 
 from hookline.record import Record, read_events
 from hookline.runs.alerts import find_alerts
@@ -46,15 +47,14 @@ LINES = {
 
 
 def write_run(directory: Path, **fields: Any) -> Path:
-    record = Record.on_disk(directory, config={}, seed=1)
-    record.start([])
+    record = start_record(directory)
     for step in (1, 2, 3):
         record.log(step, 0, "train/loss", 1 / step)
     record.log_table(1, 0, "t", ["a"], [[1]])
-    record.close("completed", None, [], [], {"step": 3})
-    (record.path / "media" / "t.json").write_text('{"columns":["a"],"rows":[]}')
-    (record.path / "run.json").write_text(json.dumps(json.loads((record.path / "run.json").read_text()) | fields))
-    return record.path
+    path = close_record(record, step=3)
+    (path / "media" / "t.json").write_text('{"columns":["a"],"rows":[]}')
+    (path / "run.json").write_text(json.dumps(json.loads((path / "run.json").read_text()) | fields))
+    return path
 
 
 def look_at(path: Path, other: Path) -> RunSummary:

@@ -14,23 +14,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from records import close_record, start_record
 
 from hookline import read_layers
 from hookline._host_copy import HostCopy
 from hookline.errors import RecordError
 from hookline.record import Record
-
-
-def make_record(root: Path, run_id: str | None = None) -> Record:
-    """Make a record on disk and start it."""
-    record = Record.on_disk(root, config={}, seed=None, run_id=run_id)
-    record.start([])
-    return record
-
-
-def close(record: Record) -> None:
-    """Close the record."""
-    record.close("completed", None, [], [], {})
 
 
 def lines_of(record: Record) -> list[dict[str, Any]]:
@@ -39,9 +28,8 @@ def lines_of(record: Record) -> list[dict[str, Any]]:
     return [json.loads(line, parse_constant=lambda name: pytest.fail(name)) for line in text.splitlines()]
 
 
-def test_names_are_written_once_and_numbers_packed(tmp_path: Path) -> None:
+def test_names_are_written_once_and_numbers_packed(record: Record) -> None:
     """A series has one header, then one line per step with four bytes per number in base64."""
-    record = make_record(tmp_path)
     for step in (1, 2, 3):
         record.log_layers("activations", step, ["a", "b"], ["mean", "std"], torch.full((2, 2), float(step)))
     assert not (record.path / "layers.jsonl").exists()
@@ -68,14 +56,13 @@ def test_values_that_do_not_fit_a_known_series_raise(values: torch.Tensor) -> No
     assert record.layer_rows[0].header is record.layer_rows[1].header
 
 
-def test_another_set_of_names_gets_another_header(tmp_path: Path) -> None:
+def test_another_set_of_names_gets_another_header(record: Record) -> None:
     """A series whose names, columns or bins change gets a new header; one that returns to old ones does not."""
-    record = make_record(tmp_path)
     record.log_layers("s", 1, ["a"], ["x"], torch.zeros(1, 1))
     record.log_layers("s", 2, ["a", "b"], ["x"], torch.zeros(2, 1))
     record.log_layers("s", 3, ["a"], ["x"], torch.zeros(1, 1))
     record.log_layers("s", 4, ["a"], ["x"], torch.zeros(1, 1, 5))
-    close(record)
+    close_record(record)
     assert [line["series"] for line in lines_of(record)] == [0, 0, 1, 1, 0, 2, 2]
     assert lines_of(record)[-2]["bins"] == 5
 
@@ -134,17 +121,17 @@ def test_a_busy_device_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_close_waits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Copies in progress at the end of a run are written by the close."""
     monkeypatch.setattr(HostCopy, "is_ready", lambda copy: False)
-    record = make_record(tmp_path)
+    record = start_record(tmp_path)
     record.log_layers("s", 7, ["a"], ["x"], torch.ones(1, 1))
     record.flush()
-    close(record)
+    close_record(record)
     assert read_layers(record.path)["s"].steps == (7,)
 
 
 @pytest.mark.parametrize("kind", ["disk", "memory"])
 def test_a_failed_device_is_counted(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If a device failed, only its own steps are lost; the close does not raise."""
-    record = make_record(tmp_path) if kind == "disk" else Record.in_memory()
+    record = start_record(tmp_path) if kind == "disk" else Record.in_memory()
     for step in (1, 2, 3):
         record.log_layers("s", step, ["a"], ["x"], torch.full((1, 1), float(step)))
     wait = HostCopy.wait
@@ -157,17 +144,16 @@ def test_a_failed_device_is_counted(kind: str, tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(HostCopy, "wait", break_second)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        close(record)
+        close_record(record)
     assert record.lost == 1
     steps = [row.step for row in record.layer_rows] if record.path is None else read_layers(record.path)["s"].steps
     assert list(steps) == [1, 3]
 
 
 def test_a_full_disk_is_counted_and_a_lost_header_is_written_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, record: Record
 ) -> None:
     """No step raises; once there is space again, the series continues, with its header."""
-    record = make_record(tmp_path)
     write = os.write
 
     def full(fd: int, data: bytes) -> int:
@@ -179,16 +165,15 @@ def test_a_full_disk_is_counted_and_a_lost_header_is_written_later(
         record.flush()
     monkeypatch.setattr(os, "write", write)
     record.log_layers("s", 2, ["a"], ["x"], torch.ones(1, 1))
-    close(record)
+    close_record(record)
     assert record.lost == 1
     assert read_layers(record.path)["s"].steps == (2,)
 
 
-def test_a_run_without_layers_has_no_such_file(tmp_path: Path) -> None:
+def test_a_run_without_layers_has_no_such_file(record: Record) -> None:
     """The file is created by its first line; a resume of such a run creates none either."""
-    record = make_record(tmp_path)
     record.resume_at(3, 0)
-    close(record)
+    close_record(record)
     assert not (record.path / "layers.jsonl").exists()
 
 
@@ -209,11 +194,10 @@ def test_the_record_in_memory() -> None:
     assert len(record.layer_rows) < 20
 
 
-def test_what_comes_after_the_close_is_counted(tmp_path: Path) -> None:
+def test_what_comes_after_the_close_is_counted(record: Record) -> None:
     """It is not written, and the warning says why."""
-    record = make_record(tmp_path)
     record.log_layers("s", 1, ["a"], ["x"], torch.zeros(1, 1))
-    close(record)
+    close_record(record)
     record.log_layers("s", 2, ["a"], ["x"], torch.zeros(1, 1))
     with pytest.warns(RuntimeWarning, match="is closed"):
         record.flush()
@@ -222,9 +206,8 @@ def test_what_comes_after_the_close_is_counted(tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_cuda_is_never_waited_for(tmp_path: Path) -> None:
+def test_cuda_is_never_waited_for(record: Record) -> None:
     """While the device is busy nothing waits, the values are those of the call, and the close writes them."""
-    record = make_record(tmp_path)
     values = torch.ones(2, 2, device="cuda", dtype=torch.float64)
     record.log_layers("warm", 0, ["a", "b"], ["x", "y"], values)
     torch.cuda.synchronize()
@@ -237,7 +220,7 @@ def test_cuda_is_never_waited_for(tmp_path: Path) -> None:
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert "s" not in read_layers(record.path)
-    close(record)
+    close_record(record)
     assert read_layers(record.path)["s"].values.sum() == 4
 
 
@@ -250,10 +233,10 @@ HEADER = '{"series":0,"name":"s","names":["a"],"columns":["x"],"bins":%d}'
 
 def write_step(directory: Path, values: np.ndarray[Any, Any], binned: bool = True) -> dict[str, Any]:
     """Write the values as one step of a new record and return its line."""
-    record = make_record(directory)
+    record = start_record(directory)
     table = torch.from_numpy(values).reshape(1, 1, -1) if binned else torch.from_numpy(values).reshape(-1, 1)
     record.log_layers("s", 1, [str(index) for index in range(table.shape[0])], ["x"], table)
-    close(record)
+    close_record(record)
     return {**lines_of(record)[-1], "read": read_layers(record.path)["s"].values.flatten().numpy()}
 
 

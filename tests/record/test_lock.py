@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from records import close_record
 
 from hookline.errors import RecordError
 from hookline.record import Record
@@ -39,11 +40,6 @@ def open_record(root: Path) -> Record:
     return Record.on_disk(root, config={}, seed=None, run_id="r")
 
 
-def close(record: Record) -> None:
-    """Close the record."""
-    record.close("completed", None, [], [], {})
-
-
 def start_holder(directory: Path, more: str = "") -> subprocess.Popen[str]:
     """Start another process that holds the lock."""
     command = [sys.executable, "-c", HOLD.format(more=more), str(directory)]
@@ -68,7 +64,7 @@ def test_a_second_writer_raises(tmp_path: Path) -> None:
         with pytest.raises(RecordError, match=rf"is being written by process {holder.pid} on "):
             open_record(tmp_path)
         holder.kill()
-    close(open_record(tmp_path))
+    close_record(open_record(tmp_path))
     assert not (tmp_path / "r" / ".lock").exists()
 
 
@@ -80,7 +76,7 @@ def test_children_of_a_killed_owner_do_not_keep_it(tmp_path: Path) -> None:
     assert child is not None
     try:
         os.kill(child, 0)
-        close(open_record(tmp_path))
+        close_record(open_record(tmp_path))
     finally:
         os.kill(child, signal.SIGKILL)
 
@@ -109,8 +105,8 @@ def test_removing_the_lock_file_lets_no_second_writer_in(tmp_path: Path) -> None
     (tmp_path / "r" / ".lock").unlink()
     with pytest.raises(RecordError, match="is being written by another writer"):
         open_record(tmp_path)
-    close(record)
-    close(open_record(tmp_path))
+    close_record(record)
+    close_record(open_record(tmp_path))
     assert not (tmp_path / "r" / ".lock").exists()
 
 
@@ -128,8 +124,8 @@ def test_a_file_system_that_locks_files_only(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "r" / ".lock").write_text("")
     with pytest.raises(RecordError, match="is being written by another writer"):
         open_record(tmp_path)
-    close(record)
-    close(open_record(tmp_path))
+    close_record(record)
+    close_record(open_record(tmp_path))
 
 
 WITH_WORKERS = """
@@ -178,9 +174,9 @@ def test_a_second_writer_in_the_same_process_raises(tmp_path: Path) -> None:
     first = open_record(tmp_path)
     with pytest.raises(RecordError, match="is being written by this process"):
         open_record(tmp_path / ".." / tmp_path.name)
-    close(first)
-    close(first)
-    close(open_record(tmp_path))
+    close_record(first)
+    close_record(first)
+    close_record(open_record(tmp_path))
 
 
 def test_a_record_that_is_dropped_releases_the_lock_at_once(tmp_path: Path) -> None:
@@ -191,7 +187,7 @@ def test_a_record_that_is_dropped_releases_the_lock_at_once(tmp_path: Path) -> N
         record.log(1, 0, "loss", 1.0)
         record.flush()
         del record
-        close(open_record(tmp_path))
+        close_record(open_record(tmp_path))
     finally:
         gc.enable()
 
@@ -216,14 +212,14 @@ def test_without_locks_the_file_decides(
     remove_locks(known, monkeypatch)
     record, file = open_record(tmp_path), tmp_path / "r" / ".lock"
     owner = {**json.loads(file.read_text()), **change}
-    close(record)
+    close_record(record)
     file.write_text(json.dumps(owner))
     if lives:
         name = f"process {owner['pid']} on {owner['host']}" if change else "this process"
         with pytest.raises(RecordError, match=f"is being written by {name}"):
             open_record(tmp_path)
     else:
-        close(open_record(tmp_path))
+        close_record(open_record(tmp_path))
 
 
 @pytest.mark.parametrize("text", ["{torn", "[]", ""])
@@ -232,7 +228,7 @@ def test_a_damaged_lock_file_keeps_no_writer_out(text: str, tmp_path: Path, monk
     remove_locks(False, monkeypatch)
     (tmp_path / "r").mkdir()
     (tmp_path / "r" / ".lock").write_text(text)
-    close(open_record(tmp_path))
+    close_record(open_record(tmp_path))
 
 
 def remove_locks(known: bool, monkeypatch: pytest.MonkeyPatch) -> None:

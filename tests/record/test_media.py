@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from builders import make_trainer
+from records import close_record, start_record
 
-from hookline import get_trainer, load_run
+from hookline import load_run
 from hookline.errors import RecordError
 from hookline.record import Image, MediaRow, Record, Table, read_media
 
@@ -31,36 +33,11 @@ class ListSink:
         self.media += rows
 
 
-def make_trainer(root: Path, **options: Any) -> Any:
-    """Make a trainer of four steps."""
-    torch.manual_seed(0)
-    model = torch.nn.Linear(3, 1)
-    batches = [(torch.randn(2, 3), torch.randn(2, 1)) for _ in range(4)]
-    return get_trainer(
-        "simple", model, batches, torch.optim.SGD(model.parameters(), 0.1), "cpu",
-        loss_fn=torch.nn.functional.mse_loss, console=False, output_dir=str(root), **options,
-    )  # fmt: skip
-
-
-def make_record(root: Path) -> Record:
-    """Make a record on disk and start it."""
-    record = Record.on_disk(root, config={}, seed=None)
-    record.start([])
-    return record
-
-
-def close(record: Record) -> Path:
-    """Close the record and return its directory."""
-    record.close("completed", None, [], [], {})
-    assert record.path is not None
-    return record.path
-
-
 def log_image(root: Path, image: Any) -> Image:
     """Log an image and read it from the run's files."""
-    record = make_record(root)
+    record = start_record(root)
     record.log_image(1, 0, "image", image)
-    (row,) = read_media(close(record))
+    (row,) = read_media(close_record(record))
     assert isinstance(row.content, Image)
     return row.content
 
@@ -77,9 +54,9 @@ def pixels(image: Image) -> np.ndarray[Any, Any]:
 # ---- in a run --------------------------------------------------------------------------------------------------------
 
 
-def test_tables_and_images_of_a_run_can_be_read(tmp_path: Path) -> None:
+def test_tables_and_images_of_a_run_can_be_read() -> None:
     """What a hook logs is in the run's files, in `load_run` and in sinks that take it, with step and epoch."""
-    trainer, sink = make_trainer(tmp_path, max_epochs=2), ListSink()
+    trainer, sink = make_trainer(record=True, max_epochs=2), ListSink()
 
     @trainer.on("train_start", name="add_sink")
     def add() -> None:
@@ -112,9 +89,9 @@ def test_a_run_in_memory_keeps_them_in_lists() -> None:
     assert [row.name for row in record.media] == ["t"]
 
 
-def test_a_mistake_is_a_failure_of_the_hook_that_training_survives(tmp_path: Path) -> None:
+def test_a_mistake_is_a_failure_of_the_hook_that_training_survives() -> None:
     """A table that does not fit is reported with its hook's name, and the run completes."""
-    trainer = make_trainer(tmp_path)
+    trainer = make_trainer(record=True)
     trainer.on("step_end", name="bad")(lambda: trainer.log_table("t", ["a", "b"], [[1]]))
     trainer.train()
     events = load_run(trainer.run_dir).events
@@ -122,10 +99,10 @@ def test_a_mistake_is_a_failure_of_the_hook_that_training_survives(tmp_path: Pat
     assert any("table 't', row 0 has 1 cells" in str(event) for event in events)
 
 
-def test_a_resumed_run_discards_what_came_after_its_checkpoint(tmp_path: Path) -> None:
+def test_a_resumed_run_discards_what_came_after_its_checkpoint() -> None:
     """Tables of later steps of the earlier attempt are gone; those of the repeated steps count."""
     for steps, text in ((3, "first"), (4, "second")):
-        trainer = make_trainer(tmp_path, max_steps=steps)
+        trainer = make_trainer(record=True, max_steps=steps)
 
         @trainer.on("step_end", name="logs")
         def log(step: int, trainer: Any, text: str = text) -> None:
@@ -133,7 +110,7 @@ def test_a_resumed_run_discards_what_came_after_its_checkpoint(tmp_path: Path) -
             if step == 2:
                 trainer.save()
 
-        last = None if steps == 3 else next((tmp_path).iterdir()) / "checkpoints" / "step-00000002"
+        last = None if steps == 3 else next(Path("runs").iterdir()) / "checkpoints" / "step-00000002"
         trainer.fit(resume=last)
     found = [(row.step, row.content.rows[0][0]) for row in read_media(trainer.run_dir)]  # type: ignore[union-attr]
     assert found == [(1, "first"), (2, "first"), (3, "second"), (4, "second")]
@@ -142,14 +119,13 @@ def test_a_resumed_run_discards_what_came_after_its_checkpoint(tmp_path: Path) -
 # ---- tables ----------------------------------------------------------------------------------------------------------
 
 
-def test_cells_are_read_as_they_were_logged(tmp_path: Path) -> None:
+def test_cells_are_read_as_they_were_logged(record: Record) -> None:
     """Numbers that JSON lacks are numbers again and texts stay texts; secrets and long texts are cut out."""
-    record = make_record(tmp_path)
     cells = ["NaN", float("nan"), float("-inf"), True, 2**60, np.float32(0.5), torch.tensor(3), "x" * 5000, "\ud800"]
     record.log_table(1, 0, "t", map(str, range(len(cells))), [cells], kind="mine")
     record.log_table(1, 0, "secrets", ["url"], [["https://me:hunter2hunter2@host/x"]])
     record.log_table(1, 0, "matrix", ["a", "b"], torch.eye(2, dtype=torch.int64))
-    rows = {row.name: row.content for row in read_media(close(record))}
+    rows = {row.name: row.content for row in read_media(close_record(record))}
     table = rows["t"]
     assert isinstance(table, Table) and table.kind == "mine"
     (row,) = table.rows
@@ -205,10 +181,10 @@ def test_floats_are_from_0_to_1(dtype: torch.dtype, tmp_path: Path, caplog: pyte
 
 def test_the_tensor_may_change_after_it_was_logged(tmp_path: Path) -> None:
     """The image is what it was when it was logged."""
-    record, image = make_record(tmp_path), torch.zeros(2, 2, dtype=torch.uint8)
+    record, image = start_record(tmp_path), torch.zeros(2, 2, dtype=torch.uint8)
     record.log_image(1, 0, "i", image)
     image.fill_(9)
-    (row,) = read_media(close(record))
+    (row,) = read_media(close_record(record))
     assert isinstance(row.content, Image) and not pixels(row.content).any()
 
 
@@ -260,10 +236,10 @@ def test_names_of_all_kinds_have_files_of_their_own(tmp_path: Path) -> None:
         "a", "A", "a/b", "a_b", "a.b", "../../../etc/passwd", "/etc/passwd", "con", ".", "..", "a-", "x" * 10_000,
         "x" * 10_001, "ä", "a\0b", "a\nb", "\ud800", "-rf", "a b", "a\\b", "a-12345678", "latest.json",
     ]  # fmt: skip
-    record = make_record(tmp_path / "runs")
+    record = start_record(tmp_path / "runs")
     for index, name in enumerate(names):
         record.log_table(3, 0, name, ["index"], [[index]])
-    run = close(record)
+    run = close_record(record)
     rows = read_media(run)
     assert [row.content.rows[0][0] for row in rows] == list(range(len(names)))  # type: ignore[union-attr]
     assert [row.name for row in rows if row.name.isascii() and "\\ud" not in row.name] == [
@@ -276,22 +252,20 @@ def test_names_of_all_kinds_have_files_of_their_own(tmp_path: Path) -> None:
         Record.in_memory().log_table(1, 0, "", ["a"], [])
 
 
-def test_of_one_name_and_step_the_last_counts(tmp_path: Path) -> None:
+def test_of_one_name_and_step_the_last_counts(record: Record) -> None:
     """As with metrics."""
-    record = make_record(tmp_path)
     for value in (1, 2):
         record.log_table(1, 0, "t", ["a"], [[value]])
-    (row,) = read_media(close(record))
+    (row,) = read_media(close_record(record))
     assert row.content == Table(("a",), ((2,),))
 
 
-def test_damaged_files_are_left_out(tmp_path: Path) -> None:
+def test_damaged_files_are_left_out(tmp_path: Path, record: Record) -> None:
     """Files that are missing, torn, of another format or elsewhere; the others are read, with one warning."""
-    record = make_record(tmp_path)
     for name in "abcde":
         record.log_table(1, 0, name, ["x"], [[1]])
     record.log_image(1, 0, "f", torch.ones(2, 2))
-    run = close(record)
+    run = close_record(record)
     (run / "media" / "a-1.json").unlink()
     (run / "media" / "b-1.json").write_text('{"columns": ["x"], "rows": [[1, 2')
     (run / "media" / "c-1.json").write_text('{"columns": ["x"], "rows": [[{}]]}')
@@ -309,10 +283,9 @@ def test_damaged_files_are_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("read", [read_media, lambda run: load_run(run).media])
-def test_a_warning_cannot_control_the_terminal_and_names_the_callers_line(tmp_path: Path, read: Any) -> None:
-    record = make_record(tmp_path)
+def test_a_warning_cannot_control_the_terminal_and_names_the_callers_line(read: Any, record: Record) -> None:
     record.log_table(1, 0, "t", ["x"], [[1]])
-    run = close(record)
+    run = close_record(record)
     line = {"step": 1, "epoch": 0, "time": 1, "name": "x", "type": "image", "file": "\x1b]0;pwned\x07"}
     (run / "media.jsonl").write_text(json.dumps(line) + '\n{"torn\n')
     with pytest.warns(RuntimeWarning) as caught:
@@ -326,7 +299,7 @@ def test_a_warning_cannot_control_the_terminal_and_names_the_callers_line(tmp_pa
 
 def test_a_link_in_place_of_the_folder_is_not_followed(tmp_path: Path) -> None:
     """Neither the folder nor the list may lead out of the run; the rows are lost and counted."""
-    record = make_record(tmp_path / "runs")
+    record = start_record(tmp_path / "runs")
     assert record.path is not None
     (tmp_path / "elsewhere").mkdir()
     (record.path / "media").symlink_to(tmp_path / "elsewhere")
@@ -334,12 +307,12 @@ def test_a_link_in_place_of_the_folder_is_not_followed(tmp_path: Path) -> None:
     with pytest.warns(RuntimeWarning, match="it is a symbolic link"):
         record.flush()
     assert record.lost == 1 and not list((tmp_path / "elsewhere").iterdir())
-    assert read_media(close(record)) == []
+    assert read_media(close_record(record)) == []
 
 
-def test_a_full_disk_loses_the_row_and_not_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_loses_the_row_and_not_the_run() -> None:
     """The table that the disk refuses is counted as lost, and no line names it."""
-    trainer = make_trainer(tmp_path)
+    trainer = make_trainer(record=True)
 
     @trainer.on("step_end", name="logs", at=2)
     def log() -> None:
@@ -352,9 +325,9 @@ def test_a_full_disk_loses_the_row_and_not_the_run(tmp_path: Path, monkeypatch: 
     assert not read_media(trainer.run_dir)
 
 
-def test_a_run_without_media_has_no_file_of_it(tmp_path: Path) -> None:
+def test_a_run_without_media_has_no_file_of_it() -> None:
     """A run that logs neither tables nor images has none, and reading them gives none."""
-    trainer = make_trainer(tmp_path)
+    trainer = make_trainer(record=True)
     trainer.train()
     assert read_media(trainer.run_dir) == [] and not list(trainer.run_dir.glob("media*"))
     with pytest.raises(RecordError, match="this run has no directory"):

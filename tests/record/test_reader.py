@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from records import close_record, start_record
 
 from hookline import read_layers, read_metrics
 from hookline.errors import RecordError
@@ -77,16 +78,15 @@ def test_a_torn_line_is_warned_of_at_the_callers_line(tmp_path: Path) -> None:
     ids=["began again", "continued", "forked from another run"],
 )
 def test_the_mark_of_a_resumed_run_is_not_a_row(
-    before: list[int], resumed_at: int, after: list[int], tmp_path: Path
+    before: list[int], resumed_at: int, after: list[int], record: Record
 ) -> None:
     """Every row has the metrics of its step, with the epoch that they were logged in."""
-    record = make_record(tmp_path)
     for step in before:
         record.log(step, 0, "train/loss", 3.0)
     record.resume_at(resumed_at, 7)
     for step in after:
         record.log(step, 8, "train/loss", 1.0)
-    end(record)
+    close_record(record)
     rows = [(row["step"], row["epoch"], row["train/loss"]) for row in read_metrics(record.path)]
     assert rows == [(step, 0, 3.0) for step in before if step <= resumed_at] + [(step, 8, 1.0) for step in after]
     assert not any("resumed" in row for row in read_metrics(record.path))
@@ -187,13 +187,6 @@ def test_a_record_cut_at_every_byte(tmp_path: Path) -> None:
 # ---- layers.jsonl ----------------------------------------------------------------------------------------------------
 
 
-def make_record(root: Path, run_id: str | None = None) -> Record:
-    """Make a record on disk and start it."""
-    record = Record.on_disk(root, config={}, seed=None, run_id=run_id)
-    record.start([])
-    return record
-
-
 def write(record: Record, steps: list[int], value: float = 1.0, series: str = "s") -> None:
     """Write one name and one column at each of the steps."""
     for step in steps:
@@ -201,94 +194,82 @@ def write(record: Record, steps: list[int], value: float = 1.0, series: str = "s
     record.flush()
 
 
-def end(record: Record) -> None:
-    """Close the record."""
-    record.close("completed", None, [], [], {})
-
-
-def test_what_was_written_comes_back(tmp_path: Path) -> None:
+def test_what_was_written_comes_back(record: Record) -> None:
     """Every number of every step is read, NaN and infinities too, under its name and column."""
-    record = make_record(tmp_path)
     values = torch.randn(3, 2, 2)
     values[1, 0, 0], values[2, 1, 1] = float("nan"), float("-inf")
     for step, table in enumerate(values, start=1):
         record.log_layers("activations", step, ["blocks.0", "blocks.1"], ["mean", "std"], table)
-    end(record)
+    close_record(record)
     series = read_layers(record.path)["activations"]
     assert (series.names, series.columns, series.steps) == (("blocks.0", "blocks.1"), ("mean", "std"), (1, 2, 3))
     assert torch.equal(series.values.nan_to_num(7), values.nan_to_num(7))
     assert torch.equal(series.of("blocks.1", "std"), values[:, 1, 1])
 
 
-def test_histograms_have_one_dimension_more(tmp_path: Path) -> None:
+def test_histograms_have_one_dimension_more(record: Record) -> None:
     """Histograms are read as [steps, names, columns, bins]."""
-    record = make_record(tmp_path)
     record.log_layers("h", 1, ["a", "b"], ["counts"], torch.arange(8).reshape(2, 1, 4))
-    end(record)
+    close_record(record)
     series = read_layers(record.path)["h"]
     assert series.values.shape == (1, 2, 1, 4)
     assert series.of("b", "counts").tolist() == [[4, 5, 6, 7]]
 
 
-def test_a_misspelt_column_raises(tmp_path: Path) -> None:
+def test_a_misspelt_column_raises(record: Record) -> None:
     """The error lists the names there are."""
-    record = make_record(tmp_path)
     record.log_layers("s", 1, ["blocks.0"], ["mean"], torch.zeros(1, 1))
-    end(record)
+    close_record(record)
     with pytest.raises(RecordError, match="no column 'maen'; did you mean 'mean'"):
         read_layers(record.path)["s"].of("blocks.0", "maen")
 
 
 def test_a_resumed_run_replaces_later_steps(tmp_path: Path) -> None:
     """A resumed run discards the steps after its checkpoint, and what it writes again replaces the old values."""
-    first = make_record(tmp_path, "r")
+    first = start_record(tmp_path, "r")
     write(first, [1, 2, 3, 4, 9])
     del first  # as if the process was killed: the record was not closed, the lock is free
-    again = make_record(tmp_path, "r")
+    again = start_record(tmp_path, "r")
     again.resume_at(2, 0)
     write(again, [3, 4], value=2.0)
-    end(again)
+    close_record(again)
     series = read_layers(again.path)["s"]
     assert series.steps == (1, 2, 3, 4)
     assert series.values.flatten().tolist() == [1, 1, 2, 2]
 
 
-def test_a_series_may_change_its_names_and_columns(tmp_path: Path) -> None:
+def test_a_series_may_change_its_names_and_columns(record: Record) -> None:
     """Names and columns are merged in the order of their appearance; what was not written is NaN."""
-    record = make_record(tmp_path)
     record.log_layers("s", 1, ["a"], ["x", "y"], torch.tensor([[1.0, 2.0]]))
     record.log_layers("s", 2, ["b", "a"], ["y"], torch.tensor([[3.0], [4.0]]))
-    end(record)
+    close_record(record)
     series = read_layers(record.path)["s"]
     assert (series.names, series.columns) == (("a", "b"), ("x", "y"))
     assert series.values.nan_to_num(-1).tolist() == [[[1, 2], [-1, -1]], [[-1, 4], [-1, 3]]]
 
 
-def test_two_writers_of_one_series_share_its_steps(tmp_path: Path) -> None:
+def test_two_writers_of_one_series_share_its_steps(record: Record) -> None:
     """Two monitors of different modules may write one series: neither hides the other."""
-    record = make_record(tmp_path)
     for step in (1, 2):
         record.log_layers("s", step, ["a"], ["x"], torch.full((1, 1), float(step)))
         record.log_layers("s", step, ["b"], ["x"], torch.full((1, 1), float(-step)))
-    end(record)
+    close_record(record)
     assert read_layers(record.path)["s"].values.flatten().tolist() == [1, -1, 2, -2]
 
 
-def test_the_last_number_of_bins_counts(tmp_path: Path) -> None:
+def test_the_last_number_of_bins_counts(record: Record) -> None:
     """Histograms that were made finer in mid-run cannot be put together; the newer ones are what is read."""
-    record = make_record(tmp_path)
     record.log_layers("h", 1, ["a"], ["counts"], torch.zeros(1, 1, 4))
     record.log_layers("h", 2, ["a"], ["counts"], torch.ones(1, 1, 8))
-    end(record)
+    close_record(record)
     series = read_layers(record.path)["h"]
     assert (series.steps, series.values.shape) == ((2,), (1, 1, 1, 8))
 
 
-def test_a_torn_file_loses_its_last_line_only(tmp_path: Path) -> None:
+def test_a_torn_file_loses_its_last_line_only(record: Record) -> None:
     """Cut at every byte, the file gives every whole line before the cut and never an error."""
-    record = make_record(tmp_path)
     write(record, [1, 2, 3])
-    end(record)
+    close_record(record)
     whole = (record.path / "layers.jsonl").read_bytes()
     ends = [index for index, byte in enumerate(whole) if byte == ord("\n")]
     for cut in range(len(whole) + 1):
@@ -302,14 +283,14 @@ def test_a_torn_file_loses_its_last_line_only(tmp_path: Path) -> None:
 
 def test_a_run_resumes_after_a_torn_line(tmp_path: Path) -> None:
     """A new process ends the torn line and writes the header again."""
-    first = make_record(tmp_path, "r")
+    first = start_record(tmp_path, "r")
     write(first, [1, 2])
     path = first.path / "layers.jsonl"
     path.write_bytes(path.read_bytes()[:-9])
     del first
-    again = make_record(tmp_path, "r")
+    again = start_record(tmp_path, "r")
     write(again, [2, 3])
-    end(again)
+    close_record(again)
     with pytest.warns(RuntimeWarning, match="a line was torn"):
         assert read_layers(again.path)["s"].steps == (1, 2, 3)
 
@@ -319,9 +300,9 @@ def test_a_run_resumes_after_a_torn_line(tmp_path: Path) -> None:
 @given(st.binary(max_size=60))
 def test_foreign_lines_are_ignored(tmp_path_factory: pytest.TempPathFactory, noise: bytes) -> None:
     """Lines that are not ours, or whose data does not fit, change nothing."""
-    record = make_record(tmp_path_factory.mktemp("run"))
+    record = start_record(tmp_path_factory.mktemp("run"))
     write(record, [1])
-    end(record)
+    close_record(record)
     with (record.path / "layers.jsonl").open("ab") as file:
         file.write(noise + b"\n" + b'{"series":0,"step":2,"data":"AAA="}\n{"series":9,"step":2,"data":""}\n')
         file.write(
@@ -330,10 +311,9 @@ def test_foreign_lines_are_ignored(tmp_path_factory: pytest.TempPathFactory, noi
     assert read_layers(record.path)["s"].steps == (1,)
 
 
-def test_a_run_that_wrote_none(tmp_path: Path) -> None:
+def test_a_run_that_wrote_none(tmp_path: Path, record: Record) -> None:
     """A run without layers has no series; a missing directory is an error."""
-    record = make_record(tmp_path)
-    end(record)
+    close_record(record)
     assert read_layers(record.path) == {}
     with pytest.raises(RecordError, match=r"cannot read .*layers\.jsonl"):
         read_layers(tmp_path / "nowhere")

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from builders import make_batches, make_trainer
+from records import close_record, start_record
 
-from hookline import get_trainer, read_layers, read_metrics
+from hookline import read_layers, read_metrics
 from hookline.errors import RecordError
 from hookline.record import Record, read_jsonl
 
@@ -77,28 +79,15 @@ class Tracker:
         self.history.append({"project": self.project, "step": step, **values})
 
 
-def make_record(kind: str, root: Path) -> Record:
-    """Make a record and start it."""
-    record = Record.on_disk(root, config={}, seed=None) if kind == "disk" else Record.in_memory()
+def started_in_memory() -> Record:
+    record = Record.in_memory()
     record.start([])
     return record
 
 
-def close(record: Record) -> None:
-    """Close the record."""
-    record.close("completed", None, [], [], {})
-
-
-def make_trainer(**options: Any) -> Any:
+def validating_trainer(**options: Any) -> Any:
     """Make a trainer of eight steps with a validation at the end of each of two epochs."""
-    torch.manual_seed(0)
-    model = torch.nn.Linear(3, 1)
-    batches = [(torch.randn(2, 3), torch.randn(2, 1)) for _ in range(4)]
-    options = {"console": False, "max_epochs": 2, "val_dataloader": batches[:1], **options}
-    return get_trainer(
-        "simple", model, batches, torch.optim.SGD(model.parameters(), 0.1), "cpu",
-        loss_fn=torch.nn.functional.mse_loss, **options,
-    )  # fmt: skip
+    return make_trainer(max_epochs=2, val_dataloader=make_batches(1), record=True, **options)
 
 
 def add_at_start(trainer: Any, sink: Any) -> None:
@@ -111,7 +100,7 @@ def add_at_start(trainer: Any, sink: Any) -> None:
 
 def test_every_number_of_a_run_reaches_a_sink() -> None:
     """Losses, validation metrics, logged values, layers and events are the same in the sink and in the files."""
-    trainer, sink = make_trainer(), ListSink()
+    trainer, sink = validating_trainer(), ListSink()
     add_at_start(trainer, sink)
     trainer.add_hook("gradient_monitor", every=2)
 
@@ -136,7 +125,7 @@ def test_every_number_of_a_run_reaches_a_sink() -> None:
 
 def test_rows_come_in_batches(tmp_path: Path) -> None:
     """One call per kind and flush, with numbers on the host; nothing is called while values are logged."""
-    record, sink = make_record("disk", tmp_path), ListSink()
+    record, sink = start_record(tmp_path), ListSink()
     record.add_sink(sink)
     for step in (1, 2, 3):
         record.extend([(step, 0, "train/loss", torch.tensor(float(step)), 5.0)])
@@ -149,20 +138,20 @@ def test_rows_come_in_batches(tmp_path: Path) -> None:
     record.flush()
     assert len(sink.calls) == 3
     record.log(4, 0, "bad", float("nan"))
-    close(record)
+    close_record(record)
     assert sink.calls[-1][0] == "metrics" and str(sink.rows("metrics")[-1]["bad"]) == "nan"
 
 
 @pytest.mark.parametrize("kind", ["disk", "memory"])
 def test_a_failing_sink_is_removed(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """One warning and one event without secrets; the record and the other sinks are complete, at the end too."""
-    record, broken, sink = make_record(kind, tmp_path), BrokenSink(), ListSink()
+    record, broken, sink = start_record(tmp_path) if kind == "disk" else started_in_memory(), BrokenSink(), ListSink()
     record.add_sink(broken)
     record.add_sink(sink)
     for step in (1, 2):
         record.log(step, 0, "loss", 1.0)
         record.flush()
-    close(record)
+    close_record(record)
     assert len(broken.calls) == 1 and len(sink.rows("metrics")) == 2
     assert [message.getMessage().split(":")[0] for message in caplog.records] == [
         "the sink BrokenSink failed and was removed, training continues"
@@ -175,11 +164,11 @@ def test_a_failing_sink_is_removed(kind: str, tmp_path: Path, caplog: pytest.Log
 
 def test_a_sink_that_fails_at_the_close_is_still_reported(tmp_path: Path) -> None:
     """The event is in the file and reaches the other sinks before the record is closed."""
-    record, sink = make_record("disk", tmp_path), ListSink()
+    record, sink = start_record(tmp_path), ListSink()
     record.add_sink(sink)
     record.add_sink(BrokenSink())
     record.log(1, 0, "loss", 1.0)
-    close(record)
+    close_record(record)
     assert [row["kind"] for row in read_jsonl(record.path / "events.jsonl")[0]] == ["sink_failed"]
     assert [row["kind"] for row in sink.rows("events")] == ["sink_failed"]
     assert record.lost == 0
@@ -187,7 +176,7 @@ def test_a_sink_that_fails_at_the_close_is_still_reported(tmp_path: Path) -> Non
 
 def test_a_failing_sink_does_not_end_training() -> None:
     """The run completes, and its losses are those of a run without a sink."""
-    runs = [make_trainer(), make_trainer()]
+    runs = [validating_trainer(), validating_trainer()]
     add_at_start(runs[0], BrokenSink())
     for trainer in runs:
         trainer.train()
@@ -204,7 +193,7 @@ def test_quitting_the_debugger_in_a_sink_ends_the_run() -> None:
             super().write_metrics(rows)
             raise bdb.BdbQuit
 
-    trainer, sink, other = make_trainer(), Quitting(), ListSink()
+    trainer, sink, other = validating_trainer(), Quitting(), ListSink()
     add_at_start(trainer, sink)
     trainer.on("train_start", name="add_other")(lambda trainer: trainer.record.add_sink(other) and None)
     with pytest.raises(KeyboardInterrupt, match="quit in the debugger in a sink"):
@@ -252,17 +241,17 @@ def test_an_interruption_while_a_sink_is_closed_closes_the_others(
         def close(self, run: Mapping[str, Any]) -> None:
             raise raised
 
-    record, other = make_record("disk", tmp_path), Closed()
+    record, other = start_record(tmp_path), Closed()
     record.add_sink(Interrupted())
     record.add_sink(other)
     with pytest.raises(expected):
-        close(record)
+        close_record(record)
     assert other.rows("close") == ["completed"]
 
 
-def test_a_handle_removes_its_sink(tmp_path: Path) -> None:
+def test_a_handle_removes_its_sink() -> None:
     """By `remove` or at the end of a with block; adding a sink twice does not deliver twice."""
-    record, sink = make_record("memory", tmp_path), ListSink()
+    record, sink = started_in_memory(), ListSink()
     handle = record.add_sink(sink)
     record.add_sink(sink)
     record.log(1, 0, "loss", 1.0)
@@ -275,7 +264,7 @@ def test_a_handle_removes_its_sink(tmp_path: Path) -> None:
         record.log(3, 0, "loss", 1.0)
         record.flush()
     record.log(4, 0, "loss", 1.0)
-    close(record)
+    close_record(record)
     assert [row["step"] for row in sink.rows("metrics")] == [1, 3]
 
 
@@ -285,9 +274,9 @@ def test_what_is_not_a_sink_raises_when_it_is_added() -> None:
         Record.in_memory().add_sink(type("Half", (), {"write_metrics": print})())
 
 
-def test_a_sink_may_change_its_rows(tmp_path: Path) -> None:
+def test_a_sink_may_change_its_rows() -> None:
     """Each sink has its own copies, so that neither the record nor other sinks notice."""
-    record, first, second = make_record("memory", tmp_path), ListSink(), ListSink()
+    record, first, second = started_in_memory(), ListSink(), ListSink()
     record.add_sink(first)
     record.add_sink(second)
     record.log(1, 0, "loss", 1.0)
@@ -299,7 +288,7 @@ def test_a_sink_may_change_its_rows(tmp_path: Path) -> None:
     assert second.rows("events") == record.events != [{}]
 
 
-def test_a_sink_may_log(tmp_path: Path) -> None:
+def test_a_sink_may_log() -> None:
     """What it logs while it receives rows is delivered with the next flush, not in an endless loop."""
 
     class Echo(ListSink):
@@ -308,19 +297,19 @@ def test_a_sink_may_log(tmp_path: Path) -> None:
             record.log(rows[-1]["step"] + 1, 0, "echo", 1.0)
             record.event("echo", 0)
 
-    record, sink = make_record("memory", tmp_path), Echo()
+    record, sink = started_in_memory(), Echo()
     record.add_sink(sink)
     record.log(1, 0, "loss", 1.0)
     record.flush()
     assert len(sink.rows("metrics")) == 1
     record.flush()
     assert [row["step"] for row in sink.rows("metrics")] == [1, 2]
-    close(record)
+    close_record(record)
 
 
-def test_threads_lose_no_row(tmp_path: Path) -> None:
+def test_threads_lose_no_row() -> None:
     """Events that other threads record while rows are delivered reach the sink exactly once."""
-    record, sink = make_record("memory", tmp_path), ListSink()
+    record, sink = started_in_memory(), ListSink()
     record.add_sink(sink)
 
     def work(worker: int) -> None:
@@ -332,41 +321,41 @@ def test_threads_lose_no_row(tmp_path: Path) -> None:
         thread.start()
     while any(thread.is_alive() for thread in threads):
         record.flush()
-    close(record)
+    close_record(record)
     seen = {(row["worker"], row["step"]) for row in sink.rows("events")}
     assert len(sink.rows("events")) == len(seen) == 1200
 
 
 def test_sinks_are_shared_between_records(tmp_path: Path) -> None:
     """A sink that was added before a run began also receives the run's rows, until its handle removes it."""
-    before, run, sink = make_record("memory", tmp_path), make_record("disk", tmp_path), ListSink()
+    before, run, sink = started_in_memory(), start_record(tmp_path), ListSink()
     handle = before.add_sink(sink)
     run.share_sinks(before)
     run.log(1, 0, "loss", 1.0)
     run.flush()
     handle.remove()
     run.log(2, 0, "loss", 1.0)
-    close(run)
+    close_record(run)
     assert [row["step"] for row in sink.rows("metrics")] == [1]
 
 
 def test_a_resume_is_a_row_of_metrics(tmp_path: Path) -> None:
     """A sink learns from it that later steps will be repeated."""
-    record, sink = make_record("disk", tmp_path), ListSink()
+    record, sink = start_record(tmp_path), ListSink()
     record.add_sink(sink)
     record.resume_at(5, 1)
     assert [(row["step"], row["resumed"]) for row in sink.rows("metrics")] == [(5, True)]
-    close(record)
+    close_record(record)
 
 
 def test_a_tracker_is_a_sink() -> None:
     """Forty lines are enough for metrics, statistics per layer and events."""
-    trainer, tracker = make_trainer(), Tracker("demo")
+    trainer, tracker = validating_trainer(), Tracker("demo")
     add_at_start(trainer, tracker)
     trainer.add_hook("gradient_monitor", every=4)
     trainer.add_hook("lr_monitor")
     trainer.train()
     assert [row["step"] for row in tracker.history if "train/loss" in row] == list(range(1, 9))
-    assert any(name.startswith("gradients/weight/") for row in tracker.history for name in row)
+    assert any(name.startswith("gradients/0.weight/") for row in tracker.history for name in row)
     assert tracker.summary["train/loss"] == read_metrics(trainer.run_dir)[-1]["train/loss"]
     assert len(tracker.texts) == len(read_jsonl(trainer.run_dir / "events.jsonl")[0])

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from live_summary import LiveSummary
+from records import close_record, start_record
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -29,19 +30,6 @@ from hookline.runs.alerts import find_alerts
 from hookline.runs.curves import MOST_RANGES, Curve, Point
 from hookline.runs.summary import MOST_EVENTS, HistogramTable, RunSummary
 from hookline.stats.histograms import histograms
-
-
-def record_of(tmp_path: Path, run_id: str | None = None) -> Record:
-    record = Record.on_disk(tmp_path, config={"lr": 0.1}, seed=1, run_id=run_id)
-    record.start([])
-    return record
-
-
-def close(record: Record) -> Path:
-    record.close("completed", None, [], [], {"step": 1})
-    assert record.path is not None
-    return record.path
-
 
 # ---- curves ----------------------------------------------------------------------------------------------------------
 
@@ -148,17 +136,17 @@ def test_what_is_not_a_number_is_left_out() -> None:
 
 def test_what_a_resumed_run_discarded_is_not_in_the_summary(tmp_path: Path) -> None:
     """Steps after the checkpoint that a run was resumed from count once, as in `read_metrics`."""
-    first = record_of(tmp_path)
+    first = start_record(tmp_path)
     for step in range(1, 31):
         first.log(step, 0, "train/loss", float(step))
         first.log_layers("gradients", step, ("a",), ("norm",), torch.tensor([[float(step)]]))
-    path = close(first)
-    second = record_of(tmp_path, path.name)
+    path = close_record(first)
+    second = start_record(tmp_path, path.name)
     second.resume_at(20, 0)
     for step in range(21, 26):
         second.log(step, 0, "train/loss", -float(step))
         second.log_layers("gradients", step, ("a",), ("norm",), torch.tensor([[-float(step)]]))
-    close(second)
+    close_record(second)
     summary = RunSummary.read(path)
     curve = summary.curves["train/loss"]
     assert [*zip(curve.steps.tolist(), curve.mean.tolist(), strict=True)] == [
@@ -169,7 +157,7 @@ def test_what_a_resumed_run_discarded_is_not_in_the_summary(tmp_path: Path) -> N
 
 
 def test_later_lines_of_a_step_win_also_if_they_have_other_fields(tmp_path: Path) -> None:
-    path = close(record_of(tmp_path))
+    path = close_record(start_record(tmp_path))
     rows = [{"step": 0, "x": 0.0, "y": 1.0}, {"step": 5, "x": 1.0}, {"step": 5, "x": 2.0, "y": 1.0}]
     (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert RunSummary.read(path).curves["x"].last == Point(5, 2.0)
@@ -179,7 +167,7 @@ def test_later_lines_of_a_step_win_also_if_they_have_other_fields(tmp_path: Path
 @pytest.mark.parametrize("resumed_at", [[8, 3], [3, 8], [3, 3], [0, 8]])
 def test_of_several_attempts_each_counts_up_to_where_a_later_one_began(tmp_path: Path, resumed_at: list[int]) -> None:
     """Also if one after the next began earlier than the next; all readers agree."""
-    path = close(record_of(tmp_path))
+    path = close_record(start_record(tmp_path))
     expected: dict[int, float] = {}
     rows = [{"step": step, "x": float(step)} for step in range(1, 11)]
     expected |= {row["step"]: row["x"] for row in rows}  # type: ignore[index]
@@ -205,7 +193,7 @@ def test_of_several_attempts_each_counts_up_to_where_a_later_one_began(tmp_path:
 @pytest.mark.parametrize("read", [RunSummary.read, read_metrics, read_layers])
 def test_the_work_of_reading_a_run_that_was_resumed_often_is_linear(tmp_path: Path, read: Callable[..., Any]) -> None:
     """Twice as many lines and attempts take about twice as many instructions of the interpreter, not four times."""
-    path, header = close(record_of(tmp_path)), '{"series":0,"name":"s","names":["a"],"columns":["c"]}\n'
+    path, header = close_record(start_record(tmp_path)), '{"series":0,"name":"s","names":["a"],"columns":["c"]}\n'
 
     def instructions(size: int) -> int:
         count, before = 0, sys.gettrace()
@@ -428,39 +416,35 @@ def test_events_of_ever_other_kinds_take_bounded_memory() -> None:
     assert summary.events[-1]["step"] == 9999
 
 
-def test_the_newest_tables_and_images_are_kept(tmp_path: Path) -> None:
-    record = record_of(tmp_path)
+def test_the_newest_tables_and_images_are_kept(record: Record) -> None:
     for step in range(1, 31):
         record.log_table(step, 0, "predictions", ["step"], [[step]])
         record.log_image(step, 0, "sample", torch.rand(64, 64))
-    summary = RunSummary.read(close(record), media=True)
+    summary = RunSummary.read(close_record(record), media=True)
     assert [row.step for row in summary.media if row.name == "predictions"] == [*range(23, 31)]
     assert [row.step for row in summary.media if row.name == "sample"] == [*range(23, 31)]
 
 
-def test_an_image_that_is_too_large_displaces_no_other(tmp_path: Path) -> None:
-    record = record_of(tmp_path)
+def test_an_image_that_is_too_large_displaces_no_other(record: Record) -> None:
     record.log_table(1, 0, "predictions", ["step"], [[1]])
     record.log_image(1, 0, "small", torch.rand(8, 8))
     record.log_image(2, 0, "large", torch.rand(3, 700, 700, generator=torch.Generator().manual_seed(0)))
-    summary = RunSummary.read(close(record), media=True)
+    summary = RunSummary.read(close_record(record), media=True)
     assert [row.name for row in summary.media] == ["predictions", "small"]
 
 
-def test_tables_take_bounded_memory(tmp_path: Path) -> None:
-    record = record_of(tmp_path)
+def test_tables_take_bounded_memory(record: Record) -> None:
     for step in range(8):
         record.log_table(step, 0, "texts", ["text"], [["x" * 1000]] * 1000)
-    summary = RunSummary.read(close(record), media=True)
+    summary = RunSummary.read(close_record(record), media=True)
     assert [row.step for row in summary.media] == [5, 6, 7]
 
 
-def test_only_files_of_media_that_are_kept_are_opened(tmp_path: Path) -> None:
+def test_only_files_of_media_that_are_kept_are_opened(record: Record) -> None:
     """Without `media`, none is; the newest of each name otherwise, so that the others may be missing."""
-    record = record_of(tmp_path)
     for step in range(1, 31):
         record.log_table(step, 0, "predictions", ["step"], [[step]])
-    path = close(record)
+    path = close_record(record)
     for step in range(1, 23):
         (path / "media" / f"predictions-{step}.json").unlink()
     with warnings.catch_warnings():
@@ -470,10 +454,9 @@ def test_only_files_of_media_that_are_kept_are_opened(tmp_path: Path) -> None:
         assert RunSummary.read(path).media == []
 
 
-def test_torn_lines_are_left_out_and_named(tmp_path: Path) -> None:
-    record = record_of(tmp_path)
+def test_torn_lines_are_left_out_and_named(record: Record) -> None:
     record.log(1, 0, "train/loss", 1.0)
-    path = close(record)
+    path = close_record(record)
     with (path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 2, "train/lo')
     summary = RunSummary.read(path)
@@ -483,22 +466,20 @@ def test_torn_lines_are_left_out_and_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("file", ["metrics.jsonl", "layers.jsonl", "events.jsonl"])
-def test_a_line_that_a_live_run_is_writing_is_not_incomplete(tmp_path: Path, file: str) -> None:
-    record = record_of(tmp_path)
+def test_a_line_that_a_live_run_is_writing_is_not_incomplete(file: str, record: Record) -> None:
     record.log(1, 0, "train/loss", 1.0)
     record.flush(wait=True)
     with (record.path / file).open("a") as stream:
         stream.write('{"step": 2, "tra')
     assert RunSummary.read(record.path).incomplete == []
-    close(record)
+    close_record(record)
     with (record.path / file).open("a") as stream:
         stream.write('{"step": 2, "tra')
     assert RunSummary.read(record.path).incomplete == [file]
 
 
-def test_a_line_that_another_rank_is_writing_is_not_incomplete(tmp_path: Path) -> None:
+def test_a_line_that_another_rank_is_writing_is_not_incomplete(record: Record) -> None:
     """The lock of the run is in its directory, not in that of the rank."""
-    record = record_of(tmp_path)
     (record.path / "ranks" / "1").mkdir(parents=True)
     file = record.path / "ranks" / "1" / "events.jsonl"
     file.write_text('{"time":1,"kind":"x","step":1,"rank":1}\n{"time":2,"ki')
@@ -506,7 +487,7 @@ def test_a_line_that_another_rank_is_writing_is_not_incomplete(tmp_path: Path) -
         warnings.simplefilter("error")
         assert [event["kind"] for event in hookline.load_run(record.path).events] == ["x"]
         assert RunSummary.read(record.path).incomplete == []
-    close(record)
+    close_record(record)
     with pytest.warns(RuntimeWarning, match=r"ranks/1/events\.jsonl: a line was torn") as caught:
         hookline.load_run(record.path)
     assert [one.filename for one in caught] == [__file__]
@@ -516,10 +497,9 @@ def test_a_line_that_another_rank_is_writing_is_not_incomplete(tmp_path: Path) -
 @pytest.mark.parametrize(
     "line", ["[1, 2]", "7", '{"step": "one", "train/loss": 1}', '{"step": 1e400}', "{}", '{"step": 1}, {"step": 2}']
 )
-def test_lines_of_others_do_not_matter(tmp_path: Path, line: str) -> None:
-    record = record_of(tmp_path)
+def test_lines_of_others_do_not_matter(line: str, record: Record) -> None:
     record.log(1, 0, "train/loss", 1.0)
-    path = close(record)
+    path = close_record(record)
     with (path / "metrics.jsonl").open("a") as file:
         file.write(line + "\n")
     assert RunSummary.read(path).curves["train/loss"].points == 1
@@ -527,21 +507,20 @@ def test_lines_of_others_do_not_matter(tmp_path: Path, line: str) -> None:
 
 @pytest.mark.parametrize("missing", ["run.json", "metrics.jsonl", "events.jsonl"])
 def test_a_directory_that_is_not_a_run_is_one_clear_error(tmp_path: Path, missing: str) -> None:
-    path = close(record_of(tmp_path))
+    path = close_record(start_record(tmp_path))
     (path / missing).unlink()
     with pytest.raises(RecordError, match=missing):
         RunSummary.read(path)
 
 
-def test_reading_a_summary_does_not_import_torch(tmp_path: Path) -> None:
+def test_reading_a_summary_does_not_import_torch(record: Record) -> None:
     """Commands that only read a record start in a tenth of the time."""
-    record = record_of(tmp_path)
     record.log_table(1, 0, "predictions", ["step"], [[1]])
     code = (
         "import sys, hookline.runs.alerts; from hookline.runs.summary import RunSummary;"
         "assert RunSummary.read(sys.argv[1], media=True).media; assert 'torch' not in sys.modules, 'torch was imported'"
     )
-    subprocess.run([sys.executable, "-c", code, str(close(record))], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code, str(close_record(record))], check=True, timeout=60)
 
 
 # ---- alerts ----------------------------------------------------------------------------------------------------------

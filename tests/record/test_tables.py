@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from records import close_record, start_record
 
 from hookline import LoadedRun, load_run, read_metrics
 from hookline.errors import RecordError
@@ -17,23 +18,15 @@ from hookline.stats.histograms import fold, histograms
 NAN = float("nan")
 
 
-def make_record(root: Path, config: dict[str, Any] | None = None) -> Record:
-    """Make a record on disk and start it."""
-    record = Record.on_disk(root, config=config or {}, seed=7, run_id="r")
-    record.start([])
-    return record
-
-
 def load(record: Record) -> LoadedRun:
     """Close the record and read it."""
-    record.close("completed", None, [], [], {})
-    return load_run(record.path)
+    return load_run(close_record(record))
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> LoadedRun:
     """Return a run of three steps with a validation, a NaN, a series and a series of histograms."""
-    record = make_record(tmp_path, {"trainer": {"max_steps": 3, "lr": 1e-5}})
+    record = start_record(tmp_path, "r", {"trainer": {"max_steps": 3, "lr": 1e-5}}, 7)
     for step, loss in enumerate((2.0, NAN, 1.0), start=1):
         record.log(step, 0, "train/loss", loss)
         record.log_layers("act", step, ["a", "b"], ["mean", "std"], torch.full((2, 2), float(step)))
@@ -84,9 +77,8 @@ def log_histograms(record: Record, step: int, *tensors: torch.Tensor, per_octave
 
 
 @pytest.mark.parametrize("per_octave", [1, 2, 4, 8])
-def test_bins_of_a_monitor_have_edges(per_octave: int, tmp_path: Path) -> None:
+def test_bins_of_a_monitor_have_edges(per_octave: int, record: Record) -> None:
     """Each value is counted in the bin that encloses it, and empty bins have no row."""
-    record = make_record(tmp_path)
     spread = torch.randn(300, generator=torch.Generator().manual_seed(1)) * torch.logspace(-12, 3, 300)
     log_histograms(record, 7, torch.tensor([0.0, 0.0, 1.0, -1.0, 3.0, -1e-30]), spread, per_octave=per_octave)
     columns = load(record).layers["gradient_histograms"]
@@ -103,9 +95,8 @@ def test_bins_of_a_monitor_have_edges(per_octave: int, tmp_path: Path) -> None:
         assert int(inside.sum()) == count
 
 
-def test_nan_and_infinities_have_bins(tmp_path: Path) -> None:
+def test_nan_and_infinities_have_bins(record: Record) -> None:
     """Their edges are what is counted."""
-    record = make_record(tmp_path)
     log_histograms(record, 1, torch.tensor([NAN, NAN, math.inf, -math.inf, 2.0]))
     columns = load(record).layers["gradient_histograms"]
     assert same(columns["low"], [-math.inf, columns["low"][1], math.inf, NAN])
@@ -113,9 +104,8 @@ def test_nan_and_infinities_have_bins(tmp_path: Path) -> None:
     assert columns["count"] == [1, 1, 1, 2]
 
 
-def test_histograms_of_one_layer_have_rows_each(tmp_path: Path) -> None:
+def test_histograms_of_one_layer_have_rows_each(record: Record) -> None:
     """The bins of activations and of their gradients have different edges; without an end, a step is left out."""
-    record = make_record(tmp_path)
     counts, tops = histograms([torch.tensor([1.0]), torch.tensor([8.0])])
     record.log_layers("activations", 1, ["a"], ["histogram_top", "grad_histogram_top"], tops.reshape(1, 2))
     for step in (1, 2):
@@ -125,9 +115,8 @@ def test_histograms_of_one_layer_have_rows_each(tmp_path: Path) -> None:
     assert columns["low"][0] <= 1 <= columns["high"][0] < columns["low"][1] <= 8 <= columns["high"][1]
 
 
-def test_a_nan_of_a_layer_is_not_a_missing_value(tmp_path: Path) -> None:
+def test_a_nan_of_a_layer_is_not_a_missing_value(record: Record) -> None:
     """A statistic that was NaN is NaN, one that was not written is None, and a name without any has no row."""
-    record = make_record(tmp_path)
     record.log_layers("s", 1, ["a"], ["x", "y"], torch.tensor([[NAN, 2.0]]))
     record.log_layers("s", 2, ["b", "a"], ["y"], torch.tensor([[float("inf")], [4.0]]))
     columns = load(record).layers["s"]
@@ -135,25 +124,22 @@ def test_a_nan_of_a_layer_is_not_a_missing_value(tmp_path: Path) -> None:
     assert same(columns["x"], [NAN, None, None]) and columns["y"] == [2.0, 4.0, math.inf]
 
 
-def test_a_statistic_may_be_named_as_a_column(tmp_path: Path) -> None:
+def test_a_statistic_may_be_named_as_a_column(record: Record) -> None:
     """It gets a number, and the column is as always."""
-    record = make_record(tmp_path)
     record.log_layers("s", 1, ["a"], ["name", "step"], torch.tensor([[1.0, 2.0]]))
     assert load(record).layers["s"] == {"step": [1], "name": ["a"], "name#2": [1.0], "step#2": [2.0]}
 
 
-def test_an_empty_run(tmp_path: Path) -> None:
+def test_an_empty_run(record: Record) -> None:
     """A run before its first step has the columns of every run, empty, and no series."""
-    record = make_record(tmp_path)
     run = load_run(record.path)
     assert (run.metrics, run.layers, run.events) == ({"step": [], "epoch": [], "time": []}, {}, [])
     assert run.run["outcome"] is None
     record.close("completed", None, [], [], {})
 
 
-def test_a_column_has_numbers_of_one_type(tmp_path: Path) -> None:
+def test_a_column_has_numbers_of_one_type(record: Record) -> None:
     """Data frames infer a column's type from its first cells, so integers beside floats become floats."""
-    record = make_record(tmp_path)
     for step, (count, flag) in enumerate([(1, True), (NAN, 2), (3, False)], start=1):
         record.log(step, 0, "count", count)
         record.log(step, 0, "flag", flag)
@@ -161,9 +147,8 @@ def test_a_column_has_numbers_of_one_type(tmp_path: Path) -> None:
     assert same(run.metrics["count"], [1.0, NAN, 3.0]) and same(run.metrics["flag"], [1, 2, 0])
 
 
-def test_a_metric_may_have_the_name_of_a_text_field(tmp_path: Path) -> None:
+def test_a_metric_may_have_the_name_of_a_text_field(record: Record) -> None:
     """A NaN of the metric `error` is a number, too."""
-    record = make_record(tmp_path)
     record.log(1, 0, "error", NAN)
     assert same(load(record).metrics["error"], [NAN])
     assert same([read_metrics(record.path)[0]["error"]], [NAN])

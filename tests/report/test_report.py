@@ -99,7 +99,7 @@ def test_100_000_steps_of_200_metrics_take_3_mb() -> None:
     assert max(curve_of(page, "group3/metric77", "highest")) == 1e6
 
 
-def test_much_of_everything_still_fits(tmp_path: Path) -> None:
+def test_much_of_everything_still_fits() -> None:
     """Layers, histograms and images share the page's size with the curves."""
     summary = LiveSummary({"run_id": "wide"})
     for number in range(6):
@@ -223,7 +223,7 @@ def test_report_of_what_is_not_a_run(tmp_path: Path, capsys: Captured, kind: str
     assert kind != "a link" or (tmp_path / "target").read_text() == "mine"
 
 
-def test_a_page_says_how_many_images_and_columns_it_leaves_out(capsys: Captured) -> None:
+def test_a_page_says_how_many_images_and_columns_it_leaves_out() -> None:
     """The newest images are shown; a wide table is cut, and its shares are those of whole rows."""
     trainer = make_trainer(max_steps=1)
 
@@ -244,7 +244,7 @@ def test_a_page_says_how_many_images_and_columns_it_leaves_out(capsys: Captured)
         assert main(["report", str(trainer.run_dir)]) == 0
 
 
-def test_runs_of_one_name_have_different_names_in_a_comparison(tmp_path: Path, capsys: Captured) -> None:
+def test_runs_of_one_name_have_different_names_in_a_comparison(tmp_path: Path) -> None:
     """And a run that is given twice is there once."""
     runs = []
     for _ in range(2):
