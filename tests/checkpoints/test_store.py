@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from builders import make_batches, make_trainer
 
 from hookline import SimpleTrainer, _fs
 from hookline.checkpoints import (
@@ -389,27 +390,22 @@ def test_names_that_lead_out(tmp_path: Path, name: str) -> None:
 # ---- abandoned checkpoints -------------------------------------------------------------------------------------------
 
 
-def make_trainer(root: Path, steps: int) -> Any:
-    torch.manual_seed(0)
-    model = torch.nn.Linear(2, 1)
-    trainer = SimpleTrainer(
-        model, [(torch.ones(1, 2), torch.ones(1, 1))] * 30, torch.optim.SGD(model.parameters(), lr=0.1), "cpu",
-        loss_fn=torch.nn.MSELoss(), max_steps=steps, console=False, output_dir=str(root),
-    )  # fmt: skip
+def saving_trainer(steps: int) -> SimpleTrainer:
+    trainer = make_trainer(data=make_batches(30), max_steps=steps, record=True)
     trainer.add_hook("checkpoint", save_every_n_steps=8, save_every_n_epochs=None)
     return trainer
 
 
-def test_resuming_the_run_follows_the_new_branch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_resuming_the_run_follows_the_new_branch(caplog: pytest.LogCaptureFixture) -> None:
     """Resumed from step 8 and stopped at 16, the newest checkpoint is the new 16, not the old 24."""
-    first = make_trainer(tmp_path, 24)
+    first = saving_trainer(24)
     first.train()
     holder = first.checkpoint_dir
     (early,) = [path for path in list_checkpoints(holder) if path.name.endswith("8")]
-    make_trainer(tmp_path, 16).fit(resume=early)
+    saving_trainer(16).fit(resume=early)
     assert sorted(path.name for path in list_checkpoints(holder)) == ["step-00000008", "step-00000016"]
     assert "moved a checkpoint of a later step away" in caplog.text
-    third = make_trainer(tmp_path, 20)
+    third = saving_trainer(20)
     third.fit(resume=first.run_dir)
     assert third.step == 20
     lines = [json.loads(line) for line in (first.run_dir / "events.jsonl").read_text().splitlines()]
@@ -417,5 +413,5 @@ def test_resuming_the_run_follows_the_new_branch(tmp_path: Path, caplog: pytest.
     moved = first.run_dir / "abandoned"
     assert names(moved) == ["step-00000016", "step-00000024"]
     assert not any(verify_checkpoint(path) for path in list_checkpoints(moved))
-    make_trainer(tmp_path, 10).fit(resume=early)  # the same step is abandoned again, and nothing is overwritten
+    saving_trainer(10).fit(resume=early)  # the same step is abandoned again, and nothing is overwritten
     assert names(moved) == ["step-00000016", "step-00000016-1", "step-00000024"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from builders import make_batches, make_model, make_trainer
 
 import hookline
 from hookline.cli import main
@@ -28,22 +28,11 @@ class Change(hookline.TrainingHook):
             trainer.lr = 0.01
 
 
-def train(tmp_path: Path, *hooks: Any, lr: float = 0.1, seed: int = 1, steps: int = 20, **options: Any) -> Path:
-    torch.manual_seed(seed)
-    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
-    trainer = hookline.SimpleTrainer(
-        model,
-        DataLoader(torch.randn(4 * steps, 4, generator=torch.Generator().manual_seed(1)), batch_size=4),
-        torch.optim.SGD(model.parameters(), lr=lr),
-        step_fn=lambda model, batch: model(batch).square().mean(),
-        hooks=list(hooks),
-        output_dir=str(tmp_path),
-        console=False,
-        seed=seed,
-        **options,
-    )
+def train(*hooks: Any, seed: int = 1, steps: int = 20, **options: Any) -> Path:
+    model, data = make_model(seed=seed), make_batches(steps)
+    trainer = make_trainer(*hooks, model=model, data=data, record=True, seed=seed, **options)
     trainer.train()
-    return Path(trainer.run_dir)
+    return trainer.run_dir
 
 
 def compare(capsys: pytest.CaptureFixture[str], *arguments: Any) -> str:
@@ -56,37 +45,37 @@ def parting(capsys: pytest.CaptureFixture[str], first: Path, second: Path) -> di
     return dict(found)
 
 
-def test_two_runs_of_the_same_seed_are_the_same_bit_for_bit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first, second = train(tmp_path), train(tmp_path)
+def test_two_runs_of_the_same_seed_are_the_same_bit_for_bit(capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = train(), train()
     shown = compare(capsys, first, second)
     assert "are the same, bit for bit, in all 20 steps" in shown
     assert "differences  none" in shown
 
 
-def test_runs_part_at_the_first_step_whose_numbers_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_part_at_the_first_step_whose_numbers_differ(capsys: pytest.CaptureFixture[str]) -> None:
     """The learning rate changes after step 7, so that step 8 trains with another one and step 9 has another loss."""
-    found = parting(capsys, train(tmp_path), train(tmp_path, Change(7)))
+    found = parting(capsys, train(), train(Change(7)))
     assert found["step"] == 9
     assert found["before"] == 8
     assert "lr changed at step 7 by change" in found["likely_causes"][0]
 
 
-def test_a_seed_is_the_likely_cause_from_the_first_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = parting(capsys, train(tmp_path), train(tmp_path, seed=2, warn_above=0.5))
+def test_a_seed_is_the_likely_cause_from_the_first_step(capsys: pytest.CaptureFixture[str]) -> None:
+    found = parting(capsys, train(), train(seed=2, warn_above=0.5))
     assert (found["step"], found["before"]) == (1, 0)
     assert "seed: 1 and 2" in found["likely_causes"][0]
     assert not any("warn_above" in cause for cause in found["likely_causes"])
 
 
-def test_a_run_that_was_resumed_is_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    whole = train(tmp_path, hookline.CheckpointHook(save_every_n_steps=5))
+def test_a_run_that_was_resumed_is_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    whole = train(hookline.CheckpointHook(save_every_n_steps=5))
     torch.manual_seed(1)
-    stopped = train(tmp_path, hookline.CheckpointHook(save_every_n_steps=5), max_steps=10)
+    stopped = train(hookline.CheckpointHook(save_every_n_steps=5), max_steps=10)
     assert parting(capsys, whole, stopped)["step"] is None
 
 
-def test_the_smallest_difference_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first, second = train(tmp_path), train(tmp_path)
+def test_the_smallest_difference_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = train(), train()
     lines = (second / "metrics.jsonl").read_text().splitlines()
     row = json.loads(lines[11])
     value = row["train/loss"]
@@ -98,9 +87,9 @@ def test_the_smallest_difference_counts(tmp_path: Path, capsys: pytest.CaptureFi
     assert "nothing that the record knows differs" in found["likely_causes"][0]
 
 
-def test_a_layer_that_differs_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_layer_that_differs_counts(capsys: pytest.CaptureFixture[str]) -> None:
     """Statistics per layer part before the loss shows it."""
-    first, second = (train(tmp_path, hookline.GradientMonitor(log_frequency=1)) for _ in range(2))
+    first, second = (train(hookline.GradientMonitor(log_frequency=1)) for _ in range(2))
     lines = (second / "layers.jsonl").read_text().splitlines()
     row = json.loads(lines[5])
     row["data"] = "A" * 16 + row["data"][16:]
@@ -111,17 +100,15 @@ def test_a_layer_that_differs_counts(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert found["name"].startswith("gradients: ")
 
 
-def test_runs_of_one_seed_that_watch_other_layers_are_the_same(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    first, second = (train(tmp_path, hookline.ActivationStats(modules=modules)) for modules in ("0", "*"))
+def test_runs_of_one_seed_that_watch_other_layers_are_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = (train(hookline.ActivationStats(modules=modules)) for modules in ("0", "*"))
     assert "are the same, bit for bit, in all 20 steps" in compare(capsys, first, second)
 
 
-def test_differences_and_values_are_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first = train(tmp_path, hookline.LossSpike(factor=8.0), name="first")
-    second = train(tmp_path, hookline.LossSpike(factor=4.0), name="second", accumulate=2)
-    third = train(tmp_path, name="third")
+def test_differences_and_values_are_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
+    first = train(hookline.LossSpike(factor=8.0), name="first")
+    second = train(hookline.LossSpike(factor=4.0), name="second", accumulate=2)
+    third = train(name="third")
     shown = compare(capsys, first, second, third)
     assert "first and second" in shown
     assert "first and third" in shown
@@ -133,18 +120,18 @@ def test_differences_and_values_are_side_by_side(tmp_path: Path, capsys: pytest.
     assert "likely  trainer.accumulate: 1 and 2" in shown
 
 
-def test_observers_are_not_named_as_causes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = parting(capsys, train(tmp_path), train(tmp_path, hookline.LossSpike(), lr=0.2))
+def test_observers_are_not_named_as_causes(capsys: pytest.CaptureFixture[str]) -> None:
+    found = parting(capsys, train(), train(hookline.LossSpike(), lr=0.2))
     assert not any("loss_spike" in cause for cause in found["likely_causes"])
 
 
-def test_one_run_is_not_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", str(train(tmp_path))]) == 2
+def test_one_run_is_not_enough(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", str(train())]) == 2
     assert "at least two runs" in capsys.readouterr().err
 
 
-def test_runs_without_a_common_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first, second = train(tmp_path), train(tmp_path)
+def test_runs_without_a_common_step(capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = train(), train()
     (second / "metrics.jsonl").write_text("")
     assert "have no step in common" in compare(capsys, first, second)
     found = parting(capsys, first, second)
@@ -152,9 +139,9 @@ def test_runs_without_a_common_step(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_a_missing_config_is_said_once_and_the_rest_is_compared(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    first, second = train(tmp_path), train(tmp_path, seed=2)
+    first, second = train(), train(seed=2)
     (second / "config.yaml").unlink()
     caplog.clear()
     shown = compare(capsys, first, second)
@@ -167,9 +154,9 @@ def test_a_missing_config_is_said_once_and_the_rest_is_compared(
 
 
 def test_the_first_run_is_read_once_however_many_are_compared(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runs = [train(tmp_path, steps=5) for _ in range(4)]
+    runs = [train(steps=5) for _ in range(4)]
     opened: list[str] = []
     system_open = os.open
 
@@ -186,7 +173,7 @@ def test_the_first_run_is_read_once_however_many_are_compared(
     assert counts[0] == counts[1] > 0
 
 
-def test_the_best_value_is_shown_where_a_direction_is_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_best_value_is_shown_where_a_direction_is_known(capsys: pytest.CaptureFixture[str]) -> None:
     """A name says it, as of a word error rate; a hook that monitors the metric decides; a learning rate has none."""
 
     class Own(hookline.TrainingHook):
@@ -197,7 +184,7 @@ def test_the_best_value_is_shown_where_a_direction_is_known(tmp_path: Path, caps
             trainer.log("train/lr", 0.01)
 
     monitor = hookline.CheckpointHook(monitor="train/epoch_loss", mode="max")
-    runs = [train(tmp_path, Own(), monitor, steps=10, max_epochs=2) for _ in range(2)]
+    runs = [train(Own(), monitor, steps=10, max_epochs=2) for _ in range(2)]
     metrics = json.loads(compare(capsys, *runs, "--json"))["metrics"]
     assert metrics["val/wer"][0]["best"] == {"step": 1, "value": 1.0}
     highest = metrics["train/epoch_loss"][0]["best"]
@@ -222,11 +209,11 @@ class ManyMetrics(hookline.TrainingHook):
 
 
 def test_five_runs_are_readable_in_80_columns(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No line wraps, every name is distinct, every run is in each table, and what is left out is counted."""
     monkeypatch.setenv("COLUMNS", "80")
-    runs = [train(tmp_path, ManyMetrics(), lr=0.1 / (index + 1), steps=6) for index in range(5)]
+    runs = [train(ManyMetrics(), lr=0.1 / (index + 1), steps=6) for index in range(5)]
     shown = compare(capsys, *runs)
     lines = shown.splitlines()
     assert max(map(len, lines)) <= 80
@@ -236,20 +223,20 @@ def test_five_runs_are_readable_in_80_columns(
     assert len(names) == 20 and len(set(names)) == 10  # in two tables
     best = lines[lines.index("best value (step)") :]
     assert sum(line.count("(") for line in best if line.startswith("train/loss")) == 5
-    runs = [train(tmp_path, ManyMetrics(), hookline.GradientMonitor(log_frequency=1), steps=6) for _ in range(2)]
+    runs = [train(ManyMetrics(), hookline.GradientMonitor(log_frequency=1), steps=6) for _ in range(2)]
     found = json.loads(compare(capsys, *runs, "--json"))["metrics"]
     assert len(found) > 12 and f"and {len(found) - 12} more metrics; --json has all" in compare(capsys, *runs)
 
 
-def test_the_step_before_is_one_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_step_before_is_one_step(capsys: pytest.CaptureFixture[str]) -> None:
     """Another learning rate shows in the loss of the second step; the optimizer of code is named by its place."""
-    shown = compare(capsys, train(tmp_path), train(tmp_path, lr=0.2))
+    shown = compare(capsys, train(), train(lr=0.2))
     assert "; the step before it is the same" in " ".join(shown.split())
     assert "likely  optimizers.0.lr: 0.1 and 0.2" in shown
 
 
-def test_long_values_are_listed_below_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    runs = [train(tmp_path, name=name) for name in ("one", "two")]
+def test_long_values_are_listed_below_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [train(name=name) for name in ("one", "two")]
     for path in runs:
         run = json.loads((path / "run.json").read_text())
         run["environment"]["argv"] = ["code.py", *(f"--option-{number}-of-{path.name}" for number in range(3))]

@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from builders import make_trainer
 
-from hookline import get_trainer
 from hookline.cli import COMMANDS, main, make_parser
 
 Captured = pytest.CaptureFixture[str]
@@ -17,12 +16,7 @@ WITHOUT = {"train", "resume", "example", "schema"}  # they print a path, YAML, o
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the directory of a run with a checkpoint."""
-    model = torch.nn.Linear(2, 1)
-    trainer = get_trainer(
-        "simple", model, [(torch.ones(1, 2), torch.ones(1, 1))] * 2, torch.optim.SGD(model.parameters(), 0.1), "cpu",
-        loss_fn=torch.nn.functional.mse_loss, console=False, output_dir=str(tmp_path_factory.mktemp("runs")),
-        hooks={"lifecycle": ["checkpoint"]},
-    )  # fmt: skip
+    trainer = make_trainer("checkpoint", record=True, output_dir=str(tmp_path_factory.mktemp("runs")))
     trainer.train()
     return trainer.run_dir
 
@@ -48,7 +42,7 @@ def test_every_command_that_prints_data_has_it(capsys: Captured) -> None:
 def test_checkpoints(recorded: Path, capsys: Captured) -> None:
     """Each checkpoint has its name, path, state, step and size; a damaged one its problems and status 1."""
     (one,) = parsed(capsys, "checkpoints", str(recorded))
-    assert (one["name"], one["good"], one["problems"], one["step"]) == ("step-00000002", True, [], 2)
+    assert (one["name"], one["good"], one["problems"], one["step"]) == ("step-00000004", True, [], 4)
     assert one["bytes"] > 0 and "T" in one["saved"]
     assert parsed(capsys, "verify-checkpoint", one["path"]) == [one]
     Path(one["path"], "extra").write_text("x")
@@ -78,7 +72,7 @@ def test_explain_and_export(recorded: Path, capsys: Captured) -> None:
     (event,) = parsed(capsys, "explain", "--event", "on_step_end", "--hook", "ema")
     assert event["event"] == "on_step_end" and event["hooks"][0].startswith("1. ")
     files = parsed(capsys, "export", str(recorded), "--to", "csv", "--output", "out")
-    assert files[0] == {"path": "out/metrics.csv", "table": "metrics", "rows": 2}
+    assert files[0] == {"path": "out/metrics.csv", "table": "metrics", "rows": 4}
 
 
 def test_errors_stay_on_stderr(capsys: Captured) -> None:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from builders import make_trainer
 
-from hookline import NanForensics, get_trainer, load_config, register_model, trainer_from_config
+from hookline import NanForensics, load_config, register_model, trainer_from_config
 from hookline.checkpoints import write_checkpoint
 from hookline.cli import main
 from hookline.core import plugins
@@ -87,12 +88,8 @@ def test_a_crash_without_weights_needs_a_checkpoint(capsys: Captured) -> None:
 
 def test_a_run_made_in_code_cannot_be_replayed(capsys: Captured) -> None:
     """The command cannot rebuild such a model; the error says what to call in code."""
-    model = torch.nn.Linear(1, 1)
-    data = [(torch.full((1, 1), float("nan")), torch.ones(1, 1))]
-    trainer = get_trainer(
-        "simple", model, data, torch.optim.SGD(model.parameters(), 0.1), "cpu",
-        loss_fn=torch.nn.functional.mse_loss, console=False, hooks=[NanForensics()],
-    )  # fmt: skip
+    data = [(torch.full((1, 3), float("nan")), torch.ones(1, 1))]
+    trainer = make_trainer(NanForensics(), data=data, record=True)
     trainer.train()
     assert main(["replay", str(trainer.hooks.get("nan_forensics").crash)]) == 2
     assert "made in code; build the same trainer there and call" in capsys.readouterr().err

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
+from builders import make_trainer
 
-from hookline import get_trainer, read_metrics
+from hookline import read_metrics
 from hookline.checkpoints import read_checkpoint
 from hookline.cli import main
 from hookline.core import plugins
@@ -108,11 +108,7 @@ def refusal(capsys: Captured, *words: str) -> str:
 def test_a_path_that_is_not_a_run(capsys: Captured) -> None:
     """A missing path, and a run that was made in code, are errors."""
     assert "missing: no run is in runs/; give a run's directory" in refusal(capsys, "resume", "missing")
-    model = torch.nn.Linear(2, 1)
-    data = [(torch.ones(1, 2), torch.ones(1, 1))]
-    trainer = get_trainer(
-        "simple", model, data, torch.optim.SGD(model.parameters(), 0.1), "cpu", loss_fn=torch.nn.functional.mse_loss
-    )
+    trainer = make_trainer(record=True)
     trainer.train()
     error = refusal(capsys, "resume", str(trainer.run_dir))
     assert f"made in code; build the same trainer there and call trainer.fit(resume='{trainer.run_dir}" in error

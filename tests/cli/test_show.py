@@ -11,31 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from builders import make_batches, make_trainer
 from records import close_record, start_record
-from torch.utils.data import DataLoader
 
 import hookline
 from hookline.cli import main
 from hookline.record import Record
 
 
-def train(tmp_path: Path, *hooks: Any, steps: int = 30, **options: Any) -> Path:
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
-    trainer = hookline.SimpleTrainer(
-        model,
-        DataLoader(torch.randn(4 * steps, 4, generator=torch.Generator().manual_seed(1)), batch_size=4),
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        step_fn=lambda model, batch: model(batch).square().mean(),
-        hooks=list(hooks),
-        output_dir=str(tmp_path / "runs"),
-        console=False,
-        seed=1,
-        **options,
-    )
+def train(*hooks: Any, steps: int = 30, **options: Any) -> Path:
+    trainer = make_trainer(*hooks, data=make_batches(steps), record=True, seed=1, **options)
     trainer.train()
-    return Path(trainer.run_dir)
+    return trainer.run_dir
 
 
 def show(capsys: pytest.CaptureFixture[str], *arguments: Any) -> str:
@@ -43,11 +30,8 @@ def show(capsys: pytest.CaptureFixture[str], *arguments: Any) -> str:
     return capsys.readouterr().out
 
 
-def test_a_run_is_shown_with_its_outcome_curves_metrics_and_checkpoints(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    path = train(tmp_path, hookline.CheckpointHook(), name="baseline", tags=["first"], notes="a note")
+def test_a_run_is_shown_with_its_outcome_curves_metrics_and_checkpoints(capsys: pytest.CaptureFixture[str]) -> None:
+    path = train(hookline.CheckpointHook(), name="baseline", tags=["first"], notes="a note")
     shown = show(capsys, "latest")
     for text in (
         f"baseline  {path.name}",
@@ -81,11 +65,8 @@ hooks: {lifecycle: [{name: checkpoint, save_every_n_steps: 1}]}
 """
 
 
-def test_the_command_that_resumes_repeats_the_arguments_of_the_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_that_resumes_repeats_the_arguments_of_the_run(capsys: pytest.CaptureFixture[str]) -> None:
     """It runs as it is printed, on one line, for a run that was not completed; labels are not given again."""
-    monkeypatch.chdir(tmp_path)
     Path("own_parts.py").write_text("")
     Path("a.yaml").write_text(RESUMABLE)
     words = ["a.yaml", "--import", "own_parts", "trainer.name=one", "optimizer.lr=0.01", "--output", "runs"]
@@ -110,8 +91,8 @@ def test_the_command_that_resumes_repeats_the_arguments_of_the_run(
     assert json.loads(show(capsys, "one", "--json"))["resume"] == f"hookline resume runs/{path.name}"
 
 
-def test_a_run_that_was_made_in_code_is_resumed_in_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = train(tmp_path, hookline.CheckpointHook())
+def test_a_run_that_was_made_in_code_is_resumed_in_code(capsys: pytest.CaptureFixture[str]) -> None:
+    path = train(hookline.CheckpointHook())
     interrupt(path)
     assert "build the same trainer and call trainer.fit(resume=" in show(capsys, path)
     assert json.loads(show(capsys, path, "--json"))["resume"] is None
@@ -127,16 +108,16 @@ def test_few_points_are_not_drawn(capsys: pytest.CaptureFixture[str]) -> None:
         assert ("┤" in show(capsys, record.path)) == is_drawn
 
 
-def test_a_run_outside_of_a_repository_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = train(tmp_path)
+def test_a_run_outside_of_a_repository_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    path = train()
     run = json.loads((path / "run.json").read_text())
     (path / "run.json").write_text(json.dumps({**run, "git": {"commit": "unknown", "dirty": None}}))
     assert "code       not in a git repository\n" in show(capsys, path)
 
 
-def test_the_share_of_hooks_is_that_of_the_last_attempt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_share_of_hooks_is_that_of_the_last_attempt(capsys: pytest.CaptureFixture[str]) -> None:
     """A resumed run knows the cost of its hooks in the last attempt only."""
-    path = train(tmp_path)
+    path = train()
     run = json.loads((path / "run.json").read_text())
     (attempt,) = run["attempts"]
     attempt |= {"started": "2026-01-02T00:00:00+00:00", "closed": "2026-01-02T00:00:10+00:00"}
@@ -146,9 +127,9 @@ def test_the_share_of_hooks_is_that_of_the_last_attempt(tmp_path: Path, capsys: 
     assert ["slow", "5.000", "s", "50.0%"] in [line.split() for line in show(capsys, path).splitlines()]
 
 
-def test_every_reader_adds_up_the_seconds_of_all_attempts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_reader_adds_up_the_seconds_of_all_attempts(capsys: pytest.CaptureFixture[str]) -> None:
     """A pause between two attempts does not count, and `show`, `runs` and the report say the same."""
-    path = train(tmp_path)
+    path = train()
     run = json.loads((path / "run.json").read_text())
     times = [("2026-01-01T00:00:00+00:00", "2026-01-01T00:00:30+00:00")]
     times.append(("2026-01-02T00:00:00+00:00", "2026-01-02T00:00:10+00:00"))
@@ -174,21 +155,21 @@ def test_where_a_step_spends_its_time_is_a_mean_over_the_run(capsys: pytest.Capt
     assert '"step_seconds":{"step":0.2,"data_wait":0.1}' in (record.path / "report.html").read_text()
 
 
-def test_labels_and_reasons_of_any_length_are_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = train(tmp_path)
+def test_labels_and_reasons_of_any_length_are_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    path = train()
     run = json.loads((path / "run.json").read_text())
     (path / "run.json").write_text(json.dumps({**run, "reason": "r" * 10**6, "seed": None}))
     labels = {"version": 1, "name": "n" * 10**5, "tags": ["t" * 10**5] * 3, "notes": "o" * 10**5}
     (path / "labels.json").write_text(json.dumps(labels))
     shown = show(capsys, path)
     assert len(shown) < 10_000 and "seed" not in shown
-    other = train(tmp_path)
+    other = train()
     for command in (["label", path], ["compare", path, other], ["plot", path, other]):
         assert main([*map(str, command)]) == 0
         assert len(capsys.readouterr().out) < 30_000
 
 
-def test_who_stopped_a_run_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_who_stopped_a_run_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     class Stopper(hookline.TrainingHook):
         name = "stopper"
 
@@ -196,25 +177,25 @@ def test_who_stopped_a_run_is_shown(tmp_path: Path, capsys: pytest.CaptureFixtur
             if step == 7:
                 trainer.request_stop("seen enough", by="stopper")
 
-    shown = show(capsys, train(tmp_path, Stopper()))
+    shown = show(capsys, train(Stopper()))
     assert "outcome    stopped by stopper (seen enough), 7 steps" in shown
 
 
-def test_alerts_come_with_their_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_alerts_come_with_their_steps(capsys: pytest.CaptureFixture[str]) -> None:
     class Broken(hookline.TrainingHook):
         name = "broken"
 
         def on_step_end(self) -> None:
             raise ValueError("no good")
 
-    shown = show(capsys, train(tmp_path, Broken()))
+    shown = show(capsys, train(Broken()))
     assert "error      step 3: broken: the hook was switched off" in shown
     assert "no good" in shown
     assert "switched off: broken" in shown
 
 
-def test_the_same_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = train(tmp_path)
+def test_the_same_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    path = train()
     shown = json.loads(show(capsys, path, "--json"))
     assert shown["run_id"] == path.name
     assert shown["outcome"] == "completed"
@@ -279,7 +260,7 @@ NESTED = f'"x": {"[" * 450}{"]" * 450}'  # deeper than any value of a record
 def test_an_event_that_is_nested_too_deeply_is_an_incomplete_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = train(tmp_path, steps=3)
+    path = train(steps=3)
     with (path / "events.jsonl").open("a") as file:
         file.write(f'{{"time": 1, "kind": "a", "step": 1, {NESTED}}}\n')
     found = json.loads(show(capsys, path, "--json"))
@@ -287,10 +268,8 @@ def test_an_event_that_is_nested_too_deeply_is_an_incomplete_line(
     assert main(["report", str(path), "--output", str(tmp_path / "report.html")]) == 0
 
 
-def test_a_run_json_that_is_nested_too_deeply_is_one_clear_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = train(tmp_path, steps=3)
+def test_a_run_json_that_is_nested_too_deeply_is_one_clear_error(capsys: pytest.CaptureFixture[str]) -> None:
+    path = train(steps=3)
     text = (path / "run.json").read_text()
     (path / "run.json").write_text(f"{text.rstrip()[:-1]}, {NESTED}}}")
     for arguments in (["show", str(path), "--json"], ["report", str(path)]):
@@ -300,19 +279,19 @@ def test_a_run_json_that_is_nested_too_deeply_is_one_clear_error(
         hookline.load_run(path)
 
 
-def test_a_checkpoint_whose_name_is_too_long_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = train(tmp_path, steps=3)
+def test_a_checkpoint_whose_name_is_too_long_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    path = train(steps=3)
     with (path / "events.jsonl").open("a") as file:
         file.write(json.dumps({"time": 1, "kind": "checkpoint_saved", "step": 1, "path": "a" * 5000}) + "\n")
     assert "checkpoints  none" in show(capsys, path)
 
 
-def test_torch_is_not_imported(tmp_path: Path) -> None:
+def test_torch_is_not_imported() -> None:
     """A command that takes a second longer to start is not used."""
     import subprocess
     import sys
 
-    path = train(tmp_path, steps=2)
+    path = train(steps=2)
     code = (
         "import sys; from hookline.cli import main; status = main(['show', sys.argv[1]]); "
         "assert status == 0 and 'torch' not in sys.modules"
@@ -320,8 +299,8 @@ def test_torch_is_not_imported(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code, str(path)], check=True, timeout=60, stdout=subprocess.DEVNULL)
 
 
-def test_a_killed_run_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = train(tmp_path, steps=3)
+def test_a_killed_run_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    path = train(steps=3)
     run = json.loads((path / "run.json").read_text())
     del run["attempts"][-1]["closed"]
     (path / "run.json").write_text(json.dumps({**run, "outcome": None}))

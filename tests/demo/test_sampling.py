@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from builders import make_trainer
 from torch import Tensor, nn
 
-from hookline import HooklineError, Trainer, get_trainer
+from hookline import HooklineError, Trainer
 from hookline.demo.char_gpt import CharGPT
 from hookline.demo.sampling import generate
 from hookline.demo.stdlib_text import Vocabulary
@@ -155,27 +156,17 @@ def test_a_model_without_context_is_refused() -> None:
 CODE_VOCAB = Vocabulary.of_text("def abc():\n")
 
 
-def make_trainer(**options: Any) -> Trainer:
+def text_trainer(**options: Any) -> Trainer:
     """A run of two steps on random characters."""
     torch.manual_seed(0)
     model = CharGPT(len(CODE_VOCAB), context=8, width=8, layers=1, heads=1)
     ids = torch.randint(len(CODE_VOCAB), (2, 8))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return get_trainer(
-        "simple",
-        model,
-        [{"input_ids": ids, "labels": ids}] * 2,
-        optimizer,
-        "cpu",
-        record=False,
-        console=False,
-        **options,
-    )
+    return make_trainer(model=model, data=[{"input_ids": ids, "labels": ids}] * 2, loss_fn=None, **options)
 
 
 def test_a_sample_is_printed() -> None:
     """At the end of the run the prompt is continued by `length` characters, and the model is left as it was."""
-    out, trainer = io.StringIO(), make_trainer()
+    out, trainer = io.StringIO(), text_trainer()
     trainer.hook_data["vocab"] = CODE_VOCAB
     trainer.add_hook("sample_text", prompt="abc", length=20, stream=out)
     trainer.train()
@@ -187,7 +178,7 @@ def test_a_sample_is_printed() -> None:
 
 def test_sampling_leaves_training_alone() -> None:
     """The weights are the same with and without the sample."""
-    plain, sampled = make_trainer(), make_trainer()
+    plain, sampled = text_trainer(), text_trainer()
     sampled.hook_data["vocab"] = CODE_VOCAB
     sampled.add_hook("sample_text", length=5, stream=io.StringIO())
     plain.train()
@@ -198,7 +189,7 @@ def test_sampling_leaves_training_alone() -> None:
 
 def test_without_a_vocabulary_it_says_so() -> None:
     """A run whose data has no vocabulary gets an explanation instead of a sample."""
-    out, trainer = io.StringIO(), make_trainer()
+    out, trainer = io.StringIO(), text_trainer()
     trainer.add_hook("sample_text", stream=out)
     trainer.train()
     assert "no vocabulary" in out.getvalue()
@@ -206,7 +197,7 @@ def test_without_a_vocabulary_it_says_so() -> None:
 
 def test_a_trial_run_prints_no_sample() -> None:
     """A fast_dev_run has learnt nothing to show, and has no vocabulary to complain of."""
-    out, trainer = io.StringIO(), make_trainer(fast_dev_run=1)
+    out, trainer = io.StringIO(), text_trainer(fast_dev_run=1)
     trainer.add_hook("sample_text", stream=out)
     trainer.train()
     assert out.getvalue() == ""
@@ -214,7 +205,7 @@ def test_a_trial_run_prints_no_sample() -> None:
 
 def test_after_a_failure_it_says_so() -> None:
     """A run that failed gets no sample."""
-    out, trainer = io.StringIO(), make_trainer(debug=True)
+    out, trainer = io.StringIO(), text_trainer(debug=True)
     trainer.hook_data["vocab"] = CODE_VOCAB
     trainer.add_hook("sample_text", stream=out)
 
@@ -229,7 +220,7 @@ def test_after_a_failure_it_says_so() -> None:
 
 def test_after_a_signal_the_end_is_not_delayed() -> None:
     """The process is to end soon; a sample takes one forward pass per character."""
-    out, trainer = io.StringIO(), make_trainer()
+    out, trainer = io.StringIO(), text_trainer()
     trainer.hook_data["vocab"] = CODE_VOCAB
     trainer.add_hook("sample_text", stream=out)
     trainer.on("train_batch_end")(lambda: signal.raise_signal(signal.SIGTERM))

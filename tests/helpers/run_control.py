@@ -78,12 +78,12 @@ class PlainRun(Run):
 
 
 def train(run, batches):
-    """Make one step per batch, then one validation, and end the epoch and the run."""
+    """Train as a user's own loop does: a step per batch, then a validation if the run can validate."""
     with run.in_progress():
         run.begin_epoch()
         for batch in batches:
             inputs, target = run.begin_batch(batch)
-            run.backward(run.loss_fn(run.model(inputs), target))
+            run.backward(torch.nn.functional.mse_loss(run.model(inputs), target))
             if run.window_is_complete():
                 if run.gradients_ready():
                     run.step_optimizer(run.optimizers[0])
@@ -92,5 +92,6 @@ def train(run, batches):
             run.end_batch()
             if run.at_boundary():
                 break
-        run.validate(**{"val/loss": 1.0})
+        if run.can_validate:
+            run.validate(**{"val/loss": 1.0})
         run.end_epoch()

@@ -3,12 +3,11 @@
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
+from builders import make_trainer
 
-from hookline import HooklineError, Trainer, get_trainer, read_layers, read_metrics
+from hookline import HooklineError, Trainer, read_layers, read_metrics
 from hookline.checkpoints import write_checkpoint
 from hookline.cli import main
 from hookline.record import read_json
@@ -17,12 +16,9 @@ from hookline.record.record import CONTENTS
 FOLDERS = ("checkpoints", "abandoned", "exception", "crashes", "captures", "traces", "media")
 
 
-def make_trainer(root: Path, steps: int = 3) -> Trainer:
+def writing_trainer(root: Path, steps: int = 3) -> Trainer:
     """Make a trainer whose hooks write all that hooks can write into a run's directory."""
-    torch.manual_seed(0)
-    model = torch.nn.Linear(3, 1)
-    data = [(torch.full((2, 3), float(index)), torch.ones(2, 1)) for index in range(8)]
-    hooks: dict[str, list[Any]] = {
+    hooks = {
         "lifecycle": [
             {"name": "checkpoint", "save_every_n_steps": 1},
             {"name": "profiler", "first_step": 2, "steps": 1, "warmup": 0},
@@ -32,16 +28,13 @@ def make_trainer(root: Path, steps: int = 3) -> Trainer:
         ],
         "forward": [{"name": "capture", "save": True}, "activation_stats"],
     }
-    return get_trainer(
-        "simple", model, data, torch.optim.SGD(model.parameters(), 1e-3), "cpu", hooks=hooks,
-        loss_fn=torch.nn.functional.mse_loss, output_dir=str(root), max_steps=steps, console=False,
-    )  # fmt: skip
+    return make_trainer(hooks=hooks, record=True, output_dir=str(root), max_steps=steps)
 
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the directory of a finished run."""
-    trainer = make_trainer(tmp_path_factory.mktemp("recorded"))
+    trainer = writing_trainer(tmp_path_factory.mktemp("recorded"))
     trainer.on("train_batch_start", at="3 batches")(lambda batch: batch[0].fill_(float("nan")))
     trainer.on("step_end", at=2)(lambda: trainer.log_table("table", ["a"], [[1]]))
     trainer.train()
@@ -80,7 +73,7 @@ def test_a_resumed_run_follows_no_link(name: str, run: Path, tmp_path: Path) -> 
     link.symlink_to(target)
     before = contents(outside)
     with pytest.raises(HooklineError, match=rf"cannot \w+ {link}: it is a symbolic link"):
-        make_trainer(tmp_path).fit(resume=run)
+        writing_trainer(tmp_path).fit(resume=run)
     assert main(["resume", str(run)]) == 2
     assert contents(outside) == before
 
@@ -93,13 +86,13 @@ def test_nor_one_inside_a_folder(place: str, run: Path, tmp_path: Path) -> None:
     (run / place).unlink(missing_ok=True)
     (run / place).symlink_to(tmp_path / "created")
     with pytest.raises(HooklineError, match=f"cannot write {run / place}: it is a symbolic link"):
-        make_trainer(tmp_path).fit(resume=run)
+        writing_trainer(tmp_path).fit(resume=run)
     assert not (tmp_path / "created").exists()
 
 
 def test_a_link_that_appears_during_the_run_is_not_followed(tmp_path: Path) -> None:
     """layers.jsonl is opened when its first row is written; the row is lost, and training continues."""
-    trainer = make_trainer(tmp_path / "runs")
+    trainer = writing_trainer(tmp_path / "runs")
 
     @trainer.on("train_start")
     def plant() -> None:
@@ -117,7 +110,7 @@ def test_links_that_users_make_are_fine(run: Path, tmp_path: Path) -> None:
     (linked / "latest").symlink_to(run.name)
     (run / "notes").symlink_to(tmp_path)
     (run / "checkpoints" / "best").symlink_to("step-00000003")  # as the checkpoint hook makes them
-    trainer = make_trainer(tmp_path, steps=4)
+    trainer = writing_trainer(tmp_path, steps=4)
     trainer.fit(resume=linked / "latest")
     assert trainer.step == 4 and (run / "checkpoints" / "step-00000004").is_dir()
 
@@ -125,7 +118,7 @@ def test_links_that_users_make_are_fine(run: Path, tmp_path: Path) -> None:
 def test_json_log_writes_through_a_link_that_its_user_chose(tmp_path: Path) -> None:
     """A path that is given to the hook is not the run's."""
     (tmp_path / "log").symlink_to(tmp_path / "real.jsonl")
-    trainer = make_trainer(tmp_path / "runs")
+    trainer = writing_trainer(tmp_path / "runs")
     trainer.hooks.remove("json_log")
     trainer.add_hook("json_log", path=str(tmp_path / "log"))
     trainer.train()
@@ -159,5 +152,5 @@ def test_a_linked_folder_of_checkpoints_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "run" / "run.json").write_text("{}")
     (tmp_path / "run" / "checkpoints").symlink_to(tmp_path / "outside")
     with pytest.raises(HooklineError, match="checkpoints: it is a symbolic link"):
-        make_trainer(tmp_path).fit(resume=tmp_path / "run", fork=True)
+        writing_trainer(tmp_path).fit(resume=tmp_path / "run", fork=True)
     assert main(["checkpoints", str(tmp_path / "run")]) == 2

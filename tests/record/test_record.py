@@ -303,7 +303,6 @@ def test_a_run_that_could_not_begin_releases_its_directory(tmp_path: Path, monke
 
 def test_everything_is_in_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Metrics, events and the run are dicts; no file is created and git is not called."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(subprocess, "run", None)
     record = Record.in_memory({"token": "abc"}, seed=4)
     record.start([{"name": "x", "api_key": "k"}], lineage={"parent": "p"})

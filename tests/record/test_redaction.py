@@ -14,10 +14,11 @@ from urllib.parse import quote, quote_plus
 
 import pytest
 import torch
+from builders import make_batches, make_trainer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hookline import NotifyHook, Trainer, get_trainer, read_layers, read_metrics
+from hookline import NotifyHook, read_layers, read_metrics
 from hookline.record import Record
 
 REDACTED = "<redacted>"
@@ -416,27 +417,17 @@ def written() -> Iterator[io.StringIO]:
     logger.removeHandler(handler)
 
 
-def make_trainer() -> Trainer:
-    """Make a trainer of one step."""
-    model = torch.nn.Linear(3, 1)
-    data = [(torch.randn(4, 3), torch.randn(4, 1))]
-    return get_trainer(
-        "simple", model, data, torch.optim.SGD(model.parameters(), 0.1), "cpu",
-        loss_fn=torch.nn.functional.mse_loss, record=False, console=False,
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("nested", [False, True], ids=["one run", "a run inside another"])
 def test_a_hook_that_quotes_a_secret_fails_without_it(
     nested: bool, written: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither its message nor its traceback contains it, until the last run ended."""
     monkeypatch.setenv("SOME_API_KEY", TOKEN)
-    trainer = make_trainer()
+    trainer = make_trainer(data=make_batches(1))
 
     def quotes() -> None:
         if nested:
-            make_trainer().train()
+            make_trainer(data=make_batches(1)).train()
         raise ConnectionError(f"401 for {TOKEN}")
 
     trainer.on("step_end", name="quotes")(quotes)

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from builders import make_batches, make_trainer
 from live_summary import LiveSummary
 from records import close_record, start_record
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 import hookline
 from hookline.errors import RecordError
@@ -225,7 +225,7 @@ def test_no_metric_can_be_named_like_the_mark_of_a_resumed_run() -> None:
 
 
 def test_a_report_that_cannot_be_prepared_is_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whatever is wrong with the files of earlier attempts, the run trains."""
 
@@ -233,17 +233,9 @@ def test_a_report_that_cannot_be_prepared_is_a_warning(
         raise ZeroDivisionError("of the summary")
 
     monkeypatch.setattr(RunSummary, "read", fail)
-    model = torch.nn.Linear(4, 1)
-    trainer = hookline.SimpleTrainer(
-        model,
-        [torch.randn(2, 4)] * 3,
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        step_fn=lambda model, batch: model(batch).square().mean(),
-        output_dir=str(tmp_path),
-        console=False,
-    )
+    trainer = make_trainer(record=True)
     trainer.train()
-    assert trainer.progress.steps_done == 3
+    assert trainer.progress.steps_done == 4
     assert "the report was not written: ZeroDivisionError: of the summary" in caplog.text
 
 
@@ -313,22 +305,13 @@ def test_histograms_of_a_series_are_those_of_all_hooks() -> None:
     assert table.counts.sum(axis=(0, 2)).tolist() == [298 * 65.0, 65.0]  # without infinities and NaN
 
 
-def test_histograms_count_the_values_of_a_monitored_model(tmp_path: Path) -> None:
+def test_histograms_count_the_values_of_a_monitored_model() -> None:
     """Every value of an activation is in one bin, between edges that enclose it."""
-    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
-    data = DataLoader(torch.randn(64, 4), batch_size=16)
-    trainer = hookline.SimpleTrainer(
-        model,
-        data,
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        step_fn=lambda model, batch: model(batch).square().mean(),
-        hooks={"forward": [{"name": "monitor", "modules": "1", "metrics": ["absmax", "histogram"]}]},
-        output_dir=str(tmp_path),
-        console=False,
-    )
+    hooks = {"forward": [{"name": "monitor", "modules": "1", "metrics": ["absmax", "histogram"]}]}
+    trainer = make_trainer(data=make_batches(4, 16), hooks=hooks, record=True)
     trainer.train()
     table = RunSummary.read(trainer.run_dir).histograms["activation_histograms"]
-    assert table.counts.sum(axis=2).tolist() == [[16.0 * 8]] * 4
+    assert table.counts.sum(axis=2).tolist() == [[16.0 * 4]] * 4
     middle = table.counts.shape[2] // 2
     assert (table.counts[:, 0, :middle] == 0).all()  # no output of a ReLU is negative
     assert (table.counts[:, 0, middle] > 0).all()

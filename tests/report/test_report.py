@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from builders import make_trainer
 from live_summary import LiveSummary
 from report_page import curve_of, read_page, write_record
-from torch import nn
 
-from hookline import CheckpointHook, TrainingHook, get_trainer, read_metrics
+from hookline import CheckpointHook, TrainingHook, read_metrics
 from hookline.cli import main
 from hookline.record.format import SeriesHeader
 from hookline.report.page import make_report
@@ -24,20 +24,9 @@ from hookline.runs.summary import RunSummary
 Captured = pytest.CaptureFixture[str]
 
 
-def make_trainer(*hooks: TrainingHook, **options: Any) -> Any:
-    """Return a trainer of a tiny model."""
-    torch.manual_seed(0)
-    model, data = nn.Linear(3, 1), [(torch.rand(2, 3), torch.rand(2, 1)) for _ in range(8)]
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    trainer = get_trainer("simple", model, data, optimizer, "cpu", loss_fn=nn.MSELoss(), **{"max_steps": 2, **options})
-    for hook in hooks:
-        trainer.add_hook(hook)
-    return trainer
-
-
 def test_a_run_has_a_report_with_its_outcome() -> None:
     """At the end report.html is in the run's directory, with the outcome and every step."""
-    trainer = make_trainer(max_steps=3)
+    trainer = make_trainer(record=True, max_steps=3)
     trainer.train()
     page = read_page(trainer.run_dir / "report.html")
     assert page["runs"][0]["run"]["outcome"] == "completed"
@@ -47,10 +36,10 @@ def test_a_run_has_a_report_with_its_outcome() -> None:
 
 def test_report_can_be_switched_off() -> None:
     """`report: false` writes none; a run without a directory has none either."""
-    trainer = make_trainer(report=False)
+    trainer = make_trainer(record=True, report=False)
     trainer.train()
-    assert trainer.run_dir is not None and not (trainer.run_dir / "report.html").exists()
-    in_memory = make_trainer(record=False)
+    assert not (trainer.run_dir / "report.html").exists()
+    in_memory = make_trainer()
     in_memory.train()
     assert not list(Path().glob("**/report.html"))
 
@@ -62,7 +51,7 @@ def test_a_disk_that_refuses_the_report_does_not_end_the_run(caplog: pytest.LogC
         def on_train_start(self, trainer: Any) -> None:
             (trainer.run_dir / "report.html").mkdir()
 
-    trainer = make_trainer(InTheWay())
+    trainer = make_trainer(InTheWay(), record=True)
     trainer.train()
     assert trainer.record.run["outcome"] == "completed"
     assert [record for record in caplog.records if "the report was not written" in record.getMessage()]
@@ -70,11 +59,11 @@ def test_a_disk_that_refuses_the_report_does_not_end_the_run(caplog: pytest.LogC
 
 def test_a_resumed_run_has_one_report_of_all_attempts() -> None:
     """The steps of earlier attempts are in the report, and those that were discarded are not."""
-    first = make_trainer(max_steps=2)
+    first = make_trainer(record=True, max_steps=2)
     first.train()
-    again = make_trainer(max_steps=4)
+    again = make_trainer(record=True, max_steps=4)
     again.fit(resume=first.run_dir)
-    assert again.run_dir == first.run_dir and again.run_dir is not None
+    assert again.run_dir == first.run_dir
     page = read_page(again.run_dir / "report.html")
     assert curve_of(page, "train/loss", "steps") == [1, 2, 3, 4]
     assert len(page["runs"][0]["run"]["attempts"]) == 2
@@ -134,17 +123,17 @@ def test_histograms_of_a_large_model_are_kept() -> None:
 
 def test_completed_epochs() -> None:
     """An epoch that the run ended in counts only if it was completed."""
-    for options, epochs in (({"max_epochs": 2, "max_steps": None}, 2), ({"max_steps": 12}, 1), ({"max_steps": 3}, 0)):
-        trainer = make_trainer(**options)
+    for options, epochs in (({"max_epochs": 2}, 2), ({"max_steps": 6}, 1), ({"max_steps": 3}, 0)):
+        trainer = make_trainer(record=True, **options)
         trainer.train()
         assert read_page(trainer.run_dir / "report.html")["runs"][0]["epochs"] == epochs
 
 
 def test_costs_are_those_of_the_last_attempt() -> None:
     """The steps and the duration that hooks' costs are divided by are those of the last attempt, too."""
-    first = make_trainer(CheckpointHook(save_every_n_steps=5), max_steps=5)
+    first = make_trainer(CheckpointHook(save_every_n_steps=5), record=True, max_steps=5)
     first.train()
-    again = make_trainer(max_steps=8)
+    again = make_trainer(record=True, max_steps=8)
     again.fit(resume=first.run_dir)
     run = json.loads((again.run_dir / "run.json").read_text())
     run["attempts"][0] |= {"started": "2026-01-01T00:00:00+00:00", "closed": "2026-01-02T00:00:00+00:00"}
@@ -225,7 +214,7 @@ def test_report_of_what_is_not_a_run(tmp_path: Path, capsys: Captured, kind: str
 
 def test_a_page_says_how_many_images_and_columns_it_leaves_out() -> None:
     """The newest images are shown; a wide table is cut, and its shares are those of whole rows."""
-    trainer = make_trainer(max_steps=1)
+    trainer = make_trainer(record=True, max_steps=1)
 
     @trainer.on("step_end", name="logs")
     def log(trainer: Any) -> None:
@@ -248,7 +237,7 @@ def test_runs_of_one_name_have_different_names_in_a_comparison(tmp_path: Path) -
     """And a run that is given twice is there once."""
     runs = []
     for _ in range(2):
-        trainer = make_trainer(name="same")
+        trainer = make_trainer(record=True, name="same")
         trainer.train()
         runs.append(str(trainer.run_dir))
     page = tmp_path / "comparison.html"

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from builders import make_trainer
 
-from hookline import HooklineError, HookManager, HookRunner, SimpleTrainer, TrainingHook
+from hookline import HooklineError, HookManager, HookRunner, TrainingHook
 from hookline.errors import MissingArgument, RegistrationError, StopTraining
 from hookline.hooks import BUILT_IN
 from hookline.record import Record
@@ -58,10 +59,9 @@ def train(manager: HookManager, epochs: int = 2) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("name", LIFECYCLE)
-def test_built_in_hooks_work_in_a_loop_of_ones_own(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_built_in_hooks_work_in_a_loop_of_ones_own(name: str) -> None:
     """Each of them, with nothing but the model and the optimizer passed once; what cannot work is refused by name."""
     assert name in BUILT_IN
-    monkeypatch.chdir(tmp_path)
     manager = HookManager()
     manager.register(name, on_error="raise", **NEEDED.get(name, {}))
     try:
@@ -253,19 +253,18 @@ def test_events_by_hand_on_a_trainers_hooks_have_the_trainers_values() -> None:
     manager.on("step_end", name="it")(lambda trainer, step, epoch, model: seen.append((trainer, step, epoch, model)))
     manager.on_step_end(SimpleNamespace(step=3, model=model))
     own = manager.run
-    trainer = SimpleTrainer(model, [torch.ones(1, 1)], torch.optim.SGD(model.parameters(), lr=0.1), hooks=manager)
+    trainer = make_trainer(model=model, hooks=manager)
     manager.on_step_end(epoch=5)
     assert seen == [(own, 3, 0, model), (trainer, 0, 5, model)] and trainer.epoch == 0 and manager.run is trainer
 
 
 def test_a_trainer_takes_over_what_a_loop_could_not_have() -> None:
     """The loop refuses a hook that saves; once a trainer has the manager, nothing does."""
-    model = torch.nn.Linear(1, 1)
     manager = HookManager(["identity"])
     manager.on_step_end()
     with pytest.raises(RegistrationError, match="'checkpoint' needs a run that can save checkpoints"):
         manager.register("checkpoint")
-    SimpleTrainer(model, [torch.ones(1, 1)], torch.optim.SGD(model.parameters(), lr=0.1), hooks=manager)
+    make_trainer(hooks=manager)
     assert manager.register("checkpoint") == "checkpoint"
 
 

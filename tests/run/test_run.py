@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from builders import Batch, make_batches
+from run_control import train
 from safetensors.torch import save_file
 from torch import nn
 from tracked_runs import OFFLINE
@@ -21,7 +23,6 @@ from hookline.run.capabilities import Capabilities
 from hookline.run.run import Run
 from hookline.trainer.trainer import Trainer
 
-Batch = tuple[torch.Tensor, torch.Tensor]
 REFUSED = {
     "checkpoint": "can_save",
     "confusion_matrix": "can_validate",
@@ -58,27 +59,8 @@ def make_run(*hooks: Any, manager: HookManager | None = None, **options: Any) ->
     return Run(model, [torch.optim.SGD(model.parameters(), lr=0.1)], hooks if manager is None else manager, **options)
 
 
-def make_batches() -> list[Batch]:
-    generator = torch.Generator().manual_seed(1)
-    return [(torch.randn(4, 4, generator=generator), torch.randn(4, 1, generator=generator)) for _ in range(6)]
-
-
-def train(run: Run, batches: list[Batch]) -> None:
-    """Train as a user's own loop does."""
-    with run.in_progress():
-        run.begin_epoch()
-        for batch in batches:
-            inputs, target = run.begin_batch(batch)
-            run.backward(nn.functional.mse_loss(run.model(inputs), target))
-            if run.window_is_complete():
-                if run.gradients_ready():
-                    run.step_optimizer(run.optimizers[0])
-                run.end_optimizers()
-                run.optimizers[0].zero_grad()
-            run.end_batch()
-            if run.at_boundary():
-                break
-        run.end_epoch()
+def batches(count: int = 6) -> list[Batch]:
+    return make_batches(count, features=4)
 
 
 def train_bare(model: nn.Module, batches: list[Batch]) -> None:
@@ -98,20 +80,19 @@ def test_every_built_in_hook_works_in_a_plain_loop(name: str, tmp_path: Path, mo
     """No event of it fails; one that only observes leaves the weights of a loop without Hookline, bit for bit."""
     for variable, value in OFFLINE.items():
         monkeypatch.setenv(variable, value)
-    monkeypatch.chdir(tmp_path)
     trackio = SimpleNamespace(log=lambda values, step: None, finish=lambda: None)
     monkeypatch.setitem(sys.modules, "trackio", SimpleNamespace(init=lambda **options: trackio))
     save_file({"1/1/outputs/0": torch.ones(8)}, "states.safetensors")
     run = make_run(manager=HookManager(enable_intervention=True), output_dir=tmp_path / "runs")
     run.hooks.register(name, on_error="raise", **NEEDED.get(name, {}))
     torch.manual_seed(2)
-    train(run, make_batches())
+    train(run, batches())
     (hook,) = run.hooks.list_hooks()
     assert (hook.failures, run.step, run.record.run["outcome"]) == (0, 6, "completed")
     if not hook.intervenes:
         bare = make_model()
         torch.manual_seed(2)
-        train_bare(bare, make_batches())
+        train_bare(bare, batches())
         assert all(map(torch.equal, run.model.parameters(), bare.parameters()))
 
 
@@ -142,7 +123,7 @@ def test_what_a_hook_needs_follows_from_its_parameters(name: str, parameters: di
     run = make_run()
     run.can_skip_steps = False
     run.hooks.register(name, on_error="raise", **parameters)
-    train(run, make_batches())
+    train(run, batches())
     assert run.step == 6
 
 
@@ -212,7 +193,7 @@ def test_the_order_of_events() -> None:
     for event in CATALOG.values():
         if event.kind == "lifecycle" and (not event.needs or getattr(run, event.needs)):
             run.hooks.on(event.name, name=event.name)(lambda event=event.name: fired.append(event))
-    train(run, make_batches()[:1])
+    train(run, batches(1))
     assert fired == [
         "on_train_start", "on_epoch_start", "on_train_batch_start", "on_before_backward", "on_after_backward",
         "on_gradients_ready", "on_before_optimizer_step", "on_after_optimizer_step", "on_train_batch_end",
@@ -235,7 +216,7 @@ def test_a_run_that_fails_to_begin_is_ended(tmp_path: Path) -> None:
     hook = Fails()
     run = make_run(hook, output_dir=tmp_path)
     with pytest.raises(OSError, match="no disk"):
-        train(run, make_batches())
+        train(run, batches())
     assert (run.running, run.status, run.step, hook.closed) == (False, "error", 0, 1)
     assert read_run(run)["outcome"] == "failed"
 
@@ -244,14 +225,14 @@ def test_a_host_that_fails_to_prepare_ends_the_run() -> None:
     """The events of the end are fired, although on_train_start was not."""
 
     class Host(Run):
-        prepare = fail  # type: ignore[assignment]
+        prepare = fail
 
     model, fired = make_model(), list[str]()
     run = Host(model, [torch.optim.SGD(model.parameters(), lr=0.1)])
     for event in ("train_start", "exception", "train_end"):
         run.hooks.on(event, name=event)(lambda event=event: fired.append(event))
     with pytest.raises(OSError, match="no disk"):
-        train(run, make_batches())
+        train(run, batches())
     assert fired == ["exception", "train_end"] and run.record.run["outcome"] == "failed"
 
 
@@ -259,11 +240,11 @@ def test_a_hook_that_refuses_the_run_leaves_no_directory(tmp_path: Path) -> None
     """`check_run` is called before there is one, in any host."""
 
     class Refuses(TrainingHook):
-        check_run = fail  # type: ignore[assignment]
+        check_run = fail
 
     run = make_run(Refuses(), output_dir=tmp_path)
     with pytest.raises(OSError, match="no disk"):
-        train(run, make_batches())
+        train(run, batches())
     assert not list(tmp_path.iterdir()) and not run.running
 
 
@@ -274,7 +255,7 @@ def test_an_error_in_the_loop_ends_the_run() -> None:
     run.hooks.on("train_end", name="b")(lambda reason: seen.append(reason))
     error = ValueError("bad batch")
     with pytest.raises(ValueError, match="bad batch") as raised, run.in_progress():
-        run.begin_batch(make_batches()[0])
+        run.begin_batch(batches(1)[0])
         raise error
     assert raised.value is error and seen == [error, "ValueError: bad batch"]
     assert (run.status, run.record.run["outcome"], run.record.run["counters"]["step"]) == ("error", "failed", 0)
@@ -288,9 +269,9 @@ def test_a_hook_that_fails_at_the_end(policy: str, outcome: str) -> None:
     run.hooks.on("train_end", name="after")(lambda: called.append("after"))
     if policy == "raise":
         with pytest.raises(OSError, match="no disk"):
-            train(run, make_batches())
+            train(run, batches())
     else:
-        train(run, make_batches())
+        train(run, batches())
     assert called == ["after"] and not run.running
     assert (run.record.run["outcome"], run.hook_failures) == (outcome, 1)
 
@@ -299,7 +280,7 @@ def test_a_second_run_continues_the_count() -> None:
     """The same run may be made twice; hooks are set up again, and steps go on."""
     run = make_run("lr_monitor")
     for steps in (6, 12):
-        train(run, make_batches())
+        train(run, batches())
         assert run.step == steps
     assert run.epoch == 1
 
@@ -314,7 +295,7 @@ def test_a_hook_skips_a_step(event: str) -> None:
     run.hooks.on(event, name="skips", at=3)(lambda trainer: trainer.skip_step("no"))
     run.hooks.on("step_skipped", name="skipped")(lambda step, reason: fired.append((reason, step)))
     run.hooks.on("after_optimizer_step", name="stepped")(lambda step: fired.append(("stepped", step)))
-    train(run, make_batches())
+    train(run, batches())
     assert fired == [("no" if step == 3 else "stepped", step) for step in range(1, 7)]
     assert (run.step, run.skipped_steps) == (6, 1)
 
@@ -325,7 +306,7 @@ def test_a_loop_that_steps_by_itself_asks_before() -> None:
     run.hooks.on("before_optimizer_step", name="skips", at=2)(lambda trainer: trainer.skip_step("no"))
     (optimizer,), stepped = run.optimizers, []
     with run.in_progress():
-        for inputs, target in make_batches()[:3]:
+        for inputs, target in batches(3):
             run.begin_batch((inputs, target))
             run.backward(nn.functional.mse_loss(run.model(inputs), target))
             if run.window_is_complete():
@@ -343,7 +324,7 @@ def test_a_hook_stops_the_run() -> None:
     """`at_boundary` says so after its step."""
     run = make_run()
     run.hooks.on("step_end", name="stops", at=2)(lambda trainer: trainer.request_stop("enough"))
-    train(run, make_batches())
+    train(run, batches())
     assert (run.step, run.stopped_by) == (2, "stops")
     assert (run.record.run["outcome"], run.record.run["reason"]) == ("stopped", "stopped by stops: enough")
 
@@ -370,7 +351,7 @@ def test_a_host_that_validates() -> None:
     run.hooks.on("eval_end", name="c")(lambda metrics: seen.append(dict(metrics)))
     run.hooks.register("early_stopping", target=5.0)
     with run.in_progress():
-        run.begin_batch(make_batches()[0])
+        run.begin_batch(batches(1)[0])
         with run.validation() as metrics:
             metrics["val/loss"] = 3.0
     assert seen == [(False, 1), {"eval/loss": 3.0, "eval/mine": 2.0}] and model.training
@@ -382,16 +363,14 @@ def test_a_host_that_validates() -> None:
 
 
 def read_run(run: Run) -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads((run.run_dir / "run.json").read_text(encoding="utf-8"))
-    return loaded
+    return json.loads((run.run_dir / "run.json").read_text(encoding="utf-8"))
 
 
-def test_the_record_is_in_memory_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_record_is_in_memory_by_default(tmp_path: Path) -> None:
     """Losses and what hooks log are there after the run, and nothing is on disk."""
-    monkeypatch.chdir(tmp_path)
     run = make_run()
     run.hooks.on("step_end", name="logs")(lambda trainer, step: trainer.log("mine", step))
-    train(run, make_batches())
+    train(run, batches())
     rows = [row for row in run.record.metrics if "train/loss" in row]
     assert [row["mine"] for row in rows] == [1, 2, 3, 4, 5, 6] and run.run_dir is None
     assert any("train/epoch_loss" in row for row in run.record.metrics) and not list(tmp_path.iterdir())
@@ -400,7 +379,7 @@ def test_the_record_is_in_memory_by_default(tmp_path: Path, monkeypatch: pytest.
 def test_the_record_is_on_disk(tmp_path: Path) -> None:
     """With `output_dir` a run has a directory, as those of our trainer have: run.json, metrics and a report."""
     run = make_run("lr_monitor", output_dir=tmp_path, seed=7)
-    train(run, make_batches())
+    train(run, batches())
     written = read_run(run)
     assert run.run_dir is not None and run.run_dir.parent == tmp_path
     assert (written["outcome"], written["counters"]["step"], written["seed"]) == ("completed", 6, 7)

@@ -5,11 +5,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from builders import make_trainer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from hookline import SimpleTrainer, read_layers
+from hookline import read_layers
 from hookline.stats import histograms as bins
 from hookline.stats.histograms import Histograms, fold, histograms, percentiles, values_of_bins
 
@@ -115,11 +116,7 @@ class Parts(nn.Module):
 
 def merged(parts: list[Tensor]) -> Histograms:
     """Return the histogram that a monitor records for a step in which a module was called with each part."""
-    model = Parts(parts)
-    trainer = SimpleTrainer(
-        model, [(torch.ones(1), torch.ones(1))], torch.optim.SGD(model.parameters(), 0.1), "cpu",
-        loss_fn=nn.functional.mse_loss, console=False,
-    )  # fmt: skip
+    trainer = make_trainer(model=Parts(parts), data=[(torch.ones(1), torch.ones(1))], record=True)
     trainer.add_hook("monitor", modules="part", metrics=["count", "histogram"])
     trainer.train()
     assert trainer.run_dir is not None
