@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from builders import make_batches, make_trainer
 
-from hookline import HooklineError, HookRegistry, StopTraining, TrainingHook, UpdateHook, get_trainer
+from hookline import HooklineError, HookRegistry, StopTraining, TrainingHook, UpdateHook
 from hookline.errors import GradientError, MissingArgument
 from hookline.gradients.transforms import ClipNorm, Identity, Mask
 from hookline.ranks import Ranks
@@ -659,11 +660,8 @@ def test_inference_tensors_do_not_make_an_innocent_hook_suspect(caplog: pytest.L
         def on_update(self, grads: Any) -> Any:
             raise ValueError("not today")
 
-    model = torch.nn.Linear(2, 1)
-    batch = (torch.ones(1, 2), torch.ones(1, 1))
-    options: dict[str, Any] = {"loss_fn": torch.nn.functional.mse_loss, "record": False, "console": False}
-    trainer = get_trainer("simple", model, [batch], torch.optim.SGD(model.parameters(), 0.1), "cpu", **options)
-    trainer.add_hook(Fails())
+    model = torch.nn.Linear(3, 1)
+    trainer = make_trainer(Fails(), model=model, data=make_batches(1))
     caplog.set_level(logging.WARNING, "hookline")
 
     @trainer.on("after_backward")

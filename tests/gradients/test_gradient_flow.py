@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from builders import make_batches, make_trainer
 from torch import nn
 
-from hookline import HooklineError, Trainer, TrainingHook, get_trainer
+from hookline import HooklineError, Trainer, TrainingHook
 from hookline.gradients.gradient_flow import GradientFlow, GradientFlowHook, gradient_flow, gradient_norms
 
 
@@ -165,16 +166,12 @@ class Branches(nn.Module):
         self.bypass = False
 
     def forward(self, data: torch.Tensor) -> torch.Tensor:
-        return self.body(data) if self.bypass else self.body(data) + self.side(data)  # type: ignore[no-any-return]
+        return self.body(data) if self.bypass else self.body(data) + self.side(data)
 
 
 def trained(model: nn.Module, *hooks: Any, batches: int = 4, **options: Any) -> Trainer:
     """A trainer that has run."""
-    torch.manual_seed(0)
-    data = [(torch.randn(4, 2), torch.randn(4, 1)) for _ in range(batches)]
-    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
-    more: dict[str, Any] = {"console": False, "loss_fn": nn.functional.mse_loss}
-    trainer = get_trainer("simple", model, data, optimizer, "cpu", **more)
+    trainer = make_trainer(model=model, data=make_batches(batches, features=2), lr=1e-3, record=True)
     for hook in hooks:
         trainer.add_hook(hook, **options)
     trainer.train()
@@ -198,7 +195,7 @@ def test_the_hook_notes_each_change_once(caplog: pytest.LogCaptureFixture) -> No
         def on_train_batch_start(self, step: int) -> None:
             model.bypass = step in (2, 3, 5)
 
-        on_gradients_ready = None  # type: ignore[assignment]
+        on_gradients_ready = None
 
     trainer = trained(model, hook, Bypass(), batches=6, every=1)
     metrics = [line for line in lines_of(trainer, "metrics.jsonl") if "grad_flow/missing" in line]
@@ -235,12 +232,8 @@ def test_parameters_that_change_during_an_epoch_are_judged() -> None:
                 trainer.optimizers[0].param_groups[0]["params"][0] = model.weight
                 model.late = nn.Parameter(torch.ones(2))
 
-    model, hook = nn.Linear(2, 1), GradientFlowHook()
-    trainer = get_trainer(
-        "simple", model, [(torch.randn(4, 2), torch.randn(4, 1)) for _ in range(3)],
-        torch.optim.SGD(model.parameters(), 1e-3), "cpu", console=False, record=False, loss_fn=nn.functional.mse_loss,
-    )  # fmt: skip
-    trainer.add_hook(Changes())
+    model, hook = nn.Linear(3, 1), GradientFlowHook()
+    trainer = make_trainer(Changes(), model=model)
     trainer.add_hook(hook, every=1)
     trainer.train()
     assert hook.latest is not None
@@ -263,23 +256,19 @@ def test_norms_that_were_just_read_are_not_read_again(monkeypatch: pytest.Monkey
     class Doubles(TrainingHook):
         def on_gradients_ready(self, model: nn.Linear, step: int) -> None:
             if step == 2:
-                model.weight.grad.mul_(2)  # type: ignore[union-attr]
+                model.weight.grad.mul_(2)
 
     class Watches(TrainingHook):
         def on_before_optimizer_step(self, model: nn.Linear, trainer: Any) -> None:
             norms.append(trainer.hooks.get("gradient_flow").latest.rows[0].norm)
-            assert norms[-1] == pytest.approx(model.weight.grad.norm().item(), rel=1e-6)  # type: ignore[union-attr]
+            assert norms[-1] == pytest.approx(model.weight.grad.norm().item(), rel=1e-6)
 
     def counted(gradients: Sequence[torch.Tensor]) -> list[float]:
         reads.append(len(gradients))
         return gradient_norms(gradients)
 
     monkeypatch.setattr("hookline.gradients.gradient_flow.gradient_norms", counted)
-    model = nn.Linear(2, 1)
-    trainer = get_trainer(
-        "simple", model, [(torch.randn(4, 2), torch.randn(4, 1)) for _ in range(3)],
-        torch.optim.SGD(model.parameters(), 1e-3), "cpu", console=False, record=False, loss_fn=nn.functional.mse_loss,
-    )  # fmt: skip
+    trainer = make_trainer(model=nn.Linear(3, 1), data=make_batches(3))
     trainer.add_hook("gradient_monitor", log_frequency=1)
     trainer.add_hook(GradientFlowHook(), every=1)
     trainer.add_hook(Doubles(), after="gradient_monitor", before="gradient_flow")

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+from builders import make_batches, make_trainer
 
-from hookline import TrainingHook, UpdateHook, get_trainer
+from hookline import TrainingHook, UpdateHook
 
 Make = Callable[..., Any]
 
@@ -159,10 +160,5 @@ def test_the_norm_of_a_step_that_nothing_clips_is_torchs() -> None:
         def on_step_end(self, grad_norm: float) -> None:
             found.append(grad_norm)
 
-    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 1))
-    data = [(torch.randn(3, 4), torch.randn(3, 1)) for _ in range(3)]
-    options = {"loss_fn": torch.nn.functional.mse_loss, "record": False, "console": False}
-    trainer = get_trainer("simple", model, data, torch.optim.SGD(model.parameters(), lr=0.1), "cpu", **options)
-    trainer.hooks.register(Notes())
-    trainer.train()
+    make_trainer(Notes(), data=make_batches(3)).train()
     assert found == expected and len(found) == 3

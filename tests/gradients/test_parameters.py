@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 import torch
+from builders import make_trainer
 from torch import nn
 
-from hookline import HooklineError, UpdateHook, get_trainer
+from hookline import HooklineError, UpdateHook
 
 
 class Model(nn.Module):
@@ -40,11 +41,8 @@ def chosen(pattern: Any, trained: str = "") -> list[str]:
     model = Model()
     given = pattern(model) if getattr(pattern, "__name__", "") == "<lambda>" else pattern
     params = [param for name, param in model.named_parameters() if name.startswith(trained)]
-    options = {"loss_fn": nn.functional.mse_loss, "record": False, "console": False}
-    data, optimizer = [(torch.zeros(1), torch.zeros(1))], torch.optim.SGD(params, lr=0.1)
-    trainer = get_trainer("simple", model, data, optimizer, "cpu", **options)
     hook = Selects(given)
-    trainer.hooks.register(hook)
+    make_trainer(hook, model=model, optimizer=torch.optim.SGD(params, lr=0.1))
     return hook.selected
 
 
