@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from builders import make_batches, make_trainer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from hookline import TrainingHook, get_trainer
+from hookline import TrainingHook
 from hookline.core.plugins import HOOKS
 
 SERVICES = {"mlflow", "trackio", "wandb"}  # slow to start; test_harmless.py trains with them
@@ -57,8 +58,7 @@ def train(observers: list[Any], **circumstances: Any) -> dict[str, Any]:
     """Return losses, parameters, optimizer state and random streams after training with these hooks."""
     torch.manual_seed(5), random.seed(6), np.random.seed(7)
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 1))
-    generator = torch.Generator().manual_seed(1)
-    batches = [(torch.randn(5, 6, generator=generator), torch.randn(5, 1, generator=generator)) for _ in range(6)]
+    batches = make_batches(6, 5, 6)
     losses: list[float] = []
 
     def noted(model: Any, batch: Any) -> torch.Tensor:
@@ -68,10 +68,10 @@ def train(observers: list[Any], **circumstances: Any) -> dict[str, Any]:
         return loss
 
     with tempfile.TemporaryDirectory() as root:
-        trainer = get_trainer(
-            "simple", model, batches, torch.optim.AdamW(model.parameters(), lr=0.01), "cpu", step_fn=noted,
-            val_dataloader=batches[:2], sanity_batches=0, max_epochs=2, output_dir=root, console=False, warn_above=None,
-            **circumstances,
+        trainer = make_trainer(
+            model=model, data=batches, optimizer=torch.optim.AdamW(model.parameters(), lr=0.01), loss_fn=None,
+            step_fn=noted, val_dataloader=batches[:2], sanity_batches=0, max_epochs=2, record=True, output_dir=root,
+            warn_above=None, **circumstances,
         )  # fmt: skip
         if "identity" in observers:
             trainer.remove_hook("identity")  # it is there by default, and would not be where the order says

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from builders import make_batches, make_model, make_trainer
 
-from hookline import StepContext, StopTraining, Trainer, get_trainer
+from hookline import StepContext, StopTraining, Trainer
 from hookline.core.catalog import ARGUMENTS, CATALOG
 
 Story = list[tuple[str, dict[str, Any]]]
@@ -23,32 +24,9 @@ STEP = [*MICRO, *READY, *OPTIMIZER, *DONE]
 VALIDATION_BATCH = ["on_validation_batch_start", "on_forward", "on_validation_batch_end"]
 
 
-def make_model() -> torch.nn.Sequential:
-    """Make two layers with fixed weights."""
-    torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
-
-
-def make_batches(count: int, rows: int = 4) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Make the same batches every time."""
-    generator = torch.Generator().manual_seed(1)
-    return [
-        (torch.randn(rows, 3, generator=generator), torch.randn(rows, 1, generator=generator)) for _ in range(count)
-    ]
-
-
-def make_trainer(batches: int = 2, lr: float = 0.1, **options: Any) -> Trainer:
-    """Make a trainer that writes nothing unless the options say so."""
-    model = options.pop("model", None) or make_model()
-    optimizer = options.pop("optimizer", None) or torch.optim.SGD(model.parameters(), lr=lr)
-    options = {
-        "record": False,
-        "console": False,
-        "loss_fn": torch.nn.functional.mse_loss,
-        "sanity_batches": 0,
-        **options,
-    }
-    return get_trainer("simple", model, options.pop("data", None) or make_batches(batches), optimizer, "cpu", **options)
+def trainer_of(batches: int = 2, **options: Any) -> Trainer:
+    """Make a trainer of a number of batches, without a sanity check."""
+    return make_trainer(**{"data": make_batches(batches), "sanity_batches": 0, **options})
 
 
 def grads_now(model: torch.nn.Module) -> Grads:
@@ -83,7 +61,7 @@ def recorder(event: str, arguments: list[str], recorded: Story, model: torch.nn.
         return values.get("grads")
 
     kind = inspect.Parameter.KEYWORD_ONLY
-    hear.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in arguments])  # type: ignore[attr-defined]
+    hear.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in arguments])
     return hear
 
 
@@ -103,7 +81,7 @@ def calls_of(recorded: Story, event: str) -> list[dict[str, Any]]:
 @pytest.mark.req("001-17", "000-17", "000-27", "004-14")
 def test_events_of_a_plain_run() -> None:
     """Epochs contain batches, a batch contains its step, and forward hooks are called before the loss."""
-    trainer = make_trainer(2, max_epochs=2)
+    trainer = trainer_of(2, max_epochs=2)
     recorded = listen(trainer)
     trainer.train()
     epoch = ["on_epoch_start", *STEP, *STEP, "on_epoch_end"]
@@ -113,7 +91,7 @@ def test_events_of_a_plain_run() -> None:
 @pytest.mark.req("004-21", "004-23", "002-67")
 def test_events_of_a_run_with_everything() -> None:
     """With clipping, validation and checkpoints, events first fire in the order of the catalog."""
-    trainer = make_trainer(2, val_dataloader=make_batches(2), max_grad_norm=0.1, record=True)
+    trainer = trainer_of(2, val_dataloader=make_batches(2), max_grad_norm=0.1, record=True)
     trainer.add_checkpointing()
     recorded = listen(trainer)
     trainer.train()
@@ -128,7 +106,7 @@ def test_events_of_a_run_with_everything() -> None:
 
 def test_accumulation_with_a_short_last_window() -> None:
     """With three batches in windows of two, the step's events fire after the second batch and after the last."""
-    trainer = make_trainer(3, accumulate=2)
+    trainer = trainer_of(3, accumulate=2)
     recorded = listen(trainer)
     trainer.train()
     window_open = [*MICRO, "on_train_batch_end"]
@@ -143,7 +121,7 @@ def test_events_of_several_optimizers() -> None:
     """There is one backward pass and one update chain; each optimizer has its pair of events, in list order."""
     model = make_model()
     optimizers = [torch.optim.SGD(model[index].parameters(), lr=0.1 * (index + 1)) for index in (0, 2)]
-    trainer = make_trainer(1, model=model, optimizer=optimizers)
+    trainer = trainer_of(1, model=model, optimizer=optimizers)
     recorded = listen(trainer)
     trainer.train()
     step = [*MICRO, *READY, *OPTIMIZER, *OPTIMIZER, *DONE]
@@ -157,7 +135,7 @@ def test_events_of_a_step_that_amp_skipped() -> None:
     """Under fp16, a non-finite gradient fires on_step_skipped instead of on_after_optimizer_step, and no on_update."""
     batches = make_batches(2)
     batches[0] = (batches[0][0], torch.full((4, 1), math.inf))
-    trainer = make_trainer(data=batches, precision="fp16")
+    trainer = trainer_of(data=batches, precision="fp16")
     before = [param.clone() for param in trainer.model.parameters()]
     recorded = listen(trainer)
     moved = []
@@ -169,12 +147,12 @@ def test_events_of_a_step_that_amp_skipped() -> None:
     args = calls_of(recorded, "on_step_skipped")[0]
     assert args["reason"] == "non-finite gradients under GradScaler"
     assert args["gradients"] and not torch.isfinite(args["gradients"]["0.weight"]).all()
-    assert [event["kind"] for event in trainer.record.events if event["kind"] == "step_skipped"] == ["step_skipped"]  # type: ignore[attr-defined]
+    assert [event["kind"] for event in trainer.record.events if event["kind"] == "step_skipped"] == ["step_skipped"]
 
 
 def test_validation_every_few_steps() -> None:
     """A validation that is due at a step comes after its on_step_end, with the same step number."""
-    trainer = make_trainer(3, val_dataloader=make_batches(1), validate_every=2)
+    trainer = trainer_of(3, val_dataloader=make_batches(1), validate_every=2)
     recorded = listen(trainer)
     trainer.train()
     validation = ["on_validation_start", *VALIDATION_BATCH, "on_validation_end"]
@@ -187,7 +165,7 @@ def test_validation_every_few_steps() -> None:
 @pytest.mark.req("004-23")
 def test_a_checkpoint_at_a_step() -> None:
     """At a checkpoint step, on_step_end comes first, then on_checkpoint_save with the same step number."""
-    trainer = make_trainer(3, record=True)
+    trainer = trainer_of(3, record=True)
     trainer.add_checkpointing(save_every_n_epochs=None, save_every_n_steps=2)
     recorded = listen(trainer)
     trainer.train()
@@ -202,10 +180,10 @@ def test_a_checkpoint_at_a_step() -> None:
 
 def test_events_of_a_resumed_run(tmp_path: Path) -> None:
     """on_checkpoint_load comes before on_train_start, whose argument `resumed` is then true."""
-    first = make_trainer(2, record=True)
+    first = trainer_of(2, record=True)
     first.add_checkpointing()
     first.train()
-    trainer = make_trainer(2, max_epochs=2)
+    trainer = trainer_of(2, max_epochs=2)
     recorded = listen(trainer)
     trainer.fit(resume=first.run_dir)
     assert names(recorded) == [
@@ -220,7 +198,7 @@ def test_events_of_a_resumed_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize("way", ["raise", "ask"])
 def test_a_stop_completes_the_step(event: str, way: str) -> None:
     """A stop requested at any event takes effect after all events of that step."""
-    trainer = make_trainer(3)
+    trainer = trainer_of(3)
 
     def stop(trainer: Trainer) -> None:
         if way == "raise":
@@ -238,7 +216,7 @@ def test_a_stop_completes_the_step(event: str, way: str) -> None:
 @pytest.mark.req("002-69")
 def test_events_of_a_run_that_fails() -> None:
     """The event that failed is the last of its step; on_exception and on_train_end follow."""
-    trainer = make_trainer(3)
+    trainer = trainer_of(3)
 
     def fail(step: int) -> None:
         if step == 2:
@@ -258,7 +236,7 @@ def test_events_of_a_run_that_fails() -> None:
 
 def test_training_step_outside_of_a_run() -> None:
     """training_step() fires the events of its batch and of its step, and no others."""
-    trainer = make_trainer(1)
+    trainer = trainer_of(1)
     recorded = listen(trainer)
     trainer.training_step(make_batches(1)[0])
     assert names(recorded) == STEP
@@ -287,11 +265,11 @@ def test_every_argument_has_a_type_here() -> None:
 def recorded_runs(tmp_path_factory: pytest.TempPathFactory) -> Story:
     """Record every event of the catalog in three runs: one with everything, one skipped step, one failure."""
     where: dict[str, Any] = {"record": True, "output_dir": str(tmp_path_factory.mktemp("runs"))}
-    first = make_trainer(3, accumulate=2, val_dataloader=make_batches(2), max_grad_norm=0.1, **where)
+    first = trainer_of(3, accumulate=2, val_dataloader=make_batches(2), max_grad_norm=0.1, **where)
     first.add_checkpointing()
     recorded = listen(first)
     first.train()
-    second = make_trainer(2, max_epochs=2)
+    second = trainer_of(2, max_epochs=2)
     more = listen(second)
     second.on("gradients_ready", name="guard")(lambda trainer: trainer.skip_step("a guard said so"))
     second.on("epoch_end", name="bad", on_error="raise")(lambda: 1 / 0)
@@ -424,9 +402,7 @@ def recorded_gradients(tmp_path_factory: pytest.TempPathFactory) -> tuple[Story,
     """Record a run of two windows, one of them short, with doubled gradients, clipping, validation and a checkpoint."""
     where: dict[str, Any] = {"record": True, "output_dir": str(tmp_path_factory.mktemp("runs"))}
     batches = make_batches(3)
-    trainer = make_trainer(
-        data=batches, accumulate=2, max_grad_norm=0.1, lr=0.5, val_dataloader=make_batches(1), **where
-    )
+    trainer = trainer_of(data=batches, accumulate=2, max_grad_norm=0.1, lr=0.5, val_dataloader=make_batches(1), **where)
     trainer.add_checkpointing()
     trainer.on("update", name="double")(lambda grads: {name: grad * 2 for name, grad in grads.items()})
     recorded = listen(trainer)
@@ -453,7 +429,7 @@ def test_gradients_are_as_the_catalog_says(event: Any, recorded_gradients: tuple
 
 def test_the_live_loss_has_a_graph() -> None:
     """on_before_backward gets the undivided loss with its graph; all other events get a plain float."""
-    trainer = make_trainer(2, accumulate=2)
+    trainer = trainer_of(2, accumulate=2)
     seen: list[bool] = []
     trainer.on("before_backward")(lambda loss: seen.append(loss.requires_grad))
     trainer.train()

@@ -1,11 +1,12 @@
 """One contract for every hook that a config may name: adding a built-in hook adds its tests."""
 
 import inspect
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from builders import make_batches
+from hook_parameters import NEEDED
 from safetensors.torch import save_file
 from torch import nn
 
@@ -14,28 +15,12 @@ from hookline.config.hooks import RESERVED
 from hookline.core.plugins import HOOKS
 
 TRAINED = [name for name in HOOKS.names() if name != "trackio"]  # a package that the tests do without
-NEEDED: dict[str, dict[str, Any]] = {
-    "notify": {"webhook_url": "https://hooks.example.org/x", "notify_on": []},  # parameters without a default
-    "clip_norm": {"max_norm": 0.5},
-    "clip_value": {"max_value": 0.01},
-    "freeze": {"params": "0.*"},
-    "mask": {"params": "0.*"},
-    "scale": {"factor": 0.5},
-    "wandb": {"mode": "offline", "system_metrics": False},
-    "ablate": {"modules": "1", "units": [0]},
-    "add_activation": {"modules": "1", "value": 0.5},
-    "replace_activation": {"modules": "1", "value": [0.5]},
-    "scale_activation": {"modules": "1", "factor": 0.5},
-    "steer": {"modules": "1", "vector": [1.0] * 8, "strength": 0.1},
-}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def source_of_patch(tmp_path_factory: pytest.TempPathFactory) -> None:
+@pytest.fixture(autouse=True)
+def source_of_patch(own_directory: None) -> None:
     """Write the activations that `patch` needs."""
-    path = tmp_path_factory.mktemp("captures") / "states.safetensors"
-    save_file({"1/1/outputs/0": torch.ones(8)}, path)
-    NEEDED["patch"] = {"modules": "1", "source": str(path)}
+    save_file({"1/1/outputs/0": torch.ones(8)}, "states.safetensors")
 
 
 def entry(name: str) -> dict[str, Any]:
@@ -48,20 +33,13 @@ def kind_of(name: str) -> str:
     return manager.entry(manager.list_hooks()[0].name).kinds[0]
 
 
-def make_trainer(name: str, root: Path, **options: Any) -> GenericTrainer:
+def make_trainer(name: str, **options: Any) -> GenericTrainer:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     config = HooksConfig(**{kind_of(name): [entry(name)]})
     options["enable_intervention"] = getattr(HOOKS.find(name), "intervene", False)
-    return GenericTrainer(
-        config, model, optimizer, device="cpu", loss_fn=nn.functional.mse_loss, output_dir=str(root), **options
-    )
-
-
-def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
-    generator = torch.Generator().manual_seed(1)
-    return [(torch.randn(4, 4, generator=generator), torch.randn(4, 1, generator=generator)) for _ in range(6)]
+    return GenericTrainer(config, model, optimizer, device="cpu", loss_fn=nn.functional.mse_loss, **options)
 
 
 @pytest.mark.parametrize("name", HOOKS.names())
@@ -83,24 +61,24 @@ def test_its_parameters_can_be_given_by_name(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_every_hook_trains_saves_and_resumes(name: str, tmp_path: Path) -> None:
+def test_every_hook_trains_saves_and_resumes(name: str) -> None:
     """Made from a config, the hook trains without failure, is saved with the run, and another one loads its state."""
-    trainer = make_trainer(name, tmp_path)
-    trainer.fit(batches(), batches()[:2], max_epochs=1)
+    trainer = make_trainer(name)
+    trainer.fit(make_batches(6, features=4), make_batches(2, features=4), max_epochs=1)
     trainer.save_checkpoint()
     assert [hook.failures for hook in trainer.hooks.list_hooks()] == [0] * len(trainer.hooks)
     saved = trainer.hooks.state_dict()
-    second = make_trainer(name, tmp_path)
-    second.fit(batches(), batches()[:2], max_epochs=2, resume=trainer.run_dir)
+    second = make_trainer(name)
+    second.fit(make_batches(6, features=4), make_batches(2, features=4), max_epochs=2, resume=trainer.run_dir)
     assert second.step == 12 and second.run_id == trainer.run_id
     assert set(second.hooks.state_dict()) == set(saved)
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_every_hook_leaves_nothing_behind(name: str, tmp_path: Path) -> None:
+def test_every_hook_leaves_nothing_behind(name: str) -> None:
     """After removal there is no torch hook on the model, and the hook was closed once."""
-    trainer = make_trainer(name, tmp_path)
-    trainer.fit(batches()[:1], batches()[:1], max_epochs=1)
+    trainer = make_trainer(name)
+    trainer.fit(make_batches(1, features=4), make_batches(1, features=4), max_epochs=1)
     entry_of = trainer.hooks.entry(name)
     trainer.remove_hook(name)
     assert entry_of.closed
@@ -108,16 +86,16 @@ def test_every_hook_leaves_nothing_behind(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_an_observer_changes_nothing(name: str, tmp_path: Path) -> None:
+def test_an_observer_changes_nothing(name: str) -> None:
     """A hook that does not declare changes leaves losses and parameters as they are, bit for bit."""
     if HOOKS.find(name).intervenes:
         pytest.skip("it changes training on purpose, and is listed as doing so")
     results = []
     for enabled in (True, False):
-        trainer = make_trainer(name, tmp_path)
+        trainer = make_trainer(name)
         if not enabled:
             trainer.disable_hook(name)
         torch.manual_seed(7)
-        trainer.fit(batches(), batches()[:2], max_epochs=2)
+        trainer.fit(make_batches(6, features=4), make_batches(2, features=4), max_epochs=2)
         results.append([*trainer.model.state_dict().values(), torch.get_rng_state()])
     assert all(torch.equal(on, off) for on, off in zip(*results, strict=True))

@@ -18,9 +18,10 @@ from typing import Any
 
 import pytest
 import torch
+from builders import make_batches, make_trainer
 from torch import nn
 
-from hookline import ForwardHook, Trainer, TrainingHook, UpdateHook, get_trainer
+from hookline import ForwardHook, Trainer, TrainingHook, UpdateHook
 from hookline.core.catalog import CATALOG
 
 STRIKES = 3  # failures in a row after which a hook is disabled
@@ -117,15 +118,14 @@ class Hoarder(TrainingHook):
 def train(steps: int, root: Path, dress: Callable[[Trainer], Any] | None = None) -> Trainer:
     """Run training with every event: it validates, saves, clips, and skips some steps."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1))
-    batches = [(torch.randn(4, 4), torch.randn(4, 1)) for _ in range(50)]
-    batches[40] = (torch.full((4, 4), torch.inf), torch.zeros(4, 1))
-    trainer = get_trainer(
-        "simple", model, batches, torch.optim.AdamW(model.parameters(), lr=1e-3), "cpu",
-        loss_fn=nn.functional.mse_loss, max_steps=steps, val_dataloader=batches[:2], validate_every=steps // 10,
-        output_dir=str(root), console=False, warn_above=None,
+    model = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.2), nn.Linear(8, 1))
+    batches = make_batches(50)
+    batches[40] = (torch.full((4, 3), torch.inf), torch.zeros(4, 1))
+    trainer = make_trainer(
+        "skip_nonfinite", model=model, data=batches, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-3),
+        max_steps=steps, val_dataloader=batches[:2], validate_every=steps // 10, record=True, output_dir=str(root),
+        warn_above=None,
     )  # fmt: skip
-    trainer.add_hook("skip_nonfinite")
     trainer.add_hook("clip_norm", max_norm=1.0)
     trainer.add_hook("checkpoint", save_every_n_epochs=None, save_every_n_steps=steps // 5)
     if dress is not None:
@@ -140,8 +140,7 @@ def events_of(trainer: Trainer) -> list[dict[str, Any]]:
 
 
 def run_json(trainer: Trainer) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((trainer.run_dir / "run.json").read_text())
-    return found
+    return json.loads((trainer.run_dir / "run.json").read_text())
 
 
 def counted(trainer: Trainer, kind: str) -> Counter[str]:

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from builders import make_batches, make_trainer
 from tracked_runs import OFFLINE
 
-from hookline import ForwardHook, HooklineError, Trainer, TrainingHook, get_trainer
+from hookline import ForwardHook, HooklineError, Trainer, TrainingHook
 from hookline.core.plugins import HOOKS
 
-Batches = list[tuple[torch.Tensor, torch.Tensor]]
+BATCHES = make_batches(12, 5, 6)
 
 
 @dataclass
@@ -66,12 +67,6 @@ def make_model() -> torch.nn.Module:
     )
 
 
-def make_batches() -> Batches:
-    """Make twelve batches with a separate generator."""
-    generator = torch.Generator().manual_seed(1)
-    return [(torch.randn(5, 6, generator=generator), torch.randn(5, 1, generator=generator)) for _ in range(12)]
-
-
 def noisy_step(model: Callable[..., Any], batch: Any) -> torch.Tensor:
     """Compute a loss with draws from Python's and NumPy's streams, too."""
     noise = random.random() + float(np.random.standard_normal())
@@ -90,9 +85,9 @@ def bare(epochs: int = 2) -> Result:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     losses = []
     for _ in range(epochs):
-        for batch in make_batches():
+        for batch in BATCHES:
             loss = noisy_step(model, batch)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimizer.step()
             optimizer.zero_grad()
             losses.append(loss.item())
@@ -117,8 +112,8 @@ def trained(dress: Callable[[Trainer], Any] | None = None, **options: Any) -> Re
             losses.append(loss.item())
         return loss
 
-    options = {"record": False, "console": False, "max_epochs": 2, **options}
-    trainer = get_trainer("simple", model, make_batches(), optimizer, "cpu", step_fn=step, **options)
+    options = {"data": BATCHES, "max_epochs": 2, **options}
+    trainer = make_trainer(model=model, optimizer=optimizer, loss_fn=None, step_fn=step, **options)
     if dress is not None:
         dress(trainer)
     trainer.train()
@@ -208,7 +203,7 @@ def running_the_model(trainer: Trainer) -> None:
 
 def validating_in_an_event(trainer: Trainer) -> None:
     """Add a hook that validates in the middle of a step."""
-    trainer.on("after_backward", every=4, name="validator")(lambda trainer: trainer.validate(make_batches()[:2]))
+    trainer.on("after_backward", every=4, name="validator")(lambda trainer: trainer.validate(BATCHES[:2]))
 
 
 def drawing(trainer: Trainer) -> None:
@@ -248,7 +243,7 @@ def test_record_checkpoints_and_validation_change_nothing(reference: Result, tmp
         vandals(trainer)
         trainer.add_checkpointing()
 
-    result = trained(dress, record=True, val_dataloader=make_batches()[:3], output_dir=str(tmp_path / "runs"))
+    result = trained(dress, record=True, val_dataloader=BATCHES[:3], output_dir=str(tmp_path / "runs"))
     assert result.differs_from(reference) == []
 
 
@@ -267,7 +262,7 @@ def test_all_observing_built_ins_change_nothing(
                 trainer.add_hook(name)
         assert {"checkpoint", "early_stopping", "ema", "lr_monitor", "profiler", "throughput"} <= set(trainer.hooks)
 
-    options = {"val_dataloader": make_batches()[:3], "validate_every": 5, "output_dir": str(tmp_path / "runs")}
+    options = {"val_dataloader": BATCHES[:3], "validate_every": 5, "output_dir": str(tmp_path / "runs")}
     assert trained(dress, record=True, **options).differs_from(reference) == []
 
 
@@ -299,8 +294,8 @@ def test_accumulating_equals_a_bare_accumulating_loop() -> None:
         seed_all()
         model = make_model()
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-        for index, batch in enumerate(make_batches(), 1):
-            (noisy_step(model, batch) / 4).backward()  # type: ignore[no-untyped-call]
+        for index, batch in enumerate(BATCHES, 1):
+            (noisy_step(model, batch) / 4).backward()
             if index % 4 == 0:
                 optimizer.step()
                 optimizer.zero_grad()
@@ -315,8 +310,8 @@ def test_clipping_equals_torch() -> None:
     seed_all()
     model = make_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    for batch in make_batches():
-        noisy_step(model, batch).backward()  # type: ignore[no-untyped-call]
+    for batch in BATCHES:
+        noisy_step(model, batch).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         optimizer.step()
         optimizer.zero_grad()

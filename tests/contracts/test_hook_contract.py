@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from builders import make_batches, make_trainer
 from torch import nn
 
 import hookline
-from hookline import GenericTrainer, HookManager, HookRegistry, HookRunner, HooksConfig
+from hookline import HookManager, HookRegistry, HookRunner
 from hookline.core.base import ForwardHook, Hook, TrainingHook, UpdateHook, hook_attribute
 from hookline.errors import TrainingError
 
@@ -62,22 +63,6 @@ def test_an_object_has_the_defaults_of_a_hook() -> None:
         hook_attribute(function, "before_first_step")()
 
 
-def make_trainer(*hooks: Any, **options: Any) -> GenericTrainer:
-    model = nn.Linear(3, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    options = {"console": False, "record": False, **options}
-    trainer = GenericTrainer(
-        HooksConfig(), model, optimizer, device="cpu", loss_fn=nn.functional.mse_loss, max_epochs=1, **options
-    )
-    for hook in hooks:
-        trainer.add_hook(hook)
-    return trainer
-
-
-def batches(spoil: float = 1.0) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    return [(torch.ones(2, 3) * spoil, torch.ones(2, 1)) for _ in range(3)]
-
-
 class Witness(TrainingHook):
     """Writes down what is called, and draws random numbers there."""
 
@@ -107,9 +92,9 @@ class Witness(TrainingHook):
 def test_a_users_hook_is_called_around_the_run() -> None:
     """Before the run has a directory, before the first step and after the last one, in this order."""
     hook = Witness()
-    make_trainer(hook).fit(batches(), batches())
+    make_trainer(hook, val_dataloader=make_batches(1)).train()
     assert hook.called == [
-        "check_run, running: False", "before_first_step: ['val/loss']", "on_train_start", "after_last_step: 3, None",
+        "check_run, running: False", "before_first_step: ['val/loss']", "on_train_start", "after_last_step: 4, None",
         "on_train_end",
     ]  # fmt: skip
 
@@ -118,9 +103,9 @@ def test_what_it_draws_there_changes_nothing() -> None:
     """Training's random streams are the same with and without the hook."""
     drawn = []
     for hooks in ([], [Witness()]):
-        trainer = make_trainer(*hooks, seed=3)
+        trainer = make_trainer(*hooks, seed=3, val_dataloader=make_batches(1))
         trainer.on("step_end", name="draws")(lambda: None)
-        trainer.fit(batches(), batches())
+        trainer.train()
         drawn.append(torch.rand(1).item())
     assert drawn[0] == drawn[1]
 
@@ -134,9 +119,9 @@ def test_a_users_hook_refuses_a_run(method: str, tmp_path: Path) -> None:
 
     hook = Witness()
     setattr(hook, method, refuse)
-    trainer = make_trainer(hook, record=True, output_dir=str(tmp_path))
+    trainer = make_trainer(hook, record=True)
     with pytest.raises(TrainingError, match="no licence"):
-        trainer.fit(batches())
+        trainer.train()
     assert trainer.step == 0 and bool(list(tmp_path.iterdir())) == (method != "check_run")
 
 
@@ -148,11 +133,11 @@ def test_a_failure_after_the_last_step_is_the_hooks() -> None:
             raise OSError("no network")
 
     trainer = make_trainer(Failing())
-    trainer.fit(batches())
+    trainer.train()
     assert trainer.status == "completed" and trainer.hook_failures == 1
 
 
-def test_a_users_hook_saves_the_end(tmp_path: Path) -> None:
+def test_a_users_hook_saves_the_end() -> None:
     """What it requests after the last step is on disk before on_train_end."""
 
     class Saves(TrainingHook):
@@ -165,11 +150,11 @@ def test_a_users_hook_saves_the_end(tmp_path: Path) -> None:
             self.saved = ", ".join(path.name for path in trainer.checkpoint_dir.iterdir())
 
     hook = Saves()
-    make_trainer(hook, record=True, output_dir=str(tmp_path)).fit(batches())
+    make_trainer(hook, record=True).train()
     assert hook.saved == "end"
 
 
-def test_a_users_hook_says_how_to_save_the_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_users_hook_says_how_to_save_the_end(capsys: pytest.CaptureFixture[str]) -> None:
     """Its `unsaved_hint` is in the closing line if steps are in no checkpoint."""
 
     class Saves(TrainingHook):
@@ -179,7 +164,7 @@ def test_a_users_hook_says_how_to_save_the_end(tmp_path: Path, capsys: pytest.Ca
             if step == 2:
                 trainer.save()
 
-    make_trainer(Saves(), record=True, console=True, output_dir=str(tmp_path)).fit(batches())
+    make_trainer(Saves(), record=True, console=True, data=make_batches(3)).train()
     assert "1 step after the last checkpoint (step 2; use Saves(end=True))" in capsys.readouterr().out
 
 
@@ -194,7 +179,7 @@ def test_a_users_hook_explains_a_nan(enabled: bool, caplog: pytest.LogCaptureFix
 
     trainer = make_trainer()
     trainer.add_hook(Explains(), enabled=enabled)
-    trainer.fit(batches(float("nan")))
+    trainer.fit([(torch.full((2, 3), float("nan")), torch.ones(2, 1))])
     assert ("to find the module it comes from" in caplog.text) is not enabled
 
 
@@ -210,7 +195,7 @@ def test_a_users_hook_shows_the_progress(enabled: bool) -> None:
     trainer, names = make_trainer(console=True), []
     trainer.add_hook(Bar(), enabled=enabled)
     trainer.on("train_start", name="names")(lambda trainer: names.extend(trainer.hooks))
-    trainer.fit(batches())
+    trainer.train()
     assert "bar" in names and "console_log" not in names
 
 
@@ -245,7 +230,7 @@ def test_a_users_update_hook_reports_norms_and_reads_weights() -> None:
             return grads
 
     trainer = make_trainer(Reads(), Reports())
-    trainer.fit(batches())
+    trainer.train()
     trainer.record.flush(wait=True)
     assert "update/reads/norm_before" in {key for row in trainer.record.metrics for key in row}
     with pytest.raises(hookline.HooklineError, match=r"'reads' reads weights.*pass model="):

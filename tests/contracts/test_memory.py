@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from builders import make_trainer
 
-from hookline import ForwardHook, Trainer, TrainingHook, get_trainer
+from hookline import ForwardHook, Trainer, TrainingHook
 
 KILOBYTE, MEGABYTE = 2**10, 2**20
 
@@ -48,16 +49,14 @@ class Everything(TrainingHook):
         trainer.log("norm", self.norm)
 
 
-def make_trainer(steps: int, report: bool = True) -> Trainer:
+def busy_trainer(steps: int, report: bool = True) -> Trainer:
     """Make a run on disk with hooks of every kind, also a failing one; a record in memory would grow by design."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Dropout(0.1), torch.nn.Linear(4, 1))
-    options: dict[str, Any] = {"loss_fn": torch.nn.functional.mse_loss, "console": False, "max_grad_norm": 1.0}
-    options["warn_above"] = None  # pytest keeps what is logged
-    options["report"] = report
-    trainer = get_trainer("simple", model, Batches(steps), torch.optim.AdamW(model.parameters()), "cpu", **options)
-    trainer.add_hook(Everything())
-    trainer.add_hook(Watch())
+    trainer = make_trainer(
+        Everything(), Watch(), model=model, data=Batches(steps), optimizer=torch.optim.AdamW(model.parameters()),
+        record=True, report=report, max_grad_norm=1.0, warn_above=None,  # pytest keeps what is logged
+    )  # fmt: skip
     trainer.add_hook("console_log", log_every_n_batches=100, stream=io.StringIO())
     trainer.on("after_backward", every=7, name="sometimes_broken")(lambda step: 1 / (step % 14))
     return trainer
@@ -85,7 +84,7 @@ def memory_after(trainer: Trainer, run: Iterator[Any], batches: int) -> int:
 
 def test_memory_is_flat_over_3000_steps() -> None:
     """From step 500 to step 3,000, neither the number of tensors nor Python's memory grows."""
-    trainer = make_trainer(3_050, report=False)  # its summary is bounded, but not full after so few steps
+    trainer = busy_trainer(3_050, report=False)  # its summary is bounded, but not full after so few steps
     run = trainer.stepper()
     advance(run, 501)  # just behind a flush of the record
     tensors = live_tensors()
@@ -116,7 +115,7 @@ def with_graph() -> int:
 def test_a_finished_run_frees_its_tensors() -> None:
     """After a run no graph is alive, and the tensors of a trainer are freed with it."""
     before, graphs = live_tensors(), with_graph()
-    trainer = make_trainer(20)
+    trainer = busy_trainer(20)
     trainer.remove_hook("sometimes_broken")  # pytest keeps what is logged, and with it the frames of a traceback
     trainer.train()
     assert with_graph() == graphs
@@ -126,7 +125,7 @@ def test_a_finished_run_frees_its_tensors() -> None:
 
 def test_gradients_are_not_kept_for_the_next_step() -> None:
     """With a hook at on_step_end, the gradients live until it has been called, and not until the next step."""
-    trainer = make_trainer(3)
+    trainer = busy_trainer(3)
     trainer.remove_hook("clip_norm")
     alive: list[weakref.ref[torch.Tensor]] = []
     counts = []
@@ -148,7 +147,7 @@ def resident_bytes() -> int:
 @pytest.mark.soak
 def test_memory_is_flat_over_100000_steps() -> None:
     """From step 10,000 to step 100,000, the process grows by less than eight megabytes."""
-    run = make_trainer(100_000).stepper()
+    run = busy_trainer(100_000).stepper()
     advance(run, 10_001)
     tensors, resident = live_tensors(), resident_bytes()
     advance(run, 89_990)

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from builders import make_batches, make_trainer
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hookline import ForwardHook, Trainer, TrainingHook, get_trainer
+from hookline import ForwardHook, Trainer, TrainingHook
 from hookline.gradients.view import Gradients
 
 
@@ -24,11 +25,11 @@ class Reads:
         self.count = 0
 
 
-class ScalarWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class ScalarWatch(TorchDispatchMode):
     """Notices every read of a scalar, from Python or from inside torch."""
 
     def __init__(self, reads: Reads) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.reads = reads
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -61,7 +62,7 @@ class Elsewhere(torch.Tensor):
     """A tensor that says that it is not on the CPU."""
 
     @property
-    def is_cpu(self) -> bool:  # type: ignore[override]
+    def is_cpu(self) -> bool:
         """No."""
         return False
 
@@ -81,13 +82,9 @@ def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hookline.run.step_log.FLUSH_SECONDS", math.inf)
 
 
-def make_trainer(steps: int = 21, **options: Any) -> Trainer:
+def unread_trainer(steps: int = 21, **options: Any) -> Trainer:
     """Make a run that is too short for a write to the record, with SGD, because AdamW reads scalars on the CPU."""
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 1))
-    data = [(torch.randn(2, 3), torch.randn(2, 1)) for _ in range(steps)]
-    options = {"record": False, "console": False, "loss_fn": loss_elsewhere, **options}
-    return get_trainer("simple", model, data, torch.optim.SGD(model.parameters(), 0.01), "cpu", **options)
+    return make_trainer(data=make_batches(steps), **{"loss_fn": loss_elsewhere, **options})
 
 
 def reads_of(trainer: Trainer, monkeypatch: pytest.MonkeyPatch, batches: int = 20) -> int:
@@ -123,20 +120,20 @@ OPTIONS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_nothing_is_read_without_listeners(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop itself reads no tensor in a step, also with accumulation, clipping and loss weights."""
-    assert reads_of(make_trainer(**options), monkeypatch) == 0
+    assert reads_of(unread_trainer(**options), monkeypatch) == 0
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_on_the_cpu_the_loss_is_read_once_a_step(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """And nothing else: a loss that is not finite is announced at its step."""
-    trainer = make_trainer(loss_fn=torch.nn.functional.mse_loss, **options)
+    trainer = unread_trainer(loss_fn=torch.nn.functional.mse_loss, **options)
     assert reads_of(trainer, monkeypatch) == 20 // options.get("accumulate", 1)
 
 
 @pytest.mark.req("004-29")
 def test_hooks_that_name_free_values_cost_no_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """A heartbeat, a hook that logs a device tensor, one with **kwargs and a forward hook read nothing."""
-    trainer = make_trainer(max_grad_norm=1.0)
+    trainer = unread_trainer(max_grad_norm=1.0)
 
     class Watch(ForwardHook):
         def on_forward(self, output: torch.Tensor, trainer: Any) -> None:
@@ -162,7 +159,7 @@ def test_hooks_that_name_free_values_cost_no_read(monkeypatch: pytest.MonkeyPatc
 
 def test_a_loss_is_read_once_for_all_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three hooks at two events that name loss or metrics share one read per micro-batch."""
-    trainer = make_trainer()
+    trainer = unread_trainer()
     trainer.on("train_batch_end", name="first")(lambda loss: None)
     trainer.on("train_batch_end", name="second")(lambda loss, metrics: None)
     trainer.on("after_backward", name="third")(lambda loss: None)
@@ -182,7 +179,7 @@ def test_a_loss_is_read_once_for_all_hooks(monkeypatch: pytest.MonkeyPatch) -> N
 )
 def test_what_each_value_costs(event: str, argument: str, per_step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each value that needs a host read costs one read per event, if a hook names it."""
-    trainer = make_trainer()
+    trainer = unread_trainer()
     namespace: dict[str, Any] = {}
     exec(f"def hook({argument}): pass", namespace)
     trainer.on(event)(namespace["hook"])
@@ -191,7 +188,7 @@ def test_what_each_value_costs(event: str, argument: str, per_step: int, monkeyp
 
 def test_a_hook_that_is_not_due_costs_no_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """every=5 reads four losses in twenty steps, and a disabled hook none."""
-    trainer = make_trainer()
+    trainer = unread_trainer()
     trainer.on("train_batch_end", every=5, name="now_and_then")(lambda loss: None)
     trainer.on("train_batch_end", name="off", enabled=False)(lambda loss, state: None)
     assert reads_of(trainer, monkeypatch) == 4
@@ -199,14 +196,14 @@ def test_a_hook_that_is_not_due_costs_no_read(monkeypatch: pytest.MonkeyPatch) -
 
 def test_ctx_reads_only_what_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only those fields of a StepContext that a hook reads are computed, and once."""
-    trainer = make_trainer()
+    trainer = unread_trainer()
     trainer.on("step_end")(lambda ctx: ctx.step % 10 or (ctx.loss, ctx.loss, ctx.grad_norm, ctx.grad_norm))
     assert reads_of(trainer, monkeypatch) == 4
 
 
 def test_a_kept_ctx_is_not_read_until_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its numbers stay on the device."""
-    trainer, kept = make_trainer(), []
+    trainer, kept = unread_trainer(), []
     trainer.on("step_end")(lambda ctx: kept.append(ctx))
     assert reads_of(trainer, monkeypatch) == 0
     assert all(ctx.loss > 0 and ctx.grad_norm > 0 for ctx in kept)
@@ -217,7 +214,7 @@ def test_the_norm_is_computed_at_the_steps_where_a_due_hook_names_it(monkeypatch
     norms: list[int] = []
     compute = Gradients.norm
     monkeypatch.setattr(Gradients, "norm", lambda self: norms.append(1) or compute(self))
-    trainer, kept = make_trainer(), []
+    trainer, kept = unread_trainer(), []
     trainer.on("step_end", name="beat")(lambda step: None)
     trainer.on("step_end", name="last", at=5)(lambda ctx: kept.append(ctx))
     trainer.train()
@@ -226,7 +223,7 @@ def test_the_norm_is_computed_at_the_steps_where_a_due_hook_names_it(monkeypatch
 
 def test_ctx_and_arguments_share_their_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hook that reads ctx and one that names loss and grad_norm cost one read of each."""
-    trainer = make_trainer()
+    trainer = unread_trainer()
     trainer.on("step_end", name="first")(lambda ctx: (ctx.loss, ctx.grad_norm))
     trainer.on("step_end", name="second")(lambda loss, grad_norm: None)
     assert reads_of(trainer, monkeypatch) == 40

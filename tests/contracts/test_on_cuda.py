@@ -2,12 +2,12 @@
 
 import hashlib
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from builders import make_trainer
 from stopped_runs import SaveAndStop
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -19,13 +19,6 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic algorithms are refused without it
-
-
-@pytest.fixture(autouse=True)
-def in_a_scratch_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Write runs into a temporary directory."""
-    monkeypatch.chdir(tmp_path)
-    yield
 
 
 class Draws(TrainingHook):
@@ -52,23 +45,20 @@ class Busy(TrainingHook):
         torch.cuda._sleep(5_000_000)
 
 
-def make_trainer(*hooks: Any, steps: int = 24, **options: Any) -> SimpleTrainer:
+def shuffled_trainer(*hooks: Any, steps: int = 24, **options: Any) -> SimpleTrainer:
     """Make a run in which dropout draws on the device at every step, and the loader shuffles on the host."""
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Dropout(0.3), nn.Linear(64, 4)).cuda()
     data = TensorDataset(torch.randn(64, 16), torch.randint(0, 4, (64,)))
     loader, optimizer = DataLoader(data, batch_size=8, shuffle=True), torch.optim.AdamW(model.parameters(), lr=1e-2)
-    trainer = SimpleTrainer(
-        model, loader, optimizer, "cuda", loss_fn=nn.CrossEntropyLoss(),
-        max_steps=steps, max_epochs=9, console=False, seed=5, deterministic=True, **options,
+    return make_trainer(
+        *hooks, model=model, data=loader, optimizer=optimizer, device="cuda", loss_fn=nn.CrossEntropyLoss(),
+        max_steps=steps, max_epochs=9, seed=5, deterministic=True, **{"record": True, **options},
     )  # fmt: skip
-    for hook in hooks:
-        trainer.add_hook(hook)
-    return trainer
 
 
 def trained(*hooks: Any, resume: Path | None = None, **options: Any) -> SimpleTrainer:
-    trainer = make_trainer(*hooks, **options)
+    trainer = shuffled_trainer(*hooks, **options)
     trainer.fit(resume=resume)
     return trainer
 

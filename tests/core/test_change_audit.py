@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from builders import make_batches, make_trainer
 
 from hookline import SimpleTrainer, TrainingHook
 from hookline.core.change_audit import RunSnapshot
@@ -23,17 +24,9 @@ class Changes(TrainingHook):
             self.change(trainer, batch)
 
 
-def make_trainer(*hooks: Any, tensor_lr: bool = False, **options: Any) -> Any:
-    """Make a trainer of a tiny model, 40 steps unless given otherwise."""
-    model = torch.nn.Linear(2, 1)
-    lr: Any = torch.tensor(0.1) if tensor_lr else 0.1
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-    batches = [(torch.ones(1, 2), torch.ones(1, 1)) for _ in range(40)]
-    options = {"max_steps": 40, "record": False, "console": False, **options}
-    trainer = SimpleTrainer(model, batches, optimizer, "cpu", loss_fn=torch.nn.MSELoss(), **options)
-    for hook in hooks:
-        trainer.add_hook(hook)
-    return trainer
+def audited_trainer(*hooks: Any, **options: Any) -> SimpleTrainer:
+    """Make a trainer of one layer and 40 steps."""
+    return make_trainer(*hooks, model=torch.nn.Linear(3, 1), data=make_batches(40), **options)
 
 
 def noted(trainer: Any) -> list[dict[str, Any]]:
@@ -54,7 +47,7 @@ def change_params(trainer: Any, batch: Any) -> None:
 
 def test_a_learning_rate_written_into_a_group_is_recorded_whenever_it_happens() -> None:
     """With the hook, the event, the step and both values."""
-    (event,) = noted(make_trainer(Changes(halve_lr, at=11)))
+    (event,) = noted(audited_trainer(Changes(halve_lr, at=11)))
     fields = {key: event[key] for key in ("kind", "hook", "on", "what", "step", "old", "new", "times")}
     assert fields == {
         "kind": "hook_wrote", "hook": "changes", "on": "on_train_batch_end", "what": "learning rate",
@@ -64,26 +57,26 @@ def test_a_learning_rate_written_into_a_group_is_recorded_whenever_it_happens() 
 
 def test_a_hook_that_writes_at_every_step_does_not_fill_the_record() -> None:
     """It is noted at the first, second, fourth, eighth … time and at the end, with the count."""
-    assert [event["times"] for event in noted(make_trainer(Changes(halve_lr)))] == [1, 2, 4, 8, 16, 32, 40]
+    assert [event["times"] for event in noted(audited_trainer(Changes(halve_lr)))] == [1, 2, 4, 8, 16, 32, 40]
 
 
 def test_the_closing_line_says_what_hooks_wrote_to(capsys: pytest.CaptureFixture[str]) -> None:
     """With the exact count, or that there were at least so many where not every call is compared; for each run."""
-    trainer = make_trainer(Changes(halve_lr), console=True)
+    trainer = audited_trainer(Changes(halve_lr), console=True)
     trainer.train()
     assert "hook 'changes' modified the learning rate (40 times)" in capsys.readouterr().out
     trainer.hooks.disable("changes")
     trainer.fit(max_steps=41)
     assert "modified" not in capsys.readouterr().out
-    make_trainer(Changes(change_params), console=True).train()
+    audited_trainer(Changes(change_params), console=True).train()
     assert "hook 'changes' modified the parameters (at least " in capsys.readouterr().out
-    make_trainer(Changes(change_params), console=True, debug=True).train()
+    audited_trainer(Changes(change_params), console=True, debug=True).train()
     assert "hook 'changes' modified the parameters (40 times)" in capsys.readouterr().out
 
 
 def test_the_closing_line_of_a_run_whose_writes_were_all_counted(capsys: pytest.CaptureFixture[str]) -> None:
     """The count is exact, also if that of the run before was not."""
-    trainer = make_trainer(Changes(change_params), console=True)
+    trainer = audited_trainer(Changes(change_params), console=True)
     trainer.train()
     assert "hook 'changes' modified the parameters (at least " in capsys.readouterr().out
     trainer.remove_hook("changes")
@@ -98,7 +91,7 @@ def test_a_rate_assigned_through_the_trainer_is_noted_once() -> None:
     def assign(trainer: Any, batch: Any) -> None:
         trainer.lr = 0.05
 
-    assert [event["kind"] for event in noted(make_trainer(Changes(assign, at=3)))] == ["lr_changed"]
+    assert [event["kind"] for event in noted(audited_trainer(Changes(assign, at=3)))] == ["lr_changed"]
 
 
 def test_rates_that_are_tensors_are_compared_by_version() -> None:
@@ -107,7 +100,7 @@ def test_rates_that_are_tensors_are_compared_by_version() -> None:
     def fill(trainer: Any, batch: Any) -> None:
         trainer.optimizers[0].param_groups[0]["lr"].fill_(0.01)
 
-    (event,) = noted(make_trainer(Changes(fill, at=5), tensor_lr=True))
+    (event,) = noted(audited_trainer(Changes(fill, at=5), lr=torch.tensor(0.1)))
     assert event["what"] == "learning rate"
 
 
@@ -118,20 +111,20 @@ def test_rates_that_are_tensors_are_compared_by_version() -> None:
 def test_a_write_is_noted_and_logged_once(what: str, step: int, change: Any, caplog: pytest.LogCaptureFixture) -> None:
     """To the batch at any step, to parameters at one call in 17 and at the first."""
     with caplog.at_level(logging.WARNING):
-        (event,) = noted(make_trainer(Changes(change, at=step)))
+        (event,) = noted(audited_trainer(Changes(change, at=step)))
     assert (event["what"], event["step"]) == (what, step)
     assert sum(f"hook 'changes' modified the {what}" in message for message in caplog.messages) == 1
 
 
 def test_parameters_are_compared_at_the_first_call_and_at_one_in_17() -> None:
     """A hook that writes at every step is noted at once, and again 17 calls later."""
-    steps = [event["step"] for event in noted(make_trainer(Changes(change_params)))]
+    steps = [event["step"] for event in noted(audited_trainer(Changes(change_params)))]
     assert steps == [1, 18, 40]  # the third time, at step 35, is written down at the end
 
 
 def test_a_scheduled_hook_is_compared_by_its_own_calls() -> None:
     """The first call is compared at whichever step it comes."""
-    trainer = make_trainer()
+    trainer = audited_trainer()
     trainer.add_hook(Changes(change_params), every=10)
     assert [(event["what"], event["step"]) for event in noted(trainer)] == [("parameters", 10)]
 
@@ -141,7 +134,7 @@ def test_everything_is_compared_at_one_call_in_136(monkeypatch: pytest.MonkeyPat
     full: list[bool] = []
     read: Any = RunSnapshot.changes
     monkeypatch.setattr(RunSnapshot, "changes", lambda self: [full.append(self._full), read(self)][1])
-    trainer = make_trainer(Changes(lambda trainer, batch: trainer.model.eval(), at=137), max_steps=140, max_epochs=4)
+    trainer = audited_trainer(Changes(lambda trainer, batch: trainer.model.eval(), at=137), max_steps=140, max_epochs=4)
     assert [(event["what"], event["step"]) for event in noted(trainer)] == [("train or eval mode", 137)]
     assert [step for step, is_full in enumerate(full, 1) if is_full] == [1, 137]
 
@@ -149,7 +142,7 @@ def test_everything_is_compared_at_one_call_in_136(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("switch", ["debug", "verify"])
 def test_with_debug_and_in_verify_parameters_are_compared_at_every_call(switch: str) -> None:
     """One write at any step is enough."""
-    trainer = make_trainer(Changes(change_params, at=11), debug=switch == "debug")
+    trainer = audited_trainer(Changes(change_params, at=11), debug=switch == "debug")
     trainer.hooks.audits_every_call = switch == "verify"
     (event,) = noted(trainer)
     assert (event["what"], event["step"]) == ("parameters", 11)
@@ -163,13 +156,13 @@ def test_events_outside_steps_are_always_checked() -> None:
             with torch.no_grad():
                 model.weight.zero_()
 
-    (event,) = noted(make_trainer(AtTheEnd()))
+    (event,) = noted(audited_trainer(AtTheEnd()))
     assert (event["hook"], event["on"], event["what"]) == ("at_the_end", "on_epoch_end", "parameters")
 
 
 def test_hooks_that_only_read_are_not_noted() -> None:
     """Naming the trainer changes nothing."""
-    assert noted(make_trainer(Changes(lambda trainer, batch: trainer.lr + batch[0].sum()))) == []
+    assert noted(audited_trainer(Changes(lambda trainer, batch: trainer.lr + batch[0].sum()))) == []
 
 
 def test_a_hook_that_names_ctx_alone_is_called_directly() -> None:
@@ -183,13 +176,13 @@ def test_a_hook_that_names_ctx_alone_is_called_directly() -> None:
         def on_train_batch_end(self, trainer: Any) -> None:
             callers["trainer"] = sys._getframe(1).f_code.co_filename
 
-    assert noted(make_trainer(Heartbeat())) == []
+    assert noted(audited_trainer(Heartbeat())) == []
     assert callers["ctx"].endswith("dispatch.py") and callers["trainer"].endswith("change_audit.py")
 
 
 def test_inference_tensors_have_no_versions_and_are_left_out() -> None:
     """A frozen parameter or a learning rate may be one; the other parameters are still compared."""
-    trainer = make_trainer(Changes(change_params), debug=True)
+    trainer = audited_trainer(Changes(change_params), debug=True)
     with torch.inference_mode():
         trainer.model.frozen = torch.nn.Parameter(torch.ones(1), requires_grad=False)
         trainer.optimizers[0].param_groups[0]["lr"] = torch.tensor(0.1)
@@ -262,11 +255,9 @@ CASES = [(Writes, *item) for item in WRITES.items()] + [(WritesLoss, *item) for 
 def make_deep_trainer(hook: Any, **options: Any) -> Any:
     """Make a trainer whose optimizer has a state and whose model has buffers."""
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1))
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1))
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    batches = [(torch.randn(4, 2), torch.randn(4, 1)) for _ in range(40)]
-    options = {"max_steps": 40, "record": False, "console": False, "loss_fn": torch.nn.MSELoss(), **options}
-    trainer = SimpleTrainer(model, batches, optimizer, "cpu", **options)
+    trainer = make_trainer(model=model, data=make_batches(40), optimizer=optimizer, **options)
     trainer.add_hook(hook, "writes")
     return trainer
 
@@ -323,10 +314,10 @@ def test_what_a_hook_restores_is_not_noted(debug: bool) -> None:
     def read(trainer: Any, loss: Any) -> None:
         trainer.model.eval()
         with torch.no_grad():
-            trainer.model(torch.ones(1, 2))
+            trainer.model(torch.ones(1, 3))
         trainer.model.train()
         with trainer.inference() as model:
-            model(torch.ones(1, 2))
+            model(torch.ones(1, 3))
         sum(param.grad.norm() + param.data.norm() for param in trainer.params.values())
         trainer.optimizers[0].state_dict()
 
@@ -377,7 +368,7 @@ class Unreadable(list[Any]):
 def test_an_optimizer_may_keep_other_values_in_its_state(debug: bool, caplog: pytest.LogCaptureFixture) -> None:
     """The hook is called at every step, and nothing is logged."""
     steps: list[int] = []
-    trainer = make_trainer(Changes(lambda trainer, batch: steps.append(trainer.step)), debug=debug)
+    trainer = audited_trainer(Changes(lambda trainer, batch: steps.append(trainer.step)), debug=debug)
     trainer.optimizers[0].__class__ = CountsSteps
     with caplog.at_level(logging.WARNING, "hookline"):
         assert noted(trainer) == []
@@ -388,13 +379,12 @@ def test_an_optimizer_may_keep_other_values_in_its_state(debug: bool, caplog: py
 def test_nested_tensors_in_a_batch_are_not_read(caplog: pytest.LogCaptureFixture) -> None:
     """Their memory is not one value per element."""
     calls: list[int] = []
-    nested = torch.nested.nested_tensor([torch.ones(2, 2), torch.ones(3, 2)])
-    model = torch.nn.Linear(2, 1)
-    trainer = SimpleTrainer(
-        model, [{"x": nested}] * 3, torch.optim.SGD(model.parameters(), lr=0.1), "cpu", record=False, console=False,
+    nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(3, 3)])
+    hook = Changes(lambda trainer, batch: calls.append(1))
+    trainer = make_trainer(
+        hook, data=[{"x": nested}] * 3,
         step_fn=lambda model, batch: sum(model(x).pow(2).mean() for x in batch["x"].unbind()),
     )  # fmt: skip
-    trainer.add_hook(Changes(lambda trainer, batch: calls.append(1)))
     with caplog.at_level(logging.WARNING, "hookline"):
         trainer.fit(max_steps=3)
     assert len(calls) == 3 and not caplog.records
@@ -406,7 +396,7 @@ def test_a_comparison_that_fails_is_logged_once_and_the_hook_is_called(
 ) -> None:
     """It is not the hook's failure."""
     calls: list[int] = []
-    trainer = make_trainer(Changes(lambda trainer, batch: calls.append(1)), debug=debug)
+    trainer = audited_trainer(Changes(lambda trainer, batch: calls.append(1)), debug=debug)
     trainer.optimizers[0].param_groups[0]["extra"] = Unreadable()
     with caplog.at_level(logging.WARNING, "hookline"):
         trainer.train()
@@ -425,12 +415,7 @@ def test_running_a_batch_again_is_not_a_write_to_buffers() -> None:
         trainer.model[0].running_mean.add_(1)
 
     for change, expected in ((rerun, []), (write, ["buffers"])):
-        model = torch.nn.Sequential(torch.nn.BatchNorm1d(2), torch.nn.Linear(2, 1))
-        batches = [(torch.randn(4, 2), torch.ones(4, 1)) for _ in range(3)]
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        trainer = SimpleTrainer(
-            model, batches, optimizer, "cpu", loss_fn=torch.nn.MSELoss(), record=False, console=False, debug=True
-        )
-        trainer.add_hook(Changes(change, at=2))
+        model = torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1))
+        trainer = make_trainer(Changes(change, at=2), model=model, debug=True)
         trainer.fit(max_steps=3)
         assert [event["what"] for event in trainer.record.events if event["kind"] == "hook_wrote"] == expected

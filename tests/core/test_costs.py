@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from builders import make_batches, make_trainer
 
-from hookline import HookRegistry, SimpleTrainer, TrainingHook, get_trainer
+from hookline import HookRegistry, TrainingHook
 from hookline.core.costs import Cost, cost_table
 from hookline.core.entry import Entry
 from hookline.core.schedule import Reading
@@ -217,10 +218,7 @@ def test_timing_on_a_device_does_not_call_what_passes_gradients_through(
     """The default update hook is left out of the chain, although the timer wraps it."""
     monkeypatch.setattr(torch.cuda, "Event", DeviceClock)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    model = torch.nn.Linear(2, 1)
-    batch = (torch.ones(1, 2), torch.ones(1, 1))
-    options: dict[str, Any] = {"loss_fn": torch.nn.functional.mse_loss, "record": False, "console": False}
-    trainer = get_trainer("simple", model, [batch] * 40, torch.optim.SGD(model.parameters(), 0.1), "cpu", **options)
+    trainer = make_trainer(data=make_batches(40))
     called: list[bool] = []
     # From the first step on, as if another part of the program had used the device then.
     trainer.on("train_start", name="start")(lambda: monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True))
@@ -256,11 +254,7 @@ class Sleeps(TrainingHook):
 
 def sleepy_trainer(hooks: dict[str, Any], **options: Any) -> Any:
     """Make a trainer of two epochs of 40 steps with sleeping hooks, by name and period."""
-    model = torch.nn.Linear(2, 1)
-    batches = [(torch.ones(1, 2), torch.ones(1, 1)) for _ in range(40)]
-    options = {"max_epochs": 2, "record": False, "console": False, "warn_above": 0.1, **options}
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    trainer: Any = SimpleTrainer(model, batches, optimizer, "cpu", loss_fn=torch.nn.MSELoss(), **options)
+    trainer = make_trainer(data=make_batches(40), **{"max_epochs": 2, "warn_above": 0.1, **options})
     for name, every in hooks.items():
         trainer.add_hook(Sleeps(), name=name, every=every)
     return trainer
@@ -295,8 +289,7 @@ def test_above_the_limit_it_is_said_once(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_time_outside_of_steps_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as that of validations."""
-    validation = [(torch.ones(1, 2), torch.ones(1, 1))]
-    trainer = sleepy_trainer({}, val_dataloader=validation, validate_every=10, max_steps=80)
+    trainer = sleepy_trainer({}, val_dataloader=make_batches(1), validate_every=10, max_steps=80)
     trainer.on("validation_end", name="slow")(lambda: time.sleep(0.05))
     (reported,) = costly(trainer, monkeypatch)
     assert reported.startswith("slow: takes ") and reported.endswith("most of it outside of steps: do less in it")

@@ -2,13 +2,12 @@
 
 import json
 import random
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from builders import make_batches, make_trainer
 
 from hookline import ForwardHook, HookRegistry, SimpleTrainer, TrainingHook, UpdateHook
 from hookline.gradients.transforms import Identity, LinkNorms
@@ -17,38 +16,23 @@ from hookline.record import read_jsonl
 Run = tuple[list[torch.Tensor], list[float]]
 
 
-@pytest.fixture(autouse=True)
-def in_a_scratch_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Write runs to a temporary directory."""
-    monkeypatch.chdir(tmp_path)
-    yield
-
-
-def make_trainer(*hooks: Any, steps: int = 12, **options: Any) -> Any:
+def drawing_trainer(*hooks: Any, steps: int = 12, **options: Any) -> SimpleTrainer:
     """A model with dropout, so that training itself draws at every step."""
-    random.seed(0)
-    np.random.seed(0)
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
-    data = [(torch.randn(4, 4), torch.randn(4, 1)) for _ in range(12)]
-    trainer = SimpleTrainer(
-        model, data, torch.optim.SGD(model.parameters(), lr=0.1), "cpu",
-        loss_fn=torch.nn.MSELoss(), max_steps=steps, console=False, seed=5, **options,
-    )  # fmt: skip
-    for hook in hooks:
-        trainer.add_hook(hook)
-    return trainer
+    random.seed(0), np.random.seed(0), torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
+    options = {"data": make_batches(12), "max_steps": steps, "seed": 5, "record": True, **options}
+    return make_trainer(*hooks, model=model, **options)
 
 
 def outcome(trainer: Any) -> tuple[list[bytes], Any]:
     """The parameters bit for bit, and where every stream stands."""
     params = [param.detach().numpy().tobytes() for param in trainer.model.parameters()]
     position = np.random.get_state()
-    return params, (torch.get_rng_state().numpy().tobytes(), random.getstate(), position[1].tobytes(), position[2:])  # type: ignore[union-attr]
+    return params, (torch.get_rng_state().numpy().tobytes(), random.getstate(), position[1].tobytes(), position[2:])
 
 
 def trained(*hooks: Any, **options: Any) -> Any:
-    trainer = make_trainer(*hooks, **options)
+    trainer = drawing_trainer(*hooks, **options)
     trainer.train()
     return trainer
 
@@ -117,7 +101,7 @@ def test_a_hook_alone_at_its_event_is_identified_at_once() -> None:
 def test_two_that_draw_are_both_found_and_draw_apart() -> None:
     """Each gets separate streams, under its name."""
     one, two = Draws(), Draws()
-    trainer = make_trainer()
+    trainer = drawing_trainer()
     trainer.add_hook(one, name="one")
     trainer.add_hook(two, name="two")
     trainer.train()
@@ -203,10 +187,10 @@ def test_a_resumed_run_draws_on() -> None:
 
     whole, first, second = Remembers(), Remembers(), Remembers()
     trained(whole)
-    stopped = make_trainer(first, steps=6)
+    stopped = drawing_trainer(first, steps=6)
     stopped.add_hook("checkpoint", save_every_n_steps=6)
     stopped.train()
-    resumed = make_trainer(second)
+    resumed = drawing_trainer(second)
     resumed.add_hook("checkpoint", save_every_n_steps=6)
     resumed.fit(resume=stopped.run_dir)
     assert second.drawn == whole.drawn
@@ -226,7 +210,7 @@ def test_built_in_hooks_are_not_guarded(monkeypatch: pytest.MonkeyPatch) -> None
 
     snapshots = []
     monkeypatch.setattr(TrainingStreams, "snapshot", lambda self, positions: snapshots.append(1))
-    trainer = make_trainer()
+    trainer = drawing_trainer()
     trainer.add_json_logging(log_every_n_batches=1)
     trainer.train()
     assert not snapshots

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from builders import Batch, make_batches
+from hook_parameters import NEEDED
 from run_control import train
 from safetensors.torch import save_file
 from torch import nn
@@ -32,21 +33,6 @@ REFUSED = {
     "sample_predictions": "can_validate",
 }
 """What a plain run cannot do for a built-in hook."""
-NEEDED: dict[str, dict[str, Any]] = {
-    "notify": {"webhook_url": "https://hooks.example.org/x", "notify_on": []},
-    "clip_norm": {"max_norm": 0.5},
-    "clip_value": {"max_value": 0.01},
-    "freeze": {"params": "0.*"},
-    "mask": {"params": "0.*"},
-    "scale": {"factor": 0.5},
-    "wandb": {"mode": "offline", "system_metrics": False},
-    "ablate": {"modules": "1", "units": [0]},
-    "add_activation": {"modules": "1", "value": 0.5},
-    "replace_activation": {"modules": "1", "value": [0.5]},
-    "scale_activation": {"modules": "1", "factor": 0.5},
-    "steer": {"modules": "1", "vector": [1.0] * 8, "strength": 0.1},
-    "patch": {"modules": "1", "source": "states.safetensors"},
-}
 
 
 def make_model() -> nn.Sequential:
