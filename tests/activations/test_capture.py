@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from watched_models import watch
 
 from hookline import HooklineError, HookManager
 from hookline.activations.capture import Capture
@@ -23,8 +24,7 @@ def make_model() -> nn.Sequential:
 
 def captured(model: nn.Module, hook: Capture, *calls: Any) -> HookManager:
     """A manager with a capture hook, after some calls."""
-    manager = HookManager()
-    manager.watch(model)
+    manager = watch(model)
     manager.register(hook, "capture")
     for call in calls:
         model(call)

@@ -11,18 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from builders import make_model
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from hookline import HooklineError, HookManager
 
 INPUT = torch.ones(2, 4)
-
-
-def make_model() -> nn.Sequential:
-    """Three layers."""
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
 
 
 def identities() -> nn.Sequential:
@@ -53,7 +48,7 @@ def capture(model: nn.Module, modules: Any = "?", **options: Any) -> Any:
 
 def test_names_and_globs() -> None:
     """A name returns the last output, a glob a dict; an unknown name is an error with the nearest."""
-    model = make_model()
+    model = make_model(4, 4, 2)
     with HookManager().capturing(model, "[02]") as cache:
         model(INPUT * 2)
         output = model(INPUT)
@@ -65,7 +60,7 @@ def test_names_and_globs() -> None:
 
 def test_inputs_if_only_these_are_captured() -> None:
     """They are returned instead of the output."""
-    model = make_model()
+    model = make_model(4, 4, 2)
     with HookManager().capturing(model, "0", what="input") as cache:
         model(INPUT)
     assert torch.equal(cache["0"][0], INPUT)
@@ -73,7 +68,7 @@ def test_inputs_if_only_these_are_captured() -> None:
 
 def test_early_stop_ends_each_pass_after_the_last_selected_module() -> None:
     """Other modules do not run, and a second pass is as complete as the first."""
-    model, ran = make_model(), []
+    model, ran = make_model(4, 4, 2), []
     model[2].register_forward_hook(lambda *_: ran.append(1))
     with HookManager().capturing(model, "[01]", early_stop=True) as cache:
         assert cache.run(INPUT) is None and cache.run(INPUT) is None
@@ -91,7 +86,7 @@ def test_early_stop_raises_what_the_capture_raised() -> None:
         return output.sum()
 
     calls: list[torch.Tensor] = []
-    with HookManager().capturing(make_model(), "1", early_stop=True, reduce=fail_once) as cache:
+    with HookManager().capturing(make_model(4, 4, 2), "1", early_stop=True, reduce=fail_once) as cache:
         with pytest.raises(ValueError, match="not reducible"):
             cache.run(INPUT)
         assert cache.run(INPUT) is None
@@ -100,7 +95,7 @@ def test_early_stop_raises_what_the_capture_raised() -> None:
 
 def test_saved_to_a_file(tmp_path: Path) -> None:
     """Every tensor is under its module, call, part and index."""
-    model = make_model()
+    model = make_model(4, 4, 2)
     with HookManager().capturing(model, "0", what="both") as cache:
         output = model[0](INPUT)
     saved = load_file(cache.save(tmp_path / "states.safetensors"))
@@ -170,7 +165,7 @@ def test_only_cache_run_stops_early() -> None:
 
 def test_between_blocks_nothing_is_on_the_model_and_no_tensor_is_kept() -> None:
     """Tensors are released with the cache."""
-    model = make_model()
+    model = make_model(4, 4, 2)
     cache = capture(model, what="both")
     for module in model.modules():
         assert not module._forward_hooks and not module._forward_pre_hooks
@@ -182,7 +177,7 @@ def test_between_blocks_nothing_is_on_the_model_and_no_tensor_is_kept() -> None:
 
 def test_nested_and_concurrent_blocks_do_not_share_their_states() -> None:
     """With the same options on the same model."""
-    model = make_model()
+    model = make_model(4, 4, 2)
     capture(model)
     with HookManager().capturing(model, "?") as outer:
         model(INPUT)
@@ -203,7 +198,7 @@ def test_overlapping_blocks_restore_the_compiler() -> None:
     """Whichever block ends last."""
     import torch._dynamo.eval_frame as dynamo
 
-    model, before, begun, ended = make_model(), dynamo._stance.stance, threading.Event(), threading.Event()
+    model, before, begun, ended = make_model(4, 4, 2), dynamo._stance.stance, threading.Event(), threading.Event()
 
     def overlap() -> None:
         with HookManager().capturing(model, "0"):
@@ -222,7 +217,7 @@ def test_overlapping_blocks_restore_the_compiler() -> None:
 
 def test_each_block_has_its_own_options_and_counts_calls_from_one() -> None:
     """Nothing of an earlier block of the same model is left."""
-    model = make_model()
+    model = make_model(4, 4, 2)
     for layer in range(3):
         (state,) = capture(model, "0", layer_idx=layer).states
         assert (state.layer_idx, state.call) == (layer, 1)
@@ -232,7 +227,7 @@ def test_each_block_has_its_own_options_and_counts_calls_from_one() -> None:
 
 def test_the_block_after_one_whose_hook_failed_captures_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next block starts without failures."""
-    model = make_model()
+    model = make_model(4, 4, 2)
     with monkeypatch.context() as patch:
         patch.setattr("hookline.activations.capture.observer_view", lambda tensor: 1 / 0)
         assert len(capture(model)) < 3
@@ -242,7 +237,7 @@ def test_the_block_after_one_whose_hook_failed_captures_again(monkeypatch: pytes
 
 def test_a_copy_of_the_model_is_not_captured_after_the_block() -> None:
     """A copy made inside the block has copies of the torch hooks, which do nothing afterwards."""
-    model = make_model()
+    model = make_model(4, 4, 2)
     with HookManager().capturing(model, "?") as cache:
         model(INPUT)
         twin = copy.deepcopy(model)
@@ -296,7 +291,7 @@ def test_models_that_compare_equal_are_captured_separately() -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_traced_models_capture_nothing() -> None:
     """Their modules run inside torch without hooks, and nothing fails."""
-    traced: Any = torch.jit.trace(make_model(), INPUT)
+    traced: Any = torch.jit.trace(make_model(4, 4, 2), INPUT)
     with HookManager().capturing(traced, "?") as cache:
         traced(INPUT)
     assert len(cache) == 0

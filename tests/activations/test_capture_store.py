@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from builders import make_trainer
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from hookline import HooklineError, HookManager, SimpleTrainer, Trainer
+from hookline import HooklineError, HookManager, Trainer
 
 BATCH = torch.arange(2 * 64 * 8.0).reshape(2, 64, 8)
 BATCHES = [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(5)]
@@ -252,9 +253,9 @@ def test_a_tensor_that_cannot_be_saved_is_named(make: Callable[[Tensor], Tensor]
 
 def trained(hooks: dict[str, Any], **options: Any) -> Trainer:
     """One epoch."""
-    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
-    options = {"loss_fn": nn.functional.mse_loss, "console": False, **options}
-    trainer = SimpleTrainer(model, BATCHES, torch.optim.SGD(model.parameters(), 0.1), "cpu", hooks=hooks, **options)
+    trainer = make_trainer(
+        model=nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1)), data=BATCHES, hooks=hooks, **{"record": True, **options}
+    )
     trainer.train()
     return trainer
 
@@ -283,11 +284,9 @@ def test_a_hook_name_cannot_leave_the_directory() -> None:
 
 def test_a_run_that_fails_saves_too() -> None:
     """The file has what was captured until the failure."""
+    hooks = {"forward": [{"name": "capture", "save": True}]}
     model = nn.Sequential(nn.Linear(3, 4))
-    trainer = SimpleTrainer(
-        model, BATCHES, torch.optim.SGD(model.parameters(), 0.1), "cpu",
-        hooks={"forward": [{"name": "capture", "save": True}]}, loss_fn=lambda output, target: 1 / 0, console=False,
-    )  # fmt: skip
+    trainer = make_trainer(model=model, data=BATCHES, hooks=hooks, loss_fn=lambda output, target: 1 / 0, record=True)
     with pytest.raises(ZeroDivisionError):
         trainer.train()
     assert keys_of(trainer.run_dir / "captures" / "capture.safetensors")[0] == ["0/1/outputs/0"]

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from builders import make_trainer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -54,12 +55,7 @@ class Passes(nn.Module):
 
 def trained(batches: list[Tensor], window: int) -> SimpleTrainer:
     """A run over these outputs, one a step, with a monitor of their units."""
-    model = Passes()
-    data = [(batch, batch) for batch in batches]
-    trainer = SimpleTrainer(
-        model, data, torch.optim.SGD(model.parameters(), 0.1), "cpu",
-        loss_fn=nn.functional.mse_loss, record=False, console=False,
-    )  # fmt: skip
+    trainer = make_trainer(model=Passes(), data=[(batch, batch) for batch in batches])
     trainer.add_hook("monitor", modules="same", metrics=["dead_units"], dead_window=window)
     trainer.train()
     return trainer

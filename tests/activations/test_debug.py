@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 import torch
+from builders import make_batches, make_model, make_trainer
 from torch import nn
 
-from hookline import HooklineError, HookManager, SimpleTrainer, get_trainer
+from hookline import HooklineError, HookManager
 from hookline.activations.debug import Debug
 
 LOGGER = "hookline"
@@ -372,11 +373,7 @@ def test_a_condition_that_raises_does_not_break_the_forward_pass(caplog: pytest.
 
 def test_in_a_run_findings_are_in_the_record() -> None:
     """Step and phase are the run's, and events.jsonl has each finding with the hook's name."""
-    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
-    data = [(torch.randn(4, 2), torch.randn(4, 1)) for _ in range(3)]
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    options: dict[str, Any] = {"console": False, "loss_fn": nn.functional.mse_loss}
-    trainer = get_trainer("simple", model, data, optimizer, "cpu", **options)
+    trainer = make_trainer(model=make_model(between=None), data=make_batches(3), record=True)
     trainer.add_hook(Debug("1", {"absmax": "> -1", "nan": True}), "guard")
     trainer.train()
     hook = trainer.hooks.get("guard")
@@ -471,10 +468,7 @@ def test_a_finding_about_a_gradient_has_the_step_of_its_forward_pass() -> None:
     """It is written to the record of the run like any other."""
     model = nn.Sequential(nn.Linear(2, 2))
     data = [(torch.ones(1, 2), torch.zeros(1, 2))] * 3
-    trainer = SimpleTrainer(
-        model, data, torch.optim.SGD(model.parameters(), 0.1), "cpu",
-        loss_fn=nn.functional.mse_loss, record=False, console=False,
-    )  # fmt: skip
+    trainer = make_trainer(model=model, data=data)
     trainer.add_hook("debug", modules="0", conditions=["grad_l2 >= 0"])
     trainer.train()
     events = [event for event in trainer.record.events if event["kind"] == "debug_finding"]

@@ -9,20 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+from builders import make_batches, make_model, make_trainer
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
+from watched_models import watch
 
-from hookline import ActivationStats, ForwardHook, HooklineError, HookManager, get_trainer
+from hookline import ActivationStats, ForwardHook, HooklineError, HookManager
 from hookline.activations.capture import Capture
 from hookline.errors import LiveWrite
 from hookline.testing import assert_harmless
-
-
-def make_model() -> torch.nn.Sequential:
-    """Linear, ReLU, Linear with fixed weights."""
-    torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
-
 
 INPUT = torch.arange(6.0).reshape(2, 3)
 
@@ -40,11 +35,8 @@ class Watch(ForwardHook):
 
 def watched(*hooks: ForwardHook, **more: Any) -> tuple[HookManager, torch.nn.Sequential]:
     """A manager that watches a model with these hooks."""
-    manager, model = HookManager(**more), make_model()
-    manager.watch(model)
-    for hook in hooks:
-        manager.register(hook)
-    return manager, model
+    model = make_model(3, 4, 2)
+    return watch(model, *hooks, **more), model
 
 
 def torch_hooks(model: torch.nn.Module) -> int:
@@ -75,7 +67,7 @@ def test_observers_change_nothing_by_returning_or_writing() -> None:
     manager, model = watched(Vandal())
     incidents: list[Any] = []
     manager.failures.subscribe(incidents.append)
-    bare = make_model()
+    bare = make_model(3, 4, 2)
     data = INPUT.clone()
     ours, theirs = model(data), bare(INPUT)
     ours.sum().backward()
@@ -168,7 +160,7 @@ def test_a_pattern_that_matches_nothing_is_refused_at_registration() -> None:
 
 def test_watching_with_a_wrong_pattern_fails_cleanly_and_can_be_repeated() -> None:
     """After the pattern is corrected each module reports once, not twice."""
-    manager, model = HookManager(), make_model()
+    manager, model = HookManager(), make_model(3, 4, 2)
     manager.register(Watch("typo", modules="3"))
     with pytest.raises(HooklineError, match="matches nothing"):
         manager.watch(model)
@@ -204,7 +196,7 @@ class Double(ForwardHook):
 
 def test_an_intervention_needs_both_switches() -> None:
     """intervene=True is refused unless interventions are enabled; then what it returns replaces the output."""
-    bare = make_model()
+    bare = make_model(3, 4, 2)
     with pytest.raises(HooklineError, match="enable_intervention=True"):
         watched(Double())
     _, changed = watched(Double(), enable_intervention=True)
@@ -218,7 +210,7 @@ def test_gradients_flow_through_an_intervention_and_later_hooks_see_it() -> None
     _, model = watched(Double(), after, enable_intervention=True)
     model(INPUT).sum().backward()
     assert model[0].weight.grad is not None
-    assert torch.equal(after.seen[0][1], make_model()[0](INPUT) * 2)
+    assert torch.equal(after.seen[0][1], make_model(3, 4, 2)[0](INPUT) * 2)
 
 
 def test_an_intervention_that_fails_or_returns_nothing_changes_nothing() -> None:
@@ -233,7 +225,7 @@ def test_an_intervention_that_fails_or_returns_nothing_changes_nothing() -> None
             assert output.requires_grad
 
     _, model = watched(Fails("fails"), Silent("silent"), enable_intervention=True)
-    assert torch.equal(model(INPUT), make_model()(INPUT))
+    assert torch.equal(model(INPUT), make_model(3, 4, 2)(INPUT))
 
 
 def test_observers_run_without_grad_and_leave_the_mode_alone() -> None:
@@ -285,9 +277,7 @@ def test_a_captured_copy_outlives_in_place_operations_of_the_model() -> None:
     """An in-place ReLU after the layer does not change what the hook kept."""
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(inplace=True))
     hook = Watch(modules="0")
-    manager = HookManager()
-    manager.watch(model)
-    manager.register(hook)
+    watch(model, hook)
     model(INPUT - 3)
     expected = torch.nn.functional.linear(INPUT - 3, model[0].weight, model[0].bias)
     assert torch.equal(hook.seen[0][1], expected) and (expected < 0).any()
@@ -316,7 +306,7 @@ def test_an_observer_that_writes_into_the_live_output_ends_the_run(policy: str, 
             if fails:
                 raise ValueError("after the write")
 
-    model, manager = make_model(), HookManager()
+    model, manager = make_model(3, 4, 2), HookManager()
     manager.watch(model)
     manager.register(Writes(), "writes", on_error=policy)
     with torch.no_grad(), pytest.raises(HooklineError, match="hook 'writes' wrote into live_output of '0'"):
@@ -455,11 +445,7 @@ def test_bound_functions_and_interventions_are_called_in_order() -> None:
 
 def test_bound_functions_are_timed_when_their_hook_is_due() -> None:
     """One hook or several at a module: each call counts as its hook's cost."""
-    model = nn.Linear(2, 1)
-    trainer = get_trainer(
-        "simple", model, [(torch.randn(4, 2), torch.randn(4, 1)) for _ in range(8)],
-        torch.optim.SGD(model.parameters(), 1e-3), "cpu", console=False, record=False, loss_fn=nn.functional.mse_loss,
-    )  # fmt: skip
+    trainer = make_trainer(model=nn.Linear(3, 1), data=make_batches(8))
     trainer.add_hook(Binds(), "often", every=2)
     trainer.add_hook(Binds(), "rarely", every=4)
     trainer.train()
@@ -473,8 +459,7 @@ def test_bound_functions_are_timed_when_their_hook_is_due() -> None:
 
 def captured(model: nn.Module, modules: Any = "?") -> HookManager:
     """A manager that captures inputs and outputs."""
-    manager = HookManager()
-    manager.watch(model)
+    manager = watch(model)
     manager.register(Capture(modules, what="both"), "it")
     return manager
 
@@ -486,7 +471,7 @@ def names(manager: HookManager) -> list[str]:
 
 def test_torch_hooks_that_others_clear_are_gone() -> None:
     """Ours is an ordinary torch hook on the module."""
-    model = make_model()
+    model = make_model(3, 4, 2)
     manager = captured(model)
     model[0]._forward_hooks.clear()
     model[1]._forward_hooks = type(model[1]._forward_hooks)()
@@ -506,7 +491,7 @@ TORCH_HOOKS: list[Callable[[nn.Module, Callable[..., None]], Any]] = [
 @pytest.mark.parametrize("register", TORCH_HOOKS)
 def test_torch_hooks_of_others_are_called(register: Callable[..., Any]) -> None:
     """Every kind, beside ours."""
-    model, calls = make_model(), []
+    model, calls = make_model(3, 4, 2), []
     manager = captured(model)
     handle = register(model[0], lambda: calls.append(1))
     model(INPUT.clone().requires_grad_()).sum().backward()
@@ -516,7 +501,7 @@ def test_torch_hooks_of_others_are_called(register: Callable[..., Any]) -> None:
 
 def test_the_output_of_an_earlier_torch_hook_is_captured() -> None:
     """Ours comes after it."""
-    model = make_model()
+    model = make_model(3, 4, 2)
     model[0].register_forward_hook(lambda module, inputs, output: output * 0 + 7)
     manager = captured(model)
     model(INPUT)
@@ -542,7 +527,7 @@ def test_a_model_that_bypasses_modules_without_torch_hooks() -> None:
 
 def test_a_watched_model_can_be_traced_by_jit() -> None:
     """With the same outputs."""
-    model = make_model()
+    model = make_model(3, 4, 2)
     captured(model)
     with pytest.warns(DeprecationWarning):
         traced = torch.jit.trace(model, INPUT)
@@ -553,7 +538,7 @@ def test_a_watched_model_can_be_traced_by_jit() -> None:
 def test_nothing_is_left_on_the_modules(take_away: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A removed hook takes its torch hooks along, and so does a disabled one unless something was compiled."""
     monkeypatch.setattr("hookline.activations.compile.detection.has_compiled", lambda: False)
-    model = make_model()
+    model = make_model(3, 4, 2)
     before = [dict(vars(module)) for module in model]
     manager = captured(model)
     model(INPUT)
@@ -563,7 +548,7 @@ def test_nothing_is_left_on_the_modules(take_away: str, monkeypatch: pytest.Monk
 
 def test_hooks_that_come_and_go_while_threads_run_the_model() -> None:
     """Every thread gets its outputs, and afterwards no torch hook is left."""
-    model, over, failures = make_model(), threading.Event(), []
+    model, over, failures = make_model(3, 4, 2), threading.Event(), []
 
     def run() -> None:
         try:
@@ -720,7 +705,7 @@ def test_a_hook_that_is_registered_while_another_model_is_watched_is_attached_to
 @pytest.mark.req("003-05")
 def test_each_state_has_the_name_of_its_thread() -> None:
     """In the first call of a thread as in others."""
-    model = make_model()
+    model = make_model(3, 4, 2)
     manager = captured(model, "0")
     for name in ("one", "two"):
         thread = threading.Thread(target=lambda: [model(INPUT) for _ in range(2)], name=name)
@@ -745,7 +730,7 @@ def test_clean_up_after_a_number_of_module_calls(interval: int, passes: int, lef
 
 def test_hooks_listen_until_the_next_set_of_hooks_is_due() -> None:
     """Call numbers and fire counts continue when hooks are registered and removed."""
-    model, manager = make_model(), HookManager()
+    model, manager = make_model(3, 4, 2), HookManager()
     manager.watch(model)
     manager.register(Capture("0"), "first")
     model(INPUT)
@@ -766,7 +751,7 @@ def test_a_predicate_is_asked_once_for_each_module() -> None:
         asked.append(name)
         return len(asked) <= 3
 
-    manager, model = HookManager(), make_model()
+    manager, model = HookManager(), make_model(3, 4, 2)
     manager.register(Watch(modules=first_three))
     manager.watch(model)
     model(INPUT)
@@ -789,7 +774,7 @@ def test_a_bound_function_that_writes_and_fails_is_switched_off() -> None:
 
         def on_forward(self, output: Any) -> None: ...
 
-    manager, model = HookManager(), make_model()
+    manager, model = HookManager(), make_model(3, 4, 2)
     manager.register(Writes(), "writes", on_error="disable")
     manager.watch(model)
     with pytest.raises(LiveWrite, match="wrote into the tensors of '0'"):

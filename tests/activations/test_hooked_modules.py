@@ -17,7 +17,9 @@ from typing import Any
 
 import pytest
 import torch
+from builders import make_batches, make_model, make_trainer
 from torch import nn
+from watched_models import watch
 
 from hookline import ForwardHook, HookManager, SimpleTrainer
 
@@ -234,15 +236,9 @@ def test_starts_of_calls_that_raised_do_not_pile_up() -> None:
 # ---- copies and pickles ----------------------------------------------------------------------------------------------
 
 
-def make_model() -> nn.Sequential:
-    """Three modules."""
-    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
-
-
 def watched(model: nn.Module, *metrics: str) -> HookManager:
     """A manager with a monitor on every module and a capture on the first."""
-    manager = HookManager()
-    manager.watch(model)
+    manager = watch(model)
     manager.register_monitoring_hook("*", "monitor", metrics=["mean", *metrics])
     manager.register_capture_hook("0", "first")
     return manager
@@ -250,7 +246,7 @@ def watched(model: nn.Module, *metrics: str) -> HookManager:
 
 def test_a_watched_model_can_be_pickled() -> None:
     """What comes back computes the same, and calls no hook."""
-    model = make_model()
+    model = make_model(4, 8, 1)
     manager = watched(model, "time", "memory")
     again = pickle.loads(pickle.dumps(model))
     assert torch.equal(again(INPUT), model(INPUT))
@@ -260,7 +256,7 @@ def test_a_watched_model_can_be_pickled() -> None:
 
 def test_a_model_can_be_saved_inside_a_capturing_block() -> None:
     """Although it has torch hooks there."""
-    model, file = make_model(), io.BytesIO()
+    model, file = make_model(4, 8, 1), io.BytesIO()
     with HookManager().capturing(model) as cache:
         output = model(INPUT)
         torch.save(model, file)
@@ -270,7 +266,7 @@ def test_a_model_can_be_saved_inside_a_capturing_block() -> None:
 
 def test_a_saved_model_needs_no_hookline_where_it_is_loaded(tmp_path: Path) -> None:
     """The file names nothing of ours, and torch compiles the model in one graph."""
-    model = make_model()
+    model = make_model(4, 8, 1)
     manager = watched(model, "time")
     torch.save(model, tmp_path / "model.pt")
     manager.remove("monitor")
@@ -289,7 +285,7 @@ assert not [name for name in sys.modules if name.startswith("hookline")]
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
 def test_a_copy_of_a_module_has_no_hooks(copied: Any) -> None:
     """A deep copy has its own weights."""
-    model = make_model()
+    model = make_model(4, 8, 1)
     manager = watched(model)
     twin = copied(model[0]) if copied is copy.copy else copied(model)[0]
     assert torch.equal(twin(INPUT), model[0](INPUT))
@@ -301,13 +297,9 @@ def test_a_copy_of_a_module_has_no_hooks(copied: Any) -> None:
 
 def test_a_hook_may_pickle_the_model_of_a_run() -> None:
     """While a monitor of the same run has torch hooks on it."""
-    model = make_model()
-    data = [(torch.randn(2, 4), torch.randn(2, 1)) for _ in range(2)]
+    model = make_model(4, 8, 1)
     saved: list[bytes] = []
-    trainer = SimpleTrainer(
-        model, data, torch.optim.SGD(model.parameters(), 0.1), "cpu",
-        loss_fn=nn.functional.mse_loss, record=False, console=False,
-    )  # fmt: skip
+    trainer = make_trainer(model=model, data=make_batches(2, features=4))
     trainer.add_hook("monitor", modules="*")
     trainer.on("train_batch_end", name="saves", on_error="raise")(lambda model: saved.append(pickle.dumps(model)))
     trainer.train()
@@ -316,7 +308,7 @@ def test_a_hook_may_pickle_the_model_of_a_run() -> None:
 
 def test_a_compiled_and_watched_model_can_be_pickled() -> None:
     """Torch does not pickle the compiled call."""
-    model = make_model()
+    model = make_model(4, 8, 1)
     watched(model)
     model[0].compile(backend="eager")
     expected = model(INPUT)
@@ -347,22 +339,12 @@ class Calls(ForwardHook):
         self.calls += 1
 
 
-BATCHES = [(torch.ones(2, 4), torch.zeros(2, 2)) for _ in range(3)]
+BATCHES = make_batches(3, features=4, targets=2)
 
 
-def make_shared() -> nn.Sequential:
-    """A model for several trainers, of two modules."""
-    return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
-
-
-def make_trainer(model: nn.Module, *hooks: Any, **options: Any) -> SimpleTrainer:
+def hooked_trainer(model: nn.Module, *hooks: Any) -> SimpleTrainer:
     """A trainer of three batches, with forward hooks of every kind that the library has."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    options = {"loss_fn": nn.functional.mse_loss, "record": False, "console": False, **options}
-    trainer = SimpleTrainer(model, BATCHES, optimizer, "cpu", **options)
-    for hook in (*hooks, "monitor", "capture", "debug"):
-        trainer.add_hook(hook)
-    return trainer
+    return make_trainer(*hooks, "monitor", "capture", "debug", model=model, data=BATCHES)
 
 
 def use(trainer: SimpleTrainer, how: str) -> None:
@@ -382,8 +364,8 @@ def use(trainer: SimpleTrainer, how: str) -> None:
 @pytest.mark.parametrize("how", ["unused", "train", "abandoned", "training_step", "validate", "predict"])
 def test_a_model_does_not_keep_its_trainers(how: str) -> None:
     """Whatever a trainer did, once nothing refers to it, it is freed and nothing of it is left on the model."""
-    model = make_shared()
-    trainer = make_trainer(model, Calls())
+    model = make_model(4, 4, 2, between=None)
+    trainer = hooked_trainer(model, Calls())
     manager, hook = weakref.ref(trainer.hooks), weakref.ref(trainer.hooks.get("calls"))
     gone = weakref.ref(trainer)
     use(trainer, how)
@@ -395,8 +377,8 @@ def test_a_model_does_not_keep_its_trainers(how: str) -> None:
 
 def test_hooks_of_trainers_that_share_a_model_fire_in_their_own_runs() -> None:
     """Those of a trainer that waits or has finished are not attached while another one runs, although both exist."""
-    model, hooks = make_shared(), [Calls() for _ in range(3)]
-    trainers = [make_trainer(model, hook) for hook in hooks]
+    model, hooks = make_model(4, 4, 2, between=None), [Calls() for _ in range(3)]
+    trainers = [hooked_trainer(model, hook) for hook in hooks]
     counts = []
     for trainer in trainers:
         trainer.train()
@@ -407,8 +389,8 @@ def test_hooks_of_trainers_that_share_a_model_fire_in_their_own_runs() -> None:
 
 def test_hooks_fire_whenever_their_trainer_runs_the_model() -> None:
     """In its steps, validations and predictions, before, in and after a run; not when other code calls the model."""
-    model, hook = make_shared(), Calls()
-    trainer = make_trainer(model, hook)
+    model, hook = make_model(4, 4, 2, between=None), Calls()
+    trainer = hooked_trainer(model, hook)
     model(INPUT)
     assert hook.calls == 0
     assert {row.why for row in trainer.hooks.fire_report().of("calls")} == {
@@ -425,8 +407,8 @@ def test_hooks_fire_whenever_their_trainer_runs_the_model() -> None:
 
 def test_a_second_run_attaches_again() -> None:
     """Hooks that were registered between the runs, too."""
-    model, first, second = make_shared(), Calls(), Calls()
-    trainer = make_trainer(model, first)
+    model, first, second = make_model(4, 4, 2, between=None), Calls(), Calls()
+    trainer = hooked_trainer(model, first)
     trainer.train()
     trainer.add_hook(second, "second")
     assert [hook_counts(module) for module in model] == [(0, 0, 0)] * 2
@@ -436,8 +418,8 @@ def test_a_second_run_attaches_again() -> None:
 
 def test_predictions_in_two_threads_leave_each_other_attached() -> None:
     """The hooks are taken off with the last one, in whichever order they end."""
-    model, hook = make_shared(), Calls()
-    trainer = make_trainer(model, hook)
+    model, hook = make_model(4, 4, 2, between=None), Calls()
+    trainer = hooked_trainer(model, hook)
     began, may_end = threading.Event(), threading.Event()
 
     def slow() -> Iterator[torch.Tensor]:
@@ -462,8 +444,8 @@ def test_predictions_in_two_threads_leave_each_other_attached() -> None:
 
 def test_a_block_that_begins_in_a_run_and_ends_after_it_leaves_nothing_attached() -> None:
     """The run's end leaves the hooks to the block, and the block's end takes them off."""
-    model, hook = make_shared(), Calls()
-    trainer = make_trainer(model, hook)
+    model, hook = make_model(4, 4, 2, between=None), Calls()
+    trainer = hooked_trainer(model, hook)
     with ExitStack() as block:
         trainer.on("train_batch_end", at=1)(lambda: block.enter_context(trainer.hooks.attached()))
         trainer.train()
@@ -475,8 +457,8 @@ def test_a_block_that_begins_in_a_run_and_ends_after_it_leaves_nothing_attached(
 
 def test_a_trainer_that_a_hook_runs_on_the_same_model_leaves_the_outer_run_attached() -> None:
     """The inner run takes its own hooks off, and no others."""
-    model, outer, inner = make_shared(), Calls(), Calls()
-    trainer, nested = make_trainer(model, outer), make_trainer(model, inner)
+    model, outer, inner = make_model(4, 4, 2, between=None), Calls(), Calls()
+    trainer, nested = hooked_trainer(model, outer), hooked_trainer(model, inner)
     trainer.on("train_batch_end", at=1)(lambda: nested.train())
     trainer.train()
     assert inner.calls == 6 and outer.calls == 12
@@ -484,7 +466,7 @@ def test_a_trainer_that_a_hook_runs_on_the_same_model_leaves_the_outer_run_attac
 
 def test_a_manager_that_nothing_refers_to_stays_with_its_model() -> None:
     """As a torch hook does: nothing else would keep a user's hook attached."""
-    model, hook = make_shared(), Calls()
+    model, hook = make_model(4, 4, 2, between=None), Calls()
     HookManager().watch(model).registry.register(hook)
     gc.collect()
     model(INPUT)
@@ -497,7 +479,7 @@ def test_a_manager_that_nothing_refers_to_stays_with_its_model() -> None:
 
 def test_a_closed_manager_leaves_its_model_until_it_is_opened_or_watches_again() -> None:
     """Hooks stay registered, also those that have nothing to close."""
-    model, hook, manager = make_shared(), Calls(), HookManager()
+    model, hook, manager = make_model(4, 4, 2, between=None), Calls(), HookManager()
     manager.watch(model)
     manager.register(hook)
     for open_again in (manager.reopen, manager.attach, lambda: manager.watch(model)):
@@ -512,7 +494,7 @@ def test_a_closed_manager_leaves_its_model_until_it_is_opened_or_watches_again()
 
 def test_a_capturing_block_keeps_neither_its_model_nor_its_manager() -> None:
     """Both are released when nothing else refers to them."""
-    model, manager = make_shared(), HookManager()
+    model, manager = make_model(4, 4, 2, between=None), HookManager()
     with manager.capturing(model, "*") as cache:
         model(INPUT)
     gone = weakref.ref(model), weakref.ref(manager)

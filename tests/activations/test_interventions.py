@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import nn
+from watched_models import watch
 
 from hookline import HooklineError, HookManager
 from hookline.activations.interventions import Ablate, Add, Intervention, Patch, Replace, Scale, Steer
@@ -42,11 +43,7 @@ def rest(changed: torch.Tensor) -> torch.Tensor:
 
 def changing(model: nn.Module, *hooks: Intervention) -> HookManager:
     """A manager that watches a model and lets these hooks intervene."""
-    manager = HookManager(enable_intervention=True)
-    manager.watch(model)
-    for hook in hooks:
-        manager.register(hook)
-    return manager
+    return watch(model, *hooks, enable_intervention=True)
 
 
 MEAN = torch.tensor([5.0, 6.0, 7.0, 8.0])

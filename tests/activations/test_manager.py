@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from builders import make_trainer
 from idle_hook import Idle
 from torch import nn
 
-from hookline import ForwardHook, HooklineError, HookManager, HookRegistry, SimpleTrainer
+from hookline import ForwardHook, HooklineError, HookManager, HookRegistry
 
 
 class Steps(ForwardHook):
@@ -400,9 +401,7 @@ def test_a_schedule_counts_the_steps_of_a_run_without_events(schedule: dict[str,
 def test_a_run_given_to_a_trainers_manager_changes_no_schedule() -> None:
     """Hooks read its step, and the trainer begins the steps."""
     model = nn.Linear(4, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    options: dict[str, Any] = {"device": "cpu", "loss_fn": nn.functional.mse_loss, "record": False, "console": False}
-    trainer = SimpleTrainer(model, [(BATCH, BATCH)] * 10, optimizer, **options)
+    trainer = make_trainer(model=model, data=[(BATCH, BATCH)] * 10)
     called: list[int] = []
     trainer.hooks.register(lambda step: called.append(step), "event", event="step_end", every=5)
     trainer.hooks.register(Steps(), "forward", every=5)
@@ -436,10 +435,7 @@ def test_a_trainer_keeps_its_schedules_although_the_manager_was_used_by_hand() -
     for step in (1, 2):
         model(BATCH)
         manager.on_step_end(step=step)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    data = [(BATCH, BATCH)] * 20
-    options: dict[str, Any] = {"device": "cpu", "loss_fn": nn.functional.mse_loss, "record": False, "console": False}
-    trainer = SimpleTrainer(model, data, optimizer, hooks=manager, **options)
+    trainer = make_trainer(model=model, data=[(BATCH, BATCH)] * 20, hooks=manager)
     manager.on_step_end(step=7)
     events.clear()
     trainer.fit(max_steps=20)

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from builders import make_batches, make_trainer
 from torch import nn
+from watched_models import watch
 
 from hookline import HooklineError, HookManager, SimpleTrainer, read_layers, read_metrics
 from hookline.activations import monitor as monitor_module
@@ -34,21 +36,12 @@ def plain_model() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Dropout(0.2), nn.Linear(6, 2))
 
 
-def make_trainer(make: Callable[[], nn.Module] = plain_model, batches: int = 4, **options: Any) -> SimpleTrainer:
+def monitored_trainer(make: Callable[[], nn.Module] = plain_model, batches: int = 4, **options: Any) -> SimpleTrainer:
     """A small run, the same each time."""
     torch.manual_seed(0)
     model = make()
-    data = [(torch.randn(3, 4), torch.randn(3, 2)) for _ in range(batches)]
-    options = {"console": False, "loss_fn": nn.functional.mse_loss, "record": False, **options}
-    return SimpleTrainer(model, data, torch.optim.AdamW(model.parameters(), 0.05), "cpu", **options)
-
-
-def watched(monitor: Monitor, model: nn.Module) -> HookManager:
-    """The monitor on a model without a run."""
-    manager = HookManager()
-    manager.watch(model)
-    manager.register(monitor)
-    return manager
+    optimizer = torch.optim.AdamW(model.parameters(), 0.05)
+    return make_trainer(model=model, data=make_batches(batches, 3, 4, 2), optimizer=optimizer, **options)
 
 
 def in_memory(trainer: SimpleTrainer, columns: tuple[str, ...]) -> dict[int, torch.Tensor]:
@@ -59,12 +52,12 @@ def in_memory(trainer: SimpleTrainer, columns: tuple[str, ...]) -> dict[int, tor
 @pytest.mark.req("003-24", "000-12")
 def test_a_run_writes_its_layers() -> None:
     """Every step of a run can be read from layers.jsonl, under the modules' names and equal to torch's."""
-    trainer = make_trainer(record=True)
+    trainer = monitored_trainer(record=True)
     expected: list[torch.Tensor] = []
     trainer.on("forward", name="true")(lambda name, output: expected.append(output.clone()) if name == "3" else None)
     trainer.add_hook("monitor", modules=["0", "3"], metrics=["mean", "std", "l2"])
     trainer.train()
-    series = read_layers(trainer.run_dir)["activations"]  # type: ignore[arg-type]
+    series = read_layers(trainer.run_dir)["activations"]
     assert (series.names, series.columns, series.steps) == (("0", "3"), ("mean", "std", "l2"), (1, 2, 3, 4))
     true = torch.stack([torch.stack([output.mean(), output.std(), output.norm()]) for output in expected])
     torch.testing.assert_close(series.values[:, 1], true, rtol=1e-4, atol=1e-6)
@@ -82,11 +75,11 @@ def test_metrics_have_totals_only() -> None:
             self.aside(x)  # its output is not in the loss
             return self.head(x)
 
-    trainer = make_trainer(Aside, record=True, batches=2)
+    trainer = monitored_trainer(Aside, record=True, batches=2)
     trainer.add_hook("monitor", gradients=True)
     trainer.on("train_batch_end", name="poison")(lambda model: model.aside.bias.data.fill_(float("nan")))
     trainer.train()
-    records = read_metrics(trainer.run_dir)  # type: ignore[arg-type]
+    records = read_metrics(trainer.run_dir)
     assert [record["activations/non_finite"] for record in records] == [0, 15]
     assert [record["activations/grad_non_finite"] for record in records] == [0, 0]
     assert {key for record in records for key in record if "activations" in key} == {
@@ -97,7 +90,7 @@ def test_metrics_have_totals_only() -> None:
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_all_calls_of_a_step_are_one_row(accumulate: int) -> None:
     """Micro-batches of a window and repeated calls of a module are merged: the statistics are of all their values."""
-    trainer = make_trainer(Shared, batches=6, accumulate=accumulate)
+    trainer = monitored_trainer(Shared, batches=6, accumulate=accumulate)
     trainer.add_hook(Monitor("twice", ["count", "mean", "std"]))
     seen: dict[int, list[torch.Tensor]] = {}
 
@@ -120,7 +113,7 @@ def test_gradients_are_torchs(dtype: torch.dtype) -> None:
     """Statistics of each output's gradient equal those that autograd gives for the same output."""
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2)).to(dtype)
     monitor = Monitor(["0", "1"], ["mean", "absmax", "l2"], gradients=True)
-    watched(monitor, model)
+    watch(model, monitor)
     batch = torch.randn(5, 4, dtype=dtype)
     kept: list[torch.Tensor] = []
 
@@ -144,7 +137,7 @@ def test_gradients_of_an_output_used_twice_and_written_in_place() -> None:
     """The gradient is that of all uses, and a module may still write into a monitored output."""
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True))
     monitor = Monitor("0", ["l2"], gradients=True)
-    watched(monitor, model)
+    watch(model, monitor)
     batch = torch.randn(5, 4)
     output = model(batch)
     (output + 2 * output).sum().backward()
@@ -162,7 +155,7 @@ def test_outputs_without_gradient() -> None:
     for parameter in model[0].parameters():
         parameter.requires_grad_(False)
     monitor = Monitor(["0", "1"], ["mean"], gradients=True)
-    watched(monitor, model)
+    watch(model, monitor)
     with torch.no_grad():
         model(torch.randn(2, 4))
     model(torch.randn(2, 4)).sum().backward()
@@ -172,10 +165,10 @@ def test_outputs_without_gradient() -> None:
 
 def test_gradients_in_a_run() -> None:
     """They are recorded with the outputs' statistics, once per optimizer step."""
-    trainer = make_trainer(record=True, batches=4, accumulate=2)
+    trainer = monitored_trainer(record=True, batches=4, accumulate=2)
     trainer.add_hook("monitor", modules="3", metrics=["count", "l2"], gradients=True)
     trainer.train()
-    series = read_layers(trainer.run_dir)["activations"]  # type: ignore[arg-type]
+    series = read_layers(trainer.run_dir)["activations"]
     assert series.columns == ("count", "l2", "grad_count", "grad_l2")
     assert series.steps == (1, 2)
     assert series.of("3", "grad_count").tolist() == [12, 12]
@@ -196,12 +189,12 @@ def test_training_is_bit_for_bit_the_same(precision: str, make: Callable[[], nn.
     """With all metrics, losses, parameters, optimizer state and random streams equal those of a run without."""
     results = []
     for monitored in (True, False):
-        trainer = make_trainer(make, precision=precision, accumulate=2)
+        trainer = monitored_trainer(make, precision=precision, accumulate=2)
         if monitored:
             trainer.add_hook(Monitor(**EVERYTHING))
         trainer.train()
         state = [value for group in trainer.optimizers[0].state.values() for value in group.values()]
-        losses = [torch.tensor(record["train/loss"]) for record in trainer.record.metrics]  # type: ignore[attr-defined]
+        losses = [torch.tensor(record["train/loss"]) for record in trainer.record.metrics]
         results.append([*trainer.model.state_dict().values(), *state, *losses, torch.get_rng_state()])
         assert trainer.hooks.list_hooks()[0].failures == 0
     assert all(torch.equal(on, off) for on, off in zip(*results, strict=True))
@@ -221,13 +214,13 @@ def test_percentiles_are_torchs() -> None:
 
 def test_histograms_are_counted_recorded_and_read_back() -> None:
     """The newest is available from the monitor; the record has counts from which percentiles can be computed."""
-    trainer = make_trainer(record=True)
+    trainer = monitored_trainer(record=True)
     monitor = Monitor("0", ["histogram", "max"], gradients=True)
     trainer.add_hook(monitor)
     trainer.train()
     assert monitor.histogram("0").counts.sum() == 18
     assert monitor.histogram("0", gradient=True).counts.sum() == 18
-    layers = read_layers(trainer.run_dir)  # type: ignore[arg-type]
+    layers = read_layers(trainer.run_dir)
     counts = layers["activation_histograms"].of("0", "counts")
     tops = layers["activations"].of("0", "histogram_top")
     assert counts.shape == (4, 512) and (counts.sum(1) == 18).all()
@@ -238,8 +231,8 @@ def test_histograms_are_counted_recorded_and_read_back() -> None:
 
 def test_dead_units_over_windows() -> None:
     """A unit that is never above zero in a window is dead: counted in the record, listed by its index."""
-    trainer = make_trainer(record=True, batches=6)
-    layer: Any = trainer.model[0]  # type: ignore[index]
+    trainer = monitored_trainer(record=True, batches=6)
+    layer: Any = trainer.model[0]
     layer.bias.data[[1, 4]] = -1e6
     trainer.on("step_end", name="revive")(lambda step: layer.bias.data.fill_(1e6) if step == 2 else None)
     monitor = Monitor("1", ["dead_units"], dead_window=2)
@@ -247,7 +240,7 @@ def test_dead_units_over_windows() -> None:
     seen: list[list[int]] = []
     trainer.on("train_batch_end", name="look")(lambda step: seen.append(monitor.dead_units("1")))
     trainer.train()
-    series = read_layers(trainer.run_dir)["activations"]  # type: ignore[arg-type]
+    series = read_layers(trainer.run_dir)["activations"]
     assert (series.columns, series.steps) == (("dead_units", "units"), (2, 4, 6))
     assert series.of("1", "dead_units")[0] >= 2 and series.of("1", "dead_units")[1:].tolist() == [0, 0]
     assert series.of("1", "units").tolist() == [6, 6, 6]
@@ -260,7 +253,7 @@ def test_gradients_of_gradients() -> None:
     """With create_graph the monitor gets detached gradients, and the second derivative is right."""
     model = nn.Sequential(nn.Identity())
     monitor = Monitor("0", ["max"], gradients=True)
-    watched(monitor, model)
+    watch(model, monitor)
     leaf = torch.tensor([3.0], requires_grad=True)
     (first,) = torch.autograd.grad(model(leaf * 1) ** 3, leaf, create_graph=True)
     (second,) = torch.autograd.grad(first, leaf)
@@ -281,7 +274,7 @@ def test_a_window_of_dead_units_is_saved_with_the_run() -> None:
 @pytest.mark.req("003-25")
 def test_costs_add_up_in_a_step() -> None:
     """Time and memory of a module that runs twice in a step are those of both calls."""
-    trainer = make_trainer(Shared, batches=2)
+    trainer = monitored_trainer(Shared, batches=2)
     trainer.add_hook(Monitor("twice", ["memory", "time"]))
     trainer.train()
     logged = in_memory(trainer, ("memory", "time"))
@@ -293,7 +286,7 @@ def test_without_a_run_there_is_an_entry_for_each_call() -> None:
     """History has the calls in order, running their mean, latest the last one."""
     monitor = Monitor("0", ["mean", "time"])
     model = nn.Sequential(nn.Identity())
-    watched(monitor, model)
+    watch(model, monitor)
     for value in (1.0, 2.0, 6.0):
         model(torch.full((2,), value))
     assert [values["mean"] for _, values in monitor.history("0") if "mean" in values] == [1, 2, 6]
@@ -305,7 +298,7 @@ def test_without_a_run_there_is_an_entry_for_each_call() -> None:
 def test_a_repeated_step_is_a_new_entry() -> None:
     """After a rewind, the numbers of a step do not replace those from before; a call in another step ends a step."""
     monitor, model = Monitor("0", ["mean", "memory"]), nn.Sequential(nn.Identity())
-    manager = watched(monitor, model)
+    manager = watch(model, monitor)
     for value, step in enumerate([1, 1, 2, 1]):
         manager.dispatcher.run.step = step
         model(torch.full((2,), float(value)))
@@ -317,7 +310,7 @@ def test_a_repeated_step_is_a_new_entry() -> None:
 def test_the_mean_over_steps_ignores_nan() -> None:
     """A step without a finite value does not count."""
     monitor, model = Monitor("0", ["mean"]), nn.Sequential(nn.Identity())
-    watched(monitor, model)
+    watch(model, monitor)
     for value in (1.0, float("nan"), 3.0):
         model(torch.full((2,), value))
     assert monitor.running("0") == {"mean": 2}
@@ -326,7 +319,7 @@ def test_the_mean_over_steps_ignores_nan() -> None:
 def test_the_newest_histogram() -> None:
     """Of the last call without steps, of the current step in one; before the first call there is none."""
     monitor, model = Monitor("0", ["histogram"]), nn.Sequential(nn.Identity())
-    manager = watched(monitor, model)
+    manager = watch(model, monitor)
     with pytest.raises(HooklineError, match="no histogram of '0' yet; there are none"):
         monitor.histogram("0")
     for size in (1, 2):
@@ -345,7 +338,7 @@ def test_without_a_run_memory_is_bounded(metrics: list[str], monkeypatch: pytest
     monkeypatch.setattr(collector, "MOST_COLLECTED", 4)
     monkeypatch.setattr(monitor_module, "HISTORY_LIMIT", 10)
     monitor, model = Monitor("0", metrics), nn.Sequential(nn.Identity())
-    watched(monitor, model)
+    watch(model, monitor)
     kept = [len(gc.get_objects())]
     for _ in range(3):
         for value in range(400):
@@ -360,7 +353,7 @@ def test_without_a_run_memory_is_bounded(metrics: list[str], monkeypatch: pytest
 
 def test_reading_in_mid_run_loses_nothing() -> None:
     """A hook that reads the monitor during a step removes nothing from the record."""
-    trainer = make_trainer(batches=4, accumulate=2)
+    trainer = monitored_trainer(batches=4, accumulate=2)
     monitor = Monitor("0", ["count"])
     trainer.add_hook(monitor)
     counts: list[float] = []
@@ -384,19 +377,19 @@ def test_a_module_that_runs_in_some_steps_keeps_its_row() -> None:
             output: torch.Tensor = self.always(x)
             return output + self.rarely(x) if self.calls == 2 else output
 
-    trainer = make_trainer(Sometimes, record=True, batches=3)
+    trainer = monitored_trainer(Sometimes, record=True, batches=3)
     trainer.add_hook(Monitor(["always", "rarely"], ["count"]))
     trainer.train()
-    series = read_layers(trainer.run_dir)["activations"]  # type: ignore[arg-type]
+    series = read_layers(trainer.run_dir)["activations"]
     assert series.names == ("rarely", "always") or series.names == ("always", "rarely")
     assert series.of("rarely", "count").isnan().tolist() == [True, False, True]
-    text = (trainer.run_dir / "layers.jsonl").read_text()  # type: ignore[operator]
+    text = (trainer.run_dir / "layers.jsonl").read_text()
     assert text.count('"names"') == 2
 
 
 def test_a_failing_step_is_recorded() -> None:
     """The record has what was measured before the run failed."""
-    trainer = make_trainer(record=True, batches=3)
+    trainer = monitored_trainer(record=True, batches=3)
     trainer.add_hook("monitor", modules="0", metrics=["mean"])
 
     @trainer.on("before_backward", name="break", on_error="raise")
@@ -405,20 +398,20 @@ def test_a_failing_step_is_recorded() -> None:
 
     with pytest.raises(AssertionError, match="broken"):
         trainer.train()
-    assert read_layers(trainer.run_dir)["activations"].steps == (1, 2)  # type: ignore[arg-type]
+    assert read_layers(trainer.run_dir)["activations"].steps == (1, 2)
 
 
 def test_values_arrive_a_flush_later_under_their_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """No event waits for a busy device; the end of the run records every step."""
     waited: list[bool] = []
     monkeypatch.setattr("hookline._host_copy.HostCopy.is_ready", lambda copy: False)
-    trainer = make_trainer(record=True)
+    trainer = monitored_trainer(record=True)
     trainer.add_hook("monitor", modules="0", metrics=["mean"], gradients=True)
     record = trainer.record
     trainer.on("step_end", name="look")(lambda trainer: waited.append((trainer.run_dir / "layers.jsonl").exists()))
     trainer.train()
     assert record is not trainer.record and waited == [False] * 4
-    assert read_layers(trainer.run_dir)["activations"].steps == (1, 2, 3, 4)  # type: ignore[arg-type]
+    assert read_layers(trainer.run_dir)["activations"].steps == (1, 2, 3, 4)
 
 
 def test_in_training_everything_is_read_in_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -433,13 +426,7 @@ def test_in_training_everything_is_read_in_one_launch(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr("hookline.activations.series.summarize", counted)
     model = nn.Sequential(nn.Linear(8, 8), *[nn.Tanh() for _ in range(8)], nn.Linear(8, 2))  # tanh keeps its output
-    data = [(torch.randn(16, 8), torch.randn(16, 2))]
-    trainer = SimpleTrainer(
-        model, data, torch.optim.SGD(model.parameters(), 0.1), "cpu",
-        loss_fn=nn.functional.mse_loss, record=False, console=False,
-    )  # fmt: skip
-    trainer.add_hook(Monitor("re:^[1-8]$", ["mean"]))
-    trainer.train()
+    make_trainer(Monitor("re:^[1-8]$", ["mean"]), model=model, data=make_batches(1, 16, 8, 2)).train()
     assert launches == [8]
 
 
@@ -518,7 +505,7 @@ def test_several_threads_run_and_read() -> None:
     """While some threads run the model and one reads, every call is counted once."""
     model = nn.Sequential(nn.Linear(4, 4))
     monitor = Monitor("0", ["count"])
-    watched(monitor, model)
+    watch(model, monitor)
     threads = [threading.Thread(target=lambda: [model(torch.ones(1, 4)) for _ in range(50)]) for _ in range(4)]
     for thread in threads:
         thread.start()
@@ -531,7 +518,7 @@ def test_a_removed_monitor_releases_tensors() -> None:
     """After its removal no tensor is kept, and gradients that arrive later do no harm."""
     model = nn.Sequential(nn.Linear(4, 4))
     monitor = Monitor("0", ["mean"], gradients=True)
-    manager = watched(monitor, model)
+    manager = watch(model, monitor)
     output = model(torch.ones(2, 4))
     manager.remove("monitor")
     output.sum().backward()
@@ -548,7 +535,7 @@ def test_compiled_code_has_the_same_statistics(gradients: bool) -> None:
     found = []
     for run in (torch.compile(model, backend="aot_eager"), model):
         monitor = Monitor(metrics=["mean", "l2", "histogram", "dead_units"], percentiles=[50], gradients=gradients)
-        manager = watched(monitor, model)
+        manager = watch(model, monitor)
         run(batch).square().sum().backward()
         found.append(monitor.latest())
         manager.remove("monitor")
@@ -564,7 +551,7 @@ def test_a_monitored_step_never_waits_for_the_device() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)).cuda()
     monitor = Monitor(**EVERYTHING)
-    watched(monitor, model)
+    watch(model, monitor)
     trainer = MemoryRun()
     for step in range(1, 6):
         trainer.step = step
@@ -599,7 +586,7 @@ class MemoryRun:
 
 def test_two_monitors_of_the_same_modules_do_not_disturb_each_other() -> None:
     """Both measure each output, also where a module only returns that of another."""
-    trainer = make_trainer(lambda: nn.Sequential(nn.Sequential(nn.Linear(4, 6), nn.Tanh()), nn.Linear(6, 2)), 1)
+    trainer = monitored_trainer(lambda: nn.Sequential(nn.Sequential(nn.Linear(4, 6), nn.Tanh()), nn.Linear(6, 2)), 1)
     every, some = Monitor("*", ["mean", "absmax"]), Monitor(["0", "1"], ["std"])
     trainer.add_hook(every, name="every")
     trainer.add_hook(some, name="some")
@@ -618,8 +605,7 @@ def test_two_monitors_of_the_same_modules_do_not_disturb_each_other() -> None:
 def test_calls_are_counted_under_the_registered_name() -> None:
     """In the fire report."""
     model = plain_model()
-    manager = HookManager()
-    manager.watch(model)
+    manager = watch(model)
     manager.register(Monitor(["0", "3"]), name="mine")
     model(torch.randn(3, 4))
     model(torch.randn(3, 4))

@@ -9,10 +9,12 @@ import pytest
 import safetensors.torch
 import tensor_kinds
 import torch
+from builders import make_trainer
 from tensor_kinds import KINDS, RISKY, Returns, observed, secret
 from torch import nn
+from watched_models import watch
 
-from hookline import ForwardHook, GradientMonitor, HookManager, SimpleTrainer, read_layers
+from hookline import ForwardHook, GradientMonitor, HookManager, read_layers
 from hookline.activations.capture import Capture
 from hookline.activations.monitor import Monitor
 from hookline.gradients.gradient_flow import GradientFlowHook, gradient_flow
@@ -48,8 +50,7 @@ def test_tensors_of_torch_func_are_captured_and_measured(transform: str) -> None
     torch.manual_seed(0)
     model, batch = nn.Sequential(nn.Linear(2, 2), nn.ReLU(inplace=True), nn.Tanh()), torch.randn(3, 2)
     expected = model(batch)
-    manager = HookManager()
-    manager.watch(model)
+    manager = watch(model)
     manager.register_capture_hook("*", "states", capture_input=False)
     manager.register_monitoring_hook("*", "numbers", metrics=["mean", "count"])
     manager.register_debug_hook("*", "debug", inspect=True)
@@ -164,13 +165,10 @@ class ToSparse(nn.Module):
 
 def test_a_run_measures_the_other_modules_and_names_the_one_it_passes_over() -> None:
     """One event of the record names hook, module and kind; the series has the other modules in every step."""
-    model = Sparse()
     data = [(torch.ones(2, 2), torch.ones(2, 1))] * 6
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    trainer = SimpleTrainer(model, data, optimizer, "cpu", loss_fn=nn.functional.mse_loss, console=False)
-    trainer.add_hook(Monitor(gradients=True))
+    trainer = make_trainer(Monitor(gradients=True), model=Sparse(), data=data, record=True)
     trainer.train()
-    assert trainer.hooks.entry("monitor").failures.total == 0 and trainer.run_dir is not None
+    assert trainer.hooks.entry("monitor").failures.total == 0
     events = [json.loads(line) for line in (trainer.run_dir / "events.jsonl").read_text().splitlines()]
     assert [(event["hook"], event["message"]) for event in events if event["kind"] == "hook_passed_over"] == [
         ("monitor", "passes over sparse_coo tensors of 'odd'")
@@ -182,11 +180,8 @@ def test_a_run_measures_the_other_modules_and_names_the_one_it_passes_over() -> 
 
 def test_what_a_file_cannot_hold_is_left_out_of_it(caplog: pytest.LogCaptureFixture) -> None:
     """The states of the other modules are saved when the run ends."""
-    model = Sparse()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
     data = [(torch.ones(2, 2), torch.ones(2, 1))]
-    trainer = SimpleTrainer(model, data, optimizer, "cpu", loss_fn=nn.functional.mse_loss, console=False)
-    trainer.add_hook(Capture(save=True))
+    trainer = make_trainer(Capture(save=True), model=Sparse(), data=data, record=True)
     trainer.train()
     saved = safetensors.torch.load_file(trainer.run_dir / "captures" / "capture.safetensors")
     assert set(saved) == {"first/1/outputs/0", "last/1/outputs/0"}
@@ -226,12 +221,9 @@ def test_a_run_with_sparse_and_complex_gradients_keeps_every_hook_on() -> None:
     """The gradient hooks measure them, and clipping is that of torch."""
     torch.manual_seed(0)
     model, data = Complex(), [torch.tensor([1, 1, 3])] * 3
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    trainer = SimpleTrainer(model, data, optimizer, "cpu", console=False, record=False, max_grad_norm=0.5)
     monitor = GradientMonitor(log_frequency=1, log_histogram=True, percentiles=[50])
     flow = GradientFlowHook()
-    trainer.add_hook(monitor)
-    trainer.add_hook(flow)
+    trainer = make_trainer(monitor, flow, model=model, data=data, loss_fn=None, max_grad_norm=0.5)
     trainer.train()
     assert all(entry.enabled and entry.failures.total == 0 for entry in trainer.hooks.entries())
     assert monitor.latest is not None and flow.latest is not None

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from builders import make_trainer
 from stats_rows_on_cpu import COMPILING, CPU, INPUT, WIDTH, Model, kernels_on_the_cpu, watching, whole
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
-from hookline import ForwardHook, HookManager, get_trainer
+from hookline import ForwardHook, HookManager
 from hookline.activations.compile.compiled_stats import CompiledStats
 from hookline.activations.monitor import Monitor
 from hookline.core.schedule import Reading
@@ -253,14 +254,8 @@ def test_through_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
     no_calls(monkeypatch)
     model, monitor = Model(), Monitor("head", metrics=["count"])
     batches = [(INPUT, torch.zeros(3, 8)) for _ in range(6)]
-    options: dict[str, Any] = {"record": False, "console": False, "compile": True, "loss_fn": nn.functional.mse_loss}
     with torch.compiler.set_stance(force_backend="aot_eager"):
-        trainer = get_trainer(
-            "simple", model, batches, torch.optim.SGD(model.parameters(), 0.1), "cpu",
-            accumulate=2, **options,
-        )  # fmt: skip
-        trainer.add_hook(monitor)
-        trainer.train()
+        make_trainer(monitor, model=model, data=batches, accumulate=2, compile=True).train()
     assert [(step, values["count"]) for step, values in monitor.history("head")] == [(1, 96), (2, 96), (3, 96)]
 
 

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from builders import make_trainer
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
-from hookline import ForwardHook, HookManager, SimpleTrainer, get_trainer
+from hookline import ForwardHook, HookManager
 from hookline.activations.compile import dynamo
 
 pytestmark = [
@@ -219,11 +220,8 @@ def test_through_the_trainer() -> None:
     """``compile=True`` and hooks of every sort."""
     model, hook = Model(), Watch("blocks.0.up")
     batches = [(INPUT, torch.zeros(3, 2)) for _ in range(3)]
-    options: dict[str, Any] = {"record": False, "console": False, "compile": True, "loss_fn": nn.functional.mse_loss}
     with torch.compiler.set_stance(force_backend="aot_eager"):
-        trainer = get_trainer("simple", model, batches, torch.optim.SGD(model.parameters(), 0.1), "cpu", **options)
-        trainer.add_hook(hook)
-        trainer.train()
+        make_trainer(hook, model=model, data=batches, compile=True).train()
     assert hook.names == ["blocks.0.up"] * 3
 
 
@@ -637,10 +635,7 @@ def test_further_runs_of_a_trainer_compile_nothing() -> None:
 
     compiled = torch.compile(model, backend=count_graphs)
     batch = torch.ones(2, 4)
-    trainer = SimpleTrainer(
-        model, [batch], torch.optim.SGD(model.parameters(), 0.1), "cpu",
-        step_fn=lambda _, batch: compiled(batch).sum(), record=False, console=False,
-    )  # fmt: skip
+    trainer = make_trainer(model=model, data=[batch], step_fn=lambda _, batch: compiled(batch).sum(), loss_fn=None)
     calls: list[str] = []
     trainer.on("forward")(lambda name, output: calls.append(name))
     counts = []
