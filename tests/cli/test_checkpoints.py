@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import error_of, output_of
 
 from hookline.checkpoints import write_checkpoint
 from hookline.cli import main
@@ -24,8 +25,7 @@ def run() -> Path:
 @pytest.mark.parametrize("given", ["run", "run/checkpoints"])
 def test_checkpoints_are_listed_newest_first(given: str, run: Path, capsys: Captured) -> None:
     """Each checkpoint is listed with its step, epoch, size and time, and whether it is good."""
-    assert main(["checkpoints", given]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = output_of(capsys, ["checkpoints", given]).splitlines()
     assert [line.split() for line in lines[::2]] == [["step-12", "good"], ["step-3", "good"]]
     assert lines[1].startswith("    step 12, epoch 1, 1.2 MB, saved 20")
 
@@ -34,29 +34,24 @@ def test_a_damaged_checkpoint_is_described(run: Path, capsys: Captured) -> None:
     """A damaged checkpoint is printed with what is wrong, and the exit status is 1."""
     file = run / "checkpoints" / "step-12" / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
-    assert main(["checkpoints", "run"]) == 1
-    out = capsys.readouterr().out
+    out = output_of(capsys, ["checkpoints", "run"], 1)
     assert "step-12  damaged\n    model.safetensors: has 1200079 bytes instead of 1200080" in out
     assert "step-3  good" in out
 
 
 def test_a_directory_without_checkpoints_is_an_error(capsys: Captured) -> None:
     """The message for an empty or missing directory says what to give instead."""
-    assert main(["checkpoints", "nowhere"]) == 2
-    assert "nowhere: no run is in runs/; give a run's directory" in capsys.readouterr().err
+    assert "nowhere: no run is in runs/; give a run's directory" in error_of(capsys, ["checkpoints", "nowhere"])
     Path("empty").mkdir()
-    assert main(["checkpoints", "empty"]) == 2
-    assert "no checkpoint in empty; give a run's directory" in capsys.readouterr().err
+    assert "no checkpoint in empty; give a run's directory" in error_of(capsys, ["checkpoints", "empty"])
 
 
 def test_one_checkpoint_is_verified(run: Path, capsys: Captured) -> None:
     """The exit status is 0 for a good checkpoint and 1 for a damaged one."""
     path = run / "checkpoints" / "step-3"
-    assert main(["verify-checkpoint", str(path)]) == 0
-    assert "step-3  good" in capsys.readouterr().out
+    assert "step-3  good" in output_of(capsys, ["verify-checkpoint", str(path)])
     (path / "state.json").write_text("{}")
-    assert main(["verify-checkpoint", str(path)]) == 1
-    assert "state.json: has 2 bytes instead of" in capsys.readouterr().out
+    assert "state.json: has 2 bytes instead of" in output_of(capsys, ["verify-checkpoint", str(path)], 1)
     assert main(["verify-checkpoint", "nowhere"]) == 2
     assert "error: nowhere is not a directory; give a checkpoint's" in capsys.readouterr().err
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 from builders import make_batches, make_model, make_trainer
+from commands import error_of, output_of
 
 import hookline
-from hookline.cli import main
 
 
 class Change(hookline.TrainingHook):
@@ -36,8 +36,7 @@ def train(*hooks: Any, seed: int = 1, steps: int = 20, **options: Any) -> Path:
 
 
 def compare(capsys: pytest.CaptureFixture[str], *arguments: Any) -> str:
-    assert main(["compare", *map(str, arguments)]) == 0
-    return capsys.readouterr().out
+    return output_of(capsys, ["compare", *map(str, arguments)])
 
 
 def parting(capsys: pytest.CaptureFixture[str], first: Path, second: Path) -> dict[str, Any]:
@@ -126,8 +125,7 @@ def test_observers_are_not_named_as_causes(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_one_run_is_not_enough(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", str(train())]) == 2
-    assert "at least two runs" in capsys.readouterr().err
+    assert "at least two runs" in error_of(capsys, ["compare", str(train())])
 
 
 def test_runs_without_a_common_step(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import error_of, output_of
 from records import close_record, start_record
 
 from hookline import load_run
@@ -145,8 +146,7 @@ def test_what_is_not_a_run_is_an_error(capsys: Captured) -> None:
     """Nothing is written for it."""
     Path("other").mkdir()
     for given in ("nowhere", "other", "x" * 5000, f"{'x' * 5000}/y", "runs/zzz"):
-        assert main(["export", given, "--to", "csv"]) == 2
-        assert "give a run's directory" in capsys.readouterr().err or given == "other"
+        assert "give a run's directory" in error_of(capsys, ["export", given, "--to", "csv"]) or given == "other"
     assert [path.name for path in Path().iterdir()] == ["other"]
 
 
@@ -156,10 +156,8 @@ def test_the_beginning_of_an_id_names_a_run(capsys: Captured) -> None:
         write_run(run_id)
     write_run("2027-c", root="there")
     for given, run_id in {"20260101-a": "20260101-a", "20260101-b": "20260101-b", "there/20": "2027-c"}.items():
-        assert main(["export", given, "--to", "csv"]) == 0
-        assert f"{run_id}-export/metrics.csv" in capsys.readouterr().out
-    assert main(["export", "2026", "--to", "csv"]) == 2
-    error = capsys.readouterr().err
+        assert f"{run_id}-export/metrics.csv" in output_of(capsys, ["export", given, "--to", "csv"])
+    error = error_of(capsys, ["export", "2026", "--to", "csv"])
     assert "2026: 3 runs in runs/ begin with it: 20260101-a (completed, 2" in error
     assert "give more of the id" in error
     assert main(["checkpoints", "20260101-bb"]) == 2
@@ -173,8 +171,7 @@ def test_the_end_of_an_id_names_a_run(capsys: Captured) -> None:
     for run_id in ("20260101-aax", "20260101-bby", "20260101-ccy", "y-20260101"):
         write_run(run_id)
     for given, run_id in {"ax": "20260101-aax", "by": "20260101-bby", "y": "y-20260101"}.items():
-        assert main(["export", given, "--to", "csv"]) == 0
-        assert f"{run_id}-export/metrics.csv" in capsys.readouterr().out
+        assert f"{run_id}-export/metrics.csv" in output_of(capsys, ["export", given, "--to", "csv"])
     Path("runs/y-20260101").rename("elsewhere")
     assert main(["export", "y", "--to", "csv"]) == 2
     assert "y: 2 runs in runs/ end with it: 20260101-bby (completed, 2" in capsys.readouterr().err

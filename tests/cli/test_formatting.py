@@ -3,9 +3,9 @@
 from types import SimpleNamespace
 
 import pytest
+from commands import output_of
 
 from hookline._console import printable
-from hookline.cli import main
 from hookline.cli.formatting import heading, labelled, open_console, paragraph, table
 from hookline.core import plugins
 
@@ -46,8 +46,7 @@ def test_an_entry_point_cannot_control_the_terminal(monkeypatch: pytest.MonkeyPa
     loads = {f"described{ESCAPE}": lambda: Described, f"failing{ESCAPE}": fail}
     points = {name: SimpleNamespace(name=name, value=f"x:{ESCAPE}", load=load) for name, load in loads.items()}
     monkeypatch.setitem(vars(plugins.HOOKS), "plugins", points)
-    assert main(["hooks"]) == 0
-    out = capsys.readouterr().out
+    out = output_of(capsys, ["hooks"])
     assert out.replace("\n", "").isprintable()
     for word in ("described", "failing", "cannot", "Watches"):
         assert f"{word}\\x1b[31m" in out

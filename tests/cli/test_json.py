@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from builders import make_trainer
+from commands import output_of
 
 from hookline.cli import COMMANDS, main, make_parser
 
@@ -23,8 +24,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def parsed(capsys: Captured, *arguments: str) -> Any:
     """Return what a command prints, which must be JSON and nothing else."""
-    assert main([*arguments, "--json"]) == 0
-    return json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    return json.loads(output_of(capsys, [*arguments, "--json"]), parse_constant=pytest.fail)
 
 
 def test_every_command_that_prints_data_has_it(capsys: Captured) -> None:
@@ -49,8 +49,7 @@ def test_checkpoints(recorded: Path, capsys: Captured) -> None:
     manifest = Path(one["path"], "manifest.json")
     before = manifest.read_bytes()
     manifest.write_bytes(b"{")
-    assert main(["checkpoints", str(recorded), "--json"]) == 1
-    (damaged,) = json.loads(capsys.readouterr().out)
+    (damaged,) = json.loads(output_of(capsys, ["checkpoints", str(recorded), "--json"], 1))
     assert damaged["good"] is False and damaged["problems"]
     manifest.write_bytes(before)
     Path(one["path"], "extra").unlink()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from builders import make_trainer
+from commands import error_of, output_of
 from records import close_record, start_record
 
 from hookline import HooklineError, TrainerConfig, load_run
@@ -62,8 +63,7 @@ def test_hostile_names_are_refused(name: str, capsys: Captured) -> None:
     with pytest.raises(Exception, match=r"^trainer\.tags: "):
         make_trainer(tags=[name if name != "latest" else ""])
     run = write_run("one")
-    assert main(["label", str(run), "--name", name]) == 2
-    error = capsys.readouterr().err
+    error = error_of(capsys, ["label", str(run), "--name", name])
     assert error.startswith("hookline: error: --name: ") and error.count("\n") == 1 and error.isascii()
     assert len(error) < 200
     assert labels_of(run)["name"] is None
@@ -78,8 +78,7 @@ def test_label_prints_and_edits(capsys: Captured) -> None:
     capsys.readouterr()
     assert main(["label", "new"]) == 0
     assert capsys.readouterr().out.split() == ["one", "name", "new", "tags", "b,", "c", "notes", "first", "second"]
-    assert main(["label", "new", "--name", "", "--notes", "", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {
+    assert json.loads(output_of(capsys, ["label", "new", "--name", "", "--notes", "", "--json"])) == {
         "run_id": "one", "version": 1, "name": None, "tags": ["b", "c"], "notes": None,
     }  # fmt: skip
 
@@ -97,8 +96,7 @@ def test_label_errors_are_one_line(capsys: Captured) -> None:
         (["two", "--tag", "x"], f"{damaged} is damaged".removeprefix(f"{Path.cwd()}/")),
         (["three", "--tag", "x"], "which a newer Hookline wrote"),
     ):
-        assert main(["label", *arguments]) == 2
-        error = capsys.readouterr().err
+        error = error_of(capsys, ["label", *arguments])
         assert expected in error and error.count("\n") == 1
     assert labels_of(run)["tags"] == ["demo"] and newer.read_text() == '{"version": 2}'
 
@@ -109,8 +107,7 @@ def test_label_does_not_follow_a_link(capsys: Captured) -> None:
     (run / "labels.json").unlink()
     Path("target").write_text("{}")
     (run / "labels.json").symlink_to(Path("target").absolute())
-    assert main(["label", "one", "--name", "x"]) == 2
-    assert "symbolic link" in capsys.readouterr().err and Path("target").read_text() == "{}"
+    assert "symbolic link" in error_of(capsys, ["label", "one", "--name", "x"]) and Path("target").read_text() == "{}"
 
 
 def test_a_run_is_labelled_while_it_trains() -> None:
@@ -133,8 +130,7 @@ def test_a_fork_inherits_tags_and_notes(capsys: Captured) -> None:
     """They are those that the first run has by then; its name stays with it."""
     arguments = ["trainer.max_steps=1", "data.batch_size=1", "trainer.sanity_batches=0", "--device", "cpu"]
     train = ["trainer.name=first", "trainer.tags=[a]", "trainer.notes=n", "trainer.validate_every=null"]
-    assert main(["train", *arguments, *train]) == 0
-    first = Path(capsys.readouterr().out.splitlines()[-1])
+    first = Path(output_of(capsys, ["train", *arguments, *train]).splitlines()[-1])
     assert main(["label", "first", "--tag", "b"]) == 0
     assert main(["resume", "first", "--fork", "trainer.max_steps=2", "--device", "cpu"]) == 0
     fork = Path(capsys.readouterr().out.splitlines()[-1])
@@ -143,8 +139,7 @@ def test_a_fork_inherits_tags_and_notes(capsys: Captured) -> None:
     assert main(["resume", "first", "--fork", "trainer.max_steps=2", "--device", "cpu", *given]) == 0
     fork = Path(capsys.readouterr().out.splitlines()[-1])
     assert labels_of(fork) == {"version": 1, "name": "second", "tags": [], "notes": "n"}
-    assert main(["resume", "first", "trainer.name=other"]) == 2
-    assert "hookline label" in capsys.readouterr().err
+    assert "hookline label" in error_of(capsys, ["resume", "first", "trainer.name=other"])
 
 
 def test_names_name_runs(capsys: Captured) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from commands import error_of, output_of
 from small_config import config_with
 
 import hookline
@@ -35,7 +36,7 @@ def python(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment)
 
 
-def error_of(capsys: Captured, *words: str) -> str:
+def line_of_error(capsys: Captured, *words: str) -> str:
     """Return the one line on stderr of a command that fails with status 2."""
     assert main(words) == 2
     out, error = capsys.readouterr()
@@ -47,8 +48,7 @@ def error_of(capsys: Captured, *words: str) -> str:
 
 def test_without_arguments_it_prints_help(capsys: Captured) -> None:
     """`hookline` alone lists its commands."""
-    assert main([]) == 0
-    out = capsys.readouterr().out
+    out = output_of(capsys, [])
     assert all(command in out for command in ("train", "explain", "events", "hooks"))
 
 
@@ -108,9 +108,8 @@ def test_a_command_imports_only_its_own_module() -> None:
 def test_a_command_that_cannot_be_imported(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broken installation is one line, and Ctrl-C while a command is imported is said once."""
     monkeypatch.setitem(sys.modules, "hookline.cli.events", None)
-    assert "ModuleNotFoundError" in error_of(capsys, "events", "--json")
-    assert main(["events", "--debug"]) == 2
-    assert "Traceback" in capsys.readouterr().err
+    assert "ModuleNotFoundError" in line_of_error(capsys, "events", "--json")
+    assert "Traceback" in error_of(capsys, ["events", "--debug"])
 
     def interrupt(*args: object) -> None:
         raise KeyboardInterrupt
@@ -122,16 +121,14 @@ def test_a_command_that_cannot_be_imported(capsys: Captured, monkeypatch: pytest
 
 def test_train_ends_with_the_record_s_path(capsys: Captured) -> None:
     """After training, the last line is the directory of the run, inside --output."""
-    assert main(["train", "small.yaml", "--output", "there", "trainer.max_steps=3"]) == 0
-    last = Path(capsys.readouterr().out.splitlines()[-1])
+    last = Path(output_of(capsys, ["train", "small.yaml", "--output", "there", "trainer.max_steps=3"]).splitlines()[-1])
     assert last.parent == Path("there").absolute()
     assert "max_steps: 3" in (last / "config.yaml").read_text(encoding="utf-8")
 
 
 def test_fast_dev_run_writes_nothing(capsys: Captured) -> None:
     """`--fast-dev-run` trains one batch and leaves no directory."""
-    assert main(["train", "small.yaml", "--fast-dev-run", "1"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "no record was written"
+    assert output_of(capsys, ["train", "small.yaml", "--fast-dev-run", "1"]).splitlines()[-1] == "no record was written"
     assert not Path("runs").exists()
 
 
@@ -162,13 +159,12 @@ def test_fast_dev_run_writes_nothing(capsys: Captured) -> None:
 )
 def test_a_bad_config_is_one_line(capsys: Captured, word: str, expected: str) -> None:
     """A wrong config is reported in one line on stderr, with status 2."""
-    assert expected in error_of(capsys, "train", "small.yaml", word)
+    assert expected in line_of_error(capsys, "train", "small.yaml", word)
 
 
 def test_debug_shows_the_traceback(capsys: Captured) -> None:
     """`--debug` prints the traceback of a config error."""
-    assert main(["train", "none.yaml", "--debug"]) == 2
-    assert "Traceback" in capsys.readouterr().err
+    assert "Traceback" in error_of(capsys, ["train", "none.yaml", "--debug"])
 
 
 @pytest.mark.parametrize(("failure", "status"), [(RuntimeError("boom"), 1), (KeyboardInterrupt(), 130)])
@@ -243,20 +239,21 @@ def test_ctrl_c_without_a_record(capsys: Captured, monkeypatch: pytest.MonkeyPat
 def test_an_output_that_cannot_be_written_is_refused(capsys: Captured) -> None:
     """A record that cannot be created before the first step is reported like a wrong config: one line, status 2."""
     Path("taken").write_text("", encoding="utf-8")
-    assert "cannot make the run's directory in taken" in error_of(capsys, "train", "small.yaml", "--output", "taken")
+    assert "cannot make the run's directory in taken" in line_of_error(
+        capsys, "train", "small.yaml", "--output", "taken"
+    )
 
 
 def test_all_missing_keys_are_named_at_once(capsys: Captured) -> None:
     """The error for a config with hooks only lists all required keys."""
     Path("few.yaml").write_text("hooks: {}\n", encoding="utf-8")
-    error = error_of(capsys, "train", "few.yaml")
+    error = line_of_error(capsys, "train", "few.yaml")
     assert error.startswith("hookline: error: model, data and optimizer are missing; `hookline example` prints ")
 
 
 def test_the_example_is_the_default_job(capsys: Captured) -> None:
     """`hookline example` prints the default config with its comments, and a copy of it trains."""
-    assert main(["example"]) == 0
-    text = capsys.readouterr().out
+    text = output_of(capsys, ["example"])
     Path("copy.yaml").write_text(text)
     assert text.startswith("# The default job") and "optimizer:\n" in text
     assert main(["train", "copy.yaml", "--fast-dev-run", "1"]) == 0
@@ -317,8 +314,7 @@ def test_overrides_may_follow_options(capsys: Captured) -> None:
 
 def test_events_lists_the_catalog(capsys: Captured) -> None:
     """Every event is listed with its aliases, within 80 columns; arguments with a cost are marked."""
-    assert main(["events"]) == 0
-    out = capsys.readouterr().out
+    out = output_of(capsys, ["events"])
     assert all(f"\n{name}" in out for name in CATALOG)
     assert "on_train_batch_end  (on_batch_end)" in out
     assert "loss*, metrics*" in " ".join(out.split())
@@ -328,17 +324,15 @@ def test_events_lists_the_catalog(capsys: Captured) -> None:
 
 def test_one_event_in_full(capsys: Captured) -> None:
     """`--event` takes any spelling, and prints meaning and cost of every argument; an error names the nearest."""
-    assert main(["events", "--event", "eval_end"]) == 0
-    out = capsys.readouterr().out
+    out = output_of(capsys, ["events", "--event", "eval_end"])
     assert out.startswith("on_validation_end  (on_eval_end)")
     assert "[host read]" in out
-    assert "did you mean" in error_of(capsys, "events", "--event", "on_trian_end")
+    assert "did you mean" in line_of_error(capsys, "events", "--event", "on_trian_end")
 
 
 def test_hooks_lists_every_hook(capsys: Captured) -> None:
     """Every registered hook is listed with kind, parameters and defaults, as a config would have them."""
-    assert main(["hooks"]) == 0
-    out = capsys.readouterr().out
+    out = output_of(capsys, ["hooks"])
     assert all(f"{name}  " in out for name in HOOKS.names())
     assert "clip_norm  update\n" in out
     assert "parameters  max_norm, norm_type=2.0, params=null\n" in out
@@ -350,8 +344,7 @@ def test_a_hook_that_cannot_be_imported_does_not_hide_others(capsys: Captured, m
     """A broken plugin is listed with its error; the other hooks are still listed."""
     table = {**HOOKS.built_in, "broken": "hookline.no_such_module:Hook"}
     monkeypatch.setattr(HOOKS, "built_in", table)
-    assert main(["hooks"]) == 0
-    out = capsys.readouterr().out
+    out = output_of(capsys, ["hooks"])
     assert "cannot be imported: ModuleNotFoundError" in out
     assert "console_log" in out
 
@@ -370,8 +363,7 @@ def test_defaults_are_written_as_in_a_config_or_as_python_writes_them(
         def on_step_end(self) -> None: ...
 
     monkeypatch.setitem(HOOKS._added, "odd_default", OddDefault)
-    assert main(["hooks"]) == 0
-    out = " ".join(capsys.readouterr().out.split())
+    out = " ".join(output_of(capsys, ["hooks"]).split())
     assert "clip_norm" in out and "table={('a', 1): 2.0}" in out and "limit=inf" in out and 'mark="…"' in out
 
 
@@ -384,39 +376,34 @@ def test_a_docstring_that_is_not_a_text_does_not_hide_others(capsys: Captured, m
         def on_step_end(self) -> None: ...
 
     monkeypatch.setitem(HOOKS._added, "unusual", Unusual)
-    assert main(["hooks"]) == 0
-    out = capsys.readouterr().out
+    out = output_of(capsys, ["hooks"])
     assert "(it has no docstring)" in out and "clip_norm" in out
     assert main(["hooks", "unusual"]) == 0 and main(["schema"]) == 0
 
 
 def test_an_empty_config_is_not_the_default_one(capsys: Captured) -> None:
     """An unset variable of a shell script must not train the default job."""
-    assert main(["explain", ""]) == 2
-    assert "cannot" in capsys.readouterr().err
+    assert "cannot" in error_of(capsys, ["explain", ""])
 
 
 def test_one_hook_in_full(capsys: Captured) -> None:
     """`hooks NAME` prints the whole description, every parameter's meaning and default, and how to use the hook."""
-    assert main(["hooks", "checkpoint"]) == 0
-    out = " ".join(capsys.readouterr().out.split())
+    out = " ".join(output_of(capsys, ["hooks", "checkpoint"]).split())
     assert out.startswith("checkpoint lifecycle Saves checkpoints and keeps the newest")
     assert "save_last Save at every evaluation and at the end of a run that ends in order," in out
     assert "hookline train --hook checkpoint" in out
     assert "clip_norm" not in out
-    assert main(["hooks", "clip_norm"]) == 0
-    out = capsys.readouterr().out
+    out = output_of(capsys, ["hooks", "clip_norm"])
     assert "    hooks: {update: [{name: clip_norm, max_norm: ...}]}\n" in out
     assert "hookline train --hook clip_norm hooks.clip_norm.max_norm=...\n" in out
-    assert "did you mean 'clip_norm'?" in error_of(capsys, "hooks", "clip_nrom")
+    assert "did you mean 'clip_norm'?" in line_of_error(capsys, "hooks", "clip_nrom")
 
 
 def test_every_hook_can_be_printed_in_full(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     """Within the width of the terminal, also a narrow one."""
     monkeypatch.setenv("COLUMNS", "60")
     for name in HOOKS.names():
-        assert main(["hooks", name]) == 0
-        lines = capsys.readouterr().out.splitlines()
+        lines = output_of(capsys, ["hooks", name]).splitlines()
         assert lines[0].startswith(f"{name}  ")
         assert max(len(line) for line in lines if " " in line.strip()) <= 80, name
 
@@ -424,11 +411,9 @@ def test_every_hook_can_be_printed_in_full(capsys: Captured, monkeypatch: pytest
 def test_a_hook_can_be_added(capsys: Captured) -> None:
     """`--hook` adds a registered hook to the config's, in the list of its kind, and overrides set its parameters."""
     added = ["--hook", "ema", "hooks.ema.decay=0.5", "--hook", "clip_norm", "hooks.clip_norm.max_norm=2"]
-    assert main(["explain", "small.yaml", *added]) == 0
-    out = capsys.readouterr().out
+    out = output_of(capsys, ["explain", "small.yaml", *added])
     assert "console_log" in out and "ema" in out and "clip_norm" in out
-    assert main(["train", "small.yaml", *added]) == 0
-    record = Path(capsys.readouterr().out.splitlines()[-1])
+    record = Path(output_of(capsys, ["train", "small.yaml", *added]).splitlines()[-1])
     hooks = yaml.safe_load((record / "config.yaml").read_text(encoding="utf-8"))["hooks"]
     assert hooks["lifecycle"][-1] == {"name": "ema", "decay": 0.5}
     assert hooks["update"] == [{"name": "clip_norm", "max_norm": 2}]
@@ -436,27 +421,26 @@ def test_a_hook_can_be_added(capsys: Captured) -> None:
 
 def test_a_hook_that_cannot_be_added(capsys: Captured) -> None:
     """An unknown name, one that the config has, a missing parameter and a dotted path are errors with a remedy."""
-    assert "did you mean 'ema'?" in error_of(capsys, "train", "small.yaml", "--hook", "emma")
-    twice = error_of(capsys, "train", "small.yaml", "--hook", "console_log")
+    assert "did you mean 'ema'?" in line_of_error(capsys, "train", "small.yaml", "--hook", "emma")
+    twice = line_of_error(capsys, "train", "small.yaml", "--hook", "console_log")
     assert "--hook console_log: the config has it already; hooks.console_log.key=value changes it" in twice
-    assert "max_norm" in error_of(capsys, "train", "small.yaml", "--hook", "clip_norm")
-    assert "there is no hook named 'os.system'" in error_of(capsys, "train", "small.yaml", "--hook", "os.system")
+    assert "max_norm" in line_of_error(capsys, "train", "small.yaml", "--hook", "clip_norm")
+    assert "there is no hook named 'os.system'" in line_of_error(capsys, "train", "small.yaml", "--hook", "os.system")
 
 
 def test_the_device_can_be_chosen(capsys: Captured) -> None:
     """`--device` is where the model runs; one that does not exist is an error of usage."""
-    assert main(["train", "small.yaml", "--device", "cpu"]) == 0
-    assert " on cpu " in capsys.readouterr().out
+    assert " on cpu " in output_of(capsys, ["train", "small.yaml", "--device", "cpu"])
     assert main(["modules", "small.yaml", "--device", "cpu"]) == 0
     capsys.readouterr()
     for command in ("train", "verify", "modules"):
-        assert "'abacus' is not a device" in error_of(capsys, command, "small.yaml", "--device", "abacus")
-        assert "'cuda:99' cannot be used here" in error_of(capsys, command, "small.yaml", "--device", "cuda:99")
+        assert "'abacus' is not a device" in line_of_error(capsys, command, "small.yaml", "--device", "abacus")
+        assert "'cuda:99' cannot be used here" in line_of_error(capsys, command, "small.yaml", "--device", "cuda:99")
 
 
 def test_latest_is_the_run_that_was_started_last(capsys: Captured) -> None:
     """`latest` names a run for every command that takes one, by the time of its start and not by its name."""
-    assert "latest: no run is in runs/; give a run's directory" in error_of(capsys, "resume", "latest")
+    assert "latest: no run is in runs/; give a run's directory" in line_of_error(capsys, "resume", "latest")
     runs = []
     for _ in range(2):
         assert main(["train", "small.yaml", "--hook", "checkpoint", "hooks.checkpoint.save_every_n_steps=1"]) == 0
@@ -464,8 +448,7 @@ def test_latest_is_the_run_that_was_started_last(capsys: Captured) -> None:
     first = runs[0].rename(runs[0].with_name("zzz"))
     Path("runs/other").mkdir()
     Path("runs/other/run.json").write_text("not JSON", encoding="utf-8")
-    assert main(["checkpoints", "latest"]) == 0
-    assert "step-00000002  good" in capsys.readouterr().out
+    assert "step-00000002  good" in output_of(capsys, ["checkpoints", "latest"])
     assert main(["resume", "latest", "trainer.max_steps=3", "--device", "cpu"]) == 0
     assert Path(capsys.readouterr().out.splitlines()[-1]) == runs[1]
     Path("there").mkdir()
@@ -522,11 +505,9 @@ def test_bash_completes(capsys: Captured) -> None:
 
 def test_explain_shows_order_and_reason(capsys: Captured) -> None:
     """`explain` prints the hooks of an event, their order and the reason, also the clip_norm of max_grad_norm."""
-    assert main(["explain", "small.yaml", "trainer.max_grad_norm=1.0", "--event", "on_update"]) == 0
-    out = capsys.readouterr().out
+    out = output_of(capsys, ["explain", "small.yaml", "trainer.max_grad_norm=1.0", "--event", "on_update"])
     assert "clip_norm" in out
-    assert main(["explain", "small.yaml"]) == 0
-    out = capsys.readouterr().out
+    out = output_of(capsys, ["explain", "small.yaml"])
     assert "on_train_batch_end\n" in out
     assert "1. console_log (every 10 batches)" in out
     assert "on_exception" not in out
@@ -543,11 +524,10 @@ def test_a_misspelt_command_names_the_nearest(capsys: pytest.CaptureFixture[str]
 
 def test_errors_are_wrapped_on_a_terminal(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a terminal, long errors are broken between words; the text is that of the one line in a pipe."""
-    line = error_of(capsys, "train", "trainer.max_setps=20")
+    line = line_of_error(capsys, "train", "trainer.max_setps=20")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "40")
-    assert main(["train", "trainer.max_setps=20"]) == 2
-    lines = capsys.readouterr().err.splitlines()
+    lines = error_of(capsys, ["train", "trainer.max_setps=20"]).splitlines()
     assert len(lines) > 2 and max(map(len, lines)) <= 40
     assert " ".join(part.strip() for part in lines) == line.strip()
 
@@ -575,13 +555,11 @@ def test_a_warning_is_safe_and_wrapped_on_a_terminal(capsys: Captured, monkeypat
 
     before = warnings.showwarning
     monkeypatch.setattr("hookline.cli.hooks.run", warn)
-    assert main(["hooks"]) == 0
-    line = capsys.readouterr().err
+    line = error_of(capsys, ["hooks"], 0)
     assert line == "hookline: warning: a\\x1b[31m file with " + " ".join(["word"] * 9) + "\n"
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "40")
-    assert main(["hooks"]) == 0
-    lines = capsys.readouterr().err.splitlines()
+    lines = error_of(capsys, ["hooks"], 0).splitlines()
     assert len(lines) == 3 and max(map(len, lines)) <= 40
     assert " ".join(part.strip() for part in lines) == line.strip()
     assert warnings.showwarning is before

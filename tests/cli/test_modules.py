@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from commands import error_of, output_of
 from torch import nn
 
 from hookline import register_model
@@ -81,13 +82,11 @@ def test_several_patterns_and_overrides(capsys: Captured) -> None:
 
 def test_a_pattern_that_matches_nothing_names_the_nearest(capsys: Captured) -> None:
     """A pattern without a match, or a missing config, is one line on stderr and status 2."""
-    assert main(["modules", "small.yaml", "blocks.0.mpl"]) == 2
-    error = capsys.readouterr().err
+    error = error_of(capsys, ["modules", "small.yaml", "blocks.0.mpl"])
     assert error.startswith(
         "hookline: error: module pattern 'blocks.0.mpl' matches nothing; did you mean 'blocks.0.mlp' or "
     )
-    assert main(["modules", "none.yaml"]) == 2
-    assert "none.yaml: cannot be read" in capsys.readouterr().err
+    assert "none.yaml: cannot be read" in error_of(capsys, ["modules", "none.yaml"])
 
 
 def test_a_pattern_alone_uses_the_default_job(capsys: Captured) -> None:
@@ -98,8 +97,7 @@ def test_a_pattern_alone_uses_the_default_job(capsys: Captured) -> None:
 
 def test_json_has_the_same_content(capsys: Captured) -> None:
     """`--json` prints the same with dtypes; the root module has an empty name."""
-    assert main(["modules", "--json", "small.yaml"]) == 0
-    read = json.loads(capsys.readouterr().out)
+    read = json.loads(output_of(capsys, ["modules", "--json", "small.yaml"]))
     assert (read["model"], read["not_run_because"], read["frozen"]) == ("CharGPT", None, 0)
     by_name = {module["name"]: module for module in read["modules"]}
     assert by_name[""]["output"]["loss"] == {"shape": [], "dtype": "float32"}

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from commands import error_of, output_of
 from records import close_record, start_record
 
 from hookline.cli import main
@@ -30,8 +31,7 @@ def test_runs_over_each_other(capsys: Captured) -> None:
     """A chart per metric, a curve per run with its name, and the runs that lack the metric."""
     write_run("one", "base", train_loss=[3.0, 2.0, 1.0], val_loss=[3.0])
     write_run("two", None, train_loss=[4.0, 3.0, 2.0])
-    assert main(["plot", "base", "two", "one"]) == 0
-    out = capsys.readouterr().out
+    out = output_of(capsys, ["plot", "base", "two", "one"])
     first, second = out.split("val/loss\n")
     assert first.startswith("train/loss\n") and "* base   + two" in first
     assert "* base\n" in second and "without this metric: two" in second
@@ -41,11 +41,9 @@ def test_a_run_has_the_same_colour_and_marker_in_all_charts(capsys: Captured) ->
     """Also in the chart of a metric that the runs before it do not have."""
     write_run("one", "base", train_loss=[3.0, 2.0, 1.0])
     write_run("two", "wide", train_loss=[4.0, 3.0, 2.0, 1.5, 1.0], val_loss=[3.0, 2.0, 1.0, 0.8, 0.6])
-    assert main(["plot", "base", "wide"]) == 0
-    first, second = capsys.readouterr().out.split("val/loss\n")
+    first, second = output_of(capsys, ["plot", "base", "wide"]).split("val/loss\n")
     assert "* base   + wide" in first and "+ wide" in second and "*" not in second
-    assert main(["compare", "base", "wide"]) == 0
-    first, second = capsys.readouterr().out.split("val/loss\n")
+    first, second = output_of(capsys, ["compare", "base", "wide"]).split("val/loss\n")
     assert "* base   + wide" in first and "+ wide" in second
 
 
@@ -57,8 +55,7 @@ def test_points(capsys: Captured) -> None:
     (chart,) = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
     assert chart["metric"] == "train/loss" and [one["run_id"] for one in chart["runs"]] == ["one", "two"]
     assert chart["runs"][0]["steps"] == [1, 2] and chart["runs"][0]["mean"] == [3.0, "NaN"]
-    assert main(["plot", "one", "two", "--metric", "train/loss", "--log"]) == 0
-    assert "base (one)" in capsys.readouterr().out
+    assert "base (one)" in output_of(capsys, ["plot", "one", "two", "--metric", "train/loss", "--log"])
 
 
 @pytest.mark.parametrize(
@@ -73,8 +70,7 @@ def test_values_that_are_not_finite_are_counted_in_a_long_run(capsys: Captured, 
     values = [NAN if step % 100 == 7 or 1000 <= step < 1003 else 1.0 for step in range(1, 2001)]
     values[1599:1615] = [-1.0 if value == 1.0 else value for value in values[1599:1615]]
     write_run("one", "base", train_loss=values)
-    assert main(["plot", "one", *log]) == 0
-    assert words in " ".join(capsys.readouterr().out.split())
+    assert words in " ".join(output_of(capsys, ["plot", "one", *log]).split())
 
 
 def test_errors(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,13 +106,10 @@ def test_a_metric_is_suggested_by_a_part_of_its_name(capsys: Captured) -> None:
     """Beginnings of words come first, metrics of validation and training before others; `show` lists all."""
     names = ("train_accuracy", "val_accuracy", "train_a", "train_b", "activations_macc", "x_c", "x_d", "x_e", "x_f")
     write_run("one", **{name: [1.0] for name in names})
-    assert main(["plot", "one", "--metric", "acc"]) == 2
-    error = capsys.readouterr().err
+    error = error_of(capsys, ["plot", "one", "--metric", "acc"])
     assert "did you mean 'val/accuracy' or 'train/accuracy'? `hookline show RUN --metrics` lists all 9" in error
-    assert main(["plot", "one", "--metric", "zzz"]) == 2
-    assert "`hookline show RUN --metrics` lists all 9" in capsys.readouterr().err
-    assert main(["show", "one", "--metrics"]) == 0
-    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:]]
+    assert "`hookline show RUN --metrics` lists all 9" in error_of(capsys, ["plot", "one", "--metric", "zzz"])
+    listed = [line.split()[0] for line in output_of(capsys, ["show", "one", "--metrics"]).splitlines()[2:]]
     assert sorted(listed) == sorted(name.replace("_", "/", 1) for name in names)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from builders import make_trainer
+from commands import error_of, output_of
 
 from hookline import NanForensics, load_config, register_model, trainer_from_config
 from hookline.checkpoints import write_checkpoint
@@ -57,8 +58,7 @@ def test_a_replay_reproduces_the_nan(capsys: Captured) -> None:
     """The NaN is the same although all random streams have another state, and the folder was moved."""
     folder = crash().rename("a-crash")
     torch.manual_seed(1234)
-    assert main(["replay", str(folder), "--device", "cpu"]) == 0
-    out = capsys.readouterr().out
+    out = output_of(capsys, ["replay", str(folder), "--device", "cpu"])
     assert "loss nan" in out and "verdict    the same" in out
     assert read_crash(folder)[0]["autopsy"]["summary"].split("; ")[0] in " ".join(out.split())
     assert not Path("a-crash/runs").exists()
@@ -70,15 +70,13 @@ def test_a_nan_that_is_not_reproduced_is_status_1(capsys: Captured) -> None:
     report = json.loads((folder / "crash.json").read_text())
     report["autopsy"]["module"] = "elsewhere"
     (folder / "crash.json").write_text(json.dumps(report))
-    assert main(["replay", str(folder), "--device", "cpu"]) == 1
-    assert "verdict    not the same" in capsys.readouterr().out
+    assert "verdict    not the same" in output_of(capsys, ["replay", str(folder), "--device", "cpu"], 1)
 
 
 def test_a_crash_without_weights_needs_a_checkpoint(capsys: Captured) -> None:
     """Without --weights, the error says to give a checkpoint; with it, the replay runs."""
     folder = crash(state=False)
-    assert main(["replay", str(folder), "--device", "cpu"]) == 2
-    assert "hookline replay --weights" in capsys.readouterr().err
+    assert "hookline replay --weights" in error_of(capsys, ["replay", str(folder), "--device", "cpu"])
     config, from_file = load_config("run.yaml")
     trainer = trainer_from_config(config, from_file=from_file, device="cpu")
     trainer.add_checkpointing(save_every_n_epochs=None, save_every_n_steps=1)
@@ -102,14 +100,12 @@ def test_a_crash_folder_cannot_import_code(change: dict[str, str], capsys: Captu
     report = json.loads((folder / "crash.json").read_text())
     report["config"]["model"].update(change)
     (folder / "crash.json").write_text(json.dumps(report))
-    assert main(["replay", str(folder)]) == 2
-    assert "cannot be rebuilt: model.name:" in capsys.readouterr().err
+    assert "cannot be rebuilt: model.name:" in error_of(capsys, ["replay", str(folder)])
 
 
 def test_a_path_that_is_not_a_crash_is_refused(capsys: Captured) -> None:
     """The error is one line."""
-    assert main(["replay", "nowhere"]) == 2
-    assert "nowhere has no crash.json" in capsys.readouterr().err
+    assert "nowhere has no crash.json" in error_of(capsys, ["replay", "nowhere"])
 
 
 @pytest.mark.parametrize(
@@ -131,8 +127,7 @@ def test_a_hostile_report_is_one_clear_error(changes: dict[str, Any], problem: s
     folder = crash()
     report = json.loads((folder / "crash.json").read_text())
     (folder / "crash.json").write_text(json.dumps({**report, **changes}))
-    assert main(["replay", str(folder), "--device", "cpu"]) == 2
-    err = capsys.readouterr().err
+    err = error_of(capsys, ["replay", str(folder), "--device", "cpu"])
     assert problem in err and err.count("\n") == 1 and "--debug shows" not in err
 
 
@@ -141,8 +136,7 @@ def test_a_damaged_report_is_one_clear_error(text: bytes, capsys: Captured) -> N
     """So may the whole file."""
     folder = crash()
     (folder / "crash.json").write_bytes(text)
-    assert main(["replay", str(folder)]) == 2
-    assert "crash.json is not a JSON object" in capsys.readouterr().err
+    assert "crash.json is not a JSON object" in error_of(capsys, ["replay", str(folder)])
 
 
 @pytest.mark.parametrize(
@@ -165,8 +159,7 @@ def test_a_hostile_state_is_one_clear_error(changes: dict[str, Any], problem: st
     _, sections, meta = read_crash(folder)
     shutil.rmtree(folder / "state")
     write_checkpoint(folder, "state", {**sections, **changes}, changes.pop("meta", meta))
-    assert main(["replay", str(folder), "--device", "cpu"]) == 2
-    err = capsys.readouterr().err
+    err = error_of(capsys, ["replay", str(folder), "--device", "cpu"])
     assert problem in err and err.count("\n") == 1 and "--debug shows" not in err
 
 

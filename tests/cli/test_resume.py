@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from builders import make_trainer
+from commands import error_of, output_of
 
 from hookline import read_metrics
 from hookline.checkpoints import read_checkpoint
@@ -37,8 +38,7 @@ def config() -> None:
 
 def train(capsys: Captured, *words: str) -> Path:
     """Run a command that trains; return the run's directory, which is the last line it prints."""
-    assert main(words) == 0
-    return Path(capsys.readouterr().out.splitlines()[-1])
+    return Path(output_of(capsys, words).splitlines()[-1])
 
 
 def curve(run: Path) -> list[dict[str, str]]:
@@ -83,8 +83,7 @@ def test_a_run_that_is_complete_says_so(capsys: Captured) -> None:
     """Nothing is trained, and the first line says what would train on."""
     run = train(capsys, "train", "run.yaml")
     steps = len(curve(run))
-    assert main(["resume", str(run)]) == 0
-    first = capsys.readouterr().out.splitlines()[0]
+    first = output_of(capsys, ["resume", str(run)]).splitlines()[0]
     assert "resumed at step 12 of a run that had completed:" in first
     assert "nothing is left to train; give a larger max_steps" in first
     assert len(curve(run)) == steps
@@ -101,8 +100,7 @@ def test_a_fork_is_a_new_run(capsys: Captured) -> None:
 
 def refusal(capsys: Captured, *words: str) -> str:
     """Return the one line on stderr of a command that is refused."""
-    assert main(words) == 2
-    return capsys.readouterr().err
+    return error_of(capsys, words)
 
 
 def test_a_path_that_is_not_a_run(capsys: Captured) -> None:
@@ -172,6 +170,5 @@ def test_a_signal_is_the_exit_status(
     assert (told != "", shlex.split(cd), shlex.split(resume)) == (True, ["cd", str(run.parents[1])], expected)
     assert error.count("\n") == 2
     monkeypatch.chdir(shlex.split(cd)[1])
-    assert main(shlex.split(resume)[1:]) == 0
-    assert capsys.readouterr().out.startswith(f"run {run.name}, resumed at step 7: ")
+    assert output_of(capsys, shlex.split(resume)[1:]).startswith(f"run {run.name}, resumed at step 7: ")
     assert curve(run) == curve(whole)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import error_of, output_of
 from records import start_record
 from rich.console import Console
 
@@ -67,8 +68,7 @@ def test_fields(capsys: Captured) -> None:
     assert one["score"] == {"metric": "val/acc", "value": 0.5, "kind": "best"} and one["steps"] == 2
     assert two["score"] == {"metric": "val/loss", "value": 0.25, "kind": "last"} and two["steps"] == 4
     assert two["lineage"] == source and one["attempts"] == 1 and 0 <= one["seconds"] < 100
-    assert main(["runs"]) == 0
-    header, second, first = capsys.readouterr().out.splitlines()
+    header, second, first = output_of(capsys, ["runs"]).splitlines()
     assert header.split() == ["id", "name", "tags", "outcome", "best", "steps", "duration", "started", "from"]
     assert "stopped by early_stopping  val/acc 0.5 " in first and "val/loss 0.25 (last)" in second
     assert second.endswith("one @ 2")
@@ -101,13 +101,10 @@ def test_sort_filter_and_limit(capsys: Captured) -> None:
     assert ids("--sort", "name") == "a b c" and ids("--sort", "outcome", "--limit", "1") in ("c", "a")
     assert ids("--tag", "x") == "b a" and ids("--tag", "x", "--tag", "y") == "a" and ids("--name", "BASE") == "b a"
     assert ids("--outcome", "failed") == "b" and ids("--tag", "z") == ""
-    assert main(["runs", "--limit", "1"]) == 0
-    assert capsys.readouterr().out.endswith("2 more; --limit 3 prints all\n")
-    assert main(["runs", "--tag", "z"]) == 0
-    assert "no run in runs/ passes the filters; without them there are 3" in capsys.readouterr().out
+    assert output_of(capsys, ["runs", "--limit", "1"]).endswith("2 more; --limit 3 prints all\n")
+    assert "no run in runs/ passes the filters; without them there are 3" in output_of(capsys, ["runs", "--tag", "z"])
     for wrong in (["--sort", "lenght"], ["--outcome", "faild"], ["elsewhere"]):
-        assert main(["runs", *wrong]) == 2
-        assert capsys.readouterr().err.count("\n") == 1
+        assert error_of(capsys, ["runs", *wrong]).count("\n") == 1
 
 
 def test_the_best_of_each_metric_comes_first(capsys: Captured) -> None:
@@ -165,8 +162,7 @@ def test_a_damaged_run_json_is_listed_as_far_as_it_goes(capsys: Captured) -> Non
     Path("runs/odd").mkdir(parents=True)
     fields = {"run_id": "odd", "attempts": [3, {"started": 5}], "counters": [], "lineage": 7, "started": "soon"}
     Path("runs/odd/run.json").write_text(json.dumps({**fields, "outcome": ["x"]}))
-    assert main(["runs"]) == 0
-    assert "odd" in capsys.readouterr().out
+    assert "odd" in output_of(capsys, ["runs"])
     assert listed(capsys)[0]["lineage"] is None
 
 
@@ -179,8 +175,7 @@ def test_the_table_fits_the_terminal(width: int, capsys: Captured, monkeypatch: 
         (run / "labels.json").write_text(json.dumps(hostile))
     monkeypatch.setattr(runs, "is_terminal", lambda stream: True)
     monkeypatch.setattr(runs, "open_console", lambda: Console(width=width, markup=False, highlight=False))
-    assert main(["runs"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = output_of(capsys, ["runs"]).splitlines()
     assert max(map(len, lines)) <= width and "".join(lines).isprintable()
     assert lines[3].startswith("20261117-085800-bkz4c0k5  " if width == 200 else "20261117-085800  ")
     assert any("not shown" in line for line in lines) is (width < 200)
@@ -196,10 +191,8 @@ def test_listing_needs_no_torch() -> None:
 
 def test_before_the_first_run(capsys: Captured) -> None:
     """That there is no runs/ yet is not an error; that another directory does not exist is."""
-    assert main(["runs"]) == 0
-    assert capsys.readouterr().out == "no runs yet in runs/\n"
-    assert main(["runs", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == []
+    assert output_of(capsys, ["runs"]) == "no runs yet in runs/\n"
+    assert json.loads(output_of(capsys, ["runs", "--json"])) == []
     assert main(["runs", "elsewhere"]) == 2
 
 
@@ -210,5 +203,4 @@ def test_an_empty_outcome_is_listed(capsys: Captured, monkeypatch: pytest.Monkey
     run = Path("runs", "one" * 12)
     run.mkdir(parents=True)
     (run / "run.json").write_text(json.dumps({"run_id": "one", "outcome": ""}))
-    assert main(["runs"]) == 0
-    assert "one" in capsys.readouterr().out
+    assert "one" in output_of(capsys, ["runs"])

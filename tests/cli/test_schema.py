@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import error_of, output_of
 
 from hookline import HooklineError, HooksConfig, RunConfig, load_config, register_hook, trainer_from_config
 from hookline.cli import main
@@ -75,13 +76,11 @@ def schema(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def test_the_schema_is_printed_or_written(capsys: pytest.CaptureFixture[str]) -> None:
     """The schema is printed, or written to a file whose name is printed; a file that cannot be written is one line."""
-    assert main(["schema"]) == 0
-    printed = capsys.readouterr().out
+    printed = output_of(capsys, ["schema"])
     assert json.loads(printed)["$schema"].startswith("https://json-schema.org/")
     assert main(["schema", "--output", "schema.json"]) == 0
     assert Path("schema.json").read_text(encoding="utf-8") == printed
-    assert main(["schema", "--output", "no/such/schema.json"]) == 2
-    assert "cannot write no/such/schema.json" in capsys.readouterr().err
+    assert "cannot write no/such/schema.json" in error_of(capsys, ["schema", "--output", "no/such/schema.json"])
 
 
 def test_the_default_job_fits(schema: dict[str, Any]) -> None:
@@ -251,8 +250,7 @@ def test_nothing_is_left_out(schema: dict[str, Any], capsys: pytest.CaptureFixtu
     entries = [one for one in schema["$defs"]["Hook"]["anyOf"] if "const" in one.get("properties", {}).get("name", {})]
     assert [one["properties"]["name"]["const"] for one in entries] == HOOKS.names()
     assert all(one["description"] for one in entries)
-    assert main(["hooks"]) == 0
-    _, _, words = " ".join(capsys.readouterr().out.split()).partition("every entry also takes ")
+    _, _, words = " ".join(output_of(capsys, ["hooks"]).split()).partition("every entry also takes ")
     reserved = words.partition(" in a config")[0].split(", ")
     assert len(reserved) > 5 and all(key in one["properties"] for key in reserved for one in entries)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from builders import make_batches, make_trainer
+from commands import error_of, output_of
 from records import close_record, start_record
 
 import hookline
@@ -26,8 +27,7 @@ def train(*hooks: Any, steps: int = 30, **options: Any) -> Path:
 
 
 def show(capsys: pytest.CaptureFixture[str], *arguments: Any) -> str:
-    assert main(["show", *map(str, arguments)]) == 0
-    return capsys.readouterr().out
+    return output_of(capsys, ["show", *map(str, arguments)])
 
 
 def test_a_run_is_shown_with_its_outcome_curves_metrics_and_checkpoints(capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,8 +137,7 @@ def test_every_reader_adds_up_the_seconds_of_all_attempts(capsys: pytest.Capture
     (path / "run.json").write_text(json.dumps(run))
     assert "30 steps in 40.0 s" in show(capsys, path)
     assert json.loads(show(capsys, path, "--json"))["seconds"] == 40
-    assert main(["runs", str(path.parent), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)[0]["seconds"] == 40
+    assert json.loads(output_of(capsys, ["runs", str(path.parent), "--json"]))[0]["seconds"] == 40
     assert main(["report", str(path)]) == 0
     assert '"seconds":40.0,"step_seconds"' in (path / "report.html").read_text()
 
@@ -165,8 +164,7 @@ def test_labels_and_reasons_of_any_length_are_cut(capsys: pytest.CaptureFixture[
     assert len(shown) < 10_000 and "seed" not in shown
     other = train()
     for command in (["label", path], ["compare", path, other], ["plot", path, other]):
-        assert main([*map(str, command)]) == 0
-        assert len(capsys.readouterr().out) < 30_000
+        assert len(output_of(capsys, [*map(str, command)])) < 30_000
 
 
 def test_who_stopped_a_run_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
@@ -236,8 +234,7 @@ def test_names_and_texts_cannot_control_the_terminal(tmp_path: Path, capsys: pyt
 @pytest.mark.parametrize("damage", ["{", "[]", "{}", '{"run_id": 7}'])
 def test_a_foreign_run_json_is_one_clear_error(tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str) -> None:
     (tmp_path / "run.json").write_text(damage)
-    assert main(["show", str(tmp_path)]) == 2
-    error = capsys.readouterr().err
+    error = error_of(capsys, ["show", str(tmp_path)])
     assert "is not a run" in error
     assert error.count("\n") == 1
 
@@ -273,8 +270,7 @@ def test_a_run_json_that_is_nested_too_deeply_is_one_clear_error(capsys: pytest.
     text = (path / "run.json").read_text()
     (path / "run.json").write_text(f"{text.rstrip()[:-1]}, {NESTED}}}")
     for arguments in (["show", str(path), "--json"], ["report", str(path)]):
-        assert main(arguments) == 2
-        assert "its run.json cannot be read or is damaged" in capsys.readouterr().err
+        assert "its run.json cannot be read or is damaged" in error_of(capsys, arguments)
     with pytest.raises(hookline.HooklineError, match=r"its run\.json cannot be read or is damaged"):
         hookline.load_run(path)
 

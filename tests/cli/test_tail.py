@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import error_of, output_of
 from records import close_record, start_record
 
 from hookline.cli import main, tail
@@ -64,8 +65,7 @@ def test_a_finished_run(capsys: Captured) -> None:
     record.flush(wait=True)
     record.event("note", 30, text=f"{ESCAPE}\nline", more=[1, 2])
     record.close("stopped", "stopped by me: enough", [], [], {})
-    assert main(["tail", "one", "--lines", "3"]) == 0
-    assert capsys.readouterr().out.splitlines() == [
+    assert output_of(capsys, ["tail", "one", "--lines", "3"]).splitlines() == [
         "step      29  train/loss 0.03448",
         "step      30  loss 2  val/loss NaN",
         "step      30  note  text \\x1b[31m\\u202e line, more [1, 2]",
@@ -100,8 +100,7 @@ def test_new_rows_are_printed_once_and_whole(monkeypatch: pytest.MonkeyPatch, ca
         lambda: None,
         lambda: close_record(record),
     )
-    assert main(["tail", "one"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = output_of(capsys, ["tail", "one"]).splitlines()
     assert [line.split()[1] for line in lines[:-1]] == ["1", "2", "3", "5", "6"]
     assert lines[-1] == "the run has ended, completed"
 
@@ -115,8 +114,7 @@ def test_rows_before_the_end_are_printed(monkeypatch: pytest.MonkeyPatch, capsys
         close_record(record)
 
     between_polls(monkeypatch, end)
-    assert main(["tail", "one"]) == 0
-    assert capsys.readouterr().out.splitlines()[1].startswith("step       2")
+    assert output_of(capsys, ["tail", "one"]).splitlines()[1].startswith("step       2")
 
 
 def test_a_killed_run_is_noticed() -> None:
@@ -158,5 +156,4 @@ def test_ctrl_c_in_a_terminal_leaves_the_run() -> None:
 
 def test_what_is_not_a_run(capsys: Captured) -> None:
     """One line, and the status of wrong usage."""
-    assert main(["tail", "nowhere"]) == 2
-    assert capsys.readouterr().err.startswith("hookline: error: nowhere: no run is in runs/")
+    assert error_of(capsys, ["tail", "nowhere"]).startswith("hookline: error: nowhere: no run is in runs/")

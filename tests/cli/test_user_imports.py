@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import error_of, output_of
 from small_config import config_with
 
 from hookline.cli import main
@@ -59,16 +60,14 @@ def own_parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def refusal(capsys: Captured, *words: str) -> str:
     """Return the one line on stderr of a command that is refused with status 2."""
-    assert main(words) == 2
-    error = capsys.readouterr().err
+    error = error_of(capsys, words)
     assert error.startswith("hookline: error: ") and error.count("\n") == 1
     return error
 
 
 def test_a_config_names_what_an_imported_module_registers(capsys: Captured) -> None:
     """With --import, a config names the user's model, data and hook like built-ins."""
-    assert main(["train", "own.yaml", "--import", "ownparts"]) == 0
-    assert "OVER AFTER 2" in capsys.readouterr().out
+    assert "OVER AFTER 2" in output_of(capsys, ["train", "own.yaml", "--import", "ownparts"])
 
 
 def test_without_the_import_the_error_says_how(capsys: Captured) -> None:
@@ -82,10 +81,8 @@ def test_without_the_import_the_error_says_how(capsys: Captured) -> None:
 
 def test_explain_and_hooks_import_too(capsys: Captured) -> None:
     """`explain` reads such a config, and `hooks` lists what the module registers."""
-    assert main(["explain", "own.yaml", "--import", "ownparts", "--event", "train_end"]) == 0
-    assert "1. shout" in capsys.readouterr().out
-    assert main(["hooks", "--import", "ownparts"]) == 0
-    assert "shout  lifecycle, registered\n    Shouts." in capsys.readouterr().out
+    assert "1. shout" in output_of(capsys, ["explain", "own.yaml", "--import", "ownparts", "--event", "train_end"])
+    assert "shout  lifecycle, registered\n    Shouts." in output_of(capsys, ["hooks", "--import", "ownparts"])
 
 
 def test_a_config_file_cannot_import(capsys: Captured) -> None:

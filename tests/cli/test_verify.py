@@ -7,6 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from commands import output_of
 
 from hookline.cli import main
 
@@ -65,8 +66,7 @@ def config(tmp_path: Path, *hooks: str) -> str:
 
 def test_harmless_hooks_give_status_0(own_hooks: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The hooks' own output is not mixed into the table."""
-    assert main(["verify", config(own_hooks, "Good"), "--steps", "3", *ALLOW]) == 0
-    printed = capsys.readouterr().out
+    printed = output_of(capsys, ["verify", config(own_hooks, "Good"), "--steps", "3", *ALLOW])
     assert "good" in printed and "changes nothing" in printed and "SAID" not in printed
     assert "OK: no hook changed training without declaring it." in printed
     assert not (own_hooks / "runs").exists()

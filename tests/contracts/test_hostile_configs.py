@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import error_of, output_of
 
 from hookline import load_config, trainer_from_config
 from hookline.cli import main
@@ -343,8 +344,7 @@ def test_an_allowed_package_gives_its_own_names_only(name: str, part: str, packa
 def test_what_is_allowed_works(package: str, capsys: Captured) -> None:
     """A control: the package's own hook is found, made and called."""
     Path("c.yaml").write_text(hook(f"{package}.hooks.Mine"))
-    assert main(["train", "c.yaml", "--allow", package]) == 0
-    assert "mine" in capsys.readouterr().out
+    assert "mine" in output_of(capsys, ["train", "c.yaml", "--allow", package])
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -401,8 +401,7 @@ def test_an_entry_point_cannot_replace_a_built_in(installed: None, capsys: Captu
 def test_an_entry_point_without_its_module(installed: None, capsys: Captured) -> None:
     """The error names the entry point and the module that is missing."""
     Path("c.yaml").write_text(hook("gone"))
-    assert main(["train", "c.yaml"]) == 2
-    error = capsys.readouterr().err
+    error = error_of(capsys, ["train", "c.yaml"])
     assert error.count("\n") == 1 and "--debug" not in error
     assert "the entry point 'gone'" in error and "shadow_gone" in error
 
@@ -421,6 +420,5 @@ def test_markup_in_names_is_text(command: str, capsys: Captured) -> None:
         ("json_log", "console_log", "lr_monitor"), names_given, strict=True
     ))  # fmt: skip
     Path("c.yaml").write_text(yaml(hooks=f"{{lifecycle: [{entries}]}}"))
-    assert main([command, "c.yaml"]) == 0
-    out = capsys.readouterr().out
+    out = output_of(capsys, [command, "c.yaml"])
     assert [name for name in names_given if name not in out] == [] and "\x1b" not in out

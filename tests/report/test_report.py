@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from builders import make_trainer
+from commands import error_of
 from live_summary import LiveSummary
 from report_page import curve_of, read_page, write_record
 
@@ -205,8 +206,7 @@ def test_report_of_what_is_not_a_run(tmp_path: Path, capsys: Captured, kind: str
         directory = write_record(tmp_path, "linked")
         (tmp_path / "target").write_text("mine")
         (directory / "report.html").symlink_to(tmp_path / "target")
-    assert main(["report", str(directory)]) == 2
-    error = capsys.readouterr().err
+    error = error_of(capsys, ["report", str(directory)])
     expected = {"a link": "symbolic link", "no such directory": "no run is in"}.get(kind, "is not a run")
     assert expected in error and error.count("\n") == 1
     assert kind != "a link" or (tmp_path / "target").read_text() == "mine"
