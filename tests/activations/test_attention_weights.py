@@ -144,6 +144,7 @@ class Softmax(torch.nn.Module):
         (lambda scores: scores.softmax(1), 4, False),
         (lambda scores: scores.softmax(-1), 3, False),
     ],
+    ids=["method", "functional", "by keyword", "special", "not the last dimension", "three dimensions"],
 )
 def test_which_softmax_is_attention(function: Callable[[Tensor], Tensor], dims: int, recorded: bool) -> None:
     """One over the last of four dimensions; not the one over a vocabulary, nor one over channels."""

@@ -129,9 +129,11 @@ def test_a_slice_counts_only_its_own_bytes() -> None:
     assert all(torch.equal(state.outputs, output[:, -1]) for state, output in zip(states, outputs, strict=True))
 
 
-@pytest.mark.parametrize("reduce", ["first", "last_token", lambda tensor: tensor[..., :2]])
+@pytest.mark.parametrize(
+    "reduce", ["first", "last_token", lambda tensor: tensor[..., :2]], ids=["first", "last token", "function"]
+)
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
-@pytest.mark.parametrize("more", [{}, {"clone": True}, {"device": "cpu"}, {"dtype": "float32"}])
+@pytest.mark.parametrize("more", [{}, {"clone": True}, {"device": "cpu"}, {"dtype": "float32"}], ids=str)
 def test_a_slice_is_copied(
     reduce: str | Callable[[Tensor], Tensor], mode: Callable[[], Any], more: dict[str, Any]
 ) -> None:

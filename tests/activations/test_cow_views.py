@@ -39,11 +39,12 @@ class Stubborn(tuple[Any, ...]):
         return super().__new__(cls, items)
 
 
-WRITES: list[Callable[[torch.Tensor], Any]] = [
-    lambda t: t.add_(1), lambda t: t.zero_(), lambda t: t.__setitem__(0, 9.0), lambda t: t.view(-1).mul_(2),
-    lambda t: t[1:].fill_(7.0), lambda t: t.copy_(torch.ones_like(t)), lambda t: t.data.add_(1),
-    lambda t: torch.add(t, 1, out=t), lambda t: torch._foreach_add_([t], 1.0), lambda t: t.t().clamp_(max=-5.0),
-]  # fmt: skip
+WRITES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "add": lambda t: t.add_(1), "zero": lambda t: t.zero_(), "item": lambda t: t.__setitem__(0, 9.0),
+    "view": lambda t: t.view(-1).mul_(2), "slice": lambda t: t[1:].fill_(7.0), "data": lambda t: t.data.add_(1),
+    "copy": lambda t: t.copy_(torch.ones_like(t)), "out": lambda t: torch.add(t, 1, out=t),
+    "foreach": lambda t: torch._foreach_add_([t], 1.0), "transposed": lambda t: t.t().clamp_(max=-5.0),
+}  # fmt: skip
 
 
 class Calls(ForwardHook):
@@ -65,7 +66,7 @@ def observe(value: Any, function: Callable[[Any], Any]) -> int:
 
 
 @pytest.mark.req("000-13", "000-14")
-@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
 def test_no_write_reaches_the_original(write: Callable[[torch.Tensor], Any]) -> None:
     """Ten ways to write in place change the copy and leave the activation as it was."""
     original = torch.arange(6.0).reshape(2, 3)
@@ -80,10 +81,10 @@ def test_no_write_reaches_the_original(write: Callable[[torch.Tensor], Any]) -> 
     assert torch.equal(original, before)
 
 
-@pytest.mark.parametrize("write", [w for i, w in enumerate(WRITES) if i != 6])  # .data has another version
-def test_writes_are_reported(write: Callable[[torch.Tensor], Any]) -> None:
+@pytest.mark.parametrize("kind", [kind for kind in WRITES if kind != "data"])  # .data has another version
+def test_writes_are_reported(kind: str) -> None:
     """Under the name of the hook that wrote; reading is not reported."""
-    assert observe(torch.arange(6.0).reshape(2, 3), write) == 1
+    assert observe(torch.arange(6.0).reshape(2, 3), WRITES[kind]) == 1
     assert observe(torch.arange(6.0).reshape(2, 3), torch.sum) == 0
 
 
@@ -142,7 +143,7 @@ def test_containers_that_resist_are_still_copied(value: Any) -> None:
     assert value[key].max() == 1
 
 
-@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
 def test_memory_is_shared_until_a_write(write: Callable[[torch.Tensor], Any]) -> None:
     """Whichever way, and on whichever side."""
     for side in (0, 1):

@@ -488,7 +488,9 @@ TORCH_HOOKS: list[Callable[[nn.Module, Callable[..., None]], Any]] = [
 ]
 
 
-@pytest.mark.parametrize("register", TORCH_HOOKS)
+@pytest.mark.parametrize(
+    "register", TORCH_HOOKS, ids=["forward", "before forward", "backward", "before backward", "global"]
+)
 def test_torch_hooks_of_others_are_called(register: Callable[..., Any]) -> None:
     """Every kind, beside ours."""
     model, calls = make_model(3, 4, 2), []

@@ -274,7 +274,9 @@ def defaults(tensor: torch.Tensor) -> Any:
         (lambda tensor: types.MappingProxyType({"value": tensor}), lambda made: made["value"]),
         (lambda tensor: torch.return_types.max((tensor, torch.arange(2))), lambda made: made.values),
     ],
-)
+    ids=["named tuple", "list", "nested", "dataclass", "model output with None", "model output", "defaultdict",
+         "mapping proxy", "return type"],
+)  # fmt: skip
 def test_structures_keep_their_type(make: Callable[[torch.Tensor], Any], read: Callable[[Any], torch.Tensor]) -> None:
     """The first floating-point tensor is replaced in a structure of the same type; the original is not changed."""
 
@@ -387,7 +389,7 @@ LISTED: list[tuple[dict[str, Any], Callable[[Any], Any]]] = [
 X = torch.tensor([[1.0, 0.0]])
 
 
-@pytest.mark.parametrize(("entry", "expected"), LISTED)
+@pytest.mark.parametrize(("entry", "expected"), LISTED, ids=[str(entry) for entry, _ in LISTED])
 def test_a_config_names_them(entry: dict[str, Any], expected: Callable[[Any], Any]) -> None:
     """Lists and numbers are their parameters, and the config's name is the instance's."""
     model, given = nn.Sequential(nn.Identity()), torch.arange(6.0).reshape(3, 2)

@@ -27,6 +27,7 @@ def sparse() -> torch.Tensor:
         (lambda: torch.eye(2).to_sparse_csr(), False, False),
         (lambda: torch.ones(2, device="meta"), True, False),
     ],
+    ids=["double", "transposed", "parameter", "complex", "sparse", "sparse by rows", "meta"],
 )
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
 def test_one_unusual_tensor(make: Make, plain: bool, uniform: bool) -> None:
