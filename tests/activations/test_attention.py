@@ -111,7 +111,7 @@ def test_multihead_attention_and_a_softmax_are_recorded(make: Callable[[], nn.Mo
 
 def test_torchs_fused_encoder_path_is_off_inside_the_block() -> None:
     """In eval mode without grad torch's encoder skips its modules; inside the block it calls them."""
-    model = nn.TransformerEncoder(encoder_layer(), 2).eval()  # type: ignore[arg-type]
+    model = nn.TransformerEncoder(encoder_layer(), 2).eval()
     x = torch.randn(2, 5, 8)
     with torch.no_grad():
         plain = model(x)
@@ -139,7 +139,7 @@ def test_hooks_and_modes_are_removed_after_an_error() -> None:
             raise ArithmeticError("broken")
 
     model = make_gpt()
-    model.norm = Broken()  # type: ignore[assignment]
+    model.norm = Broken()
     manager = HookManager()
     with pytest.raises(ArithmeticError), manager.attention_maps(model) as maps:
         model(tokens())
@@ -194,7 +194,7 @@ class Attends(nn.Module):
         self.inner = inner
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x).softmax(-1)  # type: ignore[no-any-return]
+        return self.inner(x).softmax(-1)
 
 
 def test_a_base_exception_in_nested_modules_does_not_shift_names() -> None:
@@ -303,7 +303,7 @@ def test_recomputed_passes_are_recorded_once() -> None:
     model = make_gpt()
     for block in model.blocks:
         forward = block.forward
-        block.forward = lambda x, forward=forward: checkpoint(forward, x, use_reentrant=False)  # type: ignore[method-assign]
+        block.forward = lambda x, forward=forward: checkpoint(forward, x, use_reentrant=False)
     with HookManager().attention_maps(model) as maps:
         model(tokens(), tokens())["loss"].backward()
     assert maps.cost.maps == len(maps) == 2 and len(gradients(model)) > 0

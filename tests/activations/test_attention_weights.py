@@ -27,8 +27,7 @@ def weights_of(*args: Any, **kwargs: Any) -> Tensor:
     model = Attends()
     with HookManager().attention_maps(model) as maps:
         model(*args, **kwargs)
-    weights: Tensor = maps["Attends"]
-    return weights
+    return maps["Attends"]
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -221,7 +221,7 @@ def test_an_intervention_that_fails_or_returns_nothing_changes_nothing() -> None
             raise ValueError
 
     class Silent(Double):
-        def on_forward(self, output: torch.Tensor) -> None:  # type: ignore[override]
+        def on_forward(self, output: torch.Tensor) -> None:
             assert output.requires_grad
 
     _, model = watched(Fails("fails"), Silent("silent"), enable_intervention=True)
@@ -514,7 +514,7 @@ def test_a_forward_that_is_replaced_later_is_called() -> None:
     """Some libraries replace it on the instance."""
     model = nn.Sequential(nn.Linear(3, 3))
     manager = captured(model)
-    model[0].forward = lambda x: x + 1  # type: ignore[method-assign]
+    model[0].forward = lambda x: x + 1
     model(INPUT)
     assert torch.equal(manager.get_captured_states("it")[0].outputs, INPUT + 1)
 

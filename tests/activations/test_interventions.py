@@ -328,7 +328,7 @@ def test_an_output_without_floats_is_left_alone(caplog: pytest.LogCaptureFixture
             r"replace_activation: value has shape \(3,\), but the output of '0' has shape \(2, 2, 4\)",
         ),
         (Replace("0", lambda own: own.sum()), r"the function returned a tensor of shape \(\) for '0'; return a tensor"),
-        (Replace("0", lambda own: None), r"the function returned NoneType for '0'"),  # type: ignore[arg-type,return-value]
+        (Replace("0", lambda own: None), r"the function returned NoneType for '0'"),
         (Scale("0", torch.ones(2, 4, 4)), r"scale_activation: factor has shape \(2, 4, 4\)"),
         (Add("0", torch.ones(5)), r"add_activation: value has shape \(5,\)"),
         (Ablate("0", units=[4]), r"ablate: units \[4\] exceed the size 4 of dimension -1 in the output of '0'"),
@@ -354,7 +354,7 @@ def test_invalid_parameters_are_rejected_at_construction() -> None:
     with pytest.raises(HooklineError, match="ablate: to='zeros' is unknown; did you mean 'zero'"):
         Ablate("0", "zeros")
     with pytest.raises(HooklineError, match="patch: cannot take activations from a list; give one captured state"):
-        Patch("0", [])  # type: ignore[arg-type]
+        Patch("0", [])
     with pytest.raises(HooklineError, match=r"steer: vector has shape \(2, 2\)"):
         Steer("0", torch.ones(2, 2))
 

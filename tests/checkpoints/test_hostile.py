@@ -60,6 +60,12 @@ def write_good(directory: Path) -> Path:
     return write_checkpoint(directory, "step-2", state, {"step": 2})
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Return the path of a good checkpoint."""
+    return write_good(tmp_path)
+
+
 def forge(path: Path) -> None:
     """Rewrite the manifest so that every hash is right."""
     files = {
@@ -100,9 +106,8 @@ def test_the_audit_hook_notices() -> None:
 
 @pytest.mark.parametrize("forged", [True, False])
 @pytest.mark.parametrize("name", ["manifest.json", "state.json", "model.safetensors", "odd.safetensors", "extra.pt"])
-def test_a_pickle_in_every_place(name: str, forged: bool, tmp_path: Path) -> None:
+def test_a_pickle_in_every_place(name: str, forged: bool, tmp_path: Path, path: Path) -> None:
     """Also where every hash has been made to agree."""
-    path = write_good(tmp_path)
     (path / name).write_bytes(pickle.dumps(Bomb()))
     if forged and name != "manifest.json":
         forge(path)
@@ -111,9 +116,8 @@ def test_a_pickle_in_every_place(name: str, forged: bool, tmp_path: Path) -> Non
     assert not Path("/tmp/hookline-was-here").exists()
 
 
-def test_a_torch_file_under_a_tensor_files_name(tmp_path: Path) -> None:
+def test_a_torch_file_under_a_tensor_files_name(path: Path) -> None:
     """What `torch.save` writes is a pickle in a zip."""
-    path = write_good(tmp_path)
     torch.save({"w": Bomb()}, path / "model.safetensors")
     forge(path)
     assert "model.safetensors" in refused(path)
@@ -132,9 +136,8 @@ def test_links_out_of_the_directory(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "state.json"])
-def test_a_pipe_does_not_hang(name: str, tmp_path: Path) -> None:
+def test_a_pipe_does_not_hang(name: str, path: Path) -> None:
     """Reading from a pipe without a writer would block."""
-    path = write_good(tmp_path)
     (path / name).unlink()
     os.mkfifo(path / name)
     assert f"{name}: is a link or not a plain file" in refused(path)
@@ -168,17 +171,15 @@ TENSOR_FILES = {
 
 
 @pytest.mark.parametrize("kind", TENSOR_FILES)
-def test_tensor_files_that_promise_too_much(kind: str, tmp_path: Path) -> None:
+def test_tensor_files_that_promise_too_much(kind: str, path: Path) -> None:
     """Shapes and lengths are compared with the file's size before memory is allocated."""
-    path = write_good(tmp_path)
     (path / "model.safetensors").write_bytes(TENSOR_FILES[kind])
     forge(path)
     assert "section 'model': cannot load" in refused(path)
 
 
-def test_a_failure_to_decode_is_not_one_to_load(tmp_path: Path) -> None:
+def test_a_failure_to_decode_is_not_one_to_load(path: Path) -> None:
     """The error says that the state is damaged; NumPy's own error for this dtype is a SyntaxError."""
-    path = write_good(tmp_path)
     change_state(path, lambda state: state["sections"].update(hooks={"!": "numpy", "v": "", "dtype": ","}))
     with pytest.raises(CheckpointError, match=r"section 'hooks': the saved state is damaged .*SyntaxError") as raised:
         read_checkpoint(path)
@@ -217,26 +218,23 @@ SKELETONS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", SKELETONS)
-def test_values_that_encode_never_writes(kind: str, tmp_path: Path) -> None:
+def test_values_that_encode_never_writes(kind: str, path: Path) -> None:
     """Each is an error that names the section; none allocates memory or looks anything up."""
-    path = write_good(tmp_path)
     change_state(path, lambda state: state["sections"].update(model=SKELETONS[kind]))
     assert "section 'model': the saved state is damaged or from a newer version" in refused(path)
 
 
 @pytest.mark.parametrize("file", ["state.json", "manifest.json"])
-def test_deep_nesting(file: str, tmp_path: Path) -> None:
+def test_deep_nesting(file: str, path: Path) -> None:
     """Ten megabytes of brackets end in an error, not in a crash."""
-    path = write_good(tmp_path)
     (path / file).write_text(nested(5_000_000))
     if file == "state.json":
         forge(path)
     assert "is not JSON" in refused(path)
 
 
-def test_nesting_that_json_still_reads(tmp_path: Path) -> None:
+def test_nesting_that_json_still_reads(path: Path) -> None:
     """The decoder's own recursion ends in an error, too."""
-    path = write_good(tmp_path)
     text = (path / "state.json").read_text()
     for depth in (200, 600, 900, 2000, 50_000):
         (path / "state.json").write_text(text.replace("[1, 2]", nested(depth)))
@@ -248,9 +246,8 @@ def test_nesting_that_json_still_reads(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", [10**400, "9" * 400, None, [], True, -(10**30)])
-def test_invalid_steps(step: Any, tmp_path: Path) -> None:
+def test_invalid_steps(step: Any, tmp_path: Path, path: Path) -> None:
     """Searching a run for its newest checkpoint survives any step or none."""
-    path = write_good(tmp_path)
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["meta"]["step"] = step
     write_manifest(path, manifest["files"], manifest["meta"])

@@ -70,11 +70,11 @@ def crash_at(moment: str) -> None:
         calls[0] += 1
         if calls[0] == {"first file": 1, "second file": 2}[moment]:
             os._exit(9)
-        unlink(*args, **kwargs)  # type: ignore[arg-type]
+        unlink(*args, **kwargs)
 
     if moment == "rename":
-        Path.rename = die  # type: ignore[assignment, method-assign]
+        Path.rename = die
     elif moment == "sync":
         pytest.MonkeyPatch().setattr("hookline.checkpoints.retention.sync_directory", die)
     else:
-        os.unlink = unlink_some  # type: ignore[assignment]
+        os.unlink = unlink_some

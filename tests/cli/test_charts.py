@@ -17,10 +17,10 @@ def draw(curves: dict[str, Any], width: int = 80, encoding: str = "utf-8", colou
     """Return what is drawn; with colours as a terminal gets it."""
     file = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="strict", newline="\n")
     system = "standard" if coloured else None
-    console = Console(file=file, width=width, color_system=system, force_terminal=coloured, _environ={})  # type: ignore[arg-type]
+    console = Console(file=file, width=width, color_system=system, force_terminal=coloured, _environ={})
     draw_chart(console, curves, title="title", **more)
     file.flush()
-    return file.buffer.getvalue().decode(encoding)  # type: ignore[attr-defined]
+    return file.buffer.getvalue().decode(encoding)
 
 
 def one(values: Any, steps: Any = None) -> dict[str, Any]:

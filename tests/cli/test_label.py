@@ -26,8 +26,7 @@ def write_run(run_id: str, root: str = "runs", labels: Labels | None = None) -> 
 
 def labels_of(run: Path) -> dict[str, Any]:
     """Return the contents of labels.json."""
-    found: dict[str, Any] = json.loads((run / "labels.json").read_text())
-    return found
+    return json.loads((run / "labels.json").read_text())
 
 
 def test_options_label_a_new_run() -> None:

@@ -371,7 +371,7 @@ def test_a_docstring_that_is_not_a_text_does_not_hide_others(capsys: Captured, m
     """A class may define it as a property for its instances; the schema can be made as well."""
 
     class Unusual:
-        __doc__ = property(lambda self: "of an instance")  # type: ignore[assignment]
+        __doc__ = property(lambda self: "of an instance")
 
         def on_step_end(self) -> None: ...
 

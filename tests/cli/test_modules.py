@@ -136,7 +136,7 @@ def test_modules_that_run_twice_and_frozen_parameters(capsys: Captured) -> None:
             return {"loss": nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())}
 
     lines = printed(capsys, "small.yaml", "model={name: twice}")
-    vocab = made[0].embed.num_embeddings  # type: ignore[union-attr]
+    vocab = made[0].embed.num_embeddings
     assert lines[0] == f"Twice  {vocab * 4 + 20:,} parameters, 4 of them frozen"
     assert next(line for line in lines if line.startswith("turn ")).endswith("20  [2, 16, 4] (2 calls)")
     assert made[0].training and not any(module._forward_hooks for module in made[0].modules())

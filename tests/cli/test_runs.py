@@ -53,8 +53,7 @@ def _host() -> str:
 def listed(capsys: Captured, *arguments: str) -> list[dict[str, Any]]:
     """Return what the command prints for programs."""
     assert main(["runs", "--json", *arguments]) == 0
-    found: list[dict[str, Any]] = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
-    return found
+    return json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
 
 
 def test_fields(capsys: Captured) -> None:

@@ -25,7 +25,7 @@ TYPES = {
 def is_type(value: Any, name: str) -> bool:
     """Return True if a value has a JSON type; True is not a number in JSON."""
     kinds = TYPES[name]
-    return isinstance(value, kinds) and not (isinstance(value, bool) and name != "boolean")  # type: ignore[arg-type]
+    return isinstance(value, kinds) and not (isinstance(value, bool) and name != "boolean")
 
 
 def fits(value: Any, schema: Any, root: dict[str, Any]) -> bool:
@@ -64,8 +64,7 @@ def mapping_fits(value: dict[str, Any], schema: dict[str, Any], root: dict[str, 
 def written_schema(path: Path) -> dict[str, Any]:
     """Write the schema to a file, and return its content."""
     assert main(["schema", "--output", str(path)]) == 0
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return content
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")

@@ -433,7 +433,7 @@ def test_attributes_of_a_function_count_as_those_of_a_class() -> None:
     def picky(grads: Any) -> Any:
         return grads
 
-    picky.params, picky.on_error = "*.weight", "raise"  # type: ignore[attr-defined]
+    picky.params, picky.on_error = "*.weight", "raise"
     register_hook("picky")(picky)
     register_hook("double")(double)
     registry = HookRegistry({"update": ["picky", "double"]})

@@ -137,7 +137,7 @@ def attempt(root: Path, kill_after: float | None, kill_at_call: int | None, asyn
     if child == 0:
         try:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the console hook's lines
-            _fs.os = DiskCalls()  # type: ignore[attr-defined]
+            _fs.os = DiskCalls()
             if kill_at_call is not None:
                 die_at_call(kill_at_call)
             train(root, newest_run(root), async_save)

@@ -18,8 +18,7 @@ def killed_run(root: Path, kills: int, seed: int, *how: str) -> dict[str, Any]:
     command = [sys.executable, str(SCRIPT), str(root), str(kills), str(seed), *how]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    return json.loads(done.stdout)
 
 
 def check(found: dict[str, Any], kills: int) -> None:

@@ -87,5 +87,5 @@ def test_step_context_has_its_seven_fields_in_order() -> None:
     assert list(inspect.signature(StepContext).parameters) == [
         "step", "loss", "grad_norm", "lr", "tokens_seen", "model", "optimizer",
     ]  # fmt: skip
-    ctx = StepContext(1, 0.5, 2.0, 1e-3, 64, None, None)  # type: ignore[arg-type]
+    ctx = StepContext(1, 0.5, 2.0, 1e-3, 64, None, None)
     assert (ctx.step, ctx.loss, ctx.grad_norm, ctx.lr, ctx.tokens_seen) == (1, 0.5, 2.0, 1e-3, 64)

@@ -119,4 +119,4 @@ def test_the_slots_are_the_catalog() -> None:
     slots = HookRegistry().slots
     assert [getattr(slots, name) for name in CATALOG] == [None] * len(CATALOG)
     with pytest.raises(AttributeError):
-        slots.on_batch_ennd = None  # type: ignore[attr-defined]
+        slots.on_batch_ennd = None

@@ -195,8 +195,7 @@ def test_inference_tensors_have_no_versions_and_are_left_out() -> None:
 
 def momentum_of(trainer: Any) -> torch.Tensor:
     """Return the momentum buffer of a parameter."""
-    found: torch.Tensor = next(iter(trainer.optimizers[0].state.values()))["momentum_buffer"]
-    return found
+    return next(iter(trainer.optimizers[0].state.values()))["momentum_buffer"]
 
 
 def replace_gradient(trainer: Any) -> None:

@@ -42,8 +42,8 @@ def test_every_call_counts_inside_and_outside_of_steps(registry: HookRegistry) -
     registry.register(Sleeps(), "rarely", every=17)
     for number in range(1, 18):
         registry.begin_batch(Reading(number, number, 1))
-        registry.slots.on_train_batch_end(None)  # type: ignore[misc]
-    registry.slots.on_epoch_end(None)  # type: ignore[misc]
+        registry.slots.on_train_batch_end(None)
+    registry.slots.on_epoch_end(None)
     rows = {row["hook"]: row for row in registry.costs()}
     assert (rows["always"]["calls"], rows["rarely"]["calls"]) == (18, 2)
     assert rows["always"]["seconds"] > 18 * 0.002 and rows["rarely"]["seconds"] > 2 * 0.002
@@ -72,7 +72,7 @@ def test_dear_arguments_have_rows_of_their_own(registry: HookRegistry) -> None:
 
     registry.register(lambda loss, step: None, "reads", event="validation_batch_end")
     for _ in range(3):
-        registry.slots.on_validation_batch_end(Args())  # type: ignore[misc]
+        registry.slots.on_validation_batch_end(Args())
     first, second = registry.costs()
     assert (first["hook"], first["kind"], first["calls"]) == ("reading loss", "argument", 3)
     assert first["seconds"] >= 0.006 and second["hook"] == "reads"

@@ -167,7 +167,7 @@ def test_tensors_among_the_metrics_do_not_break_the_comparison(event: str) -> No
     registry = registry_of(event, lambda metrics: None, replaces)
     metrics = {"loss": float("nan"), "histogram": torch.zeros(3)}
     fire(registry, event, metrics=metrics)
-    assert metrics["histogram"].tolist() == [0, 0, 0]  # type: ignore[attr-defined]
+    assert metrics["histogram"].tolist() == [0, 0, 0]
     assert [hook.overruled for hook in registry.list_hooks()] == [0, 1]
 
 
@@ -321,7 +321,7 @@ def test_the_arguments_include_those_of_hooks_on_other_ranks(registry: HookRegis
     """Computing one may be a collective, in which all ranks take part."""
     registry.register(lambda grad_norm: None, "elsewhere", event="step_end", ranks=1)
     assert named_at(registry, "on_step_end") == set()
-    registry.set_ranks(SimpleNamespace(rank=0, local_rank=0, world_size=2, act_together=False))  # type: ignore[arg-type]
+    registry.set_ranks(SimpleNamespace(rank=0, local_rank=0, world_size=2, act_together=False))
     assert named_at(registry, "on_step_end") == {"grad_norm"}
 
 
@@ -332,7 +332,7 @@ def test_an_intervening_hook_runs_in_the_callers_autograd_mode_which_is_restored
     class Switches(ForwardHook):
         intervene = True
 
-        def on_forward(self, output: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        def on_forward(self, output: torch.Tensor) -> torch.Tensor:
             modes.append(torch.is_grad_enabled())
             doubled = output * 2
             torch.set_grad_enabled(not torch.is_grad_enabled())

@@ -53,7 +53,7 @@ def test_the_countdown_never_skips_a_due_micro_batch(
 
     for index, schedule in enumerate(asked):
         function = listener(f"h{index}")
-        function.schedule = schedule  # type: ignore[attr-defined]
+        function.schedule = schedule
         registry.register(function, f"h{index}", event="on_train_batch_end")
     if always:
         registry.register(lambda: None, "always", event="on_train_batch_end")
@@ -141,7 +141,7 @@ def test_a_schedule_is_not_evaluated_at_every_batch(registry: HookRegistry) -> N
 
     class Counting(Reading):
         @property
-        def steps(self) -> int:  # type: ignore[override]
+        def steps(self) -> int:
             nonlocal asked
             asked += 1
             return self.batches
@@ -249,7 +249,7 @@ def test_without_schedules_nothing_is_evaluated_again(registry: HookRegistry) ->
     registry.register(lambda: None, "h", event="on_train_batch_end")
     registry.begin_batch(Reading(1, 1, 1))
     for _ in range(100):
-        registry.begin_batch(None)  # type: ignore[arg-type]  # evaluating a schedule would read it, and raise
+        registry.begin_batch(None)  # evaluating a schedule would read it, and raise
 
 
 def test_the_clock_of_a_users_own_loop_keeps_what_an_event_omits() -> None:

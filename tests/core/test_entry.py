@@ -137,7 +137,7 @@ def test_an_instance_attribute_overrides_the_class() -> None:
             called.append("class")
 
     hook = Hook()
-    hook.on_train_batch_end = lambda: called.append("instance")  # type: ignore[method-assign, assignment]
+    hook.on_train_batch_end = lambda: called.append("instance")
     registered(hook).on_train_batch_end()
     assert called == ["instance"]
 
@@ -168,7 +168,7 @@ def test_a_subclass_can_stop_listening_to_an_event() -> None:
         def on_step_end(self) -> None: ...
 
     class Quiet(Parent):
-        on_epoch_end = None  # type: ignore[assignment]
+        on_epoch_end = None
 
         @not_an_event
         def on_train_end(self) -> None: ...
@@ -219,7 +219,7 @@ def test_a_hooks_own_name_is_used_only_if_it_is_one(registry: HookRegistry) -> N
         name: Any = "mine"
 
     class Odd(Idle):
-        def name(self) -> str:  # type: ignore[override]
+        def name(self) -> str:
             return "no"
 
     assert [registry.register(Named()), registry.register(Odd())] == ["mine", "odd"]
@@ -259,7 +259,7 @@ def test_a_function_is_a_hook_of_one_event(registry: HookRegistry) -> None:
     """Plain functions listen under the spelling they were given."""
     called: list[Any] = []
     registry.register(lambda metrics: called.append(metrics), "f", event="on_eval_end")
-    registry.slots.on_validation_end(SimpleNamespace(eval_metrics={"eval/loss": 1.0}))  # type: ignore[misc]
+    registry.slots.on_validation_end(SimpleNamespace(eval_metrics={"eval/loss": 1.0}))
     assert called == [{"eval/loss": 1.0}]
 
 

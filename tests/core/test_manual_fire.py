@@ -64,7 +64,7 @@ def test_mistakes_of_the_caller_are_type_errors() -> None:
 
 
 def test_hooks_may_name_what_ctx_contains() -> None:
-    ctx, seen = StepContext(7, 0.5, 1.5, 1e-3, 640, "model", "optimizer"), []  # type: ignore[arg-type]
+    ctx, seen = StepContext(7, 0.5, 1.5, 1e-3, 640, "model", "optimizer"), []
     runner = HookRunner()
     runner.on("step_end")(lambda step, loss, grad_norm, ctx: seen.append((step, loss, grad_norm, ctx)))
     runner.on_step_end(ctx)

@@ -299,7 +299,7 @@ def test_an_attribute_named_enabled_is_not_read(registry: HookRegistry) -> None:
     """The switch is the registry's; a hook may use the word for anything."""
     called: Heard = []
     hook = Speaker("a", called)
-    hook.enabled = False  # type: ignore[attr-defined]
+    hook.enabled = False
     registry.register(hook)
     registry.on_train_batch_end()
     assert called == ["a"] and registry.is_enabled("a")
@@ -653,10 +653,10 @@ def test_a_callable_from_an_earlier_batch_leaves_the_later_ones_alone(registry: 
     registry.begin_batch(Reading(1, 1, 1))
     late = registry.slots.on_train_batch_end
     registry.begin_batch(Reading(2, 2, 1))
-    late(SimpleNamespace(step=2))  # type: ignore[misc]
+    late(SimpleNamespace(step=2))
     called.clear()
     registry.begin_batch(Reading(3, 3, 1))
-    registry.slots.on_train_batch_end(SimpleNamespace(step=3))  # type: ignore[misc]
+    registry.slots.on_train_batch_end(SimpleNamespace(step=3))
     assert called == ["always"]
 
 
@@ -716,7 +716,7 @@ def test_a_schedule_registered_during_evaluation_counts_from_the_next_batch(regi
 
     class Slow(Reading):
         @property
-        def steps(self) -> int:  # type: ignore[override]
+        def steps(self) -> int:
             if not thread.ident:
                 thread.start()
                 thread.join(0.2)
@@ -863,7 +863,7 @@ def test_setup_may_register_another_hook_of_its_class() -> None:
 
     registry = HookRegistry()
     with pytest.raises(ValueError):
-        registry.register(Parent(None))  # type: ignore[arg-type]
+        registry.register(Parent(None))
     registry.register(Parent(1))
     assert {name: registry.get(name).children for name in registry} == {"parent": 1, "parent_2": 0}
 
@@ -872,8 +872,8 @@ def test_one_saved_attribute_need_not_be_in_a_tuple(registry: HookRegistry) -> N
     """`saves = "count"` names one attribute, not five letters; the same for `before` and `events_when_not_due`."""
 
     class Counts(TrainingHook):
-        saves = "count"  # type: ignore[assignment]
-        events_when_not_due = "on_step_end"  # type: ignore[assignment]
+        saves = "count"
+        events_when_not_due = "on_step_end"
         count = 3
 
         def on_step_end(self) -> None: ...
@@ -883,4 +883,4 @@ def test_one_saved_attribute_need_not_be_in_a_tuple(registry: HookRegistry) -> N
     registry.load_state_dict({"counts": {"count": 5}})
     assert registry.get("counts").count == 5
     with pytest.raises(HooklineError, match="before: expected a name or a list of names, got 3"):
-        registry.register(Counts(), "other", before=3)  # type: ignore[arg-type]
+        registry.register(Counts(), "other", before=3)

@@ -36,7 +36,7 @@ def state() -> tuple[object, ...]:
     return (
         torch.get_rng_state().numpy().tobytes(),
         random.getstate(),
-        (name, words.tobytes(), position, has_gauss, gauss),  # type: ignore[union-attr]
+        (name, words.tobytes(), position, has_gauss, gauss),
     )
 
 

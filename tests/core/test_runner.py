@@ -27,7 +27,7 @@ from hookline.errors import ConfigError, MissingArgument, RegistrationError
 
 def ctx(step: int, tokens: int = 0) -> StepContext:
     """A finished step."""
-    return StepContext(step, 0.5, 1.0, 1e-3, tokens, None, None)  # type: ignore[arg-type]
+    return StepContext(step, 0.5, 1.0, 1e-3, tokens, None, None)
 
 
 class Everything(TrainingHook):

@@ -44,7 +44,7 @@ def called(call: Callable[..., Any], event: str = "on_train_batch_end", **values
 def test_names_may_come_in_any_order_and_number() -> None:
     """A hook gets exactly what it named, in the order of its own signature."""
 
-    def hook(batch_idx, loss, state):  # type: ignore[no-untyped-def]
+    def hook(batch_idx, loss, state):
         return batch_idx, loss, state
 
     assert called(hook, batch_idx=3, loss=0.5, state={}) == (3, 0.5, {})
@@ -93,7 +93,7 @@ def test_an_unknown_argument_is_rejected_with_the_nearest_name() -> None:
 def test_an_unknown_argument_with_a_default_keeps_it() -> None:
     """A parameter of the hook's own stays at its default; the later ones still arrive."""
 
-    def hook(scale=2.0, loss=0.0, step=0):  # type: ignore[no-untyped-def]
+    def hook(scale=2.0, loss=0.0, step=0):
         return scale, loss, step
 
     assert called(hook, loss=0.5, step=4) == (2.0, 0.5, 4)
@@ -108,10 +108,10 @@ def test_a_default_is_overridden_when_the_event_has_the_name() -> None:
 def test_positional_only_parameters_work_and_keep_defaults_out_of_order() -> None:
     """A positional-only parameter behind one that stays at its default cannot be passed, so it keeps its own."""
 
-    def plain(loss, step, /):  # type: ignore[no-untyped-def]
+    def plain(loss, step, /):
         return loss, step
 
-    def behind_a_default(mine=1, step=-1, /):  # type: ignore[no-untyped-def]
+    def behind_a_default(mine=1, step=-1, /):
         return mine, step
 
     assert called(plain, loss=0.5, step=2) == (0.5, 2)
@@ -121,7 +121,7 @@ def test_positional_only_parameters_work_and_keep_defaults_out_of_order() -> Non
 def test_keyword_only_parameters_come_by_keyword() -> None:
     """`*, loss` is a name like any other."""
 
-    def hook(*, loss, mine=3):  # type: ignore[no-untyped-def]
+    def hook(*, loss, mine=3):
         return loss, mine
 
     assert called(hook, loss=0.25) == (0.25, 3)
@@ -130,7 +130,7 @@ def test_keyword_only_parameters_come_by_keyword() -> None:
 def test_open_keywords_get_only_what_costs_nothing() -> None:
     """**kwargs never triggers a host read and never repeats what was named."""
 
-    def hook(step, **rest):  # type: ignore[no-untyped-def]
+    def hook(step, **rest):
         return rest
 
     rest = called(hook)
@@ -142,7 +142,7 @@ def test_open_keywords_get_only_what_costs_nothing() -> None:
 def test_open_keywords_do_not_repeat_an_alias() -> None:
     """A hook that names loader_idx does not get dataloader_idx on top."""
 
-    def hook(loader_idx, **rest):  # type: ignore[no-untyped-def]
+    def hook(loader_idx, **rest):
         return rest
 
     assert "dataloader_idx" not in called(hook)
@@ -152,7 +152,7 @@ def test_open_keywords_do_not_repeat_an_alias() -> None:
 def test_what_cannot_be_called_by_name_is_rejected(refused: str) -> None:
     """*args, async def, generators and callables without a signature are rejected at registration."""
 
-    def with_args(*args):  # type: ignore[no-untyped-def]
+    def with_args(*args):
         raise AssertionError
 
     async def with_await() -> None: ...
@@ -216,7 +216,7 @@ def test_a_wrapped_function_shows_the_signature_it_wraps() -> None:
         return wrapper
 
     @counted
-    def hook(step, loss):  # type: ignore[no-untyped-def]
+    def hook(step, loss):
         return step, loss
 
     assert called(hook, step=1, loss=0.5) == ("counted", (1, 0.5))

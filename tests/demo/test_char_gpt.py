@@ -14,7 +14,7 @@ def small(**changes: object) -> CharGPT:
     """A tiny model with fixed weights."""
     torch.manual_seed(0)
     settings = {"vocab_size": 11, "context": 8, "width": 16, "layers": 2, "heads": 4} | changes
-    return CharGPT(**settings)  # type: ignore[arg-type]
+    return CharGPT(**settings)
 
 
 def some_ids(batch: int = 3, time: int = 8) -> Tensor:

@@ -446,7 +446,7 @@ def test_writing_in_place_and_returning_nothing_must_be_declared(bench: Bench) -
     def declared(grads: Grads) -> None:
         zero_all(grads)
 
-    declared.inplace = True  # type: ignore[attr-defined]
+    declared.inplace = True
     bench.registry.register(declared, event="update")
     assert bench.step() == [0.0, 0.0] and len(bench.incidents) == 1
 
@@ -480,7 +480,7 @@ def test_a_stop_raised_while_writing_uses_no_half_written_gradients(bench: Bench
     if policy == "raise":
         assert args.reasons == ["stops left half-written gradients"]
     else:
-        assert args.reasons == [] and bench.params["encoder"].grad.tolist() == [1.0, 1.0]  # type: ignore[union-attr]
+        assert args.reasons == [] and bench.params["encoder"].grad.tolist() == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("write", [lambda grad: grad.data.mul_(100), lambda grad: grad.numpy().__imul__(100)])
@@ -490,7 +490,7 @@ def test_norms_are_read_again_after_a_users_hook(bench: Bench, write: Callable[[
     bench.registry.register(make_hook(lambda grads: [write(grad) for grad in grads.values()] and grads, "secretly"))
     bench.registry.register(ClipNorm(1.0))
     args = Skipping()
-    args.log = lambda name, value, **_: None  # type: ignore[attr-defined]
+    args.log = lambda name, value, **_: None
     fired = bench.registry.slots.on_update
     fired(args)
     assert args.norms == [(pytest.approx(1000**0.5 * 10**0.5 * 10**0.5), True)]

@@ -146,12 +146,12 @@ def test_the_wait_for_the_device_has_a_row_in_the_cost_table(rig: Any, hook: Any
 def test_invalid_choices_raise() -> None:
     """The error lists the choices."""
     with pytest.raises(HooklineError, match=r"spike_guard.action: invalid value 'stop'"):
-        SpikeGuard(action="stop")  # type: ignore[arg-type]
+        SpikeGuard(action="stop")
     for wrong in (0, 0.5, True, "3"):
         with pytest.raises(HooklineError, match="give_up_after: expected an integer of at least 1"):
-            SkipNonfinite(give_up_after=wrong)  # type: ignore[arg-type]
+            SkipNonfinite(give_up_after=wrong)
     for key, value in {"factor": 1.0, "window": 0.5, "warmup": math.inf, "give_up_after": 2.5}.items():
         with pytest.raises(HooklineError, match=f"spike_guard.{key}: expected"):
-            SpikeGuard(**{key: value})  # type: ignore[arg-type]
+            SpikeGuard(**{key: value})
     with pytest.raises(HooklineError, match="action='clip' skips none"):
         SpikeGuard(action="clip", give_up_after=3)

@@ -225,8 +225,7 @@ class Words(nn.Module):
         self.head = nn.Linear(3, 1)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.head(self.words(tokens).mean(1))
-        return out
+        return self.head(self.words(tokens).mean(1))
 
 
 def trained_on_words(hook: Any, sparse: bool) -> Trainer:

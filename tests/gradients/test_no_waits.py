@@ -75,7 +75,7 @@ def test_every_way_of_waiting_is_counted(rig: Any, params: Callable[..., Any], w
         way(grads["scalar"])
         return grads
 
-    waits.check_finite = False  # type: ignore[attr-defined]
+    waits.check_finite = False
     assert waits_of(rig, params, waits) == 3
 
 

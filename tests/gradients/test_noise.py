@@ -50,8 +50,7 @@ def test_without_a_seed_noise_uses_the_runs(rig: Any) -> None:
         torch.manual_seed(seed)
         chain = rig({"w": torch.nn.Parameter(torch.zeros(8))}, "noise")
         torch.randn(seed)  # wherever training's own stream is by now
-        result: torch.Tensor = chain.step({"w": torch.zeros(8)})["w"]
-        return result
+        return chain.step({"w": torch.zeros(8)})["w"]
 
     assert torch.equal(drawn(5), drawn(5)) and not torch.equal(drawn(5), drawn(6))
 

@@ -58,7 +58,7 @@ def test_normalize_leaves_zeros_zero(rig: Any) -> None:
 def test_normalize_lists_its_choices() -> None:
     """The error lists the choices."""
     with pytest.raises(HooklineError, match=r"normalize.by: invalid value 'layer'"):
-        Normalize(by="layer")  # type: ignore[arg-type]
+        Normalize(by="layer")
 
 
 def test_sign_keeps_signs_and_zeros(rig: Any) -> None:

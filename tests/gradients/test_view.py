@@ -98,7 +98,7 @@ def test_a_sparse_gradient_may_stay_sparse_or_become_dense(run: Run, params: Par
     """The layout may be the parameter's or that of the previous gradient."""
     for returned in (torch.ones(2).to_sparse(), torch.ones(2)):
         params["a"].grad, params["b"].grad = torch.zeros(2).to_sparse(), torch.ones(2)
-        run(lambda grads, new=returned: {"a": new, "b": None})  # type: ignore[misc]
+        run(lambda grads, new=returned: {"a": new, "b": None})
         assert params["a"].grad.layout is returned.layout
 
 

@@ -48,7 +48,7 @@ def wrap(model: nn.Module, kind: str, **options: Any) -> nn.Module:
 
         count = distributed.get_world_size()
         mesh = make_mesh(replicate=2, shard=count // 2) if kind == "hsdp" else make_mesh(shard=count)
-        for module in model:  # type: ignore[attr-defined]
+        for module in model:
             if isinstance(module, nn.Linear):
                 fully_shard(module, mesh=mesh)
         fully_shard(model, mesh=mesh)

@@ -66,7 +66,7 @@ STAND_IN = SimpleNamespace(
 
 def kernels_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Reset the compiler, and let the CPU have kernels for one test."""
-    monkeypatch.setitem(sys.modules, "hookline.stats.cuda_accumulators", STAND_IN)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "hookline.stats.cuda_accumulators", STAND_IN)
     monkeypatch.setattr(compiled_stats, "has_kernels", lambda device: device == CPU)
     torch._dynamo.reset()
     counters.clear()
@@ -82,8 +82,7 @@ class Block(nn.Module):
         self.up, self.drop, self.down = nn.Linear(8, 16), nn.Dropout(0.5), nn.Linear(16, 8)
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = x + self.down(self.drop(self.up(x)))
-        return result
+        return x + self.down(self.drop(self.up(x)))
 
 
 class Model(nn.Module):
@@ -99,8 +98,7 @@ class Model(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=False) if self.checkpointed else block(x)
-        result: Tensor = self.head(self.head(x))
-        return result
+        return self.head(self.head(x))
 
 
 def watching(model: nn.Module, *hooks: ForwardHook) -> HookManager:

@@ -130,7 +130,7 @@ def trace_method(event: Event, say: Callable[[str], None], names: list[str], opt
     default = None if optional else inspect.Parameter.empty
     keyword = partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY, default=default)
     own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    hear.__signature__ = inspect.Signature([own, *(keyword(name) for name in names)])  # type: ignore[attr-defined]
+    hear.__signature__ = inspect.Signature([own, *(keyword(name) for name in names)])
     return hear
 
 
@@ -297,7 +297,7 @@ class Scene:
     def listening(self) -> Iterator[None]:
         """Write what is printed, logged and warned about inside the block."""
         handler = logging.Handler()
-        handler.emit = lambda record: self.say_printed(f"{record.levelname}: {record.getMessage()}")  # type: ignore[method-assign]
+        handler.emit = lambda record: self.say_printed(f"{record.levelname}: {record.getMessage()}")
         log, stream = logging.getLogger("hookline"), Lines(self.say_printed)
         handlers, propagates = log.handlers, log.propagate
         log.handlers, log.propagate = [handler], False
@@ -507,7 +507,7 @@ def scheduled(scene: Scene) -> None:
             def hook(step: int, epoch: int, event: str = event, name: str = name) -> None:
                 scene.say(f"{event} {name}: step={step} epoch={epoch}")
 
-            hook.__signature__ = inspect.Signature(list(inspect.signature(hook).parameters.values())[:2])  # type: ignore[attr-defined]
+            hook.__signature__ = inspect.Signature(list(inspect.signature(hook).parameters.values())[:2])
             trainer.add_hook(hook, f"{event}, {name}", event=event, **schedule)
     scene.run(trainer)
 
@@ -535,7 +535,7 @@ def stepped(scene: Scene) -> None:
     steps = trainer.stepper()
     for _ in range(2):
         scene.say(f"--- next: {show(next(steps))}")
-    scene.attempt(steps.close)  # type: ignore[attr-defined]
+    scene.attempt(steps.close)
     scene.describe(trainer)
     for loss in trainer.stepper():
         scene.say(f"--- loss: {show(loss)}")

@@ -112,7 +112,7 @@ def test_a_resumed_run_discards_what_came_after_its_checkpoint() -> None:
 
         last = None if steps == 3 else next(Path("runs").iterdir()) / "checkpoints" / "step-00000002"
         trainer.fit(resume=last)
-    found = [(row.step, row.content.rows[0][0]) for row in read_media(trainer.run_dir)]  # type: ignore[union-attr]
+    found = [(row.step, row.content.rows[0][0]) for row in read_media(trainer.run_dir)]
     assert found == [(1, "first"), (2, "first"), (3, "second"), (4, "second")]
 
 
@@ -132,7 +132,7 @@ def test_cells_are_read_as_they_were_logged(record: Record) -> None:
     assert row[0] == "NaN" and row[1] != row[1] and row[2:7] == (float("-inf"), True, 2**60, 0.5, 3)
     assert len(row[7]) < 1100 and row[7].endswith("(5,000 characters)") and row[8] == "\\ud800"
     assert "hunter2" not in str(rows["secrets"])
-    assert rows["matrix"].rows == ((1, 0), (0, 1))  # type: ignore[union-attr]
+    assert rows["matrix"].rows == ((1, 0), (0, 1))
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_names_of_all_kinds_have_files_of_their_own(tmp_path: Path) -> None:
         record.log_table(3, 0, name, ["index"], [[index]])
     run = close_record(record)
     rows = read_media(run)
-    assert [row.content.rows[0][0] for row in rows] == list(range(len(names)))  # type: ignore[union-attr]
+    assert [row.content.rows[0][0] for row in rows] == list(range(len(names)))
     assert [row.name for row in rows if row.name.isascii() and "\\ud" not in row.name] == [
         name for name in names if name.isascii()
     ]

@@ -21,6 +21,12 @@ def rows_of(record: Record) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
+def record() -> Record:
+    """Return a record in memory."""
+    return Record.in_memory()
+
+
+@pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Make every copy to the host an incomplete one, as on a busy device."""
     monkeypatch.setattr(HostCopy, "is_ready", lambda copy: False)
@@ -32,9 +38,8 @@ def break_device(*_: Any) -> Any:
     raise RuntimeError("the device is gone")
 
 
-def test_one_row_per_step_in_order() -> None:
+def test_one_row_per_step_in_order(record: Record) -> None:
     """Values of one step and epoch share a row, and a later value of a name wins."""
-    record = Record.in_memory()
     record.log(1, 0, "loss", 2.0)
     record.log(1, 0, "lr", 0.1)
     record.log(2, 0, "loss", 1)
@@ -50,9 +55,8 @@ def test_one_row_per_step_in_order() -> None:
     assert len(record.metrics) == 3
 
 
-def test_a_row_has_the_time_of_logging() -> None:
+def test_a_row_has_the_time_of_logging(record: Record) -> None:
     """The time of a row is when its first value was logged, not when it was written."""
-    record = Record.in_memory()
     before = time.time()
     record.log(1, 0, "loss", 1.0)
     after = time.time()
@@ -61,9 +65,8 @@ def test_a_row_has_the_time_of_logging() -> None:
     assert before - 1e-5 <= record.metrics[0]["time"] <= after + 1e-5
 
 
-def test_tensors_are_copied() -> None:
+def test_tensors_are_copied(record: Record) -> None:
     """What the caller does to a tensor afterwards does not reach the record; shape and graph do not matter."""
-    record = Record.in_memory()
     loss = torch.tensor(1.0)
     parameter = torch.tensor([2.0], requires_grad=True)
     record.log(1, 0, "loss", loss)
@@ -76,9 +79,8 @@ def test_tensors_are_copied() -> None:
     assert type(record.metrics[0]["count"]) is int
 
 
-def test_numpy_and_non_finite_numbers_pass() -> None:
+def test_numpy_and_non_finite_numbers_pass(record: Record) -> None:
     """NumPy's scalars and non-finite floats are numbers like any other."""
-    record = Record.in_memory()
     record.log(1, 0, "a", np.float32(0.5))
     record.log(1, 0, "b", math.inf)
     record.log(1, 0, "c", np.array([3]))
@@ -98,9 +100,8 @@ def test_numpy_and_non_finite_numbers_pass() -> None:
         ("step", 1.0, "no metric can be named 'step'"),
     ],
 )
-def test_invalid_metrics_raise_where_they_are_logged(name: str, value: Any, message: str) -> None:
+def test_invalid_metrics_raise_where_they_are_logged(name: str, value: Any, message: str, record: Record) -> None:
     """A value that is not one number raises at the call, with the metric's name, and nothing is written."""
-    record = Record.in_memory()
     with pytest.raises(RecordError, match=message):
         record.log(1, 0, name, value)
     record.flush(wait=True)
@@ -126,9 +127,8 @@ def test_one_copy_per_flush_and_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
     assert copied == [100, 50]
 
 
-def test_a_flush_does_not_wait(slow: pytest.MonkeyPatch) -> None:
+def test_a_flush_does_not_wait(slow: pytest.MonkeyPatch, record: Record) -> None:
     """A copy in progress is written by a later flush, in order, also before numbers that needed no device."""
-    record = Record.in_memory()
     record.log(1, 0, "loss", torch.tensor(1.0))
     record.flush()
     record.log(2, 0, "loss", 2.0)
@@ -140,9 +140,8 @@ def test_a_flush_does_not_wait(slow: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("slow")
-def test_a_sync_waits() -> None:
+def test_a_sync_waits(record: Record) -> None:
     """Everything is written, also copies in progress."""
-    record = Record.in_memory()
     record.log(1, 0, "loss", torch.tensor(1.0))
     record.flush()
     record.log(2, 0, "loss", torch.tensor(2.0))
@@ -151,9 +150,8 @@ def test_a_sync_waits() -> None:
 
 
 @pytest.mark.parametrize("call", ["stack", "wait"])
-def test_a_failed_device_loses_only_its_own_values(call: str, slow: pytest.MonkeyPatch) -> None:
+def test_a_failed_device_loses_only_its_own_values(call: str, slow: pytest.MonkeyPatch, record: Record) -> None:
     """When a device failed, before or after a copy began, the numbers that were on the host are written, once."""
-    record = Record.in_memory()
     record.log(1, 0, "loss", torch.tensor(1.0))
     record.log(1, 0, "lr", 0.1)
     if call == "wait":
@@ -168,9 +166,8 @@ def test_a_failed_device_loses_only_its_own_values(call: str, slow: pytest.Monke
     assert (record.lost, len(record.metrics)) == (2, 2)
 
 
-def test_logging_from_several_threads_loses_nothing() -> None:
+def test_logging_from_several_threads_loses_nothing(record: Record) -> None:
     """Values logged while another thread flushes are all written."""
-    record = Record.in_memory()
 
     def work(worker: int) -> None:
         for step in range(500):
@@ -214,9 +211,8 @@ def test_numbers_of_every_dtype() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_cuda_metrics_cause_no_sync() -> None:
+def test_cuda_metrics_cause_no_sync(record: Record) -> None:
     """Neither logging nor flushing waits for the device; snapshots hold on the device, too."""
-    record = Record.in_memory()
     loss = torch.tensor(0.0, device="cuda")
 
     def train(steps: range) -> None:

@@ -24,8 +24,7 @@ from hookline.record import Record, read_jsonl
 
 def run_json(record: Record) -> dict[str, Any]:
     """Read run.json."""
-    found: dict[str, Any] = json.loads((record.path / "run.json").read_text())
-    return found
+    return json.loads((record.path / "run.json").read_text())
 
 
 def close(record: Record, outcome: str = "completed") -> None:

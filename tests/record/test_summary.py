@@ -170,7 +170,7 @@ def test_of_several_attempts_each_counts_up_to_where_a_later_one_began(tmp_path:
     path = close_record(start_record(tmp_path))
     expected: dict[int, float] = {}
     rows = [{"step": step, "x": float(step)} for step in range(1, 11)]
-    expected |= {row["step"]: row["x"] for row in rows}  # type: ignore[index]
+    expected |= {row["step"]: row["x"] for row in rows}
     for attempt, begin in enumerate(resumed_at, start=1):
         rows += [{"step": begin, "resumed": True}, {"step": begin + 2, "x": 100.0 * attempt}]
         expected = {step: x for step, x in expected.items() if step <= begin} | {begin + 2: 100.0 * attempt}

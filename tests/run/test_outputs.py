@@ -63,8 +63,7 @@ def names_them(model: nn.Module, batch: Batch) -> dict[str, Any]:
 
 
 def hides_the_output(model: nn.Module, batch: Batch) -> torch.Tensor:
-    loss: torch.Tensor = names_them(model, batch)["loss"]
-    return loss
+    return names_them(model, batch)["loss"]
 
 
 @pytest.mark.parametrize(("step_fn", "known"), [(calls_the_model, True), (names_them, True), (hides_the_output, False)])

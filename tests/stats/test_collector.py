@@ -34,6 +34,12 @@ class Counting:
 
 
 @pytest.fixture
+def collector() -> StepCollector:
+    """Return a collector that has measured nothing."""
+    return StepCollector()
+
+
+@pytest.fixture
 def measure() -> Counting:
     """Return a measurement that counts its launches."""
     return Counting()
@@ -108,9 +114,8 @@ def test_a_view_that_is_alive_for_a_while_does_not_count_as_kept(
     assert measure.launches == [3, 3]
 
 
-def test_references_are_dropped_after_the_launch() -> None:
+def test_references_are_dropped_after_the_launch(collector: StepCollector) -> None:
     """A tensor that was read is not kept alive."""
-    collector = StepCollector()
     tensor = torch.ones(3)
     alive = weakref.ref(tensor)
     collector.add("x", tensor, 1)
@@ -120,9 +125,8 @@ def test_references_are_dropped_after_the_launch() -> None:
     assert alive() is None
 
 
-def test_an_overwritten_tensor_gets_no_row_and_is_read_at_once_from_then_on() -> None:
+def test_an_overwritten_tensor_gets_no_row_and_is_read_at_once_from_then_on(collector: StepCollector) -> None:
     """An in-place write between add and launch is noticed; the next pass is right."""
-    collector = StepCollector()
     for expected in ({"after": 0}, {"before": -2, "after": 0}):
         values = torch.full((4,), -2.0)
         collector.add("before", values, 1)
@@ -150,9 +154,8 @@ def test_inference_tensors_are_gathered_too() -> None:
         assert means(collector) == {"x": 1}
 
 
-def test_a_refusal_names_the_key() -> None:
+def test_a_refusal_names_the_key(collector: StepCollector) -> None:
     """The message calls the tensor by its key, and the next pass is not affected."""
-    collector = StepCollector()
     collector.add("blocks.0", torch.ones(2, dtype=torch.complex64), 1)
     with pytest.raises(HooklineError, match=r"blocks\.0"):
         collector.send()
@@ -232,18 +235,16 @@ def steps_of(rows: Iterator[Any]) -> list[int]:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_rows_on_cuda_arrive_through_pinned_memory() -> None:
+def test_rows_on_cuda_arrive_through_pinned_memory(collector: StepCollector) -> None:
     """They have the values of their tensors."""
-    collector = StepCollector()
     collector.add("x", torch.arange(6.0, device="cuda"), 1)
     collector.end_step(1)
     (found,) = collector.drain()
     assert found.rows.is_pinned() and found.rows[0, MEAN] == 2.5
 
 
-def test_a_step_is_returned_when_it_has_ended() -> None:
+def test_a_step_is_returned_when_it_has_ended(collector: StepCollector) -> None:
     """Sent rows are held back until the step ends, or rows of the next one arrive."""
-    collector = StepCollector()
     collector.add("a", torch.ones(2), 1)
     collector.send()
     assert steps_of(collector.ready()) == []
@@ -256,9 +257,8 @@ def test_a_step_is_returned_when_it_has_ended() -> None:
     assert steps_of(collector.ready()) == []
 
 
-def test_calls_of_one_step_are_merged() -> None:
+def test_calls_of_one_step_are_merged(collector: StepCollector) -> None:
     """A key that was added several times, before and after a send, has the row of all its values together."""
-    collector = StepCollector()
     first, second, third = torch.randn(10), torch.randn(30) + 5, torch.randn(20) * 9
     collector.add("a", first, 1)
     collector.add("b", first, 1)
@@ -274,9 +274,8 @@ def test_calls_of_one_step_are_merged() -> None:
     torch.testing.assert_close(found.rows[1], summarize([first])[0], rtol=1e-12, atol=0)  # merging rounds
 
 
-def test_without_steps_every_call_has_its_row() -> None:
+def test_without_steps_every_call_has_its_row(collector: StepCollector) -> None:
     """Step 0 means no steps: nothing is merged, and everything is returned at once."""
-    collector = StepCollector()
     for value in range(3):
         collector.add("a", torch.full((2,), float(value)), 0)
     collector.send()
@@ -284,9 +283,8 @@ def test_without_steps_every_call_has_its_row() -> None:
     assert (found.keys, found.rows[:, MEAN].tolist()) == (["a", "a", "a"], [0, 1, 2])
 
 
-def test_an_incomplete_step_can_be_read() -> None:
+def test_an_incomplete_step_can_be_read(collector: StepCollector) -> None:
     """Reading a step before its end removes nothing from it."""
-    collector = StepCollector()
     collector.add("a", torch.zeros(2), 1)
     assert steps_of(collector.drain()) == []
     under_way = collector.incomplete()
@@ -298,9 +296,8 @@ def test_an_incomplete_step_can_be_read() -> None:
     assert collector.incomplete() is None
 
 
-def test_a_rewound_run_merges_again() -> None:
+def test_a_rewound_run_merges_again(collector: StepCollector) -> None:
     """After a rewind the repeated step is held back until its own end."""
-    collector = StepCollector()
     for step in (1, 2, 3):
         collector.add("a", torch.ones(1), step)
         collector.end_step(step)
@@ -343,9 +340,8 @@ def test_thousands_of_small_tensors_are_read_in_between(monkeypatch: pytest.Monk
     assert len(found.keys) == 20
 
 
-def test_discarding_keeps_what_was_sent() -> None:
+def test_discarding_keeps_what_was_sent(collector: StepCollector) -> None:
     """Tensors that were collected and not read are dropped; what had been sent is not."""
-    collector = StepCollector()
     collector.add("a", torch.ones(1), 1)
     collector.send()
     collector.add("b", torch.ones(1), 1)
@@ -411,9 +407,8 @@ def test_no_added_row_waits_for_more_than_a_few_steps(steps: range, times: list[
     assert arrivals(steps) == times
 
 
-def test_drain_returns_added_rows_that_wait() -> None:
+def test_drain_returns_added_rows_that_wait(collector: StepCollector) -> None:
     """Each step has its own values, and is returned once."""
-    collector = StepCollector()
     for step in range(1, TOGETHER + 3):
         add_rows(collector, step, step)
     found = [(rows.step, rows.rows[0, MEAN].item()) for rows in collector.drain()]
@@ -430,9 +425,8 @@ def test_without_steps_added_rows_are_copied_after_some_calls() -> None:
     assert found == [0] * (TOGETHER - 1) + [TOGETHER]
 
 
-def test_added_rows_of_a_rewound_run_do_not_wait_without_end() -> None:
+def test_added_rows_of_a_rewound_run_do_not_wait_without_end(collector: StepCollector) -> None:
     """Later steps are never far from a first one that is ahead of them."""
-    collector = StepCollector()
     add_rows(collector, 1000, 0.0)
     assert steps_of(collector.ready()) == [1000]
     add_rows(collector, 1000, 0.0)
@@ -443,9 +437,8 @@ def test_added_rows_of_a_rewound_run_do_not_wait_without_end() -> None:
     assert found
 
 
-def test_a_step_is_not_returned_while_rows_of_it_wait() -> None:
+def test_a_step_is_not_returned_while_rows_of_it_wait(collector: StepCollector) -> None:
     """The first half of it was drained already; both become one row all the same."""
-    collector = StepCollector()
     collector.add_rows(["a"], summarize([torch.zeros(2)]), 1)
     assert steps_of(collector.drain()) == []
     collector.add_rows(["a"], summarize([torch.ones(2)]), 1)
@@ -455,9 +448,8 @@ def test_a_step_is_not_returned_while_rows_of_it_wait() -> None:
     assert found.rows[0, [COUNT, MEAN]].tolist() == [4, 0.5]
 
 
-def test_added_rows_stay_in_step_with_those_of_tensors() -> None:
+def test_added_rows_stay_in_step_with_those_of_tensors(collector: StepCollector) -> None:
     """With both, each step is still returned once and in order."""
-    collector = StepCollector()
     for step in (1, 2, 3):
         collector.add("c", torch.ones(2), step)
         add_rows(collector, step, step)
@@ -465,9 +457,8 @@ def test_added_rows_stay_in_step_with_those_of_tensors() -> None:
     assert found == [(step, ["a", "b", "c"]) for step in (1, 2, 3)]
 
 
-def test_added_rows_that_wait_come_before_those_of_later_tensors() -> None:
+def test_added_rows_that_wait_come_before_those_of_later_tensors(collector: StepCollector) -> None:
     """Tensors of a later step send the rows that wait, and steps arrive in order."""
-    collector = StepCollector()
     for step in (1, 2):
         add_rows(collector, step, step)
     collector.add("c", torch.ones(2), 3)

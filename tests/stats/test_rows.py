@@ -188,7 +188,7 @@ def test_values_that_are_not_in_their_memory(size: int, assert_rows: AssertRows)
     assert_rows(summarize([negated, torch.ones(3)]), [negated.resolve_neg(), torch.ones(3)])
     inside = torch.randn(size) * 1e30  # whose squares overflow in float32
     for many in (1, 5, 20):
-        assert_rows(summarize([TwoTensor(inside, inside)] * many), [inside] * many)  # type: ignore[no-untyped-call]
+        assert_rows(summarize([TwoTensor(inside, inside)] * many), [inside] * many)
 
 
 class Sharded(torch.Tensor):

@@ -45,7 +45,7 @@ def fired(manager: HookManager) -> dict[tuple[str, str], tuple[int, int]]:
 
 def by_block(model: nn.Module, backend: str = "aot_eager") -> Any:
     """Every block compiled on its own: they share one graph."""
-    for block in model.blocks:  # type: ignore[union-attr]
+    for block in model.blocks:
         block.compile(backend=backend)
     return model
 

@@ -41,8 +41,7 @@ class Block(nn.Module):
         self.up, self.act, self.drop, self.down = nn.Linear(8, 16), nn.GELU(), nn.Dropout(0.5), nn.Linear(16, 8)
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = x + self.down(self.drop(self.act(self.up(x))))
-        return result
+        return x + self.down(self.drop(self.act(self.up(x))))
 
 
 class Model(nn.Module):
@@ -58,8 +57,7 @@ class Model(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=False) if self.checkpointed else block(x)
-        result: Tensor = self.head(x)
-        return result
+        return self.head(x)
 
 
 class Watch(ForwardHook):
@@ -91,7 +89,7 @@ def in_place(model: nn.Module, backend: str = "eager") -> Any:
 
 def by_block(model: nn.Module, backend: str = "eager") -> Any:
     """Every block compiled on its own: they share one graph."""
-    for block in model.blocks:  # type: ignore[union-attr]
+    for block in model.blocks:
         block.compile(backend=backend)
     return model
 
@@ -288,8 +286,7 @@ class Around(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         first, rest = self.inner(x, scale=x + 1, flag=False)
-        result: Tensor = first + rest["double"]
-        return result
+        return first + rest["double"]
 
 
 def test_nested_outputs_and_keywords_arrive_in_their_structure() -> None:
@@ -318,8 +315,7 @@ class Counting(nn.Module):
         self.inner = Sized()
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.inner(x + 1, 3) + 1
-        return result
+        return self.inner(x + 1, 3) + 1
 
 
 def test_what_cannot_go_through_a_graph_breaks_it_there() -> None:

@@ -81,7 +81,7 @@ class Traced:
         if node.target is not auto_functionalized_v2:
             return node.name
         tensors, rows = node.kwargs["tensors"], node.kwargs["tables"]
-        return " ".join(f"{one}->{other}" for one, other in zip(tensors, rows, strict=False))  # type: ignore[arg-type]
+        return " ".join(f"{one}->{other}" for one, other in zip(tensors, rows, strict=False))
 
 
 def test_neighbours_become_one_call_behind_the_last(stats_pass: Any) -> None:
@@ -106,8 +106,8 @@ def test_tensors_and_bytes_that_wait_are_limited(stats_pass: Any, monkeypatch: p
         traced.add(traced.output(f"o{number}", size=size), number)
     calls = [one for one in traced.after(stats_pass) if "->" in one]
     assert calls == ["o0->row_0 o1->row_1", "o2->row_2 o3->row_3", "o4->row_4", "o5->row_5"]
-    flags = [call.kwargs["_all_bases"][0] for call in traced.calls()[1:]]  # type: ignore[index]
-    assert [flag.args[0] for flag in flags] == traced.calls()[:-1]  # type: ignore[union-attr]
+    flags = [call.kwargs["_all_bases"][0] for call in traced.calls()[1:]]
+    assert [flag.args[0] for flag in flags] == traced.calls()[:-1]
 
 
 def test_tensors_that_the_backward_pass_needs_may_wait_longer(stats_pass: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,4 +219,4 @@ def test_a_common_table_is_passed_once(stats_pass: Any) -> None:
         call.kwargs = {**call.kwargs, "rows": [row]}
     assert traced.after(stats_pass)[-1] == "output_0->row_0"
     (call,) = traced.calls()
-    assert call.kwargs["rows"] == [0, 1, 2] and len(call.kwargs["tables"]) == 1  # type: ignore[arg-type]
+    assert call.kwargs["rows"] == [0, 1, 2] and len(call.kwargs["tables"]) == 1
