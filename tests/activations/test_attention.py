@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from builders import make_trainer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from hookline import HooklineError, HookManager, TrainingHook, get_trainer
+from hookline import HooklineError, HookManager, TrainingHook
 from hookline.activations.attention import AttentionCost
 from hookline.demo.char_gpt import CharGPT
 
@@ -368,15 +369,11 @@ def test_maps_from_validation() -> None:
     losses = []
     for hook in (None, Look()):
         model = make_gpt(dropout=0.2)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         batches = [{"input_ids": tokens(), "labels": tokens()}] * 4
-        options: dict[str, Any] = {
-            "record": False,
-            "console": False,
-            "validate_every": 2,
-            "val_dataloader": batches[:1],
-        }
-        trainer = get_trainer("simple", model, batches, optimizer, "cpu", hooks=[hook] if hook else None, **options)
+        hooks = [hook] if hook else []
+        trainer = make_trainer(
+            *hooks, model=model, data=batches, loss_fn=None, validate_every=2, val_dataloader=batches[:1]
+        )
         torch.manual_seed(2)
         losses.append(trainer.train()["latest_loss"])
     assert losses[0] == losses[1] and isinstance(hook, Look) and hook.maps.shape == (3, 2, 8, 8)

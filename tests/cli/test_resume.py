@@ -98,17 +98,12 @@ def test_a_fork_is_a_new_run(capsys: Captured) -> None:
     assert (lineage["run_id"], lineage["step"]) == (run.name, 12)
 
 
-def refusal(capsys: Captured, *words: str) -> str:
-    """Return the one line on stderr of a command that is refused."""
-    return error_of(capsys, words)
-
-
 def test_a_path_that_is_not_a_run(capsys: Captured) -> None:
     """A missing path, and a run that was made in code, are errors."""
-    assert "missing: no run is in runs/; give a run's directory" in refusal(capsys, "resume", "missing")
+    assert "missing: no run is in runs/; give a run's directory" in error_of(capsys, ["resume", "missing"])
     trainer = make_trainer(record=True)
     trainer.train()
-    error = refusal(capsys, "resume", str(trainer.run_dir))
+    error = error_of(capsys, ["resume", str(trainer.run_dir)])
     assert f"made in code; build the same trainer there and call trainer.fit(resume='{trainer.run_dir}" in error
 
 
@@ -127,7 +122,7 @@ def test_a_secret_must_be_given_again(capsys: Captured, monkeypatch: pytest.Monk
     monkeypatch.setitem(plugins.HOOKS._added, "teller", Teller)
     run = train(capsys, "train", "run.yaml", "hooks.lifecycle=[checkpoint, {name: teller, api_key: sk-hidden-1234567}]")
     assert "sk-hidden" not in (run / "config.yaml").read_text()
-    assert "hooks.teller.api_key: was a secret and is not recorded" in refusal(capsys, "resume", str(run))
+    assert "hooks.teller.api_key: was a secret and is not recorded" in error_of(capsys, ["resume", str(run)])
     train(capsys, "resume", str(run), "hooks.teller.api_key=sk-other-1234567", "trainer.max_steps=13")
     assert keys == ["sk-hidden-1234567", "sk-other-1234567"]
 
@@ -137,7 +132,7 @@ def test_the_recorded_config_cannot_import_code(capsys: Captured) -> None:
     run = train(capsys, "train", "run.yaml")
     recorded = run / "config.yaml"
     recorded.write_text(recorded.read_text().replace("name: adamw", "name: os.system"))
-    assert "--allow" in refusal(capsys, "resume", str(run))
+    assert "--allow" in error_of(capsys, ["resume", str(run)])
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

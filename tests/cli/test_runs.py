@@ -12,7 +12,6 @@ from records import start_record
 from rich.console import Console
 
 from hookline.cli import main, runs
-from hookline.record import Record
 from hookline.record.labels import Labels
 
 Captured = pytest.CaptureFixture[str]
@@ -76,8 +75,7 @@ def test_fields(capsys: Captured) -> None:
 def test_running_and_killed(capsys: Captured) -> None:
     """A run without an outcome is running as long as its process lives."""
     write_run("killed", None, steps=3)
-    record = Record.on_disk("runs", config={}, seed=None, run_id="running")
-    record.start([])
+    record = start_record(run_id="running")
     states = {one["run_id"]: (one["outcome"], one["steps"]) for one in listed(capsys)}
     assert states == {"killed": ("killed", 3), "running": ("running", None)}
     record.close("completed", None, [], [], {})

@@ -17,7 +17,6 @@ ALLOW = ("--allow", "my_verified_hooks", "--allow", "torch")
 @pytest.fixture
 def own_hooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Write a user's package with a harmless hook, one that changes the batch, one that fails, and one that warns."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "my_verified_hooks.py").write_text(
         "import logging\n"

@@ -7,9 +7,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import torch
+import builders
 
-from hookline import SimpleTrainer, get_trainer
+from hookline import SimpleTrainer
 
 OFFLINE = {
     "WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false",
@@ -23,16 +23,9 @@ PNG = bytes.fromhex(
 
 def make_trainer(*hooks: Any, **options: Any) -> SimpleTrainer:
     """Make a trainer of eight steps with a validation at the end of each of two epochs."""
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
-    batches = [(torch.randn(2, 3), torch.randn(2, 1)) for _ in range(4)]
-    options = {"console": False, "max_epochs": 2, "val_dataloader": batches[:1], **options}
-    trainer = get_trainer(
-        "simple", model, batches, torch.optim.SGD(model.parameters(), 0.1), "cpu",
-        loss_fn=torch.nn.functional.mse_loss, hooks=list(hooks), **options,
-    )  # fmt: skip
-    assert isinstance(trainer, SimpleTrainer)
-    return trainer
+    batches = builders.make_batches(4, size=2)
+    options = {"record": True, "max_epochs": 2, "val_dataloader": batches[:1], **options}
+    return builders.make_trainer(data=batches, hooks=list(hooks), **options)
 
 
 def media_rows() -> list[Any]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from records import start_record
 
 from hookline.errors import RecordError
 from hookline.record import Record
@@ -36,8 +37,7 @@ def repository(tmp_path: Path) -> Path:
 
 def started(root: Path, config: Any = None) -> dict[str, Any]:
     """Return what the record of a new run describes."""
-    record = Record.on_disk(root / "runs", config=config or {}, seed=None)
-    record.start([])
+    record = start_record(root / "runs", config=config)
     return record.run
 
 

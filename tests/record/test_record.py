@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from records import start_record
 
 from hookline import read_metrics
 from hookline._host_copy import HostCopy
@@ -69,8 +70,7 @@ def test_the_config_is_readable_and_without_secrets(tmp_path: Path) -> None:
     """config.yaml holds the resolved config for safe_load, with secrets hidden and odd values as text."""
     config = {"lr": 1e-5, "betas": (0.9, 0.99), "hooks": [{"name": "s", "webhook": "https://h"}], "dir": Path("x"),
               "nan": float("nan"), "text": "ü: [", 1: torch.float32}  # fmt: skip
-    record = Record.on_disk(tmp_path, config=config, seed=None)
-    record.start([])
+    record = start_record(tmp_path, config=config)
     found = yaml.safe_load((record.path / "config.yaml").read_text(encoding="utf-8"))
     assert found.pop("nan") != config["nan"]
     assert found == {"lr": 1e-5, "betas": [0.9, 0.99], "hooks": [{"name": "s", "webhook": "<redacted>"}], "dir": "x",
@@ -80,15 +80,12 @@ def test_the_config_is_readable_and_without_secrets(tmp_path: Path) -> None:
 def test_the_config_without_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without PyYAML the config is written as JSON, which YAML readers read."""
     monkeypatch.setitem(sys.modules, "yaml", None)
-    record = Record.on_disk(tmp_path, config={"lr": 0.1}, seed=None)
-    record.start([])
+    record = start_record(tmp_path, config={"lr": 0.1})
     assert json.loads((record.path / "config.yaml").read_text()) == {"lr": 0.1}
 
 
-def test_metrics_and_events(tmp_path: Path) -> None:
+def test_metrics_and_events(record: Record) -> None:
     """Metrics are written by a flush, events at once, and the close writes what is left."""
-    record = Record.on_disk(tmp_path, config={}, seed=None)
-    record.start([])
     record.log(1, 0, "loss", torch.tensor(2.0))
     record.flush()
     assert [line["loss"] for line in read_metrics(record.path)] == [2.0]
@@ -103,10 +100,8 @@ def test_metrics_and_events(tmp_path: Path) -> None:
     assert run["costs"] == [{"hook": "console", "us": 1.0}]
 
 
-def test_closing_twice_changes_nothing(tmp_path: Path) -> None:
+def test_closing_twice_changes_nothing(record: Record) -> None:
     """The first outcome stays."""
-    record = Record.on_disk(tmp_path, config={}, seed=None)
-    record.start([])
     close(record, "failed")
     close(record, "completed")
     assert run_json(record)["outcome"] == "failed"
@@ -128,8 +123,7 @@ def test_a_resumed_run_continues_in_its_directory(tmp_path: Path) -> None:
     first.log(2, 0, "loss", 2.0)
     close(first, "interrupted")
     started = run_json(first)["started"]
-    second = Record.on_disk(tmp_path, config={}, seed=1, run_id="r")
-    second.start([])
+    second = start_record(tmp_path, "r", seed=1)
     assert run_json(second)["outcome"] is None
     second.log(2, 0, "loss", 1.0)
     close(second)
@@ -172,10 +166,8 @@ def test_invalid_run_ids_raise(tmp_path: Path, run_id: str) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_full_disk_does_not_stop_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_does_not_stop_training(monkeypatch: pytest.MonkeyPatch, record: Record) -> None:
     """If writing fails during a run, one warning names the record, and run.json has the number of lost lines."""
-    record = Record.on_disk(tmp_path, config={}, seed=None)
-    record.start([])
 
     def full(*_: Any) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -196,10 +188,8 @@ def test_a_full_disk_does_not_stop_training(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_a_disk_that_fails_at_the_close(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_fails_at_the_close(call: str, monkeypatch: pytest.MonkeyPatch, record: Record) -> None:
     """If run.json cannot be written, the close warns, the old run.json stays, and nothing is left beside it."""
-    record = Record.on_disk(tmp_path, config={}, seed=None)
-    record.start([])
     files = {file.name for file in record.path.iterdir()}
 
     def full(*_: Any) -> int:
@@ -212,10 +202,8 @@ def test_a_disk_that_fails_at_the_close(call: str, tmp_path: Path, monkeypatch: 
     assert {file.name for file in record.path.iterdir()} == files - {".lock"}
 
 
-def test_a_failed_device_does_not_lose_the_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_device_does_not_lose_the_outcome(monkeypatch: pytest.MonkeyPatch, record: Record) -> None:
     """If metrics cannot be read from a device, the rest and the outcome are written."""
-    record = Record.on_disk(tmp_path, config={}, seed=None)
-    record.start([])
     record.log(1, 0, "loss", torch.tensor(1.0))
     record.log(1, 0, "lr", 0.1)
 
@@ -267,10 +255,8 @@ def test_records_on_disk_and_in_memory_have_the_same_surface(tmp_path: Path, kin
     assert (record.run["outcome"], hasattr(record, "metrics")) == ("completed", kind == "memory")
 
 
-def test_sync_writes_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sync_writes_everything(monkeypatch: pytest.MonkeyPatch, record: Record) -> None:
     """Everything logged is on disk before a checkpoint is written; a failing sync is counted, not raised."""
-    record = Record.on_disk(tmp_path, config={}, seed=None)
-    record.start([])
     synced: list[int] = []
     monkeypatch.setattr(os, "fsync", synced.append)
     record.log(1, 0, "loss", torch.tensor(2.0))
@@ -363,10 +349,8 @@ def test_a_failed_device_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (record.lost, record.run["lost"], record.metrics) == (1, 1, [])
 
 
-def test_a_deleted_directory_is_a_loss(tmp_path: Path) -> None:
+def test_a_deleted_directory_is_a_loss(record: Record) -> None:
     """The system accepts lines for a deleted file; they are counted, and the first one causes a warning."""
-    record = Record.on_disk(tmp_path, config={}, seed=None)
-    record.start([])
     record.log(1, 0, "loss", 1.0)
     record.flush()
     assert record.path is not None and record.lost == 0

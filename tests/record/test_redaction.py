@@ -17,6 +17,7 @@ import torch
 from builders import make_batches, make_trainer
 from hypothesis import given
 from hypothesis import strategies as st
+from records import start_record
 
 from hookline import NotifyHook, read_layers, read_metrics
 from hookline.record import Record
@@ -252,8 +253,7 @@ def test_long_texts_are_read_once(part: str) -> None:
 
 def test_names_of_metrics_layers_and_events(tmp_path: Path) -> None:
     """They are written without secrets; two that are alike then are numbered, and ordinary ones are as given."""
-    record = Record.on_disk(tmp_path, config={"password": "hunter2hunter2"}, seed=None)
-    record.start([])
+    record = start_record(tmp_path, config={"password": "hunter2hunter2"})
     secrets = ["hunter2hunter2", f"hf_{LONG}", f"hf_{LONG[::-1]}"]
     for name in (*secrets, "train/loss"):
         record.log(1, 0, f"accuracy of {name}", 1.0)

@@ -14,6 +14,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from builders import make_batches
 from torch import nn
 
 import hookline
@@ -292,8 +293,7 @@ class TrainerHooksInterface(TrainerHooks):
 
 
 def batches(count=12, nan_at=None):
-    generator = torch.Generator().manual_seed(0)
-    made = [(torch.randn(4, 3, generator=generator), torch.randn(4, 1, generator=generator)) for _ in range(count)]
+    made = make_batches(count)
     if nan_at is not None:
         made[nan_at] = (made[nan_at][0] * float("nan"), made[nan_at][1])
     return made

@@ -8,6 +8,7 @@ import pickle
 import sys
 import types
 
+import builders
 import pytest
 import torch
 from torch import nn
@@ -67,8 +68,8 @@ def make_trainer(count=6, **options):
     torch.manual_seed(0)
     model = TinyLM()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    options = {"record": False, "console": False, **options}
-    return SimpleTrainer(model, token_batches(count), optimizer, "cpu", **options)
+    options = {"loss_fn": None, **options}
+    return builders.make_trainer(model=model, data=token_batches(count), optimizer=optimizer, **options)
 
 
 @pytest.mark.req("004-03", "004-04", "004-09", "004-24")
@@ -285,7 +286,6 @@ def test_a_config_of_the_users_own(tmp_path):
 @pytest.mark.req("004-16")
 def test_train_begin_gets_the_full_configuration_before_the_first_batch(tmp_path, monkeypatch):
     """Every part of the config can be read there: model, data, optimizer, trainer and hooks."""
-    monkeypatch.chdir(tmp_path)
     order = []
     config = {
         "model": {"name": "char_gpt", "context": 16, "width": 8, "heads": 2, "layers": 1},
