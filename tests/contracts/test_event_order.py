@@ -178,7 +178,7 @@ def test_a_checkpoint_at_a_step() -> None:
     assert (Path(args["checkpoint_path"]) / "manifest.json").is_file()
 
 
-def test_events_of_a_resumed_run(tmp_path: Path) -> None:
+def test_events_of_a_resumed_run() -> None:
     """on_checkpoint_load comes before on_train_start, whose argument `resumed` is then true."""
     first = trainer_of(2, record=True)
     first.add_checkpointing()

@@ -389,7 +389,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(vars(table), "plugins", fresh.plugins)
 
 
-def test_an_entry_point_cannot_replace_a_built_in(installed: None, capsys: Captured) -> None:
+def test_an_entry_point_cannot_replace_a_built_in(installed: None) -> None:
     """Built-ins are found first; a plugin of the same name is never imported."""
     assert plugins.HOOKS.plugins["json_log"].value == "shadow_plugin:Hook"  # a control: it is installed indeed
     assert plugins.HOOKS.origin("json_log") == plugins.MODELS.origin("char_gpt") == "built-in"
@@ -406,7 +406,7 @@ def test_an_entry_point_without_its_module(installed: None, capsys: Captured) ->
     assert "the entry point 'gone'" in error and "shadow_gone" in error
 
 
-def test_a_byte_order_mark_is_accepted(capsys: Captured) -> None:
+def test_a_byte_order_mark_is_accepted() -> None:
     """A control: the mark that Windows editors write before UTF-8 text is accepted."""
     Path("c.yaml").write_bytes(b"\xef\xbb\xbf" + yaml().encode())
     assert main(["train", "c.yaml"]) == 0

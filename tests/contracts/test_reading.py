@@ -100,7 +100,7 @@ sys.addaudithook(note_open)  # for good: hooks of this kind cannot be removed
     ],
     ids=" ".join,
 )  # fmt: skip
-def test_no_command_opens_a_file_of_a_run_twice(words: list[str], capsys: Any) -> None:
+def test_no_command_opens_a_file_of_a_run_twice(words: list[str]) -> None:
     global opened
     paths = [f"runs/{reading.NAMES[word]}" if word in reading.NAMES else word for word in words]
     more = {"export": ["--to", "csv"], "report": ["--output", "page.html"]}.get(words[0], [])

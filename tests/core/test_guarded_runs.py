@@ -13,8 +13,6 @@ from hookline import ForwardHook, HookRegistry, SimpleTrainer, TrainingHook, Upd
 from hookline.gradients.transforms import Identity, LinkNorms
 from hookline.record import read_jsonl
 
-Run = tuple[list[torch.Tensor], list[float]]
-
 
 def drawing_trainer(*hooks: Any, steps: int = 12, **options: Any) -> SimpleTrainer:
     """A model with dropout, so that training itself draws at every step."""

@@ -37,8 +37,8 @@ class Notebook:
 
 
 @pytest.fixture
-def registry() -> HookRegistry:
-    return HookRegistry()
+def notebook(registry: HookRegistry) -> Notebook:
+    return Notebook(registry)
 
 
 @pytest.mark.parametrize(
@@ -57,9 +57,10 @@ def registry() -> HookRegistry:
         ),
     ],
 )
-def test_a_cell_that_runs_again_replaces_its_hooks(registry: HookRegistry, cell: str, names: list[str]) -> None:
+def test_a_cell_that_runs_again_replaces_its_hooks(
+    registry: HookRegistry, cell: str, names: list[str], notebook: Notebook
+) -> None:
     """The same names as after the first run, with the new code, and no call of the old one."""
-    notebook = Notebook(registry)
     notebook.run(cell.replace("{}", "1"))
     before = [registry.get(name) for name in registry]
     notebook.run(cell.replace("{}", "2"))
@@ -84,17 +85,15 @@ def test_a_cell_that_runs_again_replaces_its_hooks(registry: HookRegistry, cell:
         "for n in (1, 2): hooks.register(make(n), event='epoch_end')",
     ],
 )
-def test_two_definitions_of_one_program_are_two_hooks(registry: HookRegistry, program: str) -> None:
+def test_two_definitions_of_one_program_are_two_hooks(registry: HookRegistry, program: str, notebook: Notebook) -> None:
     """Also if they share module and qualified name, as all lambdas do; the second gets a number."""
-    notebook = Notebook(registry)
     notebook.run(program)
     registry.on_epoch_end(epoch=0)
     assert notebook.calls == [1, 2]
 
 
-def test_an_edited_cell_replaces_what_has_a_name(registry: HookRegistry) -> None:
+def test_an_edited_cell_replaces_what_has_a_name(registry: HookRegistry, notebook: Notebook) -> None:
     """Python compiles it as another file, where the function may begin at another line."""
-    notebook = Notebook(registry)
     for name in ("report", "_"):
         notebook.run(FUNCTION.replace("report", name))
         exec(compile("\n\n" + FUNCTION.replace("report", name), "<edited cell>", "exec"), notebook.names)
@@ -102,10 +101,9 @@ def test_an_edited_cell_replaces_what_has_a_name(registry: HookRegistry) -> None
 
 
 def test_the_replacement_is_logged_once_and_the_old_hook_is_closed(
-    registry: HookRegistry, caplog: pytest.LogCaptureFixture
+    registry: HookRegistry, caplog: pytest.LogCaptureFixture, notebook: Notebook
 ) -> None:
     """It keeps the position of the old one, whose handle removes nothing any more."""
-    notebook = Notebook(registry)
     notebook.run(CLASS + "handle = hooks.register(Report())")
     registry.register(lambda: notebook.calls.append("other"), event="epoch_end")
     with caplog.at_level(logging.WARNING, "hookline"):
@@ -119,26 +117,23 @@ def test_the_replacement_is_logged_once_and_the_old_hook_is_closed(
     assert notebook.calls == ["closed", 2, "other"]
 
 
-def test_an_edited_event_replaces_too(registry: HookRegistry) -> None:
+def test_an_edited_event_replaces_too(registry: HookRegistry, notebook: Notebook) -> None:
     """The definition is what counts, not the event that its decorator names."""
-    notebook = Notebook(registry)
     notebook.run(FUNCTION)
     notebook.run(FUNCTION.replace("epoch_end", "train_end"))
     assert list(registry) == ["report"] and list(registry.entry("report").listeners) == ["on_train_end"]
 
 
-def test_a_hook_that_is_registered_again_is_there_once(registry: HookRegistry) -> None:
+def test_a_hook_that_is_registered_again_is_there_once(registry: HookRegistry, notebook: Notebook) -> None:
     """The same object with other options; it is neither closed nor set up a second time."""
-    notebook = Notebook(registry)
     notebook.run(CLASS + "report = Report()\nhooks.register(report)")
     notebook.run("hooks.register(report, every=5)")
     assert list(registry) == ["report"] and str(registry.entry("report").schedule) == "every 5 steps"
     assert notebook.calls == []
 
 
-def test_a_replacement_whose_setup_fails_leaves_the_old_hook(registry: HookRegistry) -> None:
+def test_a_replacement_whose_setup_fails_leaves_the_old_hook(registry: HookRegistry, notebook: Notebook) -> None:
     """A cell with a mistake loses nothing."""
-    notebook = Notebook(registry)
     notebook.run(CLASS + "hooks.register(Report())")
     with pytest.raises(ZeroDivisionError):
         notebook.run(CLASS + "    def setup(self): 1 / 0\nhooks.register(Report())")
@@ -146,9 +141,8 @@ def test_a_replacement_whose_setup_fails_leaves_the_old_hook(registry: HookRegis
     assert list(registry) == ["report"] and len(notebook.calls) == 1 and "closed" not in notebook.calls
 
 
-def test_an_unrelated_definition_does_not_take_a_chosen_name(registry: HookRegistry) -> None:
+def test_an_unrelated_definition_does_not_take_a_chosen_name(notebook: Notebook) -> None:
     """Only the same module and qualified name are the same definition."""
-    notebook = Notebook(registry)
     notebook.run(CLASS + "hooks.register(Report(), 'mine')")
     with pytest.raises(HooklineError, match="'mine' is registered already"):
         notebook.run(CLASS.replace("Report", "Other") + "hooks.register(Other(), 'mine')")

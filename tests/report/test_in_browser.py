@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 from browser import Browser
+from records import close_record, start_record
 from report_page import write_record
 from small_config import config_with
 
 from hookline import read_layers, read_metrics
 from hookline.cli import main
-from hookline.record import Record
 from hookline.stats.histograms import histograms
 
 TEXT = {  # of hostile input, each of which becomes a part of every name and text of a run
@@ -54,6 +54,18 @@ def curve(title: str) -> str:
 def element(selector: str) -> str:
     """Return the expression for an element of the page."""
     return f'document.querySelector("{selector}")'
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Write a record with everything that a report shows."""
+    return write_record(tmp_path, "one")
+
+
+def open_report(browser: Browser, run: Path, **window: Any) -> None:
+    """Make the report of a run and open it."""
+    assert main(["report", str(run)]) == 0
+    browser.open(run / "report.html", **window)
 
 
 def show(browser: Browser, figure: str) -> None:
@@ -187,11 +199,9 @@ def test_searching_a_layer(chromium: Browser, real_run: Path) -> None:
     assert [name for name, _ in cells(chromium, len(names))] == names
 
 
-def test_zoom_by_drag_and_by_keys(chromium: Browser, tmp_path: Path) -> None:
+def test_zoom_by_drag_and_by_keys(chromium: Browser, run: Path) -> None:
     """Dragging over one plot zooms all of them; + and - zoom, and 0 shows all steps."""
-    run = write_record(tmp_path, "one")
-    assert main(["report", str(run)]) == 0
-    chromium.open(run / "report.html", height=2000)
+    open_report(chromium, run, height=2000)
     show(chromium, curve("mine/number"))
     assert shown_steps(chromium) == pytest.approx([1, 60], abs=0.1)
     over = f"{curve('loss')} .u-over"
@@ -299,13 +309,11 @@ def test_a_comparison_is_readable_on_any_screen(chromium: Browser, tmp_path: Pat
     assert chromium.run("document.documentElement.scrollWidth") == width
 
 
-def test_metrics_without_a_known_direction_show_both_extremes(chromium: Browser, tmp_path: Path) -> None:
+def test_metrics_without_a_known_direction_show_both_extremes(chromium: Browser, run: Path) -> None:
     """A loss has its lowest value, another metric of a validation the lowest and the highest."""
-    run = write_record(tmp_path, "one")
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 1, "val/own": 5}\n{"step": 2, "val/own": 3}\n')
-    assert main(["report", str(run)]) == 0
-    chromium.open(run / "report.html")
+    open_report(chromium, run)
     tiles: Any = chromium.run("[...document.querySelectorAll('.tile')].map((tile) => tile.innerText)")
     assert any("val/loss" in tile and "lowest" in tile and "highest" not in tile for tile in tiles)
     assert any("val/own" in tile and "lowest 3 at step 2, highest 5 at step 1" in tile for tile in tiles)
@@ -313,14 +321,12 @@ def test_metrics_without_a_known_direction_show_both_extremes(chromium: Browser,
 
 def test_images_of_one_name_share_a_card(chromium: Browser, tmp_path: Path) -> None:
     """The newest is shown, and a slider shows the earlier ones."""
-    record = Record.on_disk(tmp_path, config={}, seed=1, run_id="one")
-    record.start([])
+    record = start_record(tmp_path, "one", seed=1)
     for step in (5, 10):
         record.log_table(step, 0, "samples", ["text"], [[f"of step {step} " + "x" * 2000]])
         record.log_image(step, 0, "map", torch.full((4, 4), step / 10))
-    record.close("completed", None, [], [], {"step": 10, "tokens_seen": 0})
-    assert main(["report", str(tmp_path / "one")]) == 0
-    chromium.open(tmp_path / "one" / "report.html")
+    close_record(record, step=10, tokens_seen=0)
+    open_report(chromium, tmp_path / "one")
     cards = "[...document.querySelectorAll('#media figure')]"
     assert chromium.run(f"{cards}.length") == 2
     assert "tokens" not in chromium.run("document.querySelector('#overview').innerText")
@@ -333,23 +339,19 @@ def test_images_of_one_name_share_a_card(chromium: Browser, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("value", [None, 5, "abc", {}, {"a": 1}, [1], [{"name": 1, "hook": [], "seconds": "x"}]])
-def test_fields_of_other_types_do_not_stop_the_script(chromium: Browser, tmp_path: Path, value: Any) -> None:
+def test_fields_of_other_types_do_not_stop_the_script(chromium: Browser, value: Any, run: Path) -> None:
     """A run.json that was edited, or that another program wrote, is shown as far as it goes."""
-    run = write_record(tmp_path, "one")
     fields = json.loads((run / "run.json").read_text())
     changed = ("hooks", "costs", "attempts", "counters", "environment", "git", "lineage", "reason", "started", "seed")
     (run / "run.json").write_text(json.dumps({**fields, **dict.fromkeys(changed, value)}))
-    assert main(["report", str(run)]) == 0
-    chromium.open(run / "report.html")
+    open_report(chromium, run)
     assert chromium.problems() == []
     assert chromium.run("document.querySelector('#config') !== null")
 
 
-def test_alerts_lead_to_their_place(chromium: Browser, tmp_path: Path) -> None:
+def test_alerts_lead_to_their_place(chromium: Browser, run: Path) -> None:
     """Alerts come first; one about a layer goes to its heat map, selects the layer and moves the cursor there."""
-    run = write_record(tmp_path, "one")
-    assert main(["report", str(run)]) == 0
-    chromium.open(run / "report.html")
+    open_report(chromium, run)
     assert chromium.run("document.querySelector('main section').id") == "alerts"
     link = "[...document.querySelectorAll('.alert a')].find((link) => link.textContent.includes('blocks.1'))"
     chromium.run(f"{link}.click()")
@@ -361,11 +363,9 @@ def test_alerts_lead_to_their_place(chromium: Browser, tmp_path: Path) -> None:
     assert "stop requested, step 50" in text_in(chromium, f"{curve('loss')} .tip")
 
 
-def test_a_value_that_was_nan_has_its_own_color(chromium: Browser, tmp_path: Path) -> None:
+def test_a_value_that_was_nan_has_its_own_color(chromium: Browser, run: Path) -> None:
     """A cell whose layer had NaN is marked as such, not as missing."""
-    run = write_record(tmp_path, "one")
-    assert main(["report", str(run)]) == 0
-    chromium.open(run / "report.html")
+    open_report(chromium, run)
     show(chromium, HEAT_MAP)
     nan = "194,24,155,255"  # --nan of report.css
     assert [nan in row_colors(chromium, row) for row in range(6)] == [False, True, False, False, False, False]
@@ -375,14 +375,12 @@ def test_a_value_that_was_nan_has_its_own_color(chromium: Browser, tmp_path: Pat
     assert [place for place, value in enumerate(values) if math.isnan(value)] == [1]
 
 
-def test_frequent_events_have_a_kind_and_do_not_hide_the_curves(chromium: Browser, tmp_path: Path) -> None:
+def test_frequent_events_have_a_kind_and_do_not_hide_the_curves(chromium: Browser, run: Path) -> None:
     """The legend names the kinds, and hides the marks of one; scripts/plots.test.js counts the lines."""
-    run = write_record(tmp_path, "one")
     with (run / "events.jsonl").open("a") as file:
         for step in range(1, 60):
             file.write(json.dumps({"kind": "gradient_flow", "step": step, "by": "watch", "parameters": {}}) + "\n")
-    assert main(["report", str(run)]) == 0
-    chromium.open(run / "report.html")
+    open_report(chromium, run)
     legend: Any = chromium.run("document.querySelector('.chips').innerText")
     assert "gradient flow (59)" in legend and "hook failure (1)" in legend and "other" not in legend
     show(chromium, curve("loss"))
@@ -394,10 +392,8 @@ def test_frequent_events_have_a_kind_and_do_not_hide_the_curves(chromium: Browse
     assert pictures[0] == pictures[2] != pictures[1]
 
 
-def test_events_are_sentences_with_the_other_fields_behind_them(chromium: Browser, tmp_path: Path) -> None:
-    run = write_record(tmp_path, "one")
-    assert main(["report", str(run)]) == 0
-    chromium.open(run / "report.html")
+def test_events_are_sentences_with_the_other_fields_behind_them(chromium: Browser, run: Path) -> None:
+    open_report(chromium, run)
     row = "[...document.querySelectorAll('#events tbody tr')].find((row) => row.innerText.includes('hook failed'))"
     assert "watch: raised" in chromium.run(f"{row}.innerText") and "on_step_end" not in chromium.run(f"{row}.innerText")
     chromium.run(f"{row}.querySelector('summary').click()")
@@ -406,29 +402,25 @@ def test_events_are_sentences_with_the_other_fields_behind_them(chromium: Browse
     assert fields == ["on_step_end", "E"]
 
 
-def test_metrics_that_never_change_share_a_line(chromium: Browser, tmp_path: Path) -> None:
+def test_metrics_that_never_change_share_a_line(chromium: Browser, run: Path) -> None:
     """They need no plot, except a learning rate; one that is NaN at times is plotted."""
-    run = write_record(tmp_path, "one")
     with (run / "metrics.jsonl").open("a") as file:
         for step in range(1, 5):
             row = {"step": step, "own/zeros": 0, "own/nan": 0 if step > 1 else "NaN", "train/lr": 0.5}
             file.write(json.dumps(row) + "\n")
-    assert main(["report", str(run)]) == 0
-    chromium.open(run / "report.html")
+    open_report(chromium, run)
     line: Any = chromium.run("document.querySelector('.constants').innerText")
     assert "own/zeros 0" in line and "own/nan" not in line
     titles: Any = chromium.run(TITLES)
     assert {"own/nan", "train/lr"} <= set(titles) and "own/zeros" not in titles
 
 
-def test_metrics_with_the_same_values_share_a_plot(chromium: Browser, tmp_path: Path) -> None:
+def test_metrics_with_the_same_values_share_a_plot(chromium: Browser, run: Path) -> None:
     """The plot names the others, and a search for one of them finds it."""
-    run = write_record(tmp_path, "one")
     with (run / "metrics.jsonl").open("a") as file:
         for step in range(1, 5):
             file.write(json.dumps({"step": step, "own/first": step, "own/second": step}) + "\n")
-    assert main(["report", str(run)]) == 0
-    chromium.open(run / "report.html")
+    open_report(chromium, run)
     titles: Any = chromium.run(TITLES)
     assert "own/first" in titles and "own/second" not in titles
     assert text_in(chromium, f"{curve('own/first')} .legend").endswith("same values: own/second")
@@ -441,14 +433,12 @@ def test_metrics_with_the_same_values_share_a_plot(chromium: Browser, tmp_path: 
     assert shown == ["own/first"]
 
 
-def test_small_costs_share_a_row(chromium: Browser, tmp_path: Path) -> None:
-    run = write_record(tmp_path, "one")
+def test_small_costs_share_a_row(chromium: Browser, run: Path) -> None:
     fields = json.loads((run / "run.json").read_text())
     fields["attempts"][0] |= {"started": "2026-01-01T00:00:00+00:00", "closed": "2026-01-01T00:01:00+00:00"}
     small = [{"hook": f"small{index}", "kind": "lifecycle", "calls": 10, "seconds": 0.02} for index in range(3)]
     (run / "run.json").write_text(json.dumps({**fields, "costs": [*fields["costs"], *small]}))
-    assert main(["report", str(run)]) == 0
-    chromium.open(run / "report.html")
+    open_report(chromium, run)
     texts = "[...document.querySelectorAll('#cost tbody tr')].map((row) => row.innerText)"
     rows = [text.split() for text in chromium.run(texts)]
     assert [row[0] for row in rows] == ["watch", "3"]
@@ -457,12 +447,10 @@ def test_small_costs_share_a_row(chromium: Browser, tmp_path: Path) -> None:
 
 def test_heads_of_tables_are_aligned_as_their_columns(chromium: Browser, tmp_path: Path) -> None:
     """A column of numbers is right-aligned with its head, and one with other values, too, is not."""
-    record = Record.on_disk(tmp_path, config={}, seed=1, run_id="one")
-    record.start([])
+    record = start_record(tmp_path, "one", seed=1)
     record.log_table(1, 0, "t", ["numbers", "both", "missing"], [[1, 2, 3.5], [1, "x", None]])
-    record.close("completed", None, [], [], {"step": 10, "tokens_seen": 0})
-    assert main(["report", str(tmp_path / "one")]) == 0
-    chromium.open(tmp_path / "one" / "report.html")
+    close_record(record, step=10, tokens_seen=0)
+    open_report(chromium, tmp_path / "one")
     cells = "[...row.cells].map((cell) => getComputedStyle(cell).textAlign)"
     align = f"[...document.querySelectorAll('#media tr')].map((row) => {cells})"
     assert chromium.run(align) == [["right", "left", "right"]] * 3
@@ -470,15 +458,13 @@ def test_heads_of_tables_are_aligned_as_their_columns(chromium: Browser, tmp_pat
 
 def open_norms(browser: Browser, root: Path, norms: list[float]) -> None:
     """Open the report of a run whose layers have these gradient norms."""
-    record = Record.on_disk(root, config={}, seed=1, run_id="norms")
-    record.start([])
+    record = start_record(root, "norms", seed=1)
     names = [f"layer{index}" for index in range(len(norms))]
     for step in (1, 2):
         record.log(step, 0, "train/loss", 1.3 + step / 10)
         record.log_layers("gradients", step, names, ["norm"], torch.tensor(norms).unsqueeze(1))
-    record.close("completed", None, [], [], {"step": 2})
-    assert main(["report", str(root / "norms")]) == 0
-    browser.open(root / "norms" / "report.html")
+    close_record(record, step=2)
+    open_report(browser, root / "norms")
 
 
 def test_layers_of_vanishing_gradients_have_different_colours(chromium: Browser, tmp_path: Path) -> None:
@@ -498,16 +484,14 @@ def test_layers_of_vanishing_gradients_have_different_colours(chromium: Browser,
 
 def test_histograms_have_the_steps_at_which_their_layer_was_measured(chromium: Browser, tmp_path: Path) -> None:
     """Of two hooks that measure layers at other steps, neither leaves gaps in the histograms of the other's layers."""
-    record = Record.on_disk(tmp_path, config={}, seed=1, run_id="one")
-    record.start([])
+    record = start_record(tmp_path, "one", seed=1)
     for step in range(1, 41):
         for name in ["often", "seldom"] if step % 10 == 0 else ["often"]:
             counted = histograms([torch.tensor([1.5, -0.5, 0.0])])
             record.log_layers("gradients", step, [name], ["top_octave"], counted.tops.unsqueeze(1))
             record.log_layers("gradient_histograms", step, [name], ["count"], counted.counts.unsqueeze(1).float())
-    record.close("completed", None, [], [], {"step": 40})
-    assert main(["report", str(tmp_path / "one")]) == 0
-    chromium.open(tmp_path / "one" / "report.html")
+    close_record(record, step=40)
+    open_report(chromium, tmp_path / "one")
     show(chromium, HISTOGRAMS)
     steps, bare = {}, {}
     for name, count in (("often", 40), ("seldom", 4)):
@@ -533,8 +517,7 @@ def test_histograms_have_the_steps_at_which_their_layer_was_measured(chromium: B
 def test_no_script_of_a_run_is_executed(chromium: Browser, tmp_path: Path, text: str) -> None:
     """Hostile names and texts are shown as text: no script runs, and the page's policy has nothing to block."""
     run = write_record(tmp_path, "hostile", text=text)
-    assert main(["report", str(run)]) == 0
-    chromium.open(run / "report.html", height=12_000, script=SPY)
+    open_report(chromium, run, height=12_000, script=SPY)
     chromium.frames()
     assert chromium.run("[window.isPwned, window.violations, {}.polluted]") == [None, None, None]
     assert chromium.problems() == []
