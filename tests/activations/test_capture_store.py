@@ -12,6 +12,7 @@ import pytest
 import torch
 from builders import make_trainer
 from safetensors import safe_open
+from tensor_kinds import Returns
 from torch import Tensor, nn
 
 from hookline import HooklineError, HookManager, Trainer
@@ -23,17 +24,6 @@ BATCHES = [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(5)]
 def make_model() -> nn.Sequential:
     """Two modules, the second without parameters."""
     return nn.Sequential(nn.Linear(8, 8), nn.ReLU())
-
-
-class Returns(nn.Module):
-    """Returns a tensor, whatever its inputs are."""
-
-    def __init__(self, value: Tensor) -> None:
-        super().__init__()
-        self.value = value
-
-    def forward(self, *inputs: Tensor) -> Tensor:
-        return self.value
 
 
 def captured_by(manager: HookManager, hook: str) -> list[int]:

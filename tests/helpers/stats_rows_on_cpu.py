@@ -101,13 +101,18 @@ class Model(nn.Module):
         return self.head(self.head(x))
 
 
-def watching(model: nn.Module, *hooks: ForwardHook) -> HookManager:
-    """A manager that watches a model with these hooks."""
-    manager = HookManager()
+def watching(model: nn.Module, *hooks: ForwardHook, **options: Any) -> HookManager:
+    """A manager that watches a model with these hooks, named hook0, hook1, …"""
+    manager = HookManager(**options)
     manager.watch(model)
     for index, hook in enumerate(hooks):
         manager.register(hook, f"hook{index}")
     return manager
+
+
+def graphs() -> int:
+    """How many graphs have been compiled."""
+    return int(counters["stats"]["unique_graphs"])
 
 
 def whole(model: nn.Module, backend: str = "aot_eager") -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from builders import make_trainer
-from stats_rows_on_cpu import COMPILING, CPU, INPUT, WIDTH, Model, kernels_on_the_cpu, watching, whole
+from stats_rows_on_cpu import COMPILING, CPU, INPUT, WIDTH, Model, graphs, kernels_on_the_cpu, watching, whole
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
@@ -334,11 +334,6 @@ def test_a_torch_that_lacks_a_name_calls_the_hooks(
 
 
 # ---- which graph serves ----------------------------------------------------------------------------------------------
-
-
-def graphs() -> int:
-    """How many graphs have been compiled."""
-    return int(counters["stats"]["unique_graphs"])
 
 
 def counts(monitor: Monitor) -> dict[str, float]:

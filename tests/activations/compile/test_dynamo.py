@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from builders import make_trainer
+from stats_rows_on_cpu import graphs, watching
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
@@ -96,20 +97,6 @@ def by_block(model: nn.Module, backend: str = "eager") -> Any:
 
 WAYS = [wrapper, in_place, by_block]
 ways = pytest.mark.parametrize("compile", WAYS, ids=lambda way: way.__name__)
-
-
-def watching(model: nn.Module, *hooks: ForwardHook, **options: Any) -> HookManager:
-    """A manager that watches a model with these hooks."""
-    manager = HookManager(**options)
-    manager.watch(model)
-    for index, hook in enumerate(hooks):
-        manager.register(hook, f"hook{index}")
-    return manager
-
-
-def graphs() -> int:
-    """How many graphs have been compiled."""
-    return int(counters["stats"]["unique_graphs"])
 
 
 def torch_hooks(model: nn.Module) -> int:
