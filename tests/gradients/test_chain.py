@@ -53,8 +53,9 @@ def bench(rig: Any) -> Bench:
 
 
 def make_hook(function: Callable[[Grads], Any], name: str, **more: Any) -> UpdateHook:
-    """Make an update hook from a function."""
-    return type("Made", (UpdateHook,), {"on_update": lambda self, grads: function(grads), **more})(name)
+    """Make an update hook from a function; unless the test says otherwise, the run continues if it fails."""
+    members = {"on_update": lambda self, grads: function(grads), "on_error": "warn", **more}
+    return type("Made", (UpdateHook,), members)(name)
 
 
 def scaled(factor: float) -> Callable[[Grads], dict[str, torch.Tensor]]:
@@ -437,7 +438,7 @@ def test_half_written_gradients_reach_no_optimizer(bench: Bench) -> None:
 
 def test_writing_in_place_and_returning_nothing_must_be_declared(bench: Bench) -> None:
     """The message says what the hook did and how to declare it; declared, it works, for functions too."""
-    bench.registry.register(zero_all, event="update")
+    bench.registry.register(zero_all, event="update", on_error="warn")
     assert ran(bench).reasons == ["zero_all left half-written gradients"]
     assert "wrote into the gradients in place and returned None" in bench.incidents[0].message
     bench.registry.remove("zero_all")
@@ -583,7 +584,7 @@ def test_every_listener_of_on_update_intervenes(bench: Bench) -> None:
         def on_update(self, grads: Grads) -> Grads:
             return grads
 
-    bench.registry.register(zero_all, event="update")
+    bench.registry.register(zero_all, event="update", on_error="warn")
     bench.registry.register(Both())
     bench.registry.register(make_hook(lambda grads: grads, "watches", intervenes=False))
     marks = {record.name: record.intervenes for record in bench.registry.list_hooks()}
@@ -657,6 +658,8 @@ def test_inference_tensors_do_not_make_an_innocent_hook_suspect(caplog: pytest.L
     """A write into an inference tensor cannot be noticed, so a hook that fails is not accused of one."""
 
     class Fails(UpdateHook):
+        on_error = "warn"
+
         def on_update(self, grads: Any) -> Any:
             raise ValueError("not today")
 

@@ -27,7 +27,7 @@ def chain_of(rig: Any, *hooks: Any, **options: Any) -> Any:
     """Make a chain over two parameters."""
     made = rig({name: torch.nn.Parameter(torch.zeros(2)) for name in "ab"})
     for hook in hooks:
-        made.registry.register(hook, **options)
+        made.registry.register(hook, **{"on_error": "warn", **options})
     return made
 
 

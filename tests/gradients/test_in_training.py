@@ -12,6 +12,7 @@ from builders import make_batches, make_model, make_trainer
 from torch import nn
 
 from hookline import (
+    ForwardHook,
     HooklineError,
     Trainer,
     TrainingHook,
@@ -358,7 +359,7 @@ def test_half_written_gradients_skip_their_steps(
             grad.zero_()
         raise ValueError("half-way")
 
-    failing = trained("scribbles", optimizer="AdamW")
+    failing = trained({"name": "scribbles", "on_error": "warn"}, optimizer="AdamW")
     assert failing.skipped_steps == 3 and not failing.hooks.is_enabled("scribbles")
     reasons = {event["reason"] for event in failing.record.events if event["kind"] == "step_skipped"}
     assert reasons == {"scribbles left half-written gradients"}
@@ -486,3 +487,52 @@ hooks: {{update: [{{name: {hook}, on_error: raise}}]}}
     assert main(["train", str(config)]) != 0
     line = next(line for line in capsys.readouterr().err.splitlines() if line.startswith("hookline: error: "))
     assert f"raised by hook {hook!r} {named}" in line
+
+
+class FailsInStep(UpdateHook):
+    """A user's hook that fails in a step."""
+
+    def __init__(self, at: int = 3) -> None:
+        self.at = at
+
+    def on_update(self, grads: Any, step: int) -> Any:
+        if step == self.at:
+            raise ValueError("no gradients today")
+        return {name: grad * 2 for name, grad in grads.items()}
+
+
+def test_a_failing_update_hook_ends_the_run_by_default() -> None:
+    """Without it the run would be another one than was asked for; `on_error` and `intervenes = False` say otherwise."""
+    trainer = make_trainer(FailsInStep())
+    with pytest.raises(ValueError, match="no gradients today"):
+        trainer.train()
+    assert trainer.progress.steps_done == 2
+
+    class Watches(FailsInStep):
+        intervenes = False
+
+    class Warns(FailsInStep):
+        on_error = "warn"
+
+    for hook in (Watches(), Warns()):
+        trainer = make_trainer(hook)
+        trainer.train()
+        assert trainer.progress.steps_done == 4
+
+
+def test_a_failing_intervention_ends_the_run_by_default() -> None:
+    """The activations would be others than were asked for; a forward hook that only looks does not end it."""
+
+    class Scales(ForwardHook):
+        modules = "0"
+
+        def on_forward(self, output: Any) -> Any:
+            raise ValueError("no activations today")
+
+    class Intervenes(Scales):
+        intervene = True
+
+    make_trainer(Scales()).train()
+    trainer = make_trainer(Intervenes(), enable_intervention=True)
+    with pytest.raises(ValueError, match="no activations today"):
+        trainer.train()

@@ -155,7 +155,7 @@ def trace_hooks(say: Callable[[str], None], named: str, optional: bool = False) 
     for kind, base in (("lifecycle", TrainingHook), ("forward", ForwardHook), ("update", UpdateHook)):
         events = [event for event in CATALOG.values() if event.kind == kind]
         methods = {event.name: trace_method(event, say, names(event), optional) for event in events}
-        own = {"modules": ["0", "1"], "runs_in_sanity_check": named == "all"}
+        own = {"modules": ["0", "1"], "runs_in_sanity_check": named == "all", "on_error": "warn"}
         hooks.append(type(f"Trace{kind.title()}", (base,), {**methods, **own})())
     return hooks
 

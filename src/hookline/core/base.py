@@ -28,8 +28,12 @@ class Hook(Events):
 
     name: str | None = None
     """The instance's unique name; the class name in snake case when not given."""
-    on_error: str = "warn"
-    """Failure policy: 'warn', 'disable' or 'raise'."""
+    on_error: str | None = None
+    """Failure policy: 'warn', 'disable' or 'raise'.
+
+    None: 'raise' if it has `on_update` or sets `intervene`, unless `intervenes` is False; else 'warn'. A run in which
+    gradients or activations are no longer changed is another run than the one asked for.
+    """
     schedule: Schedule | None = None
     """When the hook is called at inner events; `every=` and `at=` at registration override it, `start=` limits it."""
     every_aliases: tuple[str, ...] = ()

@@ -136,7 +136,7 @@ class Registry:
             stop: When it is last due.
             before: Hooks that it must run before.
             after: Hooks that it must run after.
-            on_error: Its failure policy: 'warn', 'disable' or 'raise'.
+            on_error: Its failure policy: 'warn', 'disable' or 'raise'; by default that of the hook, as `Hook.on_error`.
             ranks: The ranks on which it is called: 'all', 'zero', 'local-zero' (the first of each machine), a rank
                 or a list of them; else the hook's own `ranks`.
             origin: Where it comes from, for listings.
@@ -165,6 +165,10 @@ class Registry:
         built_in = bool(vars(type(instance)).get("built_in", False))
         if built_in:
             check_schedule(instance, listeners, schedule)
+        changes_training = "on_update" in listeners or hook_attribute(instance, "intervene")
+        if hook_attribute(instance, "intervenes") is False:
+            changes_training = False
+        policy = on_error or hook_attribute(instance, "on_error") or ("raise" if changes_training else "warn")
         is_collective = bool(hook_attribute(instance, "collective"))
         if is_collective and on_error not in (None, "raise"):
             raise RegistrationError(f"{str(name)!r} is collective: its failure ends the run; leave out its `on_error`")
@@ -176,7 +180,7 @@ class Registry:
             listeners=listeners,
             built_in=built_in,
             # The other ranks wait in its collectives, whatever has happened to it on this one.
-            policy="raise" if is_collective else check_policy(on_error or str(hook_attribute(instance, "on_error"))),
+            policy="raise" if is_collective else check_policy(str(policy)),
             schedule=schedule if schedule != Schedule() else own_schedule,
             enabled=enabled,
             last=last or bool(hook_attribute(instance, "runs_last")),
