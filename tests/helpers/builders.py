@@ -1,5 +1,7 @@
 """Build what most tests train: a small model, random batches, and a trainer that runs them on the CPU."""
 
+from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -40,25 +42,38 @@ def make_batches(count: int = 4, size: int = 4, features: int = 3, targets: int 
 
 
 def make_trainer(
-    *hooks: Any, model: nn.Module | None = None, data: Any = None, optimizer: Any = None, lr: float = 0.1,
-    device: str = "cpu", **options: Any,
+    *hooks: Any, model: nn.Module | Callable[[], nn.Module] | None = None, data: Any = None, optimizer: Any = None,
+    lr: float = 0.1, device: str = "cpu", **options: Any,
 ) -> SimpleTrainer:  # fmt: skip
     """Make a trainer for one epoch of four batches, which prints nothing and keeps its record in memory.
 
     Args:
         hooks: Added to the trainer, in this order.
-        model: A `make_model()` without one.
+        model: The model, or a function that makes one; a `make_model()` without it.
         data: The loader or loaders; `make_batches()` without it.
-        optimizer: SGD with the learning rate `lr` without one.
+        optimizer: The optimizer, or a function that makes one of the parameters; SGD of `lr` without it.
         lr: The learning rate of the default optimizer.
         device: Where to train.
         options: Options of the trainer; `record=True` writes a run below the test's own directory.
     """
-    model = make_model() if model is None else model
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr) if optimizer is None else optimizer
+    model = model if isinstance(model, nn.Module) else (model or make_model)()
+    optimizer = partial(torch.optim.SGD, lr=lr) if optimizer is None else optimizer
+    optimizer = optimizer(model.parameters()) if callable(optimizer) else optimizer
     options = {"loss_fn": nn.functional.mse_loss, "record": False, "console": False, **options}
     trainer = get_trainer("simple", model, make_batches() if data is None else data, optimizer, device, **options)
     assert isinstance(trainer, SimpleTrainer)
     for hook in hooks:
         trainer.add_hook(hook)
     return trainer
+
+
+def train(*hooks: Any, **options: Any) -> SimpleTrainer:
+    """Make a trainer as `make_trainer` does, train it, and return it."""
+    trainer = make_trainer(*hooks, **options)
+    trainer.train()
+    return trainer
+
+
+def weights_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Copy the parameters, by name."""
+    return {name: param.detach().clone() for name, param in model.named_parameters()}

@@ -8,37 +8,35 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import builders
 import pytest
 import torch
+from builders import Batch, make_batches, make_model, weights_of
 from run_control import PlainRun
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hookline import GenericTrainer, GradientMonitor, HooklineError, Trainer, get_trainer, read_layers, read_metrics
+from hookline import GenericTrainer, GradientMonitor, HooklineError, Trainer, read_layers, read_metrics
 
-Batches = list[tuple[torch.Tensor, torch.Tensor]]
 Rows = dict[str, dict[str, float]]
 
-
-def make_model() -> nn.Sequential:
-    """Two layers, the same weights every time."""
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
-
-
-def make_batches(count: int = 6) -> Batches:
-    """Make the same batches every time, without drawing from the global random stream."""
-    generator = torch.Generator().manual_seed(1)
-    return [(torch.randn(16, 6, generator=generator), torch.randn(16, 3, generator=generator)) for _ in range(count)]
+DATA = make_batches(6, 16, 6, 3)
+make_layers = partial(make_model, 6, 8, 3, between=nn.Tanh)
+make_trainer = partial(builders.make_trainer, model=make_layers, data=DATA)
+train = partial(builders.train, model=make_layers, data=DATA)
 
 
-def make_trainer(model: nn.Module | None = None, batches: Batches | None = None, **options: Any) -> Trainer:
-    """A trainer that keeps its record in memory."""
-    model = model or make_model()
-    optimizer = options.pop("optimizer", None) or torch.optim.SGD(model.parameters(), lr=0.1)
-    options = {"loss_fn": nn.functional.mse_loss, "record": False, "console": False, **options}
-    device = options.pop("device", "cpu")
-    return get_trainer("simple", model, batches or make_batches(), optimizer, device, **options)
+def metrics_of(trainer: Trainer) -> dict[int, dict[str, float]]:
+    """Return the metrics of each step."""
+    steps: dict[int, dict[str, float]] = {}
+    for record in trainer.record.metrics:
+        steps.setdefault(record["step"], {}).update(record)
+    return steps
+
+
+def flow_events(trainer: Trainer) -> list[dict[str, Any]]:
+    """Return what the monitor wrote into events.jsonl."""
+    return [event for event in trainer.record.events if event["kind"] == "gradient_flow"]
 
 
 def layers_of(trainer: Trainer, series: str = "gradients") -> dict[int, Rows]:
@@ -48,17 +46,9 @@ def layers_of(trainer: Trainer, series: str = "gradients") -> dict[int, Rows]:
             name: dict(zip(layers.header.columns, row.tolist(), strict=True))
             for name, row in zip(layers.header.names, layers.values, strict=True)
         }
-        for layers in trainer.record.layer_rows  # type: ignore[attr-defined]
+        for layers in trainer.record.layer_rows
         if layers.header.series == series
     }
-
-
-def metrics_of(trainer: Trainer) -> dict[int, dict[str, float]]:
-    """Step -> metric -> value."""
-    found: dict[int, dict[str, float]] = {}
-    for record in trainer.record.metrics:  # type: ignore[attr-defined]
-        found.setdefault(record["step"], {}).update(record)
-    return found
 
 
 def watch(trainer: Trainer, event: str) -> list[dict[str, torch.Tensor]]:
@@ -69,19 +59,13 @@ def watch(trainer: Trainer, event: str) -> list[dict[str, torch.Tensor]]:
     return seen
 
 
-def flow_events(trainer: Trainer) -> list[dict[str, Any]]:
-    """Return what the monitor wrote into events.jsonl."""
-    return [event for event in trainer.record.events if event["kind"] == "gradient_flow"]  # type: ignore[attr-defined]
-
-
 # ---- what it measures ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.req("002-10", "002-12", "002-15", "002-18")
 def test_every_layers_statistics_at_the_steps_that_are_due() -> None:
     """Every second step each layer has its norm and moments, as torch computes them from the gradients of that step."""
-    trainer = make_trainer()
-    trainer.add_hook(GradientMonitor(log_frequency=2, log_moments=True))
+    trainer = make_trainer(GradientMonitor(log_frequency=2, log_moments=True))
     seen = watch(trainer, "gradients_ready")
     trainer.train()
     layers = layers_of(trainer)
@@ -99,17 +83,14 @@ def test_every_layers_statistics_at_the_steps_that_are_due() -> None:
 @pytest.mark.req("002-16")
 def test_layers_are_in_the_order_of_the_model() -> None:
     """The names keep the order of the network, so that a plot along them shows the flow."""
-    trainer = make_trainer()
-    trainer.add_hook(GradientMonitor(log_frequency=1))
-    trainer.train()
+    trainer = train(GradientMonitor(log_frequency=1))
     assert list(layers_of(trainer)[1]) == [name for name, _ in trainer.model.named_parameters()]
 
 
 @pytest.mark.req("002-12")
 def test_global_norm_before_and_after_clipping() -> None:
     """`gradients/norm` is the norm before the chain, `gradients/final_norm` what the optimizer gets."""
-    trainer = make_trainer(max_grad_norm=0.01)
-    trainer.add_hook(GradientMonitor(log_frequency=1))
+    trainer = make_trainer(GradientMonitor(log_frequency=1), max_grad_norm=0.01)
     before, after = watch(trainer, "gradients_ready"), watch(trainer, "before_optimizer_step")
     trainer.train()
     metrics, layers = metrics_of(trainer), layers_of(trainer)
@@ -138,9 +119,7 @@ class SquareCounter(TorchDispatchMode):
 
 def test_untouched_gradients_are_read_once() -> None:
     """If nothing changes them, the final norm is known; after a chain that replaces them they are read again."""
-    trainer, doubling = make_trainer(), make_trainer()
-    for one in (trainer, doubling):
-        one.add_hook(GradientMonitor(log_frequency=1))
+    trainer, doubling = (make_trainer(GradientMonitor(log_frequency=1)) for _ in range(2))
     doubling.on("update")(lambda grads: {name: grad * 2 for name, grad in grads.items()})
     with SquareCounter() as once:
         trainer.train()
@@ -155,8 +134,7 @@ def test_untouched_gradients_are_read_once() -> None:
 
 def test_gradients_that_the_chain_removes_have_a_final_norm_of_zero() -> None:
     """A frozen layer is measured before the chain; the optimizer gets nothing of it, and the total excludes it."""
-    trainer = make_trainer()
-    trainer.add_hook(GradientMonitor(log_frequency=1))
+    trainer = make_trainer(GradientMonitor(log_frequency=1))
     trainer.add_hook("freeze", params="0.*")
     trainer.train()
     rows, metrics = layers_of(trainer)[1], metrics_of(trainer)[1]
@@ -170,8 +148,7 @@ def test_percentiles_are_those_of_the_signed_gradient() -> None:
     """Within five percent of torch.quantile, or of the spread where a percentile is near zero."""
     model = nn.Linear(200, 100)
     batches = [(torch.randn(4, 200), torch.randn(4, 100))]
-    trainer = make_trainer(model, batches)
-    trainer.add_hook(GradientMonitor(log_frequency=1, percentiles=[10, 50, 99.5]))
+    trainer = make_trainer(GradientMonitor(log_frequency=1, percentiles=[10, 50, 99.5]), model=model, data=batches)
     seen = watch(trainer, "gradients_ready")
     trainer.train()
     for name, grad in seen[0].items():
@@ -186,12 +163,12 @@ def test_percentiles_are_those_of_the_signed_gradient() -> None:
 def test_histograms_count_every_element(per_octave: int) -> None:
     """Each layer's bins add up to its size, zeros have their own, and the window's end is beside the statistics."""
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
-    trainer = make_trainer(model)
+    trainer = make_trainer(model=model)
     trainer.add_hook(GradientMonitor(log_frequency=3, log_histogram=True, bins_per_octave=per_octave))
     with torch.no_grad():
         model[0].bias.fill_(-100.0)  # all units are dead
     trainer.train()
-    found = [layers for layers in trainer.record.layer_rows if layers.header.series == "gradient_histograms"]  # type: ignore[attr-defined]
+    found = [layers for layers in trainer.record.layer_rows if layers.header.series == "gradient_histograms"]
     assert [layers.step for layers in found] == [3, 6]
     assert found[0].values.shape == (4, 1, {8: 512, 1: 68}[per_octave])
     assert found[0].values.sum(dim=(1, 2)).tolist() == [param.numel() for param in model.parameters()]
@@ -204,8 +181,7 @@ def test_histograms_count_every_element(per_octave: int) -> None:
 @pytest.mark.req("002-11")
 def test_histograms_count_values_that_are_not_finite() -> None:
     """NaN has the last bin and the infinities the outermost bins of their sign, so that every element is counted."""
-    trainer = make_trainer()
-    trainer.add_hook(GradientMonitor(log_frequency=1, log_histogram=True))
+    trainer = make_trainer(GradientMonitor(log_frequency=1, log_histogram=True))
 
     @trainer.on("after_backward", name="sabotage")
     def sabotage(model: Any) -> None:
@@ -213,7 +189,7 @@ def test_histograms_count_values_that_are_not_finite() -> None:
         model[2].weight.grad[0, :2] = math.nan
 
     trainer.train()
-    found = [layers for layers in trainer.record.layer_rows if layers.header.series == "gradient_histograms"]  # type: ignore[attr-defined]
+    found = [layers for layers in trainer.record.layer_rows if layers.header.series == "gradient_histograms"]
     rows = dict(zip(found[0].header.names, found[0].values[:, 0], strict=True))
     assert [rows[name][511].item() for name in ("0.weight", "2.weight", "2.bias")] == [0, 2, 1]
     assert rows["2.bias"].nonzero().flatten().tolist() == [0, 510, 511]
@@ -223,21 +199,17 @@ def test_histograms_count_values_that_are_not_finite() -> None:
 @pytest.mark.req("002-11")
 def test_histograms_are_recorded_only_on_request() -> None:
     """Without `log_histogram` there is no series of histograms, and nothing about them beside the statistics."""
-    trainer = make_trainer()
-    trainer.add_hook(GradientMonitor(log_frequency=3, log_moments=True))
-    trainer.train()
-    assert {layers.header.series for layers in trainer.record.layer_rows} == {"gradients"}  # type: ignore[attr-defined]
+    trainer = train(GradientMonitor(log_frequency=3, log_moments=True))
+    assert {layers.header.series for layers in trainer.record.layer_rows} == {"gradients"}
     assert "top_octave" not in layers_of(trainer)[3]["0.weight"]
 
 
 def test_update_ratio_needs_no_learning_rate() -> None:
     """It is the size of what the optimizer added against the size of the weights before, per layer and in all."""
-    model = make_model()
-    trainer = make_trainer(model, optimizer=torch.optim.AdamW(model.parameters(), lr=0.03))
-    trainer.add_hook(GradientMonitor(log_frequency=1, log_update_ratio=True))
-    weights = [{name: param.detach().clone() for name, param in model.named_parameters()}]
-    take = lambda model: weights.append({name: param.detach().clone() for name, param in model.named_parameters()})  # noqa: E731
-    trainer.on("after_optimizer_step", name="witness")(take)
+    optimizer = partial(torch.optim.AdamW, lr=0.03)
+    trainer = make_trainer(GradientMonitor(log_frequency=1, log_update_ratio=True), optimizer=optimizer)
+    weights = [weights_of(trainer.model)]
+    trainer.on("after_optimizer_step", name="witness")(lambda model: weights.append(weights_of(model)))
     trainer.train()
     for step in range(1, 7):
         old, new = weights[step - 1 : step + 1]
@@ -251,14 +223,12 @@ def test_update_ratio_needs_no_learning_rate() -> None:
 
 def test_an_optimizer_that_skips_the_step_has_no_update_ratio() -> None:
     """Parameters of a skipped optimizer have no ratio, and the total leaves them out; others have one each."""
-    model = make_model()
-    optimizers = [torch.optim.SGD(model[0].parameters(), lr=0.1), torch.optim.SGD(model[2].parameters(), lr=0.1)]
-    trainer = GenericTrainer(
-        {}, model, optimizers, device="cpu", loss_fn=nn.functional.mse_loss, record=False, console=False
-    )
-    trainer.add_hook(GradientMonitor(log_frequency=1, log_update_ratio=True))
+    model = make_layers()
+    optimizers = [torch.optim.SGD(model[index].parameters(), lr=0.1) for index in (0, 2)]
+    monitor = GradientMonitor(log_frequency=1, log_update_ratio=True)
+    trainer = make_trainer(monitor, model=model, data=DATA[:2], optimizer=optimizers)
     trainer.on("after_optimizer_step", at=1, name="skip")(lambda trainer: trainer.skip_step("enough"))
-    trainer.fit(make_batches(2), max_epochs=1)
+    trainer.train()
     rows = layers_of(trainer)
     assert rows[1]["0.weight"]["update_ratio"] > 0 and math.isnan(rows[1]["2.weight"]["update_ratio"])
     assert metrics_of(trainer)[1]["gradients/update_ratio"] > 0
@@ -269,9 +239,7 @@ def test_norms_without_moments() -> None:
     """Without moments there is nothing but norms, read by the cheaper way, and they are the same."""
     results = []
     for moments in (True, False):
-        trainer = make_trainer()
-        trainer.add_hook(GradientMonitor(log_frequency=2, log_moments=moments))
-        trainer.train()
+        trainer = train(GradientMonitor(log_frequency=2, log_moments=moments))
         results.append(layers_of(trainer)[4])
     assert all(set(row) == {"norm", "final_norm"} for row in results[1].values())
     for name, row in results[1].items():
@@ -285,9 +253,7 @@ def test_norms_without_moments() -> None:
 )  # fmt: skip
 def test_moments_by_default_where_they_cost_nothing(given: dict[str, Any], recorded: bool) -> None:
     """On the CPU that is beside what reads all anyway; what is asked for is there, and what is not wanted is not."""
-    trainer = make_trainer()
-    trainer.add_hook(GradientMonitor(log_frequency=2, **given))
-    trainer.train()
+    trainer = train(GradientMonitor(log_frequency=2, **given))
     assert ("mean" in layers_of(trainer)[2]["0.weight"]) is recorded
     assert ("gradients/zeros" in metrics_of(trainer)[2]) is recorded
 
@@ -295,9 +261,7 @@ def test_moments_by_default_where_they_cost_nothing(given: dict[str, Any], recor
 @pytest.mark.req("002-12")
 def test_norms_can_be_left_out_of_the_record() -> None:
     """`log_norm: false` leaves the norms out of the record; layers in trouble are still counted."""
-    trainer = make_trainer()
-    trainer.add_hook(GradientMonitor(log_frequency=2, log_norm=False))
-    trainer.train()
+    trainer = train(GradientMonitor(log_frequency=2, log_norm=False))
     assert "norm" not in layers_of(trainer)[2]["0.weight"]
     metrics = metrics_of(trainer)[2]
     assert "gradients/norm" not in metrics and metrics["gradients/layers_vanishing"] == 0
@@ -309,20 +273,15 @@ def test_norms_can_be_left_out_of_the_record() -> None:
 @pytest.mark.req("002-13")
 def test_param_filter_is_a_substring() -> None:
     """Layers whose names contain one of the words are watched, and no others."""
-    trainer = make_trainer()
-    trainer.add_hook(GradientMonitor(log_frequency=1, param_filter=["0.", "2.bias"]))
-    trainer.train()
+    trainer = train(GradientMonitor(log_frequency=1, param_filter=["0.", "2.bias"]))
     assert list(layers_of(trainer)[1]) == ["0.weight", "0.bias", "2.bias"]
-    single = make_trainer()
-    single.add_hook(GradientMonitor(log_frequency=1, param_filter="weight"))
-    single.train()
+    single = train(GradientMonitor(log_frequency=1, param_filter="weight"))
     assert list(layers_of(single)[1]) == ["0.weight", "2.weight"]
 
 
 def test_a_filter_that_matches_nothing_ends_the_run_before_its_first_step() -> None:
     """A misspelt filter is an error that names the nearest parameters, whatever the policy."""
-    trainer = make_trainer()
-    trainer.add_hook(GradientMonitor(param_filter=["weight", "wieght"]))
+    trainer = make_trainer(GradientMonitor(param_filter=["weight", "wieght"]))
     with pytest.raises(HooklineError, match=r"param_filter: no parameter's name contains 'wieght'.*0\.weight"):
         trainer.train()
     assert trainer.step == 0
@@ -376,7 +335,6 @@ def test_the_configuration_of_seed_002(tmp_path: Path) -> None:
     options = {"device": "cpu", "loss_fn": nn.functional.mse_loss, "output_dir": str(tmp_path)}
     trainer = GenericTrainer(config, model, optimizer, **options)
     trainer.fit(batches, max_epochs=1)
-    assert trainer.run_dir is not None
     series = read_layers(trainer.run_dir)
     assert series["gradients"].steps == series["gradient_histograms"].steps == (100, 200)
     assert series["gradients"].names == ("encoder.weight", "encoder.bias", "decoder.weight", "decoder.bias")
@@ -409,8 +367,7 @@ def test_trouble_is_reported_once_when_it_starts_and_once_when_it_ends(caplog: p
     """Vanishing layers are named in the record at the step they begin and the step they recover, not every step."""
     torch.manual_seed(0)
     model = Faint()
-    trainer = make_trainer(model, make_batches(8))
-    trainer.add_hook(GradientMonitor(log_frequency=1))
+    trainer = make_trainer(GradientMonitor(log_frequency=1), model=model, data=make_batches(8, 16, 6, 3))
     through = {3: 1e-9, 4: 1e-9, 5: 1e-9, 6: 1.0, 7: 1e-9, 8: 1e-9}
     trainer.on("train_batch_start", name="valve")(lambda step: setattr(model, "through", through.get(step, 1.0)))
     with caplog.at_level(logging.WARNING, "hookline"):
@@ -433,9 +390,7 @@ def test_trouble_is_reported_once_when_it_starts_and_once_when_it_ends(caplog: p
 @pytest.mark.req("002-17")
 def test_exploding_and_non_finite_layers_are_named() -> None:
     """A layer far above the others and one with NaN inside have their verdicts, and the counts say how many."""
-    trainer = make_trainer()
-    monitor = GradientMonitor(log_frequency=1, log_moments=True)
-    trainer.add_hook(monitor)
+    trainer = make_trainer(monitor := GradientMonitor(log_frequency=1, log_moments=True))
 
     @trainer.on("after_backward", name="sabotage")
     def sabotage(model: Any, step: int) -> None:
@@ -458,8 +413,7 @@ def test_exploding_and_non_finite_layers_are_named() -> None:
 )
 def test_layers_far_from_the_others_are_named(options: dict[str, float], named: list[dict[str, str]]) -> None:
     """Norms inside the absolute limits vanish or explode if they are far from the median of the others."""
-    trainer = make_trainer()
-    trainer.add_hook(GradientMonitor(log_frequency=1, **options))  # type: ignore[arg-type]
+    trainer = make_trainer(GradientMonitor(log_frequency=1, **options))
 
     @trainer.on("after_backward", name="rescale")
     def rescale(model: Any) -> None:
@@ -485,24 +439,18 @@ class Overflows(nn.Module):
 
 def test_steps_that_a_scaler_skips_while_it_finds_its_scale_are_not_reported() -> None:
     """Skipped steps are recorded and not judged; gradients that overflow at every scale are reported."""
-    batches = make_batches(20)
-    model = Overflows(30.0)
-    still = torch.optim.SGD(model.parameters(), lr=0.0)
-    settling = make_trainer(model, batches, precision="fp16", optimizer=still)
-    settling.add_hook(GradientMonitor(log_frequency=1, exploding=1e9, log_moments=True))
-    settling.train()
+    options: dict[str, Any] = {"data": make_batches(20, 16, 6, 3), "precision": "fp16"}
+    monitor = GradientMonitor(log_frequency=1, exploding=1e9, log_moments=True)
+    settling = train(monitor, model=Overflows(30.0), lr=0.0, **options)
     assert 0 < settling.skipped_steps <= 16 and flow_events(settling) == []
     assert metrics_of(settling)[1]["gradients/infs"] + metrics_of(settling)[1]["gradients/nans"] > 0
-    hopeless = make_trainer(Overflows(math.inf), batches, precision="fp16")
-    hopeless.add_hook(GradientMonitor(log_frequency=1, exploding=1e9))
-    hopeless.train()
+    hopeless = train(GradientMonitor(log_frequency=1, exploding=1e9), model=Overflows(math.inf), **options)
     assert [event["measured_at"] for event in flow_events(hopeless)] == [17]
 
 
 def test_writes_through_data_by_a_users_update_hook_are_measured() -> None:
     """A write through `.data` changes no version; with a user's update hook the gradients are always read again."""
-    trainer = make_trainer()
-    trainer.add_hook(GradientMonitor(log_frequency=1))
+    trainer = make_trainer(GradientMonitor(log_frequency=1))
 
     @trainer.on("update")
     def secretly(grads: Any) -> Any:
@@ -535,8 +483,7 @@ def test_writes_that_no_version_counts_are_measured() -> None:
 def test_a_users_hook_that_is_enabled_during_a_run_is_noticed() -> None:
     """Whether hooks may write to gradients is decided again after every change."""
 
-    trainer = make_trainer(batches=make_batches(3))
-    trainer.add_hook(GradientMonitor(log_frequency=1))
+    trainer = make_trainer(GradientMonitor(log_frequency=1), data=DATA[:3])
 
     @trainer.on("update", name="secretly")
     def secretly(grads: Any) -> Any:
@@ -556,11 +503,11 @@ def test_layers_in_trouble_are_saved() -> None:
     """A resumed run does not report them again."""
     monitor = GradientMonitor()
     assert monitor.saves == ("troubled",)
-    trainer = make_trainer(Faint())
+    trainer = make_trainer(model=Faint())
     trainer.add_hook(GradientMonitor(log_frequency=1), "first")
     trainer.train()
     state = trainer.hooks.state_dict()["first"]
-    second = make_trainer(Faint())
+    second = make_trainer(model=Faint())
     second.add_hook(GradientMonitor(log_frequency=1), "first")
     second.hooks.load_state_dict({"first": state})
     second.train()
@@ -589,8 +536,8 @@ def test_scaled_gradients_are_seen_unscaled() -> None:
 
 def test_bfloat16_gradients_are_summed_in_float32() -> None:
     """The norm agrees with that of the gradients in float32."""
-    batches = [(x.bfloat16(), y.bfloat16()) for x, y in make_batches()]
-    for found, wanted in norms_of_both(make_trainer(make_model().bfloat16(), batches)):
+    batches = [(x.bfloat16(), y.bfloat16()) for x, y in DATA]
+    for found, wanted in norms_of_both(make_trainer(model=make_layers().bfloat16(), data=batches)):
         assert found == pytest.approx(wanted, rel=0.01)
 
 
@@ -623,7 +570,7 @@ class Tied(nn.Module):
         return out
 
 
-def token_batches() -> Batches:
+def token_batches() -> list[Batch]:
     """Tokens and the tokens after them."""
     generator = torch.Generator().manual_seed(2)
     tokens = [torch.randint(0, 40, (2, 6), generator=generator) for _ in range(4)]
@@ -632,7 +579,7 @@ def token_batches() -> Batches:
 
 def test_tied_weights_are_one_layer() -> None:
     """A shared parameter is measured once, under its first name."""
-    trainer = make_trainer(Tied(True, False), token_batches(), loss_fn=nn.functional.cross_entropy)
+    trainer = make_trainer(model=Tied(True, False), data=token_batches(), loss_fn=nn.functional.cross_entropy)
     assert all(found == pytest.approx(wanted, rel=1e-5) for found, wanted in norms_of_both(trainer))
     assert list(layers_of(trainer)[1]) == ["embed.weight"]
 
@@ -642,12 +589,10 @@ def test_sparse_gradients_are_those_of_the_dense_ones() -> None:
     results = []
     for sparse in (True, False):
         torch.manual_seed(0)
-        model = Tied(False, sparse)
-        trainer = make_trainer(model, token_batches(), loss_fn=nn.functional.cross_entropy)
-        trainer.add_hook(GradientMonitor(1, log_histogram=True, percentiles=[5, 95], log_update_ratio=True))
-        trainer.train()
-        results.append(trainer)
-    steps = [trainer.record.layer_rows for trainer in results]  # type: ignore[attr-defined]
+        monitor = GradientMonitor(1, log_histogram=True, percentiles=[5, 95], log_update_ratio=True)
+        options = {"model": Tied(False, sparse), "data": token_batches(), "loss_fn": nn.functional.cross_entropy}
+        results.append(train(monitor, **options))
+    steps = [trainer.record.layer_rows for trainer in results]
     assert len(steps[0]) == len(steps[1]) == 8
     for sparse_step, dense_step in zip(*steps, strict=True):
         torch.testing.assert_close(sparse_step.values, dense_step.values, rtol=1e-4, atol=1e-7)
@@ -655,10 +600,9 @@ def test_sparse_gradients_are_those_of_the_dense_ones() -> None:
 
 def test_parameters_that_begin_to_be_trained() -> None:
     """A layer that is unfrozen during a run is measured from then on; frozen ones are left out, not missing."""
-    model = make_model()
+    model = make_layers()
     model[0].requires_grad_(False)
-    trainer = make_trainer(model)
-    trainer.add_hook(GradientMonitor(log_frequency=1))
+    trainer = make_trainer(GradientMonitor(log_frequency=1), model=model)
     trainer.on("step_end", at=3, name="thaw")(lambda model: model[0].requires_grad_(True))
     trainer.train()
     layers = layers_of(trainer)
@@ -681,14 +625,11 @@ def test_a_step_without_gradients_is_recorded_without_values() -> None:
 # ---- harmless --------------------------------------------------------------------------------------------------------
 
 
-def result_of(dress: Callable[[Trainer], Any]) -> list[torch.Tensor]:
-    """Parameters, optimizer state and the random stream after a run with dropout."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.3), nn.Linear(8, 3))
+def result_of(*hooks: Any) -> list[torch.Tensor]:
+    """Return the parameters, the optimizer's state and the random stream after a run with dropout."""
+    model = make_model(6, 8, 3, between=partial(nn.Dropout, 0.3))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    trainer = make_trainer(model, optimizer=optimizer, max_grad_norm=0.1, max_epochs=2)
-    dress(trainer)
-    trainer.train()
+    train(*hooks, model=model, optimizer=optimizer, max_grad_norm=0.1, max_epochs=2)
     moments = [value for state in optimizer.state_dict()["state"].values() for value in state.values()]
     return [*model.state_dict().values(), *moments, torch.get_rng_state()]
 
@@ -696,8 +637,7 @@ def result_of(dress: Callable[[Trainer], Any]) -> list[torch.Tensor]:
 def test_training_is_bit_for_bit_the_same() -> None:
     """With everything on, at every step, nothing of the training changes."""
     everything = {"log_histogram": True, "percentiles": [10, 50, 90], "log_update_ratio": True}
-    plain = result_of(lambda trainer: None)
-    watched = result_of(lambda trainer: trainer.add_hook(GradientMonitor(log_frequency=1, **everything)))
+    plain, watched = result_of(), result_of(GradientMonitor(log_frequency=1, **everything))
     assert len(plain) == len(watched) and all(map(torch.equal, plain, watched))
 
 
@@ -705,9 +645,7 @@ def test_gradients_are_not_kept_alive() -> None:
     """After the step nothing of it is held: the next backward finds the memory free."""
     from weakref import ref
 
-    trainer = make_trainer()
-    monitor = GradientMonitor(log_frequency=1, log_update_ratio=True)
-    trainer.add_hook(monitor)
+    trainer = make_trainer(GradientMonitor(log_frequency=1, log_update_ratio=True))
     kept: list[Any] = []
     alive: list[int] = []
     trainer.on("gradients_ready", name="mark")(lambda grads: kept.extend(ref(grad) for grad in grads.values()))
@@ -718,9 +656,7 @@ def test_gradients_are_not_kept_alive() -> None:
 
 def test_a_healthy_run_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     """Neither to standard output nor to the log."""
-    trainer = make_trainer()
-    trainer.add_hook(GradientMonitor(log_frequency=1))
-    trainer.train()
+    trainer = train(GradientMonitor(log_frequency=1))
     captured = capsys.readouterr()
     assert captured.out == "" and captured.err == ""
     assert io.StringIO(str(trainer.hooks.get("gradient_monitor").latest)).readline().startswith("parameter")
@@ -731,12 +667,12 @@ def test_a_healthy_run_prints_nothing(capsys: pytest.CaptureFixture[str]) -> Non
 
 def monitored_run(device: str, guard: Callable[[Callable[[], Any]], Any]) -> PlainRun:
     """Three steps of the same model, with each event of the hook inside the guard."""
-    model = make_model().to(device)
+    model = make_layers().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     monitor = GradientMonitor(1, log_histogram=True, percentiles=[10, 90], log_update_ratio=True)
     run = PlainRun(model=model)
-    for step, (inputs, targets) in enumerate(make_batches(3), 1):
-        nn.functional.mse_loss(model(inputs.to(device)), targets.to(device)).backward()  # type: ignore[no-untyped-call]
+    for step, (inputs, targets) in enumerate(DATA[:3], 1):
+        nn.functional.mse_loss(model(inputs.to(device)), targets.to(device)).backward()
         guard(partial(monitor.on_gradients_ready, run, step))
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
         guard(partial(monitor.on_before_optimizer_step, optimizer))
@@ -775,9 +711,7 @@ def test_gradients_made_in_inference_mode_are_measured_again(moments: bool) -> N
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu_moments_are_there_by_default() -> None:
     """One launch gives all statistics."""
-    trainer = make_trainer(make_model().cuda(), device="cuda")
-    trainer.add_hook(GradientMonitor(log_frequency=2))
-    trainer.train()
+    trainer = train(GradientMonitor(log_frequency=2), model=make_layers().cuda(), device="cuda")
     assert {"norm", "mean", "zeros"} <= set(layers_of(trainer)[2]["0.weight"])
 
 
@@ -823,7 +757,7 @@ def test_two_monitors_log_under_different_names() -> None:
 
 def test_trouble_is_reported_as_soon_as_values_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a device has measured is picked up at the end of the first step at which it has arrived, due or not."""
-    trainer = make_trainer(batches=make_batches(20))
+    trainer = make_trainer(data=make_batches(20, 16, 6, 3))
     monkeypatch.setattr("hookline._host_copy.HostCopy.is_ready", lambda copy: trainer.step >= 12)
     monitor = GradientMonitor(log_frequency=10, exploding=1e-6)
     monitor.events_when_not_due = ("on_step_end",)  # as where torch knows CUDA
@@ -831,7 +765,6 @@ def test_trouble_is_reported_as_soon_as_values_arrive(monkeypatch: pytest.Monkey
     noticed: list[tuple[int, bool]] = []
     trainer.on("step_end", name="look", last=True)(lambda step: noticed.append((step, bool(monitor.troubled))))
     trainer.train()
-    events = [event for event in trainer.record.events if event["kind"] == "gradient_flow"]  # type: ignore[attr-defined]
-    assert [(event["measured_at"], event["step"]) for event in events] == [(10, 12)]
+    assert [(event["measured_at"], event["step"]) for event in flow_events(trainer)] == [(10, 12)]
     assert next(step for step, troubled in noticed if troubled) == 12
     assert list(layers_of(trainer)) == [10, 20]
