@@ -1,34 +1,30 @@
 """The checkpoint hook saves when it should and keeps what it should; a save that fails ends the run."""
 
-import json
 import logging
 import math
 import shutil
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import builders
 import pytest
 import torch
+from builders import make_batches, make_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from run_control import PlainRun
 from safetensors.torch import load_file
-from torch import nn
 
-from hookline import CheckpointHook, EarlyStopping, GenericTrainer, HooksConfig, ModelCheckpoint, Trainer, get_trainer
+from hookline import CheckpointHook, EarlyStopping, GenericTrainer, HooksConfig, ModelCheckpoint, Trainer
 from hookline.checkpoints import read_checkpoint, retention
 from hookline.errors import CheckpointError, ConfigError, MetricMissing
+from hookline.runs.reader import read_events
 
-
-def make_trainer(**options: Any) -> Trainer:
-    """Four batches an epoch."""
-    torch.manual_seed(0)
-    model = torch.nn.Linear(3, 1)
-    data = [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(4)]
-    options = {"console": False, "loss_fn": torch.nn.functional.mse_loss, **options}
-    return get_trainer("simple", model, data, torch.optim.SGD(model.parameters(), 0.1), "cpu", **options)
+make_trainer = partial(builders.make_trainer, record=True)
+train = partial(builders.train, record=True)
 
 
 def saved(trainer: Trainer) -> list[str]:
@@ -51,8 +47,7 @@ def saved(trainer: Trainer) -> list[str]:
 )
 def test_when_checkpoints_are_saved(parameters: dict[str, Any], steps: list[int]) -> None:
     """Every few epochs, every few steps, or both; a step that is requested twice is saved once."""
-    trainer = make_trainer(max_epochs=2)
-    trainer.add_hook(CheckpointHook(**parameters))
+    trainer = make_trainer(CheckpointHook(**parameters), max_epochs=2)
     saved_steps: list[int] = []
     trainer.on("checkpoint_save", name="ear")(lambda step: saved_steps.append(step))
     trainer.train()
@@ -63,15 +58,14 @@ def test_when_checkpoints_are_saved(parameters: dict[str, Any], steps: list[int]
 @pytest.mark.req("001-27")
 def test_each_checkpoint_has_the_weights_of_its_step() -> None:
     """Every saved model equals the model at the end of that step, and no other."""
-    trainer = make_trainer(max_epochs=2)
-    trainer.add_hook(CheckpointHook())
+    trainer = make_trainer(CheckpointHook(), max_epochs=2)
     weights: dict[int, torch.Tensor] = {}
-    trainer.on("step_end", name="copy")(lambda step, model: weights.update({step: model.weight.detach().clone()}))
+    trainer.on("step_end", name="copy")(lambda step, model: weights.update({step: model[0].weight.detach().clone()}))
     trainer.train()
-    assert trainer.checkpoint_dir is not None and not torch.equal(weights[4], weights[8])
+    assert not torch.equal(weights[4], weights[8])
     for step in (4, 8):
         saved_model = load_file(trainer.checkpoint_dir / f"step-{step:08d}" / "model.safetensors")
-        assert torch.equal(saved_model["weight"], weights[step])
+        assert torch.equal(saved_model["0.weight"], weights[step])
 
 
 @pytest.mark.req("001-27", "004-30", "002-67")
@@ -88,13 +82,7 @@ def test_the_checkpoint_is_durable_at_its_event() -> None:
 
     trainer.train()
     assert "manifest.json" in uploaded
-    assert [event["kind"] for event in read_events(trainer)] == ["hooks_without_state", "checkpoint_saved"]
-
-
-def read_events(trainer: Trainer) -> list[dict[str, Any]]:
-    """The run's events."""
-    assert trainer.run_dir is not None
-    return [json.loads(line) for line in (trainer.run_dir / "events.jsonl").read_text().splitlines()]
+    assert [event["kind"] for event in read_events(trainer.run_dir)] == ["hooks_without_state", "checkpoint_saved"]
 
 
 def test_a_save_that_fails_ends_the_run() -> None:
@@ -125,19 +113,24 @@ class Scripted(torch.nn.Module):
         return torch.tensor(self.losses.pop(0))
 
 
-def run(losses: Sequence[float], config: dict[str, Any], resume: Path | None = None, **options: Any) -> Trainer:
-    """One validation an epoch, with these losses; two steps an epoch, each of which adds 1 to the weight."""
+def make_scripted(losses: Sequence[float], *entries: dict[str, Any], **options: Any) -> GenericTrainer:
+    """Make a trainer with these validation losses and checkpoint hooks; each step adds 1 to the weight."""
     model = Scripted(losses)
+    hooks = options.pop("hooks", None) or HooksConfig(lifecycle=[{"name": "checkpoint", **entry} for entry in entries])
+    options = {"console": False, "sanity_batches": 0, **options}
+    return GenericTrainer(hooks, model, torch.optim.SGD(model.parameters(), lr=1.0), device="cpu", **options)
+
+
+def run(losses: Sequence[float], config: dict[str, Any], resume: Path | None = None, **options: Any) -> Trainer:
+    """Train with one validation and two steps an epoch."""
     hooks = HooksConfig(enable_model_checkpoint_hook=True, model_checkpoint_config=config)
-    options = {"console": False, "sanity_batches": 0, "max_epochs": len(losses), **options}
-    trainer = GenericTrainer(hooks, model, torch.optim.SGD(model.parameters(), lr=1.0), device="cpu", **options)
+    trainer = make_scripted(losses, hooks=hooks, **{"max_epochs": len(losses), **options})
     trainer.fit([torch.ones(2), torch.ones(2)], [torch.ones(1)], resume=resume)
     return trainer
 
 
 def links(trainer: Trainer) -> dict[str, str]:
     """Where the links in the checkpoints' directory lead."""
-    assert trainer.checkpoint_dir is not None
     return {path.name: path.readlink().name for path in trainer.checkpoint_dir.iterdir() if path.is_symlink()}
 
 
@@ -160,7 +153,7 @@ def test_the_config_of_seed_002_keeps_the_best_three() -> None:
     newest = {"epoch_6_loss_0.90", "epoch_7_loss_0.80"}  # which are never deleted
     assert set(saved(trainer)) == best | newest | {"best", "last"}
     hook = trainer.hooks.get("checkpoint")
-    assert hook.best_path == trainer.checkpoint_dir / "epoch_5_loss_0.10"  # type: ignore[operator]
+    assert hook.best_path == trainer.checkpoint_dir / "epoch_5_loss_0.10"
     assert hook.best_score == pytest.approx(0.1)
     assert links(trainer)["best"] == "epoch_5_loss_0.10"
 
@@ -203,18 +196,14 @@ def test_an_old_value_is_never_reused() -> None:
     with_last = run([1, 2], {**config, "save_last": True}, validate_every="2 epochs", max_epochs=3)
     names = ["epoch=0_val_loss=none", "epoch=1_val_loss=1.0", "epoch=2_val_loss=none"]
     assert saved(with_last) == ["best", *names, "last"]
-    assert [one.score for one in with_last.hooks.get("checkpoint").kept] == [None, 1.0, None]
+    assert [checkpoint.score for checkpoint in with_last.hooks.get("checkpoint").kept] == [None, 1.0, None]
 
 
 def test_steps_between_validations_keep_the_newest() -> None:
     """Saves by steps have no score: the newest two stay, beside the best; one that is validated too is written once."""
     config = {"monitor": "val/loss", "save_top_k": 1, "save_every_n_steps": 1}
     saved_steps: list[str] = []
-    model = Scripted([1, 2, 3])
-    trainer = GenericTrainer(
-        HooksConfig(lifecycle=[{"name": "checkpoint", **config}]), model, torch.optim.SGD(model.parameters(), 1.0),
-        device="cpu", console=False, sanity_batches=0, validate_every=2,
-    )  # fmt: skip
+    trainer = make_scripted([1, 2, 3], config, validate_every=2)
     trainer.on("checkpoint_save", name="ear")(lambda checkpoint_path: saved_steps.append(Path(checkpoint_path).name))
     trainer.fit([torch.ones(2)] * 7, [torch.ones(1)], max_epochs=1)
     assert saved_steps == [f"step-{step:08d}" for step in range(1, 8)]
@@ -233,13 +222,9 @@ def test_a_metric_of_training_ranks_steps() -> None:
 @pytest.mark.parametrize("validates", [True, False])
 def test_a_metric_of_training_needs_no_validation(every: int, validates: bool) -> None:
     """Ranked by steps, it may be missing at validations, and no validation is needed; the last step is always saved."""
-    model = Scripted([9, 9, 9])
-    trainer = GenericTrainer(
-        None, model, torch.optim.SGD(model.parameters(), 1.0), device="cpu", console=False, sanity_batches=0
-    )
-    trainer.add_hook("checkpoint", monitor="train/loss", save_every_n_steps=every, save_top_k=2)
+    trainer = make_scripted([9, 9, 9], {"monitor": "train/loss", "save_every_n_steps": every, "save_top_k": 2})
     trainer.fit([torch.ones(2)] * 2, [torch.ones(1)] if validates else None, max_epochs=3)
-    assert [one.step for one in trainer.hooks.get("checkpoint").kept] == ([5, 6] if every == 1 else [6])
+    assert [checkpoint.step for checkpoint in trainer.hooks.get("checkpoint").kept] == ([5, 6] if every == 1 else [6])
 
 
 def test_a_metric_of_training_is_evaluated_after_every_epoch() -> None:
@@ -256,19 +241,15 @@ def test_a_monitored_metric_needs_no_number_of_epochs() -> None:
     assert saved(run([3, 2, 1], config)) == ["best", *(f"step-{step:08d}" for step in (2, 4, 6))]
 
 
-def test_another_run_has_another_ranking(tmp_path: Path) -> None:
+def test_another_run_has_another_ranking() -> None:
     """A hook that is used by a second trainer, or in a second fit, ranks what that run measures and nothing before."""
     hook = CheckpointHook(monitor="val/loss", save_last=True)
     for losses, best in (([3, 1, 2], 2), ([6, 5, 7], 2)):
-        model = Scripted([*losses, 9])
-        trainer = GenericTrainer(
-            None, model, torch.optim.SGD(model.parameters(), 1.0), device="cpu", console=False, sanity_batches=0,
-            output_dir=str(tmp_path),
-        )  # fmt: skip
+        trainer = make_scripted([*losses, 9])
         trainer.add_hook(hook)
         trainer.fit([torch.ones(2)], [torch.ones(1)], max_epochs=3)
         assert links(trainer) == {"best": f"step-{best:08d}", "last": "step-00000003"}
-        assert hook.best_path == trainer.checkpoint_dir / f"step-{best:08d}"  # type: ignore[operator]
+        assert hook.best_path == trainer.checkpoint_dir / f"step-{best:08d}"
     trainer.fit(max_epochs=4)
     assert links(trainer) == {"best": "step-00000004", "last": "step-00000004"} and hook.best_score == 9.0
 
@@ -304,7 +285,7 @@ def test_a_metric_that_is_always_nan_is_reported_and_saved(
     assert [line for line in caplog.messages if "nan" in line] == [
         "hook 'checkpoint': val/loss is nan after the validation at step 2"
     ]
-    events = [event for event in read_events(trainer) if event["kind"] == "metric_not_finite"]
+    events = [event for event in read_events(trainer.run_dir) if event["kind"] == "metric_not_finite"]
     assert [(event["by"], event["monitor"], event["value"], event["step"]) for event in events] == [
         ("checkpoint", "val/loss", "nan", 2)
     ]
@@ -328,21 +309,16 @@ def test_keep_previous_decides_whether_one_or_two_are_left(keep_previous: bool, 
     [{"save_every_n_steps": 50, "save_every_n_epochs": None}, {"save_every_n_epochs": 5}, {"monitor": "val/loss"}],
     ids=str,
 )
-def test_a_finished_run_has_a_checkpoint(parameters: dict[str, Any], tmp_path: Path) -> None:
+def test_a_finished_run_has_a_checkpoint(parameters: dict[str, Any]) -> None:
     """If nothing was due before its end, its last step is saved, with the weights of that step."""
-    trainer = make_trainer(
-        max_epochs=2,
-        output_dir=str(tmp_path),
-        val_dataloader=[(torch.ones(1, 3), torch.ones(1, 1))],
-        validate_every=None,
-    )
-    trainer.add_hook(EarlyStopping("train/loss", restore_best_weights=True, patience=9))
-    trainer.add_hook(CheckpointHook(**parameters))
+    stopping = EarlyStopping("train/loss", restore_best_weights=True, patience=9)
+    options = {"max_epochs": 2, "val_dataloader": make_batches(1), "validate_every": None}
+    trainer = make_trainer(stopping, CheckpointHook(**parameters), **options)
     seen: list[torch.Tensor] = []
-    trainer.on("step_end", name="seen")(lambda model: seen.append(model.weight.detach().clone()))
+    trainer.on("step_end", name="seen")(lambda model: seen.append(model[0].weight.detach().clone()))
     trainer.train()
-    assert saved(trainer) == ["step-00000008"] and trainer.checkpoint_dir is not None
-    assert torch.equal(read_checkpoint(trainer.checkpoint_dir / "step-00000008")[0]["model"]["weight"], seen[-1])
+    assert saved(trainer) == ["step-00000008"]
+    assert torch.equal(read_checkpoint(trainer.checkpoint_dir / "step-00000008")[0]["model"]["0.weight"], seen[-1])
 
 
 @pytest.mark.parametrize(
@@ -363,8 +339,7 @@ def test_the_end_of_a_run(parameters: dict[str, Any], steps: list[int], words: s
     trainer.train()
     assert [name for name in saved(trainer) if name != "last"] == [f"step-{step:08d}" for step in steps]
     assert capfd.readouterr().out.splitlines()[-1].partition(" s")[2].partition(" s")[2] == words
-    again = make_trainer(max_epochs=2)
-    again.add_hook(CheckpointHook(every=3, save_last=True))
+    again = make_trainer(CheckpointHook(every=3, save_last=True), max_epochs=2)
     again.fit(resume=trainer.run_dir)
     assert saved(again)[-1] == "step-00000008", "a run that trains no further step saves none twice"
 
@@ -395,8 +370,7 @@ def test_a_run_that_is_interrupted_is_not_told_of_save_last(capfd: Any) -> None:
 
 def test_a_run_that_fails_says_what_is_not_saved(capfd: Any) -> None:
     """Saving the end of a run is about runs that end in order."""
-    trainer = make_trainer(max_epochs=2, console=True)
-    trainer.add_hook(CheckpointHook(every=3))
+    trainer = make_trainer(CheckpointHook(every=3), max_epochs=2, console=True)
     trainer.on("train_batch_start", at=6, on_error="raise")(lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         trainer.train()
@@ -432,12 +406,7 @@ def test_a_run_that_would_never_save_fails() -> None:
 
 def test_a_metric_that_is_sometimes_missing_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     """Once it has been there, a validation without it is not ranked and not saved, and the log says so once."""
-    config = {"name": "checkpoint", "monitor": "bleu", "mode": "max", "save_top_k": -1}
-    model = Scripted([1] * 4)
-    trainer = GenericTrainer(
-        HooksConfig(lifecycle=[config]), model, torch.optim.SGD(model.parameters(), 1.0), device="cpu", console=False,
-        sanity_batches=0,
-    )  # fmt: skip
+    trainer = make_scripted([1] * 4, {"monitor": "bleu", "mode": "max", "save_top_k": -1})
 
     @trainer.on("validation_end")
     def measure(metrics: dict[str, Any], epoch: int) -> None:
@@ -456,8 +425,7 @@ def test_without_a_metric_the_newest_are_kept() -> None:
 
 def test_checkpoints_are_saved_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A period in seconds saves at the first step after each such span."""
-    trainer = make_trainer(max_epochs=1)
-    trainer.add_hook(CheckpointHook(save_every_n_epochs=None, save_every="10 s"))
+    trainer = make_trainer(CheckpointHook(save_every_n_epochs=None, save_every="10 s"), max_epochs=1)
     now = [0.0]
     trainer.on("train_batch_start", name="time")(lambda batch_idx: now.__setitem__(0, 6.0 * (batch_idx + 1)))
     monkeypatch.setattr("hookline.run.progress.monotonic", lambda: now[0])
@@ -540,18 +508,10 @@ def test_what_is_on_disk_equals_a_brute_force_search(
 # ---- nothing is lost -------------------------------------------------------------------------------------------------
 
 
-def test_two_hooks_do_not_delete_each_others_checkpoints(tmp_path: Path) -> None:
+def test_two_hooks_do_not_delete_each_others_checkpoints() -> None:
     """A checkpoint that two hooks share stays as long as one of them wants it; each has separate links."""
-    model = Scripted([1, 2, 3, 4, 5])
-    hooks = HooksConfig(
-        lifecycle=[
-            {"name": "checkpoint", "monitor": "val/loss", "save_last": True},
-            {"name": "checkpoint", "as": "highest", "monitor": "val/loss", "mode": "max"},
-        ]
-    )
-    trainer = GenericTrainer(
-        hooks, model, torch.optim.SGD(model.parameters(), 1.0), device="cpu", console=False, sanity_batches=0
-    )
+    highest = {"as": "highest", "monitor": "val/loss", "mode": "max"}
+    trainer = make_scripted([1, 2, 3, 4, 5], {"monitor": "val/loss", "save_last": True}, highest)
     trainer.fit([torch.ones(2)], [torch.ones(1)], max_epochs=5)
     assert links(trainer) == {"best": "step-00000001", "last": "step-00000005", "best-highest": "step-00000005"}
     assert saved(trainer) == ["best", "best-highest", "last", *(f"step-{step:08d}" for step in (1, 4, 5))]
@@ -574,13 +534,8 @@ def test_a_resume_deletes_nothing_of_another_run(tmp_path: Path) -> None:
     """Loading into a trainer that writes elsewhere leaves the old run's checkpoints alone, whatever is saved later."""
     first = run([3, 2, 1], {"monitor": "val/loss", "save_top_k": 2})
     before = saved(first)
-    model = Scripted([0.5, 0.4, 0.3])
-    trainer = GenericTrainer(
-        HooksConfig(enable_model_checkpoint_hook=True, model_checkpoint_config={"monitor": "val/loss"}), model,
-        torch.optim.SGD(model.parameters(), 1.0), device="cpu", console=False, sanity_batches=0,
-        output_dir=str(tmp_path / "other"),
-    )  # fmt: skip
-    trainer.load_checkpoint(first.checkpoint_dir / "best")  # type: ignore[operator]
+    trainer = make_scripted([0.5, 0.4, 0.3], {"monitor": "val/loss"}, output_dir=str(tmp_path / "other"))
+    trainer.load_checkpoint(first.checkpoint_dir / "best")
     assert trainer.hooks.get("checkpoint").kept == []
     trainer.fit([torch.ones(2)], [torch.ones(1)], max_epochs=6)
     assert saved(first) == before
@@ -613,13 +568,9 @@ def test_a_failure_between_two_steps_is_saved(tmp_path: Path) -> None:
     assert read_checkpoint(directory / "step-00000004")[0]["model"]["weight"].item() == 4.0
 
 
-def test_a_step_that_is_saved_is_not_saved_again(tmp_path: Path) -> None:
+def test_a_step_that_is_saved_is_not_saved_again() -> None:
     """A failure right after a save, in a hook of that very step, adds nothing to it."""
-    model = Scripted([])
-    trainer = GenericTrainer(
-        HooksConfig(lifecycle=[{"name": "checkpoint", "save_on_exception": True}]), model,
-        torch.optim.SGD(model.parameters(), 1.0), device="cpu", console=False, output_dir=str(tmp_path),
-    )  # fmt: skip
+    trainer = make_scripted([], {"save_on_exception": True})
     trainer.on("checkpoint_save", name="fail", on_error="raise")(lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         trainer.fit([torch.ones(2)], max_epochs=1)
@@ -634,7 +585,7 @@ def test_a_step_that_was_saved_before_the_run_went_back_is_saved_again() -> None
     assert saved(trainer)[-3:] == ["step-00000004", "step-00000006", "step-00000008"]
     trainer.on("step_end", name="fail", on_error="raise")(lambda step: 1 / 0 if step == 6 else None)
     with pytest.raises(ZeroDivisionError):
-        trainer.fit(resume=trainer.checkpoint_dir / "step-00000004")  # type: ignore[operator]
+        trainer.fit(resume=trainer.checkpoint_dir / "step-00000004")
     assert saved(trainer)[-2:] == ["step-00000004", "step-00000006"]
 
 
@@ -642,47 +593,39 @@ def test_a_step_that_was_saved_before_the_run_went_back_is_saved_again() -> None
 def test_a_failure_in_a_step_is_saved_apart(accumulate: int, tmp_path: Path) -> None:
     """The unfinished step is skipped; the run resumes after the batch that failed."""
 
-    def train(bad: float, resume: Path | None = None) -> Trainer:
-        model = Scripted([])
-        data = [torch.ones(2), torch.ones(2), torch.ones(2), torch.full((2,), bad), torch.ones(2), torch.ones(2)]
+    def step(model: Any, batch: torch.Tensor) -> torch.Tensor:
+        if batch.isnan().any():
+            raise ValueError("a bad batch")
+        return model(batch)
 
-        def step(model: Any, batch: torch.Tensor) -> torch.Tensor:
-            if batch.isnan().any():
-                raise ValueError("a bad batch")
-            return model(batch)
-
-        trainer = GenericTrainer(
-            HooksConfig(lifecycle=[{"name": "checkpoint", "save_on_exception": True}]), model,
-            torch.optim.SGD(model.parameters(), 1.0), device="cpu", console=False, output_dir=str(tmp_path),
-            step_fn=step, accumulate=accumulate,
-        )  # fmt: skip
-        trainer.fit(data, max_epochs=1, resume=resume)
+    def train_on(bad: float, resume: Path | None = None) -> Trainer:
+        options = {"output_dir": str(tmp_path), "step_fn": step, "accumulate": accumulate}
+        trainer = make_scripted([], {"save_on_exception": True}, **options)
+        trainer.fit([torch.full((2,), float(value)) for value in (1, 1, 1, bad, 1, 1)], max_epochs=1, resume=resume)
         return trainer
 
     with pytest.raises(ValueError, match="a bad batch") as caught:
-        train(math.nan)
+        train_on(math.nan)
     assert not any("failed in" in note for note in getattr(caught.value, "__notes__", ()))
     done = 3 // accumulate
     (path,) = tmp_path.glob("*/exception/*")
     assert path.name == f"step-{done:08d}" and not (path.parent.parent / "checkpoints").exists()
-    trainer = train(1.0, resume=path)
-    assert (trainer.step, trainer.model.weight.item()) == (done + 2 // accumulate, done + 2 // accumulate)  # type: ignore[operator, union-attr]
+    trainer = train_on(1.0, resume=path)
+    assert (trainer.step, trainer.model.weight.item()) == (done + 2 // accumulate, done + 2 // accumulate)
 
 
-def train_with_schedule(output: Path, fail: Any = None, resume: Path | None = None, **options: Any) -> Trainer:
+def train_with_schedule(output: Path, fail: Any = None, resume: Path | None = None) -> Trainer:
     """Six steps with a scheduler; `fail` registers what raises in the third one."""
-    torch.manual_seed(0)
-    model = torch.nn.Linear(3, 1)
+    model = make_model(3, 1)
     optimizers = [torch.optim.SGD([parameter], 0.1) for parameter in model.parameters()]
-    schedulers = [torch.optim.lr_scheduler.ExponentialLR(one, 0.5) for one in optimizers]
-    data = [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(6)]
-    trainer = GenericTrainer(
-        HooksConfig(lifecycle=[{"name": "checkpoint", "save_on_exception": True}]), model, optimizers, schedulers,
-        device="cpu", console=False, output_dir=str(output), loss_fn=nn.functional.mse_loss, **options,
-    )  # fmt: skip
+    options = {
+        "model": model, "data": make_batches(6), "optimizer": optimizers, "output_dir": str(output),
+        "scheduler": [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5) for optimizer in optimizers],
+    }  # fmt: skip
+    trainer = make_trainer(CheckpointHook(save_on_exception=True), **options)
     if fail is not None:
         fail(trainer)
-    trainer.fit(data, max_epochs=1, resume=resume)
+    trainer.fit(resume=resume)
     return trainer
 
 
@@ -715,10 +658,10 @@ def test_a_failure_after_the_optimizer_step(fail: Any, place: str, tmp_path: Pat
     (path,) = (tmp_path / "failed").glob(f"*/{place}/*")
     sections, meta = read_checkpoint(path)
     assert (path.name, meta["step"], sections["progress"]["step"]) == ("step-00000003", 3, 3)
-    assert [one["last_epoch"] for one in sections["schedulers"]] == [3, 3]
+    assert [scheduler["last_epoch"] for scheduler in sections["schedulers"]] == [3, 3]
     resumed = train_with_schedule(tmp_path / "failed", resume=path)
     assert (resumed.step, resumed.lr) == (6, whole.lr)
-    assert torch.equal(resumed.model.weight, whole.model.weight)  # type: ignore[arg-type]
+    assert torch.equal(resumed.model[0].weight, whole.model[0].weight)
 
 
 def test_a_failure_between_two_optimizers(tmp_path: Path) -> None:
@@ -728,7 +671,7 @@ def test_a_failure_between_two_optimizers(tmp_path: Path) -> None:
     (path,) = tmp_path.glob("*/exception/*")
     sections, meta = read_checkpoint(path)
     assert (path.name, meta["step"]) == ("step-00000003", 3)
-    assert [one["last_epoch"] for one in sections["schedulers"]] == [3, 2]
+    assert [scheduler["last_epoch"] for scheduler in sections["schedulers"]] == [3, 2]
 
 
 def test_half_a_step_cannot_be_saved_after_the_optimizer_step(tmp_path: Path) -> None:
@@ -751,16 +694,10 @@ def test_a_failure_saves_nothing_by_default(tmp_path: Path) -> None:
 # ---- checkpoints that were deleted from disk -------------------------------------------------------------------------
 
 
-BATCH = (torch.ones(2, 3), torch.zeros(2, 1))
-
-
 def run_and_delete(scores: list[float], deleted_after: int, **checkpoint: Any) -> Trainer:
     """An epoch of two steps for each score; what the first one saved is deleted at the end of a later one."""
-    model = nn.Linear(3, 1)
-    entry = {"name": "checkpoint", "monitor": "val/score", **checkpoint}
-    config = {"max_epochs": len(scores), "console": False, "hooks": {"lifecycle": [entry]}}
-    optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    trainer = GenericTrainer(config, model, optimizer, device="cpu", loss_fn=nn.functional.mse_loss)
+    hook = CheckpointHook(monitor="val/score", **checkpoint)
+    trainer = make_trainer(hook, data=make_batches(2), val_loaders=make_batches(1), max_epochs=len(scores))
 
     @trainer.on("validation_end")
     def score(metrics: dict[str, float], epoch: int) -> None:
@@ -768,10 +705,10 @@ def run_and_delete(scores: list[float], deleted_after: int, **checkpoint: Any) -
 
     @trainer.on("epoch_end")
     def tidy(trainer: Trainer, epoch: int) -> None:
-        if epoch == deleted_after and trainer.checkpoint_dir is not None:
+        if epoch == deleted_after:
             shutil.rmtree(trainer.checkpoint_dir / "step-00000002")
 
-    trainer.fit([BATCH, BATCH], [BATCH])
+    trainer.train()
     return trainer
 
 
@@ -781,7 +718,6 @@ def test_a_deleted_best_checkpoint_is_replaced(options: dict[str, Any], caplog: 
     with caplog.at_level(logging.WARNING, logger="hookline"):
         trainer = run_and_delete([0.1, 3, 2, 5], deleted_after=1, **options)
     hook, directory = trainer.hooks.get("checkpoint"), trainer.checkpoint_dir
-    assert directory is not None
     assert hook.best_path == (directory / "best").resolve() == directory / "step-00000006"
     assert hook.best_score == 2
     assert [line for line in caplog.messages if "step-00000002 was deleted" in line] == [
