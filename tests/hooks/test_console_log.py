@@ -7,14 +7,13 @@ import logging
 import random
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
+from builders import make_batches, make_trainer
 from run_control import PlainRun
 from terminal import Terminal
 
-from hookline import ConsoleLogHook, Trainer, get_trainer
+from hookline import ConsoleLogHook
 
 logger = logging.getLogger("hookline")
 
@@ -25,21 +24,11 @@ def usual_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
 
 
-def make_trainer(batches: int = 4, **options: Any) -> Trainer:
-    """A trainer whose own lines are off."""
-    torch.manual_seed(0)
-    model = torch.nn.Linear(3, 1)
-    data = [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(batches)]
-    options = {"record": False, "console": False, "loss_fn": torch.nn.functional.mse_loss, **options}
-    return get_trainer("simple", model, data, torch.optim.SGD(model.parameters(), 0.1), "cpu", **options)
-
-
 @pytest.mark.req("001-25")
 def test_progress_lines() -> None:
     """Every n batches, a line with epoch, step of total, loss, mean, speed and time left."""
     out = io.StringIO()
-    trainer = make_trainer()
-    trainer.add_hook(ConsoleLogHook(log_every_n_batches=2, stream=out, costs=False))
+    trainer = make_trainer(ConsoleLogHook(log_every_n_batches=2, stream=out, costs=False))
     losses: list[float] = []
     trainer.on("train_batch_end", name="losses")(lambda loss: losses.append(loss))
     trainer.train()
@@ -53,7 +42,7 @@ def test_progress_lines() -> None:
 @pytest.mark.req("001-25", "001-29", "001-30")
 def test_add_console_logging_registers_the_hook(capsys: pytest.CaptureFixture[str]) -> None:
     """add_console_logging() prints every 10 batches; called again it reconfigures; 'console_log' is its name."""
-    trainer = make_trainer(20)
+    trainer = make_trainer(data=make_batches(20))
     trainer.add_console_logging()
     assert trainer.hooks.get("console_log").log_every_n_batches == 10
     trainer.train()
@@ -67,7 +56,7 @@ def test_add_console_logging_registers_the_hook(capsys: pytest.CaptureFixture[st
 def test_validation_and_checkpoints_are_printed() -> None:
     """With the values of the metrics and the path of the checkpoint."""
     out = io.StringIO()
-    trainer = make_trainer(2, record=True, val_dataloader=[(torch.randn(2, 3), torch.randn(2, 1))])
+    trainer = make_trainer(data=make_batches(2), record=True, val_dataloader=make_batches(1))
     trainer.add_hook(ConsoleLogHook(log_every_n_batches=50, stream=out))
     trainer.add_checkpointing()
     trainer.on("validation_end", name="adds")(
@@ -102,7 +91,7 @@ def test_printing_costs_restores_the_random_state(monkeypatch: pytest.MonkeyPatc
 )
 def test_speed_and_time_left(seconds_per_step: float, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slow runs are in seconds per step, long ones in hours."""
-    trainer, out = make_trainer(4), io.StringIO()
+    trainer, out = make_trainer(), io.StringIO()
     for module in ("hook", "times"):
         monkeypatch.setattr(f"hookline.hooks.console.{module}.perf_counter", lambda: trainer.step * seconds_per_step)
     trainer.add_hook(ConsoleLogHook(log_every_n_batches=1, stream=out, costs=False))
@@ -112,7 +101,7 @@ def test_speed_and_time_left(seconds_per_step: float, expected: str, monkeypatch
 
 def test_a_pause_between_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch that is due has no line if too little time has passed; the last step has one."""
-    trainer, out = make_trainer(12), io.StringIO()
+    trainer, out = make_trainer(data=make_batches(12)), io.StringIO()
     for module in ("hook", "times"):
         monkeypatch.setattr(f"hookline.hooks.console.{module}.perf_counter", lambda: trainer.step * 10.0)
     trainer.add_hook(ConsoleLogHook(log_every_n_batches=2, stream=out, costs=False, pause=30.0))
@@ -125,8 +114,7 @@ def test_validations_do_not_count_in_the_speed(monkeypatch: pytest.MonkeyPatch) 
     now, out = [0.0], io.StringIO()
     for module in ("hook", "times"):
         monkeypatch.setattr(f"hookline.hooks.console.{module}.perf_counter", lambda: now[0])
-    validation = [(torch.randn(2, 3), torch.randn(2, 1))]
-    trainer = make_trainer(8, val_dataloader=validation, validate_every=2, sanity_batches=0)
+    trainer = make_trainer(data=make_batches(8), val_dataloader=make_batches(1), validate_every=2, sanity_batches=0)
     trainer.on("after_backward", name="half a second")(lambda: now.__setitem__(0, now[0] + 0.5))
     trainer.on("validation_end", name="ten seconds")(lambda: now.__setitem__(0, now[0] + 10.0))
     trainer.add_hook(ConsoleLogHook(log_every_n_batches=1, stream=out, costs=False))
@@ -138,7 +126,7 @@ def test_validations_do_not_count_in_the_speed(monkeypatch: pytest.MonkeyPatch) 
 
 def test_it_prints_to_the_current_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
     """Also after a run whose output was redirected; a copy of the hook works the same."""
-    trainer = make_trainer(2, val_dataloader=[(torch.randn(2, 3), torch.randn(2, 1))])
+    trainer = make_trainer(data=make_batches(2), val_dataloader=make_batches(1))
     trainer.add_hook(copy.deepcopy(ConsoleLogHook(log_every_n_batches=1, costs=False)))
     with io.StringIO() as caught, contextlib.redirect_stdout(caught):
         trainer.train()
@@ -151,7 +139,7 @@ def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> No
     """No escape sequence, and nothing is rewritten, where TERM says that the terminal cannot do that."""
     terminal = at_terminal(monkeypatch)
     monkeypatch.setenv("TERM", "dumb")
-    trainer = make_trainer(2)
+    trainer = make_trainer(data=make_batches(2))
     trainer.add_console_logging(log_every_n_batches=1)
     trainer.train()
     lines = terminal.getvalue().splitlines()

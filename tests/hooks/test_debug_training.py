@@ -1,37 +1,25 @@
 """The hook opens the debugger at a terminal, writes a crash folder elsewhere, and prints shapes."""
 
 import bdb
-import io
 import sys
 from pathlib import Path
 from typing import Any
 
+import builders
 import pytest
 import torch
+from builders import make_batches, train
 from run_control import PlainRun
-from torch import nn
+from terminal import Terminal
 
-from hookline import DebugHook, Trainer, get_trainer
-
-
-def make_trainer(hook: DebugHook, bad: int | None = 1, sizes: tuple[int, ...] = (4, 4, 4)) -> Trainer:
-    """Make a trainer with three batches, one of which may contain a NaN."""
-    torch.manual_seed(0)
-    model = nn.Linear(3, 1)
-    batches = [(torch.randn(size, 3), torch.randn(size, 1)) for size in sizes]
-    if bad is not None:
-        batches[bad][0][0, 0] = float("nan")
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    trainer = get_trainer("simple", model, batches, optimizer, "cpu", loss_fn=nn.functional.mse_loss, console=False)
-    trainer.add_hook(hook)
-    return trainer
+from hookline import DebugHook, SimpleTrainer
 
 
-class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
-
-    def isatty(self) -> bool:
-        return True
+def make_trainer(hook: DebugHook) -> SimpleTrainer:
+    """Make a trainer with three batches, the second of which contains a NaN."""
+    batches = make_batches(3)
+    batches[1][0][0, 0] = float("nan")
+    return builders.make_trainer(hook, data=batches, record=True)
 
 
 def at_terminal(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
@@ -93,7 +81,7 @@ def test_without_break_it_only_reports(caplog: pytest.LogCaptureFixture, monkeyp
 @pytest.mark.req("002-78")
 def test_shapes_are_printed_when_they_change(capsys: pytest.CaptureFixture[str]) -> None:
     """Every tensor of the batch with its place, once for as long as it stays the same."""
-    make_trainer(DebugHook(log_shapes=True), bad=None, sizes=(4, 4, 2)).train()
+    train(DebugHook(log_shapes=True), data=[*make_batches(2), *make_batches(1, size=2)])
     assert capsys.readouterr().out.splitlines() == [
         "from batch 0: batch[0]: float32 (4, 3) on cpu; batch[1]: float32 (4, 1) on cpu",
         "from batch 2: batch[0]: float32 (2, 3) on cpu; batch[1]: float32 (2, 1) on cpu",

@@ -2,8 +2,10 @@
 
 from typing import Any
 
+import builders
 import pytest
 import torch
+from builders import make_model
 from torch import nn
 
 import hookline as hl
@@ -34,13 +36,10 @@ class Nested(nn.Module):
         return self.inner(x) + 1
 
 
-def make_trainer(middle: nn.Module, loss_fn: Any = nn.functional.mse_loss, batch: Any = None) -> hl.Trainer:
-    """A layer, something in the middle, a layer; one batch."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 3), middle, nn.Linear(3, 1))
-    batches = [batch or (torch.ones(2, 3), torch.ones(2, 1))]
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    return hl.get_trainer("simple", model, batches, optimizer, "cpu", loss_fn=loss_fn, record=False, console=False)
+def make_trainer(middle: nn.Module, batch: Any = None, **options: Any) -> hl.SimpleTrainer:
+    """Make a trainer for one batch, with a module in the middle of the model."""
+    data = [batch or (torch.ones(2, 3), torch.ones(2, 1))]
+    return builders.make_trainer(model=make_model(3, 3, 1, between=lambda: middle), data=data, **options)
 
 
 def diagnosis_of(trainer: hl.Trainer, **options: Any) -> Any:
@@ -53,13 +52,13 @@ def diagnosis_of(trainer: hl.Trainer, **options: Any) -> Any:
 def test_the_first_bad_output_is_named() -> None:
     """Of all modules that gave NaN, the one where it began; the Inf that it came from is named beside it."""
     trainer = make_trainer(nn.Sequential(Nested(Log()), nn.Softmax(-1)))
-    found = diagnosis_of(trainer)
-    assert found.module == "1.1"
-    assert found.first_inf == "1.0.inner"
-    assert found.outputs == ("float32 (2, 3) on cpu",)
-    assert found.statistics["nan"] > 0
-    assert (found.batch, found.parameters, found.gradients) == ((), (), ())
-    assert str(found) == (
+    diagnosis = diagnosis_of(trainer)
+    assert diagnosis.module == "1.1"
+    assert diagnosis.first_inf == "1.0.inner"
+    assert diagnosis.outputs == ("float32 (2, 3) on cpu",)
+    assert diagnosis.statistics["nan"] > 0
+    assert (diagnosis.batch, diagnosis.parameters, diagnosis.gradients) == ((), (), ())
+    assert str(diagnosis) == (
         "the first bad output is that of module '1.1' (float32 (2, 3) on cpu);"
         " the first Inf came out of module '1.0.inner'"
     )
@@ -68,10 +67,10 @@ def test_the_first_bad_output_is_named() -> None:
 def test_a_bad_batch_is_named() -> None:
     """The tensors of the batch that were bad already; integers never are."""
     batch = (torch.tensor([[1.0, float("nan"), 1.0]]), torch.ones(1, 1), torch.ones(1, dtype=torch.int64))
-    found = diagnosis_of(make_trainer(nn.ReLU(), batch=batch))
-    assert found.batch == ("batch[0]",)
-    assert found.module == "0"
-    assert str(found).startswith("the batch itself is not finite in batch[0]; ")
+    diagnosis = diagnosis_of(make_trainer(nn.ReLU(), batch=batch))
+    assert diagnosis.batch == ("batch[0]",)
+    assert diagnosis.module == "0"
+    assert str(diagnosis).startswith("the batch itself is not finite in batch[0]; ")
 
 
 class SpoilsItsWeight(torch.autograd.Function):
@@ -96,40 +95,40 @@ class Spoils(nn.Module):
         self.weight = nn.Parameter(torch.randn(3, 3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return SpoilsItsWeight.apply(x, self.weight)  # type: ignore[no-any-return, no-untyped-call]
+        return SpoilsItsWeight.apply(x, self.weight)
 
 
 def test_a_module_with_bad_gradients_of_its_own_parameters_is_named() -> None:
     """The gradients of its inputs are finite, those of its weight are not."""
-    found = diagnosis_of(make_trainer(Nested(Spoils())))
-    assert (found.gradients, found.backward_module) == (("1.inner.weight",), "1.inner")
+    diagnosis = diagnosis_of(make_trainer(Nested(Spoils())))
+    assert (diagnosis.gradients, diagnosis.backward_module) == (("1.inner.weight",), "1.inner")
 
 
 def test_bad_parameters_are_named() -> None:
     """A weight that became NaN in an earlier step."""
     trainer = make_trainer(nn.ReLU())
     with torch.no_grad():
-        trainer.model[2].bias.fill_(float("inf"))  # type: ignore[index, union-attr, operator]
-    found = diagnosis_of(trainer)
-    assert (found.parameters, found.module, found.first_inf) == (("2.bias",), "2", "2")
-    assert "parameters were not finite already: 2.bias" in str(found)
+        trainer.model[2].bias.fill_(float("inf"))
+    diagnosis = diagnosis_of(trainer)
+    assert (diagnosis.parameters, diagnosis.module, diagnosis.first_inf) == (("2.bias",), "2", "2")
+    assert "parameters were not finite already: 2.bias" in str(diagnosis)
 
 
 def test_a_loss_that_is_bad_although_outputs_are_finite() -> None:
     """When every output is finite, the loss function is to blame."""
-    found = diagnosis_of(make_trainer(nn.ReLU(), lambda out, target: (out - target).sum() / 0 * 0))
-    assert found.module is None
-    assert str(found) == "every module's output is finite, the loss made of them is nan"
+    diagnosis = diagnosis_of(make_trainer(nn.ReLU(), loss_fn=lambda out, target: (out - target).sum() / 0 * 0))
+    assert diagnosis.module is None
+    assert str(diagnosis) == "every module's output is finite, the loss made of them is nan"
 
 
 def test_a_backward_that_goes_bad_is_named() -> None:
     """With a finite loss: the module whose backward made NaN, innermost first, and torch's name for the operation."""
-    found = diagnosis_of(make_trainer(Nested(Root())))
-    assert found.backward_module == "1.inner"
-    assert found.gradients == ("0.weight", "0.bias")
-    assert found.operation == "MulBackward0"
-    assert "the first bad one was given by the backward of module '1.inner';" in str(found)
-    assert str(found).endswith("the first NaN by MulBackward0")
+    diagnosis = diagnosis_of(make_trainer(Nested(Root())))
+    assert diagnosis.backward_module == "1.inner"
+    assert diagnosis.gradients == ("0.weight", "0.bias")
+    assert diagnosis.operation == "MulBackward0"
+    assert "the first bad one was given by the backward of module '1.inner';" in str(diagnosis)
+    assert str(diagnosis).endswith("the first NaN by MulBackward0")
 
 
 class BadOnce(nn.Module):
@@ -144,9 +143,9 @@ class BadOnce(nn.Module):
 
 def test_a_healthy_batch_is_reported_as_such() -> None:
     """What cannot be reproduced is reported as such."""
-    found = diagnosis_of(make_trainer(BadOnce()))
-    assert found.finite
-    assert "it cannot be reproduced" in str(found)
+    diagnosis = diagnosis_of(make_trainer(BadOnce()))
+    assert diagnosis.finite
+    assert "it cannot be reproduced" in str(diagnosis)
 
 
 @pytest.mark.parametrize("middle", [Nested(Root()), BadOnce()], ids=["bad", "healthy"])

@@ -9,11 +9,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import builders
 import pytest
 import torch
 from torch import nn
 
-from hookline import HooklineError, Trainer, get_trainer, replay_crash
+from hookline import HooklineError, SimpleTrainer, Trainer, replay_crash
 from hookline.errors import CheckpointError
 
 
@@ -39,18 +40,16 @@ class Once:
         yield self.batch
 
 
-def make_trainer(seed: int = 0, batch: Any = None, seen: list[Any] | None = None) -> Trainer:
+def make_trainer(seed: int = 0, batch: Any = None, seen: list[Any] | None = None) -> SimpleTrainer:
     """Make a trainer with one batch; the model gets ones, whatever the batch is, which is appended to `seen`."""
-    torch.manual_seed(seed)
-    model = Fine()
 
     def step_fn(model: nn.Module, batch: Any) -> Any:
         if seen is not None:
             seen.append(batch)
         return model(torch.ones(4, 3))
 
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    return get_trainer("simple", model, Once(batch), optimizer, "cpu", step_fn=step_fn, console=False)
+    torch.manual_seed(seed)
+    return builders.make_trainer(model=Fine, data=Once(batch), loss_fn=None, step_fn=step_fn, record=True)
 
 
 def crash(batch: Any, *names: str, **options: Any) -> tuple[Trainer, list[Path]]:
@@ -84,14 +83,14 @@ def test_another_trainer_reproduces_the_nan() -> None:
     replay = replay_crash(folder, other)
     assert replay.same
     assert replay.now.module == ""
-    assert not other.model.layer.training and other.model.drop.training  # type: ignore[union-attr]
+    assert not other.model.layer.training and other.model.drop.training
 
 
 def test_a_replay_that_differs_says_so() -> None:
     """Without dropout's zeros the division is fine, and the replay is not the same."""
     _, (folder,) = crash(torch.ones(4, 3))
     other = make_trainer()
-    other.model.drop.p = 0.0  # type: ignore[union-attr, assignment]
+    other.model.drop.p = 0.0
     replay = replay_crash(folder, other)
     assert not replay.same and replay.now.finite
 
@@ -173,14 +172,14 @@ def test_a_disk_that_fails_leaves_no_part_of_a_folder(call: str, monkeypatch: py
             patch.setattr("hookline._fs.os", failing)
             trainer, _ = crash(torch.ones(4, 3))
         calls = calls or failing.calls
-        assert trainer.run_dir is not None and trainer.stopped_by == "nan_forensics"
-        found = list((trainer.run_dir / "crashes").iterdir())
-        if not found:
+        assert trainer.stopped_by == "nan_forensics"
+        folders = list((trainer.run_dir / "crashes").iterdir())
+        if not folders:
             absent.append(fail_at)
             assert trainer.hooks.entry("nan_forensics").failures.total == 1
         else:
-            assert [path.name for path in found] == ["step-00000001"]
-            assert replay_crash(found[0], make_trainer(seed=5)).same
+            assert [path.name for path in folders] == ["step-00000001"]
+            assert replay_crash(folders[0], make_trainer(seed=5)).same
         if fail_at == calls:
             break
     assert absent[0] == 1

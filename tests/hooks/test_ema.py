@@ -1,41 +1,23 @@
 """The average is right; validation uses it, and training is unchanged."""
 
-from pathlib import Path
+from functools import partial
 from typing import Any
 
+import builders
 import pytest
 import torch
+from builders import make_batches, make_model, weights_of
 from torch import nn
 
-from hookline import EarlyStopping, EMAHook, HooklineError, Trainer, get_trainer
+from hookline import EarlyStopping, EMAHook, HooklineError, Trainer
 from hookline.errors import CheckpointError, ConfigError
 
-
-def make_model() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
-
-
-def batches(count: int = 6) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    generator = torch.Generator().manual_seed(1)
-    return [(torch.randn(4, 3, generator=generator), torch.randn(4, 1, generator=generator)) for _ in range(count)]
-
-
-def make_trainer(*hooks: Any, model: nn.Module | None = None, **options: Any) -> Trainer:
-    model = model or make_model()
-    optimizer = options.pop("optimizer", None) or torch.optim.AdamW(model.parameters(), lr=0.05)
-    options = {
-        "record": False, "console": False, "sanity_batches": 0, "loss_fn": nn.functional.mse_loss,
-        "val_dataloader": batches(2), **options,
-    }  # fmt: skip
-    trainer = get_trainer("simple", model, batches(), optimizer, "cpu", **options)
-    for hook in hooks:
-        trainer.add_hook(hook)
-    return trainer
-
-
-def weights_of(model: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
+with_batch_norm = partial(make_model, 3, 4, 1, between=partial(nn.BatchNorm1d, 4))
+OPTIONS: dict[str, Any] = {
+    "model": with_batch_norm, "data": make_batches(6), "optimizer": partial(torch.optim.AdamW, lr=0.05),
+    "val_dataloader": make_batches(2), "sanity_batches": 0,
+}  # fmt: skip
+make_trainer, train = partial(builders.make_trainer, **OPTIONS), partial(builders.train, **OPTIONS)
 
 
 def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
@@ -65,10 +47,10 @@ def test_a_subclass_may_override_an_event_with_other_arguments() -> None:
     class CountsSkips(EMAHook):
         skips = 0
 
-        def on_step_skipped(self, reason: str) -> None:  # type: ignore[override]
+        def on_step_skipped(self, reason: str) -> None:
             self.skips += 1
 
-    make_trainer(hook := CountsSkips(0.9)).train()
+    train(hook := CountsSkips(0.9))
     assert hook.updates == 6 and hook.skips == 0
 
 
@@ -96,11 +78,10 @@ def test_training_is_bit_for_bit_the_same(buffers: bool) -> None:
     """Weights, buffers and optimizer state end where they end without it, with a validation after every step."""
     results = []
     for hooks in ((), (EMAHook(0.9, buffers=buffers),)):
-        trainer = make_trainer(*hooks, max_epochs=2, validate_every=1)
-        trainer.train()
+        trainer = train(*hooks, max_epochs=2, validate_every=1)
         state = trainer.optimizers[0].state_dict()["state"]
-        results.append([*trainer.model.state_dict().values(), *(one["exp_avg"] for one in state.values())])
-    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+        results.append([*trainer.model.state_dict().values(), *(entry["exp_avg"] for entry in state.values())])
+    assert all(map(torch.equal, *results))
 
 
 def test_weights_are_restored_after_a_failed_validation() -> None:
@@ -150,8 +131,7 @@ def test_weights_are_restored_after_a_failed_nested_validation() -> None:
 
 def test_weights_are_restored_after_a_validation_that_fails_while_the_average_is_applied() -> None:
     """A validation inside `applied` does not have to end for the block to restore the weights."""
-    trainer = make_trainer(hook := EMAHook())
-    trainer.train()
+    trainer = train(hook := EMAHook())
     own, loss_fn = weights_of(trainer.model), trainer.loss_fn
     with pytest.raises(ZeroDivisionError), hook.applied(trainer.model):
         assert same(weights_of(trainer.model), hook.average)
@@ -196,14 +176,14 @@ def test_half_precision_weights_are_averaged_in_float32() -> None:
 
 def test_another_model_can_be_given_the_average_during_a_run() -> None:
     """Copying to another model does not affect the average of the first."""
-    trainer, other = make_trainer(hook := EMAHook(0.9)), make_model()
+    trainer, other = make_trainer(hook := EMAHook(0.9)), with_batch_norm()
     trainer.on("step_end", at=3, name="copies")(lambda: hook.copy_to(other))
     plain = make_trainer(EMAHook(0.9))
     trainer.train()
     plain.train()
     assert same(weights_of(trainer.model), weights_of(plain.model))
     assert same(hook.average, plain.hooks.get("ema").average)
-    assert not same(weights_of(other), weights_of(make_model()))
+    assert not same(weights_of(other), weights_of(with_batch_norm()))
 
 
 def test_a_skipped_step_does_not_change_the_average() -> None:
@@ -212,43 +192,39 @@ def test_a_skipped_step_does_not_change_the_average() -> None:
     trainer.on("update", name="guard")(lambda grads, trainer: trainer.skip_step("no") or grads)
     trainer.train()
     assert hook.updates == 0 and hook.average == {}
-    model = make_model()
-    optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in (model[0], model[2])]  # type: ignore[index]
-    trainer = make_trainer(hook := EMAHook(), model=model, optimizer=optimizers)
-    trainer.train()
+    model = with_batch_norm()
+    optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in (model[0], model[2])]
+    trainer = train(hook := EMAHook(), model=model, optimizer=optimizers)
     assert hook.updates == 6
 
 
-def test_the_average_continues_after_a_resume(tmp_path: Path) -> None:
+def test_the_average_continues_after_a_resume() -> None:
     """Saved and resumed, the average is bit for bit that of the uninterrupted run."""
-    whole = make_trainer(EMAHook(0.9), max_epochs=3)
-    whole.train()
-    first = make_trainer(EMAHook(0.9), "checkpoint", max_epochs=1, record=True, output_dir=str(tmp_path))
-    first.train()
-    second = make_trainer(EMAHook(0.9), "checkpoint", record=True, output_dir=str(tmp_path))
+    whole = train(EMAHook(0.9), max_epochs=3)
+    first = train(EMAHook(0.9), "checkpoint", max_epochs=1, record=True)
+    second = make_trainer(EMAHook(0.9), "checkpoint", record=True)
     second.fit(max_epochs=3, resume=first.run_dir)
     assert second.hooks.get("ema").updates == 18
     assert same(second.hooks.get("ema").average, whole.hooks.get("ema").average)
 
 
-def test_the_average_is_read_from_a_checkpoint(tmp_path: Path) -> None:
+def test_the_average_is_read_from_a_checkpoint() -> None:
     """weights_in gives what a model can load; a checkpoint without one says which hooks it knows."""
-    trainer = make_trainer(hook := EMAHook(0.9), "checkpoint", record=True, output_dir=str(tmp_path))
-    trainer.train()
-    path = trainer.checkpoint_dir / "step-00000006"  # type: ignore[operator]
-    model = make_model()
+    trainer = train(hook := EMAHook(0.9), "checkpoint", record=True)
+    path = trainer.checkpoint_dir / "step-00000006"
+    model = with_batch_norm()
     model.load_state_dict(EMAHook.weights_in(path), strict=False)
     assert same(weights_of(model), hook.average)
-    other = make_model()
+    other = with_batch_norm()
     hook.copy_to(other)
     assert same(weights_of(other), hook.average)
     with pytest.raises(CheckpointError, match="no averaged weights of a hook 'em'; did you mean 'ema'"):
         EMAHook.weights_in(path, "em")
 
 
-def test_a_checkpoint_has_the_weights_of_training(tmp_path: Path) -> None:
+def test_a_checkpoint_has_the_weights_of_training() -> None:
     """Also one that is saved because a validation failed, while the model had the average."""
-    trainer = make_trainer(EMAHook(0.5), record=True, output_dir=str(tmp_path), validate_every=3)
+    trainer = make_trainer(EMAHook(0.5), record=True, validate_every=3)
     trainer.add_hook("checkpoint", save_on_exception=True, save_every_n_epochs=None)
     kept: list[dict[str, torch.Tensor]] = []
     trainer.on("step_end", name="keep")(lambda model: kept.append(weights_of(model)))
@@ -256,7 +232,7 @@ def test_a_checkpoint_has_the_weights_of_training(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         trainer.train()
     again = make_trainer(EMAHook(0.5))
-    again.load_checkpoint(tmp_path / str(trainer.run_id))
+    again.load_checkpoint(trainer.run_dir)
     assert same(weights_of(again.model), kept[-1])
 
 
@@ -314,8 +290,7 @@ def test_invalid_options_are_rejected() -> None:
 
 def test_of_two_hooks_the_first_is_validated() -> None:
     """Restoring another hook's average would corrupt training."""
-    bare = make_trainer(max_epochs=3)
-    bare.train()
+    bare = train(max_epochs=3)
     first, second = EMAHook(decay=0.5), EMAHook(decay=0.9)
     trainer = make_trainer(max_epochs=3)
     trainer.add_hook(first, "first")
@@ -334,13 +309,11 @@ def test_of_two_hooks_the_first_is_validated() -> None:
 def test_another_model_starts_another_average() -> None:
     """The same model continues its average."""
     hook = EMAHook(decay=0.9)
-    first = make_trainer(hook)
-    first.train()
-    make_trainer(hook, model=first.model).train()
+    first = train(hook)
+    train(hook, model=first.model)
     assert hook.updates == 12
-    torch.manual_seed(5)
-    other = nn.Sequential(nn.Linear(3, 7), nn.Linear(7, 1))
-    make_trainer(hook, model=other, optimizer=torch.optim.SGD(other.parameters(), lr=0.0)).train()
+    other = make_model(3, 7, 1)
+    train(hook, model=other, optimizer=None, lr=0.0)
     assert hook.updates == 6 and hook.average.keys() == dict(other.named_parameters()).keys()
     torch.testing.assert_close(hook.average["0.weight"], other[0].weight.detach())
 
@@ -350,7 +323,7 @@ def test_trainable_only_leaves_frozen_parameters_out() -> None:
     frozen_at_first = ["0.weight", "0.bias"]
     averages = []
     for trainable_only in (True, False):
-        model = make_model()
+        model = with_batch_norm()
         model[0].requires_grad_(False)
         hook = EMAHook(0.5, buffers=True, trainable_only=trainable_only)
         trainer = make_trainer(hook, model=model, max_epochs=3)
@@ -371,7 +344,7 @@ def test_trainable_only_leaves_frozen_parameters_out() -> None:
         assert validated[-2:] == [(2, True), (2, True)]
         assert names == ([[], ["0.weight"], ["0.weight"]] if trainable_only else [frozen_at_first] * 3)
         assert {"1.running_mean", "1.weight", "2.bias"} <= hook.average.keys()
-        averages.append({name: one for name, one in hook.average.items() if name not in frozen_at_first})
+        averages.append({name: average for name, average in hook.average.items() if name not in frozen_at_first})
     assert same(*averages)
 
 
@@ -380,7 +353,7 @@ def test_resuming_a_model_with_frozen_parameters(trainable_only: bool) -> None:
     """The average in a checkpoint is that of the trained parameters, and the resumed run's is that of one run."""
 
     def make(**options: Any) -> tuple[Trainer, EMAHook]:
-        model = make_model()
+        model = with_batch_norm()
         model[0].requires_grad_(False)
         hook = EMAHook(0.5, trainable_only=trainable_only)
         trainer = make_trainer(hook, model=model, record=True, trainable_only=trainable_only, **options)
@@ -394,7 +367,6 @@ def test_resuming_a_model_with_frozen_parameters(trainable_only: bool) -> None:
     resumed, hook = make()
     resumed.fit(resume=begun.run_dir, max_epochs=2)
     assert same(hook.average, whole.average) and same(weights_of(resumed.model), weights_of(uninterrupted.model))
-    assert begun.checkpoint_dir is not None
     saved = EMAHook.weights_in(next(begun.checkpoint_dir.iterdir()))
     assert saved.keys() == {name for name in weights_of(begun.model) if not (trainable_only and name.startswith("0."))}
 

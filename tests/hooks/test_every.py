@@ -3,11 +3,10 @@
 import ast
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from builders import make_batches, make_trainer
 
 from hookline import (
     CheckpointHook,
@@ -19,9 +18,7 @@ from hookline import (
     LearningRateMonitor,
     NotifyHook,
     Schedule,
-    Trainer,
     TrainerConfig,
-    get_trainer,
 )
 from hookline.core.plugins import HOOKS
 from hookline.errors import RegistrationError
@@ -150,12 +147,12 @@ def test_what_an_error_about_a_period_proposes_is_accepted(
         give(every)
     remedy = str(refused.value).rpartition("; ")[2]
     if "write" in remedy:
-        proposed = [ast.literal_eval(one) for one in re.findall(r"'[^']*'|\d+", remedy)]
+        proposed = [ast.literal_eval(value) for value in re.findall(r"'[^']*'|\d+", remedy)]
     else:
         proposed = [f"5 {unit}" for unit in re.findall(valid, remedy)]
     assert proposed, str(refused.value)
-    for one in proposed:
-        give(one)
+    for value in proposed:
+        give(value)
 
 
 @pytest.mark.parametrize(
@@ -167,18 +164,9 @@ def test_a_config_with_a_schedule_without_effect_is_refused(hook: str, options: 
         HookRegistry({"lifecycle": [{"name": hook, **options}]})
 
 
-def make_trainer(folder: Path) -> Trainer:
-    torch.manual_seed(0)
-    model = torch.nn.Linear(2, 1)
-    data = [(torch.randn(4, 2), torch.randn(4, 1)) for _ in range(6)]
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    options = {"loss_fn": torch.nn.functional.mse_loss, "console": False, "output_dir": str(folder)}
-    return get_trainer("simple", model, data, optimizer, "cpu", max_epochs=2, **options)
-
-
-def test_a_run_follows_it(tmp_path: Path) -> None:
+def test_a_run_follows_it() -> None:
     """Checkpoints at steps and no longer at epochs, reports of the throughput and lines of the log."""
-    trainer = make_trainer(tmp_path)
+    trainer = make_trainer(data=make_batches(6), max_epochs=2, record=True)
     saved: list[int] = []
     trainer.on("checkpoint_save")(lambda step: saved.append(step))
     trainer.add_checkpointing(every=5)

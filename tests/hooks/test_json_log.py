@@ -1,22 +1,17 @@
 """The JSON log has a line for each part of the run."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import builders
 import pytest
-import torch
+from builders import make_batches
 
-from hookline import JSONLogHook, Trainer, get_trainer
+from hookline import JSONLogHook
 
-
-def make_trainer(batches: int = 4, **options: Any) -> Trainer:
-    """A trainer that writes to runs/."""
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 1))
-    data = [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(batches)]
-    options = {"console": False, "loss_fn": torch.nn.functional.mse_loss, **options}
-    return get_trainer("simple", model, data, torch.optim.SGD(model.parameters(), 0.1), "cpu", **options)
+make_trainer = partial(builders.make_trainer, record=True)
 
 
 def refuse(name: str) -> Any:
@@ -32,12 +27,12 @@ def read(path: Path) -> list[dict[str, Any]]:
 @pytest.mark.req("001-26")
 def test_the_json_log() -> None:
     """One object a line: the start, every n batches, each epoch and validation, the end."""
-    trainer = make_trainer(val_dataloader=[(torch.randn(2, 3), torch.randn(2, 1))])
+    trainer = make_trainer(val_dataloader=make_batches(1))
     trainer.add_json_logging(log_every_n_batches=2)
     losses: list[float] = []
     trainer.on("train_batch_end", name="losses")(lambda loss: losses.append(loss))
     trainer.train()
-    lines = read(trainer.run_dir / "log.jsonl")  # type: ignore[operator]
+    lines = read(trainer.run_dir / "log.jsonl")
     assert [line["event"] for line in lines] == [
         "train_start", "batch_end", "batch_end", "validation_end", "epoch_end", "train_end",
     ]  # fmt: skip
@@ -64,10 +59,10 @@ def test_the_json_log_elsewhere_and_its_default() -> None:
 @pytest.mark.req("001-05", "001-26")
 def test_the_json_log_counts_batches_not_steps() -> None:
     """A step of several batches is several batches; the count runs over epochs."""
-    trainer = make_trainer(batches=5, accumulate=2, max_epochs=2)
+    trainer = make_trainer(data=make_batches(5), accumulate=2, max_epochs=2)
     trainer.add_json_logging(log_every_n_batches=3)
     trainer.train()
-    lines = [line for line in read(trainer.run_dir / "log.jsonl") if line["event"] == "batch_end"]  # type: ignore[operator]
+    lines = [line for line in read(trainer.run_dir / "log.jsonl") if line["event"] == "batch_end"]
     places = [(line["current_epoch"], line["current_batch_idx"], line["step"]) for line in lines]
     assert places == [(0, 2, 2), (1, 0, 4), (1, 3, 5)]  # batches 3, 6 and 9 of the run
 
@@ -88,4 +83,4 @@ def test_a_failed_run_is_in_the_json_log() -> None:
     trainer.on("step_end", on_error="raise")(lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         trainer.train()
-    assert read(trainer.run_dir / "log.jsonl")[-1]["status"] == "error"  # type: ignore[operator]
+    assert read(trainer.run_dir / "log.jsonl")[-1]["status"] == "error"

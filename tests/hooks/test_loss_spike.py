@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
+from builders import train
 from run_control import PlainRun
-from torch import nn
 
-from hookline import GenericTrainer, LossSpike, get_trainer
+from hookline import LossSpike
 from hookline.errors import ConfigError
 
 
@@ -74,16 +74,8 @@ def test_nothing_is_judged_before_the_warmup_and_nan_is_ignored() -> None:
 
 def test_it_can_end_the_run_and_its_losses_are_saved() -> None:
     """The checkpoint has the losses that the next ones are compared with."""
-    torch.manual_seed(0)
-    model = torch.nn.Linear(2, 1)
-    batches = [(torch.ones(2, 2), torch.ones(2, 1) * (100 if number == 30 else 1)) for number in range(40)]
-    trainer = get_trainer(
-        "simple", model, batches, torch.optim.SGD(model.parameters(), 1e-4), "cpu",
-        loss_fn=torch.nn.functional.mse_loss, console=False,
-    )  # fmt: skip
-    hook = LossSpike(stop_run=True)
-    trainer.add_hook(hook)
-    trainer.train()
+    batches = [(torch.ones(2, 3), torch.ones(2, 1) * (100 if number == 30 else 1)) for number in range(40)]
+    trainer = train(hook := LossSpike(stop_run=True), data=batches, lr=1e-4)
     assert trainer.step == 31 and trainer.stopped_by == "loss_spike"
     reason = str(trainer.stop_reason)
     assert "spreads above the median" in reason and "(batch 30 of 'train')" in reason
@@ -116,12 +108,8 @@ def test_under_accumulation_the_worst_micro_batch_is_named() -> None:
     """Of the loader that it came from, not the last one of the step."""
     usual = [torch.tensor(1.0 + 0.01 * (index % 3)) for index in range(40)]
     odd = [*usual[:30], torch.tensor(50.0), *usual[31:]]
-    model = nn.Linear(1, 1)
-    config = {"console": False, "record": False, "loader_schedule": "round_robin", "accumulate": 2}
-    trainer = GenericTrainer(
-        config, model, torch.optim.SGD(model.parameters(), 0.1), device="cpu",
-        step_fn=lambda model, batch: model(torch.zeros(1, 1)).sum() * 0 + float(batch),
+    train(
+        hook := LossSpike(warmup=5), data={"a": odd, "b": usual}, loader_schedule="round_robin", accumulate=2,
+        loss_fn=None, step_fn=lambda model, batch: model(torch.zeros(1, 3)).sum() * 0 + float(batch),
     )  # fmt: skip
-    trainer.add_hook(hook := LossSpike(warmup=5))
-    trainer.fit({"a": odd, "b": usual})
     assert [(spike.batch_idx, spike.dataloader_name) for spike in hook.spikes] == [(60, "a")]
