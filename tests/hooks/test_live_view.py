@@ -8,16 +8,19 @@ import random
 import re
 import sys
 import types
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import builders
 import pytest
 import torch
+from builders import make_batches
 from run_control import PlainRun, train
 from terminal import Terminal, run_at_terminal
 
 import hookline
-from hookline import ConsoleLogHook, EarlyStopping, Trainer, TrainingHook, get_trainer
+from hookline import ConsoleLogHook, EarlyStopping, Trainer, TrainingHook
 from hookline.hooks.console.times import StepReport
 from hookline.hooks.console.view import LiveView
 
@@ -44,13 +47,7 @@ def at_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     return stream
 
 
-def make_trainer(batches: int = 4, **options: Any) -> Trainer:
-    torch.manual_seed(0)
-    model = torch.nn.Linear(3, 1)
-    data = [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(batches)]
-    options = {"record": False, "val_dataloader": data[:2], "max_epochs": 1, **options}
-    options.setdefault("loss_fn", torch.nn.functional.mse_loss)
-    return get_trainer("simple", model, data, torch.optim.SGD(model.parameters(), 0.1), "cpu", **options)
+make_trainer = partial(builders.make_trainer, console=True, max_epochs=1, val_dataloader=make_batches(2))
 
 
 class Looks(TrainingHook):
@@ -78,7 +75,7 @@ def test_the_view_fits_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatc
     terminal = at_terminal(monkeypatch)
     monkeypatch.setenv("COLUMNS", str(columns))
     looks = Looks(terminal, columns)
-    trainer = make_trainer(1200, max_epochs=3, validate_every=20, max_steps=50, hooks=[looks])
+    trainer = make_trainer(data=make_batches(1200), max_epochs=3, validate_every=20, max_steps=50, hooks=[looks])
     trainer.train()
     shown = region(looks.screens[40])
     assert [line.split()[0] for line in shown[:5]] == WITH_VALIDATION and len(shown) <= 6
@@ -129,7 +126,7 @@ def test_the_time_left_of_an_epoch_with_accumulation(first: int, monkeypatch: py
 def test_what_stays_when_the_run_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """A summary of the run in the place of the view, the table of costs, and the closing line."""
     terminal = at_terminal(monkeypatch)
-    trainer = make_trainer(4, hooks=[Looks(terminal)])
+    trainer = make_trainer(hooks=[Looks(terminal)])
     state = trainer.train()
     screen = terminal.screen()
     start = next(index for index, line in enumerate(screen) if line.startswith("run     "))
@@ -144,7 +141,7 @@ def test_the_loss_comes_from_the_record(monkeypatch: pytest.MonkeyPatch) -> None
     """Once the record has it: the last loss and the mean of the epoch so far, of steps that are written."""
     terminal = at_terminal(monkeypatch)
     looks, losses = Looks(terminal), []
-    trainer = make_trainer(60, hooks=[looks])
+    trainer = make_trainer(data=make_batches(60), hooks=[looks])
     trainer.on("train_batch_end", name="losses")(lambda loss: losses.append(loss))
     trainer.train()
     assert region(looks.screens[10])[2].startswith("loss        -  mean -")
@@ -158,10 +155,10 @@ def test_metrics_of_training_are_in_the_line_of_the_loss(monkeypatch: pytest.Mon
     terminal = at_terminal(monkeypatch)
     looks = Looks(terminal)
     metrics = ["mae", {"name": "mse", "as": "a_name_that_is_quite_long_for_it"}]
-    trainer = make_trainer(60, hooks=[looks], metrics=metrics)
+    trainer = make_trainer(data=make_batches(60), hooks=[looks], metrics=metrics)
     trainer.train()
     recorded = [f"mae {row['train/mae']:.4f}" for row in trainer.record.metrics]
-    assert re.search(r"lr 0\.1  (mae \d\.\d{4})$", region(looks.screens[60])[2])[1] in recorded  # type: ignore[index]
+    assert re.search(r"lr 0\.1  (mae \d\.\d{4})$", region(looks.screens[60])[2])[1] in recorded
 
 
 def test_nothing_in_a_step_is_read_from_the_device() -> None:
@@ -179,9 +176,8 @@ def test_the_best_value_is_of_the_metric_that_a_hook_follows(monkeypatch: pytest
     """Larger may be better; the metric comes first in its line."""
     terminal = at_terminal(monkeypatch)
     accuracies = iter([0.5, 0.9, 0.7])
-    looks = Looks(terminal)
-    stop = EarlyStopping(monitor="val/accuracy", mode="max", patience=9)
-    trainer = make_trainer(8, validate_every=2, sanity_batches=0, hooks=[looks, stop])
+    looks, stop = Looks(terminal), EarlyStopping(monitor="val/accuracy", mode="max", patience=9)
+    trainer = make_trainer(data=make_batches(8), validate_every=2, sanity_batches=0, hooks=[looks, stop])
     trainer.on("validation_end", name="adds")(lambda metrics: metrics.update({"val/accuracy": next(accuracies, 0.6)}))
     trainer.train()
     assert "val/accuracy 0.7000  best 0.9000 at step 4  val/loss" in region(looks.screens[8])[3]
@@ -235,16 +231,12 @@ def test_a_run_without_an_end_has_no_bar(monkeypatch: pytest.MonkeyPatch) -> Non
     """A loader without a length: counts, and no time left."""
     terminal = at_terminal(monkeypatch)
     looks = Looks(terminal)
-    data = make_trainer().train_loaders
-    batches = list(data["train"] if "train" in data else next(iter(data.values())))
 
     class Endless(torch.utils.data.IterableDataset[Any]):
         def __iter__(self) -> Any:
-            return iter(batches * 3)
+            return iter(make_batches(12))
 
-    loader = torch.utils.data.DataLoader(Endless(), batch_size=None)
-    trainer = make_trainer(max_epochs=1, hooks=[looks])
-    trainer.fit(train_loaders=loader)
+    make_trainer(data=torch.utils.data.DataLoader(Endless(), batch_size=None), hooks=[looks]).train()
     shown = region(looks.screens[9])
     assert shown[0].split() == ["epoch", "1/1", "9", "batches"] and shown[1].split()[:3] == ["run", "8", "steps"]
 
@@ -265,7 +257,7 @@ def test_prints_warnings_and_logs_are_above_it(monkeypatch: pytest.MonkeyPatch) 
             mine.warning("logged %d", step)
             print("twice", step, file=sys.stderr)
 
-    trainer = make_trainer(3, hooks=[Talks(), looks], sanity_batches=0)
+    trainer = make_trainer(data=make_batches(3), hooks=[Talks(), looks], sanity_batches=0)
     try:
         trainer.train()
     finally:
@@ -286,7 +278,7 @@ def test_another_progress_bar_is_above_it(monkeypatch: pytest.MonkeyPatch) -> No
             sys.stderr.write(f"\r{step}: upper")
             sys.stderr.write(f"\n\r{step}: lower\x1b[A")
 
-    make_trainer(5, hooks=[Bars(), looks], sanity_batches=0, validate_every=3).train()
+    make_trainer(data=make_batches(5), hooks=[Bars(), looks], sanity_batches=0, validate_every=3).train()
     screen = looks.screens[3]
     assert screen[1:3] == ["3: upper", "3: lower"] and [line.split()[0] for line in screen[3:]] == LABELS
     screen = looks.screens[5]  # after a validation, whose line stays
@@ -296,9 +288,8 @@ def test_another_progress_bar_is_above_it(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_an_unfinished_line_is_continued(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dots, for example; a line of the hook begins below it."""
-    terminal = at_terminal(monkeypatch)
-    looks = Looks(terminal)
-    trainer = make_trainer(4, hooks=[looks], sanity_batches=0, validate_every=3)
+    looks = Looks(at_terminal(monkeypatch))
+    trainer = make_trainer(hooks=[looks], sanity_batches=0, validate_every=3)
     trainer.on("train_batch_start", name="dots")(lambda: print(".", end=""))
     trainer.train()
     assert looks.screens[3][1] == "..." and looks.screens[3][2].startswith("epoch")
@@ -308,14 +299,13 @@ def test_an_unfinished_line_is_continued(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_lines_of_a_child_process_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are not noticed: each leaves the cursor on the first line of the view, which is not left behind."""
-    terminal = at_terminal(monkeypatch)
-    looks = Looks(terminal)
-    trainer = make_trainer(3, hooks=[looks], sanity_batches=0, val_dataloader=None)
-    trainer.on("train_batch_start", name="child")(lambda step: io.StringIO.write(terminal, f"child {step}\n"))
+    looks = Looks(at_terminal(monkeypatch))
+    trainer = make_trainer(data=make_batches(3), hooks=[looks], sanity_batches=0, val_dataloader=None)
+    trainer.on("train_batch_start", name="child")(lambda step: io.StringIO.write(looks.terminal, f"child {step}\n"))
     trainer.train()
     screen = looks.screens[3]
     assert screen[1:5] == ["child 1", "child 2", "child 3", ""] and [line.split()[0] for line in screen[5:]] == LABELS
-    assert re.fullmatch(r"run         3/3 steps  epoch 1/1  .* steps/s", terminal.screen()[4])
+    assert re.fullmatch(r"run         3/3 steps  epoch 1/1  .* steps/s", looks.terminal.screen()[4])
 
 
 def test_a_prompt_is_not_disturbed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,7 +320,7 @@ def test_a_prompt_is_not_disturbed(monkeypatch: pytest.MonkeyPatch) -> None:
                     sys.stdout.fileno()
                 seen.append(terminal.screen())
 
-    make_trainer(4, hooks=[Asks()], sanity_batches=0).train()
+    make_trainer(hooks=[Asks()], sanity_batches=0).train()
     assert len(seen[0]) == 1 and seen[0][0].startswith("run ")
 
 
@@ -392,9 +382,8 @@ def test_a_drawing_replaces_the_last_one_at_once(monkeypatch: pytest.MonkeyPatch
 
 def test_a_hook_that_is_disabled_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A view that stays as it was would look as if the run hung; once the hook is enabled it is there again."""
-    terminal = at_terminal(monkeypatch)
-    looks = Looks(terminal)
-    trainer = make_trainer(120, hooks=[looks])
+    looks = Looks(at_terminal(monkeypatch))
+    trainer = make_trainer(data=make_batches(120), hooks=[looks])
 
     @trainer.on("train_batch_start", name="switches")
     def switch(trainer: Any, step: int) -> None:
@@ -419,7 +408,7 @@ def test_a_broken_terminal_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch)
 
     broken = Broken()
     monkeypatch.setattr(sys, "stdout", broken)
-    trainer = make_trainer(4)
+    trainer = make_trainer()
     trainer.on("step_end", name="breaks")(lambda: setattr(broken, "is_broken", True))
     trainer.train()
     assert trainer.step == 4 and all(not hook.failures for hook in trainer.hooks.list_hooks())
@@ -428,7 +417,7 @@ def test_a_broken_terminal_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch)
 def test_a_failed_run_leaves_a_summary(monkeypatch: pytest.MonkeyPatch) -> None:
     """The view is gone, and what comes next begins a line."""
     terminal = at_terminal(monkeypatch)
-    trainer = make_trainer(3, loss_fn=lambda prediction, target: losses.pop(), sanity_batches=0)
+    trainer = make_trainer(data=make_batches(3), loss_fn=lambda prediction, target: losses.pop(), sanity_batches=0)
     losses = [trainer.model(torch.ones(4, 3)).mean()]
     with pytest.raises(IndexError):
         trainer.train()
@@ -488,11 +477,11 @@ def test_plain_lines_where_nothing_can_be_redrawn(output: str, monkeypatch: pyte
 def test_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under NO_COLOR nothing is coloured, bold or dim; otherwise bars are."""
     terminal = at_terminal(monkeypatch)
-    make_trainer(console=True).train()
+    make_trainer().train()
     assert "\x1b[32m" in terminal.getvalue()
     terminal.truncate(0)
     monkeypatch.setenv("NO_COLOR", "1")
-    make_trainer(console=True).train()
+    make_trainer().train()
     view, _, _ = terminal.getvalue().partition("What each hook cost")
     assert "epoch 1/1" in view and not re.search(r"\x1b\[[\d;]*m", view)
 
@@ -520,7 +509,7 @@ def test_a_terminal_without_unicode_gets_ascii(monkeypatch: pytest.MonkeyPatch) 
 def test_hostile_names_are_made_visible(monkeypatch: pytest.MonkeyPatch) -> None:
     """A metric's name with an escape sequence does not reach the terminal."""
     terminal = at_terminal(monkeypatch)
-    trainer = make_trainer(2)
+    trainer = make_trainer(data=make_batches(2))
     trainer.on("validation_end", name="adds")(lambda metrics: metrics.update({"val/\x1b[2Jx": 0.5}))
     trainer.train()
     assert "\x1b[2J" not in terminal.getvalue() and "val/\\x1b[2Jx 0.5000" in terminal.getvalue()
@@ -531,7 +520,7 @@ def test_random_states_are_preserved(monkeypatch: pytest.MonkeyPatch) -> None:
     at_terminal(monkeypatch)
     make_trainer(console=False).train()
     before = random.getstate()
-    make_trainer(6).train()
+    make_trainer(data=make_batches(6)).train()
     assert random.getstate() == before
 
 
@@ -540,7 +529,7 @@ def test_any_host_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = at_terminal(monkeypatch)
     run = PlainRun()
     run.hooks.register(ConsoleLogHook(costs=False), on_error="raise")
-    train(run, [(torch.ones(2, 3), torch.ones(2, 1))] * 6)
+    train(run, make_batches(6))
     assert "6/6 steps" in "\n".join(terminal.screen())
 
 
@@ -559,12 +548,12 @@ def test_a_notebook_replaces_one_output(monkeypatch: pytest.MonkeyPatch) -> None
 
     OutStream = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})
     module = types.ModuleType("IPython.display")
-    module.display = display  # type: ignore[attr-defined]
+    module.display = display
     monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
     monkeypatch.setitem(sys.modules, "IPython.display", module)
     stream = OutStream()
     monkeypatch.setattr(sys, "stdout", stream)
-    make_trainer(4).train()
+    make_trainer().train()
     assert len(outputs) >= 5 and outputs[2].startswith("epoch 1/1   ━") and outputs[-1].startswith("run         4/4")
     assert "step 4  validation" in stream.getvalue() and "\x1b" not in "".join(outputs) + stream.getvalue()
 

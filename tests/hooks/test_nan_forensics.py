@@ -1,14 +1,16 @@
 """The first loss or gradient that is not finite is found before it reaches the weights."""
 
-import json
 from pathlib import Path
 from typing import Any
 
+import builders
 import pytest
 import torch
+from builders import make_batches
 from torch import nn
 
-from hookline import NanForensics, SimpleTrainer, Trainer, get_trainer, replay_crash
+from hookline import NanForensics, SimpleTrainer, Trainer, replay_crash
+from hookline.record import read_events
 
 
 class Root(nn.Module):
@@ -18,15 +20,14 @@ class Root(nn.Module):
         return torch.sqrt(x.clamp(min=0))
 
 
-def make_trainer(middle: nn.Module | None = None, bad: int | None = None, **options: Any) -> Trainer:
+def make_trainer(*hooks: Any, middle: nn.Module | None = None, bad: int | None = None, **options: Any) -> SimpleTrainer:
     """Make a trainer with eight batches, one of which may contain a NaN."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5), middle or nn.ReLU(), nn.Linear(3, 1))
-    batches = [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(8)]
+    batches = make_batches(8)
     if bad is not None:
         batches[bad][0][0, 0] = float("nan")
-    options = {"loss_fn": nn.functional.mse_loss, "console": False, **options}
-    return get_trainer("simple", model, batches, torch.optim.SGD(model.parameters(), 0.01), "cpu", **options)
+    return builders.make_trainer(*hooks, model=model, data=batches, lr=0.01, **{"record": True, **options})
 
 
 def finite(trainer: Trainer) -> bool:
@@ -36,45 +37,39 @@ def finite(trainer: Trainer) -> bool:
 @pytest.mark.req("002-06", "002-78")
 def test_a_bad_loss_ends_the_run_with_good_weights() -> None:
     """The module is named and recorded, and the step is skipped, so the weights are those of the step before."""
-    trainer, hook = make_trainer(bad=4), NanForensics()
-    trainer.add_hook(hook)
+    trainer = make_trainer(hook := NanForensics(), bad=4)
     state = trainer.train()
     assert (trainer.step, state["status"], trainer.skipped_steps) == (5, "completed", 1)
     assert finite(trainer)
-    assert hook.autopsy is not None and hook.autopsy.batch == ("batch[0]",) and hook.autopsy.module == "0"
-    assert hook.crash is not None and hook.crash == trainer.run_dir / "crashes" / "step-00000005"  # type: ignore[operator]
+    assert hook.autopsy.batch == ("batch[0]",) and hook.autopsy.module == "0"
+    assert hook.crash == trainer.run_dir / "crashes" / "step-00000005"
     assert trainer.stopped_by == "nan_forensics" and "the batch itself is not finite" in str(trainer.stop_reason)
-    lines = (trainer.run_dir / "events.jsonl").read_text().splitlines()  # type: ignore[operator]
-    events = {event["kind"]: event for event in map(json.loads, lines)}
+    events = {event["kind"]: event for event in read_events(trainer.run_dir)}
     assert events["crash"]["path"] == str(hook.crash) and events["crash"]["step"] == 5
 
 
 def test_replaying_the_crash_reproduces_the_nan() -> None:
     """In a new trainer that is built like the one that crashed."""
-    trainer, hook = make_trainer(bad=4), NanForensics()
-    trainer.add_hook(hook)
+    trainer = make_trainer(hook := NanForensics(), bad=4)
     trainer.train()
-    assert hook.crash is not None
     replay = replay_crash(hook.crash, make_trainer())
     assert replay.same and replay.now.batch == ("batch[0]",)
 
 
 def test_bad_gradients_of_a_good_loss_are_found() -> None:
     """Before the optimizer uses them, with the module whose backward made them."""
-    trainer, hook = make_trainer(Root()), NanForensics()
-    trainer.add_hook(hook)
+    trainer = make_trainer(hook := NanForensics(), middle=Root())
     trainer.train()
-    assert hook.autopsy is not None and trainer.step == 1
+    assert trainer.step == 1
     assert (hook.autopsy.backward_module, hook.autopsy.gradients) == ("2", ("0.weight", "0.bias"))
     assert hook.autopsy.operation is not None
     assert finite(trainer)
-    assert replay_crash(hook.crash, trainer).same  # type: ignore[arg-type]
+    assert replay_crash(hook.crash, trainer).same
 
 
 def test_without_stop_the_run_continues() -> None:
     """One crash is written, and nothing more is checked."""
-    trainer, hook = make_trainer(bad=2), NanForensics(stop_run=False)
-    trainer.add_hook(hook)
+    trainer = make_trainer(NanForensics(stop_run=False), bad=2)
     trainer.train()
     assert trainer.step == 8 and not finite(trainer)
     assert len(list(Path("runs").rglob("crash.json"))) == 1
@@ -82,10 +77,9 @@ def test_without_stop_the_run_continues() -> None:
 
 def test_the_micro_batch_of_a_window_is_found() -> None:
     """Under accumulation the crash holds the batch that was bad, not the last one of its window."""
-    trainer, hook = make_trainer(bad=5, accumulate=4), NanForensics()
-    trainer.add_hook(hook)
+    trainer = make_trainer(hook := NanForensics(), bad=5, accumulate=4)
     trainer.train()
-    assert hook.crash is not None and trainer.step == 2
+    assert trainer.step == 2
     assert replay_crash(hook.crash, trainer).then["batch_idx"] == 5
     assert finite(trainer)
 
@@ -93,11 +87,11 @@ def test_the_micro_batch_of_a_window_is_found() -> None:
 @pytest.mark.parametrize("bad", [4, 5])
 def test_the_micro_batch_whose_gradients_are_bad_is_found(bad: int) -> None:
     """Each of a window is run again until one goes wrong by itself, first or last."""
-    trainer, hook = make_trainer(accumulate=2, loss_fn=lambda out, y: (out * y).pow(2).sum().sqrt()), NanForensics()
-    trainer.train_loaders["train"][bad][1].zero_()  # type: ignore[index]
-    trainer.add_hook(hook)
+    options = {"accumulate": 2, "loss_fn": lambda out, y: (out * y).pow(2).sum().sqrt()}
+    trainer = make_trainer(hook := NanForensics(), **options)
+    trainer.train_loaders["train"][bad][1].zero_()
     trainer.train()
-    assert hook.crash is not None and hook.autopsy is not None and trainer.step == 3
+    assert trainer.step == 3
     assert hook.autopsy.loss == 0 and hook.autopsy.gradients
     replay = replay_crash(hook.crash, trainer)
     assert replay.same and replay.then["batch_idx"] == bad
@@ -113,8 +107,7 @@ def test_batches_of_other_steps_are_released() -> None:
     )
     trainer.train()
     assert held == [[], [], [2], [2], [], [5], [], []]
-    trainer = make_trainer(accumulate=2)
-    trainer.add_hook(hook)
+    trainer = make_trainer(hook, accumulate=2)
     trainer.on("before_backward", name="bomb", on_error="raise", at=2)(lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         trainer.train()
@@ -123,16 +116,14 @@ def test_batches_of_other_steps_are_released() -> None:
 
 def test_a_run_without_a_record_keeps_its_crash_elsewhere() -> None:
     """The folder is in a temporary directory, and the hook says where."""
-    trainer, hook = make_trainer(bad=0, record=False), NanForensics(state=False)
-    trainer.add_hook(hook)
+    trainer = make_trainer(hook := NanForensics(state=False), bad=0, record=False)
     trainer.train()
     assert hook.crash is not None and (hook.crash / "crash.json").exists()
 
 
 def test_large_but_finite_gradients_are_not_reported() -> None:
     """A norm that overflows is not taken for a gradient that did."""
-    trainer, hook = make_trainer(loss_fn=lambda out, y: (out * 1e30).sum(), max_steps=1), NanForensics()
-    trainer.add_hook(hook)
+    trainer = make_trainer(hook := NanForensics(), loss_fn=lambda out, y: (out * 1e30).sum(), max_steps=1)
     trainer.train()
     assert hook.crash is None
 
@@ -150,8 +141,7 @@ def test_a_healthy_run_is_the_same_with_and_without() -> None:
 
 def test_under_a_grad_scaler_gradients_are_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Non-finite gradients are normal there, and the scaler skips the step."""
-    trainer, hook = make_trainer(Root(), max_steps=1), NanForensics()
-    trainer.add_hook(hook)
+    trainer = make_trainer(hook := NanForensics(), middle=Root(), max_steps=1)
     monkeypatch.setattr(type(trainer), "uses_grad_scaler", True)
     trainer.train()
     assert not finite(trainer) and hook.crash is None
@@ -165,8 +155,7 @@ def test_a_failing_examination_still_ends_the_run_with_good_weights(what: str, m
         raise OSError("no space left")
 
     monkeypatch.setattr(f"hookline.hooks.nan_forensics.hook.{what}", fails)
-    trainer = make_trainer(bad=2)
-    trainer.add_hook(NanForensics())
+    trainer = make_trainer(NanForensics(), bad=2)
     trainer.train()
     assert (trainer.step, trainer.stopped_by) == (3, "nan_forensics") and finite(trainer)
     assert trainer.hooks.entry("nan_forensics").failures.total == 1
@@ -179,13 +168,12 @@ def test_a_trial_run_reports_and_writes_nothing(
     """Not even into a temporary directory; the run ends all the same."""
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
-    trainer, hook = make_trainer(bad=0, fast_dev_run=2), NanForensics()
-    trainer.add_hook(hook)
+    trainer = make_trainer(hook := NanForensics(), bad=0, fast_dev_run=2)
     trainer.train()
     assert trainer.stopped_by == "nan_forensics" and trainer.step == 1
-    assert hook.crash is None and hook.autopsy is not None and hook.autopsy.batch == ("batch[0]",)
+    assert hook.crash is None and hook.autopsy.batch == ("batch[0]",)
     assert "step 1: loss nan; the batch itself is not finite in batch[0]" in caplog.text
-    assert "non_finite" in [event["kind"] for event in trainer.record.events]  # type: ignore[attr-defined]
+    assert "non_finite" in [event["kind"] for event in trainer.record.events]
     assert list((tmp_path / "temporary").iterdir()) == [] and not Path("runs").exists()
 
 
@@ -200,19 +188,13 @@ class Counting(nn.Module):
         self.layer = nn.Linear(2, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.layer(x.add_(1.0))
-        return out
+        return self.layer(x.add_(1.0))
 
 
 def test_the_run_s_batches_are_written_to_once() -> None:
     """Two epochs add 2 to every batch, also to the one that was run again because its loss was NaN."""
     model, batches = Counting(), [(torch.zeros(4, 2), torch.zeros(4, 1)) for _ in range(3)]
     batches[1][0][0, 0] = float("nan")
-    trainer = SimpleTrainer(
-        model, batches, torch.optim.SGD(model.parameters(), 0.1), "cpu",
-        loss_fn=nn.functional.mse_loss, record=False, console=False, max_epochs=2,
-    )  # fmt: skip
-    trainer.add_hook(NanForensics(stop_run=False))
-    trainer.train()
+    trainer = builders.train(NanForensics(stop_run=False), model=model, data=batches, max_epochs=2)
     assert trainer.hooks.get("nan_forensics").autopsy.batch == ("batch[0]",)
     assert all(torch.equal(x[1:], torch.full((3, 2), 2.0)) for x, _ in batches)

@@ -1,17 +1,19 @@
 """The webhook gets the requested messages, training is unaffected, and the URL stays secret."""
 
 import copy
-import json
 import logging
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import builders
 import pytest
 import torch
+from builders import make_batches
 from run_control import PlainRun
 from small_config import config_with
 
@@ -19,9 +21,7 @@ from hookline import (
     HooklineError,
     HooksConfig,
     NotifyHook,
-    Trainer,
     TrainingHook,
-    get_trainer,
     load_config,
     trainer_from_config,
 )
@@ -29,6 +29,7 @@ from hookline.cli import main
 from hookline.core.plugins import HOOKS
 from hookline.errors import ConfigError, RegistrationError
 from hookline.hooks import notify
+from hookline.record import read_events
 from hookline.record.redaction import SecretValues, add_secret_url, redact_text
 
 from .conftest import Server, ok, send, silent, status
@@ -37,36 +38,21 @@ Edit = Callable[[int, torch.Tensor], torch.Tensor]
 EVERYTHING = ["training_end", "best_model", "exception", "early_stop", "hook_failure", "heartbeat"]
 
 
-def make_trainer(hook: Any = None, steps: int = 4, **options: Any) -> Trainer:
-    """A few steps on random numbers."""
-    torch.manual_seed(0)
-    model = torch.nn.Linear(3, 1)
-    data = [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(steps)]
-    options = {"console": False, "loss_fn": torch.nn.functional.mse_loss, "val_dataloader": data[:2], **options}
-    trainer = get_trainer("simple", model, data, torch.optim.SGD(model.parameters(), 0.05), "cpu", **options)
-    if hook is not None:
-        trainer.add_hook(hook)
-    return trainer
-
-
-def events_of(trainer: Trainer, kind: str) -> list[dict[str, Any]]:
-    """Return the run's events of one kind."""
-    lines = (trainer.run_dir / "events.jsonl").read_text().splitlines()  # type: ignore[operator]
-    return [event for event in map(json.loads, lines) if event["kind"] == kind]
+OPTIONS = {"lr": 0.05, "val_dataloader": make_batches(2), "record": True}
+make_trainer, train = partial(builders.make_trainer, **OPTIONS), partial(builders.train, **OPTIONS)
 
 
 @pytest.mark.req("002-77", "002-05")
 def test_best_models_and_the_end_are_reported(server: Server) -> None:
     """Every improvement of the monitored metric, and the end with the best value, in Slack's JSON."""
-    trainer = make_trainer(NotifyHook(server.url, notify_on=["training_end", "best_model"]), max_epochs=2)
-    trainer.train()
+    trainer = train(NotifyHook(server.url, notify_on=["training_end", "best_model"]), max_epochs=2)
     assert all(set(message) == {"text"} for message in server.received)
     first, second, end = server.texts
     assert first.startswith(f"[{trainer.run_id} on ") and "new best model: val/loss " in first
     assert "at step 4, epoch 0" in first and "(before: " not in first
     assert "(before: " in second and "at step 8, epoch 1" in second
     assert "ended: completed after step 8; best val/loss " in end
-    assert events_of(trainer, "notified")[0] | {"time": 0} == {
+    assert read_events(trainer.run_dir)[-1] | {"time": 0} == {
         "time": 0, "kind": "notified", "step": 8, "by": "notify", "sent": 3, "failed": 0, "dropped": 0, "unsent": 0,
     }  # fmt: skip
 
@@ -74,9 +60,9 @@ def test_best_models_and_the_end_are_reported(server: Server) -> None:
 def test_a_trial_run_sends_nothing(server: Server) -> None:
     """A trial run sends nothing; the same hook in a run afterwards does."""
     hook = NotifyHook(server.url, EVERYTHING, heartbeat="1 batches")
-    make_trainer(hook, fast_dev_run=2).train()
+    train(hook, fast_dev_run=2)
     assert server.texts == []
-    make_trainer(hook, max_epochs=1).train()
+    train(hook, max_epochs=1)
     assert any("new best model" in text for text in server.texts) and "ended: completed" in server.texts[-1]
 
 
@@ -95,14 +81,14 @@ def test_only_improvements_are_reported(server: Server) -> None:
 
 def test_a_missing_metric_is_named_once(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     """With the metrics that do exist, nearest first."""
-    make_trainer(NotifyHook(server.url, monitor="val/los"), max_epochs=2).train()
+    train(NotifyHook(server.url, monitor="val/los"), max_epochs=2)
     warned = [record.getMessage() for record in caplog.records]
     assert warned == ["hook 'notify': metric 'val/los' was not measured; did you mean 'val/loss'? Valid: val/loss"]
 
 
 def test_the_metric_may_be_spelled_eval(server: Server) -> None:
     """`eval/loss` is `val/loss`, as everywhere."""
-    make_trainer(NotifyHook(server.url, monitor="eval/loss")).train()
+    train(NotifyHook(server.url, monitor="eval/loss"))
     assert "new best model: eval/loss " in server.texts[0]
 
 
@@ -117,9 +103,9 @@ def test_a_validation_outside_of_a_run_is_not_reported(server: Server) -> None:
 def test_a_second_run_has_its_own_best(server: Server) -> None:
     """A hook that is used by another run does not compare with the first."""
     hook = NotifyHook(server.url, ["best_model"])
-    make_trainer(hook).train()
+    train(hook)
     hook.best = -1.0  # better than the next run will ever be
-    make_trainer(hook).train()
+    train(hook)
     assert len(server.texts) == 2 and "(before: " not in server.texts[1]
 
 
@@ -147,7 +133,7 @@ def test_an_early_stop_is_reported_with_its_reason(server: Server) -> None:
 
 def test_without_early_stop_in_the_list_a_stop_is_an_end(server: Server) -> None:
     """`training_end` reports every end; `early_stop` alone does not report a normal one."""
-    make_trainer(NotifyHook(server.url, ["early_stop"])).train()
+    train(NotifyHook(server.url, ["early_stop"]))
     assert server.texts == []
     trainer = make_trainer(NotifyHook(server.url, ["training_end"]))
     trainer.on("step_end", name="patience")(lambda trainer: trainer.request_stop("enough"))
@@ -164,9 +150,7 @@ class Fragile(TrainingHook):
 
 def test_failing_hooks_are_reported_once_each(server: Server) -> None:
     """The first failure of a hook at an event, and that it was switched off; not every repetition."""
-    trainer = make_trainer(NotifyHook(server.url, ["hook_failure"]), steps=8)
-    trainer.add_hook(Fragile())
-    trainer.train()
+    trainer = train(NotifyHook(server.url, ["hook_failure"]), Fragile(), data=make_batches(8))
     assert [text.partition("] ")[2] for text in server.texts] == [
         "hook 'fragile' in on_step_end, step 1: failed: OSError: disk full",
         "hook 'fragile' in on_step_end, step 3: switched off after 3 failures in a row",
@@ -178,8 +162,7 @@ def test_failing_hooks_are_reported_once_each(server: Server) -> None:
 
 def test_heartbeats_come_on_their_schedule(server: Server) -> None:
     """With step, epoch and loss, which is read only then."""
-    trainer = make_trainer(NotifyHook(server.url, ["heartbeat"], heartbeat="3 steps"), steps=7)
-    trainer.train()
+    train(NotifyHook(server.url, ["heartbeat"], heartbeat="3 steps"), data=make_batches(7))
     assert [text.partition("] ")[2].partition(", loss")[0] for text in server.texts] == [
         "alive at step 3 of 7, epoch 0",
         "alive at step 6 of 7, epoch 0",
@@ -197,12 +180,11 @@ def test_it_listens_only_to_what_it_reports(server: Server) -> None:
 def test_a_bad_server_neither_blocks_nor_fails_training(server: Server, answer: Any, caplog: Any) -> None:
     """Training is as fast as without it, its result the same bit for bit; the trouble is warned of and recorded."""
     server.then = answer
-    alone = make_trainer(steps=20)
-    alone.train()
+    alone = train(data=make_batches(20))
     hook = NotifyHook(
         server.url, EVERYTHING, heartbeat="1 steps", timeout=0.2, retries=1, backoff=0.01, queue=5, wait_at_end=0.3
     )
-    trainer = make_trainer(hook, steps=20)
+    trainer = make_trainer(hook, data=make_batches(20))
     steps: list[float] = []
     trainer.on("step_end", name="clock")(lambda: steps.append(time.monotonic()))
     began = time.monotonic()
@@ -210,7 +192,7 @@ def test_a_bad_server_neither_blocks_nor_fails_training(server: Server, answer: 
     assert steps[-1] - steps[0] < 1
     assert time.monotonic() - began < 3
     assert all(map(torch.equal, alone.model.parameters(), trainer.model.parameters()))
-    counts = events_of(trainer, "notified")[0]
+    [counts] = [event for event in read_events(trainer.run_dir) if event["kind"] == "notified"]
     assert counts["failed"] + counts["unsent"] + counts["dropped"] >= 20
     assert any("not delivered" in line or "were not sent" in line for line in caplog.messages)
     assert trainer.hooks.entry("notify").failures.total == 0
@@ -219,15 +201,14 @@ def test_a_bad_server_neither_blocks_nor_fails_training(server: Server, answer: 
 def test_no_thread_outlives_the_run(server: Server) -> None:
     """Once everything is delivered, the thread is gone."""
     before = set(threading.enumerate())
-    make_trainer(NotifyHook(server.url)).train()
+    train(NotifyHook(server.url))
     assert server.texts
     assert [thread.name for thread in set(threading.enumerate()) - before if thread.name.startswith("hookline")] == []
 
 
 def test_a_second_run_is_reported_too(server: Server) -> None:
     """A hook that was closed with its first run serves the next one."""
-    trainer = make_trainer(NotifyHook(server.url, ["training_end", "hook_failure"]))
-    trainer.train()
+    trainer = train(NotifyHook(server.url, ["training_end", "hook_failure"]))
     trainer.add_hook(Fragile())
     trainer.fit(max_epochs=2)
     assert len([text for text in server.texts if "ended: completed" in text]) == 2
@@ -243,10 +224,8 @@ def test_the_url_is_in_no_record(server: Server, caplog: pytest.LogCaptureFixtur
     """No part of its path reaches the disk or the log, whether it is given in code or a delivery fails."""
     server.then = status(404)
     caplog.set_level(logging.DEBUG)
-    trainer = make_trainer(NotifyHook(server.url, EVERYTHING))
-    trainer.train()
+    trainer = train(NotifyHook(server.url, EVERYTHING))
     trainer.save_checkpoint()
-    assert trainer.run_dir is not None
     text = written_by(trainer.run_dir)
     assert "notification_failed" in text and '"webhook_url": "<redacted>"' in text
     assert "SECRETPART" not in text + caplog.text
@@ -259,7 +238,6 @@ def test_the_url_is_removed_from_arguments_and_errors(server: Server, monkeypatc
     secret = "/services/T000/SECRETPART"
     trainer.on("step_end", name="bad")(lambda: (_ for _ in ()).throw(OSError(f"{server.url}, url: {secret}")))
     trainer.train()
-    assert trainer.run_dir is not None
     text = written_by(trainer.run_dir)
     assert "OSError" in text and "train.py" in text and "SECRETPART" not in text
 
@@ -281,7 +259,6 @@ def test_a_config_keeps_the_reference(server: Server, monkeypatch: pytest.Monkey
     config, from_file = load_config("run.yaml")
     trainer = trainer_from_config(config, from_file=from_file, device="cpu")
     trainer.train()
-    assert trainer.run_dir is not None
     text = written_by(trainer.run_dir)
     assert "SECRETPART" not in text and text.count("${env:SLACK_URL}") >= 2
     assert len(server.texts) == 1
@@ -339,12 +316,11 @@ def test_secrets_in_messages_are_removed_and_markup_is_escaped(server: Server) -
 
 def test_the_best_value_is_saved_with_the_run(server: Server) -> None:
     """A resumed run does not announce an old best again."""
-    trainer = make_trainer(NotifyHook(server.url, ["best_model"]))
-    trainer.train()
+    trainer = train(NotifyHook(server.url, ["best_model"]))
     trainer.save_checkpoint()
     again = NotifyHook(server.url, ["best_model"])
     second = make_trainer(again)
-    second.load_checkpoint(trainer.run_dir)  # type: ignore[arg-type]
+    second.load_checkpoint(trainer.run_dir)
     assert again.best == trainer.hooks.get("notify").best < 10
 
 
@@ -385,7 +361,7 @@ def test_a_copy_has_its_own_queue(server: Server) -> None:
     assert (twin.webhook_url, twin.notify_on, twin.wait_at_end) == (server.url, hook.notify_on, 5)
     assert twin.on_step_end is None and twin.registered_name == "notify"
     sent = len(server.texts)
-    make_trainer(twin).train()
+    train(twin)
     assert len(server.texts) == sent + 2
 
 
@@ -408,7 +384,7 @@ def wait_for(condition: Any) -> None:
 def blocked(server: Server) -> threading.Event:
     """Let the server answer its next message only when an event is set."""
     free = threading.Event()
-    server.answers.append(lambda request: (free.wait(5), ok(request)))  # type: ignore[arg-type, return-value]
+    server.answers.append(lambda request: (free.wait(5), ok(request)))
     return free
 
 
@@ -496,7 +472,7 @@ def test_closing_is_limited_in_time_and_says_what_is_left(server: Server) -> Non
 def test_a_record_that_cannot_be_written_does_not_end_the_thread(server: Server) -> None:
     """Whatever goes wrong around one message, the next one is tried."""
 
-    class Full(PlainRun):  # type: ignore[misc]
+    class Full(PlainRun):
         def __init__(self) -> None:
             super().__init__()
             self.note = lambda kind, **fields: failures.append(kind) or 1 / 0

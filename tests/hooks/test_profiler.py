@@ -5,21 +5,18 @@ import json
 from pathlib import Path
 from typing import Any
 
+import builders
 import pytest
 import torch
-from torch import nn
+from builders import make_batches, make_trainer
 
-from hookline import Profiler, Trainer, get_trainer
+from hookline import Profiler, SimpleTrainer
 from hookline.errors import ConfigError
 
 
-def train(profiler: Profiler, steps: int = 8, every: int | str | None = None, **options: Any) -> Trainer:
-    """A short run on disk with the profiler."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
-    data = [(torch.randn(2, 3), torch.randn(2, 1)) for _ in range(steps)]
-    options = {"console": False, "loss_fn": nn.functional.mse_loss, **options}
-    trainer = get_trainer("simple", model, data, torch.optim.SGD(model.parameters(), 0.1), "cpu", **options)
+def train(profiler: Profiler, steps: int = 8, every: int | str | None = None, **options: Any) -> SimpleTrainer:
+    """Train a short run on disk with the profiler."""
+    trainer = make_trainer(data=make_batches(steps), **{"record": True, **options})
     trainer.add_hook(profiler, every=every)
     trainer.train()
     return trainer
@@ -34,7 +31,6 @@ def names_in(path: Path) -> list[str]:
 def test_it_traces_the_steps_of_the_window() -> None:
     """Three steps, after one of warm-up: two forward linears each; the record says where the trace is."""
     trainer = train(profiler := Profiler(first_step=4, steps=3))
-    assert trainer.run_dir is not None
     assert profiler.traces == [trainer.run_dir / "traces" / "step-00000004.json.gz"]
     assert names_in(profiler.traces[0]).count("aten::linear") == 6
     events = (trainer.run_dir / "events.jsonl").read_text()
@@ -43,8 +39,7 @@ def test_it_traces_the_steps_of_the_window() -> None:
 
 def test_each_window_has_a_trace() -> None:
     """Each has its own file; one that begins with the run has no warm-up."""
-    profiler = Profiler(first_step=[1, 6], steps=2)
-    train(profiler)
+    train(profiler := Profiler(first_step=[1, 6], steps=2))
     assert [path.name for path in profiler.traces] == ["step-00000001.json.gz", "step-00000006.json.gz"]
     assert [names_in(path).count("aten::linear") for path in profiler.traces] == [4, 4]
 
@@ -56,19 +51,14 @@ def test_outside_of_its_windows_it_is_not_called() -> None:
 
 def test_a_run_that_ends_in_the_window_still_writes() -> None:
     """What was traced up to the end, or up to a failure, is written."""
-    profiler = Profiler(first_step=7, steps=5, warmup=0)
-    train(profiler)
+    train(profiler := Profiler(first_step=7, steps=5, warmup=0))
     assert names_in(profiler.traces[0]).count("aten::linear") == 4
 
     def fail(step: int) -> None:
         if step == 3:
             raise ValueError("bad")
 
-    model = nn.Linear(3, 1)
-    trainer = get_trainer(
-        "simple", model, [(torch.ones(2, 3), torch.ones(2, 1))] * 4, torch.optim.SGD(model.parameters(), 0.1), "cpu",
-        console=False, loss_fn=nn.functional.mse_loss,
-    )  # fmt: skip
+    trainer = make_trainer(record=True)
     trainer.on("after_backward", name="fail", on_error="raise")(fail)
     trainer.add_hook(profiler := Profiler(first_step=2, warmup=0))
     with pytest.raises(ValueError, match="bad"):
@@ -79,7 +69,7 @@ def test_a_run_that_ends_in_the_window_still_writes() -> None:
 def test_a_run_that_ends_in_the_warm_up_writes_nothing() -> None:
     """Only the steps after it are traced."""
     trainer = train(profiler := Profiler(first_step=9, warmup=2), steps=8)
-    assert profiler.traces == [] and not (Path(str(trainer.run_dir)) / "traces").exists()
+    assert profiler.traces == [] and not (trainer.run_dir / "traces").exists()
 
 
 BLOCKS = "torch 2.11 cannot start a profile after one that was prepared and failed to start"
@@ -97,7 +87,7 @@ def test_a_profile_that_cannot_start_is_dropped(moment: str, monkeypatch: pytest
 
     monkeypatch.setattr(torch.profiler.profile, moment, fails_once)
     trainer = train(profiler := Profiler(first_step=[2, 6], steps=2))
-    assert trainer.run_dir is not None and trainer.step == 8
+    assert trainer.step == 8
     assert [path.name for path in profiler.traces][-1] == "step-00000006.json.gz"
     assert names_in(profiler.traces[-1]).count("aten::linear") == 4
     assert "no counters to be had" in (trainer.run_dir / "events.jsonl").read_text()
@@ -138,25 +128,20 @@ def test_invalid_options_are_rejected() -> None:
     """Steps count from 1."""
     with pytest.raises(ConfigError, match="first_step: expected an integer of at least 1, or a list of these, got 0"):
         Profiler(first_step=0)
-    with pytest.raises(
-        ConfigError, match=r"first_step: expected .*, or a list of these, got 10\.0"
-    ):
-        Profiler(first_step=10.0)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"first_step: expected .*, or a list of these, got 10\.0"):
+        Profiler(first_step=10.0)
     with pytest.raises(ConfigError, match="with_stack: expected true or false"):
-        Profiler(with_stack="no")  # type: ignore[arg-type]
+        Profiler(with_stack="no")
 
 
 def test_one_profiler_at_a_time(caplog: pytest.LogCaptureFixture) -> None:
     """Two would end the process; the later one leaves out what the earlier one traces, and says so."""
     first, second = Profiler(first_step=3, steps=3), Profiler(first_step=4, steps=2)
-    model = nn.Linear(3, 1)
-    data = [(torch.randn(2, 3), torch.randn(2, 1)) for _ in range(8)]
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    trainer = get_trainer("simple", model, data, optimizer, "cpu", console=False, loss_fn=nn.functional.mse_loss)
+    trainer = make_trainer(data=make_batches(8), record=True)
     trainer.add_hook(first, "first")
     trainer.add_hook(second, "second")
     trainer.train()
-    assert [len(one.traces) for one in (first, second)] == [1, 0]
+    assert (len(first.traces), len(second.traces)) == (1, 0)
     assert "hook 'second': step 4 is not traced, because another profiler is active" in caplog.text
 
 
@@ -184,14 +169,8 @@ def test_only_steps_that_are_lost_are_warned_of(caplog: pytest.LogCaptureFixture
     """A trace without warm-up is still made; one that is never reached is warned of."""
     first, second = Profiler(first_step=2, steps=2), Profiler(first_step=4, steps=2)
     first.name, second.name = "first", "second"
-    model = nn.Linear(3, 1)
-    data = [(torch.randn(2, 3), torch.randn(2, 1)) for _ in range(6)]
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    trainer = get_trainer("simple", model, data, optimizer, "cpu", console=False, loss_fn=nn.functional.mse_loss)
-    for hook in (first, second, Profiler(first_step=50)):
-        trainer.add_hook(hook)
-    trainer.train()
-    assert [len(one.traces) for one in (first, second)] == [1, 1]
+    builders.train(first, second, Profiler(first_step=50), data=make_batches(6), record=True)
+    assert (len(first.traces), len(second.traces)) == (1, 1)
     assert caplog.messages == ["hook 'profiler': nothing was traced: the run ended at step 6, before first_step=50"]
     caplog.clear()
     train(Profiler(), every=1000)

@@ -1,30 +1,31 @@
 """A step that hangs is detected while it hangs, and the stack of every thread is recorded."""
 
 import copy
-import json
 import threading
 import time
+from functools import partial
 from typing import Any, ClassVar
 
+import builders
 import pytest
 import torch
+from builders import make_batches, train
 
-from hookline import StallWatchdog, Trainer, get_trainer
+from hookline import StallWatchdog, Trainer
 from hookline.errors import ConfigError
+from hookline.record import read_events
 
-
-def make_trainer(steps: int = 4, **options: Any) -> Trainer:
-    torch.manual_seed(0)
-    model = torch.nn.Linear(2, 1)
-    batches = [(torch.ones(2, 2), torch.ones(2, 1)) for _ in range(steps)]
-    options = {"loss_fn": torch.nn.functional.mse_loss, "console": False, **options}
-    return get_trainer("simple", model, batches, torch.optim.SGD(model.parameters(), 0.1), "cpu", **options)
+make_trainer = partial(builders.make_trainer, record=True)
 
 
 def events_of(trainer: Trainer) -> list[dict[str, Any]]:
     """Return what the hook wrote into events.jsonl."""
-    lines = (trainer.run_dir / "events.jsonl").read_text().splitlines()  # type: ignore[operator]
-    return [event for event in map(json.loads, lines) if event["kind"].startswith("stall")]
+    return [event for event in read_events(trainer.run_dir) if event["kind"].startswith("stall")]
+
+
+def watchdog_threads() -> list[str]:
+    """Return the names of the threads of watchdogs."""
+    return [thread.name for thread in threading.enumerate() if "watchdog" in thread.name]
 
 
 def sleep_in_a_hook(seconds: float) -> None:
@@ -33,8 +34,7 @@ def sleep_in_a_hook(seconds: float) -> None:
 
 def test_a_hanging_step_is_in_the_record(caplog: pytest.LogCaptureFixture) -> None:
     """Once, with the line on which the training thread hangs, and once more when it is over."""
-    trainer, hook = make_trainer(), StallWatchdog(seconds=0.1)
-    trainer.add_hook(hook)
+    trainer = make_trainer(hook := StallWatchdog(seconds=0.1))
     trainer.on("before_backward", name="hang")(lambda step: sleep_in_a_hook(0.5) if step == 3 else None)
     trainer.train()
     stall, over = events_of(trainer)
@@ -52,8 +52,7 @@ def test_other_threads_are_recorded() -> None:
     free = threading.Event()
     waiting = threading.Thread(target=free.wait, args=(5,), name="waits forever")
     waiting.start()
-    trainer = make_trainer(steps=1)
-    trainer.add_hook(StallWatchdog(seconds=0.05))
+    trainer = make_trainer(StallWatchdog(seconds=0.05), data=make_batches(1))
     trainer.on("before_backward", name="hang")(lambda: sleep_in_a_hook(0.3))
     trainer.train()
     free.set()
@@ -63,9 +62,7 @@ def test_other_threads_are_recorded() -> None:
 
 def test_a_run_that_makes_progress_is_not_reported() -> None:
     """Steps, validation batches and calls of `beat` all count; no thread is left afterwards."""
-    hook = StallWatchdog(seconds=0.4)
-    trainer = make_trainer(steps=5, val_dataloader=[(torch.ones(2, 2), torch.ones(2, 1))] * 3)
-    trainer.add_hook(hook)
+    trainer = make_trainer(hook := StallWatchdog(seconds=0.4), data=make_batches(5), val_dataloader=make_batches(3))
     trainer.on("step_end", name="slow")(lambda: sleep_in_a_hook(0.1))
     trainer.on("validation_batch_end", name="slow too")(lambda: sleep_in_a_hook(0.1))
 
@@ -77,13 +74,12 @@ def test_a_run_that_makes_progress_is_not_reported() -> None:
 
     trainer.train()
     assert hook.stalls == 0 and events_of(trainer) == []
-    assert [thread.name for thread in threading.enumerate() if "watchdog" in thread.name] == []
+    assert watchdog_threads() == []
 
 
 def test_each_stall_is_reported_once() -> None:
     """Two hangs, two stalls; a long one is not repeated."""
-    trainer, hook = make_trainer(steps=3), StallWatchdog(seconds=0.05)
-    trainer.add_hook(hook)
+    trainer = make_trainer(hook := StallWatchdog(seconds=0.05), data=make_batches(3))
     trainer.on("before_backward", name="hang")(lambda step: sleep_in_a_hook(0.3) if step != 2 else None)
     trainer.on("step_end", name="pause")(lambda: sleep_in_a_hook(0.02))
     trainer.train()
@@ -116,16 +112,15 @@ def test_a_sanity_check_that_hangs_is_reported(where: str) -> None:
         sleep_in_a_hook(0.4 if where == "model" and not model.training else 0.0)
         return torch.nn.functional.mse_loss(model(batch[0]), batch[1])
 
-    batches = [(torch.ones(2, 2), torch.ones(2, 1))]
-    data = SlowToBegin(batches) if where == "loader" else batches
-    trainer, hook = make_trainer(val_dataloader=data, validate_every=None, step_fn=step), StallWatchdog(seconds=0.1)
-    trainer.add_hook(hook)
+    data = SlowToBegin(make_batches(1)) if where == "loader" else make_batches(1)
+    options = {"val_dataloader": data, "validate_every": None, "loss_fn": None, "step_fn": step}
+    trainer = make_trainer(StallWatchdog(seconds=0.1), **options)
     validations: list[str] = []
     trainer.on("validation_start", name="other")(lambda: validations.append("validation"))
     trainer.train()
     assert [event["kind"] for event in events_of(trainer)] == ["stall", "stall_over"]
     assert events_of(trainer)[0]["step"] == 0
-    assert [thread.name for thread in threading.enumerate() if "watchdog" in thread.name] == []
+    assert watchdog_threads() == []
     assert validations == []  # other hooks do not get the sanity check
 
 
@@ -135,11 +130,10 @@ def test_a_subclass_may_override_an_event_with_other_arguments() -> None:
     class Started(StallWatchdog):
         models: ClassVar[list[Any]] = []
 
-        def on_train_start(self, model: torch.nn.Module) -> None:  # type: ignore[override]
+        def on_train_start(self, model: torch.nn.Module) -> None:
             self.models.append(model)
 
-    batch = (torch.ones(2, 2), torch.ones(2, 1))
-    trainer = make_trainer(steps=1, val_dataloader=[batch], sanity_batches=1)
+    trainer = make_trainer(data=make_batches(1), val_dataloader=make_batches(1), sanity_batches=1)
     trainer.add_hook(Started(), on_error="raise")
     trainer.train()
     assert Started.models == [trainer.model]
@@ -147,8 +141,7 @@ def test_a_subclass_may_override_an_event_with_other_arguments() -> None:
 
 def test_the_time_after_the_last_step_does_not_count() -> None:
     """Slow hooks at the end of the run are not a stall."""
-    trainer, hook = make_trainer(), StallWatchdog(seconds=0.1)
-    trainer.add_hook(hook)
+    trainer = make_trainer(hook := StallWatchdog(seconds=0.1))
     trainer.on("train_end", name="slow")(lambda: sleep_in_a_hook(0.4))
     trainer.train()
     assert hook.stalls == 0
@@ -156,23 +149,21 @@ def test_the_time_after_the_last_step_does_not_count() -> None:
 
 def test_single_steps_are_watched_and_the_time_between_them_is_not() -> None:
     """The time between single steps does not count, and no thread is left."""
-    trainer, hook = make_trainer(record=False), StallWatchdog(seconds=0.1)
-    trainer.add_hook(hook)
+    trainer = make_trainer(hook := StallWatchdog(seconds=0.1), record=False)
     trainer.on("before_backward", at=2, name="hang")(lambda: sleep_in_a_hook(0.4))
-    batch = trainer.train_loaders["train"][0]  # type: ignore[index]
+    batch = trainer.train_loaders["train"][0]
     for stalls in (0, 1):
         trainer.training_step(batch)
         assert hook.stalls == stalls
         sleep_in_a_hook(0.3)
-        assert [thread.name for thread in threading.enumerate() if "watchdog" in thread.name] == []
+        assert watchdog_threads() == []
 
 
 def test_it_warns_before_it_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk that the record is on may be what hangs."""
     order: list[str] = []
     monkeypatch.setattr("hookline.hooks.base.logger.warning", lambda *message, **_: order.append("warned"))
-    trainer = make_trainer(record=False)
-    trainer.add_hook(StallWatchdog(seconds=0.05))
+    trainer = make_trainer(StallWatchdog(seconds=0.05), record=False)
     note = trainer.note
     monkeypatch.setattr(trainer, "note", lambda kind, **fields: order.append(kind) or note(kind, **fields))
     trainer.on("before_backward", at=2, name="hang")(lambda: sleep_in_a_hook(0.3))
@@ -182,14 +173,13 @@ def test_it_warns_before_it_writes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_failing_run_stops_it_too() -> None:
     """The thread ends with the run, however that ends."""
-    trainer = make_trainer()
-    trainer.add_hook(StallWatchdog())
+    trainer = make_trainer(StallWatchdog())
     trainer.on("step_end", name="bomb", on_error="raise")(lambda: 1 / 0)
     began = time.monotonic()
     with pytest.raises(ZeroDivisionError):
         trainer.train()
     assert time.monotonic() - began < 5
-    assert [thread.name for thread in threading.enumerate() if "watchdog" in thread.name] == []
+    assert watchdog_threads() == []
 
 
 @pytest.mark.parametrize("seconds", [0, -1, True, "5", float("inf"), float("nan")])
@@ -215,8 +205,6 @@ def test_a_copy_watches_nothing_yet() -> None:
     twin = twins[0]
     assert type(twin) is Mine and (twin.seconds, twin.stalls) == (7, 0)
     assert twin.words == ["a"] and twin.words is not hook.words and twin.registered_name == "stall_watchdog"
-    other = make_trainer()
-    other.add_hook(twin)
-    other.train()
+    other = train(twin)
     assert other.step == 4
-    assert not [thread for thread in threading.enumerate() if "watchdog" in thread.name]
+    assert watchdog_threads() == []
