@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from builders import make_batches
 from run_control import PlainRun, train
 from tracked_runs import OFFLINE, offline_files
 
@@ -37,15 +38,6 @@ def is_lifecycle(name: str) -> bool:
     return manager.entry(name).kinds == ["lifecycle"]
 
 
-def batches(spoil: float | None = None) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Six batches; the input of the fifth may be multiplied by a number."""
-    generator = torch.Generator().manual_seed(0)
-    made = [(torch.randn(4, 3, generator=generator), torch.randn(4, 1, generator=generator)) for _ in range(6)]
-    if spoil is not None:
-        made[4][0].mul_(spoil)
-    return made
-
-
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlainRun:
     """A run that has not started, on a machine from which trackers send nothing."""
@@ -55,17 +47,17 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlainRun:
     return PlainRun(tmp_path)
 
 
-def run_with(run: PlainRun, name: str, spoil: float | None = None, **parameters: Any) -> Any:
-    """Train with one hook, of which no event may fail, and return the hook."""
+def run_with(run: PlainRun, name: str, spoil: float = 1.0, **parameters: Any) -> Any:
+    """Train with one hook, of which no event may fail, and return it; the fifth batch is multiplied by `spoil`."""
     run.hooks.register(name, on_error="raise", **parameters)
-    hook = run.hooks.get(name)
-    train(run, batches(spoil))
+    hook, batches = run.hooks.get(name), make_batches(6)
+    batches[4][0].mul_(spoil)
+    train(run, batches)
     return hook
 
 
 def check_checkpoint(run: PlainRun) -> None:
     hook = run_with(run, "checkpoint", monitor="val/loss", save_every_n_steps=4)
-    assert run.checkpoint_dir is not None
     assert (run.checkpoint_dir / "best").resolve() == hook.best_path == run.checkpoint_dir / "step-00000006"
     assert (run.checkpoint_dir / "step-00000004").is_dir() and run.notes[0]["kind"] == "best_checkpoint"
 
@@ -115,7 +107,6 @@ def check_gradient_monitor(run: PlainRun) -> None:
 
 def check_json_log(run: PlainRun) -> None:
     run_with(run, "json_log", log_every_n_batches=3)
-    assert run.run_dir is not None
     lines = [json.loads(line)["event"] for line in (run.run_dir / "log.jsonl").read_text().splitlines()]
     assert lines == ["train_start", "batch_end", "batch_end", "validation_end", "epoch_end", "train_end"]
 
@@ -142,8 +133,8 @@ def check_mlflow(run: PlainRun) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # MLflow uses what SQLAlchemy 2.1 deprecates
         check_tracker(run, "mlflow", tracking_uri=(uri := f"sqlite:///{run.run_dir}/mlflow.db"))
-        (found,) = mlflow.MlflowClient(uri).search_runs(["1"])
-    assert found.data.metrics["loss"] == 1 / 6 and found.info.status == "FINISHED"
+        (stored,) = mlflow.MlflowClient(uri).search_runs(["1"])
+    assert stored.data.metrics["loss"] == 1 / 6 and stored.info.status == "FINISHED"
 
 
 def check_tensorboard(run: PlainRun) -> None:
@@ -151,7 +142,7 @@ def check_tensorboard(run: PlainRun) -> None:
 
     check_tracker(run, "tensorboard")
     reader = EventAccumulator(f"{run.run_dir}/tensorboard")
-    assert [one.step for one in reader.Reload().Scalars("loss")] == [1, 2, 3, 4, 5, 6]
+    assert [scalar.step for scalar in reader.Reload().Scalars("loss")] == [1, 2, 3, 4, 5, 6]
 
 
 def check_trackio(run: PlainRun, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,12 +155,12 @@ def check_trackio(run: PlainRun, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def check_wandb(run: PlainRun) -> None:
     check_tracker(run, "wandb", mode="offline", system_metrics=False)
-    assert run.run_dir is not None and len(offline_files(run.run_dir)) == 1
+    assert len(offline_files(run.run_dir)) == 1
 
 
 def check_nan_forensics(run: PlainRun) -> None:
     hook = run_with(run, "nan_forensics", spoil=float("nan"))
-    assert run.run_dir is not None and hook.crash == run.run_dir / "crashes" / "step-00000005"
+    assert hook.crash == run.run_dir / "crashes" / "step-00000005"
     assert (run.stopped_by, run.event_args.skip_reason, run.step) == ("nan_forensics", "loss nan", 5)
 
 
@@ -218,5 +209,5 @@ CHECKS: dict[str, Callable[..., None]] = {
 @pytest.mark.parametrize("name", [name for name in BUILT_IN if is_lifecycle(name)])
 def test_a_built_in_hook_works_in_any_host(name: str, run: PlainRun, request: pytest.FixtureRequest) -> None:
     """Its results are right after steps, a validation, the end of an epoch and the end of the run."""
-    fixtures = [one for one in inspect.signature(CHECKS[name]).parameters if one != "run"]
-    CHECKS[name](run, **{one: request.getfixturevalue(one) for one in fixtures})
+    fixtures = inspect.signature(CHECKS[name]).parameters.keys() - {"run"}
+    CHECKS[name](run, **{fixture: request.getfixturevalue(fixture) for fixture in fixtures})

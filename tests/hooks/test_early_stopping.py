@@ -34,12 +34,20 @@ class Scripted(nn.Module):
         return torch.tensor(self.losses[self.used - 1])
 
 
-def run(losses: Sequence[float], config: dict[str, Any], **options: Any) -> Trainer:
-    """One validation an epoch, with these losses; two steps an epoch, each of which adds 1 to the weight."""
+def make_scripted(losses: Sequence[float], *hooks: Any, config: Any = None, **options: Any) -> GenericTrainer:
+    """Make a trainer with these validation losses; each step adds 1 to the weight."""
     model = Scripted(losses)
+    options = {"record": False, "console": False, "sanity_batches": 0, **options}
+    trainer = GenericTrainer(config, model, torch.optim.SGD(model.parameters(), lr=1.0), device="cpu", **options)
+    for hook in hooks:
+        trainer.add_hook(hook)
+    return trainer
+
+
+def run(losses: Sequence[float], config: dict[str, Any], **options: Any) -> Trainer:
+    """Train two steps an epoch, with one validation at its end."""
     hooks = HooksConfig(enable_early_stopping_hook=True, early_stopping_config=config)
-    options = {"record": False, "console": False, "sanity_batches": 0, "max_epochs": len(losses), **options}
-    trainer = GenericTrainer(hooks, model, torch.optim.SGD(model.parameters(), lr=1.0), device="cpu", **options)
+    trainer = make_scripted(losses, config=hooks, **{"max_epochs": len(losses), **options})
     trainer.fit([torch.ones(2), torch.ones(2)], [torch.ones(1)])
     return trainer
 
@@ -96,19 +104,8 @@ def test_an_improvement_is_more_than_min_delta(options: dict[str, Any], stops_af
 @pytest.mark.req("002-32")
 def test_it_checks_at_the_end_of_epochs_too() -> None:
     """With check_on_train_epoch_end the training loss of the epoch can be monitored; no validation is needed."""
-    trainer = GenericTrainer(
-        HooksConfig(
-            enable_early_stopping_hook=True,
-            early_stopping_config={
-                "monitor": "train/epoch_loss", "patience": 2, "mode": "max", "check_on_train_epoch_end": True
-            },
-        ),
-        model := Scripted([]),
-        torch.optim.SGD(model.parameters(), lr=1.0),
-        device="cpu",
-        record=False,
-        console=False,
-    )  # fmt: skip
+    config = {"monitor": "train/epoch_loss", "patience": 2, "mode": "max", "check_on_train_epoch_end": True}
+    trainer = make_scripted([], config=HooksConfig(enable_early_stopping_hook=True, early_stopping_config=config))
     trainer.fit([torch.ones(2), torch.ones(2)], max_epochs=9)
     assert ending(trainer)[2] == "stopped by early_stopping: train/epoch_loss has not improved on 0.5 for 2 checks"
 
@@ -132,16 +129,13 @@ def test_a_validation_s_metric_is_new_at_the_end_of_its_epoch_only() -> None:
 
 def test_steps_can_be_checked() -> None:
     """A metric of training is checked every n steps, also one that step_fn returns beside the loss."""
+
+    def step(model: Any, batch: Any) -> dict[str, torch.Tensor]:
+        return {"loss": model(batch), "error": torch.tensor(4.0)}
+
     for monitor in ("train/loss", "loss", "train/error", "error"):
-        model = Scripted([])
-
-        def step(model: Any, batch: Any) -> dict[str, torch.Tensor]:
-            return {"loss": model(batch), "error": torch.tensor(4.0)}
-
         hook = EarlyStopping(monitor, patience=3, mode="max", check_every_n_steps=2)
-        options: dict[str, Any] = {"device": "cpu", "record": False, "console": False, "step_fn": step}
-        trainer = GenericTrainer(None, model, torch.optim.SGD(model.parameters(), 1.0), **options)
-        trainer.add_hook(hook)
+        trainer = make_scripted([], hook, step_fn=step)
         trainer.fit([torch.ones(2)] * 20, max_epochs=1)
         assert (trainer.step, hook.best_step) == (8, 2), monitor
 
@@ -249,7 +243,7 @@ def oracle(values: Sequence[float | None], config: dict[str, Any]) -> int | None
 )
 def test_it_equals_an_oracle_over_random_sequences(values: list[float | None], config: dict[str, Any]) -> None:
     """With every option, the hook requests a stop at the check at which the oracle does."""
-    hook = EarlyStopping(strict=False, **{**config, "warmup": config["warmup"]})
+    hook = EarlyStopping(strict=False, **config)
     stopped = None
     for index, value in enumerate(values):
         run = PlainRun()
@@ -283,10 +277,7 @@ def test_without_strict_it_is_warned_of_once(caplog: pytest.LogCaptureFixture) -
 
 def test_a_run_without_validation_fails_before_its_first_step() -> None:
     """Waiting for a validation that cannot happen is an error."""
-    trainer = GenericTrainer(
-        HooksConfig(enable_early_stopping_hook=True), model := Scripted([]),
-        torch.optim.SGD(model.parameters(), lr=1.0), device="cpu", record=False, console=False,
-    )  # fmt: skip
+    trainer = make_scripted([], config=HooksConfig(enable_early_stopping_hook=True))
     with pytest.raises(MetricMissing, match="there are no val_loaders"):
         trainer.fit([torch.ones(2)], max_epochs=3)
     assert trainer.step == 0
@@ -310,8 +301,8 @@ def test_the_best_weights_are_restored_at_the_end() -> None:
     """Stopped or not, the model ends with the weights of its best validation, and the record says so."""
     for losses in ([3, 1, 2, 2], [3, 1, 2]):
         trainer = run(losses, {"patience": 2, "restore_best_weights": True})
-        assert trainer.model.weight.item() == 4.0 < trainer.step  # type: ignore[union-attr, operator]
-        event = next(one for one in trainer.record.events if one["kind"] == "best_weights_restored")
+        assert trainer.model.weight.item() == 4.0 < trainer.step
+        event = next(event for event in trainer.record.events if event["kind"] == "best_weights_restored")
         assert (event["by"], event["saved_at"], event["value"]) == ("early_stopping", 4, 1.0)
         assert trainer.hooks.entry("early_stopping").intervenes
 
@@ -322,7 +313,7 @@ def test_the_value_that_reaches_the_target_is_the_best(min_delta: float) -> None
     config = {"target": 1.0, "patience": 5, "min_delta": min_delta, "restore_best_weights": True}
     trainer = run([3, 1.25, 1.0, 9], config)
     assert trainer.stop_reason == "val/loss 1 has reached its target 1"
-    assert trainer.model.weight.item() == trainer.step == 6  # type: ignore[union-attr, operator]
+    assert trainer.model.weight.item() == trainer.step == 6
     assert trainer.hooks.get("early_stopping").best == 1.0
 
 
@@ -330,13 +321,10 @@ def test_another_run_starts_over() -> None:
     """A hook that is used by a second trainer, or in a second fit, starts over."""
     hook = EarlyStopping(patience=2, restore_best_weights=True)
     for _ in range(2):
-        model = Scripted([5, 6, 4, 4, 4])
-        options: dict[str, Any] = {"device": "cpu", "record": False, "console": False, "sanity_batches": 0}
-        trainer = GenericTrainer(None, model, torch.optim.SGD(model.parameters(), lr=1.0), **options)
-        trainer.add_hook(hook)
+        trainer = make_scripted([5, 6, 4, 4, 4], hook)
         trainer.fit([torch.ones(2)], [torch.ones(1)], max_epochs=9)
-        assert (trainer.step, hook.best_step, model.weight.item()) == (5, 3, 3.0)
-    model.losses += [9, 8, 7]
+        assert (trainer.step, hook.best_step, trainer.model.weight.item()) == (5, 3, 3.0)
+    trainer.model.losses += [9, 8, 7]
     trainer.fit(max_epochs=8)
     assert (trainer.step, trainer.stop_reason, hook.best) == (8, None, 7.0)
 
@@ -344,12 +332,9 @@ def test_another_run_starts_over() -> None:
 def test_a_metric_is_not_missed_before_the_first_validation() -> None:
     """A metric that a hook adds to validations may be missing at the end of epochs until the first validation."""
     for name, ends in (("bleu", None), ("blue", 2)):
-        model = Scripted([1] * 4)
-        options: dict[str, Any] = {"device": "cpu", "record": False, "console": False, "sanity_batches": 0}
-        trainer = GenericTrainer(None, model, torch.optim.SGD(model.parameters(), 1.0), **options)
+        stopping = EarlyStopping(name, check_on_train_epoch_end=True)
+        trainer = make_scripted([1] * 4, stopping, validate_every="2 epochs")
         trainer.on("validation_end", name="adds")(lambda metrics: metrics.update(bleu=1.0))
-        trainer.add_hook(EarlyStopping(name, check_on_train_epoch_end=True))
-        trainer.options.validate_every = "2 epochs"
         if ends is None:
             trainer.fit([torch.ones(2)], [torch.ones(1)], max_epochs=4)
         else:
@@ -362,33 +347,26 @@ def test_a_failed_run_keeps_its_weights() -> None:
     """After an exception the weights are not restored, so that they can be examined."""
     with pytest.raises(IndexError):
         run([3, 1], {"restore_best_weights": True}, max_epochs=3)
-    model = Scripted([2, 3])
-    trainer = GenericTrainer(
-        None, model, torch.optim.SGD(model.parameters(), lr=1.0), device="cpu", record=False, console=False,
-        sanity_batches=0,
-    )  # fmt: skip
-    trainer.add_hook(EarlyStopping(restore_best_weights=True))
+    trainer = make_scripted([2, 3], EarlyStopping(restore_best_weights=True))
     with pytest.raises(IndexError):
         trainer.fit([torch.ones(2), torch.ones(2)], [torch.ones(1)], max_epochs=3)
-    assert model.weight.item() == 6.0
+    assert trainer.model.weight.item() == 6.0
 
 
-def test_the_count_continues_after_a_resume(tmp_path: Path) -> None:
+def test_the_count_continues_after_a_resume() -> None:
     """Interrupted and resumed, the run stops where the uninterrupted one stops, with the same best weights."""
     losses, config = [3, 1, 2, 2, 2, 2], {"patience": 4, "restore_best_weights": True}
 
     def trained(epochs: int, resume: Path | None = None) -> Trainer:
-        model = Scripted(losses[3:] if resume else losses)
-        hooks = HooksConfig(lifecycle=["checkpoint", {"name": "early_stopping", **config}])
-        options: dict[str, Any] = {"console": False, "sanity_batches": 0, "output_dir": str(tmp_path)}
-        trainer = GenericTrainer(hooks, model, torch.optim.SGD(model.parameters(), lr=1.0), device="cpu", **options)
+        hooks = ["checkpoint", EarlyStopping(**config)]
+        trainer = make_scripted(losses[3:] if resume else losses, *hooks, record=True)
         trainer.fit([torch.ones(2), torch.ones(2)], [torch.ones(1)], max_epochs=epochs, resume=resume)
         return trainer
 
     whole, resumed = trained(9), trained(9, resume=trained(3).run_dir)
     assert (resumed.step, resumed.stop_reason) == (whole.step, whole.stop_reason)
     assert resumed.stop_reason == "val/loss has not improved on 1 for 4 checks"
-    assert torch.equal(resumed.model.weight, whole.model.weight)  # type: ignore[arg-type]
+    assert torch.equal(resumed.model.weight, whole.model.weight)
 
 
 @pytest.mark.parametrize(

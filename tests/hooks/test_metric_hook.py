@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from builders import Batch, make_batches, make_trainer, train
 from torch import nn
 
 from hookline import (
     CheckpointHook,
     EarlyStopping,
-    GenericTrainer,
     ModelCheckpoint,
     SimpleTrainer,
     Trainer,
@@ -21,14 +21,6 @@ from hookline import (
     read_metrics,
 )
 from hookline.errors import ConfigError, MetricMissing, TrainingError
-
-Batch = tuple[torch.Tensor, torch.Tensor]
-
-
-def batches(count: int) -> list[Batch]:
-    """The same every time."""
-    generator = torch.Generator().manual_seed(count)
-    return [(torch.randn(4, 2, generator=generator), torch.randn(4, 1, generator=generator)) for _ in range(count)]
 
 
 def step_fn(model: nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
@@ -52,20 +44,15 @@ class StoresValues(EarlyStopping):
 
 def fit(*hooks: TrainingHook, resume: Path | None = None, **options: Any) -> Trainer:
     """Four batches of books and three of the web, in each of two epochs."""
-    torch.manual_seed(0)
-    model = nn.Linear(2, 1)
-    options = {"max_epochs": 2, "console": False, "sanity_batches": 0, **options}
-    optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    trainer = GenericTrainer({}, model, optimizer, device="cpu", **{"step_fn": step_fn, **options})
-    for hook in hooks:
-        trainer.add_hook(hook)
-    trainer.fit({"books": batches(4), "web": batches(3)}, resume=resume)
+    data = {"books": make_batches(4, seed=4), "web": make_batches(3, seed=3)}
+    options = {"max_epochs": 2, "sanity_batches": 0, "step_fn": step_fn, "loss_fn": None, **options}
+    trainer = make_trainer(*hooks, data=data, lr=0.01, record=True, **options)
+    trainer.fit(resume=resume)
     return trainer
 
 
 def recorded(trainer: Trainer, name: str) -> list[tuple[int, float]]:
     """Where the record has the metric."""
-    assert trainer.run_dir is not None
     return [(line["step"], line[name]) for line in read_metrics(trainer.run_dir) if name in line]
 
 
@@ -190,18 +177,13 @@ def test_a_file_name_may_contain_a_loaders_loss(caplog: pytest.LogCaptureFixture
 # ---- metrics that cannot be measured ---------------------------------------------------------------------------------
 
 
-BATCHES = [(torch.ones(2, 3), torch.zeros(2, 1))]
+BATCHES = make_batches(1)
 
 
-def fit_two_epochs(hook: Any, validate_every: str | None, val_loaders: Any = BATCHES) -> None:
+def fit_two_epochs(hook: Any, validate_every: str | None) -> None:
     """Train two epochs of one batch."""
-    model = nn.Linear(3, 1)
-    trainer = GenericTrainer(
-        None, model, torch.optim.SGD(model.parameters(), 0.1), device="cpu", loss_fn=nn.functional.mse_loss,
-        record=False, console=False, validate_every=validate_every, sanity_batches=0,
-    )  # fmt: skip
-    trainer.add_hook(hook)
-    trainer.fit(BATCHES, val_loaders, max_epochs=2)
+    options = {"data": BATCHES, "val_loaders": BATCHES, "max_epochs": 2, "sanity_batches": 0}
+    train(hook, validate_every=validate_every, **options)
 
 
 @pytest.mark.parametrize(
@@ -235,33 +217,18 @@ def test_a_metric_that_can_be_measured_is_not_warned_of(
     assert not [record for record in caplog.records if "validate_every" in record.getMessage()]
 
 
-def test_the_loss_at_the_end_of_an_epoch_is_that_of_the_last_step(tmp_path: Path) -> None:
+def test_the_loss_at_the_end_of_an_epoch_is_that_of_the_last_step() -> None:
     """Of all its micro-batches, as the record has it, and not of the last one."""
-    model = nn.Linear(3, 1)
-    data = [(torch.full((2, 3), float(number)), torch.zeros(2, 1)) for number in range(4)]
-    trainer = GenericTrainer(
-        None, model, torch.optim.SGD(model.parameters(), 0.01), device="cpu", loss_fn=nn.functional.mse_loss,
-        console=False, accumulate=2, output_dir=str(tmp_path),
-    )  # fmt: skip
     hook = EarlyStopping("train/loss", check_on_train_epoch_end=True, verbose=False)
-    trainer.add_hook(hook)
-    trainer.fit(data, max_epochs=1)
-    assert trainer.run_dir is not None
-    recorded = [record["train/loss"] for record in read_metrics(trainer.run_dir) if "train/loss" in record]
-    assert hook.best == pytest.approx(recorded[-1], rel=1e-6)
+    trainer = train(hook, accumulate=2, record=True)
+    assert hook.best == pytest.approx(recorded(trainer, "train/loss")[-1][1], rel=1e-6)
 
 
 # ---- resumed runs, links and runs without an evaluation --------------------------------------------------------------
 
 
-def pairs(count: int) -> list[Batch]:
-    """The same every time."""
-    generator = torch.Generator().manual_seed(1)
-    return [(torch.randn(4, 2, generator=generator), torch.randn(4, 1, generator=generator)) for _ in range(count)]
-
-
 class Script(TrainingHook):
-    """Gives each validation the next value of a list, as val/m."""
+    """Gives each validation the next value of a list, as val/score."""
 
     saves = ("used",)
 
@@ -269,92 +236,82 @@ class Script(TrainingHook):
         self.values, self.used = values, 0
 
     def on_validation_end(self, metrics: dict[str, Any]) -> None:
-        metrics["val/m"] = self.values[self.used]
+        metrics["val/score"] = self.values[self.used]
         self.used += 1
 
 
-def trainer_with(*hooks: Any, **options: Any) -> Trainer:
-    """Make a trainer with these hooks."""
-    torch.manual_seed(0)
-    model = nn.Linear(2, 1)
-    options = {"loss_fn": nn.functional.mse_loss, "console": False, "sanity_batches": 0, **options}
-    trainer = GenericTrainer({}, model, torch.optim.SGD(model.parameters(), 0.01), device="cpu", **options)
-    for hook in hooks:
-        trainer.add_hook(hook)
-    return trainer
+def recording(*hooks: Any, batches: int = 2, **options: Any) -> SimpleTrainer:
+    """Make a trainer that writes to disk, with two steps per epoch by default."""
+    return make_trainer(*hooks, data=make_batches(batches), lr=0.01, sanity_batches=0, record=True, **options)
 
 
-def fit_with(*hooks: Any, train: Any = None, resume: Path | None = None, **options: Any) -> Trainer:
-    """Train two steps per epoch with one validation, by default."""
-    trainer = trainer_with(*hooks, **options)
-    trainer.fit(train or pairs(2), pairs(1), resume=resume)
+def fit_with(*hooks: Any, resume: Path | None = None, **options: Any) -> SimpleTrainer:
+    """Train with a validation per epoch, by default."""
+    trainer = recording(*hooks, val_loaders=make_batches(1), **options)
+    trainer.fit(resume=resume)
     return trainer
 
 
 def names(trainer: Trainer) -> list[str]:
     """Return the names in the checkpoints' directory."""
-    assert trainer.checkpoint_dir is not None
     return sorted(path.name for path in trainer.checkpoint_dir.iterdir())
 
 
 def test_early_stopping_on_another_metric_starts_over(caplog: pytest.LogCaptureFixture) -> None:
     """The best value of one metric means nothing for another."""
-    first = fit_with(Script(0.001, 0.001), EarlyStopping(monitor="val/m"), ModelCheckpoint(), max_epochs=2)
+    first = fit_with(Script(0.001, 0.001), EarlyStopping(monitor="val/score"), ModelCheckpoint(), max_epochs=2)
     stopping = EarlyStopping(monitor="val/loss", patience=8)
     fit_with(Script(*[9.0] * 9), stopping, ModelCheckpoint(), max_epochs=4, resume=first.run_dir)
     assert stopping.best is not None and stopping.best > 0.01
-    assert "the checkpoint's state is about val/m (min); starting over with val/loss (min)" in caplog.text
+    assert "the checkpoint's state is about val/score (min); starting over with val/loss (min)" in caplog.text
 
 
 def test_checkpoints_of_another_metric_are_not_ranked() -> None:
     """They are not deleted either: they were the best by the metric of that time."""
-    first = fit_with(Script(3, 1, 2), ModelCheckpoint(monitor="val/m", save_top_k=3), max_epochs=3)
-    hook = ModelCheckpoint(monitor="val/m", mode="max", save_top_k=1)
+    first = fit_with(Script(3, 1, 2), ModelCheckpoint(monitor="val/score", save_top_k=3), max_epochs=3)
+    hook = ModelCheckpoint(monitor="val/score", mode="max", save_top_k=1)
     second = fit_with(Script(3, 1, 2, 5, 7), hook, max_epochs=5, resume=first.run_dir)
-    assert hook.best_score == 7 and hook.best_path is not None and hook.best_path.name == "step-00000010"
+    assert hook.best_score == 7 and hook.best_path.name == "step-00000010"
     assert set(names(second)) >= {"step-00000002", "step-00000004", "step-00000006", "step-00000010"}
 
 
 def test_links_are_valid_after_a_resume_from_an_earlier_step() -> None:
     """The best one was set aside with all that came later; what is left has a best one, too."""
-    first = fit_with(Script(5, 4, 3, 1), ModelCheckpoint(monitor="val/m"), max_epochs=4)
-    assert first.checkpoint_dir is not None
-    hook = ModelCheckpoint(monitor="val/m")
+    first = fit_with(Script(5, 4, 3, 1), ModelCheckpoint(monitor="val/score"), max_epochs=4)
+    hook = ModelCheckpoint(monitor="val/score")
     earlier = first.checkpoint_dir / "step-00000006"
     second = fit_with(Script(5, 4, 3, 7, 8), hook, max_epochs=5, resume=earlier)
-    assert second.checkpoint_dir is not None and hook.best_path is not None
     assert (second.checkpoint_dir / "best").resolve() == hook.best_path.resolve() == earlier.resolve()
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_step_that_is_requested_twice_is_saved_once(asynchronous: bool) -> None:
     """By a hook and by `save`; hooks do not delete what `save` requested."""
-    trainer = trainer_with(ModelCheckpoint(save_top_k=1), max_epochs=4, async_save=asynchronous)
+    trainer = recording(ModelCheckpoint(save_top_k=1), max_epochs=4, async_save=asynchronous)
     trainer.on("epoch_end")(lambda trainer, epoch: trainer.save() if epoch == 0 else None)
-    trainer.fit(pairs(2))
+    trainer.train()
     assert names(trainer) == ["step-00000002", "step-00000006", "step-00000008"]
 
 
 def test_a_file_name_has_what_was_measured_at_its_step() -> None:
     """Also where the validation's value was not good enough to be ranked."""
-    name = "s{step}_{val/m:.1f}"
-    hook = ModelCheckpoint(monitor="val/m", save_every_n_steps=2, filename=name, auto_insert_metric_name=False)
-    trainer = fit_with(Script(1, 5, 4), hook, train=pairs(7), max_epochs=1, validate_every=2)
+    name = "s{step}_{val/score:.1f}"
+    hook = ModelCheckpoint(monitor="val/score", save_every_n_steps=2, filename=name, auto_insert_metric_name=False)
+    trainer = fit_with(Script(1, 5, 4), hook, batches=7, max_epochs=1, validate_every=2)
     assert {name for name in names(trainer) if name != "best"} == {"s2_1.0", "s4_5.0", "s6_4.0"}
 
 
 def test_batches_that_no_step_ends_with_are_saved_with_their_step() -> None:
     """The third and the sixth batch are inside of steps 2 and 3."""
-    trainer = trainer_with(ModelCheckpoint(save_every="3 batches", save_every_n_epochs=None), accumulate=2)
-    trainer.fit(pairs(8))
+    trainer = recording(ModelCheckpoint(save_every="3 batches", save_every_n_epochs=None), batches=8, accumulate=2)
+    trainer.train()
     assert [name for name in names(trainer) if name.startswith("step")] == ["step-00000002", "step-00000003"]
 
 
 def test_a_metric_of_training_is_checked_at_the_end_of_epochs() -> None:
     """By default, because no validation measures it."""
     stopping = EarlyStopping(monitor="train/loss", patience=50)
-    trainer_with(stopping, max_epochs=3).fit(pairs(2))
-    assert stopping.best is not None
+    recording(stopping, max_epochs=3).train()
     with pytest.raises(ConfigError, match="comes with the end of an epoch"):
         EarlyStopping(monitor="train/epoch_loss", check_every_n_steps=2)
 
@@ -362,84 +319,59 @@ def test_a_metric_of_training_is_checked_at_the_end_of_epochs() -> None:
 def test_steps_are_saved_beside_the_loss_of_the_epoch() -> None:
     """It does not come with steps."""
     hook = ModelCheckpoint(monitor="train/epoch_loss", save_every_n_steps=3)
-    fit_with(hook, train=pairs(4), max_epochs=2)
-    assert hook.best_score is not None and hook.best_path is not None and hook.best_path.name == "step-00000008"
+    fit_with(hook, batches=4, max_epochs=2)
+    assert hook.best_score is not None and hook.best_path.name == "step-00000008"
 
 
 def test_metrics_that_hooks_add_to_batches_are_measured_at_steps() -> None:
     """It is not measured at the end of an epoch; the error names the metrics that are."""
-    trainer = trainer_with(ModelCheckpoint(monitor="train/extra"))
+    trainer = recording(ModelCheckpoint(monitor="train/extra"))
     trainer.on("train_batch_end")(lambda metrics: metrics.update(extra=0.5))
     with pytest.raises(MetricMissing, match=r"are evaluated at steps only; .*train/epoch_loss, train/loss"):
-        trainer.fit(pairs(2))
+        trainer.train()
 
 
 @pytest.mark.parametrize("hook", [ModelCheckpoint(monitor="val/loss"), EarlyStopping()], ids=["checkpoint", "stopping"])
 def test_a_metric_that_was_never_evaluated_is_warned_of_at_the_end(hook: Any, caplog: pytest.LogCaptureFixture) -> None:
     """A run that is too short for a validation would otherwise look healthy."""
     with caplog.at_level(logging.WARNING, "hookline"):
-        fit_with(hook, train=pairs(9), max_steps=3)
+        fit_with(hook, batches=9, max_steps=3)
     assert "'val/loss' was never evaluated: no validation happened in 3 steps" in caplog.text
     caplog.clear()
-    fit_with(hook, train=pairs(3), max_epochs=1)
+    fit_with(hook, batches=3, max_epochs=1)
     assert "never evaluated" not in caplog.text
 
 
 def test_requested_checkpoints_of_one_run_protect_nothing_in_the_next() -> None:
     """Another run has another directory, in which hooks delete what is surplus."""
-    trainer = trainer_with(ModelCheckpoint(save_top_k=1), max_epochs=4)
+    trainer = recording(ModelCheckpoint(save_top_k=1), max_epochs=4)
     trainer.on("epoch_end", name="by hand")(lambda trainer, epoch: trainer.save() if epoch == 0 else None)
-    trainer.fit(pairs(2))
+    trainer.train()
     assert trainer.requested_checkpoints == {"step-00000002"}
     trainer.hooks.remove("by hand")
-    trainer.fit(pairs(2), max_epochs=6)
+    trainer.fit(max_epochs=6)
     assert trainer.requested_checkpoints == set()
 
 
 # ---- checkpoints between a validation and the end of its epoch -------------------------------------------------------
 
 
-BATCH = (torch.ones(2, 3), torch.zeros(2, 1))
-
-
 class FourBatches:
     """A loader without a length: the last batch is known to be the last only when it ends."""
 
     def __iter__(self) -> Iterator[Any]:
-        yield from [BATCH] * 4
+        yield from make_batches(4)
 
 
-class Scores(TrainingHook):
-    """Gives each validation the next value of a list, as val/score."""
-
-    saves = ("made",)
-
-    def __init__(self, scores: list[float]) -> None:
-        self.scores, self.made = scores, 0
-
-    def on_validation_end(self, metrics: dict[str, float]) -> None:
-        metrics["val/score"] = self.scores[self.made]
-        self.made += 1
-
-
-def make_scored_trainer(scores: list[float], *entries: dict[str, Any]) -> GenericTrainer:
+def make_scored_trainer(scores: list[float], *entries: dict[str, Any]) -> SimpleTrainer:
     """Make a trainer that validates at the last of four steps of an epoch and saves every step."""
-    torch.manual_seed(0)
-    model = nn.Linear(3, 1)
     every_step = {"name": "checkpoint", "as": "steps", "save_every_n_epochs": None, "save_every_n_steps": 1}
-    hooks = {"lifecycle": [every_step, *entries]}
-    config = {"max_epochs": len(scores), "validate_every": 4, "console": False, "hooks": hooks}
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    trainer = GenericTrainer(config, model, optimizer, device="cpu", loss_fn=nn.functional.mse_loss)
-    trainer.train_loaders["train"] = FourBatches()
-    trainer.val_loaders["val"] = [BATCH]
-    trainer.add_hook(Scores(scores))
-    return trainer
+    options = {"max_epochs": len(scores), "validate_every": 4, "hooks": {"lifecycle": [every_step, *entries]}}
+    return make_trainer(Script(*scores), data=FourBatches(), val_loaders=make_batches(1), record=True, **options)
 
 
-def resumed_from(trainer: GenericTrainer, made: GenericTrainer, step: int, place: Path) -> GenericTrainer:
+def resumed_from(trainer: SimpleTrainer, made: SimpleTrainer, step: int, place: Path) -> SimpleTrainer:
     """Resume from a copy of the checkpoint of a step, as a new run."""
-    assert made.checkpoint_dir is not None
     shutil.copytree(made.checkpoint_dir / f"step-{step:08d}", place / f"step-{step}")
     trainer.fit(resume=place / f"step-{step}")
     return trainer
@@ -481,16 +413,10 @@ def test_a_checkpoint_at_the_end_of_the_epoch_has_its_score(tmp_path: Path) -> N
 # ---- before the first step -------------------------------------------------------------------------------------------
 
 
-def validated(hook: TrainingHook, *others: TrainingHook, **options: Any) -> Trainer:
+def validated(*hooks: TrainingHook, **options: Any) -> SimpleTrainer:
     """Make a trainer with a validation loader and a sanity check."""
-    model = nn.Linear(2, 1)
-    trainer = SimpleTrainer(
-        model, batches(4), torch.optim.SGD(model.parameters(), 0.01), "cpu", step_fn=step_fn, console=False,
-        **{"val_dataloader": batches(2), "max_epochs": 2, **options},
-    )  # fmt: skip
-    for one in (hook, *others):
-        trainer.add_hook(one)
-    return trainer
+    options = {"val_dataloader": make_batches(2), "max_epochs": 2, **options}
+    return make_trainer(*hooks, step_fn=step_fn, loss_fn=None, record=True, **options)
 
 
 class AddsScore(TrainingHook):
@@ -504,7 +430,7 @@ class Validates(TrainingHook):
     """Validates on data that the trainer was not given."""
 
     def on_epoch_end(self, trainer: Trainer) -> None:
-        trainer.validate(batches(1))
+        trainer.validate(make_batches(1))
 
 
 @pytest.mark.parametrize("make", [EarlyStopping, CheckpointHook])
@@ -525,6 +451,6 @@ def test_what_only_the_first_epoch_can_show_is_not_refused(make: Any) -> None:
     trainer = validated(Validates(), make(monitor="val/loss"), val_dataloader=None)
     trainer.train()
     assert trainer.step == 8
-    trainer = validated(make(monitor="val/los"), val_dataloader=iter(batches(9)))
+    trainer = validated(make(monitor="val/los"), val_dataloader=iter(make_batches(9)))
     with pytest.raises(MetricMissing, match="'val/los' was not measured after the validation at step 4"):
         trainer.train()

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-import torch
+from builders import train
 
-from hookline import HooksConfig, get_trainer
+from hookline import HooksConfig
 
 MODULES = ["monitoring", "optimization", "checkpointing", "debugging", "integration"]
 HOOK = """
@@ -30,10 +30,5 @@ def test_hooks_are_organised_by_functionality(tmp_path: Path, monkeypatch: pytes
         (package / f"{module}.py").write_text(HOOK.format(module=module))
     monkeypatch.syspath_prepend(tmp_path)
     entries = [{"name": f"layout_of_seed_002.{module}.Counts"} for module in MODULES]
-    model = torch.nn.Linear(2, 1)
-    trainer = get_trainer(
-        "simple", model, [(torch.ones(2, 2), torch.ones(2, 1))] * 3, torch.optim.SGD(model.parameters(), 0.1), "cpu",
-        loss_fn=torch.nn.functional.mse_loss, record=False, console=False, hooks=HooksConfig(lifecycle=entries),
-    )  # fmt: skip
-    trainer.train()
-    assert [trainer.hooks.get(module).steps for module in MODULES] == [3] * 5
+    trainer = train(hooks=HooksConfig(lifecycle=entries))
+    assert [trainer.hooks.get(module).steps for module in MODULES] == [4] * 5

@@ -2,14 +2,14 @@
 
 from typing import Any
 
+import builders
 import pytest
 import torch
 from torch import nn
 
-from hookline import SimpleTrainer, Table, trainer_from_config
+from hookline import Table, trainer_from_config
 from hookline.errors import HooklineError
 
-Batch = tuple[torch.Tensor, torch.Tensor]
 LOGITS = torch.tensor([[9.0, 0, 0], [0, 9, 0], [0, 9, 0], [0, 0, 9], [9, 0, 0]])  # 0 1 1 2 0
 TARGETS = torch.tensor([0, 1, 2, -100, 1])
 BATCHES = [(LOGITS[:3], TARGETS[:3]), (LOGITS[3:], TARGETS[3:])]
@@ -28,11 +28,8 @@ class Scaled(nn.Module):
 
 def make_trainer(batches: Any, hook: str, loss_fn: Any = nn.functional.cross_entropy, **parameters: Any) -> Any:
     """Make a trainer that validates once, with a hook."""
-    model = Scaled()
-    return SimpleTrainer(
-        model, batches, torch.optim.SGD(model.parameters(), 1e-6), "cpu", val_dataloader=batches, loss_fn=loss_fn,
-        hooks={"lifecycle": [{"name": hook, **parameters}]}, record=False, console=False,
-    )  # fmt: skip
+    options = {"val_dataloader": batches, "loss_fn": loss_fn, "hooks": {"lifecycle": [{"name": hook, **parameters}]}}
+    return builders.make_trainer(model=Scaled, data=batches, lr=1e-6, **options)
 
 
 def tables(trainer: Any) -> list[tuple[int, str, Table]]:
@@ -41,10 +38,9 @@ def tables(trainer: Any) -> list[tuple[int, str, Table]]:
 
 def run(name: str, batches: Any = BATCHES, **parameters: Any) -> Any:
     """Train with a hook and return the table of the first validation."""
-    loss_fn = parameters.pop("loss_fn", nn.functional.cross_entropy)
-    trainer = make_trainer(batches, name, loss_fn=loss_fn, **parameters)
+    trainer = make_trainer(batches, name, **parameters)
     trainer.train()
-    assert [one.failures for one in trainer.hooks.list_hooks()] == [0] * len(trainer.hooks)
+    assert [hook.failures for hook in trainer.hooks.list_hooks()] == [0] * len(trainer.hooks)
     ((step, recorded_as, table),) = tables(trainer)
     assert step == len(batches) and recorded_as == name
     return table
@@ -116,7 +112,7 @@ def test_a_sequence_stays_text_however_many_of_its_positions_count() -> None:
 
     class Letters:
         def decode(self, numbers: list[int]) -> str:
-            return "".join("abc"[one] for one in numbers)
+            return "".join("abc"[number] for number in numbers)
 
     for target in (torch.tensor([[-100, 2, 1], [-100, -100, 2]]), torch.tensor([[2], [1]])):
         batches = [(torch.eye(3)[target.clamp(min=0)] * 9, target)]

@@ -3,13 +3,15 @@
 import time
 from typing import Any
 
+import builders
 import pytest
 import torch
+from builders import make_batches, make_trainer
 from run_control import PlainRun, train
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from hookline import ThroughputMonitor, Trainer, TrainingHook, get_trainer
+from hookline import ThroughputMonitor, Trainer, TrainingHook
 from hookline._step_parts import STEP_PARTS
 from hookline.errors import ConfigError
 from hookline.hooks.console import times
@@ -54,17 +56,14 @@ class SlowData(Dataset[Any]):
 
 def trained(clock: Clock, monitor: ThroughputMonitor, batches: list[Any], **options: Any) -> Trainer:
     """A run in which a forward pass takes three seconds and a validation a hundred."""
-    torch.manual_seed(0)
-    model = nn.Embedding(5, 1)
 
     def step(model: Any, batch: Any) -> torch.Tensor:
         clock.passes(3.0 if model.training else 100.0)
-        return model(batch).mean()  # type: ignore[no-any-return]
+        return model(batch).mean()
 
-    options = {"record": False, "console": False, "sanity_batches": 0, "step_fn": step, **options}
+    options = {"model": nn.Embedding(5, 1), "sanity_batches": 0, "loss_fn": None, "step_fn": step, **options}
     every = options.pop("every", None)
-    data, optimizer = DataLoader(SlowData(clock, batches), batch_size=None), torch.optim.SGD(model.parameters(), 0.1)
-    trainer = get_trainer("simple", model, data, optimizer, "cpu", **options)
+    trainer = make_trainer(data=DataLoader(SlowData(clock, batches), batch_size=None), **options)
     trainer.add_hook(monitor, every=every)
     trainer.train()
     return trainer
@@ -79,12 +78,12 @@ class FunctionHooks(TrainingHook):
 
 def reports(trainer: Any) -> dict[int, dict[str, float]]:
     """Return what was reported, by step."""
-    found: dict[int, dict[str, float]] = {}
+    measured: dict[int, dict[str, float]] = {}
     for line in trainer.record.metrics:
         values = {key[len(PREFIX) :]: value for key, value in line.items() if key.startswith(PREFIX)}
         if values:
-            found[line["step"]] = values
-    return found
+            measured[line["step"]] = values
+    return measured
 
 
 def tokens(rows: int = 2, columns: int = 8) -> torch.Tensor:
@@ -94,12 +93,12 @@ def tokens(rows: int = 2, columns: int = 8) -> torch.Tensor:
 def test_rates_and_the_wait_for_data(clock: Clock) -> None:
     """Four seconds a step, one of them spent waiting for data; two rows and 16 tokens a step."""
     trainer = trained(clock, ThroughputMonitor(log_every_n_steps=5), [tokens()] * 13)
-    found = reports(trainer)
-    assert list(found) == [5, 10, 13]
-    for step in found:  # also of the first window and of the last, which is shorter
-        assert {"step_seconds", *(f"{part}_seconds" for part in STEP_PARTS)} <= found[step].keys()
-        assert found[step].pop("hooks_seconds") >= 0  # by the real clock
-        assert found[step] == pytest.approx(
+    measured = reports(trainer)
+    assert list(measured) == [5, 10, 13]
+    for step in measured:  # also of the first window and of the last, which is shorter
+        assert {"step_seconds", *(f"{part}_seconds" for part in STEP_PARTS)} <= measured[step].keys()
+        assert measured[step].pop("hooks_seconds") >= 0  # by the real clock
+        assert measured[step] == pytest.approx(
             {
                 "step_seconds": 4.0,
                 "steps_per_s": 0.25,
@@ -129,8 +128,8 @@ def test_where_the_time_of_a_step_goes(clock: Clock, every: int | None) -> None:
 
     options = {"optimizer_step": step_optimizer, "accumulate": 2, "every": every}
     slow = FunctionHooks(on_step_end=lambda: clock.passes(5.0))
-    found = reports(trained(clock, ThroughputMonitor(4), [tokens()] * 24, hooks=[slow], **options))
-    for values in list(found.values())[:-1]:
+    measured = reports(trained(clock, ThroughputMonitor(4), [tokens()] * 24, hooks=[slow], **options))
+    for values in list(measured.values())[:-1]:
         assert values["step_seconds"] == pytest.approx(15.0)
         assert values["data_wait_seconds"] == pytest.approx(2.0)
         assert values["forward_backward_seconds"] == pytest.approx(6.0)
@@ -139,33 +138,28 @@ def test_where_the_time_of_a_step_goes(clock: Clock, every: int | None) -> None:
 
 def test_the_time_of_hooks_is_measured() -> None:
     """Every call of each; a hook that sleeps at every step takes at least that long per step."""
-    model = nn.Linear(2, 1)
-    batches = [(torch.ones(1, 2), torch.ones(1, 1))] * 60
     slow = FunctionHooks(on_train_batch_end=lambda: time.sleep(0.001))
-    options: dict[str, Any] = {"loss_fn": nn.functional.mse_loss, "record": False, "console": False}
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    trainer = get_trainer("simple", model, batches, optimizer, "cpu", hooks=[slow, ThroughputMonitor(60)], **options)
-    trainer.train()
+    trainer = builders.train(slow, ThroughputMonitor(60), data=make_batches(60))
     assert reports(trainer)[60]["hooks_seconds"] >= 0.001
 
 
 @pytest.mark.parametrize("steps", [3, 10])
 def test_the_steps_that_are_left_are_reported_at_the_end(clock: Clock, steps: int) -> None:
     """A run shorter than a window, or just as long, has its report, with every step and token in it."""
-    found = reports(trained(clock, ThroughputMonitor(10), [tokens()] * steps))
+    measured = reports(trained(clock, ThroughputMonitor(10), [tokens()] * steps))
     seconds = 4.0 * steps - 1  # there is no wait after the last batch
-    assert list(found) == [steps]
-    assert found[steps]["step_seconds"] == pytest.approx(seconds / steps)
-    assert found[steps]["tokens_per_s"] == pytest.approx(16 * steps / seconds)
-    assert found[steps]["samples_per_s"] == pytest.approx(2 * steps / seconds)
+    assert list(measured) == [steps]
+    assert measured[steps]["step_seconds"] == pytest.approx(seconds / steps)
+    assert measured[steps]["tokens_per_s"] == pytest.approx(16 * steps / seconds)
+    assert measured[steps]["samples_per_s"] == pytest.approx(2 * steps / seconds)
 
 
 def test_hooks_do_not_count_as_wait_for_data(clock: Clock) -> None:
     """What other hooks do when a step is over makes it longer, and nothing else."""
     slow = FunctionHooks(on_step_end=lambda: clock.passes(7.0), on_train_batch_end=lambda: clock.passes(5.0))
-    found = reports(trained(clock, ThroughputMonitor(5), [tokens()] * 11, hooks=[slow]))
-    assert found[10]["data_wait_seconds"] == pytest.approx(1.0)
-    assert found[10]["step_seconds"] == pytest.approx(16.0)
+    measured = reports(trained(clock, ThroughputMonitor(5), [tokens()] * 11, hooks=[slow]))
+    assert measured[10]["data_wait_seconds"] == pytest.approx(1.0)
+    assert measured[10]["step_seconds"] == pytest.approx(16.0)
 
 
 @pytest.mark.parametrize("validates", [True, False])
@@ -174,17 +168,17 @@ def test_the_time_between_epochs_is_excluded(clock: Clock, validates: bool) -> N
     slow = FunctionHooks(on_epoch_end=lambda: clock.passes(50.0), on_epoch_start=lambda: clock.passes(20.0))
     more = {"val_dataloader": [tokens()]} if validates else {}
     trainer = trained(clock, ThroughputMonitor(4), [tokens()] * 3, max_epochs=4, hooks=[slow], **more)
-    found = reports(trainer)
-    assert list(found) == [4, 8, 12] and found[8]["step_seconds"] == pytest.approx(4.0)
-    assert found[8]["data_wait_seconds"] == pytest.approx(1.0)
+    measured = reports(trainer)
+    assert list(measured) == [4, 8, 12] and measured[8]["step_seconds"] == pytest.approx(4.0)
+    assert measured[8]["data_wait_seconds"] == pytest.approx(1.0)
 
 
 def test_accumulation_counts_steps(clock: Clock) -> None:
     """Two micro-batches are one step, of eight seconds."""
-    found = reports(trained(clock, ThroughputMonitor(2), [tokens()] * 12, accumulate=2))
-    assert list(found) == [2, 4, 6]
-    assert found[4]["step_seconds"] == pytest.approx(8.0) and found[4]["samples_per_s"] == pytest.approx(0.5)
-    assert found[4]["data_wait_seconds"] == pytest.approx(2.0)
+    measured = reports(trained(clock, ThroughputMonitor(2), [tokens()] * 12, accumulate=2))
+    assert list(measured) == [2, 4, 6]
+    assert measured[4]["step_seconds"] == pytest.approx(8.0) and measured[4]["samples_per_s"] == pytest.approx(0.5)
+    assert measured[4]["data_wait_seconds"] == pytest.approx(2.0)
 
 
 def test_validation_is_excluded(clock: Clock) -> None:
@@ -196,27 +190,29 @@ def test_validation_is_excluded(clock: Clock) -> None:
 
 def test_flops(clock: Clock) -> None:
     """With the model's FLOPs it reports what is achieved, and with the device's peak the share of it."""
-    found = reports(trained(clock, ThroughputMonitor(2, flops_per_token=1e12, peak_flops=16e12), [tokens()] * 3))
-    assert found[2]["tflops"] == pytest.approx(4.0 * 16 / 16, rel=0.2)
-    assert found[2]["mfu"] == pytest.approx(found[2]["tflops"] / 16)
+    measured = reports(trained(clock, ThroughputMonitor(2, flops_per_token=1e12, peak_flops=16e12), [tokens()] * 3))
+    assert measured[2]["tflops"] == pytest.approx(4.0 * 16 / 16, rel=0.2)
+    assert measured[2]["mfu"] == pytest.approx(measured[2]["tflops"] / 16)
     samples = reports(trained(clock, ThroughputMonitor(2, flops_per_sample=2e12), [tokens()] * 3))[2]
     assert samples["tflops"] == pytest.approx(2 * samples["samples_per_s"]) and "mfu" not in samples
 
 
 def test_on_a_schedule_rates_are_right(clock: Clock) -> None:
     """Called at every fifth step only, it still knows how long steps take and how many rows they have."""
-    found = reports(trained(clock, ThroughputMonitor(1), [tokens()] * 21, every=5))
-    assert found[14]["step_seconds"] == pytest.approx(4.0) and found[14]["samples_per_s"] == pytest.approx(0.5)
-    assert list(found) == [9, 14, 19, 21]  # the step after the last one that was due is reported, too
+    measured = reports(trained(clock, ThroughputMonitor(1), [tokens()] * 21, every=5))
+    assert measured[14]["step_seconds"] == pytest.approx(4.0) and measured[14]["samples_per_s"] == pytest.approx(0.5)
+    assert list(measured) == [9, 14, 19, 21]  # the step after the last one that was due is reported, too
 
 
 @pytest.mark.parametrize("every", [5, "10 batches", "3 batches", "40 tokens"])
 @pytest.mark.parametrize("accumulate", [1, 4])
 def test_on_a_schedule_the_wait_for_data_is_known(clock: Clock, every: int | str, accumulate: int) -> None:
     """The batch before a due one need not be due for that; a step waits for all its batches."""
-    found = reports(trained(clock, ThroughputMonitor(1), [tokens()] * 80, every=every, accumulate=accumulate))
-    assert len(found) > 3
-    for values in list(found.values())[:-2]:  # a run that accumulates reads a batch ahead: the last is not waited for
+    measured = reports(trained(clock, ThroughputMonitor(1), [tokens()] * 80, every=every, accumulate=accumulate))
+    assert len(measured) > 3
+    for values in list(measured.values())[
+        :-2
+    ]:  # a run that accumulates reads ahead: its last batch is not waited for
         assert values["data_wait_share"] == pytest.approx(0.25)
         assert values["samples_per_s"] == pytest.approx(0.5)
         if accumulate == 1 or every == 5:  # else a window may begin in the middle of a step
@@ -230,15 +226,15 @@ def test_time_while_disabled_does_not_count_as_wait_for_data(clock: Clock) -> No
         if step in (3, 8):
             (trainer.hooks.disable if step == 3 else trainer.hooks.enable)("throughput")
 
-    found = reports(trained(clock, ThroughputMonitor(2), [tokens()] * 14, hooks=[FunctionHooks(on_step_end=switch)]))
-    assert max(values["data_wait_seconds"] for values in found.values()) < 1.01
+    measured = reports(trained(clock, ThroughputMonitor(2), [tokens()] * 14, hooks=[FunctionHooks(on_step_end=switch)]))
+    assert max(values["data_wait_seconds"] for values in measured.values()) < 1.01
 
 
 def test_on_a_schedule_validations_are_left_out_and_steps_are_not(clock: Clock) -> None:
     """Steps between the last due one and a validation count as training."""
     options = {"val_dataloader": [tokens()], "validate_every": 7, "every": 5}
-    found = reports(trained(clock, ThroughputMonitor(1), [tokens()] * 21, **options))
-    assert [values["step_seconds"] for values in found.values()] == pytest.approx([4.0] * 4)
+    measured = reports(trained(clock, ThroughputMonitor(1), [tokens()] * 21, **options))
+    assert [values["step_seconds"] for values in measured.values()] == pytest.approx([4.0] * 4)
 
 
 def test_device_memory_and_utilisation_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,7 +252,7 @@ def test_device_memory_and_utilisation_are_reported(monkeypatch: pytest.MonkeyPa
         run = PlainRun()
         run.device = torch.device("cuda")
         run.hooks.register(ThroughputMonitor(1), on_error="raise")
-        train(run, [(torch.ones(2, 3), torch.ones(2, 1))] * 3)
+        train(run, make_batches(3))
         prefix = f"{PREFIX}device_"
         return {name: value for (name, step), value in run.logged.items() if step == 2 and name.startswith(prefix)}
 
@@ -279,6 +275,6 @@ def test_a_monitor_starts_over_with_another_run(clock: Clock) -> None:
     """A run may start at the step at which the last one ended."""
     monitor = ThroughputMonitor(log_every_n_steps=1)
     trained(clock, monitor, [tokens()] * 2, accumulate=2, max_steps=1)
-    found = reports(trained(clock, monitor, [tokens()] * 8, accumulate=2))
-    assert list(found) == [1, 2, 3, 4]
-    assert all(one["samples_per_s"] / one["steps_per_s"] == pytest.approx(4.0) for one in found.values())
+    measured = reports(trained(clock, monitor, [tokens()] * 8, accumulate=2))
+    assert list(measured) == [1, 2, 3, 4]
+    assert all(values["samples_per_s"] / values["steps_per_s"] == pytest.approx(4.0) for values in measured.values())
