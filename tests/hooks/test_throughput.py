@@ -210,9 +210,7 @@ def test_on_a_schedule_the_wait_for_data_is_known(clock: Clock, every: int | str
     """The batch before a due one need not be due for that; a step waits for all its batches."""
     measured = reports(trained(clock, ThroughputMonitor(1), [tokens()] * 80, every=every, accumulate=accumulate))
     assert len(measured) > 3
-    for values in list(measured.values())[
-        :-2
-    ]:  # a run that accumulates reads ahead: its last batch is not waited for
+    for values in list(measured.values())[:-2]:  # a run that accumulates reads ahead: its last batch is not waited for
         assert values["data_wait_share"] == pytest.approx(0.25)
         assert values["samples_per_s"] == pytest.approx(0.5)
         if accumulate == 1 or every == 5:  # else a window may begin in the middle of a step

@@ -63,7 +63,7 @@ class ListTracker(Tracker):
         self.note_call("finish", run)
 
     def of(self, kind: str) -> list[Any]:
-        return [content for one, content in self.calls if one == kind]
+        return [content for called, content in self.calls if called == kind]
 
 
 class TableTracker(ListTracker):
@@ -79,8 +79,7 @@ def kinds_of(trainer: Any) -> list[str]:
 
 def test_a_tracker_gets_every_row_and_the_outcome_in_its_thread() -> None:
     """The rows are those of the files, those that come while the run ends included; no thread is left."""
-    tracker = ListTracker()
-    trainer = make_trainer(tracker)
+    trainer = make_trainer(tracker := ListTracker())
     trainer.train()
     rows = [row for batch in tracker.of("metrics") for row in batch]
     assert rows == read_jsonl(trainer.run_dir / "metrics.jsonl")[0] and rows[-1]["step"] == 8
@@ -93,8 +92,7 @@ def test_a_tracker_gets_every_row_and_the_outcome_in_its_thread() -> None:
 
 def test_a_failed_run_is_finished_with_its_outcome() -> None:
     """The exception is among the events, although it is recorded after the hooks were closed."""
-    tracker = ListTracker()
-    trainer = make_trainer(tracker)
+    trainer = make_trainer(tracker := ListTracker())
     trainer.on("step_end", at=3, name="boom", on_error="raise")(lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         trainer.train()
@@ -105,12 +103,11 @@ def test_a_failed_run_is_finished_with_its_outcome() -> None:
 def test_a_hanging_tracker_neither_delays_nor_stops_training(caplog: pytest.LogCaptureFixture) -> None:
     """All steps are done while it hangs; the end waits for the given time, then it is abandoned, with an event."""
     gate = threading.Event()
-    tracker = ListTracker(gate, timeout=0.05)
-    trainer = make_trainer(tracker)
+    trainer = make_trainer(tracker := ListTracker(gate, timeout=0.05))
     trainer.train()
     assert trainer.step == 8 and trainer.record.run["outcome"] == "completed" and tracker.calls == []
     assert kinds_of(trainer) == ["tracker_abandoned"]
-    assert len([one for one in caplog.records if "was abandoned" in one.getMessage()]) == 1
+    assert len([line for line in caplog.messages if "was abandoned" in line]) == 1
     gate.set()
 
 
@@ -131,7 +128,7 @@ def test_ctrl_c_during_the_wait_abandons_the_tracker_with_an_event(caplog: pytes
         trainer.train()
     gate.set()
     assert trainer.record.run["outcome"] == "interrupted" and kinds_of(trainer)[-1] == "tracker_abandoned"
-    assert len([one for one in caplog.records if "was abandoned" in one.getMessage()]) == 1
+    assert len([line for line in caplog.messages if "was abandoned" in line]) == 1
 
 
 def test_numbers_are_not_walked_on_the_thread_that_trains() -> None:
@@ -156,8 +153,7 @@ def test_numbers_are_not_walked_on_the_thread_that_trains() -> None:
 def test_an_abandoned_tracker_that_fails_later_is_not_reported_again(caplog: pytest.LogCaptureFixture) -> None:
     """The record is closed by then; nothing is lost that was not reported."""
     gate, before = threading.Event(), threading.enumerate()
-    tracker = ListTracker(gate, fails_at="open", timeout=0.05)
-    trainer = make_trainer(tracker)
+    trainer = make_trainer(tracker := ListTracker(gate, fails_at="open", timeout=0.05))
     trainer.train()
     (thread,) = (one for one in threading.enumerate() if one.name == "hookline-tracker" and one not in before)
     gate.set()
@@ -169,8 +165,7 @@ def test_an_abandoned_tracker_that_fails_later_is_not_reported_again(caplog: pyt
 def test_what_does_not_fit_into_the_queue_is_dropped_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     """One warning and one event at the end have the number of rows; the others arrive in order."""
     gate = threading.Event()
-    tracker = ListTracker(gate, queue_mb=0.0)
-    trainer = make_trainer(tracker)
+    trainer = make_trainer(tracker := ListTracker(gate, queue_mb=0.0))
 
     @trainer.on("step_end", name="flush")
     def flush(step: int) -> None:
@@ -185,15 +180,14 @@ def test_what_does_not_fit_into_the_queue_is_dropped_and_counted(caplog: pytest.
     received = [row for batch in tracker.of("metrics") for row in batch]
     assert event["kind"] == "tracker_dropped_rows" and event["rows"] == len(rows) - len(received) > 0
     assert received[0] == rows[0] and [row["step"] for row in received] == sorted(row["step"] for row in received)
-    assert len([one for one in caplog.records if "dropped" in one.getMessage()]) == 1
+    assert len([line for line in caplog.messages if "dropped" in line]) == 1
 
 
 @pytest.mark.parametrize("nested", [False, True])
 def test_the_limit_of_the_queue_counts_texts(nested: bool) -> None:
     """Of eight events of 0.1 MB each, those that wait have at most 0.3 MB together."""
     gate = threading.Event()
-    tracker = ListTracker(gate, queue_mb=0.3)
-    trainer = make_trainer(tracker)
+    trainer = make_trainer(tracker := ListTracker(gate, queue_mb=0.3))
 
     @trainer.on("step_end", name="writes")
     def write(step: int) -> None:
@@ -211,8 +205,7 @@ def test_the_limit_of_the_queue_counts_texts(nested: bool) -> None:
 def test_the_limit_of_the_queue_counts_the_texts_of_tables() -> None:
     """A table of long texts is not counted as one of numbers."""
     gate = threading.Event()
-    tracker = TableTracker(gate, queue_mb=0.3)
-    trainer = make_trainer(tracker)
+    trainer = make_trainer(tracker := TableTracker(gate, queue_mb=0.3))
 
     @trainer.on("step_end", name="writes")
     def write(step: int) -> None:
@@ -229,13 +222,12 @@ def test_the_limit_of_the_queue_counts_the_texts_of_tables() -> None:
 @pytest.mark.parametrize("place", ["open", "metrics", "finish"])
 def test_a_failing_tracker_is_reported_once_and_switched_off(place: str, caplog: pytest.LogCaptureFixture) -> None:
     """Training is the same, and neither the log nor the record shows the secret in the exception."""
-    tracker = ListTracker(fails_at=place)
-    trainer = make_trainer(tracker)
+    trainer = make_trainer(tracker := ListTracker(fails_at=place))
     trainer.on("step_end", name="flush")(lambda trainer: trainer.record.flush())
     trainer.train()
     assert trainer.record.run["outcome"] == "completed" and tracker.calls[-1][0] == place
     assert kinds_of(trainer) == ["tracker_failed"]
-    assert len([one for one in caplog.records if "is switched off" in one.getMessage()]) == 1
+    assert len([line for line in caplog.messages if "is switched off" in line]) == 1
     assert "hunter2" not in caplog.text + (trainer.run_dir / "events.jsonl").read_text()
 
 
@@ -307,8 +299,7 @@ def test_removing_a_tracker_during_the_run_finishes_it() -> None:
 
 def test_each_run_of_a_trainer_is_tracked_by_itself() -> None:
     """The second run has its own id, and its rows arrive once."""
-    tracker = ListTracker()
-    trainer = make_trainer(tracker)
+    trainer = make_trainer(tracker := ListTracker())
     trainer.train()
     trainer.fit(max_epochs=3)
     first, second = tracker.of("open")
@@ -321,7 +312,7 @@ def test_a_tracker_can_be_copied_before_and_after_a_run() -> None:
     """A copy has the parameters and nothing of the run."""
     trainer = make_trainer(tracker := ListTracker(timeout=3.0))
     trainer.train()
-    tracker.entered = tracker._gate = None  # type: ignore[assignment]  # of the test; they cannot be copied
+    tracker.entered = tracker._gate = None  # of the test; they cannot be copied
     assert copy.deepcopy(tracker).timeout == 3.0
 
 
@@ -355,8 +346,7 @@ def test_histograms_have_edges_around_the_values(bins_per_octave: int) -> None:
 
 def test_activation_histograms_have_edges_too() -> None:
     """Those of outputs and those of gradients, which are two columns of one series."""
-    tracker = ListTracker()
-    trainer = make_trainer(tracker, max_steps=1)
+    trainer = make_trainer(tracker := ListTracker(), max_steps=1)
     trainer.add_hook("monitor", modules="0", metrics=["histogram"], gradients=True)
     trainer.train()
     sizes = {histogram.tag: histogram.counts.sum() for _, histogram in tracker.of("histogram")}
@@ -365,8 +355,7 @@ def test_activation_histograms_have_edges_too() -> None:
 
 def test_bins_of_unknown_meaning_have_their_numbers_as_edges() -> None:
     """A series that a user logs with bins is a histogram over 0, 1, 2, …."""
-    tracker = ListTracker()
-    trainer = make_trainer(tracker, max_steps=1)
+    trainer = make_trainer(tracker := ListTracker(), max_steps=1)
     counts = torch.tensor([[[0.0, 2.0, 0.0, 1.0]]])
     trainer.on("step_end", name="logs")(lambda trainer: trainer.log_layers("mine", ["a"], ["n"], counts))
     trainer.train()
@@ -378,8 +367,7 @@ def test_bins_of_unknown_meaning_have_their_numbers_as_edges() -> None:
 
 def test_the_config_is_sent_without_secrets_and_with_the_labels() -> None:
     """A tracker knows what the record's files contain, and nothing else."""
-    tracker = ListTracker()
-    trainer = make_trainer(tracker)
+    trainer = make_trainer(tracker := ListTracker())
     trainer.add_hook("json_log", path="https://me:hunter2hunter2@host/x.jsonl", every=1)
     labels = {"version": 1, "name": "mine", "tags": ["a", "b"], "notes": "because"}
 
@@ -472,8 +460,7 @@ def test_the_schema_knows_trackers(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_every_sends_the_first_value_of_each_metric_in_so_many_steps() -> None:
     """Metrics that are measured less often, such as those of validations, are all sent."""
-    tracker = ListTracker(every=4)
-    trainer = make_trainer(tracker, validate_every=3, sanity_batches=0)
+    trainer = make_trainer(tracker := ListTracker(every=4), validate_every=3, sanity_batches=0)
     trainer.train()
     rows = [row for batch in tracker.of("metrics") for row in batch]
     assert [row["step"] for row in rows if "train/loss" in row] == [1, 4, 8]
