@@ -32,13 +32,18 @@ def make_model(*sizes: int, between: type[nn.Module] | None = nn.ReLU, seed: int
     return nn.Sequential(*modules)
 
 
-def make_batches(count: int = 4, size: int = 4, features: int = 3, targets: int = 1, seed: int = 0) -> list[Batch]:
-    """Make batches of random inputs and targets; a seed gives the same ones whatever else the test draws."""
+def batches_of(*sizes: int, features: int = 3, targets: int = 1, seed: int = 0) -> list[Batch]:
+    """Make a batch of each size, of random inputs and targets; a seed gives the same ones whatever else is drawn."""
     generator = torch.Generator().manual_seed(seed)
     return [
         (torch.randn(size, features, generator=generator), torch.randn(size, targets, generator=generator))
-        for _ in range(count)
+        for size in sizes
     ]
+
+
+def make_batches(count: int = 4, size: int = 4, features: int = 3, targets: int = 1, seed: int = 0) -> list[Batch]:
+    """Make batches of one size, as `batches_of` does."""
+    return batches_of(*[size] * count, features=features, targets=targets, seed=seed)
 
 
 def make_trainer(
@@ -54,12 +59,15 @@ def make_trainer(
         optimizer: The optimizer, or a function that makes one of the parameters; SGD of `lr` without it.
         lr: The learning rate of the default optimizer.
         device: Where to train.
-        options: Options of the trainer; `record=True` writes a run below the test's own directory.
+        options: Options of the trainer; `record=True` writes a run below the test's own directory, and `scheduler` may
+            be a function that makes one of the optimizer.
     """
     model = model if isinstance(model, nn.Module) else (model or make_model)()
     optimizer = partial(torch.optim.SGD, lr=lr) if optimizer is None else optimizer
     optimizer = optimizer(model.parameters()) if callable(optimizer) else optimizer
     options = {"loss_fn": nn.functional.mse_loss, "record": False, "console": False, **options}
+    if callable(make_scheduler := options.get("scheduler")):
+        options["scheduler"] = make_scheduler(optimizer)
     trainer = get_trainer("simple", model, make_batches() if data is None else data, optimizer, device, **options)
     assert isinstance(trainer, SimpleTrainer)
     for hook in hooks:

@@ -1,37 +1,25 @@
 """Edge cases: unusual models, unusual times, second runs, hooks that interfere."""
 
-from pathlib import Path
+from functools import partial
 from typing import Any
 from weakref import ref
 
 import pytest
 import torch
+from builders import make_batches, make_trainer, train
 from torch import nn
 
-from hookline import HooklineError, HookManager, SimpleTrainer, StopTraining, TrainingHook, UpdateHook
+from hookline import HooklineError, HookManager, StopTraining, TrainingHook, UpdateHook
 from hookline.errors import CheckpointError, TrainingError
-
-
-def batches(count: int = 4) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    generator = torch.Generator().manual_seed(1)
-    return [(torch.randn(4, 3, generator=generator), torch.randn(4, 1, generator=generator)) for _ in range(count)]
-
-
-def make_trainer(data: Any = None, model: nn.Module | None = None, **options: Any) -> SimpleTrainer:
-    torch.manual_seed(0)
-    model = model or nn.Linear(3, 1)
-    optimizer = options.pop("optimizer", None) or torch.optim.SGD(model.parameters(), lr=0.1)
-    options = {"loss_fn": nn.functional.mse_loss, "record": False, "console": False, **options}
-    return SimpleTrainer(model, data if data is not None else batches(), optimizer, "cpu", **options)
 
 
 def test_a_model_in_eval_mode_is_trained_in_train_mode() -> None:
     """As models from a hub come; a module left in eval mode on purpose stays so when the model itself trains."""
     model = nn.Sequential(nn.Linear(3, 1), nn.Dropout(0.5))
-    make_trainer(model=model.eval()).train()
+    train(model=model.eval())
     assert model.training and model[1].training
     model[1].eval()
-    make_trainer(model=model).train()
+    train(model=model)
     assert not model[1].training
 
 
@@ -53,7 +41,7 @@ def test_invalid_choices_are_rejected_in_code_too(option: dict[str, Any], neares
 def test_forgetting_the_loss_function_is_explained() -> None:
     """The model's own TypeError carries a note that says what is missing."""
     with pytest.raises(TypeError) as caught:
-        make_trainer(loss_fn=None).train()
+        train(loss_fn=None)
     assert any("there is no loss_fn" in note for note in caught.value.__notes__)
 
 
@@ -68,9 +56,9 @@ def test_wrong_things_are_rejected_by_the_constructor(wrong: dict[str, Any], sai
         make_trainer(**wrong)
 
 
-def test_a_skip_is_not_repeated_after_going_back(tmp_path: Path) -> None:
+def test_a_skip_is_not_repeated_after_going_back() -> None:
     """What a guard asked at a step is forgotten when the counters are put back."""
-    trainer = make_trainer(record=True, output_dir=str(tmp_path))
+    trainer = make_trainer(record=True)
     trainer.add_checkpointing()
     guard = trainer.on("gradients_ready", name="guard")
     guard(lambda trainer, step: trainer.skip_step("once") if step == 3 else None)
@@ -86,15 +74,13 @@ def test_a_skip_is_not_repeated_after_going_back(tmp_path: Path) -> None:
 
 def test_a_plateau_scheduler_moves_with_the_runs_own_validation_only() -> None:
     """A probe of a hook or a manual validate() is no epoch; without validation it is refused."""
-    model = nn.Linear(3, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
-    trainer = make_trainer(model=model, optimizer=optimizer, scheduler=plateau, val_dataloader=batches(1))
+    plateau = partial(torch.optim.lr_scheduler.ReduceLROnPlateau, factor=0.5, patience=0)
+    trainer = make_trainer(lr=1.0, scheduler=plateau, val_dataloader=make_batches(1))
     for _ in range(4):
         trainer.validate()
     assert trainer.lr == 1.0
     with pytest.raises(TrainingError, match="ReduceLROnPlateau waits"):
-        make_trainer(model=model, optimizer=optimizer, scheduler=plateau).train()
+        train(scheduler=plateau)
 
 
 def test_keys_added_at_validation_batches_are_averaged() -> None:
@@ -105,8 +91,7 @@ def test_keys_added_at_validation_batches_are_averaged() -> None:
         def on_validation_batch_end(self, metrics: dict[str, Any], batch_idx: int) -> None:
             metrics["acc"] = numpy.float32(batch_idx)
 
-    trainer = make_trainer(val_dataloader=batches(3))
-    trainer.add_hook(Accuracy())
+    trainer = make_trainer(Accuracy(), val_dataloader=make_batches(3))
     assert trainer.validate()["val/acc"] == pytest.approx(1.0)
 
 
@@ -122,7 +107,7 @@ def test_a_token_schedule_covers_its_whole_step() -> None:
         def forward(self, input_ids: torch.Tensor) -> dict[str, torch.Tensor]:
             return {"loss": self.embed(input_ids).pow(2).mean()}
 
-    trainer = make_trainer(data, LM(), loss_fn=None, accumulate=4)
+    trainer = make_trainer(data=data, model=LM(), loss_fn=None, accumulate=4)
     received: list[int] = []
     trainer.on("step_end", name="tokens", every="100 tokens")(lambda step: received.append(step))
     trainer.train()
@@ -136,10 +121,8 @@ def test_reserved_names_in_metrics_are_the_hooks_fault() -> None:
         def on_train_batch_end(self, metrics: dict[str, Any]) -> None:
             metrics["step"] = 1
 
-    trainer = make_trainer()
-    trainer.add_hook(Rude())
-    trainer.train()
-    (event,) = [event for event in trainer.record.events if event["kind"] == "hook_overruled"]  # type: ignore[attr-defined]
+    trainer = train(Rude())
+    (event,) = [event for event in trainer.record.events if event["kind"] == "hook_overruled"]
     assert event["hook"] == "rude" and "'step'" in event["message"]
 
 
@@ -157,7 +140,7 @@ def test_a_hook_that_cannot_make_its_state_is_rejected_at_registration() -> None
         make_trainer().add_hook(Broken())
 
 
-def test_a_save_requested_at_the_very_end_is_written(tmp_path: Path) -> None:
+def test_a_save_requested_at_the_very_end_is_written() -> None:
     """trainer.save() in on_train_end writes at once, and on_checkpoint_save comes before the end has been told."""
     received: list[str] = []
 
@@ -169,13 +152,11 @@ def test_a_save_requested_at_the_very_end_is_written(tmp_path: Path) -> None:
         def on_checkpoint_save(self) -> None:
             received.append("saved")
 
-    trainer = make_trainer(record=True, output_dir=str(tmp_path))
-    trainer.add_hook(Final())
-    trainer.train()
+    train(Final(), record=True)
     assert received == ["saved", "end"]
 
 
-def test_half_a_step_cannot_be_saved(tmp_path: Path) -> None:
+def test_half_a_step_cannot_be_saved() -> None:
     """save_checkpoint() inside a window is refused and says what waits for its end."""
     caught: list[Exception] = []
 
@@ -187,9 +168,7 @@ def test_half_a_step_cannot_be_saved(tmp_path: Path) -> None:
                 except CheckpointError as error:
                     caught.append(error)
 
-    trainer = make_trainer(record=True, output_dir=str(tmp_path), accumulate=4)
-    trainer.add_hook(Eager())
-    trainer.train()
+    train(Eager(), record=True, accumulate=4)
     assert "trainer.save() waits for the end of the step" in str(caught[0])
 
 
@@ -213,7 +192,7 @@ def test_a_failed_step_is_not_counted() -> None:
     handle = trainer.add_hook(Fails())
     with pytest.raises(RuntimeError):
         trainer.train()
-    assert trainer.record.run["counters"]["step"] == 2  # type: ignore[attr-defined]
+    assert trainer.record.run["counters"]["step"] == 2
     handle.remove()
     trainer.fit(max_epochs=1)
     assert trainer.progress.steps_done == 3  # the failed batch was consumed; the last one remained
@@ -223,7 +202,7 @@ def test_determinism_mode_is_left_alone() -> None:
     """A run that did not ask for it does not touch torch's setting, warn_only included."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
-        make_trainer().train()
+        train()
         assert torch.is_deterministic_algorithms_warn_only_enabled()
     finally:
         torch.use_deterministic_algorithms(False)
@@ -241,9 +220,7 @@ def test_an_interrupt_in_one_hooks_end_does_not_silence_the_others() -> None:
         def on_train_end(self) -> None:
             received.append("end")
 
-    trainer = make_trainer()
-    trainer.add_hook(Interrupts())
-    trainer.add_hook(Listens())
+    trainer = make_trainer(Interrupts(), Listens())
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
     assert received == ["end"]
@@ -251,7 +228,7 @@ def test_an_interrupt_in_one_hooks_end_does_not_silence_the_others() -> None:
 
 def test_a_new_loss_function_is_checked_like_the_first() -> None:
     """A loss of one element in a row is taken; one without a graph is refused with our words."""
-    trainer = make_trainer(batches(6))
+    trainer = make_trainer(data=make_batches(6))
 
     class Switch(TrainingHook):
         def on_step_end(self, trainer: Any, step: int) -> None:
@@ -294,17 +271,14 @@ def test_a_second_run_sets_closed_hooks_up_again() -> None:
         def close(self) -> None:
             calls.append("close")
 
-    trainer = make_trainer()
-    trainer.add_hook(Paired())
-    trainer.train()
+    trainer = train(Paired())
     trainer.fit(max_epochs=2)
     assert calls == ["setup", "close", "setup", "close"]
 
 
 def test_a_run_with_nothing_left_to_do_says_so(caplog: pytest.LogCaptureFixture) -> None:
     """A second train() trains nothing, makes no record and says how to continue."""
-    trainer = make_trainer()
-    trainer.train()
+    trainer = train()
     record = trainer.record
     trainer.train()
     assert "nothing is left to train" in caplog.text and trainer.record is record
@@ -322,9 +296,7 @@ def test_state_during_validation_is_trainings_own() -> None:
         def on_validation_end(self, state: dict[str, Any]) -> None:
             seen.append((state["latest_loss"], state["current_batch_idx"]))
 
-    trainer = make_trainer(val_dataloader=batches(2))
-    trainer.add_hook(Look())
-    trainer.train()
+    train(Look(), val_dataloader=make_batches(2))
     assert seen == [(losses[-1], 3)]
 
 
@@ -346,12 +318,8 @@ def test_clipping_twice_is_rejected() -> None:
 
 def test_what_moves_the_step_is_in_the_record() -> None:
     """train/lr where a scheduler moves it, train/grad_norm where something clips."""
-    model = nn.Linear(3, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
-    trainer = make_trainer(model=model, optimizer=optimizer, scheduler=scheduler, max_grad_norm=1.0)
-    trainer.train()
-    records = trainer.record.metrics  # type: ignore[attr-defined]
+    halving = partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5)
+    records = train(lr=1.0, scheduler=halving, max_grad_norm=1.0).record.metrics
     assert [record["train/lr"] for record in records] == [1.0, 0.5, 0.25, 0.125]
     assert all(record["train/grad_norm"] > 0 for record in records)
 
@@ -359,12 +327,12 @@ def test_what_moves_the_step_is_in_the_record() -> None:
 def test_an_iterator_that_is_used_up_is_explained() -> None:
     """A generator has one epoch in it."""
     with pytest.raises(TrainingError, match="can be read only once"):
-        make_trainer((batch for batch in batches()), max_epochs=2).train()
+        train(data=(batch for batch in make_batches()), max_epochs=2)
 
 
 def test_the_default_link_is_not_called_in_steps_with_scheduled_hooks() -> None:
     """Where a scheduled hook is due, nothing is done for the sake of a cost that is nothing."""
-    trainer = make_trainer(batches(40))
+    trainer = make_trainer(data=make_batches(40))
     due: list[bool] = []
     trainer.on("before_optimizer_step", every=4)(lambda: due.append(trainer.hooks.slots.on_update is not None))
     trainer.train()
@@ -376,7 +344,7 @@ def test_gradients_do_not_outlive_their_step_for_hooks_that_read_their_norm(asks
     """The norm is computed before they are cleared, if a hook names `grad_norm` or `ctx` at on_step_end."""
     trainer, alive, norms = make_trainer(), [], []
     grads: list[Any] = []
-    trainer.on("gradients_ready", name="notes")(lambda model: grads.append(ref(model.weight.grad)))
+    trainer.on("gradients_ready", name="notes")(lambda model: grads.append(ref(model[0].weight.grad)))
     trainer.on("train_batch_end", name="looks")(lambda step: alive.append(grads[-1]() is not None))
     if asks:
         trainer.on("step_end")(lambda grad_norm: norms.append(grad_norm))
@@ -387,7 +355,7 @@ def test_gradients_do_not_outlive_their_step_for_hooks_that_read_their_norm(asks
 
 def test_reading_a_loss_keeps_its_graph_no_longer_than_not_reading_it() -> None:
     """Until the next loss is there, not until the next one is read."""
-    trainer, losses = make_trainer(batches(6)), []
+    trainer, losses = make_trainer(data=make_batches(6)), []
 
     @trainer.on("train_batch_end", at=2)
     def read(loss: float, metrics: dict[str, Any]) -> None:
@@ -401,7 +369,7 @@ def test_reading_a_loss_keeps_its_graph_no_longer_than_not_reading_it() -> None:
 
 def test_a_hook_may_start_to_read_the_norm_while_training_runs() -> None:
     """A hook that comes and goes while training runs; afterwards nothing is kept for it."""
-    trainer, norms = make_trainer(batches(6)), []
+    trainer, norms = make_trainer(data=make_batches(6)), []
 
     @trainer.on("train_batch_end")
     def come_and_go(step: int) -> None:
@@ -416,7 +384,7 @@ def test_a_hook_may_start_to_read_the_norm_while_training_runs() -> None:
 
 def test_a_hook_gets_the_rate_that_the_step_used() -> None:
     """Also if another hook changes the rate before the end of the step."""
-    trainer, seen = make_trainer(batches(4)), []
+    trainer, seen = make_trainer(), []
 
     @trainer.on("train_batch_end")
     def change_the_rate(trainer: Any) -> None:
@@ -430,14 +398,14 @@ def test_a_hook_gets_the_rate_that_the_step_used() -> None:
 @pytest.mark.req("000-19", "000-20", "000-21")
 def test_the_default_identity_link_receives_the_gradients_and_passes_them_on() -> None:
     """It is there without being asked for, is called at every step beside another hook, and changes nothing."""
-    trainer, bare = make_trainer(batches(20)), make_trainer(batches(20))
-    for one in (trainer, bare):
-        one.add_hook("clip_norm", max_norm=1e9)
+    trainer, bare = make_trainer(data=make_batches(20)), make_trainer(data=make_batches(20))
+    for run in (trainer, bare):
+        run.add_hook("clip_norm", max_norm=1e9)
     bare.disable_hook("identity")
     trainer.train()
     bare.train()
-    assert torch.equal(trainer.model.weight, bare.model.weight)
-    calls = [one.hooks.entry("identity").costs["on_update"].calls for one in (trainer, bare)]
+    assert torch.equal(trainer.model[0].weight, bare.model[0].weight)
+    calls = [run.hooks.entry("identity").costs["on_update"].calls for run in (trainer, bare)]
     assert calls == [20, 0]
 
 
@@ -445,7 +413,7 @@ def test_schedulers_move_only_when_their_optimizers_stepped() -> None:
     """Under a scaler all step or none, also one without gradients; one skipped step is counted once."""
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
     used, unused = torch.optim.SGD(model[0].parameters(), lr=1e-3), torch.optim.SGD(model[1].parameters(), lr=1.0)
-    schedulers = [torch.optim.lr_scheduler.ExponentialLR(one, 0.5) for one in (used, unused)]
+    schedulers = [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5) for optimizer in (used, unused)]
 
     def step(model: nn.Sequential, batch: Any) -> torch.Tensor:
         return model[0](batch[0]).pow(2).mean()  # the second module gets no gradients

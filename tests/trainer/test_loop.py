@@ -1,40 +1,23 @@
 """The one loop: windows, weights, schedules, stops, and who moves what when."""
 
-import json
 import math
 from collections.abc import Iterator
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import builders
 import pytest
 import torch
+from builders import Batch, batches_of, make_batches, make_model
 from torch import nn
+from torch.optim.lr_scheduler import StepLR
 
-from hookline import EarlyStopping, StopTraining, Trainer, TrainingHook, get_trainer
+from hookline import EarlyStopping, StopTraining, Trainer, TrainingHook, read_metrics
 from hookline.errors import TrainingError
 
-Batch = tuple[torch.Tensor, torch.Tensor]
-
-
-def make_batches(*sizes: int) -> list[Batch]:
-    """Batches of these sizes, the same every time."""
-    generator = torch.Generator().manual_seed(3)
-    return [(torch.randn(size, 3, generator=generator), torch.randn(size, 1, generator=generator)) for size in sizes]
-
-
-def make_model() -> torch.nn.Sequential:
-    """The same model every time."""
-    torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
-
-
-def make_trainer(data: Any = None, lr: float = 0.1, **options: Any) -> Trainer:
-    """A trainer with SGD that writes nothing."""
-    model = options.pop("model", None) or make_model()
-    optimizer = options.pop("optimizer", None) or torch.optim.SGD(model.parameters(), lr=lr)
-    options = {"record": False, "console": False, "loss_fn": torch.nn.functional.mse_loss, **options}
-    return get_trainer("simple", model, data if data is not None else make_batches(4, 4), optimizer, "cpu", **options)
+make_trainer = partial(builders.make_trainer, data=make_batches(2))
+train = partial(builders.train, data=make_batches(2))
 
 
 def weights(trainer: Trainer) -> list[torch.Tensor]:
@@ -44,23 +27,20 @@ def weights(trainer: Trainer) -> list[torch.Tensor]:
 
 def close(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
     """The same up to rounding."""
-    return all(torch.allclose(one, two, atol=1e-6) for one, two in zip(first, second, strict=True))
+    return all(map(partial(torch.allclose, atol=1e-6), first, second))
 
 
 def events(trainer: Trainer, kind: str) -> list[dict[str, Any]]:
-    """The recorded events of one kind."""
-    found: list[dict[str, Any]] = trainer.record.events  # type: ignore[attr-defined]
-    return [event for event in found if event["kind"] == kind]
+    """Return the recorded events of one kind."""
+    return [event for event in trainer.record.events if event["kind"] == kind]
 
 
 # ---- windows and weights -----------------------------------------------------------------------------------
 
 
 def trained(data: list[Batch], **options: Any) -> list[torch.Tensor]:
-    """The weights after one epoch."""
-    trainer = make_trainer(data, **options)
-    trainer.train()
-    return weights(trainer)
+    """Return the weights after one epoch."""
+    return weights(train(data=data, **options))
 
 
 def joined(batches: list[Batch]) -> Batch:
@@ -70,20 +50,20 @@ def joined(batches: list[Batch]) -> Batch:
 
 def test_accumulating_equals_one_big_batch() -> None:
     """Four batches of four in one window move the weights as one batch of sixteen."""
-    batches = make_batches(4, 4, 4, 4)
+    batches = batches_of(4, 4, 4, 4)
     assert close(trained(batches, accumulate=4), trained([joined(batches)]))
 
 
 def test_a_short_window_is_the_mean_of_what_was_in_it() -> None:
     """Six batches in windows of four: the second window of two has the weight of one batch."""
-    batches = make_batches(4, 4, 4, 4, 4, 4)
+    batches = batches_of(4, 4, 4, 4, 4, 4)
     assert close(trained(batches, accumulate=4), trained([joined(batches[:4]), joined(batches[4:])]))
 
 
 @pytest.mark.parametrize(("weight", "equal"), [("samples", True), ("batches", False)])
 def test_weighting_by_samples(weight: str, equal: bool) -> None:
     """Batches of different size equal one big batch exactly when samples are what weighs."""
-    batches = make_batches(7, 1, 4)
+    batches = batches_of(7, 1, 4)
     assert close(trained(batches, accumulate=3, loss_weight=weight), trained([joined(batches)])) is equal
 
 
@@ -92,15 +72,15 @@ def test_weighting_by_tokens() -> None:
     generator = torch.Generator().manual_seed(2)
     long, short = (torch.randint(6, (1, length), generator=generator) for length in (9, 3))
 
-    def model() -> torch.nn.Module:
+    def model() -> nn.Module:
         torch.manual_seed(0)
-        return torch.nn.Sequential(torch.nn.Embedding(6, 4), torch.nn.Linear(4, 6))
+        return nn.Sequential(nn.Embedding(6, 4), nn.Linear(4, 6))
 
     def step(model: Any, batch: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.cross_entropy(model(batch).flatten(0, 1), batch.flatten())
+        return nn.functional.cross_entropy(model(batch).flatten(0, 1), batch.flatten())
 
-    window = make_trainer([long, short], model=model(), step_fn=step, accumulate=2, loss_weight="tokens")
-    whole = make_trainer([torch.cat([long, short], dim=1)], model=model(), step_fn=step)
+    window = make_trainer(data=[long, short], model=model(), step_fn=step, accumulate=2, loss_weight="tokens")
+    whole = make_trainer(data=[torch.cat([long, short], dim=1)], model=model(), step_fn=step)
     losses: list[float] = []
     for trainer in (window, whole):
         trainer.on("step_end")(lambda ctx: losses.append(ctx.loss))
@@ -110,14 +90,14 @@ def test_weighting_by_tokens() -> None:
     assert window.progress.tokens_seen == whole.progress.tokens_seen == 12
 
 
-class LanguageModel(torch.nn.Module):
+class LanguageModel(nn.Module):
     """Logits, or the mean loss over labels that are not -100, as Hugging Face's models return it."""
 
     def __init__(self, shifts: bool = False) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.shifts = shifts
-        self.embedding, self.head = torch.nn.Embedding(9, 5), torch.nn.Linear(5, 9)
+        self.embedding, self.head = nn.Embedding(9, 5), nn.Linear(5, 9)
         self.double()
 
     def forward(self, input_ids: torch.Tensor, attention_mask: Any = None, labels: Any = None) -> Any:
@@ -130,25 +110,25 @@ class LanguageModel(torch.nn.Module):
 
 
 def cross_entropy(logits: torch.Tensor, labels: torch.Tensor, ignore_index: int = -100) -> torch.Tensor:
-    return torch.nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=ignore_index)
+    return nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=ignore_index)
 
 
-class PaddedLoss(torch.nn.CrossEntropyLoss):
+class PaddedLoss(nn.CrossEntropyLoss):
     """A loss module over sequences."""
 
     def forward(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return super().forward(logits.flatten(0, -2), labels.flatten())
 
 
-class Smoothed(torch.nn.Module):
+class Smoothed(nn.Module):
     """A loss module that calls the first of its children."""
 
-    def __init__(self, *losses: torch.nn.Module) -> None:
+    def __init__(self, *losses: nn.Module) -> None:
         super().__init__()
-        self.losses = torch.nn.ModuleList(losses)
+        self.losses = nn.ModuleList(losses)
 
     def forward(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return self.losses[0](logits, labels)  # type: ignore[no-any-return]
+        return self.losses[0](logits, labels)
 
 
 def padded_rows() -> tuple[torch.Tensor, torch.Tensor]:
@@ -192,7 +172,7 @@ WEIGHTED_BY_TOKENS: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "ignore_index of a module in a module": (
         partial(shifted_pair, pad=0),
-        {"model": LanguageModel, "loss_fn": Smoothed(PaddedLoss(ignore_index=0), torch.nn.NLLLoss())},
+        {"model": LanguageModel, "loss_fn": Smoothed(PaddedLoss(ignore_index=0), nn.NLLLoss())},
     ),
     "ignore_index of a parameter": (
         partial(shifted_pair, pad=0),
@@ -217,23 +197,20 @@ def test_weighting_by_tokens_leaves_out_padding_and_ignored_labels(case: str, co
     collate, options = WEIGHTED_BY_TOKENS[case]
     rows, mask = padded_rows()
 
-    def train(parts: list[list[int]], **more: Any) -> tuple[float, list[torch.Tensor]]:
+    def train_on(parts: list[list[int]], **more: Any) -> tuple[float, list[torch.Tensor]]:
         batches = [collate(rows[part], mask[part]) for part in parts]
-        trainer = make_trainer(batches, **{"loss_fn": None, **options, "model": options["model"](), **more})
-        found: list[Any] = []
-        trainer.on("gradients_ready", name="grads")(
-            lambda grads: found.append([grad.clone() for grad in grads.values()])
-        )
-        trainer.on("step_end", name="loss")(lambda loss: found.append(loss))
+        trainer = make_trainer(data=batches, **{"loss_fn": None, **options, **more})
+        seen: list[Any] = []
+        trainer.on("step_end", name="loss")(lambda loss: seen.append(loss))
+        trainer.on("gradients_ready", name="grads")(lambda grads: seen.extend(grad.clone() for grad in grads.values()))
         trainer.train()
-        gradients, loss = found
+        *gradients, loss = seen
         return loss, gradients
 
-    loss, gradients = train([[0], [1, 2], [3], [4, 5, 6, 7]], accumulate=4, loss_weight="tokens", **count_tokens)
-    expected_loss, expected = train([list(range(8))])
+    loss, gradients = train_on([[0], [1, 2], [3], [4, 5, 6, 7]], accumulate=4, loss_weight="tokens", **count_tokens)
+    expected_loss, expected = train_on([list(range(8))])
     assert loss == pytest.approx(expected_loss, rel=1e-12)
-    for one, other in zip(gradients, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-14)
+    torch.testing.assert_close(gradients, expected, rtol=1e-11, atol=1e-14)
 
 
 @pytest.mark.parametrize(("index", "warns"), [(-1, True), (-100, False), (0, False)])
@@ -243,7 +220,7 @@ def test_labels_that_seem_to_be_ignored_are_warned_of_once(
     """What a function ignores cannot be seen; a negative label is no class, so that the loss must ignore it."""
     batches = [shifted_pair(*padded_rows(), pad=index)] * 3
     loss_fn = lambda logits, labels: cross_entropy(logits, labels, ignore_index=index)  # noqa: E731
-    make_trainer(batches, model=LanguageModel(), loss_fn=loss_fn, loss_weight="tokens").train()
+    train(data=batches, model=LanguageModel(), loss_fn=loss_fn, loss_weight="tokens")
     said = [record.getMessage() for record in caplog.records if "count as tokens" in record.getMessage()]
     assert len(said) == warns
     assert not warns or "labels that are -1 count as tokens, and only -100 is ignored" in said[0]
@@ -257,7 +234,7 @@ def test_an_encoder_decoder_that_copies_does_not_shift_its_labels() -> None:
 
     rows, mask = padded_rows()
     weights_seen: list[float] = []
-    trainer = make_trainer([causal(rows[:2], mask[:2])], model=Copies(), loss_fn=None, loss_weight="tokens")
+    trainer = make_trainer(data=[causal(rows[:2], mask[:2])], model=Copies(), loss_fn=None, loss_weight="tokens")
     trainer.on("step_end")(lambda trainer: weights_seen.extend(part.weight for part in trainer.window()))
     trainer.train()
     assert weights_seen == [14.0]
@@ -266,25 +243,24 @@ def test_an_encoder_decoder_that_copies_does_not_shift_its_labels() -> None:
 def test_tokens_seen_counts_padding() -> None:
     """It reads only a shape, also if the loss is weighted by what is not padding."""
     rows, mask = padded_rows()
-    trainer = make_trainer([causal(rows, mask)], model=LanguageModel(True), loss_fn=None, loss_weight="tokens")
-    trainer.train()
+    trainer = train(data=[causal(rows, mask)], model=LanguageModel(True), loss_fn=None, loss_weight="tokens")
     assert trainer.progress.tokens_seen == rows.numel() == 96
 
 
 @pytest.mark.parametrize("length", [{"max_epochs": 3}, {"max_steps": 2}, {"max_steps": 2, "accumulate": 2}], ids=str)
 def test_weighting_by_tokens_without_tokens_is_rejected(length: dict[str, Any]) -> None:
     """Tuples have no tokens; weights of nothing would train nothing, silently."""
-    batches = make_batches(4, 4, 4, 4)
+    batches = batches_of(4, 4, 4, 4)
     with pytest.raises(TrainingError, match=r"loss_weight='tokens': nothing was counted .* give count_tokens="):
-        make_trainer(batches, loss_weight="tokens", **length).train()
-    make_trainer(batches, loss_weight="tokens", count_tokens=lambda batch: len(batch[0]), **length).train()
+        train(data=batches, loss_weight="tokens", **length)
+    train(data=batches, loss_weight="tokens", count_tokens=lambda batch: len(batch[0]), **length)
 
 
 def test_nothing_counts_in_the_first_step(caplog: pytest.LogCaptureFixture) -> None:
     """It is skipped as a later one is, with a warning, because the batches may not be understood."""
-    batches = make_batches(4, 4, 4)
+    batches = batches_of(4, 4, 4)
     count = lambda batch: 0 if batch is batches[0] else 4  # noqa: E731
-    trainer = make_trainer(batches, loss_weight="tokens", count_tokens=count)
+    trainer = make_trainer(data=batches, loss_weight="tokens", count_tokens=count)
     before = weights(trainer)
     trainer.train()
     assert (trainer.step, trainer.skipped_steps) == (3, 1) and not close(before, weights(trainer))
@@ -294,8 +270,8 @@ def test_nothing_counts_in_the_first_step(caplog: pytest.LogCaptureFixture) -> N
 
 def test_nothing_counts_in_a_manual_step() -> None:
     """It is an error at once, because nothing tells when manual steps end."""
-    batches = make_batches(4)
-    trainer = make_trainer(batches, loss_weight="tokens", count_tokens=lambda batch: 0)
+    batches = batches_of(4)
+    trainer = make_trainer(data=batches, loss_weight="tokens", count_tokens=lambda batch: 0)
     with pytest.raises(TrainingError, match="would train nothing: loss_weight='tokens': nothing was counted"):
         trainer.training_step(batches[0])
 
@@ -308,10 +284,9 @@ def test_batches_whose_labels_are_all_ignored(accumulate: int, ignored: set[int]
     batches = {"a": [causal(rows[:4], mask[:4]) for _ in range(6)], "b": [causal(rows[4:], mask[4:]) for _ in range(2)]}
     for index in ignored:
         batches["a"][index]["labels"] = torch.full_like(batches["a"][index]["labels"], -100)
-    trainer = make_trainer(
-        batches, model=LanguageModel(True).float(), loss_fn=None, loss_weight="tokens", accumulate=accumulate,
-        precision=precision, record=True, max_grad_norm=1.0,
-    )  # fmt: skip
+    options = {"loss_weight": "tokens", "accumulate": accumulate, "precision": precision, "max_grad_norm": 1.0}
+    model = LanguageModel(True).float()
+    trainer = make_trainer(data=batches, model=model, loss_fn=None, record=True, **options)
     reasons: list[str] = []
     trainer.on("step_skipped")(lambda reason: reasons.append(reason))
     trainer.on("step_end", name="norms")(lambda ctx: (ctx.loss, ctx.grad_norm))
@@ -320,8 +295,7 @@ def test_batches_whose_labels_are_all_ignored(accumulate: int, ignored: set[int]
     assert precision == "fp16" or trainer.run_status.skipped_steps == skipped  # the first scales of fp16 overflow
     assert trainer.step == 8 // accumulate and trainer.run_status.non_finite_losses == 0
     assert all(parameter.isfinite().all() for parameter in trainer.model.parameters())
-    assert trainer.run_dir is not None
-    lines = map(json.loads, (trainer.run_dir / "metrics.jsonl").read_text().splitlines())
+    lines = read_metrics(trainer.run_dir)
     losses = [value for line in lines for name, value in line.items() if name.endswith("loss")]
     assert losses and all(isinstance(loss, float) and math.isfinite(loss) for loss in losses)
 
@@ -329,7 +303,7 @@ def test_batches_whose_labels_are_all_ignored(accumulate: int, ignored: set[int]
 @pytest.mark.req("004-07")
 def test_tokens_seen() -> None:
     """Counted by the function given, this batch's included, and told at the end."""
-    trainer = make_trainer(make_batches(4, 2), count_tokens=lambda batch: 10 * len(batch[0]))
+    trainer = make_trainer(data=batches_of(4, 2), count_tokens=lambda batch: 10 * len(batch[0]))
     seen: list[tuple[int, int]] = []
 
     class Count(TrainingHook):
@@ -362,9 +336,8 @@ class Sometimes:
 @pytest.mark.parametrize("promised", [None, 8])
 def test_windows_never_cross_an_epoch(promised: int | None) -> None:
     """Without a known length, or with a wrong one, the last window of an epoch is closed all the same."""
-    batches = make_batches(4, 4, 4)
-    trainer = make_trainer(Sometimes(batches, promised), accumulate=2, max_epochs=2)
-    trainer.train()
+    batches = batches_of(4, 4, 4)
+    trainer = train(data=Sometimes(batches, promised), accumulate=2, max_epochs=2)
     assert trainer.step == 4
     assert close(weights(trainer), trained(batches, accumulate=2, max_epochs=2))
 
@@ -400,7 +373,7 @@ def test_how_long_a_run_is(options: dict[str, Any], steps: int, epochs_ended: in
 @pytest.mark.parametrize("way", ["raise", "ask"])
 def test_a_stop_completes_the_window(way: str) -> None:
     """Requested at a window's first micro-batch, the run ends after its last, and other hooks get the rest."""
-    trainer = make_trainer(make_batches(4, 4, 4, 4), accumulate=2)
+    trainer = make_trainer(data=batches_of(4, 4, 4, 4), accumulate=2)
     received: list[str] = []
 
     @trainer.on("train_batch_start", name="stopper")
@@ -415,7 +388,7 @@ def test_a_stop_completes_the_window(way: str) -> None:
     state = trainer.train()
     assert received == ["start", "start", "step", "stopped by stopper: seen enough"]
     assert state["status"] == "completed"
-    assert trainer.record.run["outcome"] == "stopped"  # type: ignore[attr-defined]
+    assert trainer.record.run["outcome"] == "stopped"
     first = events(trainer, "stop_requested")[0]
     assert (first["by"], first["reason"]) == ("stopper", "seen enough")
 
@@ -423,7 +396,7 @@ def test_a_stop_completes_the_window(way: str) -> None:
 @pytest.mark.parametrize("event", ["train_start", "epoch_start", "epoch_end", "validation_end"])
 def test_a_stop_from_the_outer_events(event: str) -> None:
     """Before the first step none is made; after an epoch no other begins."""
-    trainer = make_trainer(max_epochs=5, val_dataloader=make_batches(2))
+    trainer = make_trainer(max_epochs=5, val_dataloader=batches_of(2))
     trainer.on(event)(lambda trainer: trainer.request_stop("now"))
     trainer.train()
     assert trainer.step == {"train_start": 0, "epoch_start": 1}.get(event, 2)
@@ -434,26 +407,19 @@ def test_a_stop_from_the_outer_events(event: str) -> None:
 
 def test_a_scheduler_moves_once_per_step_after_it() -> None:
     """The first step uses the first learning rate; a window of two micro-batches moves the scheduler once."""
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
-    trainer = make_trainer(
-        make_batches(4, 4, 4, 4), model=model, optimizer=optimizer, scheduler=scheduler, accumulate=2
-    )
+    halving = partial(StepLR, step_size=1, gamma=0.5)
+    trainer = make_trainer(data=make_batches(4), lr=1e-3, scheduler=halving, accumulate=2)
     used: list[float] = []
     trainer.on("step_end")(lambda ctx: used.append(ctx.lr))
     trainer.train()
     assert used == [1e-3, 5e-4]
-    assert scheduler.last_epoch == 2
+    assert trainer.schedulers[0].last_epoch == 2
 
 
 def test_a_scheduler_by_epoch() -> None:
     """scheduler_interval='epoch' moves it at the end of each epoch, after its validation."""
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.1)
-    options: dict[str, Any] = {"scheduler": scheduler, "scheduler_interval": "epoch", "max_epochs": 2}
-    trainer = make_trainer(make_batches(4, 4), model=model, optimizer=optimizer, **options)
+    scheduler = partial(StepLR, step_size=1, gamma=0.1)
+    trainer = make_trainer(lr=1.0, scheduler=scheduler, scheduler_interval="epoch", max_epochs=2)
     used: list[float] = []
     trainer.on("step_end")(lambda lr: used.append(lr))
     trainer.train()
@@ -462,10 +428,7 @@ def test_a_scheduler_by_epoch() -> None:
 
 def test_a_scheduler_waits_when_the_step_was_skipped() -> None:
     """It moves only when the optimizer did; the step is counted all the same."""
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.1)
-    trainer = make_trainer(make_batches(4, 4, 4), model=model, optimizer=optimizer, scheduler=scheduler)
+    trainer = make_trainer(data=make_batches(3), lr=1.0, scheduler=partial(StepLR, step_size=1, gamma=0.1))
     before = weights(trainer)
     trainer.on("gradients_ready", name="guard")(
         lambda trainer, step: trainer.skip_step("not this one") if step == 1 else None
@@ -474,7 +437,7 @@ def test_a_scheduler_waits_when_the_step_was_skipped() -> None:
     trainer.on("step_end", name="watch")(lambda: moved.append(not close(before, weights(trainer))))
     trainer.train()
     assert moved == [False, True, True]
-    assert (trainer.step, trainer.skipped_steps, scheduler.last_epoch) == (3, 1, 2)
+    assert (trainer.step, trainer.skipped_steps, trainer.schedulers[0].last_epoch) == (3, 1, 2)
     assert [(event["step"], event["reason"]) for event in events(trainer, "step_skipped")] == [(1, "not this one")]
 
 
@@ -484,7 +447,7 @@ def test_a_learning_rate_that_a_hook_writes_is_used(event: str) -> None:
     """Halving every group's lr before the step halves the movement, and ctx.lr tells the lr that was used."""
     moved, used = [], []
     for factor in (1.0, 0.5):
-        trainer = make_trainer(make_batches(4))
+        trainer = make_trainer(data=batches_of(4))
 
         @trainer.on(event, name="writer")
         def write(trainer: Trainer, factor: float = factor) -> None:
@@ -507,7 +470,7 @@ def test_a_learning_rate_that_a_hook_writes_is_used(event: str) -> None:
 @pytest.mark.parametrize("factor", [2.0, 0.0])
 def test_the_gradients_an_update_hook_returns_are_used(factor: float) -> None:
     """With SGD a doubling hook doubles the movement and a zeroing one stops it."""
-    plain, changed = make_trainer(make_batches(4)), make_trainer(make_batches(4))
+    plain, changed = make_trainer(data=batches_of(4)), make_trainer(data=batches_of(4))
     changed.on("update", name="scale")(lambda grads: {name: grad * factor for name, grad in grads.items()})
     start = weights(plain)
     plain.train()
@@ -528,7 +491,7 @@ def test_training_step_calls_update_and_forward_hooks() -> None:
         seen.append(sorted(grads))
         return grads
 
-    loss = trainer.training_step(make_batches(4)[0])
+    loss = trainer.training_step(batches_of(4)[0])
     assert seen == [("0", (4, 4)), ("1", (4, 4)), ("2", (4, 1)), ["0.bias", "0.weight", "2.bias", "2.weight"]]
     assert not loss.requires_grad and loss.shape == ()
 
@@ -542,18 +505,18 @@ def test_an_injected_optimizer_step() -> None:
         called.append("own")
         optimizer.step()
 
-    trainer = make_trainer(make_batches(4), optimizer_step=own)
+    trainer = make_trainer(data=batches_of(4), optimizer_step=own)
     trainer.on("before_optimizer_step", name="before")(lambda optimizer_idx: called.append("before"))
     trainer.on("after_optimizer_step", name="after")(lambda optimizer_idx: called.append("after"))
     trainer.train()
     assert called == ["before", "own", "after"]
-    assert close(weights(trainer), trained(make_batches(4)))
+    assert close(weights(trainer), trained(batches_of(4)))
 
 
 @pytest.mark.req("004-33")
 def test_a_loss_function_changed_in_mid_run() -> None:
     """It takes effect at the next batch and is in the record with both names."""
-    trainer = make_trainer(make_batches(4, 4))
+    trainer = make_trainer(data=batches_of(4, 4))
     losses: list[float] = []
 
     def nothing(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -576,17 +539,16 @@ def test_several_optimizers_clip_together() -> None:
     """The norm spans all of them once, and each steps with its own learning rate."""
     model = make_model()
     optimizers = [torch.optim.SGD(model[0].parameters(), lr=0.5), torch.optim.SGD(model[2].parameters(), lr=0.25)]
-    trainer = make_trainer(make_batches(4), model=model, optimizer=optimizers, max_grad_norm=0.01)
+    trainer = make_trainer(data=batches_of(4), model=model, optimizer=optimizers, max_grad_norm=0.01)
     norms: list[float] = []
     trainer.on("gradient_clip")(lambda trainer, grad_norm: norms.append(grad_norm))
     trainer.train()
 
     reference = make_model()
-    torch.nn.functional.mse_loss(reference(make_batches(4)[0][0]), make_batches(4)[0][1]).backward()  # type: ignore[no-untyped-call]
-    norm = torch.nn.utils.clip_grad_norm_(reference.parameters(), 0.01)
+    nn.functional.mse_loss(reference(batches_of(4)[0][0]), batches_of(4)[0][1]).backward()
+    norm = nn.utils.clip_grad_norm_(reference.parameters(), 0.01)
     with torch.no_grad():
         for param, lr in zip(reference.parameters(), (0.5, 0.5, 0.25, 0.25), strict=True):
-            assert param.grad is not None
             param.sub_(lr * param.grad)
     assert norms == pytest.approx([norm.item()])
     assert close(weights(trainer), [param.detach() for param in reference.parameters()])
@@ -595,8 +557,9 @@ def test_several_optimizers_clip_together() -> None:
 def test_gradients_that_no_optimizer_owns_do_not_pile_up() -> None:
     """Training only the head, the body's gradients are those of one step, so that the norm means something."""
     model = make_model()
-    optimizer = torch.optim.SGD(model[2].parameters(), lr=0.0)
-    trainer = make_trainer(make_batches(4) * 3, model=model, optimizer=optimizer)
+    trainer = make_trainer(
+        data=batches_of(4) * 3, model=model, optimizer=torch.optim.SGD(model[2].parameters(), lr=0.0)
+    )
     norms: list[float] = []
     trainer.on("step_end")(lambda ctx: norms.append(ctx.grad_norm))
     trainer.train()
@@ -608,15 +571,15 @@ def test_step_metrics() -> None:
     """Numbers that step_fn returns beside the loss are in metrics and in the record, and only where they were."""
 
     def step(model: Any, batch: Batch) -> Any:
-        loss = torch.nn.functional.mse_loss(model(batch[0]), batch[1])
+        loss = nn.functional.mse_loss(model(batch[0]), batch[1])
         return {"loss": loss, "size": torch.tensor(len(batch[0]))} if len(batch[0]) > 2 else loss
 
-    trainer = make_trainer(make_batches(4, 2, 3), step_fn=step)
+    trainer = make_trainer(data=batches_of(4, 2, 3), step_fn=step)
     seen: list[Any] = []
     trainer.on("train_batch_end")(lambda metrics: seen.append(metrics.get("size")))
     trainer.train()
     assert seen == [4, None, 3]
-    lines: list[dict[str, Any]] = trainer.record.metrics  # type: ignore[attr-defined]
+    lines = trainer.record.metrics
     assert {line["step"]: line.get("train/size") for line in lines if "train/loss" in line} == {1: 4, 2: None, 3: 3}
 
 
@@ -626,9 +589,9 @@ def test_step_metrics() -> None:
 def test_a_loader_that_gives_nothing() -> None:
     """Empty by length is refused at once, empty without saying so when the run begins."""
     with pytest.raises(TrainingError, match="train loader 'train' is empty"):
-        make_trainer([])
+        make_trainer(data=[])
     with pytest.raises(TrainingError, match="the training loader gave no batches"):
-        make_trainer(Sometimes([], None)).train()
+        train(data=Sometimes([], None))
 
 
 def test_a_loss_without_a_graph_is_rejected_before_the_first_step() -> None:
@@ -643,9 +606,9 @@ def test_a_loss_without_a_graph_is_rejected_before_the_first_step() -> None:
 @pytest.mark.parametrize("read", [True, False])
 def test_non_finite_losses_are_reported(read: bool, capsys: pytest.CaptureFixture[str]) -> None:
     """They are counted in the record and in the closing line, whether anybody read the loss or not."""
-    batches = make_batches(4, 4, 4)
+    batches = batches_of(4, 4, 4)
     batches[1] = (batches[1][0], torch.full((4, 1), math.nan))
-    trainer = make_trainer(batches, lr=0.0, console=True)
+    trainer = make_trainer(data=batches, lr=0.0, console=True)
     trainer.on("gradients_ready", name="guard")(lambda trainer, step: trainer.skip_step("guard") if step == 2 else None)
     if read:
         trainer.on("train_batch_end", name="reader")(lambda loss: None)
@@ -659,7 +622,7 @@ def test_non_finite_losses_are_reported(read: bool, capsys: pytest.CaptureFixtur
 
 def test_a_non_finite_loss_before_a_failure_is_reported() -> None:
     """Also when the run fails at the very last batch of an epoch."""
-    trainer = make_trainer([(torch.ones(2, 3), torch.full((2, 1), math.nan))])
+    trainer = make_trainer(data=[(torch.ones(2, 3), torch.full((2, 1), math.nan))])
     trainer.on("step_end", on_error="raise")(lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         trainer.train()
@@ -674,13 +637,7 @@ def test_metrics_of_a_window_are_averaged_as_its_loss_is() -> None:
         value = next(values)
         return {"loss": model(batch).mean(), **({} if value is None else {"mine": value})}
 
-    model = nn.Linear(2, 1)
-    trainer = get_trainer(
-        "simple", model, [torch.ones(3, 2)] * 4, torch.optim.SGD(model.parameters(), 0.1), "cpu",
-        step_fn=step, accumulate=2, console=False, record=False,
-    )  # fmt: skip
     stopping = EarlyStopping(monitor="train/mine", check_every_n_steps=1, mode="max", patience=9)
-    trainer.add_hook(stopping)
-    trainer.train()
+    trainer = train(stopping, data=[torch.ones(3, 3)] * 4, loss_fn=None, step_fn=step, accumulate=2)
     assert [line["train/mine"] for line in trainer.record.metrics if "train/mine" in line] == [0.5, 5.0]
     assert (stopping.best, stopping.best_step) == (5.0, 2)
