@@ -557,9 +557,8 @@ def test_several_optimizers_clip_together() -> None:
 def test_gradients_that_no_optimizer_owns_do_not_pile_up() -> None:
     """Training only the head, the body's gradients are those of one step, so that the norm means something."""
     model = make_model()
-    trainer = make_trainer(
-        data=batches_of(4) * 3, model=model, optimizer=torch.optim.SGD(model[2].parameters(), lr=0.0)
-    )
+    optimizer = torch.optim.SGD(model[2].parameters(), lr=0.0)
+    trainer = make_trainer(data=batches_of(4) * 3, model=model, optimizer=optimizer)
     norms: list[float] = []
     trainer.on("step_end")(lambda ctx: norms.append(ctx.grad_norm))
     trainer.train()

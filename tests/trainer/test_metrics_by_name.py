@@ -4,12 +4,15 @@ import math
 import random
 import tracemalloc
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import builders
 import pytest
 import torch
 import torchmetrics.classification as tm
+from builders import Batch, make_model
 from torch import nn
 
 from hookline import SimpleTrainer, load_config, read_metrics, register_metric, trainer_from_config
@@ -33,27 +36,29 @@ def forget_registered() -> Iterator[None]:
     plugins.METRICS._added = added
 
 
-def make_batches(*sizes: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def labeled(*sizes: int) -> list[Batch]:
+    """Make batches of these sizes; the first target of each is one that the loss ignores."""
     stream = torch.Generator().manual_seed(3)
-    made = []
-    for size in sizes:
-        inputs, target = torch.randn(size, 3, generator=stream), torch.randint(0, CLASSES, (size,), generator=stream)
-        target[0] = -100  # which the loss ignores, too
-        made.append((inputs, target))
-    return made
+    batches = [(torch.randn(n, 3, generator=stream), torch.randint(0, CLASSES, (n,), generator=stream)) for n in sizes]
+    for _, target in batches:
+        target[0] = -100
+    return batches
 
 
-def make_trainer(metrics: Any, model: Any = None, batches: Any = None, **options: Any) -> SimpleTrainer:
-    torch.manual_seed(0)
-    model = model or nn.Linear(3, CLASSES)
-    options = {"record": False, "console": False, "loss_fn": nn.functional.cross_entropy, **options}
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    return SimpleTrainer(model, batches or make_batches(8, 8), optimizer, "cpu", metrics=metrics, **options)
+def returns_the_batch(model: nn.Module, batch: Any) -> dict[str, Any]:
+    """Return the batch as output and target, with a loss that has nothing to do with it."""
+    return {"loss": model(torch.ones(1, 3)).sum(), "output": batch[0], "target": batch[1]}
 
 
-def rows(trainer: Any) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = trainer.record.metrics
-    return found
+def recorded(trainer: SimpleTrainer, name: str) -> list[float]:
+    """Return the values of a metric in the record."""
+    return [row[name] for row in trainer.record.metrics if name in row]
+
+
+OPTIONS = {
+    "model": partial(make_model, 3, CLASSES), "data": labeled(8, 8), "loss_fn": nn.functional.cross_entropy,
+}  # fmt: skip
+make_trainer, train = partial(builders.make_trainer, **OPTIONS), partial(builders.train, **OPTIONS)
 
 
 # ---- values ----------------------------------------------------------------------------------------------------------
@@ -69,38 +74,38 @@ def test_metrics_of_classes_are_those_of_torchmetrics() -> None:
         "f1": tm.MulticlassF1Score(CLASSES, ignore_index=-100),
     }
     own = ["accuracy", {"name": "accuracy", "k": 2}, "precision", "recall", "f1"]
-    for batches in (make_batches(9, 5, 2), make_batches(3)):  # in the second, some classes do not occur
-        expected = make_trainer(theirs).validate(batches)
-        found = make_trainer(own).validate(batches)
-        assert found == pytest.approx(expected)
+    for batches in (labeled(9, 5, 2), labeled(3)):  # in the second, some classes do not occur
+        expected = make_trainer(metrics=theirs).validate(batches)
+        measured = make_trainer(metrics=own).validate(batches)
+        assert measured == pytest.approx(expected)
 
 
 def test_targets_that_are_not_classes_are_misses() -> None:
     """As in accuracy: the prediction for them is wrong, and they are not samples of a class."""
-
-    def step(model: nn.Module, batch: Any) -> dict[str, Any]:
-        return {"loss": model(torch.ones(1, 3)).sum(), "output": batch[0], "target": batch[1]}
-
-    trainer = make_trainer(["accuracy", "precision", "recall", "f1"], loss_fn=None, step_fn=step)
+    trainer = make_trainer(metrics=["accuracy", "precision", "recall", "f1"], loss_fn=None, step_fn=returns_the_batch)
     names = ("accuracy", "precision", "recall", "f1")
     for chosen, wrong in ((0, -1), (2, 7)):  # one of four predictions of a class is right
         logits = torch.eye(3)[[chosen] * 4]
-        found = trainer.validate([(logits, torch.tensor([chosen, wrong, wrong, wrong]))])
-        assert [found[f"val/{name}"] for name in names] == pytest.approx([1 / 4, 1 / 4, 1.0, 2 / 5])
-    found = trainer.validate([(torch.tensor([2.0, 2.0, -2.0]), torch.tensor([1, 5, -1]))])
-    assert [found[f"val/{name}"] for name in names] == pytest.approx([1 / 3, 1 / 2, 1.0, 2 / 3])
+        measured = trainer.validate([(logits, torch.tensor([chosen, wrong, wrong, wrong]))])
+        assert [measured[f"val/{name}"] for name in names] == pytest.approx([1 / 4, 1 / 4, 1.0, 2 / 5])
+    measured = trainer.validate([(torch.tensor([2.0, 2.0, -2.0]), torch.tensor([1, 5, -1]))])
+    assert [measured[f"val/{name}"] for name in names] == pytest.approx([1 / 3, 1 / 2, 1.0, 2 / 3])
 
 
 def test_errors_of_numbers() -> None:
     """[batch, 1] against [batch] is not broadcast, and every element counts once."""
     batches = [(torch.randn(size, 3), torch.randn(size)) for size in (5, 2)]
     trainer = make_trainer(
-        ["mse", "mae"], nn.Linear(3, 1), batches, loss_fn=lambda output, target: output.mean(), max_epochs=1
+        metrics=["mse", "mae"],
+        model=nn.Linear(3, 1),
+        data=batches,
+        loss_fn=lambda output, target: output.mean(),
+        max_epochs=1,
     )
     differences = torch.cat([trainer.model(x).flatten() - y for x, y in batches]).detach()
-    found = trainer.validate(batches)
-    assert found["val/mse"] == pytest.approx(differences.square().mean().item())
-    assert found["val/mae"] == pytest.approx(differences.abs().mean().item())
+    measured = trainer.validate(batches)
+    assert measured["val/mse"] == pytest.approx(differences.square().mean().item())
+    assert measured["val/mae"] == pytest.approx(differences.abs().mean().item())
 
 
 @pytest.mark.parametrize("shape", [(), (1,)])
@@ -109,11 +114,12 @@ def test_one_output_per_sample_is_positive_above_a_threshold(shape: tuple[int, .
     x = torch.tensor([2.0, -1.0, 3.0, -4.0, 5.0]).reshape(5, 1)
     target = torch.tensor([1.0, 1.0, 0.0, 0.0, 1.0]).reshape(5, *shape)
     model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Identity() if shape else nn.Flatten(0))
-    nn.init.ones_(model[0].weight)  # type: ignore[arg-type]
+    nn.init.ones_(model[0].weight)
     metrics = ["accuracy", "precision", "recall", {"name": "accuracy", "threshold": 4, "as": "strict"}]
-    trainer = make_trainer(metrics, model, [(x, target)], loss_fn=nn.functional.binary_cross_entropy_with_logits)
-    found = trainer.validate([(x, target)])
-    numbers = [found[f"val/{name}"] for name in ("accuracy", "precision", "recall", "strict")]
+    loss_fn = nn.functional.binary_cross_entropy_with_logits
+    trainer = make_trainer(metrics=metrics, model=model, data=[(x, target)], loss_fn=loss_fn)
+    measured = trainer.validate([(x, target)])
+    numbers = [measured[f"val/{name}"] for name in ("accuracy", "precision", "recall", "strict")]
     assert numbers == pytest.approx([3 / 5, 2 / 3, 2 / 3, 3 / 5])
 
 
@@ -129,7 +135,7 @@ def test_language_models_and_images(place: str) -> None:
     def step(model: nn.Module, batch: Any) -> dict[str, Any]:
         return {"loss": model(torch.ones(1, 3)).sum(), "output": logits, "target": batch[1]}
 
-    trainer = make_trainer(["accuracy"], loss_fn=None, step_fn=step)
+    trainer = make_trainer(metrics=["accuracy"], loss_fn=None, step_fn=step)
     assert trainer.validate([(torch.ones(2, 1), target)])["val/accuracy"] == pytest.approx(3 / 5)
 
 
@@ -141,37 +147,33 @@ def test_labels_that_the_model_shifts() -> None:
     def step(model: nn.Module, batch: Any) -> dict[str, Any]:
         return {"loss": model(torch.ones(1, 3)).sum(), "output": {"logits": logits}}
 
-    trainer = make_trainer([{"name": "accuracy", "shift": True}], loss_fn=None, step_fn=step)
+    trainer = make_trainer(metrics=[{"name": "accuracy", "shift": True}], loss_fn=None, step_fn=step)
     assert trainer.validate([{"input_ids": ids, "labels": ids}])["val/accuracy"] == pytest.approx(2 / 3)
 
 
 def test_a_large_vocabulary_makes_no_python_objects_of_its_classes() -> None:
     """Each of 50,000 classes has three sums, which stay one tensor."""
     count = 50_000
-
-    def step(model: nn.Module, batch: Any) -> dict[str, Any]:
-        return {"loss": model(torch.ones(1, 3)).sum(), "output": batch[0], "target": batch[1]}
-
-    trainer = make_trainer(["f1"], loss_fn=None, step_fn=step)
+    trainer = make_trainer(metrics=["f1"], loss_fn=None, step_fn=returns_the_batch)
     batch = torch.eye(2, count), torch.tensor([0, 5])
     trainer.validate([batch])
     tracemalloc.start()
-    found = trainer.validate([batch])
+    measured = trainer.validate([batch])
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert found["val/f1"] == pytest.approx(1 / 3) and peak < 1e6  # bytes
+    assert measured["val/f1"] == pytest.approx(1 / 3) and peak < 1e6  # bytes
 
 
 def test_metrics_keep_the_order_of_the_list() -> None:
     """Functions and objects alike, for each loader."""
     register_metric("margin")(lambda output, batch: output.mean())
     register_metric("parts")(lambda output, batch: {"high": output.max(), "low": output.min()})
-    trainer = make_trainer(["f1", "margin", "accuracy", "parts"])
+    trainer = make_trainer(metrics=["f1", "margin", "accuracy", "parts"])
     expected = ["loss", "f1", "margin", "accuracy", "parts/high", "parts/low"]
-    assert list(trainer.validate(make_batches(4))) == [f"val/{name}" for name in expected]
-    found = trainer.validate({"a": make_batches(4), "b": make_batches(5)})
+    assert list(trainer.validate(labeled(4))) == [f"val/{name}" for name in expected]
+    measured = trainer.validate({"a": labeled(4), "b": labeled(5)})
     for place in ("val", "val/a", "val/b"):
-        listed = [name for name in found if name.rpartition("/parts")[0] == place or name.rpartition("/")[0] == place]
+        listed = [name for name in measured if place in (name.rpartition("/parts")[0], name.rpartition("/")[0])]
         assert listed == [f"{place}/{name}" for name in expected]
 
 
@@ -180,74 +182,62 @@ def test_metrics_keep_the_order_of_the_list() -> None:
 
 def test_training_measures_means_on_every_step() -> None:
     """`train/<name>` is that of the step's batch, `train/epoch_<name>` the mean; the curve of the loss is the same."""
-    batches = make_batches(8, 8)
+    batches = labeled(8, 8)
     expected = []
-    plain = make_trainer(None, batches=batches)
+    plain = make_trainer(data=batches)
     for inputs, target in batches:
         counted = target != -100
         expected.append(((plain.model(inputs).argmax(-1) == target) & counted).sum().item() / counted.sum().item())
         plain.training_step((inputs, target))
-    trainer = make_trainer(["accuracy", "f1"], batches=batches, val_dataloader=batches)
-    trainer.train()
-    found = [row["train/accuracy"] for row in rows(trainer)]
-    assert found == pytest.approx(expected)
-    assert rows(trainer)[-1]["train/epoch_accuracy"] == pytest.approx(sum(expected) / 2)
-    assert [row["train/loss"] for row in rows(trainer)] == [row["train/loss"] for row in rows(plain_run(batches))]
-    names = {name for row in rows(trainer) for name in row}
+    trainer = train(metrics=["accuracy", "f1"], data=batches, val_dataloader=batches)
+    measured = recorded(trainer, "train/accuracy")
+    assert measured == pytest.approx(expected)
+    assert recorded(trainer, "train/epoch_accuracy")[-1] == pytest.approx(sum(expected) / 2)
+    assert recorded(trainer, "train/loss") == recorded(train(data=batches), "train/loss")
+    names = {name for row in trainer.record.metrics for name in row}
     assert {"val/accuracy", "val/f1"} <= names and "train/f1" not in names
 
 
 def test_a_batch_whose_targets_are_all_ignored_has_no_part_in_the_mean() -> None:
     """The epoch's accuracy is that of the other batches; without any it is not a number."""
-    (first, ignored, last) = make_batches(8, 8, 8)
+    (first, ignored, last) = labeled(8, 8, 8)
     ignored[1].fill_(-100)
     options: dict[str, Any] = {"loss_fn": lambda output, target: output.sum() * 1e-9}
-    trainer = make_trainer(["accuracy"], batches=[first, ignored, last], **options)
-    trainer.train()
-    found = [row["train/accuracy"] for row in rows(trainer)]
-    assert math.isnan(found[1])
-    assert rows(trainer)[-1]["train/epoch_accuracy"] == pytest.approx((found[0] + found[2]) / 2)
-    trainer = make_trainer(["accuracy"], batches=[ignored], **options)
-    trainer.train()
-    assert math.isnan(rows(trainer)[-1]["train/epoch_accuracy"])
+    trainer = train(metrics=["accuracy"], data=[first, ignored, last], **options)
+    measured = recorded(trainer, "train/accuracy")
+    assert math.isnan(measured[1])
+    assert recorded(trainer, "train/epoch_accuracy")[-1] == pytest.approx((measured[0] + measured[2]) / 2)
+    trainer = train(metrics=["accuracy"], data=[ignored], **options)
+    assert math.isnan(recorded(trainer, "train/epoch_accuracy")[-1])
 
 
 def test_a_micro_batch_whose_targets_are_all_ignored_has_no_part_in_the_step() -> None:
     """The step's accuracy is that of the other micro-batch; without any it is not a number."""
-    ignored, counted = make_batches(8, 8)
+    ignored, counted = labeled(8, 8)
     ignored[1].fill_(-100)
     options: dict[str, Any] = {"loss_fn": lambda output, target: output.sum() * 1e-9}
-    alone = make_trainer(["accuracy"], batches=[counted], **options)
-    alone.train()
-    trainer = make_trainer(["accuracy"], batches=[ignored, counted, ignored, ignored], accumulate=2, **options)
-    trainer.train()
-    found = [row["train/accuracy"] for row in rows(trainer)]
-    assert found[0] == rows(alone)[0]["train/accuracy"] and math.isnan(found[1])
+    alone = train(metrics=["accuracy"], data=[counted], **options)
+    trainer = train(metrics=["accuracy"], data=[ignored, counted, ignored, ignored], accumulate=2, **options)
+    measured = recorded(trainer, "train/accuracy")
+    assert measured[0] == recorded(alone, "train/accuracy")[0] and math.isnan(measured[1])
 
 
 def test_an_error_that_is_not_a_number_makes_the_epoch_one() -> None:
     """Every sample of an error counts, so a diverged epoch cannot look better than it is."""
     batches = [(torch.full((2, 1), value), torch.zeros(2, 1)) for value in (1.0, math.nan)]
-    trainer = make_trainer(["mse", "mae"], nn.Linear(1, 1), batches, loss_fn=nn.functional.mse_loss)
-    trainer.train()
-    last = rows(trainer)[-1]
+    trainer = train(metrics=["mse", "mae"], model=nn.Linear(1, 1), data=batches, loss_fn=nn.functional.mse_loss)
+    last = trainer.record.metrics[-1]
     assert math.isnan(last["train/epoch_mse"]) and math.isnan(last["train/epoch_mae"])
-
-
-def plain_run(batches: Any) -> SimpleTrainer:
-    trainer = make_trainer(None, batches=batches)
-    trainer.train()
-    return trainer
 
 
 def test_accumulated_steps_have_the_mean_of_their_batches() -> None:
     """As for what step_fn returns beside the loss."""
-    batches = make_batches(8, 8)
-    single = make_trainer(["accuracy"], batches=batches)
-    values = [single.forward.metrics.measure_batch(one, None, single.model(one[0]))["accuracy"] for one in batches]
-    trainer = make_trainer(["accuracy"], batches=batches, accumulate=2)
-    trainer.train()
-    assert rows(trainer)[0]["train/accuracy"] == pytest.approx(float(sum(values)) / 2)
+    batches = labeled(8, 8)
+    single = make_trainer(metrics=["accuracy"], data=batches)
+    measure, model = single.forward.metrics.measure_batch, single.model
+    values = [measure(batch, None, model(batch[0]))["accuracy"] for batch in batches]
+    trainer = train(metrics=["accuracy"], data=batches, accumulate=2)
+    assert recorded(trainer, "train/accuracy")[0] == pytest.approx(float(sum(values)) / 2)
 
 
 @pytest.mark.parametrize(
@@ -263,10 +253,9 @@ def test_phases_say_where_a_metric_is_measured(phases: Any, expected: set[str]) 
         return output.max() * scale
 
     entry = {"name": "largest", "scale": 0.0, "phases": phases, "as": "zero"}
-    trainer = make_trainer([entry], val_dataloader=make_batches(4))
-    trainer.train()
-    found = {name for row in rows(trainer) for name in row if name.endswith("/zero")}
-    assert found == {f"{phase}/zero" for phase in expected} and rows(trainer)[-1][found.pop()] == 0.0
+    trainer = train(metrics=[entry], val_dataloader=labeled(4))
+    measured = {name for row in trainer.record.metrics for name in row if name.endswith("/zero")}
+    assert measured == {f"{phase}/zero" for phase in expected} and trainer.record.metrics[-1][measured.pop()] == 0.0
 
 
 def test_a_function_that_is_measured_in_training_changes_nothing() -> None:
@@ -283,9 +272,8 @@ def test_a_function_that_is_measured_in_training_changes_nothing() -> None:
     for metrics in (None, [{"name": "careless", "phases": "train"}]):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Dropout(0.5), nn.Linear(3, CLASSES), nn.Tanh())
-        trainer = make_trainer(metrics, model, make_batches(8, 8, 8), max_epochs=2)
-        trainer.train()
-        curves.append([row["train/loss"] for row in rows(trainer)])
+        trainer = train(metrics=metrics, model=model, data=labeled(8, 8, 8), max_epochs=2)
+        curves.append(recorded(trainer, "train/loss"))
     assert curves[0] == curves[1]
 
 
@@ -296,7 +284,7 @@ def test_a_function_that_draws_nothing_costs_no_copies_of_random_states(monkeypa
     for batches in (2, 9):
         calls: list[Any] = []
         monkeypatch.setattr(random, "getstate", lambda calls=calls: calls.append(None) or copied())
-        make_trainer([{"name": "constant", "phases": "train"}], batches=make_batches(*[4] * batches)).train()
+        train(metrics=[{"name": "constant", "phases": "train"}], data=labeled(*[4] * batches))
         counts.append(len(calls))
     assert counts[0] == counts[1]
 
@@ -304,7 +292,7 @@ def test_a_function_that_draws_nothing_costs_no_copies_of_random_states(monkeypa
 def test_training_metrics_reach_hooks() -> None:
     """They are in `metrics` at the end of a batch, and can be monitored."""
     seen: list[float] = []
-    trainer = make_trainer(["accuracy"])
+    trainer = make_trainer(metrics=["accuracy"])
     trainer.on("train_batch_end")(lambda metrics, output: seen.append(metrics["accuracy"]))
     trainer.train()
     assert len(seen) == 2 and trainer.epoch_metrics()["train/epoch_accuracy"] == pytest.approx(sum(seen) / 2)
@@ -339,9 +327,9 @@ def test_classes_of_torchmetrics_need_no_permission(tmp_path: Path) -> None:
     """A file may name those that only compute, with their own parameters; others only if the package is allowed."""
     name = "torchmetrics.classification.MulticlassAccuracy"
     entry = {"name": name, "num_classes": CLASSES, "average": "micro", "ignore_index": -100, "as": "theirs"}
-    batches = make_batches(9, 5)
-    found = make_trainer(["accuracy", entry]).validate(batches)
-    assert found["val/theirs"] == pytest.approx(found["val/accuracy"])
+    batches = labeled(9, 5)
+    measured = make_trainer(metrics=["accuracy", entry]).validate(batches)
+    assert measured["val/theirs"] == pytest.approx(measured["val/accuracy"])
     config = {**PARTS, "metrics": [{"name": name, "num_classes": 3}]}
     assert "MulticlassAccuracy" in trainer_from_config(config, from_file=True, device="cpu").validation_metrics
     for usual in ({"name": "torchmetrics.Accuracy", "task": "binary"}, "torchmetrics.MeanSquaredError"):
@@ -378,7 +366,7 @@ def test_any_error_of_a_constructor_names_the_metric() -> None:
             raise ModuleNotFoundError("No module named 'transformers'")
 
     with pytest.raises(ConfigError, match=r"metrics\.0: needs cannot be made: ModuleNotFoundError: No module named"):
-        make_trainer(["needs"])
+        make_trainer(metrics=["needs"])
 
 
 @pytest.mark.parametrize(
@@ -402,15 +390,15 @@ def test_any_error_of_a_constructor_names_the_metric() -> None:
 def test_wrong_entries(entry: Any, words: str) -> None:
     """One clear error with the place, and the nearest name."""
     with pytest.raises(ConfigError, match=words):
-        make_trainer([entry])
+        make_trainer(metrics=[entry])
     with pytest.raises(ConfigError, match=r"metrics\.0"):
-        trainer_from_config({**PARTS, "metrics": [entry]}, device="cpu")  # type: ignore[dict-item]
+        trainer_from_config({**PARTS, "metrics": [entry]}, device="cpu")
 
 
 def test_names_that_only_training_has_are_free_in_validation() -> None:
     """`val/lr` is not recorded otherwise."""
-    trainer = make_trainer([{"name": "accuracy", "as": "lr", "phases": "validation"}])
-    assert "val/lr" in trainer.validate(make_batches(4))
+    trainer = make_trainer(metrics=[{"name": "accuracy", "as": "lr", "phases": "validation"}])
+    assert "val/lr" in trainer.validate(labeled(4))
 
 
 @pytest.mark.parametrize(
@@ -419,14 +407,13 @@ def test_names_that_only_training_has_are_free_in_validation() -> None:
 )
 def test_a_metric_in_training_does_not_take_the_name_of_another_number(name: str, words: str) -> None:
     """`train/<loader>/loss` is recorded for each of several loaders; a metric beside them needs another name."""
-    loaders = {"books": make_batches(4), "web": make_batches(4)}
+    loaders = {"books": labeled(4), "web": labeled(4)}
     entry = {"name": "accuracy", "as": name}
     with pytest.raises(HooklineError, match=f"{name!r} cannot be the name of a metric in training.*{words}"):
-        make_trainer([entry], batches=loaders)
-    make_trainer([{**entry, "phases": "validation"}], batches=loaders)
-    trainer = make_trainer([{**entry, "as": "aux/loss"}], batches=loaders)
-    trainer.train()
-    assert {"train/aux/loss", "train/books/loss"} <= set(rows(trainer)[0])
+        make_trainer(metrics=[entry], data=loaders)
+    make_trainer(metrics=[{**entry, "phases": "validation"}], data=loaders)
+    trainer = train(metrics=[{**entry, "as": "aux/loss"}], data=loaders)
+    assert {"train/aux/loss", "train/books/loss"} <= set(trainer.record.metrics[0])
 
 
 @pytest.mark.parametrize(
@@ -441,7 +428,7 @@ def test_a_metric_in_training_does_not_take_the_name_of_another_number(name: str
 def test_wrong_lists(metrics: Any, words: str) -> None:
     """What does not fit together is an error when the trainer is made."""
     with pytest.raises(HooklineError, match=words):
-        make_trainer(metrics)
+        make_trainer(metrics=metrics)
 
 
 @pytest.mark.parametrize(
@@ -454,18 +441,14 @@ def test_wrong_lists(metrics: Any, words: str) -> None:
 def test_outputs_that_do_not_fit_are_an_error_at_the_first_batch(metric: Any, words: str) -> None:
     """With the metric's name as a note."""
     with pytest.raises(TrainingError, match=words) as failure:
-        make_trainer([metric]).train()
+        train(metrics=[metric])
     assert any("on a training batch" in note for note in failure.value.__notes__)
 
 
 def test_errors_of_numbers_need_equal_shapes() -> None:
     """As many elements are not enough: a transposed target would be compared with other elements."""
     target = torch.arange(12.0).reshape(4, 3)
-
-    def step(model: nn.Module, batch: Any) -> dict[str, Any]:
-        return {"loss": model(torch.ones(1, 3)).sum(), "output": batch[0], "target": batch[1]}
-
-    trainer = make_trainer(["mae"], loss_fn=None, step_fn=step)
+    trainer = make_trainer(metrics=["mae"], loss_fn=None, step_fn=returns_the_batch)
     with pytest.raises(TrainingError, match=r"mae: predictions \[3, 4\] do not fit targets \[4, 3\]"):
         trainer.validate([(target.T, target)])
     assert trainer.validate([(target.unsqueeze(1) + 2, target)])["val/mae"] == pytest.approx(2.0)
@@ -473,8 +456,7 @@ def test_errors_of_numbers_need_equal_shapes() -> None:
 
 def test_a_batch_without_a_target_is_an_error() -> None:
     """The message says how to give one."""
-    model = nn.Linear(3, CLASSES)
     batches = [{"input": torch.ones(2, 3)}]
-    trainer = make_trainer(["accuracy"], model, batches, loss_fn=lambda output, batch: output.sum())
+    trainer = make_trainer(metrics=["accuracy"], data=batches, loss_fn=lambda output, batch: output.sum())
     with pytest.raises(TrainingError, match="the target is a dict, not a tensor; let step_fn return"):
         trainer.train()

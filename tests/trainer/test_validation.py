@@ -1,48 +1,41 @@
 """Validation: eval mode, no grad, random streams untouched, metrics averaged by samples, both spellings."""
 
 import math
+from functools import partial
 from typing import Any
 
+import builders
 import pytest
 import torch
+from builders import Batch, batches_of, make_batches, make_model
+from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from hookline import Trainer, TrainingHook, get_trainer
+from hookline import Trainer, TrainingHook
 from hookline.errors import ConfigError, TrainingError
 
-Batch = tuple[torch.Tensor, torch.Tensor]
-
-
-def make_batches(*sizes: int) -> list[Batch]:
-    """Batches of these sizes."""
-    generator = torch.Generator().manual_seed(3)
-    return [(torch.randn(size, 3, generator=generator), torch.randn(size, 1, generator=generator)) for size in sizes]
-
-
-def make_trainer(**options: Any) -> Trainer:
-    """A model with dropout and a frozen part that is in eval mode for good."""
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Dropout(0.5), torch.nn.Linear(4, 1))
-    options = {"record": False, "console": False, "loss_fn": torch.nn.functional.mse_loss, **options}
-    return get_trainer("simple", model, make_batches(4, 4), torch.optim.SGD(model.parameters(), 0.1), "cpu", **options)
+make_trainer = partial(
+    builders.make_trainer, model=partial(make_model, between=partial(nn.Dropout, 0.5)), data=make_batches(2)
+)
 
 
 def loss_of(trainer: Trainer, batches: list[Batch]) -> float:
     """The mean loss over all samples, by hand."""
     trainer.model.eval()
     with torch.no_grad():
-        total = sum(torch.nn.functional.mse_loss(trainer.model(x), y, reduction="sum").item() for x, y in batches)
+        total = sum(nn.functional.mse_loss(trainer.model(x), y, reduction="sum").item() for x, y in batches)
     return total / sum(len(x) for x, _ in batches)
 
 
 def test_metrics_are_weighted_by_samples() -> None:
     """A short last batch counts as much as its samples."""
-    trainer, batches = make_trainer(), make_batches(8, 8, 1)
+    trainer, batches = make_trainer(), batches_of(8, 8, 1)
     assert trainer.validate(batches)["val/loss"] == pytest.approx(loss_of(trainer, batches), rel=1e-5)
 
 
 def test_metrics_are_recorded_if_a_hook_fails_at_the_end() -> None:
     """A misspelt metric of a checkpoint hook ends the run, and the record still has what was measured."""
-    trainer = make_trainer(val_dataloader=make_batches(2))
+    trainer = make_trainer(val_dataloader=batches_of(2))
 
     @trainer.on("validation_end", on_error="raise")
     def broken() -> None:
@@ -56,7 +49,7 @@ def test_metrics_are_recorded_if_a_hook_fails_at_the_end() -> None:
 def test_several_loaders() -> None:
     """Each has its own loss, and val/loss is that of all samples."""
     trainer = make_trainer()
-    first, second = make_batches(8, 2), make_batches(3)
+    first, second = batches_of(8, 2), batches_of(3)
     metrics = trainer.validate({"near": first, "far": second})
     assert metrics["val/near/loss"] == pytest.approx(loss_of(trainer, first), rel=1e-5)
     assert metrics["val/far/loss"] == pytest.approx(loss_of(trainer, second), rel=1e-5)
@@ -77,11 +70,8 @@ def test_the_spelling_of_the_method_decides() -> None:
             self.seen = dict(metrics)
             metrics["eval/mine"] = 0.5
 
-    trainer = make_trainer()
-    val, evaluator = Val(), Eval()
-    trainer.add_hook(val)
-    trainer.add_hook(evaluator)
-    returned = trainer.validate(make_batches(2))
+    trainer = make_trainer(val := Val(), evaluator := Eval())
+    returned = trainer.validate(batches_of(2))
     assert set(val.seen) == {"val/loss", "val/accuracy"}
     assert set(evaluator.seen) == {"eval/loss", "eval/accuracy"}
     assert val.seen["val/loss"] == evaluator.seen["eval/loss"]
@@ -91,24 +81,13 @@ def test_the_spelling_of_the_method_decides() -> None:
 @pytest.mark.req("004-18")
 def test_a_language_model_has_a_perplexity() -> None:
     """Where tokens are counted, eval/perplexity is the exponential of the loss."""
-    model = torch.nn.Sequential(torch.nn.Embedding(5, 4), torch.nn.Linear(4, 5))
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5))
     tokens = torch.randint(5, (2, 6))
 
     def step(model: Any, batch: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
+        return nn.functional.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
 
-    trainer = get_trainer(
-        "simple",
-        model,
-        [tokens],
-        torch.optim.SGD(model.parameters(), 0.1),
-        "cpu",
-        step_fn=step,
-        record=False,
-        console=False,
-    )
-    trainer.train()
-    metrics = trainer.validate([tokens])
+    metrics = builders.train(model=model, data=[tokens], loss_fn=None, step_fn=step).validate([tokens])
     assert metrics["val/perplexity"] == pytest.approx(math.exp(metrics["val/loss"]))
 
 
@@ -129,18 +108,13 @@ def test_what_is_true_inside() -> None:
             seen.append((len(batch[0]), batch_idx, dataloader_idx, dataloader_name))
 
         def on_validation_batch_end(
-            self,
-            trainer: Any,
-            batch: Any,
-            batch_idx: int,
-            dataloader_idx: int,
-            dataloader_name: str,
+            self, trainer: Any, batch: Any, batch_idx: int, dataloader_idx: int, dataloader_name: str,
             metrics: dict[str, float],
-        ) -> None:
+        ) -> None:  # fmt: skip
             seen.append(metrics["loss"] > 0)
 
     trainer.add_hook(Watch())
-    trainer.validate({"a": make_batches(2), "b": make_batches(3)})
+    trainer.validate({"a": batches_of(2), "b": batches_of(3)})
     assert seen == [(False, False, 0), (2, 0, 0, "a"), True, (3, 0, 1, "b"), True]
     assert [module.training for module in trainer.model.children()] == [True, True, False]
     assert trainer.model.training
@@ -156,7 +130,7 @@ def test_validate_inside_an_event_changes_nothing_around_it() -> None:
         args = trainer.event_args
         before = args.batch, args.batch_idx, args.dataloader_name, args.loss, args.phase
         stream = torch.get_rng_state()
-        trainer.validate(make_batches(2, 2))
+        trainer.validate(batches_of(2, 2))
         after = args.batch, args.batch_idx, args.dataloader_name, args.loss, args.phase
         seen.append(before == after and torch.equal(stream, torch.get_rng_state()))
 
@@ -167,7 +141,7 @@ def test_validate_inside_an_event_changes_nothing_around_it() -> None:
 def test_the_sanity_check_is_silent_and_early() -> None:
     """A broken validation set ends the run before the first step; a good one leaves no trace in events or metrics."""
     received: list[str] = []
-    trainer = make_trainer(val_dataloader=make_batches(2, 2, 2), validate_every=None)
+    trainer = make_trainer(val_dataloader=batches_of(2, 2, 2), validate_every=None)
     trainer.on("validation_batch_end")(lambda: received.append("batch"))
     trainer.train()
     assert received == []
@@ -175,7 +149,7 @@ def test_the_sanity_check_is_silent_and_early() -> None:
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         broken.train()
     assert broken.step == 0
-    assert broken.record.run["outcome"] == "failed"  # type: ignore[attr-defined]
+    assert broken.record.run["outcome"] == "failed"
 
 
 def test_the_sanity_check_can_be_left_out() -> None:
@@ -191,7 +165,7 @@ def test_the_sanity_check_can_be_left_out() -> None:
 )
 def test_when_validation_is_due(every: Any, steps: list[int]) -> None:
     """A validation runs every few steps or epochs, or never."""
-    trainer = make_trainer(val_dataloader=make_batches(2), validate_every=every, max_epochs=2)
+    trainer = make_trainer(val_dataloader=batches_of(2), validate_every=every, max_epochs=2)
     seen: list[int] = []
     trainer.on("validation_end")(lambda step: seen.append(step))
     trainer.train()
@@ -200,9 +174,9 @@ def test_when_validation_is_due(every: Any, steps: list[int]) -> None:
 
 def test_validation_metrics_are_recorded_at_their_step() -> None:
     """The record has them beside the step's loss."""
-    trainer = make_trainer(val_dataloader=make_batches(2), validate_every=2)
+    trainer = make_trainer(val_dataloader=batches_of(2), validate_every=2)
     trainer.train()
-    lines = [line for line in trainer.record.metrics if "val/loss" in line]  # type: ignore[attr-defined]
+    lines = [line for line in trainer.record.metrics if "val/loss" in line]
     assert [line["step"] for line in lines] == [2]
 
 
@@ -217,11 +191,9 @@ def test_nothing_to_validate_on() -> None:
 
 def test_a_plateau_scheduler_waits_for_the_validation() -> None:
     """ReduceLROnPlateau is stepped with val/loss, once per validation, and not with the steps."""
-    trainer = make_trainer(val_dataloader=make_batches(2), max_epochs=3)
-    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(trainer.optimizers[0])
-    trainer.schedulers.append(scheduler)
+    trainer = make_trainer(val_dataloader=batches_of(2), max_epochs=3, scheduler=ReduceLROnPlateau)
     trainer.train()
-    assert scheduler.last_epoch == 3
+    assert trainer.schedulers[0].last_epoch == 3
 
 
 FAR = [(torch.zeros(4, 3), torch.full((4, 1), 100.0))]
@@ -244,23 +216,19 @@ class AlsoFar(TrainingHook):
 
 def test_a_validation_inside_a_validations_end_leaves_its_numbers() -> None:
     """The outer one returns, records and hands to plateau schedulers what it measured itself."""
-    trainer = make_trainer(val_dataloader=make_batches(4))
-    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(trainer.optimizers[0])
-    trainer.schedulers.append(scheduler)
-    hook = AlsoFar()
-    trainer.add_hook(hook)
+    trainer = make_trainer(hook := AlsoFar(), val_dataloader=batches_of(4), scheduler=ReduceLROnPlateau)
     trainer.train()
-    expected = pytest.approx(loss_of(trainer, make_batches(4)), rel=1e-5)
-    assert hook.seen[0] > 1000 and scheduler.best == expected
-    recorded = [line for line in trainer.record.metrics if "val/loss" in line]  # type: ignore[attr-defined]
+    expected = pytest.approx(loss_of(trainer, batches_of(4)), rel=1e-5)
+    assert hook.seen[0] > 1000 and trainer.schedulers[0].best == expected
+    recorded = [line for line in trainer.record.metrics if "val/loss" in line]
     assert [line["val/loss"] for line in recorded] == [expected]
-    assert trainer.validate(make_batches(4)) == {"val/loss": expected, "val/mine": 0.5}
+    assert trainer.validate(batches_of(4)) == {"val/loss": expected, "val/mine": 0.5}
 
 
 @pytest.mark.parametrize("monitor", ["early_stopping", "checkpoint"])
 def test_a_validation_inside_another_decides_nothing(monitor: str) -> None:
     """Hooks that monitor the run use its own validations, and none that a hook calls in between."""
-    trainer = make_trainer(val_dataloader=make_batches(4), max_epochs=3, record=monitor == "checkpoint")
+    trainer = make_trainer(val_dataloader=batches_of(4), max_epochs=3, record=monitor == "checkpoint")
     trainer.add_hook(AlsoFar())
     trainer.add_hook(monitor, monitor="val/loss", mode="max")  # the other set's losses are larger by far
     trainer.train()
@@ -270,7 +238,7 @@ def test_a_validation_inside_another_decides_nothing(monitor: str) -> None:
 
 def test_the_weights_of_a_validation_inside_are_not_the_best() -> None:
     """Early stopping that restores the best weights keeps those of the run's own validation."""
-    trainer = make_trainer(val_dataloader=make_batches(4), max_epochs=1)
+    trainer = make_trainer(val_dataloader=batches_of(4), max_epochs=1)
     options = {"monitor": "val/loss", "check_on_train_epoch_end": True, "restore_best_weights": True}
     trainer.add_hook("early_stopping", **options)
     zeroed: list[bool] = []
@@ -281,7 +249,7 @@ def test_the_weights_of_a_validation_inside_are_not_the_best() -> None:
             zeroed.append(True)
             own = {name: weight.clone() for name, weight in trainer.model.state_dict().items()}
             for weight in trainer.model.parameters():
-                torch.nn.init.zeros_(weight)
+                nn.init.zeros_(weight)
             trainer.validate()
             trainer.model.load_state_dict(own)
 
@@ -294,7 +262,7 @@ def test_two_hooks_may_each_validate_inside() -> None:
     trainer = make_trainer(debug=True)
     trainer.add_hook(AlsoFar(), "one")
     trainer.add_hook(AlsoFar(), "two")
-    assert trainer.validate(make_batches(4))["val/loss"] == pytest.approx(loss_of(trainer, make_batches(4)), rel=1e-5)
+    assert trainer.validate(batches_of(4))["val/loss"] == pytest.approx(loss_of(trainer, batches_of(4)), rel=1e-5)
 
 
 def test_a_validation_that_would_call_itself_endlessly_is_rejected() -> None:
@@ -309,7 +277,7 @@ def test_a_validation_that_would_call_itself_endlessly_is_rejected() -> None:
 
     for count in (2, 4):
         with pytest.raises(TrainingError, match="by hook 'again' inside the validation that it called"):
-            trainer.validate(make_batches(2))
+            trainer.validate(batches_of(2))
         assert len(received) == count
 
 
@@ -317,12 +285,12 @@ def test_a_metric_of_some_batches_is_averaged_over_their_samples() -> None:
     """In one loader as across several."""
 
     def step(model: Any, batch: Batch) -> dict[str, Any]:
-        loss = torch.nn.functional.mse_loss(model(batch[0]), batch[1])
+        loss = nn.functional.mse_loss(model(batch[0]), batch[1])
         return {"loss": loss, **({"recall": len(batch[0]) / 4} if len(batch[0]) > 1 else {})}
 
     trainer = make_trainer(step_fn=step, loss_fn=None)
-    assert trainer.validate(make_batches(1, 4, 1, 2))["val/recall"] == pytest.approx((4 * 1.0 + 2 * 0.5) / 6)
-    metrics = trainer.validate({"a": make_batches(1, 4), "b": make_batches(2, 1), "c": make_batches(1)})
+    assert trainer.validate(batches_of(1, 4, 1, 2))["val/recall"] == pytest.approx((4 * 1.0 + 2 * 0.5) / 6)
+    metrics = trainer.validate({"a": batches_of(1, 4), "b": batches_of(2, 1), "c": batches_of(1)})
     assert (metrics["val/a/recall"], metrics["val/b/recall"]) == (1.0, 0.5) and "val/c/recall" not in metrics
     assert metrics["val/recall"] == pytest.approx((4 * 1.0 + 2 * 0.5) / 6)
 
@@ -332,25 +300,25 @@ def test_numpy_numbers_are_metrics() -> None:
     numpy = pytest.importorskip("numpy")
 
     def step(model: Any, batch: Batch) -> dict[str, Any]:
-        loss = torch.nn.functional.mse_loss(model(batch[0]), batch[1])
+        loss = nn.functional.mse_loss(model(batch[0]), batch[1])
         return {"loss": loss, "f32": numpy.float32(1.5), "n": numpy.int64(3)}
 
     trainer = make_trainer(step_fn=step, loss_fn=None)
-    metrics = trainer.validate(make_batches(2, 2))
+    metrics = trainer.validate(batches_of(2, 2))
     assert (metrics["val/f32"], metrics["val/n"]) == (1.5, 3.0)
     trainer.train()
-    last = trainer.record.metrics[-1]  # type: ignore[attr-defined]
+    last = trainer.record.metrics[-1]
     assert (last["train/f32"], last["train/n"]) == (1.5, 3)
 
 
 def test_an_iterator_is_left_for_the_first_validation() -> None:
     """The sanity check cannot give back what it reads; beside it, a list is tried as ever."""
     received: list[str] = []
-    trainer = make_trainer(val_loaders={"once": iter(make_batches(2, 2, 2, 2)), "list": make_batches(2)})
+    trainer = make_trainer(val_loaders={"once": iter(batches_of(2, 2, 2, 2)), "list": batches_of(2)})
     trainer.on("validation_batch_end")(lambda dataloader_name: received.append(dataloader_name))
     trainer.train()
     assert received == ["once"] * 4 + ["list"]
-    broken = make_trainer(val_loaders={"once": iter(make_batches(2)), "list": [(torch.ones(2, 7), torch.ones(2, 1))]})
+    broken = make_trainer(val_loaders={"once": iter(batches_of(2)), "list": [(torch.ones(2, 7), torch.ones(2, 1))]})
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         broken.train()
     assert broken.step == 0
@@ -358,7 +326,7 @@ def test_an_iterator_is_left_for_the_first_validation() -> None:
 
 def test_a_limit_reads_no_batch_more() -> None:
     """What is left of an iterator begins right after the last batch that was used."""
-    batches = iter(make_batches(1, 2, 3))
+    batches = iter(batches_of(1, 2, 3))
     make_trainer(overfit_batches=2).validate(batches)
     assert [len(x) for x, _ in batches] == [3]
 

@@ -1,30 +1,29 @@
 """Metrics of the user's own: by function and by object, over one validation loader and several."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import builders
 import pytest
 import torch
+from builders import Batch, batches_of, make_model
 from torch import nn
 
 from hookline import SimpleTrainer, TrainingHook
 from hookline.errors import TrainingError
 
-Batch = tuple[torch.Tensor, torch.Tensor]
-FRAGILE_BATCH = (torch.ones(4, 3), torch.zeros(4, 1))
 
-
-def make_batches(*sizes: int) -> list[Batch]:
-    stream = torch.Generator().manual_seed(3)
-    return [(torch.randn(size, 3, generator=stream), torch.randint(0, 2, (size,), generator=stream)) for size in sizes]
+def labeled(*sizes: int) -> list[Batch]:
+    """Make batches of these sizes, of two classes."""
+    return [(inputs, (target > 0).long()[:, 0]) for inputs, target in batches_of(*sizes)]
 
 
 def make_trainer(metrics: Any, **options: Any) -> SimpleTrainer:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 2))
-    options = {"record": False, "console": False, "loss_fn": nn.functional.cross_entropy, **options}
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    return SimpleTrainer(model, make_batches(4, 4), optimizer, "cpu", metrics=metrics, **options)
+    """Make a trainer of a classifier with dropout that measures the metrics."""
+    model = make_model(3, 4, 2, between=partial(nn.Dropout, 0.5))
+    options = {"data": labeled(4, 4), "loss_fn": nn.functional.cross_entropy, **options}
+    return builders.make_trainer(model=model, metrics=metrics, **options)
 
 
 def right(output: torch.Tensor, batch: Batch) -> torch.Tensor:
@@ -66,10 +65,12 @@ class Accuracy(nn.Module):
         self.resets += 1
 
 
-@pytest.mark.parametrize("metric", [right, lambda output, batch: right(output, batch).item(), Accuracy()])
+@pytest.mark.parametrize(
+    "metric", [right, lambda output, batch: right(output, batch).item(), Accuracy()], ids=["tensor", "number", "object"]
+)
 def test_functions_and_objects_over_all_samples(metric: Any) -> None:
     """A short last batch counts by its samples, every validation starts at zero, and both spellings have the values."""
-    trainer, batches = make_trainer({"accuracy": metric}), make_batches(8, 8, 1)
+    trainer, batches = make_trainer({"accuracy": metric}), labeled(8, 8, 1)
     told: list[dict[str, float]] = []
     trainer.on("eval_end")(lambda metrics: told.append(dict(metrics)))
     expected = accuracy_of(trainer, batches)
@@ -78,10 +79,10 @@ def test_functions_and_objects_over_all_samples(metric: Any) -> None:
     assert told[1]["eval/accuracy"] == pytest.approx(expected) and set(told[1]) == {"eval/loss", "eval/accuracy"}
 
 
-@pytest.mark.parametrize("metric", [right, Accuracy()])
+@pytest.mark.parametrize("metric", [right, Accuracy()], ids=["function", "object"])
 def test_several_loaders(metric: Any) -> None:
     """Each loader has its own number, and there is that of all samples; the user's object holds the latter."""
-    trainer, near, far = make_trainer({"accuracy": metric}), make_batches(8, 3), make_batches(5)
+    trainer, near, far = make_trainer({"accuracy": metric}), labeled(8, 3), labeled(5)
     metrics = trainer.validate({"near": near, "far": far})
     for name, batches in (("near/", near), ("far/", far), ("", near + far)):
         assert metrics[f"val/{name}accuracy"] == pytest.approx(accuracy_of(trainer, batches))
@@ -91,7 +92,7 @@ def test_several_loaders(metric: Any) -> None:
 
 def test_they_are_recorded_and_can_be_monitored() -> None:
     """In a run they are in the record, and hooks see a function's value at every batch."""
-    trainer = make_trainer({"accuracy": right, "again": Accuracy()}, val_loaders=make_batches(4, 2), max_epochs=2)
+    trainer = make_trainer({"accuracy": right, "again": Accuracy()}, val_loaders=labeled(4, 2), max_epochs=2)
     seen: list[float] = []
 
     class Watch(TrainingHook):
@@ -101,7 +102,7 @@ def test_they_are_recorded_and_can_be_monitored() -> None:
     trainer.add_hook(Watch())
     trainer.add_hook("early_stopping", monitor="val/again", mode="max", patience=5)
     trainer.train()
-    lines = [line for line in trainer.record.metrics if "val/loss" in line]  # type: ignore[attr-defined]
+    lines = [line for line in trainer.record.metrics if "val/loss" in line]
     assert [line["step"] for line in lines] == [2, 4]
     assert all(line["val/accuracy"] == pytest.approx(line["val/again"]) for line in lines)
     assert len(seen) == 4 and all(0 <= value <= 1 for value in seen)
@@ -114,14 +115,14 @@ def hidden(model: nn.Module, batch: Batch) -> torch.Tensor:
 
 def explicit(model: nn.Module, batch: Batch) -> dict[str, Any]:
     """A step that says what is measured, and on what."""
-    output = model[2](model[0](batch[0]))  # type: ignore[index]
+    output = model[2](model[0](batch[0]))
     return {"loss": nn.functional.cross_entropy(output, batch[1]), "output": output, "target": batch[1]}
 
 
 @pytest.mark.parametrize("step", [hidden, explicit])
 def test_where_the_output_comes_from(step: Callable[..., Any]) -> None:
     """What the model returned when it was called, also inside a step_fn; or what step_fn returns as 'output'."""
-    batches = make_batches(6, 2)
+    batches = labeled(6, 2)
     trainer = make_trainer({"function": right, "object": Accuracy()}, step_fn=step, loss_fn=None)
     metrics = trainer.validate(batches)
     expected = accuracy_of(trainer, batches)
@@ -134,10 +135,10 @@ def test_a_model_that_is_never_called() -> None:
     """Said before the first step, with the remedy; and the last batch's output is not taken for this one's."""
 
     def step(model: nn.Module, batch: Batch) -> torch.Tensor:
-        output = model(batch[0]) if len(batch[0]) == 4 else model[2](model[0](batch[0]))  # type: ignore[index]
+        output = model(batch[0]) if len(batch[0]) == 4 else model[2](model[0](batch[0]))
         return nn.functional.cross_entropy(output, batch[1])
 
-    trainer = make_trainer({"accuracy": right}, step_fn=step, loss_fn=None, val_loaders=make_batches(4, 2))
+    trainer = make_trainer({"accuracy": right}, step_fn=step, loss_fn=None, val_loaders=labeled(4, 2))
     said = r"did not call the model itself, or .*torch.compile.*: let it return .*'output': output"
     with pytest.raises(TrainingError, match=said):
         trainer.train()
@@ -158,34 +159,31 @@ class Labelled(nn.Module):
 
 def test_logits_and_labels() -> None:
     """Of a model that returns its loss, objects get the logits and the batch's labels; functions what it returned."""
-    model, metric = Labelled(), Accuracy()
-    batches = [{"x": x, "labels": y} for x, y in make_batches(4, 3)]
+    batches = [{"x": x, "labels": y} for x, y in labeled(4, 3)]
     metrics = {
-        "object": metric,
+        "object": Accuracy(),
         "function": lambda output, batch: right(output["logits"], (batch["x"], batch["labels"])),
     }
-    trainer = SimpleTrainer(
-        model, batches, torch.optim.SGD(model.parameters(), 0.1), "cpu", metrics=metrics, record=False, console=False
-    )
-    found = trainer.validate(batches)
-    assert found["val/object"] == pytest.approx(found["val/function"])
+    trainer = builders.make_trainer(model=Labelled(), data=batches, loss_fn=None, metrics=metrics)
+    measured = trainer.validate(batches)
+    assert measured["val/object"] == pytest.approx(measured["val/function"])
 
 
 def test_an_object_may_compute_several_numbers() -> None:
     """A dict of numbers, as collections of metrics give, each under its own name."""
 
     class Both(Accuracy):
-        def compute(self) -> dict[str, Any]:  # type: ignore[override]
+        def compute(self) -> dict[str, Any]:
             return {"hits": self.hits, "rate": float(super().compute())}
 
-    metrics = make_trainer({"both": Both()}).validate(make_batches(4))
+    metrics = make_trainer({"both": Both()}).validate(labeled(4))
     assert metrics["val/both/hits"] == 4 * metrics["val/both/rate"]
 
 
 def test_the_model_carries_nothing_afterwards() -> None:
     """What watches its output is gone after a validation, also after one that failed."""
     trainer = make_trainer({"accuracy": right})
-    trainer.validate(make_batches(2))
+    trainer.validate(labeled(2))
     with pytest.raises(RuntimeError):
         trainer.validate([(torch.randn(2, 7), torch.zeros(2))])
     assert not trainer.model._forward_hooks
@@ -200,7 +198,7 @@ def test_training_is_untouched() -> None:
     weights = []
     for metrics in (None, {"noise": drawing}):
         torch.manual_seed(1)
-        trainer = make_trainer(metrics, val_loaders=make_batches(2), validate_every=1, seed=1)
+        trainer = make_trainer(metrics, val_loaders=labeled(2), validate_every=1, seed=1)
         trainer.train()
         weights.append([parameter.tolist() for parameter in trainer.model.parameters()])
     assert weights[0] == weights[1]
@@ -230,13 +228,13 @@ def test_what_is_not_a_metric_is_rejected(metrics: Any, said: str) -> None:
 def test_what_is_not_a_number_is_rejected(value: Any, said: str) -> None:
     """By name, at the first batch."""
     with pytest.raises(TrainingError, match=said):
-        make_trainer({"odd": lambda output, batch: value}).validate(make_batches(2))
+        make_trainer({"odd": lambda output, batch: value}).validate(labeled(2))
 
 
 def test_a_failing_metric_is_named() -> None:
     """The exception is the metric's own, with a note."""
     with pytest.raises(ZeroDivisionError) as caught:
-        make_trainer({"broken": lambda output, batch: 1 / 0}).validate({"a": make_batches(2), "b": make_batches(2)})
+        make_trainer({"broken": lambda output, batch: 1 / 0}).validate({"a": labeled(2), "b": labeled(2)})
     assert caught.value.__notes__ == ["in the metric 'broken', on the validation loader 'a'"]
 
 
@@ -247,7 +245,7 @@ def test_a_name_that_the_step_uses_too() -> None:
         return {"loss": hidden(model, batch), "accuracy": 1.0}
 
     with pytest.raises(TrainingError, match="'accuracy' is also what the step returns beside the loss; rename one"):
-        make_trainer({"accuracy": right}, step_fn=step, loss_fn=None).validate(make_batches(2))
+        make_trainer({"accuracy": right}, step_fn=step, loss_fn=None).validate(labeled(2))
 
 
 def test_an_object_that_cannot_be_copied() -> None:
@@ -258,26 +256,26 @@ def test_an_object_that_cannot_be_copied() -> None:
             raise TypeError("cannot copy a socket")
 
     metrics = {"stuck": Stuck()}
-    make_trainer(metrics).validate(make_batches(2))
+    make_trainer(metrics).validate(labeled(2))
     with pytest.raises(TypeError, match="socket") as caught:
-        make_trainer(metrics).validate({"a": make_batches(2), "b": make_batches(2)})
+        make_trainer(metrics).validate({"a": labeled(2), "b": labeled(2)})
     assert "the metric 'stuck' is copied for each validation loader" in caught.value.__notes__[0]
 
 
-@pytest.mark.parametrize("metric", [lambda output, batch: 123.0, Accuracy()])
+@pytest.mark.parametrize("metric", [lambda output, batch: 123.0, Accuracy()], ids=["function", "object"])
 def test_names_that_collide_are_rejected(metric: Any) -> None:
     """val/a/loss cannot be the loss of the loader 'a' and a metric 'a/loss'; with one loader there is no such loss."""
     trainer = make_trainer({"a/loss": metric})
     with pytest.raises(TrainingError, match="two validation metrics would both be 'val/a/loss'"):
-        trainer.validate({"a": make_batches(2), "b": make_batches(2)})
-    assert set(trainer.validate({"a": make_batches(2)})) == {"val/loss", "val/a/loss"}
+        trainer.validate({"a": labeled(2), "b": labeled(2)})
+    assert set(trainer.validate({"a": labeled(2)})) == {"val/loss", "val/a/loss"}
 
 
 def test_objects_that_collide_are_rejected() -> None:
     """The number of the loader 'a' and that of all loaders."""
     trainer = make_trainer({"right": Accuracy(), "a/right": Accuracy()})
     with pytest.raises(TrainingError, match="two validation metrics would both be 'val/a/right'"):
-        trainer.validate({"a": make_batches(2), "b": make_batches(2)})
+        trainer.validate({"a": labeled(2), "b": labeled(2)})
 
 
 def test_a_numpy_string_is_not_a_number() -> None:
@@ -285,7 +283,7 @@ def test_a_numpy_string_is_not_a_number() -> None:
     numpy = pytest.importorskip("numpy")
     trainer = make_trainer({"word": lambda output, batch: numpy.str_("good")})
     with pytest.raises(TrainingError, match=r"the metric 'word' gave .*; a metric is one number"):
-        trainer.validate(make_batches(2))
+        trainer.validate(labeled(2))
 
 
 @pytest.mark.parametrize("event", ["validation_batch_start", "validation_batch_end", "validation_end"])
@@ -307,7 +305,7 @@ def test_a_validation_inside_another_has_separate_objects(event: str) -> None:
         def compute(self) -> float:
             return float(self.count)
 
-    trainer = make_trainer({"batches": Batches()}, val_dataloader=make_batches(4, 4, 4, 4, 4))
+    trainer = make_trainer({"batches": Batches()}, val_dataloader=labeled(4, 4, 4, 4, 4))
     inner: list[float] = []
 
     @trainer.on(event, name="again")
@@ -343,19 +341,18 @@ class Fragile:
 @pytest.mark.parametrize(
     ("where", "loaders", "note"),
     [
-        ("reset", [FRAGILE_BATCH], "in the metric 'fragile', in reset"),
-        ("update", [FRAGILE_BATCH], "in the metric 'fragile', on the validation loader 'val'"),
-        ("compute", [FRAGILE_BATCH], "in the metric 'fragile', computing val/fragile"),
-        ("compute", {"a": [FRAGILE_BATCH], "b": [FRAGILE_BATCH]}, "in the metric 'fragile', computing val/a/fragile"),
+        ("reset", labeled(4), "in the metric 'fragile', in reset"),
+        ("update", labeled(4), "in the metric 'fragile', on the validation loader 'val'"),
+        ("compute", labeled(4), "in the metric 'fragile', computing val/fragile"),
+        (
+            "compute",
+            {"a": labeled(4), "b": labeled(4)},
+            "in the metric 'fragile', computing val/a/fragile",
+        ),
     ],
 )
 def test_the_failure_names_the_metric(where: str, loaders: Any, note: str) -> None:
     """The exception is its own, with a note."""
-    model = nn.Linear(3, 1)
-    trainer = SimpleTrainer(
-        model, [FRAGILE_BATCH], torch.optim.SGD(model.parameters(), 0.1), "cpu",
-        loss_fn=nn.functional.mse_loss, metrics={"fragile": Fragile(where)}, record=False, console=False,
-    )  # fmt: skip
     with pytest.raises(ZeroDivisionError, match="nothing to divide by") as failure:
-        trainer.validate(loaders)
+        make_trainer({"fragile": Fragile(where)}).validate(loaders)
     assert failure.value.__notes__ == [note]
