@@ -10,12 +10,15 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import builders
 import pytest
 import torch
 import yaml
+from builders import make_batches
 from small_config import config_with
 
 from hookline import (
@@ -24,22 +27,13 @@ from hookline import (
     Trainer,
     TrainingHook,
     UpdateHook,
-    get_trainer,
     load_config,
     trainer_from_config,
 )
 from hookline.errors import ConfigError, RecordError
 
-BATCHES = [(torch.randn(4, 4), torch.randint(0, 2, (4,))) for _ in range(3)]
-
-
-def make_trainer(batches: int = 4, **options: Any) -> Trainer:
-    """A trainer that writes to runs/ in the test's own directory."""
-    torch.manual_seed(0)
-    model = torch.nn.Linear(3, 1)
-    data = [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(batches)]
-    options = {"console": False, "loss_fn": torch.nn.functional.mse_loss, **options}
-    return get_trainer("simple", model, data, torch.optim.SGD(model.parameters(), 0.1), "cpu", **options)
+make_trainer = partial(builders.make_trainer, record=True)
+train = partial(builders.train, record=True)
 
 
 def refuse(name: str) -> Any:
@@ -48,15 +42,12 @@ def refuse(name: str) -> Any:
 
 
 def run_json(trainer: Trainer) -> dict[str, Any]:
-    """The run's description as it is on disk now."""
-    assert trainer.run_dir is not None
-    found: dict[str, Any] = json.loads((trainer.run_dir / "run.json").read_text(), parse_constant=refuse)
-    return found
+    """Return the run's description as it is on disk now."""
+    return json.loads((trainer.run_dir / "run.json").read_text(), parse_constant=refuse)
 
 
 def lines(trainer: Trainer, file: str) -> list[dict[str, Any]]:
-    """The records of one of the run's files."""
-    assert trainer.run_dir is not None
+    """Return the records of one of the run's files."""
     return [json.loads(line, parse_constant=refuse) for line in (trainer.run_dir / file).read_text().splitlines()]
 
 
@@ -78,7 +69,7 @@ def test_the_record_is_written_before_the_first_step() -> None:
     trainer.on("train_start")(lambda trainer: seen.append(run_json(trainer)))
     trainer.train()
     (early,) = seen
-    assert early["run_id"] == trainer.run_id == trainer.run_dir.name  # type: ignore[union-attr]
+    assert early["run_id"] == trainer.run_id == trainer.run_dir.name
     assert (early["seed"], early["outcome"]) == (3, None)
     assert len(early["config_hash"]) == 64
     assert {hook["name"]: hook["enabled"] for hook in early["hooks"]}["console_log"] is False
@@ -88,8 +79,7 @@ def test_the_record_is_written_before_the_first_step() -> None:
 @pytest.mark.req("000-29")
 def test_two_runs_differ_in_their_id() -> None:
     """Each run has its own id and directory, also with one trainer."""
-    trainer = make_trainer()
-    trainer.train()
+    trainer = train()
     first = trainer.run_id
     trainer.fit(max_epochs=2)
     assert first and trainer.run_id and first != trainer.run_id
@@ -101,12 +91,11 @@ def test_the_config_hash() -> None:
     """The same options give the same hash, any change another one; config.yaml says what was hashed."""
     hashes = []
     for options in ({"max_steps": 1}, {"max_steps": 1}, {"max_steps": 2}, {"max_steps": 1, "max_grad_norm": 1.0}):
-        trainer = make_trainer(**options)
-        trainer.train()
+        trainer = train(**options)
         hashes.append(run_json(trainer)["config_hash"])
     assert hashes[0] == hashes[1]
     assert len(set(hashes)) == 3
-    written = yaml.safe_load((trainer.run_dir / "config.yaml").read_text())  # type: ignore[operator]
+    written = yaml.safe_load((trainer.run_dir / "config.yaml").read_text())
     assert written["trainer"]["max_grad_norm"] == 1.0
     assert written["optimizers"][0]["class"] == "SGD"
 
@@ -125,8 +114,8 @@ def test_the_config_hash_does_not_depend_on_the_order_of_keys() -> None:
     changed = copy.deepcopy(config)
     changed["hooks"]["lifecycle"][0]["log_every_n_batches"] = 6
     hashes = []
-    for one in (config, reverse(config), changed):
-        trainer = trainer_from_config(one)
+    for variant in (config, reverse(config), changed):
+        trainer = trainer_from_config(variant)
         trainer.train()
         hashes.append(run_json(trainer)["config_hash"])
     assert list(reverse(config)) != list(config)
@@ -150,8 +139,7 @@ def test_in_a_repository_the_commit_is_recorded(dirty: bool) -> None:
     git("commit", "-q", "-m", "first")
     if dirty:
         Path("file.txt").write_text("two")
-    trainer = make_trainer()
-    trainer.train()
+    trainer = train()
     recorded = run_json(trainer)["git"]
     assert recorded["commit"] == git("rev-parse", "HEAD")
     assert recorded["dirty"] is dirty
@@ -164,14 +152,13 @@ def test_outside_a_repository_a_placeholder_is_recorded(git_installed: bool, mon
     if not git_installed:
         monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(Path.cwd().parent))
-    trainer = make_trainer()
-    trainer.train()
+    trainer = train()
     assert run_json(trainer)["git"] == {"commit": "unknown", "dirty": None, "diff_hash": None}
 
 
 def test_every_file_is_strict_json() -> None:
     """Also with losses, metrics and hook parameters that are NaN or infinite."""
-    trainer = make_trainer(batches=2)
+    trainer = make_trainer(data=make_batches(2))
     trainer.add_json_logging(log_every_n_batches=1)
 
     @trainer.on("train_batch_end")
@@ -188,7 +175,7 @@ def test_every_file_is_strict_json() -> None:
 @pytest.mark.req("004-22")
 def test_what_hooks_log_lands_on_the_same_step() -> None:
     """A hook's number is in the line of the step in which it was logged, beside the loss."""
-    trainer = make_trainer(batches=3)
+    trainer = make_trainer(data=make_batches(3))
     trainer.on("step_end")(lambda ctx, trainer: trainer.log("mine", ctx.step * 10))
     trainer.train()
     by_step = {line["step"]: line for line in lines(trainer, "metrics.jsonl") if "mine" in line}
@@ -216,7 +203,7 @@ def test_an_output_directory_that_cannot_be_made() -> None:
 @pytest.mark.req("001-42", "004-20")
 def test_a_completed_run() -> None:
     """The outcome, the counters and the hooks' costs are in run.json, and the state says completed."""
-    trainer = make_trainer(batches=3, count_tokens=lambda batch: 5)
+    trainer = make_trainer(data=make_batches(3), count_tokens=lambda batch: 5)
     seen: list[str] = []
     trainer.on("train_batch_end", name="during")(lambda state: seen.append(state["status"]))
     trainer.on("train_end", name="after")(lambda state: seen.append(state["status"]))
@@ -315,7 +302,7 @@ def test_a_failure_before_the_first_step_closes_the_record() -> None:
 
 def test_old_gradients_are_not_used() -> None:
     """Gradients that a failed run or a manual backward left behind do not enter the first step."""
-    clean, dirty = make_trainer(batches=1), make_trainer(batches=1)
+    clean, dirty = make_trainer(data=make_batches(1)), make_trainer(data=make_batches(1))
     for param in dirty.model.parameters():
         param.grad = torch.full_like(param, 100.0)
     clean.train()
@@ -329,7 +316,7 @@ def test_old_gradients_are_not_used() -> None:
 @pytest.mark.req("000-37")
 def test_a_hook_that_only_warns(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
     """Three failures in a row are recorded one by one, then it is switched off; record and closing line say so."""
-    trainer = make_trainer(batches=6, console=True)
+    trainer = make_trainer(data=make_batches(6), console=True)
     trainer.on("train_batch_end", name="flaky")(lambda: 1 / 0)
     trainer.train()
     assert kinds(trainer) == ["hook_failed"] * 3 + ["hook_disabled"]
@@ -347,7 +334,7 @@ def test_a_hook_that_only_warns(capsys: pytest.CaptureFixture[str], caplog: pyte
 
 def test_a_row_of_failures_can_be_broken() -> None:
     """A hook that fails now and then is counted and never switched off."""
-    trainer = make_trainer(batches=9)
+    trainer = make_trainer(data=make_batches(9))
     trainer.on("train_batch_end", name="now_and_then")(lambda step: 1 / (step % 3))
     trainer.train()
     assert kinds(trainer) == ["hook_failed"] * 3
@@ -381,8 +368,7 @@ def at_the_end(method: str, error: BaseException) -> TrainingHook:
     def fail(self: Any) -> None:
         raise error
 
-    hook: TrainingHook = type("Last", (TrainingHook,), {method: fail})()
-    return hook
+    return type("Last", (TrainingHook,), {method: fail})()
 
 
 @pytest.mark.parametrize("method", ["on_train_end", "close"])
@@ -442,8 +428,7 @@ def test_a_hook_that_cannot_be_set_up_for_another_run(policy: str) -> None:
 @pytest.mark.parametrize("method", ["on_train_end", "close"])
 def test_an_interruption_at_the_end_is_recorded(method: str) -> None:
     """Ctrl-C in on_train_end or in close is the run's outcome."""
-    trainer = make_trainer()
-    trainer.add_hook(at_the_end(method, KeyboardInterrupt("now")))
+    trainer = make_trainer(at_the_end(method, KeyboardInterrupt("now")))
     with pytest.raises(KeyboardInterrupt, match="now"):
         trainer.train()
     assert run_json(trainer)["outcome"] == "interrupted"
@@ -463,8 +448,7 @@ def test_hooks_are_set_up_again_before_a_second_run_is_refused() -> None:
         def on_train_end(self) -> None:
             calls.append("end")
 
-    trainer = make_trainer()
-    trainer.add_hook(Follows())
+    trainer = make_trainer(Follows())
     loader = trainer.train_loaders["train"]
     trainer.fit({"a": loader, "b": loader})
     trainer.on("train_batch_start", name="counts", every="2 batches of a")(lambda: None)
@@ -494,11 +478,9 @@ def test_an_interruption_in_on_exception_leaves_a_closed_run() -> None:
 
 def test_an_interruption_at_the_end_of_a_run_with_bad_weights_is_recorded() -> None:
     """It is the interruption that ended the run; without it the outcome is that of the weights."""
-    for outcome, hook in (("interrupted", at_the_end("on_train_end", KeyboardInterrupt("now"))), ("non_finite", None)):
-        trainer = make_trainer()
-        trainer.on("after_optimizer_step", name="spoil")(lambda model: model.bias.data.fill_(torch.nan))
-        if hook is not None:
-            trainer.add_hook(hook)
+    for outcome, hooks in (("interrupted", [at_the_end("on_train_end", KeyboardInterrupt("now"))]), ("non_finite", [])):
+        trainer = make_trainer(*hooks)
+        trainer.on("after_optimizer_step", name="spoil")(lambda model: model[0].bias.data.fill_(torch.nan))
         with suppress(KeyboardInterrupt):
             trainer.train()
         assert run_json(trainer)["outcome"] == outcome
@@ -630,8 +612,7 @@ def pdb_that_quits() -> None:
 )
 def test_the_opening_line(options: dict[str, Any], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Says how long the run will be, what was assumed, and where it goes."""
-    trainer = make_trainer(console=True, **options)
-    trainer.train()
+    trainer = train(console=True, **options)
     first = capsys.readouterr().out.splitlines()[0]
     assert first.startswith(f"run {trainer.run_id}: ")
     assert said in first
@@ -689,7 +670,7 @@ def test_an_unknown_neighbour_in_the_order_is_reported_at_the_start(caplog: pyte
     trainer.add_hook("scale", factor=0.5)
     trainer.add_hook("clip_norm", max_norm=1.0, before="scle")
     trainer.train()
-    (told,) = [record.getMessage() for record in caplog.records if "is ordered by" in record.getMessage()]
+    (told,) = [line for line in caplog.messages if "is ordered by" in line]
     assert told.startswith("'clip_norm' is ordered by 'scle', which is not registered; did you mean 'scale'")
 
 
@@ -733,36 +714,32 @@ def test_random_streams_are_not_protected_after_a_record_that_could_not_be_close
     sink.closing = False
     trainer.on("step_end")(lambda: torch.rand(1))
     before = torch.get_rng_state()
-    trainer.training_step((torch.randn(4, 3, generator=torch.Generator()), torch.zeros(4, 1)))
+    trainer.training_step(make_batches(1)[0])
     assert not torch.equal(torch.get_rng_state(), before)
 
 
 def test_hooks_that_were_closed_with_a_run_do_not_fire_until_the_next() -> None:
     """A capture would otherwise keep storing states that nothing reads and no budget counts."""
-    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
-    options = {"loss_fn": torch.nn.functional.cross_entropy, "console": False, "record": False, "max_epochs": 1}
-    trainer = get_trainer("simple", model, BATCHES, torch.optim.SGD(model.parameters(), 0.1), "cpu", **options)
+    trainer = make_trainer(record=False, max_epochs=1)
     trainer.hooks.register_capture_hook("*", "kept")
     seen: list[int] = []
     trainer.on("train_end", name="look")(lambda trainer: seen.append(len(trainer.hooks.get_captured_states("kept"))))
     trainer.train()
-    model(BATCHES[0][0])
+    trainer.model(torch.ones(4, 3))
     assert len(trainer.hooks.captures) == 0
     trainer.options.max_epochs = 2
     trainer.train()
-    assert seen == [9, 9]
+    assert seen == [12, 12]
 
 
 def test_a_hook_that_has_nothing_to_close_still_fires() -> None:
     """A validation after the run, for one."""
-    model = torch.nn.Sequential(torch.nn.Linear(4, 2))
-    options = {"loss_fn": torch.nn.functional.cross_entropy, "console": False, "record": False, "max_epochs": 1}
-    trainer = get_trainer("simple", model, BATCHES, torch.optim.SGD(model.parameters(), 0.1), "cpu", **options)
+    trainer = make_trainer(record=False)
     phases: list[str] = []
     trainer.on("forward", name="listens")(lambda name, phase: phases.append(phase) if name == "0" else None)
     trainer.train()
-    trainer.validate(BATCHES)
-    assert len(phases) == 6
+    trainer.validate(make_batches(3))
+    assert len(phases) == 7
 
 
 def test_a_run_can_start_where_the_working_directory_was_removed(
@@ -774,7 +751,6 @@ def test_a_run_can_start_where_the_working_directory_was_removed(
     monkeypatch.chdir(gone)
     make_trainer(record=False).train()  # torch itself reads the directory, once
     gone.rmdir()
-    trainer = make_trainer(output_dir=str(tmp_path), console=True)
-    trainer.train()
+    trainer = train(output_dir=str(tmp_path), console=True)
     assert run_json(trainer)["outcome"] == "completed"
     assert f" → {trainer.run_dir}\n" in capsys.readouterr().out

@@ -2,16 +2,19 @@
 
 import copy
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import builders
 import pytest
 import torch
+from builders import make_batches
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hookline import EarlyStopping, Trainer, TrainingHook, get_trainer, replay_crash
+from hookline import EarlyStopping, Trainer, TrainingHook, replay_crash
 from hookline.checkpoints import read_checkpoint
 from hookline.cli import main
 from hookline.errors import CheckpointError
@@ -30,8 +33,7 @@ class Adapted(nn.Module):
         self.down, self.up = nn.Linear(inputs, 2, bias=False), nn.Linear(2, outputs, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.base(x) + self.up(self.down(x))
-        return out
+        return self.base(x) + self.up(self.down(x))
 
 
 def make_model(base_seed: int = 0, width: int = 64) -> nn.Sequential:
@@ -44,20 +46,19 @@ def make_model(base_seed: int = 0, width: int = 64) -> nn.Sequential:
     return model
 
 
-def make_trainer(model: nn.Module | None = None, **options: Any) -> Trainer:
-    model = model or make_model()
-    generator = torch.Generator().manual_seed(2)
-    data = [(torch.randn(4, 3, generator=generator), torch.randn(4, 1, generator=generator)) for _ in range(3)]
-    optimizer = options.pop("optimizer", None)
-    optimizer = optimizer or torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=0.01)
-    options = {"console": False, "loss_fn": nn.functional.mse_loss, "trainable_only": True, "max_epochs": 2} | options
-    trainer = get_trainer("simple", model, data, optimizer, "cpu", **options)
-    trainer.add_checkpointing()
-    return trainer
+def adam_of_trained(params: Iterator[nn.Parameter]) -> torch.optim.AdamW:
+    return torch.optim.AdamW([param for param in params if param.requires_grad], lr=0.01)
+
+
+OPTIONS: dict[str, Any] = {
+    "model": make_model, "data": make_batches(3), "optimizer": adam_of_trained, "trainable_only": True, "max_epochs": 2,
+    "record": True,
+}  # fmt: skip
+make_trainer = partial(builders.make_trainer, "checkpoint", **OPTIONS)
+train = partial(builders.train, "checkpoint", **OPTIONS)
 
 
 def newest(trainer: Trainer) -> Path:
-    assert trainer.checkpoint_dir is not None
     return max(trainer.checkpoint_dir.iterdir())
 
 
@@ -66,20 +67,16 @@ def saved_names(path: Path) -> set[str]:
 
 
 def same_state(first: nn.Module, second: nn.Module) -> bool:
-    states = first.state_dict(), second.state_dict()
-    return states[0].keys() == states[1].keys() and all(
-        torch.equal(states[0][name], states[1][name]) for name in states[0]
-    )
+    ours, theirs = first.state_dict(), second.state_dict()
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 @pytest.mark.parametrize("options", [{}, {"async_save": True}], ids=["waiting", "async_save"])
 def test_the_file_holds_adapters_and_buffers(options: dict[str, Any]) -> None:
     """All checkpoints of a run are alike, and smaller by the frozen parameters."""
-    whole, trainer = make_trainer(trainable_only=False), make_trainer(**options)
-    whole.train()
+    whole, trainer = train(trainable_only=False), make_trainer(**options)
     trainer.on("step_end")(lambda trainer, step: trainer.save("mine") if step == 2 else None)
     trainer.train()
-    assert trainer.checkpoint_dir is not None
     paths = sorted(trainer.checkpoint_dir.iterdir())
     assert [path.name for path in paths] == ["mine", "step-00000003", "step-00000006"]
     for path in paths:
@@ -103,7 +100,6 @@ def test_the_checkpoint_of_a_failed_run_is_like_the_others() -> None:
 
     with pytest.raises(ValueError, match="no gradients today"):
         trainer.train()
-    assert trainer.run_dir is not None
     path = trainer.run_dir / "exception" / "step-00000004"
     assert saved_names(path) == {*ADAPTERS, *BUFFERS}
     make_trainer().load_checkpoint(path)
@@ -119,14 +115,10 @@ class Falling(TrainingHook):
 def with_best_weights(**options: Any) -> Trainer:
     """The best weights are those of the first validation; a layer of the base is trained, once it is unfrozen."""
     model = make_model()
-    params = [*(one for one in model.parameters() if one.requires_grad), model[2].base.weight]
-    validation = [(torch.ones(1, 3), torch.ones(1, 1))]
-    trainer = make_trainer(
-        model, optimizer=torch.optim.AdamW(params, lr=0.1), val_dataloader=validation, sanity_batches=0, **options
-    )
-    trainer.add_hook(Falling())
-    trainer.add_hook(EarlyStopping("val/score", mode="max", restore_best_weights=True, patience=9))
-    return trainer
+    params = [*(param for param in model.parameters() if param.requires_grad), model[2].base.weight]
+    stopping = EarlyStopping("val/score", mode="max", restore_best_weights=True, patience=9)
+    options = {"val_dataloader": make_batches(1), "sanity_batches": 0, **options}
+    return make_trainer(Falling(), stopping, model=model, optimizer=torch.optim.AdamW(params, lr=0.1), **options)
 
 
 @pytest.mark.parametrize("unfreeze_at", [None, 4])
@@ -176,24 +168,22 @@ def test_a_resumed_run_copies_only_what_the_best_weights_lack(trainable_only: bo
 
 def test_a_crash_folder_is_without_the_base() -> None:
     """It is replayed in a model with the same base, and refused in another one."""
-    trainer = make_trainer()
+    trainer = make_trainer(data=make_batches(3))  # of which one batch is overwritten
     hook = trainer.hooks.get(trainer.add_hook("nan_forensics", stop_run=True))
     trainer.on("train_batch_start", at=2)(lambda batch: batch[0].fill_(torch.nan))
     trainer.train()
     assert saved_names(hook.crash / "state") == {*ADAPTERS, *BUFFERS}
     assert replay_crash(hook.crash, make_trainer(record=False)).same
     with pytest.raises(CheckpointError, match=r"without its frozen parameters .* 0\.base\.weight has other values"):
-        replay_crash(hook.crash, make_trainer(make_model(base_seed=9), record=False))
+        replay_crash(hook.crash, make_trainer(model=make_model(base_seed=9), record=False))
 
 
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("then", [True, False])
 def test_a_run_resumes_bit_for_bit(first: bool, then: bool) -> None:
     """Also if the option is switched on or off in between."""
-    uninterrupted = make_trainer(max_epochs=4)
-    uninterrupted.train()
-    begun = make_trainer(trainable_only=first)
-    begun.train()
+    uninterrupted = train(max_epochs=4)
+    begun = train(trainable_only=first)
     resumed = make_trainer(trainable_only=then)
     resumed.fit(resume=begun.run_dir, max_epochs=4)
     assert same_state(resumed.model, uninterrupted.model)
@@ -219,11 +209,10 @@ OTHER_BASES: dict[str, tuple[Callable[[], nn.Module], str]] = {
 @pytest.mark.parametrize("how", ["resume", "init_from"])
 def test_another_base_is_refused(kind: str, how: str) -> None:
     """The error names what differs, and the model is left as it was."""
-    first = make_trainer()
-    first.train()
+    first = train()
     make, message = OTHER_BASES[kind]
     model, before = make(), make()
-    trainer = make_trainer(model, **({"init_from": str(first.run_dir)} if how == "init_from" else {}))
+    trainer = make_trainer(model=model, **{"init_from": str(first.run_dir)} if how == "init_from" else {})
     with pytest.raises(CheckpointError, match=message):
         trainer.fit(resume=first.run_dir if how == "resume" else None)
     assert same_state(model, before)
@@ -231,32 +220,28 @@ def test_another_base_is_refused(kind: str, how: str) -> None:
 
 def test_a_trained_parameter_that_is_missing_is_refused() -> None:
     """Only what was left out is taken from the model; for the rest, torch's own error says what does not fit."""
-    first = make_trainer()
-    first.train()
+    first = train()
     model = make_model()
     model.append(nn.Linear(1, 1))
     with pytest.raises(RuntimeError, match=r'Missing key\(s\) in state_dict: "3\.weight", "3\.bias"'):
-        make_trainer(model).load_checkpoint(newest(first))
+        make_trainer(model=model).load_checkpoint(newest(first))
 
 
 def test_a_compiled_base_is_left_out_and_fits_the_plain_one() -> None:
     """Names in a checkpoint are those of the model, whatever wraps a part of it."""
     model = make_model()
     model[0].base = torch.compile(model[0].base, backend="eager")
-    first = make_trainer(model)
-    first.train()
+    first = train(model=model)
     assert saved_names(newest(first)) == {*ADAPTERS, *BUFFERS}
     plain = make_trainer()
     plain.load_checkpoint(newest(first))
-    assert torch.equal(plain.model[2].up.weight, model[2].up.weight)  # type: ignore[index]
+    assert torch.equal(plain.model[2].up.weight, model[2].up.weight)
 
 
 def test_init_from_takes_the_adapters() -> None:
     """On the same base; the new run's checkpoints may hold all parameters."""
-    first = make_trainer()
-    first.train()
-    second = make_trainer(trainable_only=False, init_from=str(first.run_dir), max_steps=0)
-    second.train()
+    first = train()
+    second = train(trainable_only=False, init_from=str(first.run_dir), max_steps=0)
     assert same_state(second.model, first.model)
 
 
@@ -281,8 +266,7 @@ def test_what_changes_is_saved_although_it_is_frozen() -> None:
 @pytest.mark.parametrize("how", ["resume", "load_checkpoint"])
 def test_weights_from_another_checkpoint_are_saved(how: str) -> None:
     """A base that only a checkpoint had cannot be left out: the next process would not have it."""
-    first = make_trainer(make_model(base_seed=5), trainable_only=False)
-    first.train()
+    first = train(model=make_model(base_seed=5), trainable_only=False)
     second = make_trainer()
     if how == "load_checkpoint":
         second.load_checkpoint(newest(first))
@@ -294,9 +278,7 @@ def test_weights_from_another_checkpoint_are_saved(how: str) -> None:
 
 def test_the_optimizer_may_own_frozen_parameters() -> None:
     """As AdamW(model.parameters()) does; what is frozen counts."""
-    model = make_model()
-    trainer = make_trainer(model, optimizer=torch.optim.AdamW(model.parameters()))
-    trainer.train()
+    trainer = train(optimizer=torch.optim.AdamW)
     assert saved_names(newest(trainer)) == {*ADAPTERS, *BUFFERS}
 
 
@@ -304,7 +286,7 @@ def test_the_optimizer_may_own_frozen_parameters() -> None:
 def test_a_trained_parameter_whose_gradient_is_off_is_saved(off_at_first: bool) -> None:
     """Networks that train by turns switch `requires_grad` off and on."""
     model = make_model()
-    trainer = make_trainer(model, optimizer=torch.optim.AdamW(model.parameters()))
+    trainer = make_trainer(model=model, optimizer=torch.optim.AdamW(model.parameters()))
 
     def switch(on: bool) -> None:
         for name in ADAPTERS[:2]:
@@ -331,10 +313,9 @@ def test_frozen_parameters_of_any_dtype(dtype: torch.dtype) -> None:
         model[0].register_parameter("tied", model[0].odd)
         return model
 
-    first = make_trainer(make(0))
-    first.train()
+    first = train(model=make(0))
     assert saved_names(newest(first)) == {*ADAPTERS, *BUFFERS}
-    make_trainer(make(0)).load_checkpoint(newest(first))
+    make_trainer(model=make(0)).load_checkpoint(newest(first))
     if dtype != torch.bool:  # every other number is True either way
         with pytest.raises(CheckpointError, match=r"0\.odd has other values, 0\.turned has other values, 0\.tied has"):
-            make_trainer(make(1)).load_checkpoint(newest(first))
+            make_trainer(model=make(1)).load_checkpoint(newest(first))
