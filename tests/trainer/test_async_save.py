@@ -7,23 +7,27 @@ import os
 import signal
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from weakref import WeakSet
 
+import builders
 import numpy as np
 import pytest
 import torch
+from builders import batches_of, make_batches
 from fresh_process import start, status_of
+from torch.optim.lr_scheduler import ExponentialLR
 from torch.utils.data import DataLoader, TensorDataset
 
-from hookline import Trainer, TrainingHook, UpdateHook, _fs, get_trainer
+from hookline import CheckpointHook, SimpleTrainer, Trainer, TrainingHook, UpdateHook, _fs
 from hookline.checkpoints import list_checkpoints
 from hookline.checkpoints.format import encode_section
 from hookline.checkpoints.saves import HostMemory
 from hookline.errors import CheckpointError
-from hookline.record import read_json, read_jsonl
+from hookline.record import read_events, read_json
 
 NEXT_STEP_S = 0.3  # how long a slow disk waits for the next step, which the last one of a run never gets
 
@@ -70,17 +74,14 @@ class Tied(torch.nn.Module):
         return self.second(self.drop(self.norm(self.first(x)))).mean(1, keepdim=True)
 
 
-def make_trainer(**options: Any) -> Trainer:
-    """Eight steps an epoch, and state of every kind."""
+def make_trainer(*hooks: Any, **options: Any) -> SimpleTrainer:
+    """Make a trainer with eight steps an epoch, and state of every kind."""
     torch.manual_seed(0)
-    model, data = Tied(), [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(8)]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
     options = {
-        "async_save": True, "console": False, "seed": 1, "loss_fn": torch.nn.functional.mse_loss,
-        "scheduler": scheduler, "sanity_batches": 0, **options,
+        "model": Tied(), "data": make_batches(8), "optimizer": partial(torch.optim.AdamW, lr=0.01), "async_save": True,
+        "scheduler": partial(ExponentialLR, gamma=0.9), "seed": 1, "sanity_batches": 0, "record": True, **options,
     }  # fmt: skip
-    return get_trainer("simple", model, data, optimizer, "cpu", **options)
+    return builders.make_trainer(*hooks, **options)
 
 
 class Story(TrainingHook):
@@ -175,31 +176,28 @@ def ask_at(trainer: Trainer, *steps: int) -> Story:
 
 def contents(directory: Path) -> dict[str, Any]:
     """Every checkpoint's files as bytes, but for what no two runs share: the clock and the run's name."""
-    found = {}
+    checkpoints = {}
     for path in list_checkpoints(directory):
         state = json.loads((path / "state.json").read_text())
         assert state["sections"]["progress"].pop("seconds") > 0 and state["meta"].pop("run_id")
         tensors = {file.name: file.read_bytes() for file in path.glob("*.safetensors")}
-        found[path.name] = (state, tensors)
-    return found
+        checkpoints[path.name] = (state, tensors)
+    return checkpoints
 
 
 def run_with_everything(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Trainer:
     """Two epochs with validation, an average, and state that is live; a checkpoint every other step, and per epoch."""
-    val = [(torch.ones(4, 3), torch.ones(4, 1))]
-    trainer = make_trainer(max_epochs=2, val_dataloader=val, validate_every=3, **options)
+    hooks = (LiveState(), Sum(), "ema", CheckpointHook(save_every_n_steps=2))
+    trainer = make_trainer(*hooks, max_epochs=2, val_dataloader=make_batches(1), validate_every=3, **options)
     slow_disk(trainer, monkeypatch)
-    for hook in (LiveState(), Sum(), "ema"):
-        trainer.add_hook(hook)
-    trainer.add_checkpointing(save_every_n_steps=2)
     trainer.train()
     return trainer
 
 
 def test_the_files_are_those_of_a_run_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same checkpoints with the same bytes in every section, though training had gone on before the first write."""
-    waiting = contents(run_with_everything(monkeypatch, async_save=False).checkpoint_dir)  # type: ignore[arg-type]
-    going_on = contents(run_with_everything(monkeypatch).checkpoint_dir)  # type: ignore[arg-type]
+    waiting = contents(run_with_everything(monkeypatch, async_save=False).checkpoint_dir)
+    going_on = contents(run_with_everything(monkeypatch).checkpoint_dir)
     assert sorted(going_on) == [f"step-{step:08d}" for step in range(2, 17, 2)]
     assert len(going_on["step-00000004"][1]) >= 5  # model, optimizers, hooks, update_state, rng
     assert going_on == waiting
@@ -207,19 +205,15 @@ def test_the_files_are_those_of_a_run_that_waits(monkeypatch: pytest.MonkeyPatch
 
 def test_without_copies_they_would_not_be(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: live tensors in the writer's hands are overwritten by the next step, and the comparison sees it."""
-    waiting = contents(run_with_everything(monkeypatch, async_save=False).checkpoint_dir)  # type: ignore[arg-type]
+    waiting = contents(run_with_everything(monkeypatch, async_save=False).checkpoint_dir)
 
     def no_copies(self: HostMemory, sections: Any) -> dict[str, Any]:
         return {name: encode_section(name, tree) for name, tree in sections.items()}
 
     monkeypatch.setattr(HostMemory, "snapshot", no_copies)
-    aliased = contents(run_with_everything(monkeypatch).checkpoint_dir)  # type: ignore[arg-type]
-    different = {
-        file
-        for name, (_, tensors) in aliased.items()
-        for file, data in tensors.items()
-        if data != waiting[name][1][file]
-    }
+    aliased = contents(run_with_everything(monkeypatch).checkpoint_dir)
+    files = [(name, file, data) for name, (_, tensors) in aliased.items() for file, data in tensors.items()]
+    different = {file for name, file, data in files if data != waiting[name][1][file]}
     assert {"model.safetensors", "optimizers.safetensors", "hooks.safetensors", "update_state.safetensors"} <= different
 
 
@@ -238,7 +232,7 @@ def test_training_continues_and_hooks_are_called_at_a_later_boundary(monkeypatch
     @trainer.on("step_end", at=12)
     def look(trainer: Trainer) -> None:
         assert trainer.saving == "step-00000002" and gate.reached.wait(20)
-        assert list_checkpoints(trainer.checkpoint_dir) == []  # type: ignore[arg-type]
+        assert list_checkpoints(trainer.checkpoint_dir) == []
         gate.open()
 
     trainer.train()
@@ -247,8 +241,8 @@ def test_training_continues_and_hooks_are_called_at_a_later_boundary(monkeypatch
     directory = str(trainer.checkpoint_dir)
     path = f"{directory}/step-00000002"
     assert received == [(2, 0, 0, 12, 1, threading.current_thread(), directory, path, path)]
-    lines, _ = read_jsonl(trainer.run_dir / "events.jsonl")  # type: ignore[operator]
-    assert [(line["step"], line["path"]) for line in lines if line["kind"] == "checkpoint_saved"] == [(2, path)]
+    events = read_events(trainer.run_dir)
+    assert [(event["step"], event["path"]) for event in events if event["kind"] == "checkpoint_saved"] == [(2, path)]
 
 
 def test_it_is_reported_before_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,7 +274,7 @@ def test_the_next_save_waits_for_the_one_before(monkeypatch: pytest.MonkeyPatch)
     assert [line for line in story.told if "saved" in line] == [f"saved {step}" for step in range(1, 9)]
     assert story.told.index("saved 1") > story.told.index("step 2")
     assert set(writers) == {1}
-    assert len(list_checkpoints(trainer.checkpoint_dir)) == 8  # type: ignore[arg-type]
+    assert len(list_checkpoints(trainer.checkpoint_dir)) == 8
 
 
 def test_several_names_at_one_boundary() -> None:
@@ -295,7 +289,7 @@ def test_several_names_at_one_boundary() -> None:
     story = ask_at(trainer)
     trainer.train()
     assert [line for line in story.told if "saved" in line] == ["saved 3"] * 3
-    one, two = (contents(trainer.checkpoint_dir)[name] for name in ("one", "two"))  # type: ignore[arg-type]
+    one, two = (contents(trainer.checkpoint_dir)[name] for name in ("one", "two"))
     assert one[1] == two[1]
 
 
@@ -312,9 +306,9 @@ def test_a_failure_ends_the_run(when: str, monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(CheckpointError, match=r"cannot write checkpoint 'step-0000000[28]'.*No space left on device"):
         trainer.train()
     assert story.told[-3:] == [f"step {5 if when == 'on the way' else 8}", "exception", "end"]
-    run = read_json(trainer.run_dir / "run.json")  # type: ignore[operator]
+    run = read_json(trainer.run_dir / "run.json")
     assert (run["outcome"], run["counters"]["failed_saves"]) == ("failed", 1)
-    assert list(trainer.checkpoint_dir.iterdir()) == []  # type: ignore[union-attr]
+    assert list(trainer.checkpoint_dir.iterdir()) == []
 
 
 def test_a_failure_may_be_warned_of(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -326,8 +320,7 @@ def test_a_failure_may_be_warned_of(monkeypatch: pytest.MonkeyPatch, caplog: pyt
     assert [line for line in story.told if "saved" in line] == ["saved 7"]
     assert trainer.failed_saves == 1 and trainer.step == 8
     assert "step 2 has no checkpoint, training continues: cannot write checkpoint" in caplog.text
-    lines, _ = read_jsonl(trainer.run_dir / "events.jsonl")  # type: ignore[operator]
-    assert [line["step"] for line in lines if line["kind"] == "checkpoint_failed"] == [2]
+    assert [event["step"] for event in read_events(trainer.run_dir) if event["kind"] == "checkpoint_failed"] == [2]
 
 
 def test_what_cannot_be_saved_fails_at_its_own_boundary(caplog: pytest.LogCaptureFixture) -> None:
@@ -356,7 +349,7 @@ def test_an_exception_ends_with_the_save_finished(monkeypatch: pytest.MonkeyPatc
         trainer.train()
     assert story.told == ["step 1", "step 2", "step 3", "exception", "saved 2", "end"]
     again = make_trainer(record=False)
-    assert again.load_checkpoint(trainer.run_dir).name == "step-00000002"  # type: ignore[arg-type]
+    assert again.load_checkpoint(trainer.run_dir).name == "step-00000002"
 
 
 def test_a_failed_save_replaces_no_other_failure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -389,7 +382,7 @@ def test_a_signal_waits_for_the_save(monkeypatch: pytest.MonkeyPatch) -> None:
         trainer.train()
     assert left.value.code == 143
     assert story.told == ["step 1", "step 2", "step 3", "step 4", "saved 2", "saved 4", "end"]
-    assert len(list_checkpoints(trainer.checkpoint_dir)) == 2  # type: ignore[arg-type]
+    assert len(list_checkpoints(trainer.checkpoint_dir)) == 2
 
 
 @pytest.mark.parametrize("parameters", [{}, {"monitor": "train/epoch_loss"}, {"save_last": True}])
@@ -400,7 +393,6 @@ def test_a_signal_before_the_first_checkpoint_saves_its_step_once(parameters: di
     trainer.on("step_end", name="signal", at=2)(lambda: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(SystemExit):
         trainer.fit()
-    assert trainer.checkpoint_dir is not None
     assert [path.name for path in list_checkpoints(trainer.checkpoint_dir)] == ["step-00000002"]
 
 
@@ -418,14 +410,14 @@ def test_a_second_signal_leaves_a_whole_checkpoint(monkeypatch: pytest.MonkeyPat
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
     assert story.told[-4:] == ["step 4", "exception", "saved 2", "end"]
-    assert [path.name for path in list_checkpoints(trainer.checkpoint_dir)] == ["step-00000002"]  # type: ignore[arg-type]
+    assert [path.name for path in list_checkpoints(trainer.checkpoint_dir)] == ["step-00000002"]
 
 
 def train_with_loaders_that_fork() -> None:
     """Train two epochs with workers; a save of the first one is written until the second has made two steps."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         trainer, gate = make_trainer(), Gate(monkeypatch)
-        data = TensorDataset(torch.randn(16, 3), torch.randn(16, 1))
+        data = TensorDataset(*batches_of(16)[0])
         story = ask_at(trainer, 3)
         trainer.on("step_end", at=6)(lambda: gate.open())
         trainer.fit(DataLoader(data, batch_size=4, num_workers=2), max_epochs=2)
@@ -446,7 +438,7 @@ def test_a_run_that_is_dropped_finishes_its_save(monkeypatch: pytest.MonkeyPatch
     for _ in range(2):
         next(steps)
     assert trainer.saving
-    steps.close()  # type: ignore[attr-defined]
+    steps.close()
     assert story.told[-2:] == ["saved 2", "end"] and not trainer.saving
 
 
@@ -501,13 +493,12 @@ def test_loading_after_a_stop_loads_the_save_that_was_asked_for_last(monkeypatch
     ask_at(trainer, 2, 4)
     trainer.on("step_end", at=4)(lambda trainer: trainer.request_stop("enough"))
     trainer.train()
-    assert trainer.load_checkpoint(trainer.run_dir).name == "step-00000004"  # type: ignore[arg-type]
+    assert trainer.load_checkpoint(trainer.run_dir).name == "step-00000004"
 
 
 def make_scored(scores: list[float], **options: Any) -> Trainer:
     """Validates after every step, which then has its score."""
-    val = [(torch.ones(4, 3), torch.ones(4, 1))]
-    trainer = make_trainer(val_dataloader=val, validate_every=1, max_steps=len(scores), **options)
+    trainer = make_trainer(val_dataloader=make_batches(1), validate_every=1, max_steps=len(scores), **options)
 
     @trainer.on("validation_end", name="score")
     def score(metrics: dict[str, float], step: int) -> None:
@@ -518,17 +509,17 @@ def make_scored(scores: list[float], **options: Any) -> Trainer:
 
 def test_the_best_are_kept_as_in_a_run_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names, links and what the hook knows: retention sees durable checkpoints only, and comes to the same."""
-    found = []
+    results = []
     for async_save in (False, True):
         trainer = make_scored([0.9, 0.5, 0.7, 0.6, 0.4, 0.45, 0.3, 0.8], async_save=async_save)
         slow_disk(trainer, monkeypatch)
         trainer.add_checkpointing(monitor="val/score", save_top_k=2, save_last=True, filename="{step}-{val/score:.2f}")
         trainer.train()
         directory, hook = trainer.checkpoint_dir, trainer.hooks.get("checkpoint")
-        assert directory is not None and hook.best_path == directory / "step=7-val_score=0.30"
+        assert hook.best_path == directory / "step=7-val_score=0.30"
         links = {path.name: os.readlink(path) for path in directory.iterdir() if path.is_symlink()}  # noqa: PTH115
-        found.append((sorted(path.name for path in list_checkpoints(directory)), links, hook.kept, hook.state_dict()))
-    assert found[0] == found[1]
+        results.append((sorted(path.name for path in list_checkpoints(directory)), links, hook.kept, hook.state_dict()))
+    assert results[0] == results[1]
 
 
 def test_one_that_is_worse_than_what_is_being_written_is_not_saved(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -543,16 +534,12 @@ def test_one_that_is_worse_than_what_is_being_written_is_not_saved(monkeypatch: 
 
 def test_resuming_from_it_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     """From a checkpoint that was written while training went on, the run comes to the same, bit for bit."""
-    whole = make_trainer(max_epochs=2, async_save=False)
-    whole.add_hook(LiveState())
+    whole = make_trainer(LiveState(), max_epochs=2, async_save=False)
     whole.train()
-    first = make_trainer(max_steps=5)
+    first = make_trainer(LiveState(), CheckpointHook(save_every_n_epochs=None, save_every_n_steps=3), max_steps=5)
     slow_disk(first, monkeypatch)
-    first.add_hook(LiveState())
-    first.add_checkpointing(save_every_n_epochs=None, save_every_n_steps=3)
     first.train()
-    second = make_trainer(max_epochs=2)
-    second.add_hook(LiveState())
+    second = make_trainer(LiveState(), max_epochs=2)
     second.fit(resume=first.run_dir)
     assert second.hooks.get("live_state").losses == whole.hooks.get("live_state").losses
     assert all(map(torch.equal, whole.model.state_dict().values(), second.model.state_dict().values()))

@@ -1,32 +1,35 @@
 """A run that is stopped anywhere resumes to the same curve, weights and optimizer state, bit for bit."""
 
-import json
 import os
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import builders
 import numpy as np
 import pytest
 import torch
+from builders import batches_of, make_batches
 from fresh_process import start, status_of
 from read_batches import make_reader
 from stopped_runs import SaveAndStop, bits_of, curve_of, run_in_parts
 from torch import nn
+from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
 
-from hookline import EarlyStopping, ResumableSampler, SimpleTrainer, TrainingHook
+from hookline import CheckpointHook, EarlyStopping, ResumableSampler, SimpleTrainer, TrainingHook
 from hookline.errors import CheckpointError
+from hookline.record import read_json
 
 BATCHES = 8  # of an epoch; there are two
 Sample = tuple[torch.Tensor, torch.Tensor]
 
 
 def samples(seed: int = 1) -> TensorDataset:
-    generator = torch.Generator().manual_seed(seed)
-    return TensorDataset(torch.randn(32, 3, generator=generator), torch.randn(32, 1, generator=generator))
+    return TensorDataset(*batches_of(32, seed=seed)[0])
 
 
 class Augmented(Dataset[Sample]):
@@ -135,23 +138,26 @@ LOADERS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def make_trainer(loaders: Any, root: Path, **options: Any) -> SimpleTrainer:
+def make_trainer(loaders: Any, root: Path, *hooks: Any, **options: Any) -> SimpleTrainer:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 1))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     options = {
-        "scheduler": torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 16), "max_epochs": 2, "seed": 5, **options,
+        "model": nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 1)),
+        "optimizer": partial(torch.optim.AdamW, lr=1e-2), "scheduler": partial(CosineAnnealingLR, T_max=16),
+        "max_epochs": 2, "seed": 5, "val_dataloader": [samples(2)[:8], samples(2)[8:]], **options,
     }  # fmt: skip
-    return SimpleTrainer(
-        model, loaders, optimizer, "cpu", loss_fn=nn.functional.mse_loss, console=False, output_dir=str(root),
-        val_dataloader=[samples(2)[:8], samples(2)[8:]], **options,
-    )  # fmt: skip
+    return builders.make_trainer(*hooks, data=loaders, record=True, output_dir=str(root), **options)
+
+
+def train(loaders: Any, root: Path, *hooks: Any, **options: Any) -> SimpleTrainer:
+    trainer = make_trainer(loaders, root, *hooks, **options)
+    trainer.train()
+    return trainer
 
 
 def fingerprint(trainer: SimpleTrainer) -> dict[str, Any]:
     """The whole curve, and every bit of model and optimizer."""
     state = trainer.optimizers[0].state_dict()["state"]
-    tensors = [*trainer.model.state_dict().values(), *(value for one in state.values() for value in one.values())]
+    tensors = [*trainer.model.state_dict().values(), *(value for entry in state.values() for value in entry.values())]
     return {"curve": curve_of(trainer), "bits": bits_of(tensors)}
 
 
@@ -169,8 +175,7 @@ STOPS = {
 @pytest.mark.parametrize("kind", [name for name in LOADERS if "workers" not in name])
 def test_a_stopped_run_ends_where_an_unbroken_one_does(kind: str, stops: list[int], tmp_path: Path) -> None:
     """Shuffling, augmentation, dropout, batch norm, schedule and optimizer continue as if nothing had happened."""
-    whole = make_trainer(LOADERS[kind](), tmp_path / "whole")
-    whole.train()
+    whole = train(LOADERS[kind](), tmp_path / "whole")
     parts = stopped(LOADERS[kind], tmp_path / "parts", stops)
     assert parts.step == whole.step == 2 * BATCHES
     assert fingerprint(parts) == fingerprint(whole)
@@ -179,8 +184,7 @@ def test_a_stopped_run_ends_where_an_unbroken_one_does(kind: str, stops: list[in
 @pytest.mark.parametrize("kind", [name for name in LOADERS if "workers" in name])
 def test_with_two_workers(kind: str, tmp_path: Path) -> None:
     """Workers draw from separate streams, which are restored."""
-    whole = make_trainer(LOADERS[kind](), tmp_path / "whole")
-    whole.train()
+    whole = train(LOADERS[kind](), tmp_path / "whole")
     parts = stopped(LOADERS[kind], tmp_path / "parts", [3, 8, 13])
     assert fingerprint(parts) == fingerprint(whole)
 
@@ -194,8 +198,7 @@ def test_with_two_workers(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [name for name in LOADERS if "workers" not in name and "stream" not in name])
 def test_with_other_options(kind: str, options: dict[str, Any], tmp_path: Path) -> None:
     """Mixed precision with and without a scaler, windows (and reading ahead for them), clipping, validation."""
-    whole = make_trainer(LOADERS[kind](), tmp_path / "whole", **options)
-    whole.train()
+    whole = train(LOADERS[kind](), tmp_path / "whole", **options)
     middle = whole.step // 2
     parts = stopped(LOADERS[kind], tmp_path / "parts", [1, middle, middle + 1], **options)
     assert fingerprint(parts) == fingerprint(whole)
@@ -203,8 +206,7 @@ def test_with_other_options(kind: str, options: dict[str, Any], tmp_path: Path) 
 
 def test_the_comparison_can_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the restored random streams the curve is another one."""
-    whole = make_trainer(shuffling(), tmp_path / "whole")
-    whole.train()
+    whole = train(shuffling(), tmp_path / "whole")
     monkeypatch.setattr("hookline.trainer.sections.restore_rng", lambda state: None)
     assert fingerprint(stopped(shuffling, tmp_path / "parts", [3])) != fingerprint(whole)
 
@@ -235,7 +237,7 @@ def counters(root: Path, stops: list[int]) -> tuple[dict[str, Any], Any]:
         return trainer
 
     trainer = run_in_parts(make, stops)
-    described = json.loads((trainer.run_dir / "run.json").read_text())["counters"]  # type: ignore[operator]
+    described = read_json(trainer.run_dir / "run.json")["counters"]
     assert described.pop("seconds") >= 0
     return described, (every_fourth, at_the_end[-1])
 
@@ -269,8 +271,7 @@ def test_elapsed_seconds_continue_after_a_resume(
         return trainer
 
     trainer = run_in_parts(make, stops)
-    described = json.loads((trainer.run_dir / "run.json").read_text())  # type: ignore[operator]
-    assert described["counters"]["seconds"] == 160.0
+    assert read_json(trainer.run_dir / "run.json")["counters"]["seconds"] == 160.0
     assert due == [5, 9, 13]  # decided when a batch begins, after 40, 80 and 120 seconds
 
 
@@ -280,9 +281,7 @@ def test_elapsed_seconds_continue_after_a_resume(
 def test_a_shorter_loader_cannot_resume(tmp_path: Path) -> None:
     """In a new trainer or the same one: the message has both numbers. What is just long enough is welcome."""
     batches = list(shuffling())
-    first = make_trainer(batches, tmp_path, max_epochs=1)
-    first.add_hook(SaveAndStop(4))
-    first.train()
+    first = train(batches, tmp_path, SaveAndStop(4), max_epochs=1)
     said = "the run had trained on 4 batches of the loader 'train', inside an epoch, and now this loader has only 3:"
     with pytest.raises(CheckpointError, match=said):
         make_trainer(batches[:3], tmp_path).fit(resume=first.run_dir)
@@ -338,15 +337,13 @@ def test_what_cannot_be_exact_is_said_at_the_start(
     trainer.on("train_start")(lambda: told.append(caplog.text))
     trainer.train()
     assert (f"may not be exact: loader 'train' {said}" in told[0]) if said else "exact" not in told[0]
-    assert ("resume_not_exact" in (trainer.run_dir / "events.jsonl").read_text()) is bool(said)  # type: ignore[operator]
+    assert ("resume_not_exact" in (trainer.run_dir / "events.jsonl").read_text()) is bool(said)
 
 
 def test_a_run_without_a_checkpoint_begins_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """In the same directory, and loudly; the curve is the unbroken run's."""
-    whole = make_trainer(shuffling(), tmp_path / "whole")
-    whole.train()
-    first = make_trainer(shuffling(), tmp_path, max_steps=3)
-    first.train()
+    whole = train(shuffling(), tmp_path / "whole")
+    first = train(shuffling(), tmp_path, max_steps=3)
     again = make_trainer(shuffling(), tmp_path)
     again.fit(resume=first.run_dir)
     assert again.run_id == first.run_id and "has no checkpoint yet" in caplog.text
@@ -355,16 +352,13 @@ def test_a_run_without_a_checkpoint_begins_again(tmp_path: Path, caplog: pytest.
 
 def test_a_fork_is_a_new_run_with_a_lineage(tmp_path: Path) -> None:
     """It begins from the checkpoint, in its own directory, and says whose it is; its checkpoints say so, too."""
-    first = make_trainer(shuffling(), tmp_path)
-    first.add_hook(SaveAndStop(3))
-    first.train()
-    fork = make_trainer(shuffling(), tmp_path)
-    fork.add_hook(SaveAndStop(5))
+    first = train(shuffling(), tmp_path, SaveAndStop(3))
+    fork = make_trainer(shuffling(), tmp_path, SaveAndStop(5))
     fork.fit(resume=first.run_dir, fork=True)
     assert fork.run_id != first.run_id and fork.step == 5
     lineage = fork.record.lineage
     assert lineage == {
-        "run_id": first.run_id, "step": 3, "checkpoint": str(first.checkpoint_dir / "step-00000003"),  # type: ignore[operator]
+        "run_id": first.run_id, "step": 3, "checkpoint": str(first.checkpoint_dir / "step-00000003"),
     }  # fmt: skip
     again = make_trainer(shuffling(), tmp_path)
     again.fit(resume=fork.run_dir)
@@ -404,7 +398,7 @@ def killed_while_stopping(root: Path, why: str, **options: Any) -> Path:
 
 
 def outcome_of(run: Path) -> tuple[str, str]:
-    described = json.loads((run / "run.json").read_text())
+    described = read_json(run / "run.json")
     return described["outcome"], described["reason"]
 
 
@@ -414,7 +408,7 @@ def test_a_run_that_is_killed_while_it_stops_stays_stopped(why: str, options: di
     """Its stop is part of the checkpoint: the resumed run ends there, for the same reason. Resumed again, it trains."""
     whole = stopping_trainer(tmp_path / "whole", why)
     whole.train()
-    assert whole.step == 6 and whole.run_dir is not None
+    assert whole.step == 6
     run = killed_while_stopping(tmp_path / "killed", why, **options)
     resumed = stopping_trainer(tmp_path / "killed", why)
     resumed.fit(resume=run)
@@ -464,7 +458,7 @@ def test_a_signal_stops_only_this_attempt(tmp_path: Path) -> None:
         trainer.on("after_backward", name="signal", at=6)(lambda: os.kill(os.getpid(), signal.SIGTERM))
         with pytest.raises(SystemExit):
             trainer.train()
-        assert trainer.run_dir is not None and outcome_of(trainer.run_dir)[0] == "interrupted"
+        assert outcome_of(trainer.run_dir)[0] == "interrupted"
         resumed = stopping_trainer(tmp_path, why) if steps == 6 else make_trainer(shuffling(), tmp_path)
         resumed.fit(resume=trainer.run_dir)
         assert resumed.step == steps
@@ -478,7 +472,7 @@ def fail_at_the_end() -> None:
 def test_a_stop_that_ended_in_another_outcome_is_not_repeated(ending: str, tmp_path: Path) -> None:
     """The stop was carried out, although the run is recorded as failed or with bad weights: resuming trains on."""
 
-    def train(resume: Path | None = None) -> SimpleTrainer:
+    def train_until_stopped(resume: Path | None = None) -> SimpleTrainer:
         trainer = stopping_trainer(tmp_path, "request_stop")
         if ending == "failed":
             trainer.on("train_end", name="fail", on_error="raise")(fail_at_the_end)
@@ -486,12 +480,12 @@ def test_a_stop_that_ended_in_another_outcome_is_not_repeated(ending: str, tmp_p
             trainer.on("after_optimizer_step", name="spoil")(lambda model: model[0].bias.data.fill_(torch.nan))
         with suppress(ValueError):
             trainer.fit(resume=resume)
-        assert trainer.run_dir is not None and outcome_of(trainer.run_dir)[0] == ending
+        assert outcome_of(trainer.run_dir)[0] == ending
         return trainer
 
-    first = train()
+    first = train_until_stopped()
     assert first.step == 6
-    assert train(first.run_dir).step > 6
+    assert train_until_stopped(first.run_dir).step > 6
 
 
 @pytest.mark.parametrize(("event", "repeated"), [("validation_end", [1, 2]), ("epoch_end", [2])])
@@ -499,16 +493,10 @@ def test_an_epoch_whose_end_failed_steps_its_scheduler_once(event: str, repeated
     """A failed validation is repeated, with the end of its epoch; after a failed on_epoch_end the epoch is over."""
 
     def make(fails: bool) -> SimpleTrainer:
-        torch.manual_seed(0)
-        model = nn.Linear(3, 1)
-        optimizer = torch.optim.SGD(model.parameters(), 1.0)
-        trainer = SimpleTrainer(
-            model, [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(3)], optimizer, "cpu",
-            val_loaders=[(torch.randn(4, 3), torch.randn(4, 1))], sanity_batches=0, max_epochs=3, console=False,
-            loss_fn=nn.functional.mse_loss, scheduler_interval="epoch",
-            scheduler=torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5),
+        trainer = builders.make_trainer(
+            CheckpointHook(save_on_exception=True), data=make_batches(3), val_loaders=make_batches(1), sanity_batches=0,
+            max_epochs=3, lr=1.0, scheduler=partial(ExponentialLR, gamma=0.5), scheduler_interval="epoch", record=True,
         )  # fmt: skip
-        trainer.add_checkpointing(save_on_exception=True)
         if fails:
             trainer.on(event, on_error="raise")(lambda epoch: 1 / 0 if epoch == 1 else None)
         return trainer
@@ -523,4 +511,4 @@ def test_an_epoch_whose_end_failed_steps_its_scheduler_once(event: str, repeated
     resumed.on("epoch_end", name="ended")(lambda epoch: ended.append(epoch))
     resumed.fit(resume=failed.run_dir)
     assert rates == [0.25] * 3 and ended == repeated
-    assert resumed.lr == whole.lr == 0.125 and torch.equal(resumed.model.weight, whole.model.weight)  # type: ignore[arg-type]
+    assert resumed.lr == whole.lr == 0.125 and torch.equal(resumed.model[0].weight, whole.model[0].weight)

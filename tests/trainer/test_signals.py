@@ -8,18 +8,22 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing import Pipe, active_children, current_process
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
+import builders
 import pytest
 import torch
+from builders import batches_of, make_batches
 from fresh_process import start, status_of
+from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader, Dataset, TensorDataset, get_worker_info
 
-from hookline import Trainer, TrainingHook, get_trainer
+from hookline import Trainer, TrainingHook
 from hookline.checkpoints.store import read_manifest
 from hookline.errors import CheckpointError
 
@@ -34,12 +38,8 @@ def handlers_are_put_back() -> Iterator[None]:
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
-def make_trainer(**options: Any) -> Trainer:
-    torch.manual_seed(0)
-    model = torch.nn.Linear(3, 1)
-    data = [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(6)]
-    options = {"console": False, "loss_fn": torch.nn.functional.mse_loss, **options}
-    return get_trainer("simple", model, data, torch.optim.SGD(model.parameters(), 0.1), "cpu", **options)
+OPTIONS = {"data": make_batches(6), "record": True}
+make_trainer, train = partial(builders.make_trainer, **OPTIONS), partial(builders.train, **OPTIONS)
 
 
 class Killed(TrainingHook):
@@ -73,22 +73,19 @@ class Killed(TrainingHook):
 @pytest.mark.parametrize(("number", "leaves"), [(signal.SIGTERM, SystemExit), (signal.SIGINT, KeyboardInterrupt)])
 def test_a_signal_ends_the_run_in_order(number: signal.Signals, leaves: type[BaseException]) -> None:
     """The step is finished and saved, on_train_end fires and hooks are closed; then the signal has its way."""
-    trainer, hook = make_trainer(), Killed(number)
-    trainer.add_hook(hook)
+    trainer = make_trainer(hook := Killed(number))
     with pytest.raises(leaves) as left:
         trainer.train()
     assert not isinstance(left.value, SystemExit) or left.value.code == 143
     assert hook.received == ["step 1", "step 2", "step 3", "saved 3", f"end: {number.name}"]
     assert hook.closed == 1
-    assert trainer.run_dir is not None
     run = json.loads((trainer.run_dir / "run.json").read_text())
     assert (run["outcome"], run["reason"]) == ("interrupted", number.name)
     assert '"kind":"stop_requested","step":3,"reason":"' + number.name in (trainer.run_dir / "events.jsonl").read_text()
     again = make_trainer()
     again.fit(resume=trainer.run_dir)
-    whole = make_trainer(record=False)
-    whole.train()
-    assert torch.equal(again.model.weight, whole.model.weight)  # type: ignore[arg-type]
+    whole = train(record=False)
+    assert torch.equal(again.model[0].weight, whole.model[0].weight)
 
 
 @pytest.mark.parametrize(("number", "said"), [(signal.SIGTERM, "a second one"), (signal.SIGINT, "press Ctrl-C again")])
@@ -108,8 +105,7 @@ def test_a_run_that_writes_nothing_stops_all_the_same(
     options: dict[str, Any], capfd: pytest.CaptureFixture[str]
 ) -> None:
     """There is nowhere to save to: that is not an error, and the console does not promise it."""
-    trainer, hook = make_trainer(console=True, **options), Killed(signal.SIGTERM)
-    trainer.add_hook(hook)
+    trainer = make_trainer(hook := Killed(signal.SIGTERM), console=True, **options)
     with pytest.raises(SystemExit):
         trainer.train()
     assert hook.received == ["step 1", "step 2", "step 3", "end: SIGTERM"]
@@ -127,8 +123,7 @@ def test_a_signal_while_the_run_is_ending(capfd: pytest.CaptureFixture[str]) -> 
 
 def test_the_last_step_of_an_epoch() -> None:
     """The checkpoint is that of the epoch's end."""
-    trainer, hook = make_trainer(max_epochs=2), Killed(signal.SIGTERM, at=6)
-    trainer.add_hook(hook)
+    trainer = make_trainer(hook := Killed(signal.SIGTERM, at=6), max_epochs=2)
     with pytest.raises(SystemExit):
         trainer.train()
     assert hook.received[-2:] == ["saved 6", "end: SIGTERM"]
@@ -149,8 +144,7 @@ def test_a_signal_before_the_first_step() -> None:
 
 def test_a_signal_right_after_a_resume_saves_nothing_twice() -> None:
     """The checkpoint that was loaded holds this state; a fork has none yet."""
-    first = make_trainer()
-    first.add_hook(Killed(signal.SIGTERM))
+    first = make_trainer(Killed(signal.SIGTERM))
     with pytest.raises(SystemExit):
         first.train()
 
@@ -159,7 +153,6 @@ def test_a_signal_right_after_a_resume_saves_nothing_twice() -> None:
         trainer.on("train_start")(lambda: os.kill(os.getpid(), signal.SIGTERM))
         with pytest.raises(SystemExit):
             trainer.fit(resume=first.run_dir, fork=fork)
-        assert trainer.checkpoint_dir is not None
         return [path.name for path in trainer.checkpoint_dir.iterdir()]
 
     assert [resume(), resume(), resume(fork=True)] == [["step-00000003"]] * 3
@@ -174,8 +167,7 @@ def test_earlier_handlers_are_chained_and_restored() -> None:
 
     before = signal.signal(signal.SIGTERM, earlier)
     try:
-        trainer = make_trainer()
-        trainer.add_hook(Killed(signal.SIGTERM))
+        trainer = make_trainer(Killed(signal.SIGTERM))
         with pytest.raises(SystemExit):
             trainer.train()
         assert received == [signal.SIGTERM]
@@ -188,9 +180,7 @@ def test_an_ignored_signal_stays_ignored() -> None:
     """A run in the background of a shell ignores Ctrl-C."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        trainer = make_trainer()
-        trainer.add_hook(Killed(signal.SIGINT))
-        trainer.train()
+        trainer = train(Killed(signal.SIGINT))
         assert trainer.step == 6
     finally:
         signal.signal(signal.SIGINT, before)
@@ -224,8 +214,7 @@ def test_off_the_main_thread() -> None:
 
 def test_a_second_ctrl_c_leaves_at_once() -> None:
     """The step is not finished; the run is closed as after any interruption."""
-    trainer, hook = make_trainer(), Killed(signal.SIGINT)
-    trainer.add_hook(hook)
+    trainer = make_trainer(hook := Killed(signal.SIGINT))
     trainer.on("before_optimizer_step", at=3)(lambda: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
@@ -242,7 +231,6 @@ def test_a_signal_around_a_save_saves_once(filename: str | None, event: str, asy
     trainer.on(event, name="signal")(lambda step: os.kill(os.getpid(), signal.SIGTERM) if step == 4 else None)
     with pytest.raises(SystemExit):
         trainer.train()
-    assert trainer.checkpoint_dir is not None
     steps = [read_manifest(path)["meta"]["step"] for path in trainer.checkpoint_dir.iterdir()]
     # A save in the background is reported some steps later; the last of them is then saved as well.
     assert 4 in steps and len(steps) == len(set(steps)) and max(steps) == trainer.step
@@ -290,7 +278,7 @@ def test_a_signal_while_the_next_boundary_is_planned() -> None:
             os.kill(os.getpid(), signal.SIGTERM)
         return planned
 
-    trainer.next_boundaries = plan_late  # type: ignore[method-assign]
+    trainer.next_boundaries = plan_late
     trainer.on("step_end", at=2)(lambda trainer: trainer.request_boundary())
     with pytest.raises(SystemExit):
         trainer.train()
@@ -301,15 +289,8 @@ def test_a_save_before_the_validation_of_its_step_is_not_enough() -> None:
     """The learning rate that a validation lowers afterwards is saved, too."""
 
     def make() -> Trainer:
-        torch.manual_seed(0)
-        model = torch.nn.Linear(3, 1)
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        data = [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(6)]
-        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=100.0)
-        trainer = get_trainer(
-            "simple", model, data, optimizer, "cpu", scheduler=plateau, val_loaders=data[:1], validate_every=2,
-            loss_fn=torch.nn.functional.mse_loss, console=False,
-        )  # fmt: skip
+        plateau = partial(ReduceLROnPlateau, factor=0.5, patience=0, threshold=100.0)
+        trainer = make_trainer(scheduler=plateau, val_loaders=make_batches(1), validate_every=2)
         trainer.on("step_end", name="save", at=4)(lambda trainer: trainer.save_checkpoint("mine"))
         return trainer
 
@@ -320,17 +301,15 @@ def test_a_save_before_the_validation_of_its_step_is_not_enough() -> None:
         stopped.train()
     resumed.fit(resume=stopped.run_dir)
     assert resumed.lr == whole.lr < 0.1
-    assert torch.equal(resumed.model.weight, whole.model.weight)  # type: ignore[arg-type]
+    assert torch.equal(resumed.model[0].weight, whole.model[0].weight)
 
 
 def test_a_failing_save_does_not_end_silently() -> None:
     """If the checkpoint cannot be written, the run ends with that error."""
-    trainer, hook = make_trainer(), Killed(signal.SIGTERM)
-    trainer.add_hook(hook)
+    trainer = make_trainer(Killed(signal.SIGTERM))
 
     @trainer.on("train_start")
     def block(trainer: Trainer) -> None:
-        assert trainer.checkpoint_dir is not None
         trainer.checkpoint_dir.write_text("a file is in the way")
 
     with pytest.raises(CheckpointError, match="cannot write checkpoint"):
@@ -367,7 +346,7 @@ def test_a_signal_from_outside(number: signal.Signals, status: int) -> None:
     """It comes at any time; the status is the usual one, and one checkpoint is there."""
     with training(0.01) as child:
         time.sleep(0.1)
-        os.kill(child.pid, number)  # type: ignore[arg-type]
+        os.kill(child.pid, number)
         assert status_of(child) == status
     assert len(list(Path("runs").glob("*/checkpoints/step-*"))) == 1
 
@@ -386,24 +365,18 @@ def test_a_second_sigterm_leaves_at_once() -> None:
 
 def test_workers_that_get_ctrl_c_too() -> None:
     """A terminal sends Ctrl-C to the loader's workers as well; the current window still gets its batches."""
-    data = TensorDataset(torch.randn(24, 3), torch.randn(24, 1))
-    torch.manual_seed(0)
-    model = torch.nn.Linear(3, 1)
-    loader = DataLoader(data, batch_size=2, num_workers=2)
-    trainer = get_trainer(
-        "simple", model, loader, torch.optim.SGD(model.parameters(), 0.1), "cpu", accumulate=6, console=False,
-        loss_fn=torch.nn.functional.mse_loss,
-    )  # fmt: skip
+    loader = DataLoader(TensorDataset(*batches_of(24)[0]), batch_size=2, num_workers=2)
+    trainer = make_trainer(data=loader, accumulate=6)
 
     @trainer.on("train_batch_end", at="2 batches")
     def ctrl_c() -> None:
         for process in [*active_children(), current_process()]:
-            os.kill(process.pid, signal.SIGINT)  # type: ignore[arg-type]
+            os.kill(process.pid, signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
     assert trainer.step == trainer.progress.steps_done == 1
-    assert json.loads((trainer.run_dir / "run.json").read_text())["reason"] == "SIGINT"  # type: ignore[operator]
+    assert json.loads((trainer.run_dir / "run.json").read_text())["reason"] == "SIGINT"
 
 
 # ---- a signal to the process group -----------------------------------------------------------------------------------
@@ -413,9 +386,7 @@ class Deadly(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     """Ends its whole process group when a certain sample is read, from inside a worker."""
 
     def __init__(self, deadly: int | None) -> None:
-        generator = torch.Generator().manual_seed(1)
-        self.x, self.y = torch.randn(48, 3, generator=generator), torch.randn(48, 1, generator=generator)
-        self.deadly = deadly
+        (self.x, self.y), self.deadly = batches_of(48)[0], deadly
 
     def __len__(self) -> int:
         return len(self.x)
@@ -451,10 +422,8 @@ def train_with_workers(how: str = "", deadly: int | None = None, resume: Path | 
                 os.kill(os.getpid(), signal.SIGTERM)
         return torch.nn.functional.mse_loss(model(batch[0]), batch[1])
 
-    loader = DataLoader(Deadly(deadly), batch_size=2, num_workers=2)
-    trainer = get_trainer(
-        "simple", model, loader, torch.optim.SGD(model.parameters(), 0.1), "cpu", step_fn=step, console=False, **options
-    )
+    options = {"data": DataLoader(Deadly(deadly), batch_size=2, num_workers=2), "loss_fn": None, **options}
+    trainer = make_trainer(model=model, step_fn=step, **options)
     trainer.fit(resume=resume)
     return trainer
 
@@ -475,8 +444,7 @@ def check_resumed(**options: Any) -> None:
     (run,) = Path("runs").iterdir()
     assert json.loads((run / "run.json").read_text())["outcome"] == "interrupted"
     resumed, whole = train_with_workers(resume=run, **options), train_with_workers(record=False, **options)
-    for one, other in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
-        assert torch.equal(one, other)
+    assert all(map(torch.equal, resumed.model.parameters(), whole.model.parameters()))
 
 
 @pytest.mark.parametrize("how", ["group", "workers first"])
@@ -536,28 +504,24 @@ def test_a_validation_whose_batches_never_come_is_not_saved(validate_every: str)
     """
 
     def make(failing: bool) -> Trainer:
-        torch.manual_seed(0)
-        model = torch.nn.Linear(3, 1)
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        trainer = get_trainer(
-            "simple", model, [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(6)], optimizer, "cpu",
-            scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5), scheduler_interval="epoch", max_epochs=2,
+        trainer = make_trainer(
+            scheduler=partial(StepLR, step_size=1, gamma=0.5), scheduler_interval="epoch", max_epochs=2,
             val_loaders=DataLoader(FailsOnSignal(failing), batch_size=2), validate_every=validate_every,
-            loss_fn=torch.nn.functional.mse_loss, sanity_batches=0, console=False,
+            sanity_batches=0,
         )  # fmt: skip
         trainer.add_hook("ema", decay=0.5)
         return trainer
 
     whole, failed, resumed = make(False), make(True), make(False)
     weights: list[torch.Tensor] = []
-    failed.on("step_end", name="weights")(lambda model: weights.append(model.weight.detach().clone()))
+    failed.on("step_end", name="weights")(lambda model: weights.append(model[0].weight.detach().clone()))
     whole.train()
     with pytest.raises(SystemExit) as ended:
         failed.train()
     assert ended.value.code == 143 and failed.record.run["outcome"] == "interrupted"
-    assert torch.equal(failed.model.weight, weights[-1])  # type: ignore[arg-type]
+    assert torch.equal(failed.model[0].weight, weights[-1])
     resumed.fit(resume=failed.run_dir)
-    assert torch.equal(resumed.model.weight, whole.model.weight)  # type: ignore[arg-type]
+    assert torch.equal(resumed.model[0].weight, whole.model[0].weight)
     assert resumed.lr == whole.lr
 
 
@@ -578,11 +542,9 @@ def test_workers_that_die_while_an_epoch_starts() -> None:
     """The run ends as any that a signal ends, and resumes exactly."""
 
     def make(failing: bool) -> Trainer:
-        torch.manual_seed(0)
-        model, loader = torch.nn.Linear(3, 1), FailsAtAnEpoch(Deadly(None), batch_size=16)
+        loader = FailsAtAnEpoch(Deadly(None), batch_size=16)
         loader.failing = failing
-        options: dict[str, Any] = {"loss_fn": torch.nn.functional.mse_loss, "max_epochs": 3, "console": False}
-        return get_trainer("simple", model, loader, torch.optim.SGD(model.parameters(), 0.1), "cpu", **options)
+        return make_trainer(data=loader, max_epochs=3)
 
     whole, failed, resumed = make(False), make(True), make(False)
     whole.train()
@@ -591,7 +553,7 @@ def test_workers_that_die_while_an_epoch_starts() -> None:
     assert ended.value.code == 143 and failed.record.run["outcome"] == "interrupted"
     assert failed.step == 3
     resumed.fit(resume=failed.run_dir)
-    assert torch.equal(resumed.model.weight, whole.model.weight)  # type: ignore[arg-type]
+    assert torch.equal(resumed.model[0].weight, whole.model[0].weight)
 
 
 class UnprintableError(Exception):
@@ -613,14 +575,9 @@ class Unprintable(Deadly):
 
 def test_a_loader_error_without_a_text_is_recorded() -> None:
     """The run still ends as after any signal."""
-    torch.manual_seed(0)
-    model = torch.nn.Linear(3, 1)
-    optimizer, loss_fn = torch.optim.SGD(model.parameters(), 0.1), torch.nn.functional.mse_loss
-    loader = DataLoader(Unprintable(9), batch_size=2)
-    trainer = get_trainer("simple", model, loader, optimizer, "cpu", loss_fn=loss_fn, console=False)
+    trainer = make_trainer(data=DataLoader(Unprintable(9), batch_size=2))
     with pytest.raises(SystemExit):
         trainer.train()
-    assert trainer.run_dir is not None
     assert "UnprintableError: (its message cannot be shown" in (trainer.run_dir / "events.jsonl").read_text()
     assert [path.name for path in trainer.run_dir.glob("checkpoints/*")] == ["step-00000004"]
 
@@ -634,8 +591,7 @@ def test_a_worker_that_dies_alone_is_reported_by_its_loader() -> None:
 
 def test_a_worker_that_dies_in_a_run_after_one_that_sigterm_ended() -> None:
     """A process that survives its SystemExit, as a notebook does, may train again."""
-    trainer = make_trainer()
-    trainer.add_hook(Killed(signal.SIGTERM))
+    trainer = make_trainer(Killed(signal.SIGTERM))
     train_with_workers()  # installs torch's handler
     with pytest.raises(SystemExit):
         trainer.train()
