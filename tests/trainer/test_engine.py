@@ -3,22 +3,21 @@
 from collections import namedtuple
 from typing import Any
 
+import builders
 import pytest
 import torch
 
 from hookline import SimpleTrainer
 from hookline.errors import TrainingError
 
-Batch = tuple[torch.Tensor, torch.Tensor]
 
-
-def make_trainer(device: Any = "cpu", data: list[Batch] | None = None, **options: Any) -> SimpleTrainer:
+def make_trainer(device: Any = "cpu", **options: Any) -> SimpleTrainer:
     """Make a trainer for one weight of one; a step lowers it by one. Half of the first loss scale fits into fp16."""
     model = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.ones_(model.weight)
-    batches = [(torch.ones(1, 1), torch.zeros(1, 1))] if data is None else data
-    options = {"loss_fn": lambda output, target: output.float().sum() / 2, "record": False, "console": False, **options}
-    return SimpleTrainer(model, batches, torch.optim.SGD(model.parameters(), lr=2.0), device, **options)
+    options = {"data": [(torch.ones(1, 1), torch.zeros(1, 1))], "lr": 2.0, **options}
+    loss_fn = lambda output, target: output.float().sum() / 2  # noqa: E731
+    return builders.make_trainer(model=model, device=device, loss_fn=loss_fn, **options)
 
 
 def test_devices() -> None:
@@ -51,7 +50,7 @@ def test_models_and_batches_are_moved_as_a_whole() -> None:
     tensor = torch.ones(2)
     batch: Any = {"a": tensor, "b": [tensor, "text"], "c": (tensor, 3), "d": Pair(tensor, None)}
     (moved,) = trainer.predict([batch])
-    assert trainer.model is model and trainer.engine.prepare(torch.nn.Linear(2, 2)).weight.is_meta  # type: ignore[union-attr]
+    assert trainer.model is model and trainer.engine.prepare(torch.nn.Linear(2, 2)).weight.is_meta
     assert moved["a"].is_meta and moved["b"][0].is_meta and moved["c"][0].is_meta and moved["d"].x.is_meta
     assert (moved["b"][1], moved["c"][1], moved["d"].y) == ("text", 3, None)
     assert isinstance(moved["d"], Pair) and isinstance(moved["b"], list)

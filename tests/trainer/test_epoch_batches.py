@@ -5,14 +5,17 @@ import random
 from bisect import bisect
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, count, cycle
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import builders
 import numpy as np
 import pytest
 import torch
+from builders import batches_of, make_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from read_batches import ONE_WINDOW, Boastful, Reader, Unknown, make_reader
@@ -119,10 +122,10 @@ def test_only_what_must_is_read_ahead() -> None:
     """No batch is read before its turn, unless only that tells whether the epoch is over."""
     known, unknown = DataLoader(Watched(4), batch_size=1), Unknown([1, 2, 3, 4])
     Reader({"a": known, "b": unknown}, loader_schedule="round_robin", max_steps=4)
-    assert (known.dataset.read, unknown.read) == (2, 2)  # type: ignore[attr-defined]
+    assert (known.dataset.read, unknown.read) == (2, 2)
     known, unknown = DataLoader(Watched(1), batch_size=1), Unknown([1, 2, 3, 4])
     Reader({"a": known, "b": unknown}, loader_schedule="round_robin", max_steps=4)
-    assert (known.dataset.read, unknown.read) == (2, 3)  # type: ignore[attr-defined]
+    assert (known.dataset.read, unknown.read) == (2, 3)
 
 
 @pytest.mark.parametrize("end", ["longest", "shortest"])
@@ -140,15 +143,10 @@ def test_a_mixture_draws_in_the_order_of_a_plain_loop(end: str, accumulate: int)
 
     def step(model: Any, batch: float) -> torch.Tensor:
         drawn.append([batch, torch.rand(()).item()])
-        return model.weight.sum()  # type: ignore[no-any-return]
+        return model.weight.sum()
 
-    trainer = make_reader(
-        {"a": Stream(), "b": Stream()},
-        loader_schedule="round_robin",
-        loader_end=end,
-        accumulate=accumulate,
-        step_fn=step,
-    )
+    options = {"loader_schedule": "round_robin", "loader_end": end, "accumulate": accumulate}
+    trainer = make_reader({"a": Stream(), "b": Stream()}, step_fn=step, **options)
     torch.manual_seed(7)
     trainer.train()
     assert drawn == [pytest.approx(pair) for pair in expected]
@@ -225,9 +223,7 @@ def make_small(loaders: Any, **options: Any) -> SimpleTrainer:
     """A model that learns nothing, so that a batch's loss says which batch it was."""
     model = nn.Linear(1, 1, bias=False)
     nn.init.ones_(model.weight)
-    options = {"loader_schedule": "round_robin", "record": False, "console": False, **options}
-    optimizer = torch.optim.SGD(model.parameters(), 0.0)
-    return SimpleTrainer(model, loaders, optimizer, "cpu", loss_fn=nn.functional.mse_loss, **options)
+    return builders.make_trainer(model=model, data=loaders, lr=0.0, **{"loader_schedule": "round_robin", **options})
 
 
 @pytest.mark.req("002-42", "002-56", "002-57")
@@ -254,8 +250,7 @@ def test_every_event_knows_its_loader() -> None:
             self.note("step", loader_idx, loader_name, batch)
 
     trainer = make_small({"a": numbered(2), "b": numbered(3, 10)}, val_loaders=numbered(1), validate_every=1)
-    watch = Watch()
-    trainer.add_hook(watch)
+    trainer.add_hook(watch := Watch())
     trainer.train()
     expected = [(0, "a", 0.0), (1, "b", 10.0), (0, "a", 1.0), (1, "b", 11.0), (0, "a", 0.0), (1, "b", 12.0)]
     assert watch.seen == [(event, *where) for where in expected for event in ("start", "backward", "end", "step")]
@@ -265,11 +260,11 @@ def test_losses_and_counters_by_loader() -> None:
     """train/<loader>/loss at the steps of that loader; batches counted over epochs; both in the record."""
     trainer = make_small({"a": numbered(2, 1), "b": numbered(3, 10)}, max_epochs=2)
     trainer.train()
-    lines = [line for line in trainer.record.metrics if "train/loss" in line]  # type: ignore[attr-defined]
+    lines = [line for line in trainer.record.metrics if "train/loss" in line]
     told = [{name: value for name, value in line.items() if name.endswith("/loss")} for line in lines[:2]]
     assert told == [{"train/loss": 1.0, "train/a/loss": 1.0}, {"train/loss": 100.0, "train/b/loss": 100.0}]
     assert trainer.loader_batches == {"a": 6, "b": 6}
-    assert trainer.record.run["counters"]["loader_batches"] == {"a": 6, "b": 6}  # type: ignore[attr-defined]
+    assert trainer.record.run["counters"]["loader_batches"] == {"a": 6, "b": 6}
 
 
 def test_a_window_of_several_loaders() -> None:
@@ -278,7 +273,7 @@ def test_a_window_of_several_loaders() -> None:
                "b": [(torch.full((2, 1), 3.0), torch.zeros(2, 1))]}  # fmt: skip
     trainer = make_small(loaders, accumulate=3, loss_weight="samples", limit_train_batches=3)
     trainer.train()
-    (line,) = [line for line in trainer.record.metrics if "train/loss" in line]  # type: ignore[attr-defined]
+    (line,) = [line for line in trainer.record.metrics if "train/loss" in line]
     assert line["train/a/loss"] == pytest.approx((1 * 1 + 3 * 4) / 4)
     assert line["train/b/loss"] == pytest.approx(9.0)
     assert line["train/loss"] == pytest.approx((1 + 12 + 18) / 6)
@@ -288,7 +283,7 @@ def test_one_loader_has_no_separate_loss() -> None:
     """Its loss is train/loss already; its batches are counted under its name all the same."""
     trainer = make_small(numbered(3))
     trainer.train()
-    names = {name for line in trainer.record.metrics for name in line}  # type: ignore[attr-defined]
+    names = {name for line in trainer.record.metrics for name in line}
     assert "train/train/loss" not in names
     assert trainer.loader_batches == {"train": 3}
 
@@ -334,10 +329,10 @@ def test_loaders_without_a_length(schedule: str, end: str, accumulate: int) -> N
     def seen(kind: type) -> tuple[list[float], int]:
         loaders = {"a": kind(numbered(2)), "b": kind(numbered(5, 10))}
         trainer = make_small(loaders, loader_schedule=schedule, loader_end=end, accumulate=accumulate, max_epochs=2)
-        found: list[float] = []
-        trainer.on("train_batch_end")(lambda batch: found.append(batch[0][0].item()))
+        values: list[float] = []
+        trainer.on("train_batch_end")(lambda batch: values.append(batch[0][0].item()))
         trainer.train()
-        return found, trainer.step
+        return values, trainer.step
 
     assert seen(Unknown) == seen(list) == seen(Boastful)
 
@@ -376,8 +371,7 @@ class Pairs(Dataset[Sample]):
     """Sixteen samples; draws from torch's and NumPy's global streams for each, as augmentations do."""
 
     def __init__(self, seed: int = 1) -> None:
-        stream = torch.Generator().manual_seed(seed)
-        self.x, self.y = torch.randn(16, 1, generator=stream), torch.randn(16, 1, generator=stream)
+        ((self.x, self.y),) = batches_of(16, features=1, seed=seed)
 
     def __len__(self) -> int:
         return 16
@@ -446,14 +440,12 @@ LOADERS: dict[str, Any] = {
 
 
 def make_trainer(loaders: Any, root: Path, **options: Any) -> SimpleTrainer:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(1, 8), nn.Dropout(0.5), nn.Linear(8, 1))
-    options = {"max_epochs": 3, "seed": 5, "validate_every": 4, "sanity_batches": 0, "console": False, **options}
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
-    return SimpleTrainer(
-        model, loaders, optimizer, "cpu", loss_fn=nn.functional.mse_loss, output_dir=str(root),
-        val_loaders={"x": numbered(2), "y": numbered(1)}, **options,
-    )  # fmt: skip
+    options = {
+        "optimizer": partial(torch.optim.AdamW, lr=1e-2), "max_epochs": 3, "seed": 5, "sanity_batches": 0,
+        "val_loaders": {"x": numbered(2), "y": numbered(1)}, "validate_every": 4, **options,
+    }  # fmt: skip
+    model = make_model(1, 8, 1, between=partial(nn.Dropout, 0.5))
+    return builders.make_trainer(model=model, data=loaders, record=True, output_dir=str(root), **options)
 
 
 class Tally(TrainingHook):
@@ -582,7 +574,6 @@ def test_a_mixture_resumes_between_epochs(kind: str, schedule: str, end: str, tm
     """The next epoch is that of the uninterrupted run, also with loaders that were left inside their data."""
     options = {"loader_schedule": schedule, "loader_end": end}
     whole = stopped(LOADERS[kind], tmp_path / "whole", [], **options)
-    assert whole.run_dir is not None
     ends = [int(line["step"]) for line in read_metrics(whole.run_dir) if "train/epoch_loss" in line]
     parts = stopped(LOADERS[kind], tmp_path / "parts", [2, ends[0], ends[0] + 1, ends[1]], **options)
     assert len(ends) == 3 and fingerprint(parts) == fingerprint(whole)

@@ -1,43 +1,23 @@
 """A trial (`fast_dev_run`) takes the given number of batches of each loader, however they are mixed."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
+from builders import make_batches, make_trainer
+from read_batches import Unknown
 
-from hookline import GenericTrainer, Trainer
-
-Batch = tuple[torch.Tensor, torch.Tensor]
+from hookline import SimpleTrainer
 
 
-class Unknown:
-    """A loader that does not know its length."""
-
-    def __init__(self, batches: list[Batch]) -> None:
-        self.batches = batches
-
-    def __iter__(self) -> Iterator[Batch]:
-        return iter(self.batches)
-
-
-def batches(count: int) -> list[Batch]:
-    return [(torch.ones(2, 2), torch.ones(2, 1)) for _ in range(count)]
-
-
-def tried(kind: Any = list, books: int = 4, **options: Any) -> tuple[list[str], Trainer]:
-    """The loaders of the batches that a trial of two gave."""
-    model = nn.Linear(2, 1)
-    trainer = GenericTrainer(
-        {}, model, torch.optim.SGD(model.parameters(), 0.01), device="cpu", loss_fn=nn.functional.mse_loss,
-        console=False, fast_dev_run=2, **options,
-    )  # fmt: skip
+def tried(kind: Any = list, books: int = 4, **options: Any) -> tuple[list[str], SimpleTrainer]:
+    """Return the loaders of the batches that a trial of two gave."""
+    loaders = {"books": kind(make_batches(books)), "web": kind(make_batches(3)), "code": kind(make_batches(5))}
+    validated = {"near": make_batches(3), "far": make_batches(1)}
+    trainer = make_trainer(data=loaders, val_loaders=validated, fast_dev_run=2, **options)
     seen: list[str] = []
     trainer.on("train_batch_end", name="train")(lambda loader_name: seen.append(loader_name))
     trainer.on("validation_batch_end", name="val")(lambda loader_name: seen.append(loader_name))
-    loaders = {"books": kind(batches(books)), "web": kind(batches(3)), "code": kind(batches(5))}
-    trainer.fit(loaders, {"near": batches(3), "far": batches(1)})
+    trainer.train()
     return seen, trainer
 
 

@@ -1,29 +1,36 @@
 """Under a GradScaler a step that overflowed is left out whole, and the update chain never sees it."""
 
+from functools import partial
 from typing import Any
 
+import builders
 import pytest
 import torch
+from builders import Batch, make_batches, make_model
 
-from hookline import SimpleTrainer, TrainingHook, UpdateHook
-
-Batch = tuple[torch.Tensor, torch.Tensor]
+from hookline import TrainingHook, UpdateHook
 
 
 def batches(count: int = 12, huge_at: int | None = None) -> list[Batch]:
-    generator = torch.Generator().manual_seed(0)
-    made = [(torch.randn(4, 3, generator=generator), torch.randn(4, 2, generator=generator)) for _ in range(count)]
+    made = make_batches(count, targets=2)
     if huge_at is not None:
-        made[huge_at] = (made[huge_at][0] * 1e30, made[huge_at][1])
+        made[huge_at][0].mul_(1e30)
     return made
 
 
-def make_trainer(data: list[Batch], optimizers: Any = None, model: Any = None, **options: Any) -> Any:
-    torch.manual_seed(1)
-    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2)) if model is None else model
-    optimizers = torch.optim.AdamW(model.parameters(), lr=0.01) if optimizers is None else optimizers(model)
-    options = {"precision": "fp16", "record": False, "console": False, "loss_fn": torch.nn.MSELoss(), **options}
-    return SimpleTrainer(model, data, optimizers, "cpu", **options)
+def make_layers() -> Any:
+    return make_model(3, 4, 2, between=None, seed=1)
+
+
+OPTIONS = {"model": make_layers, "optimizer": partial(torch.optim.AdamW, lr=0.01), "precision": "fp16"}
+make_trainer, train = partial(builders.make_trainer, **OPTIONS), partial(builders.train, **OPTIONS)
+
+
+def with_two_optimizers(make: Any, **options: Any) -> Any:
+    """Make a trainer with an optimizer for each layer."""
+    model = make_layers()
+    optimizers = [make(layer.parameters(), lr=0.01) for layer in model]
+    return make_trainer(model=model, optimizer=optimizers, **options)
 
 
 class Remembers(UpdateHook):
@@ -44,9 +51,7 @@ def finite(model: torch.nn.Module) -> bool:
 
 def test_a_transform_with_state_never_sees_an_overflow() -> None:
     """Else what it remembers would be non-finite, and every later step, too."""
-    trainer = make_trainer(batches(huge_at=5))
-    trainer.add_hook(Remembers())
-    trainer.train()
+    trainer = train(Remembers(), data=batches(huge_at=5))
     assert trainer.skipped_steps >= 1 and finite(trainer.model)
     reasons = {event["reason"] for event in trainer.record.events if event["kind"] == "step_skipped"}
     assert reasons == {"non-finite gradients under GradScaler"}
@@ -60,10 +65,7 @@ def test_of_two_optimizers_none_steps_when_one_overflowed() -> None:
         def on_after_optimizer_step(self, step: int, optimizer_idx: int) -> None:
             stepped.append((step, optimizer_idx))
 
-    def two(model: Any) -> list[torch.optim.Optimizer]:
-        return [torch.optim.AdamW(part.parameters(), lr=0.01) for part in model]
-
-    trainer = make_trainer(batches(huge_at=5), two, max_grad_norm=1.0)
+    trainer = with_two_optimizers(torch.optim.AdamW, data=batches(huge_at=5), max_grad_norm=1.0)
     trainer.add_hook(Notes())
     trainer.train()
     assert finite(trainer.model)
@@ -73,11 +75,7 @@ def test_of_two_optimizers_none_steps_when_one_overflowed() -> None:
 
 def test_an_optimizer_without_gradients_is_not_an_overflow() -> None:
     """Freezing everything that one of them owns skips nothing."""
-
-    def two(model: Any) -> list[torch.optim.Optimizer]:
-        return [torch.optim.SGD(part.parameters(), lr=0.01) for part in model]
-
-    trainer = make_trainer(batches(), two)
+    trainer = with_two_optimizers(torch.optim.SGD, data=batches())
     trainer.engine.scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     trainer.add_hook("freeze", params="0.*")
     before = trainer.model[0].weight.clone()
@@ -100,18 +98,14 @@ def test_a_step_skipped_before_the_chain_does_not_run_it() -> None:
             seen.append(step)
             return grads
 
-    trainer = make_trainer(batches(5), precision="fp32")
-    trainer.add_hook(Guard())
-    trainer.add_hook(Sees())
-    trainer.train()
+    train(Guard(), Sees(), data=batches(5), precision="fp32")
     assert seen == [1, 2, 4, 5]
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_parameters_that_are_added_later_belong_to_the_chain(accumulate: int) -> None:
     """Gradual unfreezing: the new ones are clipped with the others, and links with a memory make room."""
-    torch.manual_seed(1)
-    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
+    model = make_layers()
     spans: dict[int, set[str]] = {}
 
     class Unfreezes(TrainingHook):
@@ -124,12 +118,10 @@ def test_parameters_that_are_added_later_belong_to_the_chain(accumulate: int) ->
             spans[step] = set(grads)
             return grads
 
-    trainer = make_trainer(
-        batches(8), lambda model: torch.optim.SGD(model[1].parameters(), lr=0.1), model,
-        precision="fp32", accumulate=accumulate, max_grad_norm=1e-3,
-    )  # fmt: skip
-    for hook in (Unfreezes(), Spans(), Remembers()):
-        trainer.add_hook(hook)
+    optimizer = torch.optim.SGD(model[1].parameters(), lr=0.1)
+    options = {"precision": "fp32", "accumulate": accumulate, "max_grad_norm": 1e-3}
+    hooks = Unfreezes(), Spans(), Remembers()
+    trainer = make_trainer(*hooks, model=model, data=batches(8), optimizer=optimizer, **options)
     before = model[0].weight.detach().clone()
     trainer.train()
     assert spans[2] == {"1.weight", "1.bias"}

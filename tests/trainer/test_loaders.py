@@ -1,12 +1,14 @@
 """One loader or several become one stream that knows its end without reading further than it must."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from builders import make_trainer
 from read_batches import ONE_WINDOW, Modest, Reader, Unknown, make_reader
 from torch.utils.data import (
     DataLoader,
@@ -17,7 +19,6 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from hookline import get_trainer
 from hookline.checkpoints import read_checkpoint
 from hookline.errors import CheckpointError, ConfigError, TrainingError
 
@@ -25,7 +26,7 @@ from hookline.errors import CheckpointError, ConfigError, TrainingError
 @pytest.mark.parametrize(
     "loaders",
     [
-        DataLoader([1, 2]),  # type: ignore[arg-type]
+        DataLoader([1, 2]),
         [torch.ones(2), torch.ones(2)],
         [(torch.ones(2), torch.ones(2))],
         [{"input_ids": torch.ones(2)}],
@@ -40,12 +41,12 @@ def test_one_loader_is_named_after_its_role(loaders: Any) -> None:
 
 def test_several_loaders_are_named() -> None:
     """By key in a dict, by index in a list."""
-    loader: Any = DataLoader([1, 2])  # type: ignore[arg-type]
+    loader: Any = DataLoader([1, 2])
     assert list(make_reader(None, val_loaders={"small": loader, 7: loader}).val_loaders) == ["small", "7"]
     assert Reader([loader, loader]).loaders == [(0, "0")] * 2 + [(1, "1")] * 2
 
 
-@pytest.mark.parametrize("loaders", [[], {"a": []}, DataLoader([])])  # type: ignore[arg-type]
+@pytest.mark.parametrize("loaders", [[], {"a": []}, DataLoader([])])
 def test_an_empty_loader_is_rejected(loaders: Any) -> None:
     """Before anything runs, and by name."""
     with pytest.raises(TrainingError, match=r"train loader '(train|a)' is empty"):
@@ -164,9 +165,9 @@ class DrawingLoader:
 DRAWING: dict[str, Any] = {
     "stream": lambda: DataLoader(Draws(), batch_size=2),
     "stream with a length": lambda: DataLoader(DrawsKnown(), batch_size=2),
-    "sampler": lambda: DataLoader(torch.arange(24.0).reshape(8, 3), batch_size=2, sampler=DrawsIndices()),  # type: ignore[arg-type]
+    "sampler": lambda: DataLoader(torch.arange(24.0).reshape(8, 3), batch_size=2, sampler=DrawsIndices()),
     "loader": lambda: DrawingLoader(),
-    "shuffled": lambda: DataLoader(torch.arange(36.0).reshape(12, 3), batch_size=2, shuffle=True),  # type: ignore[arg-type]
+    "shuffled": lambda: DataLoader(torch.arange(36.0).reshape(12, 3), batch_size=2, shuffle=True),
 }
 
 
@@ -203,7 +204,7 @@ def plain_loop(loader: Any, accumulate: int, epochs: int) -> list[float]:
                 pending = 0
         if pending:
             for param in model.parameters():
-                param.grad.mul_(accumulate / pending)  # type: ignore[union-attr]
+                param.grad.mul_(accumulate / pending)
             optimizer.step()
             optimizer.zero_grad()
     return losses
@@ -214,10 +215,11 @@ def plain_loop(loader: Any, accumulate: int, epochs: int) -> list[float]:
 def test_random_numbers_are_drawn_in_the_order_of_a_plain_loop(kind: str, accumulate: int) -> None:
     """Datasets, samplers, dropout and an optimizer draw from one stream: any batch read early would show."""
     expected = plain_loop(DRAWING[kind](), accumulate, epochs=3)
+    options = {"loss_fn": None, "step_fn": dropout_loss, "accumulate": accumulate, "max_epochs": 3}
     torch.manual_seed(5)
-    model = torch.nn.Linear(3, 1)
-    options = {"record": False, "console": False, "step_fn": dropout_loss, "accumulate": accumulate, "max_epochs": 3}
-    trainer = get_trainer("simple", model, DRAWING[kind](), NoisySGD(model.parameters(), 0.05), "cpu", **options)
+    trainer = make_trainer(
+        model=torch.nn.Linear(3, 1), data=DRAWING[kind](), optimizer=partial(NoisySGD, lr=0.05), **options
+    )
     losses: list[float] = []
     trainer.on("train_batch_end", name="losses")(lambda loss: losses.append(loss))
     trainer.on("train_batch_end", name="draws")(lambda: torch.rand(3))
@@ -342,15 +344,13 @@ def test_a_loader_with_a_state_is_saved_also_when_the_epoch_was_resumed_after_it
     again = make_reader({"a": Stateful([1, 2]), "b": [5, 6]}, record=True)
     again.on("epoch_end")(lambda trainer: trainer.save("end"))
     again.fit(resume=read.trainer.run_dir)
-    sections, _ = read_checkpoint(again.checkpoint_dir / "end")  # type: ignore[operator]
+    sections, _ = read_checkpoint(again.checkpoint_dir / "end")
     assert again.step == 4 and list(sections["loaders"]["own"]) == ["a"]
 
 
 def seen_by(loaders: Any, **options: Any) -> list[list[float]]:
     """What a run trains on: the first number of every batch, by epoch."""
-    model = torch.nn.Linear(1, 1)
-    options = {"record": False, "console": False, "loss_fn": torch.nn.functional.mse_loss, "max_epochs": 3, **options}
-    trainer = get_trainer("simple", model, loaders, torch.optim.SGD(model.parameters(), 0.0), "cpu", **options)
+    trainer = make_trainer(model=torch.nn.Linear(1, 1), data=loaders, lr=0.0, **{"max_epochs": 3, **options})
     seen: list[list[float]] = []
     trainer.on("epoch_start", name="new epoch")(lambda: seen.append([]))
     trainer.on("train_batch_start", name="eye")(lambda batch: seen[-1].append(batch[0].reshape(-1)[0].item()))
@@ -388,14 +388,9 @@ def test_the_limit_is_the_epoch_s_not_the_loader_s() -> None:
 
 def test_a_loader_without_a_length_can_be_limited_by_a_count_only() -> None:
     """A share of something unknown is refused with the remedy."""
-
-    class Unknown:
-        def __iter__(self) -> Iterator[Any]:
-            return iter(numbered(50))
-
-    assert seen_by(Unknown(), limit_train_batches=2, max_epochs=2) == [[0, 1]] * 2
+    assert seen_by(Unknown(numbered(50)), limit_train_batches=2, max_epochs=2) == [[0, 1]] * 2
     with pytest.raises(TrainingError, match=r"limit_train_batches=0\.5: the length of a loader is unknown"):
-        seen_by(Unknown(), limit_train_batches=0.5)
+        seen_by(Unknown(numbered(50)), limit_train_batches=0.5)
 
 
 def shuffled() -> Any:
@@ -417,12 +412,8 @@ def test_overfitting_sees_the_same_batches_in_every_epoch_and_attempt() -> None:
 def test_overfitting_limits_each_loader_and_of_the_validation() -> None:
     """A loader that has fewer gives what it has; validation is as short, or it would take longer than training."""
     validated: list[int] = []
-    model = torch.nn.Linear(1, 1)
-    loaders, optimizer = {"a": numbered(2), "b": numbered(9)}, torch.optim.SGD(model.parameters(), 0.0)
-    options: dict[str, Any] = {"loss_fn": torch.nn.functional.mse_loss, "record": False, "console": False}
-    trainer = get_trainer(
-        "simple", model, loaders, optimizer, "cpu", val_dataloader=numbered(9), overfit_batches=3, **options
-    )
+    options = {"data": {"a": numbered(2), "b": numbered(9)}, "val_dataloader": numbered(9), "overfit_batches": 3}
+    trainer = make_trainer(model=torch.nn.Linear(1, 1), **options)
     trainer.on("validation_batch_start", name="eye")(lambda batch_idx: validated.append(batch_idx))
     assert trainer.total_steps == 5
     trainer.train()

@@ -3,14 +3,17 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import builders
 import pytest
 import torch
+from builders import make_batches
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-from hookline import EarlyStopping, EMAHook, GradientMonitor, HookManager, SimpleTrainer, read_layers
+from hookline import EarlyStopping, EMAHook, GradientMonitor, HookManager, read_layers
 from hookline.activations.monitor import Monitor
 from hookline.checkpoints import read_checkpoint
 from hookline.gradients.gradient_flow import gradient_flow
@@ -72,26 +75,18 @@ MODULES = ["0", "0.module", "1", "2"]
 wrapped = pytest.mark.parametrize("wrap", WRAPPED)
 
 
-def make_trainer(model: nn.Module, **options: Any) -> SimpleTrainer:
-    """A small run."""
-    data = [(torch.randn(4, 4, generator=torch.Generator().manual_seed(n)), torch.ones(4, 2)) for n in range(4)]
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    options = {"console": False, "loss_fn": nn.functional.mse_loss, **options}
-    return SimpleTrainer(model, data, optimizer, "cpu", **options)
+OPTIONS = {"data": make_batches(4, features=4, targets=2), "record": True}
+make_trainer, train = partial(builders.make_trainer, **OPTIONS), partial(builders.train, **OPTIONS)
 
 
 @wrapped
 def test_every_name_is_the_models_own(wrap: str) -> None:
     """In patterns, in the records of activations and gradients, in averages and in checkpoints."""
-    trainer = make_trainer(WRAPPED[wrap]())
-    average = EMAHook()
-    trainer.add_hook(Monitor(metrics=["mean"], modules=["0", "re:.*module", "class:BatchNorm1d", "2"]))
-    trainer.add_hook(GradientMonitor(log_frequency=1))
+    monitor = Monitor(metrics=["mean"], modules=["0", "re:.*module", "class:BatchNorm1d", "2"])
+    trainer = make_trainer(monitor, GradientMonitor(log_frequency=1), average := EMAHook(), model=WRAPPED[wrap]())
     trainer.add_hook("scale", factor=0.5, params=["0.module.*", "class:BatchNorm1d"])
-    trainer.add_hook(average)
     trainer.train()
     assert all(entry.failures.total == 0 for entry in trainer.hooks.entries())
-    assert trainer.run_dir is not None
     layers = read_layers(trainer.run_dir)
     assert sorted(layers["activations"].names) == MODULES and list(layers["gradients"].names) == NAMES
     assert list(average.average) == NAMES and list(trainer.params) == NAMES
@@ -120,17 +115,11 @@ def test_captures_have_the_models_names(wrap: str) -> None:
 @pytest.mark.parametrize("other", ["plain", "compiled", "checkpointed"])
 def test_a_checkpoint_fits_the_model_however_it_is_wrapped(wrap: str, other: str) -> None:
     """Weights, optimizer, average and best weights; the run continues with the same bits."""
-    first = make_trainer(WRAPPED[wrap]())
-    first.add_hook(EMAHook())
-    first.add_hook(EarlyStopping(monitor="train/loss", restore_best_weights=True))
-    first.train()
-    path = first.save_checkpoint("now")
-    second = make_trainer(WRAPPED[other]())
-    average = EMAHook()
-    second.add_hook(average)
-    second.load_checkpoint(path)
-    for one, two in zip(first.model.state_dict().values(), second.model.state_dict().values(), strict=True):
-        assert torch.equal(one, two)
+    stopping = EarlyStopping(monitor="train/loss", restore_best_weights=True)
+    first = train(EMAHook(), stopping, model=WRAPPED[wrap]())
+    second = make_trainer(average := EMAHook(), model=WRAPPED[other]())
+    second.load_checkpoint(first.save_checkpoint("now"))
+    assert all(map(torch.equal, first.model.state_dict().values(), second.model.state_dict().values()))
     average.update(second.model)
     assert list(average.average) == NAMES
 
@@ -139,9 +128,8 @@ def test_a_module_may_have_the_name_of_a_wrappers_attribute() -> None:
     """The wrapper's class decides, not the text of the name."""
     model = nn.ModuleDict({"_orig_mod": nn.Linear(4, 2)})
     names = dict(model.named_parameters())
-    model.forward = model["_orig_mod"].forward  # type: ignore[method-assign]
-    trainer = make_trainer(model)
-    trainer.train()
+    model.forward = model["_orig_mod"].forward
+    trainer = train(model=model)
     assert trainer.params.keys() == names.keys()
     sections, _ = read_checkpoint(trainer.save_checkpoint("now"))
     assert sections["model"].keys() == names.keys()

@@ -2,19 +2,19 @@
 
 from typing import Any
 
+import builders
 import torch
+from builders import make_batches
 from torch import nn
 
-from hookline import Trainer, get_trainer
+from hookline import SimpleTrainer, Trainer
 
 
-def make_trainer(**options: Any) -> Trainer:
-    """Dropout draws, batch norm keeps running means."""
+def make_trainer(*hooks: Any, **options: Any) -> SimpleTrainer:
+    """Make a trainer whose model draws for dropout and keeps running means for batch norm."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 1))
-    batches = [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(4)]
-    options = {"loss_fn": nn.functional.mse_loss, "record": False, "console": False, **options}
-    return get_trainer("simple", model, batches, torch.optim.SGD(model.parameters(), 0.1), "cpu", **options)
+    return builders.make_trainer(*hooks, model=model, **options)
 
 
 class Again:
@@ -36,8 +36,7 @@ class Again:
 def test_the_loss_is_the_same_bit_for_bit() -> None:
     """At every step of a run with dropout, in any precision."""
     for precision in ("fp32", "bf16"):
-        hook = Again()
-        make_trainer(hooks=[hook], precision=precision).train()
+        make_trainer(hook := Again(), precision=precision).train()
         assert len(hook.losses) == 4
         assert all(first == second for first, second in hook.losses)
 
@@ -45,8 +44,8 @@ def test_the_loss_is_the_same_bit_for_bit() -> None:
 def test_the_run_continues_as_if_nothing_had_happened() -> None:
     """Weights, running means and random streams are those of a run without it."""
     results = []
-    for hooks in (None, [Again()]):
-        trainer = make_trainer(hooks=hooks)
+    for hooks in ([], [Again()]):
+        trainer = make_trainer(*hooks)
         torch.manual_seed(5)
         trainer.train()
         results.append([*trainer.model.state_dict().values(), torch.get_rng_state()])
@@ -55,7 +54,7 @@ def test_the_run_continues_as_if_nothing_had_happened() -> None:
 
 def test_hooks_of_the_run_do_not_fire() -> None:
     """Forward hooks count each batch once."""
-    trainer = make_trainer(hooks=[Again()])
+    trainer = make_trainer(Again())
     received: list[str] = []
     trainer.hooks.register(lambda name: received.append(name), "ear", event="on_forward")
     trainer.train()
@@ -64,9 +63,8 @@ def test_hooks_of_the_run_do_not_fire() -> None:
 
 def test_a_step_fn_is_run_again_too() -> None:
     """With the loss that it returned among metrics."""
-    hook = Again()
-    trainer = make_trainer(hooks=[hook], loss_fn=None, step_fn=lambda model, batch: {"loss": model(batch[0]).mean()})
-    trainer.train()
+    options = {"loss_fn": None, "step_fn": lambda model, batch: {"loss": model(batch[0]).mean()}}
+    make_trainer(hook := Again(), **options).train()
     assert [first for first, _ in hook.losses] == [second for _, second in hook.losses]
 
 
@@ -82,8 +80,6 @@ def test_a_distributed_wrapper_is_not_called() -> None:
             self.calls += 1
             return self.module(*inputs)
 
-    model, hook = Wrapper(nn.Linear(3, 1)), Again()
-    options = {"loss_fn": nn.functional.mse_loss, "record": False, "console": False, "hooks": [hook]}
-    batches = [(torch.randn(4, 3), torch.randn(4, 1))]
-    get_trainer("simple", model, batches, torch.optim.SGD(model.parameters(), 0.1), "cpu", **options).train()
+    model = Wrapper(nn.Linear(3, 1))
+    builders.train(hook := Again(), model=model, data=make_batches(1))
     assert model.calls == 1 and hook.losses[0][0] == hook.losses[0][1]

@@ -3,42 +3,35 @@
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from builders import make_batches, make_trainer
 
-from hookline import SimpleTrainer, TrainingHook, UpdateHook
-
-
-def make_trainer(**options: Any) -> SimpleTrainer:
-    """Make a trainer for a tiny model and four batches."""
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 1))
-    data = [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(4)]
-    options = {"loss_fn": torch.nn.functional.mse_loss, "record": False, "console": False, **options}
-    return SimpleTrainer(model, data, torch.optim.SGD(model.parameters(), 0.1), "cpu", **options)
+from hookline import TrainingHook, UpdateHook
 
 
-def test_a_run_makes_one_record(tmp_path: Path) -> None:
+def test_a_run_makes_one_record() -> None:
     """It is not made by the constructor, and a second run gets its own."""
-    trainer = make_trainer(record=True, output_dir=str(tmp_path))
+    trainer = make_trainer(record=True)
     assert (trainer.run_id, trainer.run_dir, trainer.checkpoint_dir) == (None, None, None)
     assert "record" not in vars(trainer)  # making one draws an id and reads the environment
     records = set()
     trainer.on("train_start", name="start")(lambda trainer: records.add(trainer.record))
     trainer.on("step_end", name="step")(lambda trainer: records.add(trainer.record))
     trainer.train()
-    assert len(records) == len(list(tmp_path.iterdir())) == 1
+    assert len(records) == len(list(Path("runs").iterdir())) == 1
     trainer.fit(max_epochs=2)
-    assert len(records) == len(list(tmp_path.iterdir())) == 2
+    assert len(records) == len(list(Path("runs").iterdir())) == 2
 
 
 def test_the_state_of_a_run_is_read_from_the_trainer_and_not_written() -> None:
     """Counters and status are properties; a hook's own attributes are welcome."""
     trainer = make_trainer()
-    trainer.mine = 1  # type: ignore[attr-defined]
+    trainer.mine = 1
     for name in ("step", "epoch", "status", "running", "stop_reason", "stopped_by", "skipped_steps", "hook_failures"):
         with pytest.raises(AttributeError):
             setattr(trainer, name, None)
@@ -73,7 +66,7 @@ class Clears(TrainingHook):
 class Plain(torch.optim.SGD):
     """An optimizer that is not torch's own: it may do anything to gradients."""
 
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> None:
         super().step(closure)
         for group in self.param_groups:
             for param in group["params"]:
@@ -86,11 +79,10 @@ def test_the_norm_is_known_at_the_end_of_a_step_whatever_clears_the_gradients(ho
     options: dict[str, Any] = {"accumulate": 2} if how == "accumulate" else {}
     if how == "a function clears":
         options["optimizer_step"] = lambda optimizer: (optimizer.step(), optimizer.zero_grad())
-    trainer, expected, norms = make_trainer(**options), list[float](), list[float]()
     if how == "the optimizer clears":
-        trainer.optimizers[:] = [Plain(trainer.model.parameters(), 0.1)]
-    if how == "a hook clears":
-        trainer.add_hook(Clears())
+        options["optimizer"] = partial(Plain, lr=0.1)
+    trainer = make_trainer(*([Clears()] if how == "a hook clears" else []), **options)
+    expected, norms = list[float](), list[float]()
 
     @trainer.on("gradients_ready")
     def compute(grads: Any) -> None:
@@ -125,7 +117,7 @@ def test_parameters_that_are_added_later_are_cleared_too() -> None:
 def test_parameters_that_no_optimizer_owns_any_more_are_cleared_too() -> None:
     """A hook may freeze a layer by removing its group."""
     trainer = make_trainer(max_grad_norm=1.0)
-    first, second = trainer.model
+    first, _, second = trainer.model
     trainer.optimizers[0].param_groups.clear()
     for layer in (first, second):
         trainer.optimizers[0].add_param_group({"params": list(layer.parameters())})
@@ -153,10 +145,9 @@ class Watches(UpdateHook):
 
 def test_an_overflow_is_a_value_that_hooks_can_read() -> None:
     """It is true for the step that the GradScaler skips, and for no step that something else skips."""
-    trainer = make_trainer(precision="fp16")
-    trainer.train_loaders["train"][1][0].fill_(torch.inf)  # type: ignore[index]
-    watches, skipped = Watches(), list[tuple[bool, bool]]()
-    trainer.add_hook(watches)
+    trainer = make_trainer(watches := Watches(), data=make_batches(seed=1), precision="fp16")
+    skipped: list[tuple[bool, bool]] = []
+    trainer.train_loaders["train"][1][0].fill_(torch.inf)
     trainer.on("gradients_ready", name="guard", at=4)(lambda trainer: trainer.skip_step("a guard"))
 
     @trainer.on("step_skipped")

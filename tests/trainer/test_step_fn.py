@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+import builders
 import pytest
 import torch
 
@@ -34,17 +35,15 @@ class Output:
 
 def make_trainer(batch: Any = 7, **options: Any) -> SimpleTrainer:
     """Make a trainer for one batch of any kind."""
-    model = Model()
-    optimizer = torch.optim.SGD(model.parameters(), 0.0)
-    return SimpleTrainer(model, {"a": [batch]}, optimizer, "cpu", record=False, console=False, **options)
+    return builders.make_trainer(model=Model, data={"a": [batch]}, lr=0.0, **{"loss_fn": None, **options})
 
 
 def train(result: Any) -> tuple[float, dict[str, Any]]:
     """Train one step that returns something, and return its loss and metrics."""
-    trainer, found = make_trainer(step_fn=lambda model, batch: result(model.weight)), list[Any]()
-    trainer.on("step_end")(lambda trainer, loss: found.append((loss, trainer.step_metrics())))
+    trainer, measured = make_trainer(step_fn=lambda model, batch: result(model.weight)), list[Any]()
+    trainer.on("step_end")(lambda trainer, loss: measured.append((loss, trainer.step_metrics())))
     trainer.train()
-    return found[0]  # type: ignore[no-any-return]
+    return measured[0]
 
 
 def test_a_step_function_gets_model_and_batch() -> None:
@@ -53,7 +52,7 @@ def test_a_step_function_gets_model_and_batch() -> None:
 
     def step(model: Any, batch: Any) -> torch.Tensor:
         given.append((model, batch))
-        return model.weight * 1.0  # type: ignore[no-any-return]
+        return model.weight * 1.0
 
     trainer = make_trainer(step_fn=step, loss_fn=lambda *_: 1 / 0)
     trainer.train()

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from builders import make_model, make_trainer
 from torch.utils.data import DataLoader, TensorDataset
 
-from hookline import GenericTrainer, ResumableSampler
+from hookline import ResumableSampler
 
 DATA = TensorDataset(torch.arange(48.0).view(24, 2), torch.zeros(24, 1))
 
@@ -32,14 +32,10 @@ def sister(loader: DataLoader[Any]) -> DataLoader[Any]:
 
 def order(loader: DataLoader[Any], validated: Any) -> list[float]:
     """The first number of every training batch of three epochs, with a validation every two steps."""
-    torch.manual_seed(3)
-    model, seen = nn.Linear(2, 1), []
-    trainer = GenericTrainer(
-        {"record": False, "console": False, "max_epochs": 3, "validate_every": 2, "seed": 1}, model,
-        torch.optim.SGD(model.parameters(), 0.0), device="cpu", loss_fn=nn.functional.mse_loss,
-    )  # fmt: skip
+    options = {"val_loaders": validated, "max_epochs": 3, "validate_every": 2, "seed": 1}
+    trainer, seen = make_trainer(model=make_model(2, 1), data=loader, lr=0.0, **options), []
     trainer.on("train_batch_start")(lambda batch: seen.append(batch[0][0, 0].item()))
-    trainer.fit(loader, validated)
+    trainer.train()
     return seen
 
 
