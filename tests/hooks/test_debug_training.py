@@ -34,8 +34,7 @@ def at_terminal(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 @pytest.mark.req("002-78", "002-06")
 def test_without_a_terminal_it_writes_a_dump() -> None:
     """Without a terminal no debugger is opened, and the run continues."""
-    hook = DebugHook(break_on_nan=True)
-    trainer = make_trainer(hook)
+    trainer = make_trainer(hook := DebugHook(break_on_nan=True))
     assert trainer.train()["status"] == "completed"
     assert trainer.step == 3
     assert hook.crash is not None and (hook.crash / "crash.json").is_file()

@@ -308,8 +308,7 @@ def test_of_two_hooks_the_first_is_validated() -> None:
 
 def test_another_model_starts_another_average() -> None:
     """The same model continues its average."""
-    hook = EMAHook(decay=0.9)
-    first = train(hook)
+    first = train(hook := EMAHook(decay=0.9))
     train(hook, model=first.model)
     assert hook.updates == 12
     other = make_model(3, 7, 1)

@@ -59,8 +59,7 @@ def test_best_models_and_the_end_are_reported(server: Server) -> None:
 
 def test_a_trial_run_sends_nothing(server: Server) -> None:
     """A trial run sends nothing; the same hook in a run afterwards does."""
-    hook = NotifyHook(server.url, EVERYTHING, heartbeat="1 batches")
-    train(hook, fast_dev_run=2)
+    train(hook := NotifyHook(server.url, EVERYTHING, heartbeat="1 batches"), fast_dev_run=2)
     assert server.texts == []
     train(hook, max_epochs=1)
     assert any("new best model" in text for text in server.texts) and "ended: completed" in server.texts[-1]
@@ -102,8 +101,7 @@ def test_a_validation_outside_of_a_run_is_not_reported(server: Server) -> None:
 
 def test_a_second_run_has_its_own_best(server: Server) -> None:
     """A hook that is used by another run does not compare with the first."""
-    hook = NotifyHook(server.url, ["best_model"])
-    train(hook)
+    train(hook := NotifyHook(server.url, ["best_model"]))
     hook.best = -1.0  # better than the next run will ever be
     train(hook)
     assert len(server.texts) == 2 and "(before: " not in server.texts[1]
@@ -318,8 +316,7 @@ def test_the_best_value_is_saved_with_the_run(server: Server) -> None:
     """A resumed run does not announce an old best again."""
     trainer = train(NotifyHook(server.url, ["best_model"]))
     trainer.save_checkpoint()
-    again = NotifyHook(server.url, ["best_model"])
-    second = make_trainer(again)
+    second = make_trainer(again := NotifyHook(server.url, ["best_model"]))
     second.load_checkpoint(trainer.run_dir)
     assert again.best == trainer.hooks.get("notify").best < 10
 
