@@ -237,20 +237,12 @@ def test_a_checkpoint_has_the_weights_of_training() -> None:
 
 
 @pytest.mark.parametrize("ema_first", [True, False])
-def test_early_stopping_keeps_the_weights_that_were_validated(ema_first: bool) -> None:
-    """Its best weights are the average, in whichever order the two were registered."""
-    ema, stop = EMAHook(0.5), EarlyStopping(restore_best_weights=True, mode="max", min_delta=1e9)
-    trainer = make_trainer(*((ema, stop) if ema_first else (stop, ema)), max_epochs=2)
-    kept: list[dict[str, torch.Tensor]] = []
-    trainer.on("validation_end", name="keep")(lambda model: kept.append(weights_of(model)))
-    trainer.train()
-    assert same(weights_of(trainer.model), kept[0])
-
-
-def test_the_validated_weights_are_kept_for_the_end_of_the_epoch() -> None:
-    """Checked after training's weights were restored, the best weights are still the validated ones."""
-    options: dict[str, Any] = {"mode": "max", "min_delta": 1e9, "check_on_train_epoch_end": True}
-    trainer = make_trainer(EMAHook(0.5), EarlyStopping(restore_best_weights=True, **options), max_epochs=2)
+@pytest.mark.parametrize("check_on_train_epoch_end", [True, False])
+def test_early_stopping_keeps_the_weights_that_were_validated(ema_first: bool, check_on_train_epoch_end: bool) -> None:
+    """Its best weights are the average, in any order of the two, also if it checks after training's were restored."""
+    options = {"mode": "max", "min_delta": 1e9, "check_on_train_epoch_end": check_on_train_epoch_end}
+    hooks = [EMAHook(0.5), EarlyStopping(restore_best_weights=True, **options)]
+    trainer = make_trainer(*(hooks if ema_first else reversed(hooks)), max_epochs=2)
     kept: list[dict[str, torch.Tensor]] = []
     trainer.on("validation_end", name="keep")(lambda model: kept.append(weights_of(model)))
     trainer.train()

@@ -3,15 +3,19 @@
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from builders import make_model, make_trainer
 from torch import nn
 
-from hookline import GradientMonitor, get_trainer
+from hookline import GradientMonitor
 
+# Rows that two processes cannot share evenly, and a layer with one row, of which one process has nothing.
+make_layers = partial(make_model, 6, 7, 1, 3, between=None)
 EVERYTHING = {"log_histogram": True, "percentiles": [1, 50, 90], "log_update_ratio": True}
 
 
@@ -21,29 +25,23 @@ def trained(model: nn.Module, share: slice = slice(None)) -> Any:
     batches = [(torch.randn(4, 6, generator=stream), torch.tensor([0, 1, 2, 1])) for _ in range(6)]
     batches = [(inputs[share], labels[share]) for inputs, labels in batches]
     links = ["centralize", {"name": "freeze", "params": "1.bias"}, {"name": "clip_norm", "max_norm": 0.1}]
-    options = {"loss_fn": nn.functional.cross_entropy, "record": False, "console": False, "accumulate": 2}
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
-    trainer = get_trainer("simple", model, batches, optimizer, "cpu", hooks={"update": links}, **options)
+    options = {"loss_fn": nn.functional.cross_entropy, "accumulate": 2, "hooks": {"update": links}}
+    optimizer = partial(torch.optim.AdamW, lr=0.02)
+    trainer = make_trainer(model=model, data=batches, optimizer=optimizer, **options)
     trainer.add_hook(GradientMonitor(log_frequency=1, **EVERYTHING), on_error="raise")
     trainer.train()
     return trainer
 
 
-def make_model() -> nn.Sequential:
-    """Rows that two processes cannot share evenly, and a layer with one row, of which one process has nothing."""
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 7), nn.Linear(7, 1), nn.Linear(1, 3))
-
-
 def assert_same_record(whole: Any, cut: Any) -> None:
     """Every layer's row and bins, and what is true of all layers."""
     assert len(whole.record.layer_rows) == len(cut.record.layer_rows) == 6  # statistics and bins of three steps
-    for wanted, found in zip(whole.record.layer_rows, cut.record.layer_rows, strict=True):
-        assert (wanted.step, wanted.header) == (found.step, found.header)
-        torch.testing.assert_close(found.values, wanted.values, rtol=1e-4, atol=1e-6, equal_nan=True)
-    for wanted, found in zip(whole.record.metrics, cut.record.metrics, strict=True):
+    for wanted, recorded in zip(whole.record.layer_rows, cut.record.layer_rows, strict=True):
+        assert (wanted.step, wanted.header) == (recorded.step, recorded.header)
+        torch.testing.assert_close(recorded.values, wanted.values, rtol=1e-4, atol=1e-6, equal_nan=True)
+    for wanted, recorded in zip(whole.record.metrics, cut.record.metrics, strict=True):
         theirs = {name: value for name, value in wanted.items() if name.startswith("gradients/")}
-        assert theirs and {name: found[name] for name in theirs} == pytest.approx(theirs, rel=1e-4, nan_ok=True)
+        assert theirs and {name: recorded[name] for name in theirs} == pytest.approx(theirs, rel=1e-4, nan_ok=True)
 
 
 def main(store: str, rank: int) -> None:
@@ -53,9 +51,9 @@ def main(store: str, rank: int) -> None:
     from torch.distributed.fsdp import fully_shard
 
     torch.set_num_threads(1)
-    whole = trained(make_model())
+    whole = trained(make_layers())
     dist.init_process_group("gloo", f"file://{store}", rank=rank, world_size=2)
-    mesh, cut = init_device_mesh("cpu", (2,)), make_model()
+    mesh, cut = init_device_mesh("cpu", (2,)), make_layers()
     for layer in (*cut, cut):
         fully_shard(layer, mesh=mesh)
     sharded = trained(cut, slice(rank, None, 2))

@@ -1,38 +1,36 @@
 """The record has the learning rates, at the step that used them."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from builders import make_batches, train
 from run_control import PlainRun
 from torch import nn
 
-from hookline import GenericTrainer, HooksConfig, LearningRateMonitor
+from hookline import HooksConfig, LearningRateMonitor
 from hookline.errors import ConfigError
 
 
-def recorded(config: dict[str, Any], optimizers: Any, model: nn.Module, **options: Any) -> list[dict[str, Any]]:
+def recorded(config: dict[str, Any], **options: Any) -> list[dict[str, Any]]:
     """Return the metrics of two epochs of three steps, without time and losses."""
     hooks = HooksConfig(enable_lr_monitor=True, lr_monitor_config=config)
-    options = {"record": False, "console": False, "loss_fn": nn.functional.mse_loss, **options}
-    trainer = GenericTrainer(hooks, model, optimizers, device="cpu", **options)
-    trainer.fit([(torch.ones(2, 3), torch.ones(2, 1))] * 3, max_epochs=2)
-    lines = [{key: value for key, value in line.items() if key != "time"} for line in trainer.record.metrics]
-    return [{key: value for key, value in line.items() if not key.startswith("train/")} for line in lines]
+    metrics = train(hooks=hooks, data=make_batches(3), max_epochs=2, **options).record.metrics
+    return [{key: line[key] for key in line if key != "time" and not key.startswith("train/")} for line in metrics]
 
 
 @pytest.mark.req("002-35", "002-36", "002-37", "002-38")
 def test_the_config_of_seed_002() -> None:
     """Once an epoch, with momentum and weight decay beside the learning rate."""
-    model = nn.Linear(3, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    optimizer = partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01)
+    scheduler = partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5)
     config = {
         "log_momentum": True,  # Also log momentum if available
         "log_weight_decay": True,  # Log weight decay
         "frequency": "epoch",  # "step" or "epoch"
     }
-    lines = recorded(config, [optimizer], model, scheduler_interval="epoch", schedulers=scheduler)
+    lines = recorded(config, optimizer=optimizer, scheduler=scheduler, scheduler_interval="epoch")
     more = {"momentum": 0.9, "weight_decay": 0.01}
     assert [line for line in lines if len(line) > 2] == [
         {"step": 0, "epoch": 0, "lr": 0.1, **more},
@@ -43,10 +41,8 @@ def test_the_config_of_seed_002() -> None:
 @pytest.mark.req("002-38")
 def test_every_step_has_the_rate_that_it_used() -> None:
     """The scheduler moves after the step; what is recorded is what the step used, also what a hook set before it."""
-    model = nn.Linear(3, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
-    lines = recorded({"frequency": "step"}, optimizer, model, schedulers=scheduler)
+    scheduler = partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5)
+    lines = recorded({"frequency": "step"}, lr=1.0, scheduler=scheduler)
     assert [(line["step"], line["lr"]) for line in lines] == [(step, 0.5 ** (step - 1)) for step in range(1, 7)]
     assert all(set(line) == {"step", "epoch", "lr"} for line in lines)
 
@@ -61,7 +57,7 @@ def test_all_groups_by_name() -> None:
     second = torch.optim.AdamW([head.weight], lr=0.3, betas=(0.8, 0.95))
     third = torch.optim.Adagrad([head.bias], lr=0.4)
     config = {"log_momentum": True, "log_weight_decay": True}
-    line = recorded(config, [first, second, third], nn.Sequential(body, head))[0]
+    line = recorded(config, optimizer=[first, second, third], model=nn.Sequential(body, head))[0]
     assert {key: value for key, value in line.items() if key.startswith("lr")} == {
         "lr/AdamW/weights": 0.1,
         "lr/AdamW/group_1": 0.2,
@@ -76,14 +72,13 @@ def test_groups_of_one_name_get_numbers() -> None:
     """The second of a name gets a number, so that it does not overwrite the first."""
     model = nn.Linear(3, 1)
     groups = [{"params": [model.weight], "name": "a", "lr": 0.1}, {"params": [model.bias], "name": "a", "lr": 0.2}]
-    line = recorded({}, torch.optim.SGD(groups, lr=1.0), model)[0]
+    line = recorded({}, optimizer=torch.optim.SGD(groups, lr=1.0), model=model)[0]
     assert {key: value for key, value in line.items() if key.startswith("lr")} == {"lr/a": 0.1, "lr/a-1": 0.2}
 
 
 def test_it_can_have_a_schedule() -> None:
     """Registered with every=2, it costs nothing at the other steps."""
-    model = nn.Linear(3, 1)
-    lines = recorded({"every": 2}, torch.optim.SGD(model.parameters(), lr=1.0), model)
+    lines = recorded({"every": 2})
     assert [line["step"] for line in lines if "lr" in line] == [2, 4, 6]
 
 
@@ -96,7 +91,7 @@ def test_an_invalid_frequency_is_rejected() -> None:
 def test_an_appended_number_never_gives_the_name_of_another_group() -> None:
     """One of the two would overwrite the other."""
     params = [nn.Parameter(torch.ones(1)) for _ in range(4)]
-    groups = [{"params": [one], "name": name} for one, name in zip(params, ("a", "a", "a-1", "a"), strict=True)]
+    groups = [{"params": [param], "name": name} for param, name in zip(params, ("a", "a", "a-1", "a"), strict=True)]
     run = PlainRun()
     run.optimizers = [torch.optim.SGD(groups, lr=0.5)]
     LearningRateMonitor().on_before_optimizer_step(run, 0)

@@ -1,15 +1,16 @@
 """The first loss or gradient that is not finite is found before it reaches the weights."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import builders
 import pytest
 import torch
-from builders import make_batches
+from builders import Batch, make_batches
 from torch import nn
 
-from hookline import NanForensics, SimpleTrainer, Trainer, replay_crash
+from hookline import NanForensics, Trainer, replay_crash
 from hookline.record import read_events
 
 
@@ -20,14 +21,20 @@ class Root(nn.Module):
         return torch.sqrt(x.clamp(min=0))
 
 
-def make_trainer(*hooks: Any, middle: nn.Module | None = None, bad: int | None = None, **options: Any) -> SimpleTrainer:
-    """Make a trainer with eight batches, one of which may contain a NaN."""
+def make_layers(middle: nn.Module | None = None) -> nn.Sequential:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5), middle or nn.ReLU(), nn.Linear(3, 1))
+    return nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5), middle or nn.ReLU(), nn.Linear(3, 1))
+
+
+def batches_with_nan(bad: int) -> list[Batch]:
+    """Make eight batches, one of which contains a NaN."""
     batches = make_batches(8)
-    if bad is not None:
-        batches[bad][0][0, 0] = float("nan")
-    return builders.make_trainer(*hooks, model=model, data=batches, lr=0.01, **{"record": True, **options})
+    batches[bad][0][0, 0] = float("nan")
+    return batches
+
+
+OPTIONS = {"model": make_layers, "data": make_batches(8), "lr": 0.01, "record": True}
+make_trainer, train = partial(builders.make_trainer, **OPTIONS), partial(builders.train, **OPTIONS)
 
 
 def finite(trainer: Trainer) -> bool:
@@ -37,7 +44,7 @@ def finite(trainer: Trainer) -> bool:
 @pytest.mark.req("002-06", "002-78")
 def test_a_bad_loss_ends_the_run_with_good_weights() -> None:
     """The module is named and recorded, and the step is skipped, so the weights are those of the step before."""
-    trainer = make_trainer(hook := NanForensics(), bad=4)
+    trainer = make_trainer(hook := NanForensics(), data=batches_with_nan(4))
     state = trainer.train()
     assert (trainer.step, state["status"], trainer.skipped_steps) == (5, "completed", 1)
     assert finite(trainer)
@@ -50,16 +57,14 @@ def test_a_bad_loss_ends_the_run_with_good_weights() -> None:
 
 def test_replaying_the_crash_reproduces_the_nan() -> None:
     """In a new trainer that is built like the one that crashed."""
-    trainer = make_trainer(hook := NanForensics(), bad=4)
-    trainer.train()
+    train(hook := NanForensics(), data=batches_with_nan(4))
     replay = replay_crash(hook.crash, make_trainer())
     assert replay.same and replay.now.batch == ("batch[0]",)
 
 
 def test_bad_gradients_of_a_good_loss_are_found() -> None:
     """Before the optimizer uses them, with the module whose backward made them."""
-    trainer = make_trainer(hook := NanForensics(), middle=Root())
-    trainer.train()
+    trainer = train(hook := NanForensics(), model=make_layers(Root()))
     assert trainer.step == 1
     assert (hook.autopsy.backward_module, hook.autopsy.gradients) == ("2", ("0.weight", "0.bias"))
     assert hook.autopsy.operation is not None
@@ -69,16 +74,14 @@ def test_bad_gradients_of_a_good_loss_are_found() -> None:
 
 def test_without_stop_the_run_continues() -> None:
     """One crash is written, and nothing more is checked."""
-    trainer = make_trainer(NanForensics(stop_run=False), bad=2)
-    trainer.train()
+    trainer = train(NanForensics(stop_run=False), data=batches_with_nan(2))
     assert trainer.step == 8 and not finite(trainer)
     assert len(list(Path("runs").rglob("crash.json"))) == 1
 
 
 def test_the_micro_batch_of_a_window_is_found() -> None:
     """Under accumulation the crash holds the batch that was bad, not the last one of its window."""
-    trainer = make_trainer(hook := NanForensics(), bad=5, accumulate=4)
-    trainer.train()
+    trainer = train(hook := NanForensics(), data=batches_with_nan(5), accumulate=4)
     assert trainer.step == 2
     assert replay_crash(hook.crash, trainer).then["batch_idx"] == 5
     assert finite(trainer)
@@ -88,9 +91,9 @@ def test_the_micro_batch_of_a_window_is_found() -> None:
 def test_the_micro_batch_whose_gradients_are_bad_is_found(bad: int) -> None:
     """Each of a window is run again until one goes wrong by itself, first or last."""
     options = {"accumulate": 2, "loss_fn": lambda out, y: (out * y).pow(2).sum().sqrt()}
-    trainer = make_trainer(hook := NanForensics(), **options)
-    trainer.train_loaders["train"][bad][1].zero_()
-    trainer.train()
+    data = make_batches(8)
+    data[bad][1].zero_()
+    trainer = train(hook := NanForensics(), data=data, **options)
     assert trainer.step == 3
     assert hook.autopsy.loss == 0 and hook.autopsy.gradients
     replay = replay_crash(hook.crash, trainer)
@@ -116,15 +119,13 @@ def test_batches_of_other_steps_are_released() -> None:
 
 def test_a_run_without_a_record_keeps_its_crash_elsewhere() -> None:
     """The folder is in a temporary directory, and the hook says where."""
-    trainer = make_trainer(hook := NanForensics(state=False), bad=0, record=False)
-    trainer.train()
+    train(hook := NanForensics(state=False), data=batches_with_nan(0), record=False)
     assert hook.crash is not None and (hook.crash / "crash.json").exists()
 
 
 def test_large_but_finite_gradients_are_not_reported() -> None:
     """A norm that overflows is not taken for a gradient that did."""
-    trainer = make_trainer(hook := NanForensics(), loss_fn=lambda out, y: (out * 1e30).sum(), max_steps=1)
-    trainer.train()
+    train(hook := NanForensics(), loss_fn=lambda out, y: (out * 1e30).sum(), max_steps=1)
     assert hook.crash is None
 
 
@@ -141,7 +142,7 @@ def test_a_healthy_run_is_the_same_with_and_without() -> None:
 
 def test_under_a_grad_scaler_gradients_are_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Non-finite gradients are normal there, and the scaler skips the step."""
-    trainer = make_trainer(hook := NanForensics(), middle=Root(), max_steps=1)
+    trainer = make_trainer(hook := NanForensics(), model=make_layers(Root()), max_steps=1)
     monkeypatch.setattr(type(trainer), "uses_grad_scaler", True)
     trainer.train()
     assert not finite(trainer) and hook.crash is None
@@ -155,8 +156,7 @@ def test_a_failing_examination_still_ends_the_run_with_good_weights(what: str, m
         raise OSError("no space left")
 
     monkeypatch.setattr(f"hookline.hooks.nan_forensics.hook.{what}", fails)
-    trainer = make_trainer(NanForensics(), bad=2)
-    trainer.train()
+    trainer = train(NanForensics(), data=batches_with_nan(2))
     assert (trainer.step, trainer.stopped_by) == (3, "nan_forensics") and finite(trainer)
     assert trainer.hooks.entry("nan_forensics").failures.total == 1
     assert ("the examination failed" in str(trainer.stop_reason)) == (what == "diagnose")
@@ -168,8 +168,7 @@ def test_a_trial_run_reports_and_writes_nothing(
     """Not even into a temporary directory; the run ends all the same."""
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
-    trainer = make_trainer(hook := NanForensics(), bad=0, fast_dev_run=2)
-    trainer.train()
+    trainer = train(hook := NanForensics(), data=batches_with_nan(0), fast_dev_run=2)
     assert trainer.stopped_by == "nan_forensics" and trainer.step == 1
     assert hook.crash is None and hook.autopsy.batch == ("batch[0]",)
     assert "step 1: loss nan; the batch itself is not finite in batch[0]" in caplog.text

@@ -56,22 +56,6 @@ def test_wrong_things_are_rejected_by_the_constructor(wrong: dict[str, Any], sai
         make_trainer(**wrong)
 
 
-def test_a_skip_is_not_repeated_after_going_back() -> None:
-    """What a guard asked at a step is forgotten when the counters are put back."""
-    trainer = make_trainer(record=True)
-    trainer.add_checkpointing()
-    guard = trainer.on("gradients_ready", name="guard")
-    guard(lambda trainer, step: trainer.skip_step("once") if step == 3 else None)
-    trainer.train()
-    assert trainer.skipped_steps == 1
-    trainer.remove_hook("guard")
-    trainer.progress.step = trainer.progress.steps_done = 0
-    trainer.progress.epoch_over, trainer.progress.batch_idx, trainer.progress.position = False, -1, None
-    trainer.event_args.forget_step()
-    trainer.fit()
-    assert trainer.skipped_steps == 1
-
-
 def test_a_plateau_scheduler_moves_with_the_runs_own_validation_only() -> None:
     """A probe of a hook or a manual validate() is no epoch; without validation it is refused."""
     plateau = partial(torch.optim.lr_scheduler.ReduceLROnPlateau, factor=0.5, patience=0)

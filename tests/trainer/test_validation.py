@@ -14,9 +14,8 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from hookline import Trainer, TrainingHook
 from hookline.errors import ConfigError, TrainingError
 
-make_trainer = partial(
-    builders.make_trainer, model=partial(make_model, between=partial(nn.Dropout, 0.5)), data=make_batches(2)
-)
+OPTIONS = {"model": partial(make_model, between=partial(nn.Dropout, 0.5)), "data": make_batches(2)}
+make_trainer, train = partial(builders.make_trainer, **OPTIONS), partial(builders.train, **OPTIONS)
 
 
 def loss_of(trainer: Trainer, batches: list[Batch]) -> float:
@@ -174,8 +173,7 @@ def test_when_validation_is_due(every: Any, steps: list[int]) -> None:
 
 def test_validation_metrics_are_recorded_at_their_step() -> None:
     """The record has them beside the step's loss."""
-    trainer = make_trainer(val_dataloader=batches_of(2), validate_every=2)
-    trainer.train()
+    trainer = train(val_dataloader=batches_of(2), validate_every=2)
     lines = [line for line in trainer.record.metrics if "val/loss" in line]
     assert [line["step"] for line in lines] == [2]
 
@@ -191,8 +189,7 @@ def test_nothing_to_validate_on() -> None:
 
 def test_a_plateau_scheduler_waits_for_the_validation() -> None:
     """ReduceLROnPlateau is stepped with val/loss, once per validation, and not with the steps."""
-    trainer = make_trainer(val_dataloader=batches_of(2), max_epochs=3, scheduler=ReduceLROnPlateau)
-    trainer.train()
+    trainer = train(val_dataloader=batches_of(2), max_epochs=3, scheduler=ReduceLROnPlateau)
     assert trainer.schedulers[0].last_epoch == 3
 
 
@@ -216,8 +213,7 @@ class AlsoFar(TrainingHook):
 
 def test_a_validation_inside_a_validations_end_leaves_its_numbers() -> None:
     """The outer one returns, records and hands to plateau schedulers what it measured itself."""
-    trainer = make_trainer(hook := AlsoFar(), val_dataloader=batches_of(4), scheduler=ReduceLROnPlateau)
-    trainer.train()
+    trainer = train(hook := AlsoFar(), val_dataloader=batches_of(4), scheduler=ReduceLROnPlateau)
     expected = pytest.approx(loss_of(trainer, batches_of(4)), rel=1e-5)
     assert hook.seen[0] > 1000 and trainer.schedulers[0].best == expected
     recorded = [line for line in trainer.record.metrics if "val/loss" in line]
@@ -228,8 +224,7 @@ def test_a_validation_inside_a_validations_end_leaves_its_numbers() -> None:
 @pytest.mark.parametrize("monitor", ["early_stopping", "checkpoint"])
 def test_a_validation_inside_another_decides_nothing(monitor: str) -> None:
     """Hooks that monitor the run use its own validations, and none that a hook calls in between."""
-    trainer = make_trainer(val_dataloader=batches_of(4), max_epochs=3, record=monitor == "checkpoint")
-    trainer.add_hook(AlsoFar())
+    trainer = make_trainer(AlsoFar(), val_dataloader=batches_of(4), max_epochs=3, record=monitor == "checkpoint")
     trainer.add_hook(monitor, monitor="val/loss", mode="max")  # the other set's losses are larger by far
     trainer.train()
     hook = trainer.hooks.get(monitor)
