@@ -297,7 +297,7 @@ def test_a_finite_score_replaces_nan() -> None:
     assert saved(trainer) == ["best", "step-00000004", "step-00000008"]
 
 
-@pytest.mark.parametrize(("keep_previous", "steps"), [(True, (4, 6)), (False, (6,))])
+@pytest.mark.parametrize(("keep_previous", "steps"), [(True, (4, 6)), (False, (6,))], ids=str)
 def test_keep_previous_decides_whether_one_or_two_are_left(keep_previous: bool, steps: tuple[int, ...]) -> None:
     """With save_top_k=1 the one before the newest is kept by default, in case the newest is damaged."""
     trainer = run([3, 2, 1], {"monitor": "val/loss", "keep_previous": keep_previous})
@@ -712,7 +712,7 @@ def run_and_delete(scores: list[float], deleted_after: int, **checkpoint: Any) -
     return trainer
 
 
-@pytest.mark.parametrize("options", [{"save_top_k": 1}, {"save_top_k": 2, "save_last": True}])
+@pytest.mark.parametrize("options", [{"save_top_k": 1}, {"save_top_k": 2, "save_last": True}], ids=str)
 def test_a_deleted_best_checkpoint_is_replaced(options: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     """The best remaining one is linked and returned; the deletion is warned of once."""
     with caplog.at_level(logging.WARNING, logger="hookline"):

@@ -112,7 +112,9 @@ def test_it_checks_at_the_end_of_epochs_too() -> None:
 
 @pytest.mark.req("002-32")
 @pytest.mark.parametrize(
-    ("options", "steps"), [({}, 3), ({"check_on_train_epoch_end": False}, 3), ({"check_on_train_epoch_end": True}, 6)]
+    ("options", "steps"),
+    [({}, 3), ({"check_on_train_epoch_end": False}, 3), ({"check_on_train_epoch_end": True}, 6)],
+    ids=str,
 )
 def test_without_epoch_ends_it_checks_after_every_validation(options: dict[str, bool], steps: int) -> None:
     """Validated at every step of two-step epochs: three checks without improvement are three steps, or three epochs."""
@@ -171,6 +173,7 @@ def test_other_reasons_end_a_run(config: dict[str, Any], losses: list[float], st
         ({"divergence_threshold": 5}, [1, 9, 1, 1, 1], 2),
         ({}, [1, NAN, 1, 1, 1], 2),
     ],
+    ids=str,
 )
 def test_min_epochs(config: dict[str, Any], losses: list[float], stops_after: int) -> None:
     """The run is not stopped before the fourth epoch is complete, unless the metric diverges or is NaN."""

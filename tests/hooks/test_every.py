@@ -110,6 +110,7 @@ NOT_AT_EPOCHS = "; every: '2 epochs': {} or at steps"
         (NotifyHook, {"webhook_url": "https://example.org/x"}, 100, ""),
         (HOOKS.find("sample_text"), {}, 100, ""),
     ],
+    ids=lambda value: getattr(value, "__name__", str(value)[:40]),
 )  # fmt: skip
 def test_a_period_without_effect_is_refused(make: Any, parameters: Any, every: Any, reason: str | None) -> None:
     """A built-in object has the events that it was made for; the error proposes a constructor only if it works."""
@@ -138,6 +139,7 @@ def test_a_period_without_effect_is_refused(make: Any, parameters: Any, every: A
         (lambda every: LearningRateMonitor(every=every), "steps"),
         (lambda every: TrainerConfig(validate_every=every), "steps|epochs"),
     ],
+    ids=["schedule", "early_stopping", "warmup", "throughput", "lr_monitor", "validate_every"],
 )
 def test_what_an_error_about_a_period_proposes_is_accepted(
     give: Callable[[Any], object], valid: str, every: str
@@ -156,7 +158,7 @@ def test_what_an_error_about_a_period_proposes_is_accepted(
 
 
 @pytest.mark.parametrize(
-    ("hook", "options"), [("sample_text", {"every": 100}), ("checkpoint", {"every": "2 epochs", "start": 5})]
+    ("hook", "options"), [("sample_text", {"every": 100}), ("checkpoint", {"every": "2 epochs", "start": 5})], ids=str
 )
 def test_a_config_with_a_schedule_without_effect_is_refused(hook: str, options: dict[str, Any]) -> None:
     """The error names the place in the config."""

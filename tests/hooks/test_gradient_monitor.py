@@ -154,8 +154,8 @@ def test_percentiles_are_those_of_the_signed_gradient() -> None:
     for name, grad in seen[0].items():
         row = layers_of(trainer)[1][name]
         wanted = torch.quantile(grad.double(), torch.tensor([0.1, 0.5, 0.995], dtype=torch.float64))
-        found = torch.tensor([row["p10"], row["p50"], row["p99.5"]], dtype=torch.float64)
-        torch.testing.assert_close(found, wanted, rtol=0.05, atol=1e-3 * grad.std().item())
+        percentiles = torch.tensor([row["p10"], row["p50"], row["p99.5"]], dtype=torch.float64)
+        torch.testing.assert_close(percentiles, wanted, rtol=0.05, atol=1e-3 * grad.std().item())
 
 
 @pytest.mark.req("002-11")
@@ -168,12 +168,12 @@ def test_histograms_count_every_element(per_octave: int) -> None:
     with torch.no_grad():
         model[0].bias.fill_(-100.0)  # all units are dead
     trainer.train()
-    found = [layers for layers in trainer.record.layer_rows if layers.header.series == "gradient_histograms"]
-    assert [layers.step for layers in found] == [3, 6]
-    assert found[0].values.shape == (4, 1, {8: 512, 1: 68}[per_octave])
-    assert found[0].values.sum(dim=(1, 2)).tolist() == [param.numel() for param in model.parameters()]
+    histograms = [layers for layers in trainer.record.layer_rows if layers.header.series == "gradient_histograms"]
+    assert [layers.step for layers in histograms] == [3, 6]
+    assert histograms[0].values.shape == (4, 1, {8: 512, 1: 68}[per_octave])
+    assert histograms[0].values.sum(dim=(1, 2)).tolist() == [param.numel() for param in model.parameters()]
     zero = {8: 255, 1: 33}[per_octave]
-    assert found[0].values[0, 0, zero] == 48 and found[0].values[3, 0, zero] == 0
+    assert histograms[0].values[0, 0, zero] == 48 and histograms[0].values[3, 0, zero] == 0
     top = layers_of(trainer)[3]["2.bias"]
     assert 2 ** top["top_octave"] <= top["absmax"] < 2 ** (top["top_octave"] + 1)
 
@@ -189,8 +189,8 @@ def test_histograms_count_values_that_are_not_finite() -> None:
         model[2].weight.grad[0, :2] = math.nan
 
     trainer.train()
-    found = [layers for layers in trainer.record.layer_rows if layers.header.series == "gradient_histograms"]
-    rows = dict(zip(found[0].header.names, found[0].values[:, 0], strict=True))
+    histograms = [layers for layers in trainer.record.layer_rows if layers.header.series == "gradient_histograms"]
+    rows = dict(zip(histograms[0].header.names, histograms[0].values[:, 0], strict=True))
     assert [rows[name][511].item() for name in ("0.weight", "2.weight", "2.bias")] == [0, 2, 1]
     assert rows["2.bias"].nonzero().flatten().tolist() == [0, 510, 511]
     assert [row.sum().item() for row in rows.values()] == [param.numel() for param in trainer.model.parameters()]
@@ -250,6 +250,7 @@ def test_norms_without_moments() -> None:
     ("given", "recorded"),
     [({}, False), ({"percentiles": [50]}, True), ({"log_histogram": True}, True), ({"log_norm": False}, True),
      ({"percentiles": [50], "log_moments": False}, False), ({"log_moments": True}, True)],
+    ids=str,
 )  # fmt: skip
 def test_moments_by_default_where_they_cost_nothing(given: dict[str, Any], recorded: bool) -> None:
     """On the CPU that is beside what reads all anyway; what is asked for is there, and what is not wanted is not."""
@@ -305,6 +306,7 @@ def test_a_filter_that_matches_nothing_ends_the_run_before_its_first_step() -> N
         ({"log_histogram": True, "bins_per_octave": 3}, "bins_per_octave: expected 1, 2, 4 or 8, got 3"),
         ({"vanishing": 1.0, "exploding": 0.5}, "vanishing=1.0 must be"),
     ],
+    ids=str,
 )
 def test_invalid_parameters_are_rejected(parameters: dict[str, Any], message: str) -> None:
     """Each with its name, the value and what would be right."""
@@ -410,6 +412,7 @@ def test_exploding_and_non_finite_layers_are_named() -> None:
 @pytest.mark.parametrize(
     ("options", "named"),
     [({}, [{"0.weight": "vanishing", "2.bias": "exploding"}]), ({"median_ratio": 1e-9}, [])],
+    ids=str,
 )
 def test_layers_far_from_the_others_are_named(options: dict[str, float], named: list[dict[str, str]]) -> None:
     """Norms inside the absolute limits vanish or explode if they are far from the median of the others."""
@@ -529,29 +532,29 @@ def test_scaled_gradients_are_seen_unscaled() -> None:
     """Under fp16 with a GradScaler the values are the true ones, near those of fp32; skipped steps are not finite."""
     full = norms_of_both(make_trainer())
     half = norms_of_both(make_trainer(precision="fp16"))
-    for (found, wanted), (exact, _) in zip(half[1:], full[1:], strict=True):
-        assert found == pytest.approx(wanted, rel=1e-4)
-        assert not math.isfinite(found) or found == pytest.approx(exact, rel=0.2)
+    for (norm, true_norm), (exact, _) in zip(half[1:], full[1:], strict=True):
+        assert norm == pytest.approx(true_norm, rel=1e-4)
+        assert not math.isfinite(norm) or norm == pytest.approx(exact, rel=0.2)
 
 
 def test_bfloat16_gradients_are_summed_in_float32() -> None:
     """The norm agrees with that of the gradients in float32."""
     batches = [(x.bfloat16(), y.bfloat16()) for x, y in DATA]
-    for found, wanted in norms_of_both(make_trainer(model=make_layers().bfloat16(), data=batches)):
-        assert found == pytest.approx(wanted, rel=0.01)
+    for norm, true_norm in norms_of_both(make_trainer(model=make_layers().bfloat16(), data=batches)):
+        assert norm == pytest.approx(true_norm, rel=0.01)
 
 
 def test_accumulated_gradients_are_measured_once_a_step() -> None:
     """A window of three is measured once, with complete gradients."""
     pairs = norms_of_both(make_trainer(accumulate=3))
-    assert len(pairs) == 2 and all(found == pytest.approx(wanted, rel=1e-5) for found, wanted in pairs)
+    assert len(pairs) == 2 and all(norm == pytest.approx(true_norm, rel=1e-5) for norm, true_norm in pairs)
 
 
 def test_layers_of_a_compiled_model_have_the_names_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """The names are the model's own, and the values those of its gradients."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     trainer = make_trainer(compile=True)
-    assert all(found == pytest.approx(wanted, rel=1e-5) for found, wanted in norms_of_both(trainer))
+    assert all(norm == pytest.approx(true_norm, rel=1e-5) for norm, true_norm in norms_of_both(trainer))
     assert list(layers_of(trainer)[1]) == ["0.weight", "0.bias", "2.weight", "2.bias"]
 
 
@@ -580,7 +583,7 @@ def token_batches() -> list[Batch]:
 def test_tied_weights_are_one_layer() -> None:
     """A shared parameter is measured once, under its first name."""
     trainer = make_trainer(model=Tied(True, False), data=token_batches(), loss_fn=nn.functional.cross_entropy)
-    assert all(found == pytest.approx(wanted, rel=1e-5) for found, wanted in norms_of_both(trainer))
+    assert all(norm == pytest.approx(true_norm, rel=1e-5) for norm, true_norm in norms_of_both(trainer))
     assert list(layers_of(trainer)[1]) == ["embed.weight"]
 
 
@@ -649,7 +652,7 @@ def test_gradients_are_not_kept_alive() -> None:
     kept: list[Any] = []
     alive: list[int] = []
     trainer.on("gradients_ready", name="mark")(lambda grads: kept.extend(ref(grad) for grad in grads.values()))
-    trainer.on("train_batch_start", name="look")(lambda: alive.append(sum(one() is not None for one in kept)))
+    trainer.on("train_batch_start", name="look")(lambda: alive.append(sum(grad() is not None for grad in kept)))
     trainer.train()
     assert alive == [0] * 6
 
@@ -686,9 +689,9 @@ def monitored_run(device: str, guard: Callable[[Callable[[], Any]], Any]) -> Pla
 
 def test_its_events_can_be_called_by_any_loop() -> None:
     """Called directly, it records the same as in a trainer."""
-    found = monitored_run("cpu", lambda call: call())
-    assert set(found.layers) == {(name, step) for name in ("gradients", "gradient_histograms") for step in (1, 2, 3)}
-    assert found.logged["gradients/final_norm", 2] == pytest.approx(0.01, rel=1e-3)
+    run = monitored_run("cpu", lambda call: call())
+    assert set(run.layers) == {(name, step) for name in ("gradients", "gradient_histograms") for step in (1, 2, 3)}
+    assert run.logged["gradients/final_norm", 2] == pytest.approx(0.01, rel=1e-3)
 
 
 @pytest.mark.parametrize("moments", [True, False])
@@ -727,14 +730,14 @@ def test_nothing_waits_for_the_device() -> None:
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
-    found, wanted = monitored_run("cuda", without_waiting), monitored_run("cpu", lambda call: call())
-    assert found.logged.keys() == wanted.logged.keys()
+    on_gpu, on_cpu = monitored_run("cuda", without_waiting), monitored_run("cpu", lambda call: call())
+    assert on_gpu.logged.keys() == on_cpu.logged.keys()
     for step in (1, 2, 3):
         torch.testing.assert_close(
-            found.layers["gradients", step], wanted.layers["gradients", step], rtol=0.1, atol=1e-4
+            on_gpu.layers["gradients", step], on_cpu.layers["gradients", step], rtol=0.1, atol=1e-4
         )
         assert torch.equal(
-            found.layers["gradient_histograms", step].sum(2), wanted.layers["gradient_histograms", step].sum(2)
+            on_gpu.layers["gradient_histograms", step].sum(2), on_cpu.layers["gradient_histograms", step].sum(2)
         )
 
 

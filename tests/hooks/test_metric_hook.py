@@ -122,6 +122,7 @@ def test_at_steps_the_newest_loss_of_a_loader_counts() -> None:
         ("train/books/epoch_loss", {}),
         ("train/epoch_acc", {}),
     ],
+    ids=str,
 )
 def test_a_resumed_run_evaluates_what_the_uninterrupted_run_does(monitor: str, options: dict[str, Any]) -> None:
     """Resumed inside an epoch, after the last batch of the loader."""
@@ -188,25 +189,21 @@ def fit_two_epochs(hook: Any, validate_every: str | None) -> None:
 
 @pytest.mark.parametrize(
     "hook",
-    [
-        EarlyStopping("val/loss"),
-        EarlyStopping("eval/loss", check_on_train_epoch_end=True),
-        CheckpointHook(monitor="val/loss"),
-    ],
+    [EarlyStopping(), EarlyStopping("eval/loss", check_on_train_epoch_end=True), CheckpointHook(monitor="val/loss")],
+    ids=["early_stopping", "at the end of epochs", "checkpoint"],
 )
 def test_a_metric_that_nothing_measures_is_warned_of_at_the_start(hook: Any, caplog: pytest.LogCaptureFixture) -> None:
     """With val_loaders and without a schedule for validations, one warning says how to measure the metric."""
     with caplog.at_level(logging.WARNING, "hookline"):
         fit_two_epochs(hook, None)
-    warnings = [record.getMessage() for record in caplog.records if "validate_every" in record.getMessage()]
-    assert len(warnings) == 1
-    assert f"{hook.monitor!r} is measured by validations" in warnings[0]
-    assert "call trainer.validate()" in warnings[0]
+    (warning,) = [line for line in caplog.messages if "validate_every" in line]
+    assert f"{hook.monitor!r} is measured by validations" in warning and "call trainer.validate()" in warning
 
 
 @pytest.mark.parametrize(
     ("hook", "validate_every"),
     [(EarlyStopping("val/loss"), "1 epochs"), (EarlyStopping("train/loss", check_on_train_epoch_end=True), None)],
+    ids=["by validations", "by training"],
 )
 def test_a_metric_that_can_be_measured_is_not_warned_of(
     hook: Any, validate_every: str | None, caplog: pytest.LogCaptureFixture
@@ -214,7 +211,7 @@ def test_a_metric_that_can_be_measured_is_not_warned_of(
     """Validations are scheduled, or training itself measures the metric."""
     with caplog.at_level(logging.WARNING, "hookline"):
         fit_two_epochs(hook, validate_every)
-    assert not [record for record in caplog.records if "validate_every" in record.getMessage()]
+    assert "validate_every" not in caplog.text
 
 
 def test_the_loss_at_the_end_of_an_epoch_is_that_of_the_last_step() -> None:

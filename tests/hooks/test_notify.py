@@ -334,6 +334,7 @@ def test_the_best_value_is_saved_with_the_run(server: Server) -> None:
         ({"notify_on": "heartbeat", "heartbeat": None}, r"^notify: heartbeat: None is not a schedule; write 10, "),
         ({"notify_on": "heartbeat", "heartbeat": 0}, r"^notify: heartbeat: 0 is never due; to have none, omit"),
     ],
+    ids=str,
 )
 def test_an_invalid_parameter_is_named(given: dict[str, Any], message: str) -> None:
     """The error says which it is, what was given, and what would be right."""
@@ -562,7 +563,7 @@ class Quoting(TrainingHook):
         raise ConnectionError(f"login with {self.password} refused")
 
 
-@pytest.mark.parametrize("more", [[], ["--debug"]])
+@pytest.mark.parametrize("more", [[], ["--debug"]], ids=str)
 def test_a_failed_command_does_not_print_a_secret(
     more: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

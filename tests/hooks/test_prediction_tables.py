@@ -124,7 +124,7 @@ def test_a_sequence_stays_text_however_many_of_its_positions_count() -> None:
         assert [row[1] for row in table.rows] == [row[2] for row in table.rows] == expected
 
 
-@pytest.mark.parametrize(("ignored", "parameters"), [(-100, {}), (0, {"ignore_index": 0})])
+@pytest.mark.parametrize(("ignored", "parameters"), [(-100, {}), (0, {"ignore_index": 0})], ids=str)
 def test_ignored_positions_of_a_sequence_are_not_shown(ignored: int, parameters: dict[str, int]) -> None:
     """Neither their targets nor their predictions, so that the others stand at the same places."""
     target = torch.tensor([[ignored, 2, 1], [ignored] * 3])

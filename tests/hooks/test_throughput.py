@@ -112,7 +112,7 @@ def test_rates_and_the_wait_for_data(clock: Clock) -> None:
         )
 
 
-@pytest.mark.parametrize(("steps", "reported"), [(12, [5, 10]), (13, [5, 10, 13]), (2, [2])])
+@pytest.mark.parametrize(("steps", "reported"), [(12, [5, 10]), (13, [5, 10, 13]), (2, [2])], ids=str)
 def test_few_steps_at_the_end_are_not_reported(steps: int, reported: list[int], clock: Clock) -> None:
     """Their mean would look like a change of speed; a short run has its own."""
     assert list(reports(trained(clock, ThroughputMonitor(log_every_n_steps=5), [tokens()] * steps))) == reported

@@ -206,6 +206,7 @@ def test_every_message_checks_the_host_again(server: Server, monkeypatch: pytest
         (silent, "no answer within 0.3 s", 2),
         (dripping, "no answer within 0.3 s", 2),
     ],
+    ids=["404", "302", "500", "429", "garbage", "silent", "dripping"],
 )
 def test_bad_answers_are_reported(server: Server, answer: Any, why: str, attempts: int) -> None:
     """Another attempt is made where it may help; none takes longer than its deadline or shows the secret."""

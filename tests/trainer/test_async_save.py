@@ -289,8 +289,8 @@ def test_several_names_at_one_boundary() -> None:
     story = ask_at(trainer)
     trainer.train()
     assert [line for line in story.told if "saved" in line] == ["saved 3"] * 3
-    one, two = (contents(trainer.checkpoint_dir)[name] for name in ("one", "two"))
-    assert one[1] == two[1]
+    first, second = (contents(trainer.checkpoint_dir)[name] for name in ("one", "two"))
+    assert first[1] == second[1]
 
 
 @pytest.mark.parametrize("when", ["on the way", "at the end"])
@@ -385,7 +385,7 @@ def test_a_signal_waits_for_the_save(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(list_checkpoints(trainer.checkpoint_dir)) == 2
 
 
-@pytest.mark.parametrize("parameters", [{}, {"monitor": "train/epoch_loss"}, {"save_last": True}])
+@pytest.mark.parametrize("parameters", [{}, {"monitor": "train/epoch_loss"}, {"save_last": True}], ids=str)
 def test_a_signal_before_the_first_checkpoint_saves_its_step_once(parameters: dict[str, Any]) -> None:
     """A checkpoint hook does not save the last step, too, while it is being written because of the signal."""
     trainer = make_trainer(accumulate=2)

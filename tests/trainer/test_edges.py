@@ -31,6 +31,7 @@ def test_a_model_in_eval_mode_is_trained_in_train_mode() -> None:
         ({"precision": "bfloat16"}, "bf16"),
         ({"record": "no"}, "true or false"),
     ],
+    ids=str,
 )
 def test_invalid_choices_are_rejected_in_code_too(option: dict[str, Any], nearest: str) -> None:
     """A typo must not change how a run is run."""
@@ -49,6 +50,7 @@ def test_forgetting_the_loss_function_is_explained() -> None:
     ("wrong", "said"),
     [({"loss_fn": nn.MSELoss}, "give an instance"), ({"loss_fn": "mse"}, "expected a function"),
      ({"scheduler": "cosine"}, "expected a scheduler"), ({"optimizer": [1]}, "got 1")],
+    ids=str,
 )  # fmt: skip
 def test_wrong_things_are_rejected_by_the_constructor(wrong: dict[str, Any], said: str) -> None:
     """Not after the first step."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from builders import make_trainer, train
+from builders import batches_of, make_trainer, train
 
 from hookline.errors import TrainingError
 
@@ -45,7 +45,7 @@ def test_loaders_that_give_something_are_read_as_before() -> None:
     assert trainer.loader_batches == {"a": 2, "b": 2}
 
 
-@pytest.mark.parametrize("silent", [Unmeasured(0), [(torch.ones(0, 3), torch.zeros(0, 1))]])
+@pytest.mark.parametrize("silent", [Unmeasured(0), batches_of(0)], ids=["no batches", "no samples"])
 def test_a_validation_needs_batches_of_every_loader(silent: Iterable[Any]) -> None:
     """Without batches, or without samples in them, a loader would drop out of val/loss unseen."""
     with pytest.raises(TrainingError, match="the validation loader 'b' gave no batch"):
@@ -65,8 +65,7 @@ def test_an_iterator_to_validate_on_is_named_as_what_it_is() -> None:
 def test_a_batch_without_samples_weighs_nothing() -> None:
     """Its loss is the mean of nothing, which is NaN; the others' is not."""
     trainer = make_trainer(data=[BATCH])
-    nothing = (torch.ones(0, 3), torch.zeros(0, 1))
-    assert trainer.validate([BATCH, nothing]) == trainer.validate([BATCH])
+    assert trainer.validate([BATCH, *batches_of(0)]) == trainer.validate([BATCH])
 
 
 def test_weights_go_by_the_places_of_a_list() -> None:

@@ -166,7 +166,9 @@ class Watched(Dataset[torch.Tensor]):
         return torch.tensor(index)
 
 
-@pytest.mark.parametrize(("items", "said"), [([], "check the dataset"), (None, "an iterator, which can be read only")])
+@pytest.mark.parametrize(
+    ("items", "said"), [([], "check the dataset"), (None, "an iterator, which can be read only")], ids=str
+)
 def test_a_loader_that_gives_nothing_is_named(items: Any, said: str) -> None:
     """Found at its turn when its length is not known; an iterator has nothing left when it should begin again."""
     loader = Unknown([]) if items is not None else iter([1])
@@ -185,7 +187,7 @@ def test_another_schedule_or_other_loaders_cannot_resume(tmp_path: Path) -> None
         Reader({"b": [3], "a": [1, 2]}, resume=read, loader_schedule="round_robin")
 
 
-@pytest.mark.parametrize(("kind", "left"), [*((kind, 1) for kind in KINDS), (list, 2)])
+@pytest.mark.parametrize(("kind", "left"), [*((kind, 1) for kind in KINDS), (list, 2)], ids=str)
 def test_a_mixture_does_not_resume_with_a_shorter_loader(kind: type, left: int, tmp_path: Path) -> None:
     """Shorter than what was trained on, or than a certain length had been: it is named, with both numbers."""
     read = Reader({"a": kind([1, 2, 3]), "b": kind([4, 5, 6])}, 4, root=tmp_path, loader_schedule="round_robin")
@@ -478,7 +480,7 @@ def stopped(make_loaders: Any, root: Path, stops: list[int], **options: Any) -> 
 
 
 @pytest.mark.parametrize(
-    ("kind", "accumulate"), [*((kind, 1) for kind in LOADERS), ("unknown length", 2), ("stateful", 2)]
+    ("kind", "accumulate"), [*((kind, 1) for kind in LOADERS), ("unknown length", 2), ("stateful", 2)], ids=str
 )
 @pytest.mark.parametrize(("schedule", "end"), SCHEDULES)
 def test_a_mixture_resumes_bit_for_bit(kind: str, schedule: str, end: str, accumulate: int, tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_several_loaders_are_named() -> None:
     assert Reader([loader, loader]).loaders == [(0, "0")] * 2 + [(1, "1")] * 2
 
 
-@pytest.mark.parametrize("loaders", [[], {"a": []}, DataLoader([])])
+@pytest.mark.parametrize("loaders", [[], {"a": []}, DataLoader([])], ids=["list", "dict", "loader"])
 def test_an_empty_loader_is_rejected(loaders: Any) -> None:
     """Before anything runs, and by name."""
     with pytest.raises(TrainingError, match=r"train loader '(train|a)' is empty"):
@@ -117,7 +117,7 @@ def test_a_promised_length_is_not_the_end(accumulate: int) -> None:
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize(("items", "ended"), [([1, 2], 1), ([1, 2, 3, 4], 0)])
+@pytest.mark.parametrize(("items", "ended"), [([1, 2], 1), ([1, 2, 3, 4], 0)], ids=str)
 def test_a_run_that_stops_where_its_length_ends(items: list[int], ended: int, accumulate: int, tmp_path: Path) -> None:
     """The epoch is over if the loader has no more, and not if it has: a resumed run reads the rest."""
     options = {"max_epochs": None, "accumulate": accumulate}
@@ -374,6 +374,7 @@ def numbered(count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         (99, 1, list(range(8))),
         (3, 2, [0, 1, 2]),
     ],
+    ids=str,
 )
 def test_an_epoch_can_be_cut_short(limit: Any, accumulate: int, expected: list[int]) -> None:
     """After a number of batches, or a share of them; every epoch alike, its last window short if need be."""

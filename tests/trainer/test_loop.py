@@ -277,7 +277,7 @@ def test_nothing_counts_in_a_manual_step() -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-@pytest.mark.parametrize(("accumulate", "ignored", "skipped"), [(1, {2}, 1), (2, {2}, 0), (2, {2, 3, 4}, 1)])
+@pytest.mark.parametrize(("accumulate", "ignored", "skipped"), [(1, {2}, 1), (2, {2}, 0), (2, {2, 3, 4}, 1)], ids=str)
 def test_batches_whose_labels_are_all_ignored(accumulate: int, ignored: set[int], skipped: int, precision: str) -> None:
     """Their mean loss is NaN: they train nothing, a step of nothing else is skipped, and no mean becomes NaN."""
     rows, mask = padded_rows()

@@ -103,7 +103,7 @@ def test_errors_of_numbers() -> None:
     assert measured["val/mae"] == pytest.approx(differences.abs().mean().item())
 
 
-@pytest.mark.parametrize("shape", [(), (1,)])
+@pytest.mark.parametrize("shape", [(), (1,)], ids=str)
 def test_one_output_per_sample_is_positive_above_a_threshold(shape: tuple[int, ...]) -> None:
     """Logits are positive above 0; precision and recall are those of the positive class."""
     x = torch.tensor([2.0, -1.0, 3.0, -4.0, 5.0]).reshape(5, 1)
@@ -238,6 +238,7 @@ def test_accumulated_steps_have_the_mean_of_their_batches() -> None:
 @pytest.mark.parametrize(
     ("phases", "expected"),
     [("train", {"train"}), (["validation"], {"val"}), (["train", "validation"], {"train", "val"})],
+    ids=str,
 )
 def test_phases_say_where_a_metric_is_measured(phases: Any, expected: set[str]) -> None:
     """In training, in validation, or in both; a function of the user's only where it is asked for."""
@@ -381,6 +382,7 @@ def test_any_error_of_a_constructor_names_the_metric() -> None:
         (3, r"metrics\.0"),
         (print, r"metrics\.0: expected the name of a metric, or a mapping with `name`.*; a dict takes functions"),
     ],
+    ids=str,
 )
 def test_wrong_entries(entry: Any, words: str) -> None:
     """One clear error with the place, and the nearest name."""
@@ -419,6 +421,7 @@ def test_a_metric_in_training_does_not_take_the_name_of_another_number(name: str
         ([{"name": "accuracy", "as": "loss"}], "'loss' cannot be a name"),
         ("accuracy", "metrics: expected a list of names, or a dict of metrics by name, got a str"),
     ],
+    ids=str,
 )
 def test_wrong_lists(metrics: Any, words: str) -> None:
     """What does not fit together is an error when the trainer is made."""
@@ -432,6 +435,7 @@ def test_wrong_lists(metrics: Any, words: str) -> None:
         ({"name": "accuracy", "k": 9}, "k=9, and there are 4 classes"),
         ("mse", r"mse: predictions \[8, 4\] do not fit targets \[8\]"),
     ],
+    ids=str,
 )
 def test_outputs_that_do_not_fit_are_an_error_at_the_first_batch(metric: Any, words: str) -> None:
     """With the metric's name as a note."""

@@ -480,7 +480,7 @@ def test_a_stop_that_ended_in_another_outcome_is_not_repeated(ending: str, tmp_p
     assert train_until_stopped(first.run_dir).step > 6
 
 
-@pytest.mark.parametrize(("event", "repeated"), [("validation_end", [1, 2]), ("epoch_end", [2])])
+@pytest.mark.parametrize(("event", "repeated"), [("validation_end", [1, 2]), ("epoch_end", [2])], ids=str)
 def test_an_epoch_whose_end_failed_steps_its_scheduler_once(event: str, repeated: list[int]) -> None:
     """A failed validation is repeated, with the end of its epoch; after a failed on_epoch_end the epoch is over."""
 

@@ -223,6 +223,7 @@ def test_a_completed_run() -> None:
 @pytest.mark.parametrize(
     ("error", "outcome"),
     [(ValueError("broken"), "failed"), (KeyboardInterrupt(), "interrupted"), (SystemExit(3), "interrupted")],
+    ids=repr,
 )
 def test_a_run_that_fails(error: BaseException, outcome: str) -> None:
     """Whatever ended it goes through unchanged, the status is 'error' and the record is closed with the reason."""
@@ -350,7 +351,7 @@ def test_a_hook_that_is_disabled_at_once() -> None:
     assert trainer.step == 4
 
 
-@pytest.mark.parametrize("how", [{"on_error": "raise"}, {"debug": True}])
+@pytest.mark.parametrize("how", [{"on_error": "raise"}, {"debug": True}], ids=str)
 def test_a_hook_that_ends_the_run(how: dict[str, Any]) -> None:
     """By its own policy or because the run debugs; the error is annotated, never replaced."""
     trainer = make_trainer(debug=how.get("debug", False))

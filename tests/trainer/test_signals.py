@@ -100,7 +100,7 @@ def test_a_signal_is_acknowledged_at_once(number: signal.Signals, said: str, cap
         assert (f"ending when this step is saved; {said}" in seen[0]) is console
 
 
-@pytest.mark.parametrize("options", [{"record": False}, {"fast_dev_run": 4}])
+@pytest.mark.parametrize("options", [{"record": False}, {"fast_dev_run": 4}], ids=str)
 def test_a_run_that_writes_nothing_stops_all_the_same(
     options: dict[str, Any], capfd: pytest.CaptureFixture[str]
 ) -> None:

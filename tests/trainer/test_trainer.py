@@ -492,7 +492,7 @@ def test_a_refused_fit_changes_nothing_of_the_run_in_progress() -> None:
     assert len(trainer.train_loaders["train"]) == 3 and not trainer.val_loaders
 
 
-@pytest.mark.parametrize("wrong", [{"resume": "nowhere"}, {"resume": "damaged"}, {"val_loaders": 3}])
+@pytest.mark.parametrize("wrong", [{"resume": "nowhere"}, {"resume": "damaged"}, {"val_loaders": 3}], ids=str)
 def test_a_refused_fit_changes_nothing_of_the_next_run(wrong: dict[str, Any]) -> None:
     """Neither the length nor the data, when the run ends before its first step."""
     first = train(record=True)

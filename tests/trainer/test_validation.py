@@ -160,7 +160,7 @@ def test_the_sanity_check_can_be_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("every", "steps"), [(1, [1, 2, 3, 4]), (3, [3]), ("1 epoch", [2, 4]), ("2 epochs", [4]), (None, [])]
+    ("every", "steps"), [(1, [1, 2, 3, 4]), (3, [3]), ("1 epoch", [2, 4]), ("2 epochs", [4]), (None, [])], ids=str
 )
 def test_when_validation_is_due(every: Any, steps: list[int]) -> None:
     """A validation runs every few steps or epochs, or never."""

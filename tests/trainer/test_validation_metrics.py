@@ -224,6 +224,7 @@ def test_what_is_not_a_metric_is_rejected(metrics: Any, said: str) -> None:
 @pytest.mark.parametrize(
     ("value", "said"),
     [(torch.zeros(3), r"'odd' gave a tensor of shape \(3,\)"), ("high", "'odd' gave 'high'; a metric is one number")],
+    ids=["several numbers", "text"],
 )
 def test_what_is_not_a_number_is_rejected(value: Any, said: str) -> None:
     """By name, at the first batch."""
@@ -344,12 +345,9 @@ class Fragile:
         ("reset", labeled(4), "in the metric 'fragile', in reset"),
         ("update", labeled(4), "in the metric 'fragile', on the validation loader 'val'"),
         ("compute", labeled(4), "in the metric 'fragile', computing val/fragile"),
-        (
-            "compute",
-            {"a": labeled(4), "b": labeled(4)},
-            "in the metric 'fragile', computing val/a/fragile",
-        ),
+        ("compute", {"a": labeled(4), "b": labeled(4)}, "in the metric 'fragile', computing val/a/fragile"),
     ],
+    ids=["reset", "update", "compute", "compute of one loader"],
 )
 def test_the_failure_names_the_metric(where: str, loaders: Any, note: str) -> None:
     """The exception is its own, with a note."""

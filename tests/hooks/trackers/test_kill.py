@@ -31,12 +31,12 @@ def test_a_killed_run_continues_in_every_tracker(tmp_path: Path) -> None:
     wandb = WandbTracker(mode="offline", system_metrics=False, timeout=120.0)
     make_trainer(TensorBoardTracker(timeout=120.0), wandb, MLflowTracker(uri, timeout=120.0)).fit(resume=run_dir)
     events = EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"scalars": 0})
-    steps = sorted(one.step for one in events.Reload().Scalars("train/loss"))  # files of one second come in any order
+    steps = sorted(scalar.step for scalar in events.Reload().Scalars("train/loss"))  # the files come in any order
     assert steps[-4:] == [5, 6, 7, 8] and len(set(steps)) == len(steps)
     rows = list(history_of(read_offline(offline_files(run_dir)[-1])))
     assert [row["trainer/step"] for row in rows if "train/loss" in row] == [5, 6, 7, 8]
     assert {path.name for path in offline_files(run_dir)} == {f"run-{run_dir.name}.wandb"}
     client = mlflow.MlflowClient(uri)
     (run,) = client.search_runs([client.get_experiment_by_name("hookline").experiment_id])
-    found = [one.step for one in client.get_metric_history(run.info.run_id, "train/loss")]
-    assert sorted(found)[-4:] == [5, 6, 7, 8] and run.info.status == "FINISHED"
+    steps = [metric.step for metric in client.get_metric_history(run.info.run_id, "train/loss")]
+    assert sorted(steps)[-4:] == [5, 6, 7, 8] and run.info.status == "FINISHED"

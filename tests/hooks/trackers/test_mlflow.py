@@ -34,13 +34,14 @@ def tracker(uri: str, **options: Any) -> MLflowTracker:
 def runs_of(uri: str) -> list[Any]:
     """Return all runs of a store."""
     client = mlflow.MlflowClient(uri)
-    return list(client.search_runs([one.experiment_id for one in client.search_experiments()]))
+    return list(client.search_runs([experiment.experiment_id for experiment in client.search_experiments()]))
 
 
 def curve(uri: str, name: str) -> dict[int, float]:
     """Return the history of a metric of the store's only run."""
     (run,) = runs_of(uri)
-    return {one.step: one.value for one in mlflow.MlflowClient(uri).get_metric_history(run.info.run_id, name)}
+    history = mlflow.MlflowClient(uri).get_metric_history(run.info.run_id, name)
+    return {metric.step: metric.value for metric in history}
 
 
 @pytest.mark.req("004-37")

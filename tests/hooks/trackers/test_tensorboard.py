@@ -19,7 +19,7 @@ def read(directory: Path) -> Any:
 
 
 def scalars_of(reader: Any) -> dict[str, dict[int, float]]:
-    return {tag: {one.step: one.value for one in reader.Scalars(tag)} for tag in reader.Tags()["scalars"]}
+    return {tag: {scalar.step: scalar.value for scalar in reader.Scalars(tag)} for tag in reader.Tags()["scalars"]}
 
 
 @pytest.mark.req("004-37")
@@ -29,7 +29,7 @@ def test_every_number_reaches_tensorboard_at_its_step() -> None:
     trainer.add_hook("gradient_monitor", every=2)
     trainer.on("step_end", name="logs")(lambda trainer, step: trainer.log("mine/value", 10.0 * step))
     trainer.train()
-    found = scalars_of(read(trainer.run_dir / "tensorboard"))
+    scalars = scalars_of(read(trainer.run_dir / "tensorboard"))
     logged: dict[str, dict[int, float]] = {}
     for row in read_metrics(trainer.run_dir):
         for name in row.keys() - {"step", "epoch", "time"}:
@@ -39,9 +39,9 @@ def test_every_number_reaches_tensorboard_at_its_step() -> None:
             for column in layers.columns:
                 values = layers.of(name, column).tolist()
                 logged[f"{series}/{name}/{column}"] = dict(zip(layers.steps, values, strict=True))
-    assert {"train/loss", "val/loss", "mine/value", "gradients/0.weight/norm"} <= logged.keys() == found.keys()
+    assert {"train/loss", "val/loss", "mine/value", "gradients/0.weight/norm"} <= logged.keys() == scalars.keys()
     for name, values in logged.items():
-        assert found[name] == pytest.approx(values, rel=1e-6, nan_ok=True), name
+        assert scalars[name] == pytest.approx(values, rel=1e-6, nan_ok=True), name
 
 
 def test_histograms_texts_and_hyperparameters() -> None:
@@ -52,7 +52,7 @@ def test_histograms_texts_and_hyperparameters() -> None:
     trainer.train()
     reader = read(trainer.run_dir / "tensorboard")
     histograms = reader.Histograms("gradient_histograms/0.weight")
-    assert [one.step for one in histograms] == [4, 8] and histograms[0].histogram_value.num == 12
+    assert [histogram.step for histogram in histograms] == [4, 8] and histograms[0].histogram_value.num == 12
     (note,) = reader.Tensors("events/noted/text_summary")
     assert (note.step, note.tensor_proto.string_val[0]) == (3, b"value: why")
     assert b"max_epochs" in reader.Tensors("config/text_summary")[0].tensor_proto.string_val[0]
@@ -71,7 +71,7 @@ def test_a_resumed_run_continues_and_hides_what_is_repeated() -> None:
     resumed.fit(resume=trainer.run_dir)
     assert resumed.run_dir == trainer.run_dir and len(list((trainer.run_dir / "tensorboard").iterdir())) == 2
     reader = read(trainer.run_dir / "tensorboard")
-    assert [one.step for one in reader.Scalars("train/loss")] == list(range(1, 9))
+    assert [scalar.step for scalar in reader.Scalars("train/loss")] == list(range(1, 9))
     assert "first_attempt" not in {tag for tag, values in scalars_of(reader).items() if values}
 
 

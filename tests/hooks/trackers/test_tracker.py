@@ -152,10 +152,10 @@ def test_numbers_are_not_walked_on_the_thread_that_trains() -> None:
 @pytest.mark.filterwarnings("error")
 def test_an_abandoned_tracker_that_fails_later_is_not_reported_again(caplog: pytest.LogCaptureFixture) -> None:
     """The record is closed by then; nothing is lost that was not reported."""
-    gate, before = threading.Event(), threading.enumerate()
+    gate, before = threading.Event(), set(threading.enumerate())
     trainer = make_trainer(tracker := ListTracker(gate, fails_at="open", timeout=0.05))
     trainer.train()
-    (thread,) = (one for one in threading.enumerate() if one.name == "hookline-tracker" and one not in before)
+    (thread,) = (new for new in set(threading.enumerate()) - before if new.name == "hookline-tracker")
     gate.set()
     thread.join(60)
     assert tracker.calls[-1][0] == "open" and kinds_of(trainer) == ["tracker_abandoned"]
@@ -316,7 +316,9 @@ def test_a_tracker_can_be_copied_before_and_after_a_run() -> None:
     assert copy.deepcopy(tracker).timeout == 3.0
 
 
-@pytest.mark.parametrize(("layers", "expected"), [("all", {"scalars", "histogram"}), ("histograms", {"histogram"})])
+@pytest.mark.parametrize(
+    ("layers", "expected"), [("all", {"scalars", "histogram"}), ("histograms", {"histogram"})], ids=str
+)
 def test_which_statistics_are_sent_is_a_parameter(layers: str, expected: set[str]) -> None:
     """Numbers have the names series/layer/column and their step."""
     tracker, none = ListTracker(layers=layers), ListTracker(layers="none")
@@ -338,7 +340,7 @@ def test_histograms_have_edges_around_the_values(bins_per_octave: int) -> None:
     trainer.add_hook("gradient_monitor", every=1, log_histogram=True, bins_per_octave=bins_per_octave)
     trainer.on("gradients_ready", name="see")(lambda grads: seen.append(grads["0.weight"].clone()))
     trainer.train()
-    (histogram,) = (one for _, one in tracker.of("histogram") if one.tag == "gradient_histograms/0.weight")
+    histogram = {sent.tag: sent for _, sent in tracker.of("histogram")}["gradient_histograms/0.weight"]
     counts, _ = torch.histogram(seen[0].flatten().double(), torch.from_numpy(histogram.edges))
     assert counts.tolist() == histogram.counts.tolist() and counts.sum() == seen[0].numel()
     assert histogram.counts[0] > 0 and histogram.counts[-1] > 0  # empty bins at the ends are left out
@@ -407,6 +409,7 @@ def test_a_config_lists_trackers_by_name_or_with_parameters() -> None:
         ("trackers.0.project=y", [{"name": "wandb", "project": "y"}]),
         ("trackers=[mlflow]", ["mlflow"]),
     ],
+    ids=str,
 )
 def test_overrides_reach_trackers(override: str, expected: list[Any]) -> None:
     """By name, as for every hook, by place, or the whole list."""
@@ -422,6 +425,7 @@ def test_overrides_reach_trackers(override: str, expected: list[Any]) -> None:
         (["clip_norm"], "trackers.0: "),
         ("tensorboard", "trackers: expected a valid list"),
     ],
+    ids=str,
 )
 def test_a_wrong_tracker_is_an_error_that_names_its_place(trackers: Any, message: str) -> None:
     """The path is the one that was written, and the nearest name is given."""

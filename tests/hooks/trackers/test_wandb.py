@@ -34,7 +34,7 @@ def test_every_number_reaches_wandb_at_its_step() -> None:
     assert [row["trainer/step"] for row in rows if "late" in row] == [2]
     assert [row["trainer/step"] for row in rows if "gradients/0.weight/norm" in row] == [4, 8]
     histograms = [row["gradient_histograms/0.weight"] for row in rows if "gradient_histograms/0.weight" in row]
-    assert [sum(one["values"]) for one in histograms] == [12, 12]
+    assert [sum(histogram["values"]) for histogram in histograms] == [12, 12]
     kinds = [record.WhichOneof("record_type") for record in records]
     axes = {record.metric.glob_name: record.metric.step_metric for record in records if record.HasField("metric")}
     assert axes.get("*") == "trainer/step"
@@ -65,9 +65,9 @@ def test_what_is_sent_has_no_secrets_no_code_and_no_command_line(monkeypatch: py
     assert (run.run_id, run.project, run.run_group) == (trainer.run_id, "mine", "g")
     assert config["hookline"]["git"] == {"commit": (trainer.record.run["git"] or {}).get("commit")}
     assert config["hookline"]["run_id"] == trainer.run_id and config["trainer"]["max_steps"] == 1
-    files = [one for one in path.parent.rglob("*") if one.is_file()]
-    assert not any(b"hunter2" in one.read_bytes() for one in files)
-    assert "wandb-metadata.json" not in {one.name for one in files}
+    files = [file for file in path.parent.rglob("*") if file.is_file()]
+    assert not any(b"hunter2" in file.read_bytes() for file in files)
+    assert "wandb-metadata.json" not in {file.name for file in files}
 
 
 def test_a_resumed_run_is_another_segment_with_the_same_id() -> None:
