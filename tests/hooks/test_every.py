@@ -50,7 +50,7 @@ def behaviour(registry: HookRegistry, name: str) -> Any:
     return str(entry.schedule), sorted(entry.listeners), [getattr(entry.hook, key, None) for key in counts]
 
 
-@pytest.mark.parametrize(("name", "alias", "every"), CASES)
+@pytest.mark.parametrize(("name", "alias", "every"), CASES, ids=str)
 def test_every_says_the_same_as_the_other_words(name: str, alias: dict[str, Any], every: int | str) -> None:
     """In the constructor, at registration by name and in a config; with its alias it is refused."""
     factory, rest = HOOKS.find(name), {key: alias[key] for key in alias if key == "monitor"}

@@ -300,7 +300,7 @@ def test_a_trained_parameter_whose_gradient_is_off_is_saved(off_at_first: bool) 
 
 
 @pytest.mark.parametrize(
-    "dtype", [torch.float64, torch.bfloat16, torch.complex64, torch.uint8, torch.bool, torch.float8_e4m3fn]
+    "dtype", [torch.float64, torch.bfloat16, torch.complex64, torch.uint8, torch.bool, torch.float8_e4m3fn], ids=str
 )
 def test_frozen_parameters_of_any_dtype(dtype: torch.dtype) -> None:
     """Of odd lengths, in views that begin anywhere, transposed, empty and tied."""
