@@ -19,7 +19,7 @@ import pytest
 import torch
 from builders import batches_of, make_batches
 from fresh_process import start, status_of
-from torch.optim.lr_scheduler import ExponentialLR
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, TensorDataset
 
 from hookline import CheckpointHook, SimpleTrainer, Trainer, TrainingHook, UpdateHook, _fs
@@ -79,7 +79,8 @@ def make_trainer(*hooks: Any, **options: Any) -> SimpleTrainer:
     torch.manual_seed(0)
     options = {
         "model": Tied(), "data": make_batches(8), "optimizer": partial(torch.optim.AdamW, lr=0.01), "async_save": True,
-        "scheduler": partial(ExponentialLR, gamma=0.9), "seed": 1, "sanity_batches": 0, "record": True, **options,
+        "scheduler": partial(LambdaLR, lr_lambda=lambda step: 0.9**step), "seed": 1, "sanity_batches": 0,
+        "record": True, **options,
     }  # fmt: skip
     return builders.make_trainer(*hooks, **options)
 

@@ -18,7 +18,7 @@ import torch
 from builders import batches_of, make_batches, make_model
 from safetensors.torch import load_file
 from torch import nn
-from torch.optim.lr_scheduler import ExponentialLR
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, TensorDataset
 
 from hookline import CheckpointHook, EarlyStopping, SimpleTrainer, Trainer, TrainingHook, UpdateHook, _fs
@@ -54,8 +54,8 @@ def make_trainer(*hooks: Any, seed: int = 0, **options: Any) -> SimpleTrainer:
     """Make a trainer with dropout, AdamW, a scheduler and two hooks with state; the seed decides only the start."""
     options = {
         "model": make_model(3, 8, 1, between=partial(nn.Dropout, 0.5), seed=seed), "data": make_batches(3),
-        "optimizer": partial(torch.optim.AdamW, lr=0.01), "scheduler": partial(ExponentialLR, gamma=0.9),
-        "record": True, **options,
+        "optimizer": partial(torch.optim.AdamW, lr=0.01), "record": True,
+        "scheduler": partial(LambdaLR, lr_lambda=lambda step: 0.9**step), **options,
     }  # fmt: skip
     return builders.make_trainer(Counter(), Momentum(), *hooks, **options)
 
