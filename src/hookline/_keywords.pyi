@@ -105,7 +105,7 @@ class CheckpointKeywords(TypedDict, total=False):
     save_every_n_steps: int | None
     save_every: str | None
     monitor: str | None
-    mode: Literal['min', 'max']
+    mode: Literal['min', 'max'] | None
     save_top_k: int | None
     save_last: bool
     save_on_train_epoch_end: bool | None

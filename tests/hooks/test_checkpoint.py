@@ -232,7 +232,7 @@ def test_a_metric_of_training_is_evaluated_after_every_epoch() -> None:
     assert links(run([9, 9, 9], {"monitor": "train/epoch_loss"})) == {"best": "step-00000006"}
     for more in ({}, {"save_every_n_steps": 1}):
         with pytest.raises(MetricMissing, match=r"metric 'train/los' was not measured at .*did you mean 'train/loss'"):
-            run([9], {"monitor": "train/los", **more})
+            run([9], {"monitor": "train/los", "mode": "min", **more})
 
 
 def test_a_monitored_metric_needs_no_number_of_epochs() -> None:
@@ -392,7 +392,7 @@ def test_a_missing_metric_ends_the_run() -> None:
     """A misspelt metric is an error at the first validation, which lists the metrics."""
     message = r"metric 'val/acuracy' was not measured after the validation at step 2.*valid: val/loss"
     with pytest.raises(MetricMissing, match=message):
-        run([1, 2], {"monitor": "val/acuracy"})
+        run([1, 2], {"monitor": "val/acuracy", "mode": "min"})
 
 
 def test_a_run_that_would_never_save_fails() -> None:
@@ -696,7 +696,7 @@ def test_a_failure_saves_nothing_by_default(tmp_path: Path) -> None:
 
 def run_and_delete(scores: list[float], deleted_after: int, **checkpoint: Any) -> Trainer:
     """An epoch of two steps for each score; what the first one saved is deleted at the end of a later one."""
-    hook = CheckpointHook(monitor="val/score", **checkpoint)
+    hook = CheckpointHook(monitor="val/score", mode="min", **checkpoint)
     trainer = make_trainer(hook, data=make_batches(2), val_loaders=make_batches(1), max_epochs=len(scores))
 
     @trainer.on("validation_end")

@@ -263,14 +263,14 @@ def test_strict_ends_the_run_despite_the_failure_policy() -> None:
     """A missing metric ends the run although other failures of the hook are only warned of; the error lists metrics."""
     sentence = r"metric 'val/los' was not measured.*did you mean 'val/loss'\? Valid: val/loss"
     with pytest.raises(MetricMissing, match=sentence) as caught:
-        run([1, 2], {"monitor": "val/los", "on_error": "warn"})
+        run([1, 2], {"monitor": "val/los", "mode": "min", "on_error": "warn"})
     assert "raised by hook 'early_stopping' in on_validation_end, step 2" in caught.value.__notes__
 
 
 @pytest.mark.req("002-33")
 def test_without_strict_it_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     """With strict off the run continues, and one warning names the missing metric and those that exist."""
-    trainer = run([1, 2, 3], {"monitor": "val/los", "strict": False})
+    trainer = run([1, 2, 3], {"monitor": "val/los", "mode": "min", "strict": False})
     assert ending(trainer)[:2] == (3, "completed")
     assert [record.message for record in caplog.records] == [
         "hook 'early_stopping': metric 'val/los' was not measured after the validation at step 2; "
@@ -335,7 +335,7 @@ def test_another_run_starts_over() -> None:
 def test_a_metric_is_not_missed_before_the_first_validation() -> None:
     """A metric that a hook adds to validations may be missing at the end of epochs until the first validation."""
     for name, ends in (("bleu", None), ("blue", 2)):
-        stopping = EarlyStopping(name, check_on_train_epoch_end=True)
+        stopping = EarlyStopping(name, mode="max", check_on_train_epoch_end=True)
         trainer = make_scripted([1] * 4, stopping, validate_every="2 epochs")
         trainer.on("validation_end", name="adds")(lambda metrics: metrics.update(bleu=1.0))
         if ends is None:

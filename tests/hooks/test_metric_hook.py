@@ -3,6 +3,7 @@
 import logging
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import nn
 from hookline import (
     CheckpointHook,
     EarlyStopping,
+    HooklineError,
     ModelCheckpoint,
     SimpleTrainer,
     Trainer,
@@ -21,6 +23,7 @@ from hookline import (
     read_metrics,
 )
 from hookline.errors import ConfigError, MetricMissing, TrainingError
+from hookline.hooks.notify import NotifyHook
 
 
 def step_fn(model: nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
@@ -150,7 +153,7 @@ def test_at_steps_a_loaders_newest_loss_may_be_of_the_epoch_before() -> None:
 
 def test_step_fn_may_name_a_metric_like_the_means_of_epochs() -> None:
     """It is evaluated at the steps that measure it."""
-    hook = StoresValues("train/epoch_share", check_every_n_steps=3)
+    hook = StoresValues("train/epoch_share", mode="min", check_every_n_steps=3)
 
     def with_share(model: nn.Module, batch: Batch) -> dict[str, Any]:
         return {"loss": step_fn(model, batch)["loss"], "epoch_share": 0.5}
@@ -256,7 +259,8 @@ def names(trainer: Trainer) -> list[str]:
 
 def test_early_stopping_on_another_metric_starts_over(caplog: pytest.LogCaptureFixture) -> None:
     """The best value of one metric means nothing for another."""
-    first = fit_with(Script(0.001, 0.001), EarlyStopping(monitor="val/score"), ModelCheckpoint(), max_epochs=2)
+    stopping = EarlyStopping(monitor="val/score", mode="min")
+    first = fit_with(Script(0.001, 0.001), stopping, ModelCheckpoint(), max_epochs=2)
     stopping = EarlyStopping(monitor="val/loss", patience=8)
     fit_with(Script(*[9.0] * 9), stopping, ModelCheckpoint(), max_epochs=4, resume=first.run_dir)
     assert stopping.best is not None and stopping.best > 0.01
@@ -265,7 +269,7 @@ def test_early_stopping_on_another_metric_starts_over(caplog: pytest.LogCaptureF
 
 def test_checkpoints_of_another_metric_are_not_ranked() -> None:
     """They are not deleted either: they were the best by the metric of that time."""
-    first = fit_with(Script(3, 1, 2), ModelCheckpoint(monitor="val/score", save_top_k=3), max_epochs=3)
+    first = fit_with(Script(3, 1, 2), ModelCheckpoint(monitor="val/score", mode="min", save_top_k=3), max_epochs=3)
     hook = ModelCheckpoint(monitor="val/score", mode="max", save_top_k=1)
     second = fit_with(Script(3, 1, 2, 5, 7), hook, max_epochs=5, resume=first.run_dir)
     assert hook.best_score == 7 and hook.best_path.name == "step-00000010"
@@ -274,8 +278,8 @@ def test_checkpoints_of_another_metric_are_not_ranked() -> None:
 
 def test_links_are_valid_after_a_resume_from_an_earlier_step() -> None:
     """The best one was set aside with all that came later; what is left has a best one, too."""
-    first = fit_with(Script(5, 4, 3, 1), ModelCheckpoint(monitor="val/score"), max_epochs=4)
-    hook = ModelCheckpoint(monitor="val/score")
+    first = fit_with(Script(5, 4, 3, 1), ModelCheckpoint(monitor="val/score", mode="min"), max_epochs=4)
+    hook = ModelCheckpoint(monitor="val/score", mode="min")
     earlier = first.checkpoint_dir / "step-00000006"
     second = fit_with(Script(5, 4, 3, 7, 8), hook, max_epochs=5, resume=earlier)
     assert (second.checkpoint_dir / "best").resolve() == hook.best_path.resolve() == earlier.resolve()
@@ -293,7 +297,9 @@ def test_a_step_that_is_requested_twice_is_saved_once(asynchronous: bool) -> Non
 def test_a_file_name_has_what_was_measured_at_its_step() -> None:
     """Also where the validation's value was not good enough to be ranked."""
     name = "s{step}_{val/score:.1f}"
-    hook = ModelCheckpoint(monitor="val/score", save_every_n_steps=2, filename=name, auto_insert_metric_name=False)
+    hook = ModelCheckpoint(
+        monitor="val/score", mode="min", save_every_n_steps=2, filename=name, auto_insert_metric_name=False
+    )
     trainer = fit_with(Script(1, 5, 4), hook, batches=7, max_epochs=1, validate_every=2)
     assert {name for name in names(trainer) if name != "best"} == {"s2_1.0", "s4_5.0", "s6_4.0"}
 
@@ -322,7 +328,7 @@ def test_steps_are_saved_beside_the_loss_of_the_epoch() -> None:
 
 def test_metrics_that_hooks_add_to_batches_are_measured_at_steps() -> None:
     """It is not measured at the end of an epoch; the error names the metrics that are."""
-    trainer = recording(ModelCheckpoint(monitor="train/extra"))
+    trainer = recording(ModelCheckpoint(monitor="train/extra", mode="min"))
     trainer.on("train_batch_end")(lambda metrics: metrics.update(extra=0.5))
     with pytest.raises(MetricMissing, match=r"are evaluated at steps only; .*train/epoch_loss, train/loss"):
         trainer.train()
@@ -377,7 +383,9 @@ def resumed_from(trainer: SimpleTrainer, made: SimpleTrainer, step: int, place: 
 @pytest.mark.parametrize("step", [3, 4, 5, 8])
 def test_a_resumed_run_makes_the_check_at_the_end_of_the_epoch(step: int, tmp_path: Path) -> None:
     """The run ends at the step at which the uninterrupted one ended, for the same reason."""
-    entry = {"name": "early_stopping", "monitor": "val/score", "patience": 2, "check_on_train_epoch_end": True}
+    entry = {
+        "name": "early_stopping", "monitor": "val/score", "mode": "min", "patience": 2, "check_on_train_epoch_end": True
+    }  # fmt: skip
     scores = [3.0, 4.0, 5.0, 6.0]
     whole = make_scored_trainer(scores, entry)
     whole.fit()
@@ -388,7 +396,9 @@ def test_a_resumed_run_makes_the_check_at_the_end_of_the_epoch(step: int, tmp_pa
 
 def test_the_weights_that_were_validated_are_restored(tmp_path: Path) -> None:
     """With `ema` these are the averaged ones, not those of training."""
-    stopping = {"name": "early_stopping", "monitor": "val/score", "patience": 1, "check_on_train_epoch_end": True}
+    stopping = {
+        "name": "early_stopping", "monitor": "val/score", "mode": "min", "patience": 1, "check_on_train_epoch_end": True
+    }  # fmt: skip
     entries = [{**stopping, "restore_best_weights": True}, {"name": "ema", "decay": 0.5, "warmup": False}]
     whole = make_scored_trainer([3.0, 4.0], *entries)
     whole.fit()
@@ -399,7 +409,9 @@ def test_the_weights_that_were_validated_are_restored(tmp_path: Path) -> None:
 
 def test_a_checkpoint_at_the_end_of_the_epoch_has_its_score(tmp_path: Path) -> None:
     """The validation's metric ranks the checkpoint of the end of the epoch, also after a resume."""
-    entry = {"name": "checkpoint", "as": "best_ones", "monitor": "val/score", "save_on_train_epoch_end": True}
+    entry = {
+        "name": "checkpoint", "as": "best_ones", "monitor": "val/score", "mode": "min", "save_on_train_epoch_end": True
+    }  # fmt: skip
     whole = make_scored_trainer([3.0, 4.0], entry)
     whole.fit()
     other = resumed_from(make_scored_trainer([3.0, 4.0], entry), whole, 4, tmp_path)
@@ -433,7 +445,7 @@ class Validates(TrainingHook):
 @pytest.mark.parametrize("make", [EarlyStopping, CheckpointHook])
 def test_a_wrong_monitor_is_refused_by_the_sanity_check(make: Any) -> None:
     """An epoch may take a day: the error comes before the first step."""
-    trainer = validated(make(monitor="val/los"))
+    trainer = validated(make(monitor="val/los", mode="min"))
     with pytest.raises(MetricMissing, match="'val/los' is not measured by validations; did you mean 'val/loss'"):
         trainer.train()
     assert trainer.step == 0
@@ -442,12 +454,41 @@ def test_a_wrong_monitor_is_refused_by_the_sanity_check(make: Any) -> None:
 @pytest.mark.parametrize("make", [EarlyStopping, CheckpointHook])
 def test_what_only_the_first_epoch_can_show_is_not_refused(make: Any) -> None:
     """A hook may add the metric or validate itself, and a loader that can be read once is not tried."""
-    trainer = validated(make(monitor="val/score"), AddsScore())
+    trainer = validated(make(monitor="val/score", mode="min"), AddsScore())
     trainer.train()
     assert trainer.step == 8
     trainer = validated(Validates(), make(monitor="val/loss"), val_dataloader=None)
     trainer.train()
     assert trainer.step == 8
-    trainer = validated(make(monitor="val/los"), val_dataloader=iter(make_batches(9)))
+    trainer = validated(make(monitor="val/los", mode="min"), val_dataloader=iter(make_batches(9)))
     with pytest.raises(MetricMissing, match="'val/los' was not measured after the validation at step 4"):
         trainer.train()
+
+
+@pytest.mark.parametrize(
+    ("monitor", "mode"),
+    [("val/loss", "min"), ("val/accuracy", "max"), ("eval/f1", "max"), ("train/perplexity", "min"), ("val/mae", "min")],
+)
+@pytest.mark.parametrize("make", [EarlyStopping, ModelCheckpoint, partial(NotifyHook, "https://example.com/x")])
+def test_the_name_of_a_metric_says_which_direction_is_better(make: Any, monitor: str, mode: str) -> None:
+    """As `compare` and the report know it; `mode` overrides it."""
+    assert make(monitor=monitor).mode == mode
+    assert make(monitor=monitor, mode="min").mode == "min"
+
+
+@pytest.mark.parametrize("make", [EarlyStopping, ModelCheckpoint, partial(NotifyHook, "https://example.com/x")])
+def test_a_name_that_says_no_direction_needs_the_mode(make: Any) -> None:
+    """The error names the metric, and is raised before the run."""
+    with pytest.raises(HooklineError, match=r"'val/reward2' does not say whether lower or higher.*set mode to 'min'"):
+        make(monitor="val/reward2")
+    assert make(monitor="val/reward2", mode="max").mode == "max"
+
+
+def test_the_best_checkpoint_by_accuracy_is_kept_without_a_mode() -> None:
+    """`monitor: val/accuracy` alone kept the worst model."""
+    values = iter([0.2, 0.9, 0.5])
+    hook = ModelCheckpoint(monitor="val/accuracy")
+    trainer = validated(hook, max_epochs=3, sanity_batches=0)
+    trainer.on("validation_end")(lambda metrics: metrics.update({"val/accuracy": next(values)}))
+    trainer.train()
+    assert hook.best_score == 0.9

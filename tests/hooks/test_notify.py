@@ -80,7 +80,7 @@ def test_only_improvements_are_reported(server: Server) -> None:
 
 def test_a_missing_metric_is_named_once(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     """With the metrics that do exist, nearest first."""
-    train(NotifyHook(server.url, monitor="val/los"), max_epochs=2)
+    train(NotifyHook(server.url, monitor="val/los", mode="min"), max_epochs=2)
     warned = [record.getMessage() for record in caplog.records]
     assert warned == ["hook 'notify': metric 'val/los' was not measured; did you mean 'val/loss'? Valid: val/loss"]
 

@@ -27,7 +27,14 @@ from hookline.checkpoints.retention import (
 from hookline.core.schedule import Quantity, Schedule
 from hookline.errors import CheckpointError, ConfigError
 from hookline.hooks.base import period
-from hookline.hooks.metric_hook import Measurement, MetricHook, is_step_metric, is_training_metric, metric_key
+from hookline.hooks.metric_hook import (
+    Measurement,
+    MetricHook,
+    find_mode,
+    is_step_metric,
+    is_training_metric,
+    metric_key,
+)
 from hookline.ranks import Ranks
 from hookline.run.control import RunControl
 
@@ -70,7 +77,8 @@ class CheckpointHook(MetricHook):
         save_every_n_steps: Save every n steps.
         save_every: Save by another unit: "30 min", "1M tokens".
         monitor: The metric to rank checkpoints by.
-        mode: Whether lower or higher values are better.
+        mode: Whether lower or higher values are better; by default as the name says: ``val/loss`` "min",
+            ``val/accuracy`` "max". A name that says neither needs it.
         save_top_k: How many to keep; -1 for all, the default without `monitor`; 1 is the default with it.
         save_last: Save at every evaluation and at the end of a run that ends cleanly, and always keep the last one,
             under the link ``last``.
@@ -100,7 +108,7 @@ class CheckpointHook(MetricHook):
         save_every_n_steps: PositiveInt | None = None,
         save_every: NonEmptyStr | None = None,
         monitor: NonEmptyStr | None = None,
-        mode: Literal["min", "max"] = "min",
+        mode: Literal["min", "max"] | None = None,
         save_top_k: Annotated[int, Ge(KEEP_ALL)] | None = None,
         save_last: bool = False,
         save_on_train_epoch_end: bool | None = None,
@@ -115,7 +123,8 @@ class CheckpointHook(MetricHook):
         if (own := period(self, every)) is not None:
             self.save_every_n_epochs = int(own.amount) if own.unit == "epochs" else None
             self.save_every = None if own.unit == "epochs" else str(own)
-        self.monitor, self.mode, self.keep_previous, self.save_last = monitor, mode, keep_previous, save_last
+        self.monitor, self.keep_previous, self.save_last = monitor, keep_previous, save_last
+        self.mode = (mode or "min") if monitor is None else find_mode(monitor, mode)
         default = KEEP_ALL if monitor is None else 1
         self.save_top_k = default if save_top_k is None else save_top_k
         self.unsaved_hint = "" if save_last else "save_last: true saves the end, too"

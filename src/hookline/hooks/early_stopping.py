@@ -17,7 +17,7 @@ from hookline.checkpoints.shards import copy_to_host, like
 from hookline.core.schedule import Quantity, Schedule
 from hookline.errors import ConfigError
 from hookline.hooks.base import counts_for_run, period
-from hookline.hooks.metric_hook import Measurement, MetricHook, is_better, is_training_metric
+from hookline.hooks.metric_hook import Measurement, MetricHook, find_mode, is_better, is_training_metric
 from hookline.run.control import RunControl
 
 
@@ -31,7 +31,8 @@ class EarlyStopping(MetricHook):
         monitor: The metric. One of training, such as ``train/loss``, is checked at the end of epochs, where its newest
             value counts, or every `check_every_n_steps`; ``train/epoch_loss`` is the mean of the epoch.
         patience: How many checks in a row may bring no improvement.
-        mode: Whether lower or higher values are better.
+        mode: Whether lower or higher values are better; by default as the name says: ``val/loss`` "min",
+            ``val/accuracy`` "max". A name that says neither needs it.
         min_delta: An improvement is more than this.
         min_delta_mode: "rel" makes `min_delta` a share of the best value so far.
         check_on_train_epoch_end: Check at the end of every epoch instead of after every validation.
@@ -60,7 +61,7 @@ class EarlyStopping(MetricHook):
         self,
         monitor: NonEmptyStr = "val/loss",
         patience: NonNegativeInt = 3,
-        mode: Literal["min", "max"] = "min",
+        mode: Literal["min", "max"] | None = None,
         min_delta: NonNegativeFloat = 0.0,
         min_delta_mode: Literal["abs", "rel"] = "abs",
         check_on_train_epoch_end: bool = False,
@@ -75,7 +76,7 @@ class EarlyStopping(MetricHook):
         min_epochs: NonNegativeInt = 0,
         every: int | str | None = None,
     ) -> None:
-        self.monitor, self.mode, self.strict, self.verbose = monitor, mode, strict, verbose
+        self.monitor, self.mode, self.strict, self.verbose = monitor, find_mode(monitor, mode), strict, verbose
         self.patience, self.min_delta, self.min_delta_mode = patience, min_delta, min_delta_mode
         self.check_on_train_epoch_end, self.check_every_n_steps = check_on_train_epoch_end, check_every_n_steps
         self.min_epochs, self.target, self.divergence_threshold = min_epochs, target, divergence_threshold

@@ -13,9 +13,10 @@ from typing import Any, Literal
 
 from hookline._words import nearest
 from hookline.core.schedule import Schedule
-from hookline.errors import MetricMissing
+from hookline.errors import ConfigError, MetricMissing
 from hookline.hooks.base import NamedHook, counts_for_run
 from hookline.run.control import RunControl
+from hookline.runs.direction import better
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,21 @@ class Measurement:
     def __str__(self) -> str:
         at = {"step": "at", "validation": "after the validation at", "epoch": "at the end of the epoch,"}[self.source]
         return f"{at} step {self.step}"
+
+
+def find_mode(monitor: str, mode: Literal["min", "max"] | None) -> Literal["min", "max"]:
+    """Return whether lower ("min") or higher values of a metric are better: as `mode` says, or else its name.
+
+    Raises:
+        ConfigError: If the name says neither.
+    """
+    if mode is not None:
+        return mode
+    direction = better(monitor)
+    if direction is None:
+        why = f"the name {monitor!r} does not say whether lower or higher values are better"
+        raise ConfigError("mode", f"{why}; check the name, or set mode to 'min' or 'max'")
+    return "min" if direction == "low" else "max"
 
 
 class MetricHook(NamedHook):

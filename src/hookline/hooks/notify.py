@@ -17,7 +17,7 @@ from hookline.core.failures import Incident
 from hookline.core.schedule import Quantity, Schedule
 from hookline.errors import ConfigError, RegistrationError
 from hookline.hooks.base import NamedHook, counts_for_run
-from hookline.hooks.metric_hook import floats, is_better, metric_key
+from hookline.hooks.metric_hook import find_mode, floats, is_better, metric_key
 from hookline.hooks.webhook import Outbox, Webhook
 from hookline.record.redaction import add_secret_url, redact_text
 from hookline.run.control import RunControl
@@ -44,7 +44,7 @@ class NotifyHook(NamedHook):
         webhook_url: Where to post.
         notify_on: Any of training_end, best_model, exception, early_stop, hook_failure and heartbeat.
         monitor: The metric of `best_model`, compared after every validation.
-        mode: Whether lower or higher values are better.
+        mode: Whether lower or higher values are better; by default as the name says, or else required.
         heartbeat: How often to report that the run is alive, such as "1 h" or a number of steps.
         timeout: Seconds for each attempt to send.
         retries: How many further attempts are made.
@@ -67,7 +67,7 @@ class NotifyHook(NamedHook):
         webhook_url: str,
         notify_on: Topic | Sequence[Topic] = ("training_end", "best_model"),
         monitor: NonEmptyStr = "val/loss",
-        mode: Literal["min", "max"] = "min",
+        mode: Literal["min", "max"] | None = None,
         heartbeat: int | str = "1 h",
         timeout: Annotated[float, Ge(0.01), Le(MAX_SECONDS)] = 10.0,
         retries: NonNegativeInt = 3,
@@ -75,7 +75,7 @@ class NotifyHook(NamedHook):
         queue: PositiveInt = 100,
         wait_at_end: Annotated[float, Ge(0), Le(MAX_SECONDS)] = 10.0,
     ) -> None:
-        self.webhook_url, self.heartbeat, self.monitor, self.mode = webhook_url, heartbeat, monitor, mode
+        self.webhook_url, self.heartbeat, self.monitor = webhook_url, heartbeat, monitor
         self.timeout, self.retries, self.backoff = timeout, retries, backoff
         self.queue, self.wait_at_end = queue, wait_at_end
         self.notify_on = [notify_on] if isinstance(notify_on, str) else list(notify_on)
@@ -89,13 +89,14 @@ class NotifyHook(NamedHook):
             period = Quantity.parse(heartbeat, "heartbeat")
             if period.amount <= 0:
                 raise ConfigError("heartbeat", f"{heartbeat!r} is never due; to have none, omit it from notify_on")
+            self.mode = find_mode(monitor, mode) if "best_model" in self.notify_on else mode or "min"
             self._webhook = Webhook(webhook_url, timeout)
         except (ConfigError, TypeError, ValueError, OverflowError) as error:
             # To errors of other types the registry adds the arguments, which include the URL. A value's own methods may
             # raise others than the first of these.
             raise RegistrationError(f"notify: {error}") from None
         add_secret_url(webhook_url)
-        self.best = self._worst = math.inf if mode == "min" else -math.inf
+        self.best = self._worst = math.inf if self.mode == "min" else -math.inf
         self.schedule = Schedule(every=period) if "heartbeat" in self.notify_on else None
         if "heartbeat" not in self.notify_on:  # events without a listener cost nothing
             self.on_step_end = None  # type: ignore[assignment]
