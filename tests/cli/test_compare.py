@@ -39,8 +39,8 @@ def compare(capsys: pytest.CaptureFixture[str], *arguments: Any) -> str:
     return output_of(capsys, ["compare", *map(str, arguments)])
 
 
-def parting(capsys: pytest.CaptureFixture[str], first: Path, second: Path) -> dict[str, Any]:
-    (found,) = json.loads(compare(capsys, first, second, "--json"))["partings"]
+def divergence(capsys: pytest.CaptureFixture[str], first: Path, second: Path) -> dict[str, Any]:
+    (found,) = json.loads(compare(capsys, first, second, "--json"))["divergences"]
     return dict(found)
 
 
@@ -51,16 +51,16 @@ def test_two_runs_of_the_same_seed_are_the_same_bit_for_bit(capsys: pytest.Captu
     assert "differences  none" in shown
 
 
-def test_runs_part_at_the_first_step_whose_numbers_differ(capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_diverge_at_the_first_step_with_other_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     """The learning rate changes after step 7, so that step 8 trains with another one and step 9 has another loss."""
-    found = parting(capsys, train(), train(Change(7)))
+    found = divergence(capsys, train(), train(Change(7)))
     assert found["step"] == 9
     assert found["before"] == 8
     assert "lr changed at step 7 by change" in found["likely_causes"][0]
 
 
 def test_a_seed_is_the_likely_cause_from_the_first_step(capsys: pytest.CaptureFixture[str]) -> None:
-    found = parting(capsys, train(), train(seed=2, warn_above=0.5))
+    found = divergence(capsys, train(), train(seed=2, warn_above=0.5))
     assert (found["step"], found["before"]) == (1, 0)
     assert "seed: 1 and 2" in found["likely_causes"][0]
     assert not any("warn_above" in cause for cause in found["likely_causes"])
@@ -70,7 +70,7 @@ def test_a_run_that_was_resumed_is_the_same(capsys: pytest.CaptureFixture[str]) 
     whole = train(hookline.CheckpointHook(save_every_n_steps=5))
     torch.manual_seed(1)
     stopped = train(hookline.CheckpointHook(save_every_n_steps=5), max_steps=10)
-    assert parting(capsys, whole, stopped)["step"] is None
+    assert divergence(capsys, whole, stopped)["step"] is None
 
 
 def test_the_smallest_difference_counts(capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,20 +81,20 @@ def test_the_smallest_difference_counts(capsys: pytest.CaptureFixture[str]) -> N
     row["train/loss"] = float(torch.nextafter(torch.tensor(value, dtype=torch.float64), torch.tensor(9.0).double()))
     lines[11] = json.dumps(row)
     (second / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    found = parting(capsys, first, second)
+    found = divergence(capsys, first, second)
     assert (found["step"], found["name"], found["values"][0]) == (row["step"], "train/loss", value)
     assert "nothing that the record knows differs" in found["likely_causes"][0]
 
 
 def test_a_layer_that_differs_counts(capsys: pytest.CaptureFixture[str]) -> None:
-    """Statistics per layer part before the loss shows it."""
+    """Statistics per layer differ before the loss shows it."""
     first, second = (train(hookline.GradientMonitor(log_frequency=1)) for _ in range(2))
     lines = (second / "layers.jsonl").read_text().splitlines()
     row = json.loads(lines[5])
     row["data"] = "A" * 16 + row["data"][16:]
     lines[5] = json.dumps(row)
     (second / "layers.jsonl").write_text("\n".join(lines) + "\n")
-    found = parting(capsys, first, second)
+    found = divergence(capsys, first, second)
     assert found["step"] == row["step"]
     assert found["name"].startswith("gradients: ")
 
@@ -120,7 +120,7 @@ def test_differences_and_values_are_side_by_side(capsys: pytest.CaptureFixture[s
 
 
 def test_observers_are_not_named_as_causes(capsys: pytest.CaptureFixture[str]) -> None:
-    found = parting(capsys, train(), train(hookline.LossSpike(), lr=0.2))
+    found = divergence(capsys, train(), train(hookline.LossSpike(), lr=0.2))
     assert not any("loss_spike" in cause for cause in found["likely_causes"])
 
 
@@ -132,7 +132,7 @@ def test_runs_without_a_common_step(capsys: pytest.CaptureFixture[str]) -> None:
     first, second = train(), train()
     (second / "metrics.jsonl").write_text("")
     assert "have no step in common" in compare(capsys, first, second)
-    found = parting(capsys, first, second)
+    found = divergence(capsys, first, second)
     assert [found[key] for key in ("step", "name", "values", "before", "last_same")] == [None] * 5
 
 
@@ -146,7 +146,7 @@ def test_a_missing_config_is_said_once_and_the_rest_is_compared(
     assert [record.getMessage() for record in caplog.records if "config.yaml" in record.getMessage()] == [
         f"cannot read {second / 'config.yaml'}: No such file or directory. A run's directory is runs/<run_id>"
     ]
-    assert "part at step 1, where train/loss differs" in shown
+    assert "diverge at step 1 (the first step): train/loss is" in shown
     assert "likely  seed: 1 and 2" in shown
     assert any("config.yaml" in line and line.endswith("(not there)") for line in shown.splitlines())
 
@@ -229,7 +229,7 @@ def test_five_runs_are_readable_in_80_columns(
 def test_the_step_before_is_one_step(capsys: pytest.CaptureFixture[str]) -> None:
     """Another learning rate shows in the loss of the second step; the optimizer of code is named by its place."""
     shown = compare(capsys, train(), train(lr=0.2))
-    assert "; the step before it is the same" in " ".join(shown.split())
+    assert "(the step before it is the same)" in " ".join(shown.split())
     assert "likely  optimizers.0.lr: 0.1 and 0.2" in shown
 
 

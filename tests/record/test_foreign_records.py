@@ -12,7 +12,7 @@ from records import close_record, start_record
 
 from hookline.record import Record, read_events
 from hookline.runs.alerts import find_alerts
-from hookline.runs.compare import find_differences, find_partings, likely_causes
+from hookline.runs.compare import find_differences, find_divergences, likely_causes
 from hookline.runs.find import list_runs
 from hookline.runs.summary import RunSummary
 
@@ -61,9 +61,9 @@ def look_at(path: Path, other: Path) -> RunSummary:
     """Do what the commands runs, show and compare do, and look at every array of the summary."""
     summary, second = RunSummary.read(path, media=True, numbers=True), RunSummary.read(other, numbers=True)
     differences = find_differences([summary, second])
-    parting = find_partings(summary, [second])[0]
-    assert parting is not None
-    likely_causes(summary, second, parting, differences)
+    divergence = find_divergences(summary, [second])[0]
+    assert divergence is not None
+    likely_causes(summary, second, divergence, differences)
     find_alerts(summary)
     assert [len(curve.steps) for curve in summary.curves.values()]
     assert all(table.steps.dtype == int for table in summary.layers.values())

@@ -279,18 +279,18 @@ def test_a_comparison_draws_runs_over_each_other(chromium: Browser, tmp_path: Pa
     assert chromium.problems() == []
 
 
-def test_a_comparison_says_where_runs_part_and_why(chromium: Browser, tmp_path: Path) -> None:
-    """The first section says for each run at which step it parts from the first one, with the likely cause."""
+def test_a_comparison_says_where_runs_diverge_and_why(chromium: Browser, tmp_path: Path) -> None:
+    """The first section says for each run at which step it diverges from the first one, with the likely cause."""
     names = (("first", 0.1), ("second", 0.2), ("third", 0.1))
     runs = [write_record(tmp_path, name, lr=lr) for name, lr in names]
     assert main(["report", *map(str, runs), "--output", str(tmp_path / "all.html")]) == 0
     chromium.open(tmp_path / "all.html")
-    assert chromium.run("document.querySelector('main section').id") == "partings"
-    second, third = chromium.run("[...document.querySelectorAll('.parting')].map((one) => one.innerText)")
-    assert "first and second part at step 1, where train/loss differs: " in second
+    assert chromium.run("document.querySelector('main section').id") == "divergences"
+    second, third = chromium.run("[...document.querySelectorAll('.divergence')].map((one) => one.innerText)")
+    assert "first and second diverge at step 1 (the first step): train/loss is " in second
     assert "optimizer.lr: 0.1 and 0.2" in second
     # The norms of layers are random numbers, which the seed of the test does not fix.
-    assert "first and third part at step 10, where gradients" in third and "the 9 steps before it are the same" in third
+    assert "first and third diverge at step 10 (the 9 steps before it are the same): gradients" in third
 
 
 @pytest.mark.parametrize("width", [1280, 400])

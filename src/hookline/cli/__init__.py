@@ -60,7 +60,7 @@ COMMANDS = {
     "tail": "print the last metrics and events of a run, and follow it",
     "plot": "draw metrics of runs over each other",
     "show": "print one run at a glance: outcome, curves, alerts, costs, checkpoints",
-    "compare": "compare runs, and find the first step at which they part",
+    "compare": "compare runs, and find the first step at which they diverge",
     "checkpoints": "list the checkpoints of a run, and verify them",
     "verify-checkpoint": "check that one checkpoint is as it was written",
     "verify": "find out which hooks change training",

@@ -1,4 +1,4 @@
-"""`hookline compare`: what differs between runs, their curves over each other, and the step at which they part."""
+"""`hookline compare`: what differs between runs, their curves over each other, and the step at which they diverge."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from hookline.cli.formatting import (
     table,
 )
 from hookline.errors import HooklineError
-from hookline.runs.compare import Difference, Parting, find_differences, find_partings, likely_causes, value_text
+from hookline.runs.compare import Difference, Divergence, find_differences, find_divergences, likely_causes, value_text
 from hookline.runs.curves import Curve, Point
 from hookline.runs.direction import Direction, better
 from hookline.runs.find import RunFiles, run_labels
@@ -37,7 +37,7 @@ from hookline.runs.summary import RunSummary
 
 _MOST_DIFFERENCES, _MOST_CAUSES, _MOST_METRICS = 40, 5, 12
 _LONGEST_NAME, _LONGEST_TITLE, _NARROWEST_CELL = 60, 12, 14
-_NO_PARTING = dict.fromkeys(field.name for field in fields(Parting))  # of runs without a common step
+_NO_DIVERGENCE = dict.fromkeys(field.name for field in fields(Divergence))  # of runs without a common step
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,17 +53,18 @@ def run(options: argparse.Namespace) -> int:
         raise HooklineError("compare needs at least two runs; `hookline runs` lists them")
     summaries = [RunSummary.read(record, numbers=True) for record in files]
     differences = find_differences(summaries)
-    partings = find_partings(summaries[0], summaries[1:])
+    first, *others = summaries
+    divergences = find_divergences(first, others)
     causes = [
-        [] if parting is None else likely_causes(summaries[0], other, parting, find_differences([summaries[0], other]))
-        for other, parting in zip(summaries[1:], partings, strict=True)
+        [] if divergence is None else likely_causes(first, other, divergence, find_differences([first, other]))
+        for other, divergence in zip(others, divergences, strict=True)
     ]
     names = shorten(run_labels(files), _LONGEST_NAME)
     if options.json:
-        print_json(describe(files, summaries, differences, partings, causes))
+        print_json(describe(files, summaries, differences, divergences, causes))
         return 0
     console = open_console()
-    print_partings(console, names, partings, causes)
+    print_divergences(console, names, divergences, causes)
     print_differences(console, names, differences)
     print_curves(console, names, summaries)
     print_metrics(console, names, summaries)
@@ -74,20 +75,20 @@ def describe(
     files: Sequence[RunFiles],
     summaries: Sequence[RunSummary],
     differences: Sequence[Difference],
-    partings: Sequence[Parting | None],
+    divergences: Sequence[Divergence | None],
     causes: Sequence[Sequence[str]],
 ) -> dict[str, Any]:
     """Return a comparison for programs."""
     return {
         "runs": [{"run_id": record.run_id, "name": record.labels.name, "path": str(record.path)} for record in files],
         "differences": [asdict(difference) for difference in differences],
-        "partings": [
+        "divergences": [
             {
                 "run_id": record.run_id,
-                **(_NO_PARTING if parting is None else asdict(parting)),
+                **(_NO_DIVERGENCE if divergence is None else asdict(divergence)),
                 "likely_causes": list(why),
             }
-            for record, parting, why in zip(files[1:], partings, causes, strict=True)
+            for record, divergence, why in zip(files[1:], divergences, causes, strict=True)
         ],
         "metrics": {
             name: [
@@ -99,16 +100,16 @@ def describe(
     }
 
 
-def print_partings(
-    console: Console, names: Sequence[str], partings: Sequence[Parting | None], causes: Sequence[Sequence[str]]
+def print_divergences(
+    console: Console, names: Sequence[str], divergences: Sequence[Divergence | None], causes: Sequence[Sequence[str]]
 ) -> None:
-    """Print for each run where it parts from the first one, and why that may be."""
-    for name, parting, why in zip(names[1:], partings, causes, strict=True):
+    """Print for each run where it diverges from the first one, and why that may be."""
+    for name, divergence, why in zip(names[1:], divergences, causes, strict=True):
         heading(console, f"{names[0]} and {name}")
-        if parting is None:
+        if divergence is None:
             paragraph(console, "have no step in common")
             continue
-        paragraph(console, str(replace(parting, name=cut(parting.name, 100))))
+        paragraph(console, str(replace(divergence, name=cut(divergence.name, 100))))
         for index, cause in enumerate(why[:_MOST_CAUSES]):
             labelled(console, "" if index else "likely", cut(cause), width=8)
         if len(why) > _MOST_CAUSES:

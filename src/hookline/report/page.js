@@ -210,14 +210,14 @@ function sideBySide() {
   return el("div", {}, compareRuns([["", filled]]), notHere(metrics, MOST_METRICS));
 }
 
-/** Say where each run parts from the first one, and why that may be. */
-function partings() {
-  return page.partings.map(({ text, causes }, index) => {
+/** Say where each run diverges from the first one, and why that may be. */
+function divergences() {
+  return page.divergences.map(({ text, causes }, index) => {
     const names = [runName(runs[0]), " and ", runName(runs[index + 1]), ` ${visible(text)}.`];
     const likely = causes.slice(0, MOST_CAUSES).map((cause) => el("li", {}, named("span", cause, 300)));
     const more = causes.length - likely.length;
     if (more > 0) likely.push(el("li", {}, `${number(more)} more, among the differences below`));
-    return el("div", { class: "card parting" }, el("p", {}, ...names),
+    return el("div", { class: "card divergence" }, el("p", {}, ...names),
       ...(likely.length ? [el("p", { class: "note" }, "Likely because of"), el("ul", {}, ...likely)] : []));
   });
 }
@@ -625,7 +625,7 @@ function build() {
   const unnamed = runs[0].name === runs[0].id;
   const subtitle = several ? "Hookline comparison" : unnamed ? "Hookline report" : short(runs[0].id, 60);
   byId("subtitle").textContent = `${subtitle} · written ${time(page.written)}`;
-  if (several) section("partings", "Where the runs part", ...partings());
+  if (several) section("divergences", "Where the runs diverge", ...divergences());
   section("alerts", "Alerts", ...alerts());
   section("overview", "Overview", overview());
   if (several) section("differences", "Differences", ...differences());

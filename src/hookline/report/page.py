@@ -27,7 +27,7 @@ from hookline.record.format import utc_now
 from hookline.report.run_fields import run_fields
 from hookline.report.shrink import CurveArrays, Numbers, fit
 from hookline.runs.alerts import find_alerts
-from hookline.runs.compare import find_differences, find_partings, likely_causes
+from hookline.runs.compare import find_differences, find_divergences, likely_causes
 from hookline.runs.direction import better
 from hookline.runs.find import RunFiles, run_labels
 
@@ -106,7 +106,7 @@ def make_report(summaries: Sequence[RunSummary]) -> bytes:
     kinds = {kind: known.mark for kind, known in EVENTS.items() if known.mark is not None}
     page = {"version": 1, "written": utc_now(), "marks": {"kinds": kinds, "colors": MARK_COLORS}, "runs": runs}
     if count > 1:
-        page |= {"differences": _differences(summaries), "partings": _cut(_partings(summaries))}
+        page |= {"differences": _differences(summaries), "divergences": _cut(_divergences(summaries))}
     data = strict_json.dumps(page)
     # Base64 needs no care, and converting megabytes of it as other texts would take most of the time.
     listed = '","'.join(arrays.encoded)
@@ -181,15 +181,15 @@ def _differences(summaries: Sequence[RunSummary]) -> list[Any] | None:
         return None
 
 
-def _partings(summaries: Sequence[RunSummary]) -> list[dict[str, Any]]:
-    """Return for each run after the first one where it parts from that, and the likely causes."""
+def _divergences(summaries: Sequence[RunSummary]) -> list[dict[str, Any]]:
+    """Return for each run after the first one where it diverges from that one, and the likely causes."""
     first, found = summaries[0], []
-    for other, parting in zip(summaries[1:], find_partings(first, summaries[1:]), strict=True):
+    for other, divergence in zip(summaries[1:], find_divergences(first, summaries[1:]), strict=True):
         causes: list[str] = []
-        if parting is not None:
+        if divergence is not None:
             with suppress(RecordError):  # a config cannot be read, as the list of differences says
-                causes = likely_causes(first, other, parting, find_differences([first, other]))
-        found.append({"text": "have no step in common" if parting is None else str(parting), "causes": causes})
+                causes = likely_causes(first, other, divergence, find_differences([first, other]))
+        found.append({"text": "have no step in common" if divergence is None else str(divergence), "causes": causes})
     return found
 
 

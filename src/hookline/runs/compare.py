@@ -1,4 +1,4 @@
-"""Compare runs: what differs in their configs, hooks, environments and code, and the first step at which they part."""
+"""Compare runs: what differs in their configs, hooks, environments and code, and where their numbers diverge."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import numpy as np
 from hookline.errors import RecordError
 from hookline.record import strict_json
 from hookline.record.events import EVENTS
-from hookline.record.format import NON_FINITE, SeriesHeader
+from hookline.record.format import SeriesHeader
 from hookline.record.json_lines import as_mapping
 from hookline.runs.config import REST, flatten_config
 from hookline.runs.numbers import Numbers
@@ -48,8 +48,8 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Parting:
-    """Where two runs part: the first step with a number that differs, bit for bit."""
+class Divergence:
+    """Where two runs diverge: the first step with a number that differs, bit for bit."""
 
     step: int | None
     """None if all numbers of the steps that both runs have are the same."""
@@ -65,18 +65,17 @@ class Parting:
     def __str__(self) -> str:
         """Return a sentence without its subject, with all digits of the numbers.
 
-        >>> str(Parting(7, "train/loss", (0.5, 0.25), 6))
-        'part at step 7, where train/loss differs: 0.5 and 0.25; the 6 steps before it are the same'
+        >>> str(Divergence(7, "train/loss", (0.5, 0.25), 6))
+        'diverge at step 7 (the 6 steps before it are the same): train/loss is 0.5 vs 0.25'
         """
         if self.step is None:
             steps = f"{self.before:,} step{'s' if self.before != 1 else ''}"
             return f"are the same, bit for bit, in all {steps} that both have recorded"
-        same = {0: "it is the first step", 1: "the step before it is the same"}.get(
+        same = {0: "the first step", 1: "the step before it is the same"}.get(
             self.before, f"the {self.before:,} steps before it are the same"
         )
-        numbers = [str(one) for one in self.values if isinstance(one, (int, float)) or one in NON_FINITE]
-        values = f": {' and '.join(numbers)}" if numbers else ""
-        return f"part at step {self.step:,}, where {self.name} differs{values}; {same}"
+        what = "differs" if None in self.values else f"is {self.values[0]} vs {self.values[1]}"
+        return f"diverge at step {self.step:,} ({same}): {self.name} {what}"
 
 
 # ---- differences -----------------------------------------------------------------------------------------------------
@@ -177,10 +176,10 @@ def _command_text(argv: Sequence[str]) -> str:
     return shlex.join(word for word in words if not word.startswith(labels))
 
 
-# ---- the first step at which runs part -------------------------------------------------------------------------------
+# ---- the first step at which runs diverge ----------------------------------------------------------------------------
 
 
-def find_partings(first: RunSummary, others: Sequence[RunSummary]) -> list[Parting | None]:
+def find_divergences(first: RunSummary, others: Sequence[RunSummary]) -> list[Divergence | None]:
     """Compare every number that other runs have in common with the first one, bit for bit.
 
     Metrics that depend on the clock are left out, as are layers, statistics and metrics that only one of two runs has.
@@ -190,21 +189,21 @@ def find_partings(first: RunSummary, others: Sequence[RunSummary]) -> list[Parti
         others: Others, too.
 
     Returns:
-        Where each of the others parts from the first one; None if they have no step in common.
+        Where each of the others diverges from the first one; None if they have no step in common.
     """
-    return [_part(first.numbers, other.numbers) for other in others]
+    return [_diverge(first.numbers, other.numbers) for other in others]
 
 
-def _part(ours: Numbers, theirs: Numbers) -> Parting | None:
+def _diverge(ours: Numbers, theirs: Numbers) -> Divergence | None:
     common = np.intersect1d(ours.steps, theirs.steps, assume_unique=True)
     if not common.size:
         return None
     found = [*_different_metrics(ours, theirs), *_different_layers(ours, theirs)]
     if not found:
-        return Parting(None, "", (None, None), int(common.size))
+        return Divergence(None, "", (None, None), int(common.size))
     step, name, values = min(found, key=lambda one: (one[0], one[1] != "train/loss", one[1]))
     before = int(np.searchsorted(common, step))
-    return Parting(step, name, values, before, int(common[before - 1]) if before else None)
+    return Divergence(step, name, values, before, int(common[before - 1]) if before else None)
 
 
 def _different_metrics(ours: Numbers, theirs: Numbers) -> Iterator[tuple[int, str, tuple[Any, Any]]]:
@@ -258,19 +257,19 @@ def _shown_values(first: float, second: float) -> tuple[Any, Any]:
 
 
 def likely_causes(
-    first: RunSummary, second: RunSummary, parting: Parting, differences: Sequence[Difference]
+    first: RunSummary, second: RunSummary, divergence: Divergence, differences: Sequence[Difference]
 ) -> list[str]:
-    """Return what may have made two runs part, the most likely first; empty if they do not part.
+    """Return what may have made two runs diverge, the most likely first; empty if they do not.
 
     Args:
         first: A run.
         second: Another run.
-        parting: Where they part.
+        divergence: Where they diverge.
         differences: What differs between the two.
     """
-    if parting.step is None:
+    if divergence.step is None:
         return []
-    found = [*_events_before(first, second, parting)]
+    found = [*_events_before(first, second, divergence)]
     changing = {hook["name"] for run in (first, second) for hook in run.hooks if hook.get("intervenes")}
     ranked: list[tuple[int, str]] = []
     for one in differences:
@@ -293,10 +292,10 @@ def _is_command(one: Difference) -> bool:
     return (one.section, one.key) == ("environment", "argv")
 
 
-def _events_before(first: RunSummary, second: RunSummary, parting: Parting) -> Iterator[str]:
-    """Yield what happened to one of the runs alone in the steps up to where they part."""
+def _events_before(first: RunSummary, second: RunSummary, divergence: Divergence) -> Iterator[str]:
+    """Yield what happened to one of the runs alone in the steps up to where they diverge."""
     # What changes after a step changes the next update, and so the loss of the step after that.
-    earliest = 0 if parting.last_same is None else parting.last_same - 1
+    earliest = 0 if divergence.last_same is None else divergence.last_same - 1
     happened = [
         {
             (str(event.get("kind")), event["step"], str(event.get("by", event.get("hook"))))
@@ -308,7 +307,7 @@ def _events_before(first: RunSummary, second: RunSummary, parting: Parting) -> I
     for index, run in enumerate((first, second)):
         name = run.run.get("run_id")
         for kind, at, by in sorted(happened[index] - happened[1 - index], key=str):
-            if not earliest <= at <= (parting.step or 0):
+            if not earliest <= at <= (divergence.step or 0):
                 continue
             if kind in EVENTS and EVENTS[kind].changes_numbers:
                 yield f"{name}: {kind.replace('_', ' ')} at step {at} by {by}"
