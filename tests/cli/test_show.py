@@ -239,16 +239,25 @@ def test_a_foreign_run_json_is_one_clear_error(tmp_path: Path, capsys: pytest.Ca
     assert error.count("\n") == 1
 
 
-def test_fields_of_other_types_do_not_matter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A record that was edited or made by another program is shown as far as it goes."""
-    lists, others = ["hooks", "costs", "attempts"], ["git", "environment", "counters", "lineage", "reason", "started"]
-    fields = [*lists, *others, "seed", "lost"]
+WRONG = (None, 7, "text", [1], {"a": 1}, [{"name": 1}], [{"hook": None, "seconds": "x"}])
+
+
+@pytest.mark.parametrize("command", ["show", "report"])
+@pytest.mark.parametrize("field", ["hooks", "costs", "attempts", "git", "environment", "counters", "lineage", "reason"])
+def test_a_run_json_that_was_edited_is_damaged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, field: str
+) -> None:
+    """A field of another type is named; one that Hookline could have written is shown."""
     for name in ("metrics.jsonl", "events.jsonl", "config.yaml"):
         (tmp_path / name).write_text("")
-    for value in (None, 7, "text", [1], {"a": 1}, [{"name": 1}], [{"hook": None, "seconds": "x"}]):
-        (tmp_path / "run.json").write_text(json.dumps({"run_id": "r", **dict.fromkeys(fields, value)}))
-        assert main(["show", str(tmp_path)]) == 0, capsys.readouterr().err
-        assert main(["show", str(tmp_path), "--json"]) == 0, capsys.readouterr().err
+    for value in WRONG:
+        (tmp_path / "run.json").write_text(json.dumps({"run_id": "r", "seed": value, field: value}))
+        status, error = main([command, str(tmp_path)]), capsys.readouterr().err
+        if status:
+            assert f"run.json is damaged: Hookline did not write its field {field}" in error and error.count("\n") == 1
+        else:
+            fits = (dict, str, type(None)) if field in ("lineage", "reason") else dict
+            assert isinstance(value, fits)
 
 
 NESTED = f'"x": {"[" * 450}{"]" * 450}'  # deeper than any value of a record
@@ -261,7 +270,7 @@ def test_an_event_that_is_nested_too_deeply_is_an_incomplete_line(
     with (path / "events.jsonl").open("a") as file:
         file.write(f'{{"time": 1, "kind": "a", "step": 1, {NESTED}}}\n')
     found = json.loads(show(capsys, path, "--json"))
-    assert [alert["text"] for alert in found["alerts"]] == ["a line of events.jsonl is incomplete"]
+    assert [alert["text"] for alert in found["alerts"]] == ["events.jsonl: line 1 is damaged"]
     assert main(["report", str(path), "--output", str(tmp_path / "report.html")]) == 0
 
 

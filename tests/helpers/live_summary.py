@@ -5,11 +5,17 @@ from typing import Any
 
 import numpy as np
 
+from hookline.runs.find import RunFiles
 from hookline.runs.summary import RunSummary
 
 
 class LiveSummary(RunSummary):
-    """A sink that adds the rows of a record as they come."""
+    """A sink that adds the rows of a record as they come; `run` are the fields of its run.json."""
+
+    def __init__(self, run: dict[str, Any] | None = None) -> None:
+        files = RunFiles("a directory that does not exist")
+        files.run = run or {}
+        super().__init__(files)
 
     def write_layers(self, rows: Iterable[Any], /) -> None:
         """Add steps of statistics per layer."""

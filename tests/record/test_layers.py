@@ -293,6 +293,7 @@ def test_floats_are_restored_bit_for_bit(
     assert "data" in line and line["read"].tobytes() == values.tobytes()
 
 
+@pytest.mark.filterwarnings("ignore:.*is damaged")
 @settings(deadline=None, max_examples=100)
 @given(noise=st.binary(max_size=12), size=st.integers(0, 40))
 def test_damage_never_raises(tmp_path_factory: pytest.TempPathFactory, noise: bytes, size: int) -> None:
@@ -301,6 +302,7 @@ def test_damage_never_raises(tmp_path_factory: pytest.TempPathFactory, noise: by
     assert found is None or (len(found) == size and min(found, default=0) >= 0)
 
 
+@pytest.mark.filterwarnings("ignore:.*is damaged")
 def test_damage_is_detected(tmp_path: Path) -> None:
     """A missing or extra byte, another size, an endless count and invalid text are ignored."""
 

@@ -274,7 +274,10 @@ def test_damaged_files_are_left_out(tmp_path: Path, record: Record) -> None:
     (tmp_path / "secret.json").write_text('{"columns": ["x"], "rows": []}')
     with (run / "media.jsonl").open("a") as file:
         for place in ("../secret.json", "media/../../secret.json", str(tmp_path / "secret.json"), None, 5):
-            file.write(json.dumps({"step": 9, "epoch": 0, "name": str(place), "type": "table", "file": place}) + "\n")
+            file.write(
+                json.dumps({"step": 9, "epoch": 0, "time": 0, "name": str(place), "type": "table", "file": place})
+                + "\n"
+            )
         file.write('{"step": 1, "na')
     with pytest.warns(RuntimeWarning) as caught:
         rows = read_media(run)

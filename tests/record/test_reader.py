@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from records import close_record, start_record
 
-from hookline import read_layers, read_metrics
+from hookline import load_run, read_layers, read_metrics
 from hookline.errors import RecordError
 from hookline.record import Record, read_json, read_jsonl
+from hookline.runs.reader import Damage
+from hookline.runs.summary import RunSummary
 
 
 @pytest.mark.parametrize(
@@ -60,7 +62,8 @@ def test_the_last_record_of_a_step_wins(tmp_path: Path) -> None:
     """A resumed run's steps replace the first attempt's, and lines of one step are joined."""
     lines = ['{"step":1,"loss":1}', '{"step":2,"loss":2}', '{"step":2,"val/loss":5}', '{"step":2,"loss":3}', '{"x":1}']
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    assert read_metrics(tmp_path) == [{"step": 1, "loss": 1}, {"step": 2, "loss": 3, "val/loss": 5}]
+    with pytest.warns(RuntimeWarning, match="line 5 is damaged"):
+        assert read_metrics(tmp_path) == [{"step": 1, "loss": 1}, {"step": 2, "loss": 3, "val/loss": 5}]
 
 
 def test_a_torn_line_is_warned_of_at_the_callers_line(tmp_path: Path) -> None:
@@ -69,7 +72,30 @@ def test_a_torn_line_is_warned_of_at_the_callers_line(tmp_path: Path) -> None:
     with pytest.warns(RuntimeWarning) as caught:
         assert read_metrics(tmp_path) == [{"step": 1}, {"step": 2}]
     assert len(caught) == 1 and caught[0].filename == __file__
-    assert str(tmp_path / "metrics.jsonl") in str(caught[0].message)
+    expected = f"{tmp_path / 'metrics.jsonl'}: line 2 and 1 more are damaged; the other lines were read"
+    assert str(caught[0].message) == expected
+
+
+@pytest.mark.parametrize("name", ["metrics", "layers", "events", "media"])
+def test_an_edited_line_is_named_by_its_number(tmp_path: Path, name: str) -> None:
+    """A line in the middle is damaged, also if it is JSON; nothing of it is used."""
+    record = make_record(tmp_path)
+    for step in (1, 2, 3):
+        record.log(step, 0, "loss", 1.0)
+        record.event("x", step)
+        record.log_table(step, 0, "t", ["a"], [[step]])
+        record.log_layers("s", step, ["a"], ["mean"], torch.ones(1, 1))
+    end(record)
+    assert record.path is not None
+    path = record.path / f"{name}.jsonl"
+    for number, edited in ((2, "{"), (3, '{"step": "3", "kind": 3}')):
+        lines = path.read_text().splitlines()
+        path.write_text("\n".join([*lines[: number - 1], edited, *lines[number:], ""]))
+    with pytest.warns(RuntimeWarning, match=rf"{name}\.jsonl: line 2 and 1 more are damaged; the other lines"):
+        loaded = load_run(record.path)
+        assert isinstance(loaded.media, list)
+    (damage,) = RunSummary.read(record.path, media=True).files.damage.items()
+    assert damage == (f"{name}.jsonl", Damage(2, 2, is_torn=False))
 
 
 @pytest.mark.parametrize(
@@ -115,7 +141,7 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore:.*a line was torn")
+@pytest.mark.filterwarnings("ignore:.*line .* (torn|damaged)")
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
 def test_hostile_files_are_read_or_refused(text: bytes, tmp_path: Path) -> None:
     """Lines that Hookline did not write are passed over, and nothing but a `RecordError` is raised."""
@@ -127,7 +153,7 @@ def test_hostile_files_are_read_or_refused(text: bytes, tmp_path: Path) -> None:
         read_json(tmp_path / "metrics.jsonl")
 
 
-@pytest.mark.filterwarnings("ignore:.*a line was torn")
+@pytest.mark.filterwarnings("ignore:.*line .* (torn|damaged)")
 @given(st.lists(st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=8), max_size=6))
 @settings(max_examples=200)
 def test_any_lines_are_read_or_refused(
@@ -180,7 +206,7 @@ def test_a_record_cut_at_every_byte(tmp_path: Path) -> None:
         complete = sum(end <= cut for end in ends)  # the newline itself may be missing
         assert [record["step"] for record in records] == list(range(1, complete + 1))
         assert torn is (cut not in (0, *ends, *(end + 1 for end in ends)))
-        with pytest.warns(RuntimeWarning, match=r"metrics\.jsonl: a line was torn") if torn else nullcontext():
+        with pytest.warns(RuntimeWarning, match=r"metrics\.jsonl: line [0-9]+ was torn") if torn else nullcontext():
             assert [record["step"] for record in read_metrics(tmp_path)] == list(range(1, complete + 1))
 
 
@@ -275,7 +301,7 @@ def test_a_torn_file_loses_its_last_line_only(record: Record) -> None:
     for cut in range(len(whole) + 1):
         (record.path / "layers.jsonl").write_bytes(whole[:cut])
         torn = cut not in (0, *ends, *(end + 1 for end in ends))
-        with pytest.warns(RuntimeWarning, match="a line was torn") if torn else nullcontext():
+        with pytest.warns(RuntimeWarning, match="line [0-9]+ was torn") if torn else nullcontext():
             found = read_layers(record.path)
         steps = sum(end <= cut for end in ends[1:])
         assert (found["s"].steps if "s" in found else ()) == tuple(range(1, steps + 1))
@@ -289,13 +315,14 @@ def test_a_run_resumes_after_a_torn_line(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-9])
     del first
     again = start_record(tmp_path, "r")
+    again.resume_at(1, 0)
     write(again, [2, 3])
     close_record(again)
-    with pytest.warns(RuntimeWarning, match="a line was torn"):
+    with pytest.warns(RuntimeWarning, match="line [0-9]+ was torn"):
         assert read_layers(again.path)["s"].steps == (1, 2, 3)
 
 
-@pytest.mark.filterwarnings("ignore:.*a line was torn")
+@pytest.mark.filterwarnings("ignore:.*line .* (torn|damaged)")
 @settings(deadline=None, max_examples=50)
 @given(st.binary(max_size=60))
 def test_foreign_lines_are_ignored(tmp_path_factory: pytest.TempPathFactory, noise: bytes) -> None:

@@ -30,7 +30,7 @@ def run_json(record: Record) -> dict[str, Any]:
 
 def close(record: Record, outcome: str = "completed") -> None:
     """Close the record."""
-    record.close(outcome, None, [{"name": "console"}], [{"hook": "console", "us": 1.0}], {"steps": 2})
+    record.close(outcome, None, [{"name": "console"}], [{"hook": "console", "seconds": 1.0}], {"steps": 2})
 
 
 @pytest.mark.req("000-29")
@@ -97,7 +97,7 @@ def test_metrics_and_events(record: Record) -> None:
     assert [line["loss"] for line in read_metrics(record.path)] == [2.0, 1.0]
     run = run_json(record)
     assert (run["outcome"], run["counters"], run["lost"]) == ("stopped", {"steps": 2}, 0)
-    assert run["costs"] == [{"hook": "console", "us": 1.0}]
+    assert run["costs"] == [{"hook": "console", "seconds": 1.0}]
 
 
 def test_closing_twice_changes_nothing(record: Record) -> None:

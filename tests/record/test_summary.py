@@ -28,6 +28,7 @@ from hookline.record import Record, read_layers, read_metrics
 from hookline.record.events import describe_event
 from hookline.runs.alerts import find_alerts
 from hookline.runs.curves import MOST_RANGES, Curve, Point
+from hookline.runs.reader import Damage
 from hookline.runs.summary import MOST_EVENTS, HistogramTable, RunSummary
 from hookline.stats.histograms import histograms
 
@@ -370,7 +371,7 @@ def test_histograms_of_many_steps_are_added_up() -> None:
 
 
 def test_events_are_bounded_and_all_are_counted() -> None:
-    summary = RunSummary()
+    summary = LiveSummary()
     summary.write_events([{"kind": "x", "step": step, "time": float(step)} for step in range(10 * MOST_EVENTS)])
     assert len(summary.events) <= 2 * MOST_EVENTS
     assert summary.events[0]["step"] == 0
@@ -380,7 +381,7 @@ def test_events_are_bounded_and_all_are_counted() -> None:
 
 def test_a_frequent_kind_of_events_displaces_no_other() -> None:
     """The exception and the newest of the best checkpoints are there, in their order."""
-    summary = RunSummary()
+    summary = LiveSummary()
     frequent = [{"kind": "lr_changed", "step": step, "time": 0.0} for step in range(3 * MOST_EVENTS)]
     summary.write_events(frequent)
     summary.write_events({"kind": "best_checkpoint", "step": step, "path": f"c{step}"} for step in (1, 2))
@@ -393,7 +394,7 @@ def test_a_frequent_kind_of_events_displaces_no_other() -> None:
 
 
 def test_events_of_ever_other_kinds_take_bounded_memory() -> None:
-    summary = RunSummary()
+    summary = LiveSummary()
     summary.write_events({"kind": f"kind {index}", "step": index} for index in range(10_000))
     assert len(summary.events) <= 3 * MOST_EVENTS
     assert summary.events[-1]["step"] == 9999
@@ -444,8 +445,10 @@ def test_torn_lines_are_left_out_and_named(record: Record) -> None:
         file.write('{"step": 2, "train/lo')
     summary = RunSummary.read(path)
     assert summary.curves["train/loss"].points == 1
-    assert summary.incomplete == ["metrics.jsonl"]
-    assert [alert.text for alert in find_alerts(summary)] == ["a line of metrics.jsonl is incomplete"]
+    assert summary.files.damage == {"metrics.jsonl": Damage(2, 1)}
+    assert [alert.text for alert in find_alerts(summary)] == [
+        "metrics.jsonl: line 2 was torn because the run was killed"
+    ]
 
 
 @pytest.mark.parametrize("file", ["metrics.jsonl", "layers.jsonl", "events.jsonl"])
@@ -454,11 +457,11 @@ def test_a_line_that_a_live_run_is_writing_is_not_incomplete(file: str, record: 
     record.flush(wait=True)
     with (record.path / file).open("a") as stream:
         stream.write('{"step": 2, "tra')
-    assert RunSummary.read(record.path).incomplete == []
+    assert RunSummary.read(record.path).files.damage == {}
     close_record(record)
     with (record.path / file).open("a") as stream:
         stream.write('{"step": 2, "tra')
-    assert RunSummary.read(record.path).incomplete == [file]
+    assert RunSummary.read(record.path).files.damage.keys() == {file}
 
 
 def test_a_line_that_another_rank_is_writing_is_not_incomplete(record: Record) -> None:
@@ -469,12 +472,12 @@ def test_a_line_that_another_rank_is_writing_is_not_incomplete(record: Record) -
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert [event["kind"] for event in hookline.load_run(record.path).events] == ["x"]
-        assert RunSummary.read(record.path).incomplete == []
+        assert RunSummary.read(record.path).files.damage == {}
     close_record(record)
-    with pytest.warns(RuntimeWarning, match=r"ranks/1/events\.jsonl: a line was torn") as caught:
+    with pytest.warns(RuntimeWarning, match=r"ranks/1/events\.jsonl: line 2 was torn") as caught:
         hookline.load_run(record.path)
     assert [one.filename for one in caught] == [__file__]
-    assert RunSummary.read(record.path).incomplete == ["ranks/1/events.jsonl"]
+    assert RunSummary.read(record.path).files.damage == {"ranks/1/events.jsonl": Damage(2, 1)}
 
 
 @pytest.mark.parametrize(
@@ -510,7 +513,7 @@ def test_reading_a_summary_does_not_import_torch(record: Record) -> None:
 
 
 def alerts_of(*events: dict[str, Any], **curves: list[Any]) -> list[tuple[str, str, int | None]]:
-    summary = RunSummary()
+    summary = LiveSummary()
     summary.write_events(events)
     for name, values in curves.items():
         summary.write_metrics([{"step": step, name: value} for step, value in enumerate(values)])
@@ -535,7 +538,7 @@ def test_events_that_mean_trouble_are_alerts_the_worst_first() -> None:
 
 
 def test_events_that_say_the_same_are_one_alert_and_many_others_a_few() -> None:
-    summary = RunSummary()
+    summary = LiveSummary()
     failed = {"kind": "hook_failed", "hook": "bad", "message": "failed"}
     summary.write_events({**failed, "step": step} for step in range(100))
     summary.write_events({"kind": "stall", "step": step, "seconds": float(step)} for step in range(20))
@@ -572,7 +575,7 @@ def test_layers_whose_gradients_vanish_are_one_alert_however_often_they_change()
 
 def test_of_thousands_of_changes_each_counts() -> None:
     """Also those of which a summary does not keep the event."""
-    summary = RunSummary()
+    summary = LiveSummary()
     changes = [flow_event(step, over=[], head="exploding") for step in range(2, 3000)]
     changes[1400] = flow_event(1402, over=["early"], head="exploding")
     summary.write_events([flow_event(1, over=[], early="vanishing"), *changes])
@@ -583,7 +586,7 @@ def test_of_thousands_of_changes_each_counts() -> None:
 
 def test_an_accuracy_without_a_value_is_no_error() -> None:
     """A batch without counted targets has none; a loss that is not finite is an error."""
-    summary = RunSummary()
+    summary = LiveSummary()
     values = {"train/accuracy": [0.5, math.nan], "train/mse_loss": [0.5, math.nan]}
     for step in (1, 2):
         summary.write_metrics([{"step": step, **{name: own[step - 1] for name, own in values.items()}}])
@@ -592,7 +595,7 @@ def test_an_accuracy_without_a_value_is_no_error() -> None:
 
 
 def test_gradients_that_recovered_and_those_without_norms_are_described() -> None:
-    summary = RunSummary()
+    summary = LiveSummary()
     summary.write_events([flow_event(3, **dict.fromkeys("abcde", "never arrived")), flow_event(7)])
     (alert,) = find_alerts(summary)
     assert alert.text == "watch: gradients never arrive at 5 layers in steps 3 to 7: a, b, c and 2 more"
@@ -627,7 +630,7 @@ def test_a_spike_of_a_long_run_is_an_alert_at_its_step() -> None:
 
 @pytest.mark.parametrize("name", ["loss_spike", "other"])
 def test_spikes_are_not_looked_for_where_a_hook_did(name: str) -> None:
-    summary = RunSummary({"hooks": [{"name": name}]})
+    summary = LiveSummary({"hooks": [{"name": name}]})
     loss = [2.0 + 0.01 * math.sin(step) for step in range(400)]
     loss[222] = 9.0
     summary.write_metrics([{"step": step, "train/loss": value} for step, value in enumerate(loss)])
@@ -643,7 +646,7 @@ def test_values_near_the_largest_float_print_no_warning() -> None:
 
 
 def test_events_that_say_the_same_are_counted_however_many_there_are() -> None:
-    summary = RunSummary()
+    summary = LiveSummary()
     summary.write_events({"kind": "step_skipped", "step": step, "reason": "inf"} for step in range(10 * MOST_EVENTS))
     assert [alert.text for alert in find_alerts(summary)] == ["an optimizer step was skipped: inf (10,000 times)"]
     summary.write_events({"kind": "stall", "step": step, "seconds": float(step)} for step in range(3 * MOST_EVENTS))

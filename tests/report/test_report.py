@@ -20,7 +20,6 @@ from hookline.cli import main
 from hookline.record.format import SeriesHeader
 from hookline.report.page import make_report
 from hookline.runs.curves import Curve
-from hookline.runs.summary import RunSummary
 
 Captured = pytest.CaptureFixture[str]
 
@@ -72,7 +71,7 @@ def test_a_resumed_run_has_one_report_of_all_attempts() -> None:
 
 def test_100_000_steps_of_200_metrics_take_3_mb() -> None:
     """The page of a long run is bounded, and a spike of one step is in it."""
-    summary, steps, draw = RunSummary({"run_id": "long"}), list(range(1, 100_001)), np.random.default_rng(0)
+    summary, steps, draw = LiveSummary({"run_id": "long"}), list(range(1, 100_001)), np.random.default_rng(0)
     rows = draw.normal(size=(2000, 200))
     for start in range(0, 100_000, 2000):
         part = rows + draw.normal(size=(1, 200))
@@ -248,7 +247,7 @@ def test_runs_of_one_name_have_different_names_in_a_comparison(tmp_path: Path) -
 
 def test_very_many_metrics_still_fit() -> None:
     """Their names and fields take room, too; those that are left out are listed."""
-    summary = RunSummary({"run_id": "many"})
+    summary = LiveSummary({"run_id": "many"})
     for step in (1, 2):
         summary.write_metrics([{"step": step, **{f"group/metric-{number}": 0.5 + step for number in range(20_000)}}])
     html = make_report([summary])

@@ -12,7 +12,7 @@ from typing import Any
 from hookline import cli
 from hookline._fs import relative_to_here
 from hookline.cli.arguments import PERMISSIONS
-from hookline.record.json_lines import as_mapping, mappings_in
+from hookline.record.json_lines import as_mapping
 
 LABELS = ("name", "tags", "notes")  # options of the trainer that a resumed run keeps
 
@@ -71,21 +71,20 @@ def recorded_resume_command(run_dir: Path, run: Mapping[str, Any]) -> str:
         run_dir: The run's directory.
         run: The fields of run.json.
     """
-    environment = as_mapping(run.get("environment"))
-    argv = environment.get("argv") if environment.get("hostname") == platform.node() else None
-    ranks = as_mapping([{}, *mappings_in(run.get("attempts"))][-1].get("ranks"))  # by machine
+    environment, attempts = run.get("environment", {}), run.get("attempts", [])
+    argv = environment.get("argv", []) if environment.get("hostname") == platform.node() else []
+    ranks = attempts[-1].get("ranks", {}) if attempts else {}  # by machine
     processes = max((len(own) for own in ranks.values() if isinstance(own, list)), default=None)
     return resume_command(run_dir, _parse(argv), processes)
 
 
-def _parse(argv: Any) -> argparse.Namespace:
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
     """Return the arguments of the command that trained a run; those of a bare one for other programs."""
-    is_command = isinstance(argv, list) and len(argv) > 1 and all(isinstance(word, str) for word in argv)
-    is_ours = is_command and PurePath(argv[0]).name in ("hookline", "__main__.py") and argv[1] in ("train", "resume")
+    is_ours = len(argv) > 1 and PurePath(argv[0]).name in ("hookline", "__main__.py") and argv[1] in ("train", "resume")
     command, *words = argv[1:] if is_ours else ["train"]
     parser = cli.Parser(add_help=False)  # a record that was edited must not print it
     parser.add_arguments_of(command)
     try:
         return parser.read(words)
     except cli.UsageError:  # of a record that was edited, or of another version
-        return _parse(None)
+        return _parse([])

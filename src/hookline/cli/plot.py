@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
 
 def read_curves(record: RunFiles) -> dict[str, Curve]:
     """Read the metrics of a run, and nothing else of its record."""
-    summary = RunSummary(record.run, path=record.path)
+    summary = RunSummary(record)
     for rows in record.metrics():
         summary.write_metrics(rows)
     return summary.curves

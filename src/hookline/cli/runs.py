@@ -19,7 +19,6 @@ from hookline.cli import arguments, one_line
 from hookline.cli.find_run import RUNS
 from hookline.cli.formatting import open_console, paragraph, print_json, table
 from hookline.errors import HooklineError
-from hookline.record.json_lines import mappings_in
 from hookline.record.outcome import Outcome
 from hookline.runs.direction import better
 from hookline.runs.find import KILLED, RUNNING, RunFiles, list_runs
@@ -117,7 +116,7 @@ def sort(runs: Sequence[RunFiles], key: str) -> list[RunFiles]:
 
 def _rank(runs: Sequence[RunFiles]) -> Callable[[RunFiles], tuple[str, float] | None]:
     """Return what sorts runs by their metric and its value; low values come first unless high ones are better."""
-    hooks = [hook for record in runs for hook in mappings_in(record.run.get("hooks"))]
+    hooks = [hook for record in runs for hook in record.run.get("hooks", [])]
     metrics = {record.score.metric for record in runs if record.score is not None}
     directions = {metric: better(metric, hooks) for metric in metrics}
 
@@ -133,7 +132,6 @@ def _rank(runs: Sequence[RunFiles]) -> Callable[[RunFiles], tuple[str, float] | 
 def describe(record: RunFiles) -> dict[str, Any]:
     """Return a run for programs."""
     score = record.score
-    lineage = record.run.get("lineage")
     return {
         "run_id": record.run_id,
         "path": str(record.path),
@@ -148,8 +146,8 @@ def describe(record: RunFiles) -> dict[str, Any]:
         "steps": record.step,
         "seconds": record.seconds,
         "started": record.run.get("started"),
-        "attempts": len(record.run["attempts"]) if isinstance(record.run.get("attempts"), list) else None,
-        "lineage": lineage if isinstance(lineage, dict) else None,
+        "attempts": len(record.run.get("attempts", [])),
+        "lineage": record.run.get("lineage"),
     }
 
 
@@ -157,7 +155,7 @@ def cells(record: RunFiles) -> dict[str, str]:
     """Return the cells of a run's row, by column."""
     score, lineage = record.score, record.run.get("lineage")
     best = "" if score is None else f"{score.metric} {score.value:.4g}{'' if score.is_best else ' (last)'}"
-    source = f"{lineage.get('run_id')} @ {lineage.get('step')}" if isinstance(lineage, dict) else ""
+    source = f"{lineage.get('run_id')} @ {lineage.get('step')}" if lineage else ""
     return {
         "id": record.path.name,
         "name": record.labels.name or "",

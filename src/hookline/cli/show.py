@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,6 @@ from hookline.cli.formatting import (
 )
 from hookline.errors import RecordError
 from hookline.report import REPORT
-from hookline.report.run_fields import run_fields
 from hookline.runs.alerts import Alert, find_alerts
 from hookline.runs.curves import Curve
 from hookline.runs.find import KILLED, RUNNING, RunFiles
@@ -107,7 +105,7 @@ def describe_curve(curve: Curve) -> dict[str, Any]:
 
 def print_origin(console: Console, files: RunFiles, summary: RunSummary) -> None:
     """Print the name, outcome and provenance of a run."""
-    run, labels = run_fields(summary), files.labels
+    run, labels = files.run, files.labels
     heading(console, cut(labels.name or files.run_id), cut(files.run_id) if labels.name else "")
     steps = "" if files.step is None else f", {files.step:,} step{'' if files.step == 1 else 's'}"
     seconds = "" if files.seconds is None else f" in {duration_text(files.seconds)}"
@@ -117,21 +115,19 @@ def print_origin(console: Console, files: RunFiles, summary: RunSummary) -> None
     if labels.notes:
         labelled(console, "notes", cut(labels.notes, 1000))
     labelled(console, "started", _started(files))
-    git, environment = run["git"], run["environment"]
+    git, environment = run.get("git", {}), run.get("environment", {})
     commit = str(git.get("commit", UNKNOWN))[:12]
     changed = ", with changes that are not committed" if git.get("dirty") else ""
     labelled(console, "code", "not in a git repository" if commit == UNKNOWN else f"git {commit}{changed}")
     seed = "" if run.get("seed") is None else f", seed {cut(str(run['seed']), 30)}"
     labelled(console, "config", f"{str(run.get('config_hash', 'unknown'))[:12]}{seed}")
-    gpus = environment.get("gpus")
     cores = f"{environment.get('cpu_count', '?')} CPU cores"
-    devices = ", ".join(map(str, gpus)) if isinstance(gpus, list) and gpus else cores
+    devices = ", ".join(environment.get("gpus", [])) or cores
     versions = f"hookline {environment.get('hookline', '?')}, torch {environment.get('torch', '?')}"
     labelled(console, "machine", cut(f"{environment.get('hostname', '?')}, {devices}, {versions}"))
-    lineage = run.get("lineage")
-    if isinstance(lineage, Mapping):
+    if lineage := run.get("lineage"):
         labelled(console, "from", cut(f"run {lineage.get('run_id')}, step {lineage.get('step')}"))
-    attempts = run["attempts"]
+    attempts = run.get("attempts", [])
     if len(attempts) > 1:
         ends = ", ".join(str(attempt.get("outcome") or "killed") for attempt in attempts[:-1])
         labelled(console, "attempts", f"{len(attempts)}; those before the last one ended as: {cut(ends)}")
@@ -144,7 +140,7 @@ def print_origin(console: Console, files: RunFiles, summary: RunSummary) -> None
 
 def _ending(files: RunFiles) -> str:
     """Return the outcome and, in parentheses, the reason; "stopped by HOOK: why" begins with the outcome."""
-    outcome, reason = cut(files.outcome.replace("_", "-"), 60), cut(str(files.run.get("reason") or ""))
+    outcome, reason = cut(files.outcome.replace("_", "-"), 60), cut(files.run.get("reason") or "")
     if reason.startswith(f"{outcome} "):
         outcome, _, reason = reason.partition(": ")
     return f"{outcome} ({reason})" if reason else outcome
@@ -210,7 +206,7 @@ def print_metrics(console: Console, summary: RunSummary, most: int | None) -> No
 
 def print_costs(console: Console, files: RunFiles, summary: RunSummary) -> None:
     """Print the slowest hooks, and where a step's time goes if the run recorded it."""
-    costs = summary.costs
+    costs = files.run.get("costs", [])
     seconds = files.last_attempt_seconds
     if costs:
         console.print()
@@ -218,8 +214,8 @@ def print_costs(console: Console, files: RunFiles, summary: RunSummary) -> None:
         rows = []
         for cost in sorted(costs, key=lambda cost: -cost["seconds"])[:_MOST_HOOKS]:
             share = f"{cost['seconds'] / seconds:.1%}" if seconds else "-"
-            rows.append(([cut(str(cost.get("hook")), 100), f"{cost['seconds']:.3f} s", share], ""))
-        whole = "of the last attempt" if len(run_fields(summary)["attempts"]) > 1 else "of the run"
+            rows.append(([cut(cost["hook"], 100), f"{cost['seconds']:.3f} s", share], ""))
+        whole = "of the last attempt" if len(files.run.get("attempts", [])) > 1 else "of the run"
         table(console, {"hook": {}, "time": {"justify": "right"}, whole: {"justify": "right"}}, rows)
     phrases = {"step": "a step"} | {name: part.phrase for name, part in STEP_PARTS.items()}
     times = [f"{phrases[part]} {seconds * 1e3:.3g} ms" for part, seconds in summary.step_seconds.items()]
@@ -245,7 +241,7 @@ def find_checkpoints(directory: Path, summary: RunSummary) -> tuple[Path | None,
     """Return the newest and the best checkpoint that are still there."""
     last = best = None
     for event in summary.events:
-        if event.get("kind") in ("checkpoint_saved", "best_checkpoint") and isinstance(event.get("path"), str):
+        if event["kind"] in ("checkpoint_saved", "best_checkpoint") and isinstance(event.get("path"), str):
             path = directory / "checkpoints" / Path(event["path"]).name  # the run may have been moved
             if os.path.isdir(path):  # noqa: PTH112 - unlike Path's, it never raises
                 last = path if event["kind"] == "checkpoint_saved" else last

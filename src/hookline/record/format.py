@@ -5,7 +5,7 @@ It needs NumPy and not torch: `hookline.record` writes the format, and `hookline
 
 from __future__ import annotations
 
-import binascii
+import math
 import struct
 from base64 import b64decode
 from collections.abc import Mapping
@@ -27,13 +27,52 @@ TEXT_FIELDS = frozenset({
     "time", "kind", "name", "hook", "event", "by", "reason", "message", "error", "text", "run_id",
 })  # fmt: skip
 FARTHEST_STEP = 1 << 53  # numbers beyond are not exact in every reader of JSON
+_TEXT_OR_NONE = (str, type(None))
+# The fields of run.json: types, the fields of a mapping, or what each item of a list is; those with "?" may be missing.
+_RUN_FIELDS = {
+    "run_id?": str,
+    "started?": str,
+    "git?": {},
+    "environment?": {"argv?": [str], "gpus?": [str]},
+    "hooks?": [{"name": str, "parameters?": {}}],
+    "lineage?": (dict, type(None)),
+    "attempts?": [{"started": str, "ranks?": {}}],
+    "outcome?": _TEXT_OR_NONE,
+    "reason?": _TEXT_OR_NONE,
+    "costs?": [{"hook": str, "seconds": (int, float)}],
+    "counters?": {"step?": int, "epoch?": int},
+    "lost?": int,
+}
 
 
-def check_format(path: Path, run: Mapping[str, Any]) -> None:
-    """Refuse a run whose directory has a newer format than this version of Hookline reads."""
+def check_run(path: Path, run: Mapping[str, Any]) -> None:
+    """Refuse a run.json of a newer format, and one with a field of another type than Hookline writes.
+
+    Args:
+        path: The run's directory.
+        run: What its run.json contains; some fields are written when a run ends.
+    """
     written = run.get("format", FORMAT)
     if not isinstance(written, int) or written > FORMAT:
         raise RecordError(f"{path} has the format {written!r}, and this Hookline reads {FORMAT}; upgrade Hookline")
+    if (field := _misfit(run, _RUN_FIELDS, "")) is not None:
+        raise RecordError(f"{path / 'run.json'} is damaged: Hookline did not write its field {field}")
+
+
+def _misfit(value: Any, expected: Any, name: str) -> str | None:
+    """Return the name of the first field that has another type than expected; None if all fit."""
+    if isinstance(expected, dict) and isinstance(value, dict):
+        inside = ((key, key.rstrip("?"), inner) for key, inner in expected.items())
+        fields = [
+            (value.get(field), inner, f"{name}.{field}".lstrip("."))
+            for key, field, inner in inside
+            if field == key or field in value
+        ]
+    elif isinstance(expected, list) and isinstance(value, list):
+        fields = [(item, expected[0], f"{name}[{index}]") for index, item in enumerate(value)]
+    else:
+        return None if not isinstance(expected, (dict, list)) and isinstance(value, expected) else name
+    return next((misfit for field in fields if (misfit := _misfit(*field)) is not None), None)
 
 
 def utc_now() -> str:
@@ -69,27 +108,29 @@ WINDOW_COLUMNS = {  # by series of histograms and their column: the statistic th
 }
 
 
-def read_header(record: dict[str, Any]) -> SeriesHeader | None:
-    """Return the header that a line defines, None if it is not one of ours."""
-    name, names, columns, bins = (record.get(key) for key in ("name", "names", "columns", "bins"))
-    if not isinstance(name, str) or not isinstance(names, list) or not isinstance(columns, list):
-        return None
-    if not all(isinstance(one, str) for one in (*names, *columns)):
-        return None
-    if bins is not None and (type(bins) is not int or bins < 0):
-        return None
+DAMAGED = (KeyError, TypeError, ValueError, OverflowError)
+"""What `read_header` and `unpack` raise for a line that is damaged."""
+
+
+def read_header(record: dict[str, Any]) -> SeriesHeader:
+    """Return the header that a line defines."""
+    name, names, columns, bins = record["name"], record["names"], record["columns"], record.get("bins")
+    is_plain = isinstance(names, list) and isinstance(columns, list) and (bins is None or type(bins) is int)
+    if not is_plain or not all(isinstance(text, str) for text in (name, *names, *columns)) or (bins or 0) < 0:
+        raise ValueError("not a header")
     return SeriesHeader(name, tuple(names), tuple(columns), bins)
 
 
-def unpack(record: dict[str, Any], size: int) -> Floats | None:
-    """Return the values of a line, None if it is damaged or does not hold `size` of them."""
-    try:
-        if "counts" in record:
-            return unpack_counts(b64decode(record["counts"], validate=True), size)
-        floats = np.frombuffer(b64decode(record["data"], validate=True), dtype="<f4").astype(np.float32)
-    except (KeyError, TypeError, binascii.Error, ValueError):
-        return None
-    return floats if floats.size == size else None
+def unpack(record: dict[str, Any], shape: tuple[int, ...]) -> Floats:
+    """Return the values of a line in the shape of its header."""
+    size = math.prod(shape)
+    if "counts" in record:
+        values = unpack_counts(b64decode(record["counts"], validate=True), size)
+    else:
+        values = np.frombuffer(b64decode(record["data"], validate=True), dtype="<f4").astype(np.float32)
+    if values.size != size:  # `reshape` would accept any number of values for some shapes
+        raise ValueError(f"{values.size} values instead of {size}")
+    return values.reshape(shape)
 
 
 def pack_counts(values: Floats) -> bytes | None:
@@ -100,10 +141,10 @@ def pack_counts(values: Floats) -> bytes | None:
     values together: 0.2 ms for 148 histograms of 512 bins.
     """
     filled = values != 0
-    found = values[filled]
+    counts = values[filled]
     with np.errstate(invalid="ignore"):  # NaN becomes some integer, which the comparison below finds
-        rest = found.astype(np.int32)
-    if not np.array_equal(rest.astype(np.float32), found) or (rest < 0).any():
+        rest = counts.astype(np.int32)
+    if not np.array_equal(rest.astype(np.float32), counts) or (rest < 0).any():
         return None
     parts = [np.packbits(filled)]
     while rest.size:
@@ -113,21 +154,23 @@ def pack_counts(values: Floats) -> bytes | None:
     return b"".join(part.tobytes() for part in parts)
 
 
-def unpack_counts(packed: bytes, size: int) -> Floats | None:
-    """Return what `pack_counts` packed, None if the bytes cannot be `size` values."""
+def unpack_counts(packed: bytes, size: int) -> Floats:
+    """Return what `pack_counts` packed. Raises `ValueError` if the bytes cannot be `size` values."""
     numbers = np.frombuffer(packed, dtype=np.uint8)
     begin = -(-size // 8)
     if numbers.size < begin:
-        return None
+        raise ValueError("too short")
     places = np.flatnonzero(np.unpackbits(numbers[:begin], count=size))
     values, shift = np.zeros(size, dtype=np.int64), 0
     while places.size:
         part = numbers[begin : begin + places.size]
         if part.size < places.size or shift > 28:
-            return None
+            raise ValueError("too short, or a count beyond 2^31")
         values[places] |= (part & _LOW_BITS).astype(np.int64) << shift
         begin, shift, places = begin + places.size, shift + 7, places[part >= _MORE]
-    return values.astype(np.float32) if begin == numbers.size else None
+    if begin != numbers.size:
+        raise ValueError("too long")
+    return values.astype(np.float32)
 
 
 # ---- media -----------------------------------------------------------------------------------------------------------

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from hookline._fs import explain, open_plain, write_atomic
 from hookline._nesting import MAX_DEPTH, TOO_DEEP, is_too_deep
 from hookline.errors import RecordError
 from hookline.record import strict_json
-from hookline.record.format import FARTHEST_STEP, NON_FINITE, TEXT_FIELDS
+from hookline.record.format import NON_FINITE, TEXT_FIELDS
 from hookline.record.lock import has_owner
 
 _BATCH = 10_000  # lines
@@ -106,34 +105,21 @@ def read_jsonl(path: Path | str) -> tuple[list[dict[str, Any]], bool]:
 
     The strings that stand for non-finite numbers become numbers again, except in fields that contain text.
     """
-    return read_records(Path(path), Path(path).parent)
+    content = read_bytes(Path(path))
+    if content and not content.endswith(b"\n") and has_owner(Path(path).parent):  # its last line is being written
+        content = content[: content.rfind(b"\n") + 1]
+    lines = [line for line in content.split(b"\n") if line]
+    records = [record for _, batch, _ in parse_lines(lines) for record in batch]
+    restore_numbers(records)
+    return records, len(records) < len(lines)
 
 
-def read_records(path: Path, run_dir: Path) -> tuple[list[dict[str, Any]], bool]:
-    """Read the whole lines of a file of a run, as `read_jsonl` does.
-
-    Args:
-        path: The file.
-        run_dir: The run's directory, whose owner may be writing the last line.
-
-    Returns:
-        The lines, and whether any other line is incomplete.
-
-    Raises:
-        RecordError: If the file cannot be read.
-    """
-    lines = [line for line in read_lines(path, run_dir).split(b"\n") if line]
-    records = [record for batch in parse_lines(lines) for record in batch]
+def restore_numbers(records: Iterable[dict[str, Any]]) -> None:
+    """Replace the strings that stand for non-finite numbers, except in fields that contain text."""
     for record in records:
         for key, value in record.items():
             if isinstance(value, str) and value in NON_FINITE and key not in TEXT_FIELDS:
                 record[key] = NON_FINITE[value]
-    return records, len(records) < len(lines)
-
-
-def warn_of_torn_line(path: Path) -> None:
-    """Warn that a line of a file was left out."""
-    warn_at_caller(f"{path}: a line was torn because its writer was killed; the whole lines were read")
 
 
 def warn_at_caller(message: str) -> None:
@@ -152,8 +138,12 @@ def directory_of(run_dir: Path | str | None) -> Path:
     return Path(run_dir)
 
 
-def parse_lines(lines: Sequence[bytes]) -> Iterator[list[dict[str, Any]]]:
-    """Yield the JSON objects of many lines in batches, without lines that are torn.
+def parse_lines(
+    lines: Sequence[bytes], first: int = 1
+) -> Iterator[tuple[Sequence[int], list[dict[str, Any]], Sequence[int]]]:
+    """Yield the JSON objects of many lines in batches: the numbers of their lines, and they themselves.
+
+    The third part of a batch is the numbers of lines that are not whole; `first` is the number of the first line.
 
     A batch is parsed as one array, which is three times as fast as line by line.
     """
@@ -164,48 +154,29 @@ def parse_lines(lines: Sequence[bytes]) -> Iterator[list[dict[str, Any]]]:
         except ValueError:
             records = []
         if len(records) == len(batch) and set(map(type, records)) == {dict}:
-            yield records
-        else:  # one of the lines is torn
-            yield [record for line in batch if (record := _parse(line)) is not None]
-
-
-def read_lines(path: Path, run_dir: Path) -> bytes:
-    """Read a file of lines, without a last line that the process which owns the run is still writing.
-
-    Raises:
-        RecordError: If the file cannot be read.
-    """
-    content = read_bytes(path)
-    is_ended = not content or content.endswith(b"\n")
-    return content if is_ended or not has_owner(run_dir) else content[: content.rfind(b"\n") + 1]
+            yield range(first + begin, first + begin + len(batch)), records, ()
+        else:  # one of the lines is not whole, or empty
+            parsed = {number: _parse(line) for number, line in enumerate(batch, first + begin) if line}
+            whole = {number: record for number, record in parsed.items() if record is not None}
+            yield [*whole], [*whole.values()], [number for number in parsed if number not in whole]
 
 
 def as_number(value: Any) -> float | None:
     """Return a number of a record; None for what is not one, which a damaged or foreign record may have instead.
 
-    The strings that stand for non-finite numbers are numbers. An integer that is too large for a float is infinite.
+    The strings that stand for non-finite numbers are numbers.
     """
     if isinstance(value, str):
         return NON_FINITE.get(value)
     try:
         return float(value) if isinstance(value, (int, float)) else None
-    except OverflowError:
-        return math.inf if value > 0 else -math.inf
+    except OverflowError:  # an integer that no float holds
+        return None
 
 
 def as_mapping(value: Any) -> Mapping[str, Any]:
     """Return a mapping of a record; an empty one for what is not one."""
     return value if isinstance(value, Mapping) else {}
-
-
-def mappings_in(value: Any) -> list[Mapping[str, Any]]:
-    """Return the mappings in a list of a record; none for what is not a list."""
-    return [one for one in value if isinstance(one, Mapping)] if isinstance(value, list) else []
-
-
-def is_step(value: Any) -> bool:
-    """Return whether a value of a record can be a step."""
-    return type(value) is int and abs(value) <= FARTHEST_STEP
 
 
 def read_bytes(path: Path) -> bytes:
@@ -218,10 +189,10 @@ def read_bytes(path: Path) -> bytes:
         raise RecordError(f"cannot read {path}: {reason}. A run's directory is runs/<run_id>") from error
 
 
-def parse_json(text: bytes) -> Any:
+def parse_json(text: bytes, parse_int: Callable[[str], float] | None = None) -> Any:
     """Return what a JSON text contains. Raises `ValueError` if it is not JSON, or nested deeper than records are."""
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_int=parse_int)
     except RecursionError as error:
         raise ValueError(TOO_DEEP) from error
     lines = len(value) if isinstance(value, list) else 0

@@ -18,7 +18,7 @@ from hookline.core.failures import raise_if_quit
 from hookline.errors import RecordError, shown
 from hookline.record import strict_json
 from hookline.record.events import EVENTS
-from hookline.record.format import MediaRow, check_format
+from hookline.record.format import MediaRow, check_run
 from hookline.record.json_lines import JsonLines, read_json, write_json_atomic, write_text_atomic
 from hookline.record.labels import Labels, write_labels
 from hookline.record.layers import LayerLines, LayerRow
@@ -223,16 +223,13 @@ class FileStorage:
                 earlier = read_json(self.path / "run.json")
             except RecordError as error:
                 warn(f"{error}; earlier attempts are not listed", stacklevel=3)
-        described = earlier
-        if not isinstance(earlier.get("attempts", []), list):
-            earlier = {}
-        run["started"] = earlier.get("started", run["started"])
-        run["git"] = git_state(Path())
-        run["environment"] = environment()
-        run["lineage"] = earlier.get("lineage") if run["lineage"] is None else run["lineage"]
-        run["attempts"] = [*earlier.get("attempts", []), *run["attempts"]]
         try:
-            check_format(self.path, described)
+            check_run(self.path, earlier)
+            run["started"] = earlier.get("started", run["started"])
+            run["git"] = git_state(Path())
+            run["environment"] = environment()
+            run["lineage"] = earlier.get("lineage") if run["lineage"] is None else run["lineage"]
+            run["attempts"] = [*earlier.get("attempts", []), *run["attempts"]]
             if is_new:
                 write_labels(self.path, labels)
             write_text_atomic(self.path / "config.yaml", _as_yaml(config))

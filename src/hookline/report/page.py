@@ -14,7 +14,6 @@ from contextlib import suppress
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,12 +23,11 @@ from hookline.errors import RecordError
 from hookline.record import strict_json
 from hookline.record.events import EVENTS, describe_event
 from hookline.record.format import utc_now
-from hookline.report.run_fields import run_fields
 from hookline.report.shrink import CurveArrays, Numbers, fit
 from hookline.runs.alerts import find_alerts
 from hookline.runs.compare import find_differences, find_divergences, likely_causes
 from hookline.runs.direction import better
-from hookline.runs.find import RunFiles, run_labels
+from hookline.runs.find import run_labels
 
 if TYPE_CHECKING:
     from hookline.record.format import MediaRow
@@ -48,6 +46,9 @@ MOST_TABLE_ROWS, MOST_TABLE_COLUMNS = 200, 50
 MOST_DIFFERENCES, MOST_LEFT_OUT = 1000, 50
 LONGEST_CONFIG, LONGEST_TEXT, LONGEST_CELL = 100_000, 2000, 1000  # characters
 MOST_EVENTS = 600
+
+# Fields of run.json that the script reads, for a run that has not written them yet.
+_EMPTY: dict[str, Any] = {"counters": {}, "environment": {}, "git": {}, "attempts": [], "hooks": [], "costs": []}
 
 # The groups of marks in charts, in the order of their legend, with the names of their colors in report.css.
 MARK_COLORS = {
@@ -68,13 +69,7 @@ def make_report(summaries: Sequence[RunSummary]) -> bytes:
     budget = BYTES_OF_NUMBERS + BYTES_OF_NUMBERS_PER_FURTHER_RUN * (count - 1)
     fit(numbers, budget - sum(_size_of_media(row) for rows in media for row in rows) * 3 // 4)
     runs, arrays = [], Arrays()
-    records = [
-        RunFiles.with_fields(summary.path or Path(str(summary.run.get("run_id"))), summary.run)
-        if summary.files is None or summary.run is not summary.files.run
-        else summary.files
-        for summary in summaries
-    ]
-    names = run_labels(records)
+    names = run_labels([summary.files for summary in summaries])
     hooks = [hook for summary in summaries for hook in summary.hooks]
     for index, summary in enumerate(summaries):
         one, events = numbers[index], _first_and_last(summary.events)
@@ -82,12 +77,12 @@ def make_report(summaries: Sequence[RunSummary]) -> bytes:
             {
                 "run_id": summary.run.get("run_id"),
                 "name": _cut(names[index]),
-                "labels": records[index].labels,
-                "run": _cut(run_fields(summary)),
+                "labels": summary.files.labels,
+                "run": _cut({**summary.run, **{name: summary.run.get(name, empty) for name, empty in _EMPTY.items()}}),
                 "epochs": _completed_epochs(summary),
-                "seconds": records[index].seconds,
+                "seconds": summary.files.seconds,
                 "step_seconds": summary.step_seconds,
-                "attempt": _last_attempt(summary, records[index]),
+                "attempt": _last_attempt(summary),
                 "config": summary.config[:LONGEST_CONFIG],
                 "curves": {
                     name: {**_curve(summary.curves[name], curve, arrays), "better": better(name, hooks)}
@@ -150,21 +145,20 @@ def _parts() -> tuple[str, str, str, str]:
 
 def _completed_epochs(summary: RunSummary) -> int | None:
     """Return how many epochs were completed: run.json has the number of the last one that began, from 0."""
-    counters = run_fields(summary)["counters"]
+    counters = summary.run.get("counters", {})
     epoch, losses = counters.get("epoch"), summary.curves.get("train/epoch_loss")
-    if not isinstance(epoch, int):
+    if epoch is None:
         return None
     ended = losses is not None and losses.last is not None and losses.last.step == counters.get("step")
-    return epoch + ended
+    return int(epoch + ended)
 
 
-def _last_attempt(summary: RunSummary, files: RunFiles) -> dict[str, Any]:
+def _last_attempt(summary: RunSummary) -> dict[str, Any]:
     """Return the duration and the steps of the last attempt, which the costs of hooks are about."""
-    step = run_fields(summary)["counters"].get("step")
-    seconds = None if summary.path is None else files.last_attempt_seconds
-    begun = [event.get("step") for event in summary.events if event.get("kind") in ("checkpoint_loaded", "begun_again")]
-    resumed_at = next((one for one in reversed(begun) if isinstance(one, int)), 0)
-    return {"seconds": seconds, "steps": step - resumed_at if isinstance(step, int) else None}
+    step = summary.run.get("counters", {}).get("step")
+    begun = [event.get("step") for event in summary.events if event["kind"] in ("checkpoint_loaded", "begun_again")]
+    resumed_at = begun[-1] if begun else 0
+    return {"seconds": summary.files.last_attempt_seconds, "steps": None if step is None else step - (resumed_at or 0)}
 
 
 def _left_out(numbers: Numbers, media: int) -> dict[str, Any]:

@@ -51,10 +51,11 @@ def find_alerts(summary: RunSummary) -> list[Alert]:
 
 def _from_outcome(summary: RunSummary) -> Iterator[Alert]:
     run = summary.run
-    if isinstance(run.get("lost"), int) and run["lost"]:
+    if run.get("lost"):
         yield Alert("lost", "error", None, f"{run['lost']:,} lines or values of the record could not be written")
-    for file in summary.incomplete:
-        yield Alert("incomplete", "info", None, f"a line of {file} is incomplete")
+    for file, damage in summary.files.damage.items():
+        kind, severity = ("incomplete", "info") if damage.is_torn else ("damaged", "error")
+        yield Alert(kind, severity, None, f"{file}: {damage}")
 
 
 # ---- events ----------------------------------------------------------------------------------------------------------

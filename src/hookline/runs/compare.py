@@ -110,7 +110,7 @@ def _configs(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
 
 
 def _readable(run: RunSummary) -> dict[str, Any]:
-    if run.files is None or not os.path.lexists(run.files.path / CONFIG):
+    if not os.path.lexists(run.files.path / CONFIG):
         return {}
     try:
         run.files.config  # noqa: B018 - read now
@@ -121,8 +121,7 @@ def _readable(run: RunSummary) -> dict[str, Any]:
 
 def _config_values(run: RunSummary) -> dict[str, Any]:
     """Return the values of a config by their dotted keys, without its hooks, which are compared by name."""
-    config = {} if run.files is None else run.files.config
-    values = {key: value for key, value in as_mapping(config).items() if key != "hooks"}
+    values = {key: value for key, value in as_mapping(run.files.config).items() if key != "hooks"}
     if isinstance(trainer := values.get("trainer"), Mapping):
         values["trainer"] = {key: value for key, value in trainer.items() if key not in _LABELS}
     flat = flatten_config(values)
@@ -151,7 +150,7 @@ def _hook_values(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
 
 def _values_of_hook(hook: Mapping[str, Any]) -> dict[str, Any]:
     fields = {key: hook.get(key) for key in ("kind", "enabled", "schedule")}
-    return flatten_config({hook["name"]: {**fields, **as_mapping(hook.get("parameters"))}})
+    return flatten_config({hook["name"]: {**fields, **hook.get("parameters", {})}})
 
 
 def _text(value: Any) -> str:
@@ -161,10 +160,9 @@ def _text(value: Any) -> str:
 
 def _environment(run: RunSummary) -> dict[str, Any]:
     """Return the environment without the machine's name, which says nothing about numbers."""
-    values = dict(as_mapping(run.run.get("environment")))
-    values.pop("hostname", None)
-    if isinstance(argv := values.get("argv"), list):
-        values["argv"] = _command_text(list(map(str, argv)))
+    values = {key: value for key, value in run.run.get("environment", {}).items() if key != "hostname"}
+    if "argv" in values:
+        values["argv"] = _command_text(values["argv"])
     return flatten_config(values)
 
 
@@ -300,7 +298,7 @@ def _events_before(first: RunSummary, second: RunSummary, divergence: Divergence
         {
             (str(event.get("kind")), event["step"], str(event.get("by", event.get("hook"))))
             for event in run.events
-            if type(event.get("step")) is int
+            if event.get("step") is not None
         }
         for run in (first, second)
     ]

@@ -7,14 +7,14 @@ every range is one step and the values are exact.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hookline.record.format import FARTHEST_STEP
-from hookline.record.json_lines import as_number, is_step
+from hookline.record.json_lines import as_number
 
 Steps = NDArray[np.int64]
 Values = NDArray[np.float64]
@@ -214,11 +214,9 @@ def sort_by_step(steps: Steps, values: Values) -> tuple[Steps, Values]:
 def as_arrays(steps: Sequence[int], values: Sequence[Any]) -> tuple[Steps, Values]:
     """Return arrays without the values that are not numbers, which only a damaged or foreign record has."""
     # NumPy would also convert texts such as "12", and None to NaN.
-    if set(map(type, values)) <= {int, float} and min(steps) >= -FARTHEST_STEP and max(steps) <= FARTHEST_STEP:
-        try:
+    if set(map(type, values)) <= {int, float}:
+        with suppress(OverflowError):  # an integer that no float holds
             return np.array(steps, np.int64), np.array(values, np.float64)
-        except OverflowError:  # an integer that no float holds
-            pass
-    found = zip(steps, map(as_number, values), strict=True)
-    kept = [(step, number) for step, number in found if number is not None and is_step(step)]
-    return np.array([step for step, _ in kept], np.int64), np.array([value for _, value in kept], np.float64)
+    numbers = zip(steps, map(as_number, values), strict=True)
+    kept = [(step, number) for step, number in numbers if number is not None]
+    return np.array([step for step, _ in kept], np.int64), np.array([number for _, number in kept], np.float64)

@@ -32,8 +32,8 @@ def better(name: str, hooks: Iterable[Mapping[str, Any]] = ()) -> Direction | No
         hooks: The hooks of its run, as run.json describes them. The mode of one that monitors the metric decides.
     """
     for hook in hooks:
-        parameters = hook.get("parameters")
-        if not isinstance(parameters, Mapping) or parameters.get("mode") not in ("min", "max"):
+        parameters = hook.get("parameters", {})
+        if parameters.get("mode") not in ("min", "max"):
             continue
         if re.sub(r"^eval/", "val/", str(parameters.get("monitor"))) == name:
             return "low" if parameters["mode"] == "min" else "high"

@@ -6,7 +6,7 @@ import os
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,7 +16,7 @@ from typing import Any
 
 from hookline.errors import RecordError
 from hookline.record.json_lines import as_number
-from hookline.runs.reader import EVENTS, FARTHEST_BACK, METRICS, TAIL, RunReader
+from hookline.runs.reader import EVENTS, FARTHEST_BACK, METRICS, TAIL, RunReader, has_step
 
 RUNNING, KILLED = "running", "killed"  # instead of an outcome
 _TIME = re.compile(rb'"time": ?(\d+(?:\.\d+)?)[,}]')
@@ -42,31 +42,23 @@ class RunFiles(RunReader):
         files.run  # noqa: B018 - read now
         return files
 
-    @classmethod
-    def with_fields(cls, path: Path, run: Mapping[str, Any]) -> RunFiles:
-        """Return the files of a run whose run.json is known, or has other fields than these."""
-        files = cls(path)
-        files.run = dict(run)
-        return files
-
     @property
     def run_id(self) -> str:
         """The id, which is the name of the directory unless it was renamed."""
-        return str(self.run["run_id"])
+        run_id: str = self.run["run_id"]
+        return run_id
 
     @cached_property
     def outcome(self) -> str:
         """How the run ended; "running" or "killed" if run.json does not say."""
-        outcome = self.run.get("outcome")
-        if outcome is None:
-            return RUNNING if self.has_owner else KILLED
-        return str(outcome)
+        outcome: str | None = self.run.get("outcome")
+        return outcome or (RUNNING if self.has_owner else KILLED)
 
     @property
     def ending(self) -> str:
         """The outcome and, for a run that was stopped, which hook stopped it."""
-        found = _STOPPED_BY.match(str(self.run.get("reason") or ""))
-        return f"stopped by {found[1]}" if self.outcome == "stopped" and found else self.outcome
+        stopped = _STOPPED_BY.match(self.run.get("reason") or "")
+        return f"stopped by {stopped[1]}" if self.outcome == "stopped" and stopped else self.outcome
 
     @cached_property
     def started(self) -> datetime | None:
@@ -89,10 +81,9 @@ class RunFiles(RunReader):
     @property
     def step(self) -> int | None:
         """The number of steps; of a run that has not ended, the last one that was written."""
-        counters = self.run.get("counters")
-        step = counters.get("step") if isinstance(counters, dict) and self.run.get("outcome") else None
-        steps = [row.get("step") for row in self._last_metrics[:1]]
-        return next((one for one in (step, *steps) if type(one) is int), None)
+        counted: int | None = self.run.get("counters", {}).get("step") if self.run.get("outcome") else None
+        written = [row["step"] for row in self._last_metrics[:1]]
+        return counted if counted is not None else next(iter(written), None)
 
     @property
     def seconds(self) -> float | None:
@@ -102,18 +93,12 @@ class RunFiles(RunReader):
         ends with its last row of metrics. If a later attempt has written more than 4 MB since, the row is not looked
         for, and the start of the next attempt counts instead.
         """
-        return self._seconds_of(self._attempts)
+        return self._seconds_of(self.run.get("attempts", []))
 
     @property
     def last_attempt_seconds(self) -> float | None:
         """The time of the last attempt, which the costs of hooks are about; None if it is not known."""
-        return self._seconds_of(self._attempts[-1:])
-
-    @property
-    def _attempts(self) -> list[dict[str, Any]]:
-        attempts = self.run.get("attempts")
-        attempts = attempts if isinstance(attempts, list) else []
-        return [attempt if isinstance(attempt, dict) else {} for attempt in attempts]
+        return self._seconds_of(self.run.get("attempts", [])[-1:])
 
     def _seconds_of(self, attempts: Sequence[dict[str, Any]]) -> float | None:
         total, known = 0.0, False
@@ -160,9 +145,11 @@ class RunFiles(RunReader):
     @cached_property
     def _last_metrics(self) -> list[dict[str, Any]]:
         """The rows in the last 64 kB of metrics that count, the newest first, or the last one if it is longer."""
-        if any("closed" not in attempt for attempt in self._attempts):  # the time of the kill is farther back
+        if any(
+            "closed" not in attempt for attempt in self.run.get("attempts", [])
+        ):  # the time of the kill is farther back
             self.read_end(METRICS)
-        return [row for row in self.last_rows(METRICS, most=TAIL) if type(row.get("step")) is int]
+        return [row for row in self.last_rows(METRICS, most=TAIL) if has_step(row)]
 
 
 def list_runs(directory: Path | str) -> tuple[list[RunFiles], list[Path]]:

@@ -71,7 +71,7 @@ def load_run(path: Path | str | None) -> LoadedRun:
         reader.events(),
         _columns_of_layers(read_layer_tables(reader)),
     )
-    reader.warn_of_torn_lines()
+    reader.warn_of_damage()
     return loaded
 
 

@@ -53,7 +53,7 @@ def read_layers(run_dir: Path | str | None) -> dict[str, LayerSeries]:
 
     reader = RunReader(directory_of(run_dir))
     tables = read_layer_tables(reader)
-    reader.warn_of_torn_lines()
+    reader.warn_of_damage()
     return {
         name: LayerSeries(table.names, table.columns, table.steps, torch.from_numpy(table.values))
         for name, table in tables.items()

@@ -32,7 +32,7 @@ def read_media(run_dir: Path | str | None) -> list[MediaRow]:
     """
     reader = RunReader(directory_of(run_dir))
     lines = reader.media_lines()
-    reader.warn_of_torn_lines()
+    reader.warn_of_damage()
     return [*read_newest_media(reader.path, lines)][::-1]
 
 
@@ -54,8 +54,7 @@ def read_newest_media(directory: Path, lines: Sequence[dict[str, Any]], most: in
         if content is None:
             unreadable.append(str(line.get("file")))
         else:
-            epoch, time = line.get("epoch"), as_number(line.get("time")) or 0.0
-            yield MediaRow(line["step"], epoch if type(epoch) is int else 0, time, line["name"], content)
+            yield MediaRow(line["step"], line["epoch"], as_number(line["time"]) or 0.0, line["name"], content)
     if unreadable:
         what = f"{unreadable[-1]} is missing or damaged" + (f", and {len(unreadable) - 1} more" * (len(unreadable) > 1))
         warn_at_caller(f"{directory / MEDIA}: {what[:300]}; the others were read")

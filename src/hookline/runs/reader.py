@@ -6,11 +6,11 @@ later one began. Files are read in blocks. It needs no torch.
 
 from __future__ import annotations
 
-import json
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,24 +18,25 @@ from typing import Any, BinaryIO
 from hookline._fs import open_plain
 from hookline.errors import RecordError
 from hookline.record.format import (
+    DAMAGED,
+    FARTHEST_STEP,
     HEADER_FIELDS,
     NON_FINITE,
     RESERVED,
     Floats,
     SeriesHeader,
-    check_format,
+    check_run,
     read_header,
     unpack,
 )
 from hookline.record.json_lines import (
     as_number,
     directory_of,
-    is_step,
     parse_json,
     parse_lines,
     read_bytes,
-    read_records,
-    warn_of_torn_line,
+    restore_numbers,
+    warn_at_caller,
 )
 from hookline.record.labels import Labels, read_labels
 from hookline.record.lock import has_owner
@@ -50,6 +51,28 @@ _BLOCK = 8 << 20  # bytes that are parsed together
 _MARK = b'"resumed":'
 
 
+@dataclass
+class Damage:
+    """Lines of a file that were left out, because they are not whole or lack what every row has."""
+
+    first: int
+    """The number of the first one, from 1."""
+    count: int = 0
+    is_torn: bool = True
+    """Whether a kill explains them: each is the last line of an attempt, and is not whole."""
+
+    def __str__(self) -> str:
+        """Return what is wrong, without the file.
+
+        >>> str(Damage(5, count=3, is_torn=False))
+        'line 5 and 2 more are damaged'
+        """
+        lines = f"line {self.first:,}" + (f" and {self.count - 1:,} more" if self.count > 1 else "")
+        if self.is_torn:
+            return f"{lines} {'were' if self.count > 1 else 'was'} torn because the run was killed"
+        return f"{lines} {'are' if self.count > 1 else 'is'} damaged"
+
+
 class RunReader:
     """Reads the files of a run's directory, also while they are written or after the writer was killed.
 
@@ -58,8 +81,8 @@ class RunReader:
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
-        self.incomplete: list[str] = []
-        """The files in which a line is not whole, as after a kill; of those that were read."""
+        self.damage: dict[str, Damage] = {}
+        """By file: the lines that were left out, of the files that were read."""
         self._ends: dict[str, bytes] = {}  # the last bytes of files that were read whole
 
     @cached_property
@@ -67,14 +90,14 @@ class RunReader:
         """The fields of run.json. Raises `RecordError` if the directory is not a run, or has a newer format."""
         try:
             with _open(self.path / RUN) as file:
-                run = parse_json(file.read(_LARGEST))
+                run = parse_json(file.read(_LARGEST), parse_int=_parse_int)
         except (OSError, ValueError) as error:
             missing = isinstance(error, (FileNotFoundError, NotADirectoryError))
             why = f"has no {RUN}" if missing else f"its {RUN} cannot be read or is damaged"
             raise RecordError(f"{self.path} is not a run: {why}; a run's directory is runs/<run_id>") from error
         if not isinstance(run, dict) or not isinstance(run.get("run_id"), str):
             raise RecordError(f"{self.path} is not a run: its {RUN} was not written by Hookline")
-        check_format(self.path, run)
+        check_run(self.path, run)
         return run
 
     @cached_property
@@ -103,8 +126,8 @@ class RunReader:
     # ---- rows --------------------------------------------------------------------------------------------------------
 
     def metrics(self) -> Iterator[list[dict[str, Any]]]:
-        """Yield the rows of metrics.jsonl in batches."""
-        return self._rows(METRICS)
+        """Yield the rows of metrics.jsonl in batches; each has a step."""
+        return (self._usable(METRICS, *batch, has_step) for batch in self._rows(METRICS))
 
     def layers(self) -> Iterator[tuple[int, SeriesHeader, Floats]]:
         """Yield the steps of layers.jsonl: the step, what its values mean, and the values in the shape of the header.
@@ -113,18 +136,24 @@ class RunReader:
         """
         if self._is_missing(LAYERS):
             return
-        headers: dict[int, SeriesHeader | None] = {}  # a resumed run defines its ids again
-        for rows in self._rows(LAYERS):
-            for row in rows:
-                series = row.get("series")
-                if type(series) is not int:  # not a line of ours
+        headers: dict[int, SeriesHeader] = {}  # a resumed run defines its ids again
+        for numbers, rows in self._rows(LAYERS):
+            for number, row in zip(numbers, rows, strict=True):
+                if "resumed" in row:
                     continue
-                if row.keys() >= HEADER_FIELDS:
-                    headers[series] = read_header(row)
-                elif is_step(row.get("step")) and (header := headers.get(series)) is not None:
-                    values = unpack(row, math.prod(header.shape))
-                    if values is not None:  # otherwise the line is damaged
-                        yield row["step"], header, values.reshape(header.shape)
+                try:
+                    if row.keys() >= HEADER_FIELDS:
+                        headers.pop(row["series"], None)  # lines of a damaged header must not use an earlier one
+                        headers[row["series"]] = read_header(row)
+                        continue
+                    header = headers[row["series"]]
+                    values = unpack(row, header.shape) if has_step(row) else None
+                except DAMAGED:
+                    values = None
+                if values is None:
+                    self._note_damage(LAYERS, number)
+                else:
+                    yield row["step"], header, values
 
     def events(self) -> list[dict[str, Any]]:
         """Return the events of all ranks in the order of their times; those of one rank other than 0 have its `rank`.
@@ -132,11 +161,12 @@ class RunReader:
         Raises:
             RecordError: If a file cannot be read.
         """
-        events = []
+        events: list[dict[str, Any]] = []
         for path in (self.path / EVENTS, *sorted((self.path / "ranks").glob(f"*/{EVENTS}"))):
-            rows, is_incomplete = read_records(path, self.path)
-            events += rows
-            self.incomplete += [path.relative_to(self.path).as_posix()] * is_incomplete
+            name = path.relative_to(self.path).as_posix()
+            for batch in self._rows(name):
+                events += self._usable(name, *batch, _is_event)
+        restore_numbers(events)
         return sorted(events, key=lambda event: as_number(event.get("time")) or 0.0)
 
     def media_lines(self) -> list[dict[str, Any]]:
@@ -144,25 +174,45 @@ class RunReader:
 
         A run that recorded neither tables nor images has no such file.
         """
-        rows = [] if self._is_missing(MEDIA) else [row for batch in self._rows(MEDIA) for row in batch]
+        batches = [] if self._is_missing(MEDIA) else self._rows(MEDIA)
+        rows = [row for batch in batches for row in self._usable(MEDIA, *batch, _is_media)]
         newest: dict[tuple[int, str], dict[str, Any]] = {}
         for row in reversed(rows):
-            step, name = row.get("step"), row.get("name")
-            if type(step) is int and is_step(step) and isinstance(name, str):
-                newest.setdefault((step, name), row)
+            if "resumed" not in row:
+                newest.setdefault((row["step"], row["name"]), row)
         return list(newest.values())
 
     def _is_missing(self, name: str) -> bool:
         """Return whether a run has no file of this name; a directory that is no run has none, and is an error."""
         return not os.path.lexists(self.path / name) and os.path.isdir(self.path)  # noqa: PTH112 - never raises
 
-    def warn_of_torn_lines(self) -> None:
-        """Warn of files that were read and have a line which is not whole."""
-        for name in self.incomplete:
-            warn_of_torn_line(self.path / name)
+    def warn_of_damage(self) -> None:
+        """Warn of the lines that were left out of the files that were read."""
+        for name, damage in self.damage.items():
+            warn_at_caller(f"{self.path / name}: {damage}; the other lines were read")
 
-    def _rows(self, name: str) -> Iterator[list[dict[str, Any]]]:
-        """Yield the rows of a file in batches, without those that a resumed run has discarded."""
+    def _note_damage(self, name: str, number: int, is_torn: bool = False) -> None:
+        damage = self.damage.setdefault(name, Damage(number))
+        damage.first, damage.count = min(damage.first, number), damage.count + 1
+        damage.is_torn = damage.is_torn and is_torn
+
+    def _usable(
+        self, name: str, numbers: Sequence[int], rows: list[dict[str, Any]], is_usable: Callable[[dict[str, Any]], bool]
+    ) -> list[dict[str, Any]]:
+        """Return the rows that pass a test; the others are damaged."""
+        if all(map(is_usable, rows)):
+            return rows
+        for number, row in zip(numbers, rows, strict=True):
+            if not is_usable(row):
+                self._note_damage(name, number)
+        return [*filter(is_usable, rows)]
+
+    def _rows(self, name: str) -> Iterator[tuple[Sequence[int], list[dict[str, Any]]]]:
+        """Yield the rows of a file in batches, with the numbers of their lines from 1.
+
+        Rows that a resumed run has discarded are left out. A line that is not whole is torn if it is the last one of an
+        attempt, and damaged otherwise.
+        """
         path = self.path / name
         try:
             file = _open(path)
@@ -173,17 +223,27 @@ class RunReader:
             end = self._whole_end(file)
             file.seek(max(end - FARTHEST_BACK, 0))
             self._ends[name] = file.read(end - file.tell())
+            is_ended = self._ends[name].endswith(b"\n")
             marks = [(0, None), *_resume_marks(file, end)]
             limits = _last_steps([step for _, step in marks])
+            number = 1  # of the next line
             for (begin, _), (stop, _), limit in zip(marks, [*marks[1:], (end, None)], limits, strict=True):
+                broken: list[int] = []  # the number of the last line that is not whole
                 for block in _blocks(file, begin, stop):
-                    lines = [line for line in block.split(b"\n") if line]
-                    count = 0
-                    for batch in parse_lines(lines):
-                        count += len(batch)
-                        yield batch if limit is None else [row for row in batch if not _is_after(row, limit)]
-                    if count < len(lines) and name not in self.incomplete:
-                        self.incomplete.append(name)
+                    lines = block.split(b"\n")
+                    for numbers, rows, not_whole in parse_lines(lines, number):
+                        broken += not_whole
+                        for place in broken[:-1]:  # at once, because a file of anything may have many
+                            self._note_damage(name, place)
+                        del broken[:-1]
+                        if limit is not None:
+                            kept = [place for place, row in enumerate(rows) if not _is_after(row, limit)]
+                            numbers, rows = [numbers[place] for place in kept], [rows[place] for place in kept]
+                        yield numbers, rows
+                    number += len(lines)
+                for place in broken:
+                    was_killed = place == number - 1 and (stop < end or not is_ended)
+                    self._note_damage(name, place, is_torn=was_killed)
 
     def _whole_end(self, file: BinaryIO) -> int:
         """Return where a file ends, without a last line that the process which owns the run is still writing."""
@@ -217,12 +277,10 @@ class RunReader:
             if size > most and has_row:
                 return
             if containing in line or _MARK in line:
-                with suppress(ValueError, RecursionError):
-                    row = json.loads(line)
-                    step = row.get("step", row.get("resumed")) if isinstance(row, dict) else None
-                    if type(step) is int and "resumed" in row:
+                for row in (row for _, rows, _ in parse_lines([line]) for row in rows):
+                    if (step := _resumed_at(row)) is not None:
                         last_step = min(last_step, step)
-                    elif isinstance(row, dict) and not (type(step) is int and step > last_step):
+                    elif not _is_after(row, last_step):
                         has_row = True
                         yield row
 
@@ -254,6 +312,11 @@ class RunReader:
                 yield first
 
 
+def _parse_int(digits: str) -> float:
+    """Return an integer; one that no float holds is infinite, so that nothing that calculates with it can fail."""
+    return int(digits) if len(digits) < 300 else float(digits)
+
+
 def _open(path: Path) -> BinaryIO:
     return open(open_plain(path, os.O_RDONLY), "rb")  # noqa: PTH123 - a descriptor, not a path
 
@@ -282,16 +345,21 @@ def _resume_marks(file: BinaryIO, end: int) -> Iterator[tuple[int, int]]:
     """Yield where the lines begin at which the run was resumed, and the step that it resumed at."""
     begin = 0
     for block in _blocks(file, 0, end):
-        found = block.find(_MARK)
-        while found >= 0:
-            line_begin, line_end = block.rfind(b"\n", 0, found) + 1, block.find(b"\n", found)
+        place = block.find(_MARK)
+        while place >= 0:
+            line_begin, line_end = block.rfind(b"\n", 0, place) + 1, block.find(b"\n", place)
             line_end = len(block) if line_end < 0 else line_end
-            for mark in (row for batch in parse_lines([block[line_begin:line_end]]) for row in batch):
-                step = mark.get("step", mark.get("resumed"))
-                if "resumed" in mark and type(step) is int:
+            for row in (row for _, rows, _ in parse_lines([block[line_begin:line_end]]) for row in rows):
+                if (step := _resumed_at(row)) is not None:
                     yield begin + line_begin, step
-            found = block.find(_MARK, line_end)
+            place = block.find(_MARK, line_end)
         begin += len(block) + 1
+
+
+def _resumed_at(row: dict[str, Any]) -> int | None:
+    """Return the step at which a row says that the run was resumed; None for other rows, events among them."""
+    step = row.get("step", row.get("resumed"))
+    return step if "resumed" in row and "kind" not in row and type(step) is int else None
 
 
 def _last_steps(resumed_at: Sequence[int | None]) -> list[int | None]:
@@ -304,34 +372,47 @@ def _last_steps(resumed_at: Sequence[int | None]) -> list[int | None]:
     return limits[::-1]
 
 
-def _is_after(row: dict[str, Any], limit: int) -> bool:
+def _is_after(row: dict[str, Any], limit: float) -> bool:
     step = row.get("step")
     return type(step) is int and step > limit
 
 
+# ---- which rows are usable; the others are damaged -------------------------------------------------------------------
+
+
+def has_step(row: dict[str, Any]) -> bool:
+    """Return whether a row has a step that every reader of JSON reads exactly."""
+    return type(step := row.get("step")) is int and -FARTHEST_STEP <= step <= FARTHEST_STEP
+
+
+def _is_event(row: dict[str, Any]) -> bool:
+    return isinstance(row.get("kind"), str) and (row.get("step") is None or has_step(row))
+
+
+def _is_media(row: dict[str, Any]) -> bool:
+    is_named = has_step(row) and isinstance(row.get("name"), str)
+    is_dated = type(row.get("epoch")) is int and as_number(row.get("time")) is not None
+    return "resumed" in row or (is_named and is_dated)
+
+
+# ---- columns ---------------------------------------------------------------------------------------------------------
+
+
 def columns_of_rows(rows: Sequence[dict[str, Any]]) -> dict[str, tuple[list[int], list[Any]]]:
-    """Return the steps and the values of each field in the order of the rows; rows without a step are not ours."""
-    names = tuple(rows[0]) if rows else ()
-    if set(map(len, rows)) == {len(names)}:
-        try:
-            columns = {name: [row[name] for row in rows] for name in names}
-        except KeyError:
-            pass
-        else:  # all rows have the same fields, as most do
-            steps = columns.get("step", [])
-            if set(map(type, steps)) == {int}:
-                return {name: (steps, values) for name, values in columns.items()}
-    found: dict[str, tuple[list[int], list[Any]]] = {}
+    """Return the steps and the values of each field, in the order of the rows."""
+    if len(set(map(len, rows))) == 1:
+        with suppress(KeyError):  # of rows with other fields; most have the same
+            values = {name: [row[name] for row in rows] for name in rows[0]}
+            return {name: (values["step"], column) for name, column in values.items()}
+    columns: dict[str, tuple[list[int], list[Any]]] = {}
     for row in rows:
-        step = row.get("step")
-        if type(step) is int:
-            for name, value in row.items():
-                if name not in found:
-                    found[name] = [], []
-                own_steps, own_values = found[name]
-                own_steps.append(step)
-                own_values.append(value)
-    return found
+        for name, value in row.items():
+            if name not in columns:
+                columns[name] = [], []
+            steps, cells = columns[name]
+            steps.append(row["step"])
+            cells.append(value)
+    return columns
 
 
 # ---- for users -------------------------------------------------------------------------------------------------------
@@ -346,7 +427,7 @@ def read_metrics(run_dir: Path | str | None) -> list[dict[str, Any]]:
     """
     reader = RunReader(directory_of(run_dir))
     rows = rows_of_steps(reader)
-    reader.warn_of_torn_lines()
+    reader.warn_of_damage()
     return rows
 
 
@@ -355,7 +436,7 @@ def rows_of_steps(reader: RunReader) -> list[dict[str, Any]]:
     steps: dict[int, dict[str, Any]] = {}
     for rows in reader.metrics():
         for row in rows:
-            if type(row.get("step")) is not int or row.keys() - RESERVED == {"resumed"}:
+            if row.keys() - RESERVED == {"resumed"}:
                 continue
             row.pop("resumed", None)
             for name, value in row.items():  # all metrics are numbers, also one that is named `error`
@@ -369,5 +450,5 @@ def read_events(run_dir: Path | str | None) -> list[dict[str, Any]]:
     """Read a run's events in the order of their times; those that concern one rank other than 0 have its `rank`."""
     reader = RunReader(directory_of(run_dir))
     events = reader.events()
-    reader.warn_of_torn_lines()
+    reader.warn_of_damage()
     return events

@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,16 +23,13 @@ from hookline._step_parts import STEP_PARTS
 from hookline.errors import RecordError
 from hookline.record import strict_json
 from hookline.record.format import NOT_METRICS, Floats, Image, MediaRow, SeriesHeader
-from hookline.record.json_lines import as_mapping, as_number, mappings_in
+from hookline.record.json_lines import as_mapping
 from hookline.runs.curves import Curve
 from hookline.runs.find import RunFiles
 from hookline.runs.histograms import HistogramReader, HistogramRow
 from hookline.runs.media import read_newest_media
 from hookline.runs.numbers import Numbers
 from hookline.runs.reader import columns_of_rows
-
-if TYPE_CHECKING:
-    pass
 
 MOST_EVENTS = 1000  # of a kind: as many of the first and as many of the last are kept
 _MOST_KINDS = 100  # of events: more than there are; those of further kinds are kept as if they were of one
@@ -193,28 +190,18 @@ class RunSummary:
     it keeps the first and the last thousand.
 
     Args:
-        run: The fields of run.json.
-        config: The text of config.yaml.
-        path: The run's directory.
-        files: The files it was read from.
+        files: The files that it is read from.
     """
 
-    def __init__(
-        self,
-        run: dict[str, Any] | None = None,
-        config: str = "",
-        path: Path | None = None,
-        files: RunFiles | None = None,
-    ) -> None:
-        self.run, self.config, self.path = run or {}, config, path
-        self.files = files  # those it was read from
+    def __init__(self, files: RunFiles) -> None:
+        self.files = files
+        self.config = ""  # the text of config.yaml
         self.numbers = Numbers()  # every one of them, if it was read with them
         self.curves: dict[str, Curve] = {}
         self.times = Curve()  # seconds since 1970 at each step
         self.event_counts: Counter[str] = Counter()
         self.media: list[MediaRow] = []  # the newest ones
         self.media_count = 0  # of all
-        self.incomplete: list[str] = []  # files with a line that is not whole, as after a kill
         self.first_non_finite: dict[tuple[str, str], dict[str, int]] = {}
         """By series and column (nans, infs): the first step at which each layer had some."""
         self._events: dict[str | None, EventsOfKind] = {}
@@ -304,15 +291,15 @@ class RunSummary:
         return [(event, count) for _, event, count in sorted(found, key=lambda one: one[0])]
 
     @property
-    def hooks(self) -> list[Mapping[str, Any]]:
-        """The descriptions of the run's hooks; each has a name."""
-        return [one for one in mappings_in(self.run.get("hooks")) if isinstance(one.get("name"), str)]
+    def run(self) -> dict[str, Any]:
+        """The fields of run.json."""
+        return self.files.run
 
     @property
-    def costs(self) -> list[Mapping[str, Any]]:
-        """The time that each hook took; each has its seconds."""
-        costs = [(one, as_number(one.get("seconds"))) for one in mappings_in(self.run.get("costs"))]
-        return [one for one, seconds in costs if seconds is not None and math.isfinite(seconds)]
+    def hooks(self) -> list[dict[str, Any]]:
+        """The descriptions of the run's hooks; each has a name."""
+        hooks: list[dict[str, Any]] = self.run.get("hooks", [])
+        return hooks
 
     @property
     def step_seconds(self) -> dict[str, float]:
@@ -358,12 +345,11 @@ class RunSummary:
             RecordError: If the directory is not a run, or one of its files cannot be read.
         """
         files = directory if isinstance(directory, RunFiles) else RunFiles.read(directory)
+        summary = cls(files)
         try:
-            config = files.config_bytes.decode("utf-8", "replace")
+            summary.config = files.config_bytes.decode("utf-8", "replace")
         except RecordError as error:
             logger.warning("%s", error)
-            config = ""
-        summary = cls(files.run, config, files.path, files)
         for rows in files.metrics():
             columns = columns_of_rows(rows)
             summary._add_metrics(columns)
@@ -380,7 +366,6 @@ class RunSummary:
                 len(lines),
             )
         summary.write_events(files.events())
-        summary.incomplete = files.incomplete
         return summary
 
 
