@@ -69,6 +69,18 @@ def test_a_killed_run_ends_as_an_uninterrupted_one(capsys: Captured) -> None:
     assert len(json.loads((broken / "run.json").read_text())["attempts"]) == 2
 
 
+def test_a_killed_run_can_have_its_report_before_it_is_resumed(capsys: Captured) -> None:
+    run = train(capsys, "train", "run.yaml", "trainer.max_steps=7", "scheduler.total_steps=12")
+    fields = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**fields, "outcome": None}))
+    (run / "report.html").unlink()
+    assert main(["resume", str(run), "trainer.max_steps=8"]) == 0
+    command = f"hookline report {Path('runs', run.name)}"
+    assert f"hookline: the run was killed; a report of what it has recorded: {command}\n" in capsys.readouterr().err
+    assert main(["resume", str(run), "trainer.max_steps=9"]) == 0
+    assert "was killed" not in capsys.readouterr().err
+
+
 def test_resuming_from_one_checkpoint(capsys: Captured) -> None:
     """Given a checkpoint, the run that it belongs to continues from there."""
     run = train(capsys, "train", "run.yaml")

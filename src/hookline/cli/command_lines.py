@@ -13,6 +13,8 @@ from hookline import cli
 from hookline._fs import relative_to_here
 from hookline.cli.arguments import PERMISSIONS
 from hookline.record.json_lines import as_mapping
+from hookline.report import REPORT
+from hookline.runs.find import KILLED, RunFiles
 
 LABELS = ("name", "tags", "notes")  # options of the trainer that a resumed run keeps
 
@@ -76,6 +78,13 @@ def recorded_resume_command(run_dir: Path, run: Mapping[str, Any]) -> str:
     ranks = attempts[-1].get("ranks", {}) if attempts else {}  # by machine
     processes = max((len(own) for own in ranks.values() if isinstance(own, list)), default=None)
     return resume_command(run_dir, _parse(argv), processes)
+
+
+def report_command(files: RunFiles) -> str | None:
+    """Return the command that makes the report of a run that was killed before it could; None for other runs."""
+    if files.outcome != KILLED or (files.path / REPORT).is_file():
+        return None
+    return shlex.join(["hookline", "report", str(relative_to_here(files.path))])
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:

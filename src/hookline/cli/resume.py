@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from hookline._console import print_line
 from hookline.cli import arguments
-from hookline.cli.command_lines import LABELS, command_like
+from hookline.cli.command_lines import LABELS, command_like, report_command
 from hookline.cli.train import train_and_report
-from hookline.errors import ConfigError, HooklineError
+from hookline.errors import ConfigError, HooklineError, RecordError
 from hookline.record.redaction import REDACTED
+from hookline.runs.find import RunFiles
 
 CONFIG = "config.yaml"
 
@@ -49,6 +53,10 @@ def run(options: argparse.Namespace) -> int:
     # The run may have been built in code, or come from another machine: what its config names must be allowed again.
     trainer = trainer_from_config(config, allow=options.allow, from_file=True, device=options.device)
     trainer.find_nan_by = command_like(options, "train", str(run_dir / CONFIG), "--hook", "nan_forensics")
+    with suppress(RecordError):  # a run whose run.json is damaged can be resumed
+        command = report_command(RunFiles.read(run_dir))
+        if command is not None and not trainer.ranks.rank:
+            print_line(f"hookline: the run was killed; a report of what it has recorded: {command}", sys.stderr)
     return train_and_report(trainer, options, resume=path, fork=options.fork)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from hookline._step_parts import STEP_PARTS
 from hookline._text import duration_text
 from hookline.cli import arguments
 from hookline.cli.charts import FEWEST_POINTS, draw_chart, to_draw
-from hookline.cli.command_lines import is_whole, recorded_resume_command
+from hookline.cli.command_lines import is_whole, recorded_resume_command, report_command
 from hookline.cli.formatting import (
     LOSSES,
     cut,
@@ -34,7 +33,7 @@ from hookline.errors import RecordError
 from hookline.report import REPORT
 from hookline.runs.alerts import Alert, find_alerts
 from hookline.runs.curves import Curve
-from hookline.runs.find import KILLED, RUNNING, RunFiles
+from hookline.runs.find import RUNNING, RunFiles
 from hookline.runs.summary import RunSummary
 
 _MOST_ALERTS, _MOST_METRICS, _MOST_HOOKS, _MOST_TAKEN = 12, 14, 6, 3
@@ -133,8 +132,7 @@ def print_origin(console: Console, files: RunFiles, summary: RunSummary) -> None
         labelled(console, "attempts", f"{len(attempts)}; those before the last one ended as: {cut(ends)}")
     if (report := files.path / REPORT).is_file():
         labelled(console, "report", str(relative_to_here(report)))
-    elif files.outcome == KILLED:
-        command = shlex.join(["hookline", "report", str(relative_to_here(files.path))])
+    elif command := report_command(files):
         labelled(console, "report", f"`{command}` writes it")
 
 

@@ -57,8 +57,8 @@ class LoadedRun:
 def load_run(path: Path | str | None) -> LoadedRun:
     """Read the whole record of a run.
 
-    Lines torn by a kill are left out with a `RuntimeWarning`; a run before its first step has empty columns. Raises
-    `RecordError` if the directory is not a run, or one of its files cannot be read.
+    Lines that are torn or damaged are left out with a `RuntimeWarning`; a run before its first step has empty columns.
+    Raises `RecordError` if the directory is not a run, or one of its files cannot be read.
 
     >>> pandas.DataFrame(load_run("runs/20261115-092219-8k69kgy6").metrics).plot(x="step", y="train/loss")
     """

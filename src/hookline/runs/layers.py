@@ -46,8 +46,8 @@ class LayerSeries:
 def read_layers(run_dir: Path | str | None) -> dict[str, LayerSeries]:
     """Read every series of a run by its name; empty if the run wrote none.
 
-    If a step was written twice, as by a resumed run, the later values count. Lines torn by a kill are left out with a
-    `RuntimeWarning`, as in `read_metrics`.
+    If a step was written twice, as by a resumed run, the later values count. Lines that are torn or damaged are left
+    out with a `RuntimeWarning`, as in `read_metrics`.
     """
     import torch
 

@@ -28,7 +28,7 @@ def read_media(run_dir: Path | str | None) -> list[MediaRow]:
     """Read the tables and images of a run in the order of their lines; empty if the run logged none.
 
     Of several with one name and step, the last counts. Those whose file is missing or damaged are left out with a
-    `RuntimeWarning`, as are lines torn by a kill.
+    `RuntimeWarning`, as are lines that are torn or damaged.
     """
     reader = RunReader(directory_of(run_dir))
     lines = reader.media_lines()

@@ -422,8 +422,8 @@ def read_metrics(run_dir: Path | str | None) -> list[dict[str, Any]]:
     """Read a run's metrics: one row per step, in order of first appearance; later lines of a step win, per field.
 
     A resumed run repeats the steps after its checkpoint, and a step may have several lines, because its validation
-    comes later. The line that marks where it resumed is not a row. A line that was torn by a kill is left out with a
-    `RuntimeWarning`.
+    comes later. The line that marks where it resumed is not a row. Lines that are torn by a kill or damaged are left
+    out with a `RuntimeWarning`, which has their number.
     """
     reader = RunReader(directory_of(run_dir))
     rows = rows_of_steps(reader)
