@@ -17,9 +17,11 @@ from report_page import curve_of, read_page, write_record
 
 from hookline import CheckpointHook, TrainingHook, read_metrics
 from hookline.cli import main
+from hookline.record import Record
 from hookline.record.format import SeriesHeader
 from hookline.report.page import make_report
 from hookline.runs.curves import Curve
+from hookline.runs.summary import RunSummary
 
 Captured = pytest.CaptureFixture[str]
 
@@ -243,6 +245,30 @@ def test_runs_of_one_name_have_different_names_in_a_comparison(tmp_path: Path) -
     assert main(["report", *runs, f"{runs[0]}/../{Path(runs[0]).name}", "--output", str(page)]) == 0
     ids = [Path(run).name for run in runs]
     assert [run["name"] for run in read_page(page.read_bytes())["runs"]] == [f"same ({one})" for one in ids]
+
+
+def test_frequent_events_displace_no_others() -> None:
+    """Of a kind with thousands of events, the first and the last ones are shown, among all rare ones."""
+    summary = LiveSummary({"run_id": "many"})
+    frequent = [{"kind": "lr_changed", "step": step, "time": 0.0} for step in range(3000)]
+    summary.write_events([*frequent, {"kind": "exception", "step": 3, "error": "out of memory"}, *frequent])
+    (run,) = read_page(make_report([summary]))["runs"]
+    assert (run["event_count"], len(run["events"])) == (6001, 600)
+    steps = [event["step"] for event in run["events"] if event["kind"] == "lr_changed"]
+    assert steps[:300] == [*range(300)] and steps[300:] == [*range(2701, 3000)]
+    assert [event["kind"] for event in run["events"]].index("exception") == 300
+
+
+def test_an_image_that_is_too_large_displaces_no_other(tmp_path: Path) -> None:
+    record = Record.on_disk(tmp_path, config={}, seed=1, run_id="r")
+    record.start([])
+    record.log_table(1, 0, "predictions", ["step"], [[1]])
+    record.log_image(1, 0, "small", torch.rand(8, 8))
+    record.log_image(2, 0, "large", torch.rand(3, 700, 700, generator=torch.Generator().manual_seed(0)))
+    record.close("completed", None, [], [], {"step": 2})
+    (run,) = read_page(make_report([RunSummary.read(tmp_path / "r", media=True)]))["runs"]
+    assert [row["name"] for row in run["media"]] == ["predictions", "small"]
+    assert run["left_out"]["counts"]["media"] == 1
 
 
 def test_very_many_metrics_still_fit() -> None:

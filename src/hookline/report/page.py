@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from hashlib import sha256
@@ -65,7 +66,7 @@ MARK_COLORS = {
 def make_report(summaries: Sequence[RunSummary]) -> bytes:
     """Return report.html for one run, or for several that are compared."""
     numbers, count = [Numbers.of(summary) for summary in summaries], len(summaries)
-    media = [_newest_media(summary.media, BYTES_OF_MEDIA // count) for summary in summaries]
+    media = [_newest_media(summary.newest_media(), BYTES_OF_MEDIA // count) for summary in summaries]
     budget = BYTES_OF_NUMBERS + BYTES_OF_NUMBERS_PER_FURTHER_RUN * (count - 1)
     fit(numbers, budget - sum(_size_of_media(row) for rows in media for row in rows) * 3 // 4)
     runs, arrays = [], Arrays()
@@ -92,10 +93,10 @@ def make_report(summaries: Sequence[RunSummary]) -> bytes:
                 "histograms": {series: _histograms(table, arrays) for series, table in one.histograms.items()},
                 "events": _cut(events),
                 "event_texts": [_cut(describe_event(event)) for event in events],
-                "event_count": summary.event_counts.total(),
+                "event_count": len(summary.events),
                 "alerts": [_cut(strict_json.field_values(alert)) for alert in find_alerts(summary)],
                 "media": [_shown_media(row) for row in media[index]],
-                "left_out": _left_out(one, summary.media_count - len(media[index])),
+                "left_out": _left_out(one, len(summary.media_lines) - len(media[index])),
             }
         )
     kinds = {kind: known.mark for kind, known in EVENTS.items() if known.mark is not None}
@@ -203,9 +204,18 @@ class Arrays:
         return self._indices[data]
 
 
-def _first_and_last(events: list[Any]) -> list[Any]:
-    """Return as many of the first events as of the last, if there are too many for the page."""
-    return events if len(events) <= MOST_EVENTS else [*events[: MOST_EVENTS // 2], *events[-MOST_EVENTS // 2 :]]
+def _first_and_last(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the events that the page has room for, in their order: of each kind as many of the first as of the last.
+
+    Frequent kinds have to make room first, so that they displace neither an exception nor a checkpoint.
+    """
+    totals, before = Counter(event["kind"] for event in events), Counter[str]()
+    distances = []  # from the first or the last event of a kind
+    for event in events:
+        distances.append(min(before[event["kind"]], totals[event["kind"]] - 1 - before[event["kind"]]))
+        before[event["kind"]] += 1
+    places = sorted(range(len(events)), key=distances.__getitem__)[:MOST_EVENTS]
+    return [events[place] for place in sorted(places)]
 
 
 def _cut(value: Any, longest: int = LONGEST_TEXT) -> Any:
@@ -244,10 +254,10 @@ def _histograms(table: HistogramTable, arrays: Arrays) -> dict[str, Any]:
     return {"names": table.names, "steps": arrays.add(table.steps, "<f8"), "tops": tops, "counts": counts}
 
 
-def _newest_media(rows: Sequence[MediaRow], budget: int) -> list[MediaRow]:
+def _newest_media(newest_first: Iterable[MediaRow], budget: int) -> list[MediaRow]:
     """Return the newest tables and images that a report has room for, in the order in which they came."""
     chosen = []
-    for row in reversed(rows):
+    for row in newest_first:
         if (size := _size_of_media(row)) <= budget:
             budget -= size
             chosen.append(row)

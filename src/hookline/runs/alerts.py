@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from hookline.record.events import EVENTS, SEVERITIES, Severity, describe_event, hook_of
-from hookline.runs.summary import GradientTrouble, LayerTable, RunSummary
+from hookline.record.json_lines import as_mapping
+from hookline.runs.summary import LayerTable, RunSummary
 
 _NAMES_SHOWN = 3
-_MOST_PER_KIND = 5  # alerts; the last one says how many more there are
+_MAX_PER_KIND = 5  # alerts; the last one says how many more there are
 _SPIKE_SPREADS = 8.0  # a range of steps whose highest value is this many spreads above those before it has a spike
 _BEFORE = 20  # ranges
 _DEAD_SHARE, _WAIT_SHARE = 0.5, 0.3
+
+# How bad events are, by kind. Those about gradients are summed up over the run.
+_TROUBLE = {
+    name: kind.severity for name, kind in EVENTS.items() if kind.severity is not None and name != "gradient_flow"
+}
 
 _VERDICTS = {  # of gradient_flow events: what gradients do, and whether the smallest (1) or largest norm is the worst
     "vanishing": ("vanish in", 1),
@@ -43,10 +49,10 @@ def find_alerts(summary: RunSummary) -> list[Alert]:
     """Return what deserves attention, the worst first and then in the order of steps."""
     layers = summary.layers
     flow = _from_gradient_flow(summary, layers.get("gradients"))
-    found = [*_from_outcome(summary), *_from_events(summary), *flow, *_from_curves(summary)]
-    found += _from_layers(summary, layers)
-    found.sort(key=lambda alert: (SEVERITIES.index(alert.severity), alert.step is None, alert.step or 0))
-    return found
+    alerts = [*_from_outcome(summary), *_from_events(summary), *flow, *_from_curves(summary)]
+    alerts += _from_layers(summary, layers)
+    alerts.sort(key=lambda alert: (SEVERITIES.index(alert.severity), alert.step is None, alert.step or 0))
+    return alerts
 
 
 def _from_outcome(summary: RunSummary) -> Iterator[Alert]:
@@ -63,38 +69,73 @@ def _from_outcome(summary: RunSummary) -> Iterator[Alert]:
 
 def _from_events(summary: RunSummary) -> Iterator[Alert]:
     """Yield an alert for the events that mean trouble: one for all that say the same, and of many others the first."""
-    alike: dict[tuple[str, str], Alert] = {}
-    times: Counter[tuple[str, str]] = Counter()
-    more = Counter(summary.event_counts)  # those that are not listed below
-    for event, count in summary.distinct_events:
-        kind = str(event.get("kind"))
-        severity = EVENTS[kind].severity if kind in EVENTS else None
-        if severity is None or kind == "gradient_flow":
-            continue
-        more[kind] -= count
-        text = describe_event(event)
-        alike.setdefault((kind, text), Alert(kind, severity, _step(event), text, _place(event)))
-        times[kind, text] += count
+    alike: dict[tuple[str, str], list[dict[str, Any]]] = {}  # by kind and text
+    for event in summary.events:
+        if event["kind"] in _TROUBLE:
+            alike.setdefault((event["kind"], describe_event(event)), []).append(event)
     listed: Counter[tuple[str, str]] = Counter()
-    for (kind, text), found in alike.items():
-        count, place = times[kind, text], (kind, str(found.place))
-        listed[place] += 1
-        if listed[place] > _MOST_PER_KIND:
-            more[kind] += count
+    more: Counter[str] = Counter()
+    for (kind, text), (event, *others) in alike.items():
+        place = _place(event)
+        listed[kind, str(place)] += 1
+        if listed[kind, str(place)] > _MAX_PER_KIND:
+            more[kind] += 1 + len(others)
         else:
-            yield replace(found, text=f"{text} ({count:,} times)") if count > 1 else found
-    for kind, known in EVENTS.items():
-        if more[kind] > 0 and known.severity is not None and kind != "gradient_flow":
-            yield Alert(kind, known.severity, None, f"{more[kind]:,} more {kind.replace('_', ' ')} events")
+            times = f" ({1 + len(others):,} times)" if others else ""
+            yield Alert(kind, _TROUBLE[kind], event.get("step"), f"{text}{times}", place)
+    for kind, count in more.items():
+        yield Alert(kind, _TROUBLE[kind], None, f"{count:,} more {kind.replace('_', ' ')} events")
+
+
+@dataclass
+class GradientTrouble:
+    """What a hook said over a run about layers with one verdict, such as vanishing gradients."""
+
+    first: int | None
+    """The step of the first event."""
+    last: int | None = None
+    """That of the last one, at which it may have been over."""
+    is_over: bool = False
+    times: int = 0
+    least: int = 0
+    """The fewest layers at a time, and the most."""
+    most: int = 0
+    names: dict[str, None] = field(default_factory=dict)
+    """The layers in the order in which they came."""
+
+
+def _gradient_troubles(events: Iterable[Mapping[str, Any]]) -> dict[tuple[str | None, str], GradientTrouble]:
+    """Follow `gradient_flow` events, which have what changed since the last one of their hook; by hook and verdict."""
+    troubles: dict[tuple[str | None, str], GradientTrouble] = {}
+    verdicts: dict[str | None, dict[str, str]] = {}  # by hook: those on layers now
+    for event in events:
+        if event["kind"] != "gradient_flow":
+            continue
+        hook, step, over = hook_of(event), event.get("step"), event.get("over")
+        # With a list of layers for which it is over, the event has what changed, otherwise everything.
+        before = verdicts.get(hook, {}).items() if isinstance(over, list) else ()
+        now = verdicts[hook] = {name: verdict for name, verdict in before if name not in over}
+        now |= {name: str(verdict) for name, verdict in as_mapping(event.get("parameters")).items()}
+        for verdict in dict.fromkeys([*now.values(), *(known for of_hook, known in troubles if of_hook == hook)]):
+            layers = [name for name in now if now[name] == verdict]
+            trouble = troubles.setdefault((hook, verdict), GradientTrouble(step, least=len(layers)))
+            if not layers and trouble.is_over:
+                continue
+            trouble.last, trouble.is_over = step, not layers
+            if layers:
+                trouble.times += 1
+                trouble.least, trouble.most = min(trouble.least, len(layers)), max(trouble.most, len(layers))
+                trouble.names |= dict.fromkeys(layers)
+    return troubles
 
 
 def _from_gradient_flow(summary: RunSummary, norms: LayerTable | None) -> Iterator[Alert]:
     """Yield one alert for each hook and verdict: the layers in trouble change at nearly every measurement."""
-    for (source, verdict), trouble in summary.gradient_flow.found.items():
+    for (hook, verdict), trouble in _gradient_troubles(summary.events).items():
         phrase, sign = _VERDICTS.get(verdict, (f"are {verdict} in", 0))
         worst, norm = _worst_norm(trouble.names, sign, norms)
         text = f"gradients {phrase} {worst if len(trouble.names) == 1 else _layers_of(trouble)}"
-        if isinstance(trouble.first, int) and isinstance(trouble.last, int):
+        if trouble.first is not None and trouble.last is not None:
             steps = f"in steps {trouble.first:,} to {trouble.last:,}"
             text += f" {steps if trouble.is_over else f'from step {trouble.first:,} on'}"
         if norm is not None:
@@ -104,8 +145,7 @@ def _from_gradient_flow(summary: RunSummary, norms: LayerTable | None) -> Iterat
             text += f": {', '.join(names)}{f' and {more} more' if more > 0 else ''}"
         text += f" ({trouble.times:,} times)" if trouble.times > 1 else ""
         place = {"series": "gradients", "name": worst, "column": "norm"}
-        step = trouble.first if type(trouble.first) is int else None
-        yield Alert("gradient_flow", "warning", step, f"{source}: {text}" if source else text, place)
+        yield Alert("gradient_flow", "warning", trouble.first, f"{hook}: {text}" if hook else text, place)
 
 
 def _layers_of(trouble: GradientTrouble) -> str:
@@ -125,16 +165,10 @@ def _worst_norm(names: Mapping[str, None], sign: int, norms: LayerTable | None) 
     return next(iter(names)), None
 
 
-def _step(event: Mapping[str, Any]) -> int | None:
-    return event["step"] if type(event.get("step")) is int else None
-
-
 def _place(event: Mapping[str, Any]) -> dict[str, str]:
-    known, hook = EVENTS.get(str(event.get("kind"))), hook_of(event)
-    if known is not None and known.curve is not None:
-        return {"curve": known.curve}
-    if isinstance(event.get("monitor"), str):
-        return {"curve": event["monitor"]}
+    curve, hook = EVENTS[event["kind"]].curve or event.get("monitor"), hook_of(event)
+    if isinstance(curve, str):
+        return {"curve": curve}
     return {"hook": hook} if hook else {}
 
 
@@ -142,8 +176,9 @@ def _place(event: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _from_curves(summary: RunSummary) -> Iterator[Alert]:
+    event_counts = summary.event_counts
     for name, curve in summary.curves.items():
-        if curve.non_finite is not None and not (name == "train/loss" and summary.event_counts["non_finite_loss"]):
+        if curve.non_finite is not None and not (name == "train/loss" and event_counts["non_finite_loss"]):
             step, count = curve.non_finite
             values = "value is" if count == 1 else "values are"
             # A batch without counted targets has no accuracy; if training diverges, its loss says so, too.
@@ -152,7 +187,7 @@ def _from_curves(summary: RunSummary) -> Iterator[Alert]:
             yield Alert("non_finite", severity, step, f"{name}: {count:,} {values} not finite", {"curve": name})
     # A hook that looked for spikes has reported those that there are.
     looked = any(hook["name"] == "loss_spike" and hook.get("enabled") is not False for hook in summary.hooks)
-    if not looked and not summary.event_counts["loss_spike"]:
+    if not looked and not event_counts["loss_spike"]:
         yield from _spikes(summary, "train/loss")
     wait = summary.curves.get("throughput/data_wait_share")
     if wait is not None and wait.points:
@@ -168,8 +203,9 @@ def _spikes(summary: RunSummary, name: str) -> Iterator[Alert]:
     if curve is None:
         return
     known = np.isfinite(curve.mean)
-    steps, lowest, highest, mean = (one[known] for one in (curve.highest_at, curve.lowest, curve.highest, curve.mean))
-    found = []
+    arrays = (curve.highest_at, curve.lowest, curve.highest, curve.mean)
+    steps, lowest, highest, mean = (array[known] for array in arrays)
+    spikes = []
     for index in range(_BEFORE, len(steps)):
         before = slice(index - _BEFORE, index)
         with np.errstate(over="ignore", invalid="ignore"):  # differences of values near the largest float
@@ -179,8 +215,8 @@ def _spikes(summary: RunSummary, name: str) -> Iterator[Alert]:
             spread = max(1.4826 * float(np.median(np.abs(mean[before] - middle))), typical, 1e-3 * abs(middle))
             above = float((highest[index] - middle) / spread) if spread else 0.0
         if above > _SPIKE_SPREADS:
-            found.append((above, int(steps[index]), float(highest[index]), middle))
-    for above, step, value, middle in sorted(found, reverse=True)[:_MOST_PER_KIND]:
+            spikes.append((above, int(steps[index]), float(highest[index]), middle))
+    for above, step, value, middle in sorted(spikes, reverse=True)[:_MAX_PER_KIND]:
         text = f"{name} rose to {value:.4g}, {above:.3g} spreads above the median {middle:.4g} before it"
         yield Alert("spike", "warning", step, text, {"curve": name})
 
@@ -211,15 +247,15 @@ def _non_finite_layers(series: str, table: LayerTable, column: str, first_steps:
 def _dead_layers(series: str, table: LayerTable) -> Iterator[Alert]:
     """Yield one alert for the layers most of whose units were dead when they were last counted."""
     dead, units = (table.values[:, :, table.columns.index(column)] for column in ("dead_units", "units"))
-    found = []
+    layers = []
     for index, name in enumerate(table.names):
         counted = np.flatnonzero(np.isfinite(dead[:, index]) & (np.nan_to_num(units[:, index]) > 0))
         if counted.size and (share := dead[counted[-1], index] / units[counted[-1], index]) >= _DEAD_SHARE:
-            found.append((float(share), name, int(table.steps[counted[-1]])))
-    if found:
-        found.sort(key=lambda one: -one[0])
-        names = ", ".join(f"{name} ({share:.0%})" for share, name, _ in found[:_NAMES_SHOWN])
-        more = f" and {len(found) - _NAMES_SHOWN} more" if len(found) > _NAMES_SHOWN else ""
+            layers.append((float(share), name, int(table.steps[counted[-1]])))
+    if layers:
+        layers.sort(key=lambda layer: -layer[0])
+        names = ", ".join(f"{name} ({share:.0%})" for share, name, _ in layers[:_NAMES_SHOWN])
+        more = f" and {len(layers) - _NAMES_SHOWN} more" if len(layers) > _NAMES_SHOWN else ""
         text = f"{series}: most units are dead in {names}{more}"
-        place = {"series": series, "name": found[0][1], "column": "dead_units"}
-        yield Alert("dead_units", "warning", found[0][2], text, place)
+        place = {"series": series, "name": layers[0][1], "column": "dead_units"}
+        yield Alert("dead_units", "warning", layers[0][2], text, place)

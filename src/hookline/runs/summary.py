@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,7 @@ from hookline._bins import bins_per_octave, bins_per_sign
 from hookline._console import logger
 from hookline._step_parts import STEP_PARTS
 from hookline.errors import RecordError
-from hookline.record import strict_json
-from hookline.record.format import NOT_METRICS, Floats, Image, MediaRow, SeriesHeader
-from hookline.record.json_lines import as_mapping
+from hookline.record.format import NOT_METRICS, Floats, MediaRow, SeriesHeader
 from hookline.runs.curves import Curve
 from hookline.runs.find import RunFiles
 from hookline.runs.histograms import HistogramReader, HistogramRow
@@ -31,10 +29,7 @@ from hookline.runs.media import read_newest_media
 from hookline.runs.numbers import Numbers
 from hookline.runs.reader import columns_of_rows
 
-MOST_EVENTS = 1000  # of a kind: as many of the first and as many of the last are kept
-_MOST_KINDS = 100  # of events: more than there are; those of further kinds are kept as if they were of one
 MOST_MEDIA = 8  # the newest tables and images of each name
-MOST_MEDIA_BYTES = {"image": 1 << 20, "table": 4 << 20}  # of all images, and about what all tables take in memory
 _MOST_CELLS = 150_000  # of a table of layers over a run
 _MOST_COUNTS = 400_000  # of a table of histograms
 _MOST_HEADERS = 16  # of a series: more than hooks that share one, or change, make
@@ -78,75 +73,6 @@ class Ranges:
             self.last = last
 
 
-class EventsOfKind:
-    """Events of one kind: the first and the last ones, and how often those came that say the same."""
-
-    def __init__(self) -> None:
-        self.first: list[tuple[int, dict[str, Any]]] = []  # with their places among all events
-        self.last: deque[tuple[int, dict[str, Any]]] = deque(maxlen=MOST_EVENTS)
-        self._alike: dict[int, tuple[int, dict[str, Any]]] = {}  # by hash: the first one and its place
-        self._counts: Counter[int] = Counter()
-
-    def add(self, place: int, event: dict[str, Any]) -> None:
-        """Add the event at a place among all events."""
-        (self.first if len(self.first) < MOST_EVENTS else self.last).append((place, event))
-        said = hash(strict_json.dumps({key: value for key, value in event.items() if key not in ("time", "step")}))
-        if said in self._alike or len(self._alike) < MOST_EVENTS:
-            self._alike.setdefault(said, (place, event))
-            self._counts[said] += 1
-
-    @property
-    def distinct(self) -> list[tuple[int, dict[str, Any], int]]:
-        """The first thousand that differ in more than time and step: the place, the event, and how often it came."""
-        return [(place, event, self._counts[said]) for said, (place, event) in self._alike.items()]
-
-
-@dataclass
-class GradientTrouble:
-    """What a hook said over a run about layers with one verdict, such as vanishing gradients."""
-
-    first: Any
-    """The step of the first event."""
-    last: Any = None
-    """That of the last one, at which it may have been over."""
-    is_over: bool = False
-    times: int = 0
-    least: int = 0
-    """The fewest layers at a time, and the most."""
-    most: int = 0
-    names: dict[str, None] = field(default_factory=dict)
-    """The layers in the order in which they came."""
-
-
-class GradientTroubles:
-    """Follows `gradient_flow` events, which have what changed since the last one of their hook."""
-
-    def __init__(self) -> None:
-        self.found: dict[tuple[Any, str], GradientTrouble] = {}  # by hook and verdict
-        self._now: dict[Any, dict[str, str]] = {}  # by hook: the verdicts on layers
-
-    def add(self, event: Mapping[str, Any]) -> None:
-        """Add an event."""
-        hook, step, over = event.get("hook", event.get("by")), event.get("step"), event.get("over")
-        hook = hook if isinstance(hook, str) else None
-        # With a list of layers for which it is over, the event has what changed, otherwise everything.
-        now = {}
-        if isinstance(over, list):
-            now = {name: verdict for name, verdict in self._now.get(hook, {}).items() if name not in over}
-        now |= {str(name): str(one) for name, one in as_mapping(event.get("parameters")).items()}
-        self._now[hook] = now
-        for verdict in {*now.values(), *(one for of_hook, one in self.found if of_hook == hook)}:
-            layers = [name for name, one in now.items() if one == verdict]
-            trouble = self.found.setdefault((hook, verdict), GradientTrouble(step, least=len(layers)))
-            if not layers and trouble.is_over:
-                continue
-            trouble.last, trouble.is_over = step, not layers
-            if layers:
-                trouble.times += 1
-                trouble.least, trouble.most = min(trouble.least, len(layers)), max(trouble.most, len(layers))
-                trouble.names |= dict.fromkeys(layers)
-
-
 @dataclass(frozen=True)
 class LayerTable:
     """Statistics per layer over a run: ``values[i, j, k]`` is column k of name j in the range that begins at steps[i].
@@ -185,9 +111,8 @@ class RunSummary:
     """A run in bounded memory.
 
     It takes at most 52 kB for each metric, 1 MB for each series of statistics per layer and 4 MB for each series of
-    histograms, as long as a series has fewer than 40,000 values a step, 1 MB for all images and 4 MB for all tables. A
-    series whose layers change takes as much for each set of layers, of which it keeps 16. Of each kind of events
-    it keeps the first and the last thousand.
+    histograms, as long as a series has fewer than 40,000 values a step. A series whose layers change takes as much for
+    each set of layers, of which it keeps 16. Events are few, so all are kept.
 
     Args:
         files: The files that it is read from.
@@ -199,14 +124,10 @@ class RunSummary:
         self.numbers = Numbers()  # every one of them, if it was read with them
         self.curves: dict[str, Curve] = {}
         self.times = Curve()  # seconds since 1970 at each step
-        self.event_counts: Counter[str] = Counter()
-        self.media: list[MediaRow] = []  # the newest ones
-        self.media_count = 0  # of all
+        self.events: list[dict[str, Any]] = []
+        self.media_lines: list[dict[str, Any]] = []  # those of media.jsonl, the newest first
         self.first_non_finite: dict[tuple[str, str], dict[str, int]] = {}
         """By series and column (nans, infs): the first step at which each layer had some."""
-        self._events: dict[str | None, EventsOfKind] = {}
-        self._event_count = 0
-        self.gradient_flow = GradientTroubles()
         self._layers: dict[SeriesHeader, Ranges] = {}
         self._histograms: dict[tuple[str, tuple[str, ...]], Ranges] = {}
         self._histogram_reader = HistogramReader()
@@ -229,14 +150,7 @@ class RunSummary:
 
     def write_events(self, rows: Iterable[dict[str, Any]], /) -> None:
         """Add rows of events.jsonl."""
-        for row in rows:
-            kind = str(row.get("kind"))
-            self.event_counts[kind] += 1
-            self._event_count += 1
-            if kind == "gradient_flow":
-                self.gradient_flow.add(row)
-            key = kind if kind in self._events or len(self._events) < _MOST_KINDS else None
-            self._events.setdefault(key, EventsOfKind()).add(self._event_count, row)
+        self.events += rows
 
     def _add_layers(self, step: int, header: SeriesHeader, values: Floats) -> None:
         for row in self._histogram_reader.read(step, header, values):
@@ -276,19 +190,13 @@ class RunSummary:
     # ---- what is known -----------------------------------------------------------------------------------------------
 
     @property
-    def events(self) -> list[dict[str, Any]]:
-        """The first and the last events of each kind in their order; `event_counts` counts all."""
-        found = [one for own in self._events.values() for one in (*own.first, *own.last)]
-        return [event for _, event in sorted(found, key=lambda one: one[0])]
+    def event_counts(self) -> Counter[str]:
+        """How many events there are of each kind."""
+        return Counter(event["kind"] for event in self.events)
 
-    @property
-    def distinct_events(self) -> list[tuple[dict[str, Any], int]]:
-        """Events that differ in more than time and step, each as it came first, and how often it came.
-
-        Of each kind there are at most a thousand.
-        """
-        found = [one for own in self._events.values() for one in own.distinct]
-        return [(event, count) for _, event, count in sorted(found, key=lambda one: one[0])]
+    def newest_media(self) -> Iterator[MediaRow]:
+        """Yield the newest tables and images of each name; the file of each is opened when it is asked for."""
+        return read_newest_media(self.files.path, self.media_lines, MOST_MEDIA)
 
     @property
     def run(self) -> dict[str, Any]:
@@ -360,35 +268,9 @@ class RunSummary:
             if numbers:
                 summary.numbers.add_layers(step, header, values)
         if media:
-            lines = files.media_lines()
-            summary.media, summary.media_count = (
-                _with_room(read_newest_media(files.path, lines, MOST_MEDIA)),
-                len(lines),
-            )
+            summary.media_lines = files.media_lines()
         summary.write_events(files.events())
         return summary
-
-
-def _with_room(newest_first: Iterable[MediaRow]) -> list[MediaRow]:
-    """Return the tables and images that a summary keeps, the oldest first. One that is too large displaces no other."""
-    kept: list[MediaRow] = []
-    counts: Counter[str] = Counter()
-    room = dict(MOST_MEDIA_BYTES)
-    for row in newest_first:
-        kind, size = _size_of_media(row)
-        counts[row.name] += 1
-        if counts[row.name] <= MOST_MEDIA and size <= room[kind]:
-            room[kind] -= size
-            kept.append(row)
-    return kept[::-1]
-
-
-def _size_of_media(row: MediaRow) -> tuple[str, int]:
-    content = row.content
-    if isinstance(content, Image):
-        return "image", len(content.png)
-    cells = (*content.columns, *(cell for cells in content.rows for cell in cells))
-    return "table", sum(60 + len(cell) if isinstance(cell, str) else 32 for cell in cells)
 
 
 def _make_room(tables: dict[Any, Ranges], series: str) -> None:
