@@ -28,7 +28,6 @@ from hookline.record.provenance import environment, git_state
 
 REQUIRED_KINDS = ("metrics", "layers", "events")  # of rows; a sink has a method ``write_<kind>`` for each
 KINDS = (*REQUIRED_KINDS, "media")
-LAYERS, MEDIA = "layers.jsonl", "media.jsonl"
 _WEIGHTS = {"layers": 100, "media": 1000}  # about how many rows of metrics take as much memory as one row
 
 
@@ -200,16 +199,12 @@ class FileStorage:
         self.path = path
         self.lost = 0
         self._lock = RunLock(path)  # first: a second writer must not open the files
-        self._files = {kind: JsonLines(path / f"{kind}.jsonl") for kind in ("events", "metrics")}
-        self._layers: LayerLines | None = None  # these are opened with their first line
-        self._media: MediaLines | None = None
+        self._files: dict[str, Any] = {kind: JsonLines(path / f"{kind}.jsonl") for kind in ("events", "metrics")}
 
     def write(self, kind: str, rows: Sequence[Any]) -> None:
         """Append rows of a kind to its file."""
-        late = {"layers": self._write_layers, "media": self._write_media}
-        write = late[kind] if kind in late else self._files[kind].write
         for row in rows:
-            self._try(write, row)
+            self._try(self._append, kind, row)
 
     def start(self, run: dict[str, Any], config: Any, labels: Labels) -> None:
         """Add commit, environment and earlier attempts to the run's description, and write it with the config.
@@ -240,10 +235,9 @@ class FileStorage:
 
     def resume_at(self, step: int) -> None:
         """Discard layers, tables and images of later steps; a run without them gets no file of them."""
-        if (self.path / LAYERS).exists():
-            self._try(self._write_layers, {"resumed": step})
-        if (self.path / MEDIA).exists():
-            self._try(self._write_media, {"resumed": step})
+        for kind in ("layers", "media"):
+            if (self.path / f"{kind}.jsonl").exists():
+                self._try(self._append, kind, {"resumed": step})
 
     def report_loss(self, error: Exception, count: int = 1) -> None:
         """Count lines or values that could not be written, and warn of the first."""
@@ -255,32 +249,22 @@ class FileStorage:
 
     def sync(self) -> None:
         """Wait until the disk has the metrics and events that were written."""
-        for lines in self._files.values():
-            self._try(lines.sync)
+        for kind in ("events", "metrics"):
+            self._try(self._files[kind].sync)
 
     def close(self, run: dict[str, Any]) -> None:
         """Write run.json, close the files and release the lock."""
         self._try(write_json_atomic, self.path / "run.json", run)
-        for lines in (*self._files.values(), self._layers, self._media):
-            if lines is not None:
-                lines.close()
+        for lines in self._files.values():
+            lines.close()
         self._lock.release()
 
-    def _write_layers(self, row: LayerRow | Mapping[str, Any]) -> None:
-        if self._layers is None:
-            self._layers = LayerLines(self.path / LAYERS)
-        if isinstance(row, LayerRow):
-            self._layers.write_row(row)
-        else:
-            self._layers.write(row)
-
-    def _write_media(self, row: MediaRow | Mapping[str, Any]) -> None:
-        if self._media is None:
-            self._media = MediaLines(self.path / MEDIA)
-        if isinstance(row, MediaRow):
-            self._media.write_row(row)
-        else:
-            self._media.write(row)
+    def _append(self, kind: str, row: dict[str, Any] | LayerRow | MediaRow) -> None:
+        """Append a row; the files of layers and media are opened with their first one."""
+        if kind not in self._files:
+            self._files[kind] = {"layers": LayerLines, "media": MediaLines}[kind](self.path / f"{kind}.jsonl")
+        lines = self._files[kind]
+        (lines.write if isinstance(row, dict) else lines.write_row)(row)
 
     def _try(self, write: Callable[..., None], *arguments: Any) -> None:
         try:

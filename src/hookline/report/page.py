@@ -24,7 +24,7 @@ from hookline.errors import RecordError
 from hookline.record import strict_json
 from hookline.record.events import EVENTS, describe_event
 from hookline.record.format import utc_now
-from hookline.report.shrink import CurveArrays, Numbers, fit
+from hookline.report.page_numbers import CurveArrays, PageNumbers, fit
 from hookline.runs.alerts import find_alerts
 from hookline.runs.compare import find_differences, find_divergences, likely_causes
 from hookline.runs.direction import better
@@ -65,7 +65,7 @@ MARK_COLORS = {
 
 def make_report(summaries: Sequence[RunSummary]) -> bytes:
     """Return report.html for one run, or for several that are compared."""
-    numbers, count = [Numbers.of(summary) for summary in summaries], len(summaries)
+    numbers, count = [PageNumbers.of(summary) for summary in summaries], len(summaries)
     media = [_newest_media(summary.newest_media(), BYTES_OF_MEDIA // count) for summary in summaries]
     budget = BYTES_OF_NUMBERS + BYTES_OF_NUMBERS_PER_FURTHER_RUN * (count - 1)
     fit(numbers, budget - sum(_size_of_media(row) for rows in media for row in rows) * 3 // 4)
@@ -162,7 +162,7 @@ def _last_attempt(summary: RunSummary) -> dict[str, Any]:
     return {"seconds": summary.files.last_attempt_seconds, "steps": None if step is None else step - (resumed_at or 0)}
 
 
-def _left_out(numbers: Numbers, media: int) -> dict[str, Any]:
+def _left_out(numbers: PageNumbers, media: int) -> dict[str, Any]:
     """Return what the page has no room for: names by kind, and the number of tables and images."""
     names = {kind: [*map(_cut, kinds[:MOST_LEFT_OUT])] for kind, kinds in numbers.left_out.items()}
     return {"names": names, "counts": {kind: len(kinds) for kind, kinds in numbers.left_out.items()} | {"media": media}}

@@ -10,7 +10,7 @@ import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,10 @@ class LayerTable:
     steps: Array
     values: Floats
 
+    def halved(self) -> LayerTable:
+        """Return the table with each two ranges merged."""
+        return replace(self, steps=self.steps[::2], values=merge_pairs(self.values, farther_from_zero))
+
 
 @dataclass(frozen=True)
 class HistogramTable:
@@ -105,6 +109,10 @@ class HistogramTable:
         """Return the edges of the bins of a name."""
         octaves = 2.0 ** (self.tops[self.names.index(name)] + np.arange(1 - _OCTAVES, 2.0))
         return np.concatenate([-octaves[::-1], octaves])
+
+    def halved(self) -> HistogramTable:
+        """Return the table with each two ranges added up."""
+        return replace(self, steps=self.steps[::2], counts=merge_pairs(self.counts, np.add))
 
 
 class RunSummary:
@@ -281,6 +289,13 @@ def _make_room(tables: dict[Any, Ranges], series: str) -> None:
     own = [header for header in tables if header[0] == series]
     if len(own) >= _MOST_HEADERS:
         del tables[min(own, key=lambda header: tables[header].last)]
+
+
+def merge_pairs(values: Array, merge: Callable[[Array, Array], Array]) -> Array:
+    """Merge each two entries along the first axis; the last one of an odd number stays alone."""
+    even = len(values) - len(values) % 2
+    merged = merge(values[0:even:2], values[1:even:2])
+    return np.concatenate([merged, values[even:]]).astype(values.dtype, copy=False)
 
 
 def farther_from_zero(first: Array, second: Array) -> Array:
