@@ -12,16 +12,14 @@ const buffers = page.arrays.map((base64) => {
 
 class Run {
   constructor(data, index) {
-    Object.assign(this, { data, index, run: data.run ?? {}, labels: data.labels ?? {} });
-    this.id = String(data.run_id ?? `run ${index + 1}`);
-    this.name = String(data.name ?? this.id);
-    const read = (Type, tables) => new Map(Object.entries(tables ?? {}).map(([name, table]) => [name, new Type(this, name, table)]));
+    Object.assign(this, { data, index, run: data.run, labels: data.labels, id: data.run_id, name: data.name });
+    const read = (Type, tables) => new Map(Object.entries(tables).map(([name, table]) => [name, new Type(this, name, table)]));
     this.curves = read(Curve, data.curves);
     this.layers = read(Layers, data.layers);
     this.histograms = read(Histograms, data.histograms);
-    this.events = (data.events ?? []).map((fields, place) =>
-      ({ fields, text: data.event_texts[place], step: fields.step, time: fields.time, kind: String(fields.kind), run: this }));
-    this.alerts = (data.alerts ?? []).map((alert) => ({ ...alert, run: this }));
+    this.events = data.events.map((fields, place) =>
+      ({ fields, text: data.event_texts[place], step: fields.step, time: fields.time, kind: fields.kind, run: this }));
+    this.alerts = data.alerts.map((alert) => ({ ...alert, run: this }));
   }
 }
 
@@ -143,12 +141,12 @@ export const allSteps = (() => {
 
 // ---- events -----------------------------------------------------------------------------------------------------------
 
-const MOST_OTHER_KINDS = 6;
+const MAX_OTHER_KINDS = 6;
 
 /** The kinds of marks on the step axis: those of Python's table of events, and the most frequent ones of other events. */
 export const markKinds = (() => {
   const events = runs.flatMap((run) => run.events).filter(({ kind }) => !Object.hasOwn(page.marks.kinds, kind));
-  const others = [...groupBy(events, ({ kind }) => kind)].sort(([, a], [, b]) => b.length - a.length).slice(0, MOST_OTHER_KINDS);
+  const others = [...groupBy(events, ({ kind }) => kind)].sort(([, a], [, b]) => b.length - a.length).slice(0, MAX_OTHER_KINDS);
   return [...Object.keys(page.marks.colors), ...others.map(([kind]) => kind), "other"];
 })();
 

@@ -314,15 +314,12 @@ export class HistogramPlot extends Grid {
     if (this.filledFor !== view.find) this.fillChoices();
     this.places = this.table.placesOf(this.chosen);
     this.steps = this.places.map((place) => this.table.steps[place]);
-    const line = rgb(lineColor(0)), used = new Set();
+    const line = rgb(lineColor(0)), isUsed = (bin) => this.steps.some((_, step) => this.cell(step, bin));
     this.scale.ramp = ramp([mixed(rgb(color("card")), line, 0.12), line]);
-    for (let step = 0; step < this.steps.length; step++) {
-      for (let bin = 0; bin < this.table.bins; bin++) if (this.cell(step, bin)) used.add(bin);
-    }
     // From the greatest value at the top to the least; a row of null stands for bins that are empty at every step.
     this.rows = [];
     for (let bin = this.table.bins - 1; bin >= 0; bin--) {
-      if (used.has(bin)) this.rows.push(bin);
+      if (isUsed(bin)) this.rows.push(bin);
       else if (this.rows.length && this.rows.at(-1) !== null) this.rows.push(null);
     }
     if (this.rows.at(-1) === null) this.rows.pop();

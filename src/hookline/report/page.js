@@ -42,7 +42,7 @@ const isThere = (value) => value !== null && value !== undefined && value !== ""
 
 /** Make a list of names and values; nested values are indented, empty ones left out. */
 function facts(fields) {
-  const entries = Object.entries(fields ?? {}).filter(([, value]) => isThere(value));
+  const entries = Object.entries(fields).filter(([, value]) => isThere(value));
   return el("dl", { class: "facts" }, ...entries.flatMap(([name, value]) => [named("dt", words(name), 60), el("dd", {}, factValue(value))]));
 }
 
@@ -79,7 +79,7 @@ function runName(run, tag = "span") {
 /** Say which names of a kind (curves, layers, histograms) the page has no room for. */
 function leftOut(kind, nouns) {
   return perRun(({ data }) => {
-    const names = data.left_out?.names?.[kind] ?? [], count = data.left_out?.counts?.[kind] ?? 0;
+    const names = data.left_out.names[kind] ?? [], count = data.left_out.counts[kind] ?? 0;
     if (!count) return null;
     const more = count > names.length ? ` and ${number(count - names.length)} more` : "";
     const what = `Left out, because the page would become too large: ${number(count)} ${nouns}: `;
@@ -90,26 +90,25 @@ function leftOut(kind, nouns) {
 
 // ---- alerts and overview ----------------------------------------------------------------------------------------------
 
-const SEVERITIES = { error: "Error", warning: "Warning", info: "Note" }, MOST_ALERTS = 12;
+const SEVERITIES = { error: "Error", warning: "Warning", info: "Note" }, MAX_ALERTS = 12;
 
 function alerts() {
-  const rank = ({ severity }) => Math.max(Object.keys(SEVERITIES).indexOf(severity), 0);
+  const rank = ({ severity }) => Object.keys(SEVERITIES).indexOf(severity);
   const all = runs.flatMap((run) => run.alerts).sort((a, b) => rank(a) - rank(b)); // those of each run are sorted already
   if (!all.length) return [el("p", { class: "quiet" }, "Nothing was found that needs attention.")];
   const items = all.map((alert) => {
-    const severity = alert.severity in SEVERITIES ? alert.severity : "info";
     const click = (event) => (event.preventDefault(), goTo(alert));
     const link = el("a", { href: "#curves", on: { click } }, visible(alert.text).slice(0, 500));
-    const where = alert.step === null || alert.step === undefined ? "" : `step ${number(alert.step)}`;
-    return el("li", { class: `alert ${severity}` }, el("span", { class: "severity" }, SEVERITIES[severity]),
+    const where = alert.step === null ? "" : `step ${number(alert.step)}`;
+    return el("li", { class: `alert ${alert.severity}` }, el("span", { class: "severity" }, SEVERITIES[alert.severity]),
       el("span", { class: "what" }, several ? runName(alert.run) : null, link), el("span", { class: "where" }, where));
   });
-  return foldRest(items, MOST_ALERTS, (shown) => el("ul", { class: "alerts" }, ...shown));
+  return foldRest(items, MAX_ALERTS, (shown) => el("ul", { class: "alerts" }, ...shown));
 }
 
 /** Scroll to what an alert is about, with the cursor at its step. */
 function goTo(alert) {
-  const place = alert.place ?? {};
+  const { place } = alert;
   let target = null;
   if ("curve" in place) target = places.curves.get(place.curve)?.figure;
   else if ("series" in place) {
@@ -122,7 +121,7 @@ function goTo(alert) {
   target.scrollIntoView({ block: "center", behavior: "instant" });
   if (!target.hasAttribute("tabindex")) target.setAttribute("tabindex", "-1");
   target.focus({ preventScroll: true });
-  if (typeof alert.step === "number") {
+  if (alert.step !== null) {
     if (alert.step < view.range[0] || alert.step > view.range[1]) view.zoom(null);
     view.moveTo(alert.step);
   }
@@ -163,7 +162,7 @@ const FACTS = [
   ["attempts", (run) => (run.run.attempts.length > 1 ? run.run.attempts.length : null)],
 ];
 
-const MOST_CAUSES = 5, MOST_TILES = 12, MOST_METRICS = 40; // of a run, and of a comparison
+const MAX_CAUSES = 5, MAX_TILES = 12, MAX_METRICS = 40; // of a run, and of a comparison
 
 /** Name the metrics for which an overview has no room. */
 function notHere(metrics, most) {
@@ -175,10 +174,10 @@ function overview() {
   if (several) return sideBySide();
   const [run] = runs;
   const metrics = headline(run);
-  const tiles = metrics.slice(0, MOST_TILES).map(({ curve, last, note }) => el("div", { class: "tile" },
+  const tiles = metrics.slice(0, MAX_TILES).map(({ curve, last, note }) => el("div", { class: "tile" },
     named("span", curve.name, 30, { class: "tile-name" }), el("span", { class: "tile-value" }, last),
     el("span", { class: "tile-note" }, note)));
-  return el("div", {}, tiles.length ? el("div", { class: "tiles" }, ...tiles) : null, notHere(metrics, MOST_TILES),
+  return el("div", {}, tiles.length ? el("div", { class: "tiles" }, ...tiles) : null, notHere(metrics, MAX_TILES),
     facts(Object.fromEntries(FACTS.map(([label, read]) => [label, read(run)]))));
 }
 
@@ -202,19 +201,19 @@ function breakable(name) {
 function sideBySide() {
   const byRun = runs.map((run) => new Map(headline(run).map((metric) => [metric.curve.name, metric])));
   const metrics = [...new Map(byRun.flatMap((ofRun) => [...ofRun])).values()];
-  const rows = [...FACTS, ...metrics.slice(0, MOST_METRICS).map(({ curve: { name } }) => [name, (run) => {
+  const rows = [...FACTS, ...metrics.slice(0, MAX_METRICS).map(({ curve: { name } }) => [name, (run) => {
     const metric = byRun[run.index].get(name);
     return metric ? `${metric.last} (${metric.note})` : null;
   }])];
   const filled = rows.map(([label, read]) => [label, runs.map(read)]).filter(([, values]) => values.some(isThere));
-  return el("div", {}, compareRuns([["", filled]]), notHere(metrics, MOST_METRICS));
+  return el("div", {}, compareRuns([["", filled]]), notHere(metrics, MAX_METRICS));
 }
 
 /** Say where each run diverges from the first one, and why that may be. */
 function divergences() {
   return page.divergences.map(({ text, causes }, index) => {
     const names = [runName(runs[0]), " and ", runName(runs[index + 1]), ` ${visible(text)}.`];
-    const likely = causes.slice(0, MOST_CAUSES).map((cause) => el("li", {}, named("span", cause, 300)));
+    const likely = causes.slice(0, MAX_CAUSES).map((cause) => el("li", {}, named("span", cause, 300)));
     const more = causes.length - likely.length;
     if (more > 0) likely.push(el("li", {}, `${number(more)} more, among the differences below`));
     return el("div", { class: "card divergence" }, el("p", {}, ...names),
@@ -231,9 +230,7 @@ function outcome(run) {
 
 function lineage(run) {
   const from = run.run.lineage;
-  if (!from) return null;
-  if (typeof from !== "object") return short(from, 200);
-  return short(Object.entries(from).map(([name, value]) => `${name}: ${value}`).join(", "), 200);
+  return from && short(Object.entries(from).map(([name, value]) => `${name}: ${value}`).join(", "), 200);
 }
 
 // ---- curves -----------------------------------------------------------------------------------------------------------
@@ -391,7 +388,7 @@ function hookCosts(run) {
 
 // ---- events, tables and images, config --------------------------------------------------------------------------------
 
-const MOST_EVENTS = 20, LONGEST_CELL = 1000; // characters
+const MAX_EVENTS = 20, MAX_CELL_LENGTH = 1000; // characters
 
 function events(run) {
   if (!run.events.length) return null;
@@ -399,15 +396,15 @@ function events(run) {
     const mark = el("span", { class: `mark ${markColor(markOf(event))}` }, "● ");
     const row = el("tr", {}, el("td", { class: "number" }, typeof event.step === "number" ? number(event.step) : "–"),
       el("td", { class: "kind" }, mark, short(words(event.kind), 40)),
-      el("td", { class: "text" }, named("span", event.text, LONGEST_CELL), fieldsOf(event)),
+      el("td", { class: "text" }, named("span", event.text, MAX_CELL_LENGTH), fieldsOf(event)),
       el("td", { class: "time" }, typeof event.time === "number" ? time(event.time) : "–"));
     if (typeof event.step === "number") row.addEventListener("click", () => view.moveTo(event.step));
     return row;
   });
   const heads = ["step", "event", "what", "time"];
-  const count = run.data.event_count ?? rows.length;
-  const note = `Of ${number(count)} events, the first and the last ${number(rows.length / 2)} are here.`;
-  const [first, ...rest] = foldRest(rows, MOST_EVENTS, (shown) => table(heads, shown));
+  const count = run.data.event_count;
+  const note = `Of ${number(count)} events, ${number(rows.length)} are here: of each kind the first and the last.`;
+  const [first, ...rest] = foldRest(rows, MAX_EVENTS, (shown) => table(heads, shown));
   return el("div", {}, first, count > rows.length ? el("p", { class: "note" }, note) : null, ...rest);
 }
 
@@ -426,8 +423,7 @@ function fieldsOf(event) {
 
 /** Make a card for each name of tables and images. */
 function media(run) {
-  const byName = groupBy(run.data.media ?? [], ({ type, name }) => JSON.stringify([type, name]));
-  const left = run.data.left_out?.counts?.media ?? 0;
+  const byName = groupBy(run.data.media, ({ type, name }) => JSON.stringify([type, name])), left = run.data.left_out.counts.media;
   if (!byName.size && !left) return null;
   const note = byName.size ? `Of tables and images the newest are here; the record has ${number(left)} more of them.`
     : `The record has tables or images, ${number(left)} in all, for which the page has no room.`;
@@ -460,14 +456,11 @@ function imageOf({ name, step, png }) {
 }
 
 function tableOf({ kind, columns, rows, sums, total_rows: allRows, total_columns: allColumns }) {
-  const value = (cell) => {
-    if (typeof cell === "number") return cell;
-    return ["NaN", "Infinity", "-Infinity"].includes(cell) ? Number(cell) : cell === null ? "–" : String(cell);
-  };
+  const value = (cell) => (["NaN", "Infinity", "-Infinity"].includes(cell) ? Number(cell) : cell);
   const lines = kind === "confusion_matrix" ? shaded(rows, sums) : rows.map((cells) => cells.map(value));
   const cut = [[rows.length, allRows, "row"], [columns.length, allColumns, "column"]];
   const notes = cut.filter(([shown, total]) => total > shown).map(([shown, total, noun]) => `the first ${number(shown)} of ${plural(total, noun)}`);
-  return [table(columns.map(String), lines, LONGEST_CELL),
+  return [table(columns.map(String), lines, MAX_CELL_LENGTH),
     ...(notes.length ? [el("p", { class: "note" }, notes.join(", "))] : [])];
 }
 
@@ -522,7 +515,7 @@ function attempts({ run }) {
 function about(run) {
   const { environment, git, config_hash: hash, seed, lineage: from, lost } = run.run;
   const code = { ...git, "config hash": hash, seed, "lost lines": lost || null };
-  const parts = [["Environment", environment], ["Code", code], ...(from ? [["Lineage", typeof from === "object" ? from : { from }]] : [])];
+  const parts = [["Environment", environment], ["Code", code], ...(from ? [["Lineage", from]] : [])];
   const lists = parts.map(([title, fields]) => el("div", {}, el("h4", {}, title), facts(fields)));
   return el("div", {}, el("div", { class: "columns" }, ...lists), ...attempts(run));
 }
@@ -602,11 +595,10 @@ function connect() {
   const root = document.documentElement;
   let before = null, opened = [];
   addEventListener("beforeprint", () => {
-    before = root.dataset.theme;
     root.classList.add("printing");
     opened = [...document.querySelectorAll("details:not([open], .fields)")];
     for (const details of opened) details.open = true;
-    setTheme("light");
+    before = setTheme("light");
     for (const plot of view.plots) plot.draw();
   });
   addEventListener("afterprint", () => {

@@ -149,19 +149,20 @@ export const lineColor = (index) => color(lineName(index));
 export const rgb = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
 export const pale = (hex, opacity) => `rgba(${[...rgb(hex), opacity].join(", ")})`;
 
-export function isDark() {
-  const chosen = document.documentElement.dataset.theme;
-  return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-}
+let chosenTheme = null;
+export const isDark = () => document.documentElement.dataset.theme === "dark";
 
-/** Switch to "light" or "dark", or to what the system prefers if null, and draw everything again. */
+/** Switch to "light" or "dark", or to what the system prefers if null; return what was chosen before. */
 export function setTheme(theme) {
-  if (theme) document.documentElement.dataset.theme = theme;
-  else delete document.documentElement.dataset.theme;
+  const before = chosenTheme;
+  chosenTheme = theme;
   themeChanged();
+  return before;
 }
 
+/** Use the colors of the theme that was chosen or that the system prefers, and draw everything again. */
 export function themeChanged() {
+  document.documentElement.dataset.theme = chosenTheme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
   colors = new Map();
   document.getElementById("theme").textContent = isDark() ? "Light" : "Dark";
   view.update((plot) => plot.draw());

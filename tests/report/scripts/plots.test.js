@@ -4,7 +4,8 @@ import { test } from "node:test";
 import { base64, importScript, setPage } from "./stubs.js";
 
 const curve = { steps: 0, mean: 1, lowest: 1, highest: 1, last: [100, 1], least: [1, 1], greatest: [1, 1], non_finite: null };
-setPage({ arrays: [base64(new Float64Array([0, 100])), base64(new Float32Array([1, 1]))], runs: [{ curves: { loss: curve } }] });
+const run = { curves: { loss: curve }, layers: {}, histograms: {}, events: [], alerts: [] };
+setPage({ arrays: [base64(new Float64Array([0, 100])), base64(new Float32Array([1, 1]))], runs: [run] });
 const { logRange, logSplits, pale, placeMarks, roundUp, smooth, usable, view, yRange } = await importScript("plots.js");
 
 test("smoothing has no bias at the beginning and keeps gaps", () => {
