@@ -27,7 +27,7 @@ from hookline.errors import RecordError
 from hookline.record import Record, read_layers, read_metrics
 from hookline.record.events import describe_event
 from hookline.runs.alerts import find_alerts
-from hookline.runs.curves import MOST_RANGES, Curve, Point
+from hookline.runs.curves import MAX_RANGES, Curve, Point
 from hookline.runs.reader import Damage
 from hookline.runs.summary import HistogramTable, RunSummary
 from hookline.stats.histograms import histograms
@@ -50,7 +50,7 @@ def test_a_spike_of_one_step_survives_a_long_run() -> None:
     values[61_803] = 1000.0
     for begin in range(0, 100_000, 50):  # as the record is flushed
         curve.extend(list(range(begin, begin + 50)), values[begin : begin + 50].tolist())
-    assert curve.steps.size <= MOST_RANGES
+    assert curve.steps.size <= MAX_RANGES
     (found,) = np.flatnonzero(curve.highest == 1000.0)
     assert curve.steps[found] <= 61_803 < curve.steps[found] + curve.width
     assert curve.greatest == Point(61_803, 1000.0)

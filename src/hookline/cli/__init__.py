@@ -47,7 +47,7 @@ EXIT_CODES = {
     TERMINATED: "ended by SIGTERM, as by Ctrl-C",
 }
 
-_LONGEST_MESSAGE = 2000  # characters
+_MAX_MESSAGE_LENGTH = 2000  # characters: a screen
 
 # What each command does, in the order of `hookline --help`. A command is the module of its name, with `add_arguments`
 # and `run`; it is imported when it is typed, and must import what takes long (torch) only in `run`.
@@ -280,8 +280,8 @@ def _print_wrapped(line: str) -> None:
 
 def one_line(text: str) -> str:
     """Make a message safe for the console: no line breaks, no control characters, of bounded length."""
-    half = _LONGEST_MESSAGE // 2
-    cut = text if len(text) <= _LONGEST_MESSAGE else f"{text[:half]} … {text[-half:]}"  # the remedy is at the end
+    half = _MAX_MESSAGE_LENGTH // 2
+    cut = text if len(text) <= _MAX_MESSAGE_LENGTH else f"{text[:half]} … {text[-half:]}"  # the remedy is at the end
     return printable(" ".join(cut.split()))
 
 

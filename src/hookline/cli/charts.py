@@ -23,13 +23,13 @@ Curve = tuple[Any, Any, Any] | tuple[Any, Any, Any, int, int]
 
 COLOURS = ("cyan", "yellow", "magenta", "green", "red", "blue")
 MARKERS = "*+ox#@"
-FEWEST_POINTS = 5  # of a chart that was not asked for: the table of metrics says more than a nearly empty one
-_WIDEST = 240  # columns; rich reports any width for a pipe that sets COLUMNS
-_NARROWEST = 10  # columns of the plot, also in a terminal that is too narrow for it
+MIN_POINTS = 5  # of a chart that was not asked for: the table of metrics says more than a nearly empty one
+_MAX_WIDTH = 240  # columns; rich reports any width for a pipe that sets COLUMNS
+_MIN_WIDTH = 10  # columns of the plot, also in a terminal that is too narrow for it
 _ROWS_PER_TICK, _COLUMNS_PER_TICK = 2, 10  # at least
-_LARGEST, _SMALLEST = 1e300, 1e-300  # larger values are drawn there; smaller ones are 0, or there on a log axis
+_MAX_DRAWN, _MIN_DRAWN = 1e300, 1e-300  # larger values are drawn there; smaller ones are 0, or there on a log axis
 _ROUNDING = 1e-12  # numbers that differ by a smaller share are one
-_LONGEST_LABEL = 60  # characters of the legend
+_MAX_LABEL_LENGTH = 60  # characters of the legend
 # The bit of each dot in a braille character, by row and column; U+2800 has no dot.
 _BRAILLE, _BITS = 0x2800, np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]], dtype=np.uint32)
 _SUFFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -91,14 +91,14 @@ class _Series:
         steps, low, high = (np.asarray(values, dtype=np.float64).ravel() for values in curve[:3])
         order = np.argsort(steps, kind="stable")
         # Near the largest float, differences would overflow.
-        low, high = (np.where(np.isfinite(side), np.clip(side, -_LARGEST, _LARGEST), side) for side in (low, high))
+        low, high = (np.where(np.isfinite(side), np.clip(side, -_MAX_DRAWN, _MAX_DRAWN), side) for side in (low, high))
         steps, low, high = steps[order], low[order], high[order]
         if log:
             with np.errstate(divide="ignore", invalid="ignore"):
-                low, high = (np.where(side > 0, np.log10(np.maximum(side, _SMALLEST)), np.nan) for side in (low, high))
+                low, high = (np.where(side > 0, np.log10(np.maximum(side, _MIN_DRAWN)), np.nan) for side in (low, high))
         else:
             # Between subnormal numbers there may be no room for ticks.
-            low, high = (np.where(np.abs(side) < _SMALLEST, 0.0, side) for side in (low, high))
+            low, high = (np.where(np.abs(side) < _MIN_DRAWN, 0.0, side) for side in (low, high))
         # A bucket may have one finite end: the other one is drawn to the edge if infinite, and left out if NaN.
         low, high = np.where(np.isnan(low), high, low), np.where(np.isnan(high), low, high)
         there = (np.isfinite(low) | np.isfinite(high)) & np.isfinite(steps)
@@ -131,7 +131,7 @@ def _draw(console: Console, series: Sequence[_Series], height: int, log: bool, w
     last = max(last, first + max(1.0, abs(first) * _ROUNDING))  # beyond 2^53, adding 1 changes nothing
     labels = _value_labels(bottom, top, height, log)
     margin = max(len(text) for text in ("step", *labels.values())) + 1
-    columns = max(min(console.width, _WIDEST) - margin - 1, _NARROWEST)
+    columns = max(min(console.width, _MAX_WIDTH) - margin - 1, _MIN_WIDTH)
     shape = (height * 4, columns * 2) if with_dots else (height, columns)
     bits, owners = np.zeros((height, columns), dtype=np.uint32), np.full((height, columns), -1)
     for curve in series:
@@ -278,7 +278,7 @@ def _step_axis(first: float, last: float, columns: int, frame: str) -> tuple[str
 
 def _print_legend(console: Console, series: Sequence[_Series], indent: int, line: str) -> None:
     """Print what each colour or marker is, as many as fit on a line."""
-    width = max(min(console.width, _WIDEST), 20)
+    width = max(min(console.width, _MAX_WIDTH), 20)
     shown = Text(" " * indent)
     for curve in series:
         sign = line * 2 or MARKERS[curve.index % len(MARKERS)]
@@ -292,12 +292,12 @@ def _print_legend(console: Console, series: Sequence[_Series], indent: int, line
 
 def _shorten(label: str) -> str:
     """Return a label on one line, safe to print, of bounded length."""
-    return cut(" ".join(printable(label[: 2 * _LONGEST_LABEL]).split()) or "(no name)", _LONGEST_LABEL)
+    return cut(" ".join(printable(label[: 2 * _MAX_LABEL_LENGTH]).split()) or "(no name)", _MAX_LABEL_LENGTH)
 
 
 def _print(console: Console, line: Text) -> None:
     line.rstrip()
-    line.truncate(min(console.width, _WIDEST), overflow="ellipsis")
+    line.truncate(min(console.width, _MAX_WIDTH), overflow="ellipsis")
     console.print(line, no_wrap=True, crop=False, soft_wrap=True)
 
 

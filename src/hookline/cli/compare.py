@@ -14,7 +14,7 @@ from rich.console import Console
 
 from hookline._console import printable
 from hookline.cli import arguments
-from hookline.cli.charts import FEWEST_POINTS, draw_chart, to_draw
+from hookline.cli.charts import MIN_POINTS, draw_chart, to_draw
 from hookline.cli.formatting import (
     LOSSES,
     cut,
@@ -35,8 +35,8 @@ from hookline.runs.direction import Direction, better
 from hookline.runs.find import RunFiles, run_labels
 from hookline.runs.summary import RunSummary
 
-_MOST_DIFFERENCES, _MOST_CAUSES, _MOST_METRICS = 40, 5, 12
-_LONGEST_NAME, _LONGEST_TITLE, _NARROWEST_CELL = 60, 12, 14
+_MAX_DIFFERENCES, _MAX_CAUSES, _MAX_METRICS = 40, 5, 12  # what a person reads; --json has all
+_MAX_NAME_LENGTH, _MAX_TITLE_LENGTH, _MIN_CELL_WIDTH = 60, 12, 14  # so that five runs fit 80 columns
 _NO_DIVERGENCE = dict.fromkeys(field.name for field in fields(Divergence))  # of runs without a common step
 
 
@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
         [] if divergence is None else likely_causes(first, other, divergence, find_differences([first, other]))
         for other, divergence in zip(others, divergences, strict=True)
     ]
-    names = shorten(run_labels(files), _LONGEST_NAME)
+    names = shorten(run_labels(files), _MAX_NAME_LENGTH)
     if options.json:
         print_json(describe(files, summaries, differences, divergences, causes))
         return 0
@@ -110,10 +110,10 @@ def print_divergences(
             paragraph(console, "have no step in common")
             continue
         paragraph(console, str(replace(divergence, name=cut(divergence.name, 100))))
-        for index, cause in enumerate(why[:_MOST_CAUSES]):
+        for index, cause in enumerate(why[:_MAX_CAUSES]):
             labelled(console, "" if index else "likely", cut(cause), width=8)
-        if len(why) > _MOST_CAUSES:
-            labelled(console, "", f"and {len(why) - _MOST_CAUSES} more below", width=8)
+        if len(why) > _MAX_CAUSES:
+            labelled(console, "", f"and {len(why) - _MAX_CAUSES} more below", width=8)
 
 
 def print_differences(console: Console, names: Sequence[str], differences: Sequence[Difference]) -> None:
@@ -124,9 +124,9 @@ def print_differences(console: Console, names: Sequence[str], differences: Seque
         return
     rows: list[tuple[str, Sequence[str]]] = []
     listed = []
-    widest = max(console.width * 2 // 3 // len(names) - 2, _NARROWEST_CELL)
+    widest = max(console.width * 2 // 3 // len(names) - 2, _MIN_CELL_WIDTH)
     section = ""
-    for difference in differences[:_MOST_DIFFERENCES]:
+    for difference in differences[:_MAX_DIFFERENCES]:
         cells = [cut(value_text(value)) for value in difference.values]
         if max(map(len, cells)) > widest:
             listed.append((f"{difference.section}: {cut(difference.key, 100)}", cells))
@@ -141,8 +141,8 @@ def print_differences(console: Console, names: Sequence[str], differences: Seque
         paragraph(console, key, indent=0)
         for name, cell in zip(names, cells, strict=True):
             labelled(console, name, cell, indent=2, width=max(map(len, names)) + 2)
-    if len(differences) > _MOST_DIFFERENCES:
-        paragraph(console, f"and {len(differences) - _MOST_DIFFERENCES} more; --json has all", indent=0)
+    if len(differences) > _MAX_DIFFERENCES:
+        paragraph(console, f"and {len(differences) - _MAX_DIFFERENCES} more; --json has all", indent=0)
 
 
 def print_curves(console: Console, names: Sequence[str], summaries: Sequence[RunSummary]) -> None:
@@ -153,7 +153,7 @@ def print_curves(console: Console, names: Sequence[str], summaries: Sequence[Run
             name: None if curve is None or not curve.finite else to_draw(curve)
             for name, curve in zip(names, curves, strict=True)
         }
-        if any(curve is not None and curve.finite >= FEWEST_POINTS for curve in curves):
+        if any(curve is not None and curve.finite >= MIN_POINTS for curve in curves):
             console.print()
             draw_chart(console, drawn, title=metric)
 
@@ -161,7 +161,7 @@ def print_curves(console: Console, names: Sequence[str], summaries: Sequence[Run
 def print_metrics(console: Console, names: Sequence[str], summaries: Sequence[RunSummary]) -> None:
     """Print the last value of each run side by side, then the best one of metrics whose better direction is known."""
     metrics = _directions(summaries)
-    shown = dict(list(metrics.items())[:_MOST_METRICS])
+    shown = dict(list(metrics.items())[:_MAX_METRICS])
     last = [
         (name, ["-" if curve is None else _point(curve.last) for curve in _curves(summaries, name)]) for name in shown
     ]
@@ -187,7 +187,7 @@ def print_side_by_side(console: Console, names: Sequence[str], rows: Sequence[tu
         names: Different names of the runs.
         rows: A key, and a cell for each run.
     """
-    titles = shorten(names, _LONGEST_TITLE)
+    titles = shorten(names, _MAX_TITLE_LENGTH)
     width = max(cell_len(printable(text)) for text in (*titles, *(cell for _, cells in rows for cell in cells))) + 2
     # Keys are cut if otherwise the runs would not fit beside each other.
     keys = shorten([key for key, _ in rows], max(console.width // 3, console.width - 2 - width * len(names)))

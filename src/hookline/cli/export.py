@@ -18,7 +18,7 @@ from hookline.record import strict_json
 from hookline.runs.frames import Columns, LoadedRun, columns_of, load_run
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet runs a cell that begins so
-_LONGEST_NAME = 100  # characters of a series in a file's name
+_MAX_NAME_LENGTH = 100  # characters of a series in a file's name
 _TYPES_OF_COLUMNS = ({bool}, {int}, {float}, {str})
 _INT64 = range(-(2**63), 2**63)
 
@@ -72,7 +72,7 @@ def _tables(loaded: LoadedRun) -> dict[str, Columns]:
 
 def _safe(name: str) -> str:
     """Return a name that is safe in a file's name, whatever wrote it."""
-    return re.sub("[^A-Za-z0-9._=-]", "_", name)[:_LONGEST_NAME]
+    return re.sub("[^A-Za-z0-9._=-]", "_", name)[:_MAX_NAME_LENGTH]
 
 
 def _make_empty(directory: Path) -> None:

@@ -14,7 +14,7 @@ from hookline.runs.find import RunFiles
 from hookline.runs.reader import RUN
 
 RUNS = "runs"
-_MOST_LISTED = 10  # runs in a message
+_MAX_LISTED = 10  # runs in a message
 
 
 def resolve_run(given: str, *, must_exist: bool = True) -> str:
@@ -54,8 +54,8 @@ def resolve_run(given: str, *, must_exist: bool = True) -> str:
     if not matching:
         raise HooklineError(_unknown_text(given, directory, runs))
     if len(matching) > 1:
-        more = f" and {len(matching) - _MOST_LISTED} more" if len(matching) > _MOST_LISTED else ""
-        listed = ", ".join(map(_described, matching[:_MOST_LISTED]))
+        more = f" and {len(matching) - _MAX_LISTED} more" if len(matching) > _MAX_LISTED else ""
+        listed = ", ".join(map(_described, matching[:_MAX_LISTED]))
         what = f"{len(matching)} runs in {directory}/ {where} with it: {listed}{more}"
         raise HooklineError(f"{given}: {what}; give more of the id")
     return str(matching[0])

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from hookline.runs.curves import Point
 
 LOSSES = ("train/loss", "val/loss")  # what is drawn unless other metrics are asked for
-WIDEST = 100  # longer lines are tiring to read
-_LONGEST_NAME = 200  # characters of a name that is shortened, also if it is then like another one
+MAX_WIDTH = 100  # longer lines are tiring to read
+_MAX_NAME_LENGTH = 200  # characters of a name that is shortened, also if it is then like another one
 _FIRST_METRICS = ("val/", "train/", "lr", "throughput/samples", "throughput/tokens", "throughput/steps", "throughput/")
 
 
@@ -47,9 +47,9 @@ def shorten(names: Sequence[str], longest: int) -> list[str]:
         head = (longest - 1) // 2
         tail = longest - 1 - head
         cuts = [name if len(name) <= longest else f"{name[:head]}…{name[-tail:]}" for name in names]
-        if len(set(cuts)) == len(names) or longest >= _LONGEST_NAME:
+        if len(set(cuts)) == len(names) or longest >= _MAX_NAME_LENGTH:
             return cuts
-        longest = min(longest * 5 // 4, _LONGEST_NAME)
+        longest = min(longest * 5 // 4, _MAX_NAME_LENGTH)
 
 
 def metric_order(name: str) -> tuple[int, str]:
@@ -116,7 +116,7 @@ def table(
     console: Console,
     columns: Mapping[str, Mapping[str, Any]],
     rows: Iterable[tuple[Sequence[str], str]],
-    width: int = WIDEST,
+    width: int = MAX_WIDTH,
 ) -> None:
     """Print a table without lines that fits the terminal; long cells wrap.
 
@@ -138,6 +138,6 @@ def table(
 
 
 def _wrapped(console: Console, text: str, first: str, others: str) -> list[str]:
-    width = max(min(console.width, WIDEST), len(others) + 20)
+    width = max(min(console.width, MAX_WIDTH), len(others) + 20)
     text = printable(text)
     return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=others, break_long_words=False) or [""]

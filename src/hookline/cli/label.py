@@ -9,10 +9,10 @@ from hookline.cli import arguments
 from hookline.cli.formatting import cut, heading, labelled, open_console, paragraph, print_json
 from hookline.errors import HooklineError
 from hookline.record.labels import (
-    LONGEST_NAME,
-    LONGEST_NOTES,
-    LONGEST_TAG,
-    MOST_TAGS,
+    MAX_NAME_LENGTH,
+    MAX_NOTES_LENGTH,
+    MAX_TAG_LENGTH,
+    MAX_TAGS,
     Labels,
     check_name,
     check_notes,
@@ -45,9 +45,9 @@ def run(options: argparse.Namespace) -> int:
         return 0
     console = open_console()
     heading(console, cut(record.run_id))
-    labelled(console, "name", cut(labels.name or "-", LONGEST_NAME), width=7)
-    labelled(console, "tags", cut(", ".join(labels.tags) or "-", MOST_TAGS * (LONGEST_TAG + 2)), width=7)
-    first, *others = cut(labels.notes or "-", LONGEST_NOTES).splitlines() or ["-"]
+    labelled(console, "name", cut(labels.name or "-", MAX_NAME_LENGTH), width=7)
+    labelled(console, "tags", cut(", ".join(labels.tags) or "-", MAX_TAGS * (MAX_TAG_LENGTH + 2)), width=7)
+    first, *others = cut(labels.notes or "-", MAX_NOTES_LENGTH).splitlines() or ["-"]
     labelled(console, "notes", first, width=7)
     for line in others:
         paragraph(console, line, indent=11)

@@ -20,9 +20,9 @@ from hookline.runs.find import RunFiles, run_labels
 from hookline.runs.summary import RunSummary
 
 LISTS_METRICS = "`hookline show RUN --metrics`"
-_FEW, _MOST_SUGGESTED = 8, 3  # metrics: so few are all listed by the message
+_FEW, _MAX_SUGGESTED = 8, 3  # metrics: so few are all listed by the message
 FORMATS = (".svg", ".png")
-_LONGEST_LABEL = 60  # characters in a file's legend
+_MAX_LABEL_LENGTH = 60  # characters in a file's legend
 
 Curves = dict[str, dict[str, Curve]]  # by metric and label of the run
 
@@ -92,7 +92,7 @@ def suggest_metric(name: str, names: Iterable[str]) -> str:
         return nearest(name, valid, LISTS_METRICS)
     # "acc" more likely means train/accuracy than train/top2_accuracy.
     begin = [metric for metric in containing if metric.rpartition("/")[2].lower().startswith(name.lower())]
-    near = " or ".join(map(repr, (begin or containing)[:_MOST_SUGGESTED]))
+    near = " or ".join(map(repr, (begin or containing)[:_MAX_SUGGESTED]))
     return f"did you mean {near}? {LISTS_METRICS} lists all {len(valid)}"
 
 
@@ -158,5 +158,5 @@ def write_figure(path: Path, curves: Curves, labels: Sequence[str], log: bool) -
 
 def _plain(label: str) -> str:
     """Return a label that matplotlib takes as text: no formula between $, and no _ at its beginning, which hides it."""
-    text = printable(label[:_LONGEST_LABEL]).replace("\n", " ").replace("$", r"\$")
+    text = printable(label[:_MAX_LABEL_LENGTH]).replace("\n", " ").replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text

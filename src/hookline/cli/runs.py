@@ -29,11 +29,11 @@ COLUMNS = ("id", "name", "tags", "outcome", "best", "steps", "duration", "starte
 SORT_KEYS = ("started", "id", "name", "outcome", "best", "steps", "duration")
 _LARGEST_FIRST = ("started", "steps", "duration")
 _STYLES = {RUNNING: "green", "failed": "red", "non_finite": "red", KILLED: "yellow", "interrupted": "yellow"}
-_WIDEST_CELL = {"name": 32, "tags": 32, "outcome": 28, "best": 32, "from": 36}
-_NARROW_CELL = {**_WIDEST_CELL, "name": 16, "tags": 16}
+_MAX_CELL_WIDTHS = {"name": 32, "tags": 32, "outcome": 28, "best": 32, "from": 36}
+_NARROW_CELL_WIDTHS = {**_MAX_CELL_WIDTHS, "name": 16, "tags": 16}
 _WHOLE = ("id", "steps", "duration", "started")  # never cut
-_SHORTEST_ID = len("20261117-085800")
-_MOST_SKIPPED = 5  # directories in the note
+_MIN_ID_LENGTH = len("20261117-085800")
+_MAX_SKIPPED = 5  # directories in the note
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,8 +68,8 @@ def run(options: argparse.Namespace) -> int:
     if not options.json and len(shown) < len(chosen):
         paragraph(open_console(), f"{len(chosen) - len(shown)} more; --limit {len(chosen)} prints all", indent=0)
     if others:
-        listed = ", ".join(path.name for path in others[:_MOST_SKIPPED])
-        more = f" and {len(others) - _MOST_SKIPPED} more" if len(others) > _MOST_SKIPPED else ""
+        listed = ", ".join(path.name for path in others[:_MAX_SKIPPED])
+        more = f" and {len(others) - _MAX_SKIPPED} more" if len(others) > _MAX_SKIPPED else ""
         what = "not a run, damaged, or of a newer Hookline"
         print_line(one_line(f"hookline: skipped in {options.directory}/ ({what}): {listed}{more}"), sys.stderr)
     return 0
@@ -175,13 +175,13 @@ def print_table(rows: Sequence[dict[str, str]], ids: Sequence[str]) -> None:
     In a narrow terminal ids are as short as tells them from all `ids` of the directory.
     """
     console = open_console()
-    widths = _widths(rows, _WIDEST_CELL)
+    widths = _widths(rows, _MAX_CELL_WIDTHS)
     full = sum(widths.values()) + 2 * (len(widths) - 1)
     if not is_terminal(sys.stdout):
         console.width = full
     if full > console.width:
         rows = [{**row, "id": _short_id(row["id"], ids), "outcome": row["outcome"].partition(" ")[0]} for row in rows]
-        widths = _widths(rows, _NARROW_CELL)
+        widths = _widths(rows, _NARROW_CELL_WIDTHS)
     kept: list[str] = []
     left = console.width + 2
     for name in PRIORITY:
@@ -213,7 +213,7 @@ def _widths(rows: Sequence[dict[str, str]], widest: Mapping[str, int]) -> dict[s
 
 def _short_id(run_id: str, others: Sequence[str]) -> str:
     """Return the beginning of an id that names the run among these; that of ours is the time."""
-    for length in range(_SHORTEST_ID, len(run_id)):
+    for length in range(_MIN_ID_LENGTH, len(run_id)):
         if sum(other.startswith(run_id[:length]) for other in others) == 1:
             return run_id[:length]
     return run_id

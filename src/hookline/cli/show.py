@@ -15,7 +15,7 @@ from hookline._fs import relative_to_here
 from hookline._step_parts import STEP_PARTS
 from hookline._text import duration_text
 from hookline.cli import arguments
-from hookline.cli.charts import FEWEST_POINTS, draw_chart, to_draw
+from hookline.cli.charts import MIN_POINTS, draw_chart, to_draw
 from hookline.cli.command_lines import is_whole, recorded_resume_command, report_command
 from hookline.cli.formatting import (
     LOSSES,
@@ -36,7 +36,7 @@ from hookline.runs.curves import Curve
 from hookline.runs.find import RUNNING, RunFiles
 from hookline.runs.summary import RunSummary
 
-_MOST_ALERTS, _MOST_METRICS, _MOST_HOOKS, _MOST_TAKEN = 12, 14, 6, 3
+_MAX_ALERTS, _MAX_METRICS, _MAX_HOOKS = 12, 14, 6  # together with a chart they fill a screen or two
 UNKNOWN = "unknown"  # instead of a commit
 _STYLES = {"error": "red", "warning": "yellow", "info": ""}
 
@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
     print_alerts(console, alerts, summary)
     print_curves(console, summary)
     console.print()
-    print_metrics(console, summary, _MOST_METRICS)
+    print_metrics(console, summary, _MAX_METRICS)
     print_costs(console, files, summary)
     print_checkpoints(console, files, summary)
     return 0
@@ -155,11 +155,11 @@ def print_alerts(console: Console, alerts: list[Alert], summary: RunSummary) -> 
     """Print what deserves attention, the worst first."""
     console.print()
     heading(console, "alerts", "" if alerts else "none")
-    for alert in alerts[:_MOST_ALERTS]:
+    for alert in alerts[:_MAX_ALERTS]:
         at = "" if alert.step is None else f"step {alert.step:,}: "
         labelled(console, alert.severity, f"{at}{cut(alert.text)}", style=_STYLES[alert.severity])
-    if len(alerts) > _MOST_ALERTS:
-        paragraph(console, f"and {len(alerts) - _MOST_ALERTS} more; --json has all", indent=0)
+    if len(alerts) > _MAX_ALERTS:
+        paragraph(console, f"and {len(alerts) - _MAX_ALERTS} more; --json has all", indent=0)
     off = [hook["name"] for hook in summary.hooks if hook.get("enabled") is False and hook.get("failures")]
     if off:
         paragraph(console, f"switched off: {cut(', '.join(map(str, off)))}", indent=0)
@@ -170,7 +170,7 @@ def print_curves(console: Console, summary: RunSummary) -> None:
     drawn = {
         name: to_draw(curve) for name in LOSSES if (curve := summary.curves.get(name)) is not None and curve.finite
     }
-    if any(summary.curves[name].finite >= FEWEST_POINTS for name in drawn):
+    if any(summary.curves[name].finite >= MIN_POINTS for name in drawn):
         console.print()
         draw_chart(console, drawn, title="loss")
 
@@ -210,7 +210,7 @@ def print_costs(console: Console, files: RunFiles, summary: RunSummary) -> None:
         console.print()
         heading(console, "slowest hooks")
         rows = []
-        for cost in sorted(costs, key=lambda cost: -cost["seconds"])[:_MOST_HOOKS]:
+        for cost in sorted(costs, key=lambda cost: -cost["seconds"])[:_MAX_HOOKS]:
             share = f"{cost['seconds'] / seconds:.1%}" if seconds else "-"
             rows.append(([cut(cost["hook"], 100), f"{cost['seconds']:.3f} s", share], ""))
         whole = "of the last attempt" if len(files.run.get("attempts", [])) > 1 else "of the run"

@@ -22,10 +22,10 @@ from hookline.runs.find import KILLED, RUNNING, RunFiles
 
 POLL_SECONDS = 0.5
 _FIRST_BYTES = 1 << 20  # of each file, for the lines that are printed first
-_MOST_OTHERS = 3  # metrics of a row that has neither a loss nor a value of a validation
+_MAX_OTHERS = 3  # metrics of a row that has neither a loss nor a value of a validation
 _LOSSES = ("train/loss", "loss")
 _FIELDS = ("step", "epoch", "time")
-_LONGEST = 400  # characters of a line in a pipe
+_MAX_LINE_LENGTH = 400  # characters of a line in a pipe
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -118,8 +118,8 @@ def choose_metrics(row: dict[str, Any]) -> list[str]:
         return ["resumed"]
     names = [name for name in row if name in _LOSSES] + [name for name in row if name.startswith("val/")]
     others = [name for name in row if name not in _FIELDS]
-    shown = [f"{name} {_short(row[name])}" for name in names or others[:_MOST_OTHERS]]
-    return shown + (["…"] if not names and len(others) > _MOST_OTHERS else [])
+    shown = [f"{name} {_short(row[name])}" for name in names or others[:_MAX_OTHERS]]
+    return shown + (["…"] if not names and len(others) > _MAX_OTHERS else [])
 
 
 def print_end(console: Console, record: RunFiles, as_json: bool) -> None:
@@ -139,7 +139,7 @@ def _short(value: Any) -> str:
 
 
 def _clean(text: str) -> str:
-    return " ".join(printable(text[:_LONGEST]).split("\n"))
+    return " ".join(printable(text[:_MAX_LINE_LENGTH]).split("\n"))
 
 
 def _print(console: Console, line: Text) -> None:

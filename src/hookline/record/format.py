@@ -26,7 +26,7 @@ NON_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float(
 TEXT_FIELDS = frozenset({
     "time", "kind", "name", "hook", "event", "by", "reason", "message", "error", "text", "run_id",
 })  # fmt: skip
-FARTHEST_STEP = 1 << 53  # numbers beyond are not exact in every reader of JSON
+MAX_STEP = 1 << 53  # numbers beyond are not exact in every reader of JSON
 _TEXT_OR_NONE = (str, type(None))
 # The fields of run.json: types, the fields of a mapping, or what each item of a list is; those with "?" may be missing.
 _RUN_FIELDS = {
@@ -175,7 +175,7 @@ def unpack_counts(packed: bytes, size: int) -> Floats:
 
 # ---- media -----------------------------------------------------------------------------------------------------------
 
-LARGEST_SIDE = 4096  # pixels of an image
+MAX_IMAGE_SIDE = 4096  # pixels of an image
 PNG = b"\x89PNG\r\n\x1a\n"  # how such a file begins
 
 

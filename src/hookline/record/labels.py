@@ -15,9 +15,9 @@ from hookline.errors import ConfigError, RecordError
 
 LABELS = "labels.json"
 VERSION = 1
-LONGEST_NAME, LONGEST_TAG, LONGEST_NOTES, MOST_TAGS = 200, 100, 10_000, 100
+MAX_NAME_LENGTH, MAX_TAG_LENGTH, MAX_NOTES_LENGTH, MAX_TAGS = 200, 100, 10_000, 100  # lists of runs show them
 LATEST = "latest"  # on a command line, the newest run
-_LARGEST_FILE = 1 << 20
+_MAX_FILE_BYTES = 1 << 20  # many times what these take
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,13 @@ def read_labels(directory: Path | str) -> Labels:
     path = Path(directory) / LABELS
     try:
         with open(open_plain(path, os.O_RDONLY), "rb") as file:  # noqa: PTH123 - a descriptor, not a path
-            content = file.read(_LARGEST_FILE + 1)
+            content = file.read(_MAX_FILE_BYTES + 1)
     except FileNotFoundError:
         return Labels()
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise RecordError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
     try:
-        fields = json.loads(content) if len(content) <= _LARGEST_FILE else None
+        fields = json.loads(content) if len(content) <= _MAX_FILE_BYTES else None
     except (ValueError, RecursionError):
         fields = None
     if isinstance(fields, dict) and isinstance(fields.get("version"), int) and fields["version"] > VERSION:
@@ -85,7 +85,7 @@ def redact_labels(labels: Labels) -> Labels:
 
 def check_name(value: Any, where: str) -> str | None:
     """Check the name of a run; an empty one is none."""
-    name = _one_line(value, where, LONGEST_NAME)
+    name = _one_line(value, where, MAX_NAME_LENGTH)
     if name == LATEST:
         raise ConfigError(where, f"{LATEST!r} is the newest run on a command line; choose another name")
     return name or None
@@ -93,18 +93,18 @@ def check_name(value: Any, where: str) -> str | None:
 
 def check_tags(values: Any, where: str) -> tuple[str, ...]:
     """Check tags, each of them once; one may be given without a list around it."""
-    tags = tuple(dict.fromkeys(_one_line(tag, where, LONGEST_TAG) for tag in _checks.names(values, where)))
+    tags = tuple(dict.fromkeys(_one_line(tag, where, MAX_TAG_LENGTH) for tag in _checks.names(values, where)))
     if "" in tags:
         raise ConfigError(where, "a tag cannot be empty")
-    if len(tags) > MOST_TAGS:
-        raise ConfigError(where, f"{len(tags)} tags are too many; a run has at most {MOST_TAGS}")
+    if len(tags) > MAX_TAGS:
+        raise ConfigError(where, f"{len(tags)} tags are too many; a run has at most {MAX_TAGS}")
     return tags
 
 
 def check_notes(value: Any, where: str) -> str | None:
     """Check the notes about a run, of any number of lines; empty ones are none."""
     notes = value.replace("\r\n", "\n") if isinstance(value, str) else value
-    return _text(notes, where, LONGEST_NOTES, "\n\t") or None
+    return _text(notes, where, MAX_NOTES_LENGTH, "\n\t") or None
 
 
 def _one_line(value: Any, where: str, longest: int) -> str:

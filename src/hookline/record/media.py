@@ -19,12 +19,12 @@ from hookline._fs import explain, make_directory, refuse_link, write_atomic
 from hookline._host_copy import HostCopy
 from hookline.errors import RecordError, with_article
 from hookline.record import strict_json
-from hookline.record.format import LARGEST_SIDE, PNG, Image, MediaRow, Table, size_of_png
+from hookline.record.format import MAX_IMAGE_SIDE, PNG, Image, MediaRow, Table, size_of_png
 from hookline.record.json_lines import JsonLines
 from hookline.record.redaction import redact_name, redact_text
 
-MOST_CELLS = 10_000
-LONGEST_CELL = 1000  # characters of a text in a table
+MAX_CELLS = 10_000  # of a table: people look at it, and it is copied while training waits
+MAX_CELL_LENGTH = 1000  # characters of a text in a table, for the same reason
 
 _COLOUR_TYPES = {1: 0, 3: 2, 4: 6}  # of PNG, by the number of channels: grey, RGB, RGB with alpha
 _SLACK = 1e-3  # interpolation leaves 0..1 by a little, which is not worth a warning
@@ -85,20 +85,20 @@ def make_table(name: str, columns: Iterable[str], rows: Iterable[Iterable[Any]],
         kind: What the table shows, as `Table.kind`.
 
     Raises:
-        RecordError: If a row or a cell does not fit, or there are more than `MOST_CELLS`.
+        RecordError: If a row or a cell does not fit, or there are more than `MAX_CELLS`.
     """
     if isinstance(columns, str) or not isinstance(columns, Iterable):
         raise RecordError(f"table {name!r}: columns must be a list of texts, got {strict_json.short_repr(columns)}")
-    titles = tuple(_plain_cell(str(title)) for title in islice(columns, MOST_CELLS + 1))
+    titles = tuple(_plain_cell(str(title)) for title in islice(columns, MAX_CELLS + 1))
     if not titles:
         raise RecordError(f"table {name!r} has no columns")
     plain: Any = rows.tolist() if hasattr(rows, "tolist") else rows  # a tensor, an array: one copy to the host
     if isinstance(plain, (str, bytes)) or not isinstance(plain, Iterable):
         raise RecordError(f"table {name!r}: rows must be a list of rows, got {strict_json.short_repr(plain)}")
-    most = MOST_CELLS // len(titles)
-    found: list[tuple[Any, ...]] = []
+    most = MAX_CELLS // len(titles)
+    checked: list[tuple[Any, ...]] = []
     for row in islice(plain, most + 1):
-        where = f"table {name!r}, row {len(found)}"
+        where = f"table {name!r}, row {len(checked)}"
         if isinstance(row, (str, bytes)) or not isinstance(row, Iterable):
             raise RecordError(f"{where}: expected a list of {len(titles)} cells, got {strict_json.short_repr(row)}")
         cells = tuple(islice(row, len(titles) + 1))
@@ -106,18 +106,18 @@ def make_table(name: str, columns: Iterable[str], rows: Iterable[Iterable[Any]],
             count = f"more than {len(titles)}" if len(cells) > len(titles) else len(cells)
             raise RecordError(f"{where} has {count} cells; there are {len(titles)} columns: {', '.join(titles)[:200]}")
         try:
-            found.append(tuple(map(_plain_cell, cells)))
+            checked.append(tuple(map(_plain_cell, cells)))
         except TypeError as error:
             raise RecordError(f"{where}: {error}; a cell is a text, a number, a bool or None") from error
-    if len(found) > most:
+    if len(checked) > most:
         raise RecordError(
-            f"table {name!r} has more than {MOST_CELLS:,} cells ({most:,} rows of {len(titles):,} columns); log a part"
+            f"table {name!r} has more than {MAX_CELLS:,} cells ({most:,} rows of {len(titles):,} columns); log a part"
         )
-    return Table(titles, tuple(found), None if kind is None else str(kind))
+    return Table(titles, tuple(checked), None if kind is None else str(kind))
 
 
 def _plain_cell(value: Any) -> Any:
-    """Return a cell as a plain value; a text is cut to `LONGEST_CELL` characters, which its end says.
+    """Return a cell as a plain value; a text is cut to `MAX_CELL_LENGTH` characters, which its end says.
 
     Raises:
         TypeError: If the value is not a cell's.
@@ -128,7 +128,7 @@ def _plain_cell(value: Any) -> Any:
         value = value.item()
     if isinstance(value, str):
         text = redact_text(value)
-        text = text if len(text) <= LONGEST_CELL else f"{text[:LONGEST_CELL]}… ({len(text):,} characters)"
+        text = text if len(text) <= MAX_CELL_LENGTH else f"{text[:MAX_CELL_LENGTH]}… ({len(text):,} characters)"
         return strict_json.simplify(text)
     if value is None or isinstance(value, bool):
         return value
@@ -239,8 +239,8 @@ def make_image(name: str, image: Any) -> Image | Pixels:
 
 
 def _check_size(name: str, width: int, height: int) -> None:
-    if width > LARGEST_SIDE or height > LARGEST_SIDE:
-        most = f"at most {LARGEST_SIDE} x {LARGEST_SIDE}"
+    if width > MAX_IMAGE_SIDE or height > MAX_IMAGE_SIDE:
+        most = f"at most {MAX_IMAGE_SIDE} x {MAX_IMAGE_SIDE}"
         raise RecordError(f"image {name!r} is {width} x {height} pixels, {most} can be logged; make it smaller")
 
 
@@ -281,5 +281,8 @@ def _safe(name: str) -> str:
 
 def _table_bytes(table: Table) -> bytes:
     """Return a table as strict JSON. A number that JSON lacks is ``{"float": "NaN"}``, because a text may be "NaN"."""
-    rows = [[{"float": one} if isinstance(one, float) and one - one != 0 else one for one in row] for row in table.rows]
+    rows = [
+        [{"float": cell} if isinstance(cell, float) and cell - cell != 0 else cell for cell in row]
+        for row in table.rows
+    ]
     return strict_json.dumps({"columns": table.columns, "rows": rows, "kind": table.kind}).encode("ascii")

@@ -460,7 +460,7 @@ def _ranks(hosts: Sequence[str] | None) -> dict[str, Any]:
     """Return how many ranks there are, and which of them run on which machine; nothing for one process."""
     if hosts is None or len(hosts) == 1:
         return {}
-    by_host = {host: [rank for rank, one in enumerate(hosts) if one == host] for host in dict.fromkeys(hosts)}
+    by_host = {host: [rank for rank, of_rank in enumerate(hosts) if of_rank == host] for host in dict.fromkeys(hosts)}
     return {"world_size": len(hosts), "ranks": by_host}
 
 
@@ -468,8 +468,8 @@ def _clean(names: Sequence[str]) -> tuple[str, ...]:
     """Return names without secrets; one that is then like another gets a number."""
     clean: list[str] = []
     for name in names:
-        one = redact_name(name)
-        clean.append(one if one == name else strict_json.free_name(one, dict.fromkeys(clean)))
+        redacted = redact_name(name)
+        clean.append(name if redacted == name else strict_json.free_name(redacted, dict.fromkeys(clean)))
     return tuple(clean)
 
 
@@ -486,7 +486,7 @@ def refuse_links(run_dir: Path) -> None:
         for name in CONTENTS:
             refuse_link(run_dir / name)
             for folder, folders, files in os.walk(run_dir / name):
-                for path in (Path(folder) / one for one in (*folders, *files)):
+                for path in (Path(folder) / entry for entry in (*folders, *files)):
                     if path.is_symlink() and path.readlink().name != str(path.readlink()):
                         refuse_link(path)
     except OSError as error:

@@ -105,8 +105,8 @@ _TOKEN = re.compile(
     re.IGNORECASE,
 )
 _FLAG = re.compile(r"--?([A-Za-z][\w.-]*)")
-_SHORTEST_TOKEN = 15  # characters of the shortest secret that is recognised by shape; a named one needs = or :
-_SHORTEST_PART = 12  # characters of a URL's path: a shorter part may be an ordinary word
+_MIN_TOKEN_LENGTH = 15  # characters of the shortest secret that is recognised by shape; a named one needs = or :
+_MIN_PART_LENGTH = 12  # characters of a URL's path: a shorter part may be an ordinary word
 
 _formatter = logging.Formatter()
 
@@ -135,7 +135,9 @@ def add_secret_url(url: str) -> None:
     """Remove a URL, its path and long parts of the path from every text from now on, whatever the words around."""
     path = _SCHEME_AND_HOST.sub("", url)
     parts = (path, path.lstrip("/"), path.partition("?")[0], *_LONG_PARAMETER.findall(path.replace("/", " ")))
-    for_good.add((one, REDACTED) for one in (str.__str__(url), *parts) if one == url or len(one) >= _SHORTEST_PART)
+    for_good.add(
+        (text, REDACTED) for text in (str.__str__(url), *parts) if text == url or len(text) >= _MIN_PART_LENGTH
+    )
 
 
 def redact_values(text: str) -> str:
@@ -256,7 +258,7 @@ def _reference_of(value: str) -> str | None:
 def redact_text(text: str) -> str:
     """Return a text (a message, a command line) without the secrets in it; all other words stay."""
     text = redact_values(str.__str__(text))
-    if len(text) < _SHORTEST_TOKEN and "=" not in text and ":" not in text:  # most words that Hookline writes
+    if len(text) < _MIN_TOKEN_LENGTH and "=" not in text and ":" not in text:  # most words that Hookline writes
         return text
     for shape, redacted in _RULES:
         text = shape.sub(redacted, text)

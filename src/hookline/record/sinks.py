@@ -76,7 +76,7 @@ class AddedSinks:
         missing = [f"write_{kind}" for kind in REQUIRED_KINDS if not callable(getattr(sink, f"write_{kind}", None))]
         if missing:
             raise RecordError(f"{shown(sink)} is not a sink: it has no method {', '.join(missing)}")
-        if not any(one is sink for one in self._sinks):
+        if not any(added is sink for added in self._sinks):
             self._sinks.append(sink)
         return SinkHandle(lambda: self._remove(sink))
 
@@ -145,7 +145,7 @@ class AddedSinks:
             raise interruption
 
     def _remove(self, sink: Sink) -> None:
-        self._sinks[:] = [one for one in self._sinks if one is not sink]
+        self._sinks[:] = [added for added in self._sinks if added is not sink]
 
 
 class MemoryStorage:

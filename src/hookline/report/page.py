@@ -43,10 +43,10 @@ LIBRARY = "uPlot.iife.min.js"
 # less each: their curves are drawn over each other in the same plots.
 BYTES_OF_NUMBERS, BYTES_OF_NUMBERS_PER_FURTHER_RUN = 2_050_000, 700_000
 BYTES_OF_MEDIA = 400_000
-MOST_TABLE_ROWS, MOST_TABLE_COLUMNS = 200, 50
-MOST_DIFFERENCES, MOST_LEFT_OUT = 1000, 50
-LONGEST_CONFIG, LONGEST_TEXT, LONGEST_CELL = 100_000, 2000, 1000  # characters
-MOST_EVENTS = 600
+# What people look at in a page. The record has the rest, and the page says how much that is.
+MAX_TABLE_ROWS, MAX_TABLE_COLUMNS = 200, 50
+MAX_DIFFERENCES, MAX_LEFT_OUT, MAX_EVENTS = 1000, 50, 600
+MAX_CONFIG_LENGTH, MAX_TEXT_LENGTH, MAX_CELL_LENGTH = 100_000, 2000, 1000  # characters
 
 # Fields of run.json that the script reads, for a run that has not written them yet.
 _EMPTY: dict[str, Any] = {"counters": {}, "environment": {}, "git": {}, "attempts": [], "hooks": [], "costs": []}
@@ -73,7 +73,7 @@ def make_report(summaries: Sequence[RunSummary]) -> bytes:
     names = run_labels([summary.files for summary in summaries])
     hooks = [hook for summary in summaries for hook in summary.hooks]
     for index, summary in enumerate(summaries):
-        one, events = numbers[index], _first_and_last(summary.events)
+        shown, events = numbers[index], _first_and_last(summary.events)
         runs.append(
             {
                 "run_id": summary.run.get("run_id"),
@@ -84,19 +84,19 @@ def make_report(summaries: Sequence[RunSummary]) -> bytes:
                 "seconds": summary.files.seconds,
                 "step_seconds": summary.step_seconds,
                 "attempt": _last_attempt(summary),
-                "config": summary.config[:LONGEST_CONFIG],
+                "config": summary.config[:MAX_CONFIG_LENGTH],
                 "curves": {
                     name: {**_curve(summary.curves[name], curve, arrays), "better": better(name, hooks)}
-                    for name, curve in one.curves.items()
+                    for name, curve in shown.curves.items()
                 },
-                "layers": {series: _layers(table, arrays) for series, table in one.layers.items()},
-                "histograms": {series: _histograms(table, arrays) for series, table in one.histograms.items()},
+                "layers": {series: _layers(table, arrays) for series, table in shown.layers.items()},
+                "histograms": {series: _histograms(table, arrays) for series, table in shown.histograms.items()},
                 "events": _cut(events),
                 "event_texts": [_cut(describe_event(event)) for event in events],
                 "event_count": len(summary.events),
                 "alerts": [_cut(strict_json.field_values(alert)) for alert in find_alerts(summary)],
                 "media": [_shown_media(row) for row in media[index]],
-                "left_out": _left_out(one, len(summary.media_lines) - len(media[index])),
+                "left_out": _left_out(shown, len(summary.media_lines) - len(media[index])),
             }
         )
     kinds = {kind: known.mark for kind, known in EVENTS.items() if known.mark is not None}
@@ -164,28 +164,28 @@ def _last_attempt(summary: RunSummary) -> dict[str, Any]:
 
 def _left_out(numbers: PageNumbers, media: int) -> dict[str, Any]:
     """Return what the page has no room for: names by kind, and the number of tables and images."""
-    names = {kind: [*map(_cut, kinds[:MOST_LEFT_OUT])] for kind, kinds in numbers.left_out.items()}
+    names = {kind: [*map(_cut, kinds[:MAX_LEFT_OUT])] for kind, kinds in numbers.left_out.items()}
     return {"names": names, "counts": {kind: len(kinds) for kind, kinds in numbers.left_out.items()} | {"media": media}}
 
 
 def _differences(summaries: Sequence[RunSummary]) -> list[Any] | None:
     """Return what differs between runs, with the value of each; None if a config cannot be read."""
     try:
-        return [_cut(strict_json.field_values(one)) for one in find_differences(summaries)[:MOST_DIFFERENCES]]
+        return [_cut(strict_json.field_values(item)) for item in find_differences(summaries)[:MAX_DIFFERENCES]]
     except RecordError:
         return None
 
 
 def _divergences(summaries: Sequence[RunSummary]) -> list[dict[str, Any]]:
     """Return for each run after the first one where it diverges from that one, and the likely causes."""
-    first, found = summaries[0], []
-    for other, divergence in zip(summaries[1:], find_divergences(first, summaries[1:]), strict=True):
+    (first, *others), shown = summaries, []
+    for other, divergence in zip(others, find_divergences(first, others), strict=True):
         causes: list[str] = []
         if divergence is not None:
             with suppress(RecordError):  # a config cannot be read, as the list of differences says
                 causes = likely_causes(first, other, divergence, find_differences([first, other]))
-        found.append({"text": "have no step in common" if divergence is None else str(divergence), "causes": causes})
-    return found
+        shown.append({"text": "have no step in common" if divergence is None else str(divergence), "causes": causes})
+    return shown
 
 
 class Arrays:
@@ -214,17 +214,17 @@ def _first_and_last(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for event in events:
         distances.append(min(before[event["kind"]], totals[event["kind"]] - 1 - before[event["kind"]]))
         before[event["kind"]] += 1
-    places = sorted(range(len(events)), key=distances.__getitem__)[:MOST_EVENTS]
+    places = sorted(range(len(events)), key=distances.__getitem__)[:MAX_EVENTS]
     return [events[place] for place in sorted(places)]
 
 
-def _cut(value: Any, longest: int = LONGEST_TEXT) -> Any:
+def _cut(value: Any, longest: int = MAX_TEXT_LENGTH) -> Any:
     """Return plain values with long texts cut: a page of megabytes of text is not read."""
     if isinstance(value, str):
         return value if len(value) <= longest else f"{value[:longest]} … ({len(value):,} characters)"
     if isinstance(value, Mapping):
-        return {key: _cut(one) for key, one in value.items()}
-    return [_cut(one) for one in value] if isinstance(value, (list, tuple)) else value
+        return {key: _cut(item) for key, item in value.items()}
+    return [_cut(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def _curve(curve: Curve, values: CurveArrays, arrays: Arrays) -> dict[str, Any]:
@@ -280,14 +280,14 @@ def _shown_media(row: MediaRow) -> dict[str, Any]:
     content, shown = row.content, {"step": row.step, "name": row.name}
     if hasattr(content, "png"):
         return {**shown, "type": "image", "png": b64encode(content.png).decode()}
-    cells = [[_cut(cell, LONGEST_CELL) for cell in row[:MOST_TABLE_COLUMNS]] for row in content.rows[:MOST_TABLE_ROWS]]
+    cells = [[_cut(cell, MAX_CELL_LENGTH) for cell in row[:MAX_TABLE_COLUMNS]] for row in content.rows[:MAX_TABLE_ROWS]]
     return {
         **shown,
         "type": "table",
         "kind": content.kind,
-        "columns": content.columns[:MOST_TABLE_COLUMNS],
+        "columns": content.columns[:MAX_TABLE_COLUMNS],
         "rows": cells,
-        "sums": [_sum(row) for row in content.rows[:MOST_TABLE_ROWS]] if content.kind == "confusion_matrix" else None,
+        "sums": [_sum(row) for row in content.rows[:MAX_TABLE_ROWS]] if content.kind == "confusion_matrix" else None,
         "total_columns": len(content.columns),
         "total_rows": len(content.rows),
     }

@@ -60,8 +60,8 @@ def _from_outcome(summary: RunSummary) -> Iterator[Alert]:
     if run.get("lost"):
         yield Alert("lost", "error", None, f"{run['lost']:,} lines or values of the record could not be written")
     for file, damage in summary.files.damage.items():
-        kind, severity = ("incomplete", "info") if damage.is_torn else ("damaged", "error")
-        yield Alert(kind, severity, None, f"{file}: {damage}")
+        severity: Severity = "info" if damage.is_torn else "error"
+        yield Alert("incomplete" if damage.is_torn else "damaged", severity, None, f"{file}: {damage}")
 
 
 # ---- events ----------------------------------------------------------------------------------------------------------
@@ -113,8 +113,8 @@ def _gradient_troubles(events: Iterable[Mapping[str, Any]]) -> dict[tuple[str | 
             continue
         hook, step, over = hook_of(event), event.get("step"), event.get("over")
         # With a list of layers for which it is over, the event has what changed, otherwise everything.
-        before = verdicts.get(hook, {}).items() if isinstance(over, list) else ()
-        now = verdicts[hook] = {name: verdict for name, verdict in before if name not in over}
+        before = verdicts.get(hook, {}) if isinstance(over, list) else {}
+        now = verdicts[hook] = {name: verdict for name, verdict in before.items() if name not in (over or ())}
         now |= {name: str(verdict) for name, verdict in as_mapping(event.get("parameters")).items()}
         for verdict in dict.fromkeys([*now.values(), *(known for of_hook, known in troubles if of_hook == hook)]):
             layers = [name for name in now if now[name] == verdict]

@@ -92,13 +92,13 @@ def find_differences(runs: Sequence[RunSummary]) -> list[Difference]:
         "environment": [_environment(run) for run in runs],
         "git": [flatten_config(run.run.get("git")) for run in runs],
     }
-    found = []
-    for section, values in sections.items():
-        for key in dict.fromkeys(key for one in values for key in one):
-            across = tuple(one.get(key, MISSING) for one in values)
-            if any(_text(one) != _text(across[0]) for one in across[1:]):
-                found.append(Difference(section, key, across))
-    return found
+    differences = []
+    for section, runs_values in sections.items():
+        for key in dict.fromkeys(key for values in runs_values for key in values):
+            across = tuple(values.get(key, MISSING) for values in runs_values)
+            if any(_text(value) != _text(across[0]) for value in across[1:]):
+                differences.append(Difference(section, key, across))
+    return differences
 
 
 def _configs(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
@@ -137,15 +137,17 @@ def _hook_values(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
     # Those that a run has by default depend on the options, which are compared, and on the terminal.
     chosen = [[hook for hook in run.hooks if hook.get("origin") != "default"] for run in runs]
     hooks = [{hook["name"]: _values_of_hook(hook) for hook in own} for own in chosen]
-    found: list[dict[str, Any]] = [{} for _ in runs]
+    different: list[dict[str, Any]] = [{} for _ in runs]
     for name in dict.fromkeys(name for own in hooks for name in own):
         having = [own[name] for own in hooks if name in own]
-        alike = {key for key, value in having[0].items() if all(_text(one.get(key)) == _text(value) for one in having)}
-        for own, values in zip(hooks, found, strict=True):
+        alike = {
+            key for key, value in having[0].items() if all(_text(hook.get(key)) == _text(value) for hook in having)
+        }
+        for own, values in zip(hooks, different, strict=True):
             if len(having) < len(runs) and name in own:
                 values[name] = THERE
             values |= {key: value for key, value in own.get(name, {}).items() if key not in alike}
-    return found
+    return different
 
 
 def _values_of_hook(hook: Mapping[str, Any]) -> dict[str, Any]:
@@ -196,10 +198,10 @@ def _diverge(ours: Numbers, theirs: Numbers) -> Divergence | None:
     common = np.intersect1d(ours.steps, theirs.steps, assume_unique=True)
     if not common.size:
         return None
-    found = [*_different_metrics(ours, theirs), *_different_layers(ours, theirs)]
-    if not found:
+    different = [*_different_metrics(ours, theirs), *_different_layers(ours, theirs)]
+    if not different:
         return Divergence(None, "", (None, None), int(common.size))
-    step, name, values = min(found, key=lambda one: (one[0], one[1] != "train/loss", one[1]))
+    step, name, values = min(different, key=lambda number: (number[0], number[1] != "train/loss", number[1]))
     before = int(np.searchsorted(common, step))
     return Divergence(step, name, values, before, int(common[before - 1]) if before else None)
 
@@ -220,7 +222,8 @@ def _different_layers(ours: Numbers, theirs: Numbers) -> Iterator[tuple[int, str
     """Yield the statistics that differ at the first step at which one does."""
     for step in sorted(ours.layers.keys() & theirs.layers.keys()):
         first, second = ours.layers[step], theirs.layers[step]
-        same = {one for one in first.keys() & second.keys() if np.array_equal(first[one], second[one], equal_nan=True)}
+        common = first.keys() & second.keys()
+        same = {header for header in common if np.array_equal(first[header], second[header], equal_nan=True)}
         cells, others = (_cells(rows, same) for rows in (first, second))
         different = [key for key in cells.keys() & others.keys() if not _same(cells[key], others[key])]
         for key in different:
@@ -267,27 +270,27 @@ def likely_causes(
     """
     if divergence.step is None:
         return []
-    found = [*_events_before(first, second, divergence)]
+    causes = [*_events_before(first, second, divergence)]
     changing = {hook["name"] for run in (first, second) for hook in run.hooks if hook.get("intervenes")}
     ranked: list[tuple[int, str]] = []
-    for one in differences:
-        rank = _rank(one, changing)
+    for difference in differences:
+        rank = _rank(difference, changing)
         if rank is not None:
-            ranked.append((rank, f"{one.key}: {value_text(one.values[0])} and {value_text(one.values[1])}"))
-    found += [text for _, text in sorted(ranked, key=lambda one: one[0])]
-    if not found:  # a script may read its arguments, and what it does with them is not in the record
-        commands = [one for one in differences if _is_command(one)]
-        found += [f"the command: {value_text(one.values[0])} and {value_text(one.values[1])}" for one in commands]
-        found.append(
+            ranked.append((rank, f"{difference.key}: {' and '.join(map(value_text, difference.values))}"))
+    causes += [text for _, text in sorted(ranked, key=lambda cause: cause[0])]
+    if not causes:  # a script may read its arguments, and what it does with them is not in the record
+        commands = [*filter(_is_command, differences)]
+        causes += [f"the command: {' and '.join(map(value_text, command.values))}" for command in commands]
+        causes.append(
             f"nothing {'else ' if commands else ''}that the record knows differs: other data or another order of the "
             "data, operations that are not deterministic (trainer.deterministic), files that changed, or code that is "
             "not in git"
         )
-    return found
+    return causes
 
 
-def _is_command(one: Difference) -> bool:
-    return (one.section, one.key) == ("environment", "argv")
+def _is_command(difference: Difference) -> bool:
+    return (difference.section, difference.key) == ("environment", "argv")
 
 
 def _events_before(first: RunSummary, second: RunSummary, divergence: Divergence) -> Iterator[str]:
@@ -313,23 +316,23 @@ def _events_before(first: RunSummary, second: RunSummary, divergence: Divergence
                 yield f"{name} was resumed at step {at}"
 
 
-def _rank(one: Difference, changing: set[str]) -> int | None:
+def _rank(difference: Difference, changing: set[str]) -> int | None:
     """Return how likely a difference changes numbers, 0 the most; None if it cannot."""
-    section, _, option = one.key.partition(".")
-    if one.section == "hooks":
-        is_of = (one.key == name or one.key.startswith(f"{name}.") for name in changing)  # a name may have dots
-        return 2 if any(is_of) else None  # the others only watch
-    if one.section == "git":
-        return 4 if one.key in ("commit", "diff_hash") else None
-    if one.section == "environment":
-        return None if _is_command(one) else 5
+    section, _, option = difference.key.partition(".")
+    if difference.section == "hooks":
+        of_hooks = (f"{difference.key}.".startswith(f"{name}.") for name in changing)  # a name may have dots
+        return 2 if any(of_hooks) else None  # the others only watch
+    if difference.section == "git":
+        return 4 if difference.key in ("commit", "diff_hash") else None
+    if difference.section == "environment":
+        return None if _is_command(difference) else 5
     if section == "trainer":
         if option == "seed":
             return 0
         return None if option in _CANNOT_CHANGE_NUMBERS else 1
     if section in ("metrics", "trackers"):
         return None
-    return 0 if one.key == "seed" else 1
+    return 0 if difference.key == "seed" else 1
 
 
 def value_text(value: Any) -> str:

@@ -12,7 +12,7 @@ from hookline._nesting import MAX_DEPTH
 from hookline.errors import RecordError
 from hookline.record import strict_json
 
-_MOST_VALUES, _LONGEST_KEY = 10_000, 200  # of a config that is flattened
+_MAX_VALUES, _MAX_KEY_LENGTH = 10_000, 200  # of a config that is flattened
 _CUT = "…"  # stands for what is beyond these
 REST = "… (compared in part)"
 """The key of a flattened config that tells that something was cut."""
@@ -52,7 +52,7 @@ def flatten_config(config: Any) -> dict[str, Any]:
     part that has aliases itself. So at most 10,000 values are visited, where 100 characters of a text count as one, and
     50 levels; "…" stands for the rest, and the key `REST` tells that there is one.
     """
-    left, is_cut = _MOST_VALUES, False
+    left, is_cut = _MAX_VALUES, False
 
     def copy(value: Any, depth: int) -> Any:
         nonlocal left, is_cut
@@ -63,7 +63,7 @@ def flatten_config(config: Any) -> dict[str, Any]:
             return _CUT
         if isinstance(value, Mapping):
             items = islice(value.items(), left + 1)
-            return {strict_json.key_text(key)[:_LONGEST_KEY]: copy(item, depth + 1) for key, item in items}
+            return {strict_json.key_text(key)[:_MAX_KEY_LENGTH]: copy(item, depth + 1) for key, item in items}
         if isinstance(value, (list, tuple)):
             return [copy(item, depth + 1) for item in islice(value, left + 1)]
         return strict_json.simplify(value)
@@ -74,8 +74,8 @@ def flatten_config(config: Any) -> dict[str, Any]:
 
 def _dotted(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in values.items():
-        if isinstance(value, list) and any(isinstance(one, Mapping) for one in value):
-            value = {str(index): one for index, one in enumerate(value)}
+        if isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+            value = {str(index): item for index, item in enumerate(value)}
         if isinstance(value, Mapping) and value:
             yield from _dotted(value, f"{prefix}{key}.")
         else:

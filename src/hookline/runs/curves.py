@@ -19,8 +19,8 @@ from hookline.record.json_lines import as_number
 Steps = NDArray[np.int64]
 Values = NDArray[np.float64]
 
-MOST_RANGES = 800  # of a curve: about as many as a plot has pixels
-_MOST_PENDING = 256  # values that are summarized together, which is faster than one by one
+MAX_RANGES = 800  # of a curve: about as many as a plot has pixels
+_MAX_PENDING = 256  # values that are summarized together, which is faster than one by one
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Curve:
         """Add many values; the strings that stand for non-finite numbers in a record are numbers, too."""
         self._pending_steps.extend(steps)
         self._pending_values.extend(values)
-        if len(self._pending_steps) >= _MOST_PENDING:
+        if len(self._pending_steps) >= _MAX_PENDING:
             self._summarize()
 
     # ---- what the curve is -------------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ class Curve:
             steps, values, finite = self._starts, self._data[0], self._data[3] > 0
         self._note_extremes(steps, values, finite)
         self._merge_ranges()
-        while self._starts.size > MOST_RANGES:
+        while self._starts.size > MAX_RANGES:
             self.width *= 2
             self._starts = self._starts - self._starts % self.width
             self._merge_ranges()
@@ -179,7 +179,7 @@ class Curve:
             return
         begins, merge = np.flatnonzero(is_first), (np.fmin, np.fmax, np.add, np.add)
         with np.errstate(over="ignore", invalid="ignore"):  # sums of values near the largest float
-            merged = [one.reduceat(row, begins) for one, row in zip(merge, self._data[:4], strict=True)]
+            merged = [function.reduceat(row, begins) for function, row in zip(merge, self._data[:4], strict=True)]
         is_highest = self._data[1] == merged[1][np.cumsum(is_first) - 1]
         at = np.fmin.reduceat(np.where(is_highest, self._data[4], np.inf), begins)
         self._starts = self._starts[begins]

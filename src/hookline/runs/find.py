@@ -16,7 +16,7 @@ from typing import Any
 
 from hookline.errors import RecordError
 from hookline.record.json_lines import as_number
-from hookline.runs.reader import EVENTS, FARTHEST_BACK, METRICS, TAIL, RunReader, has_step
+from hookline.runs.reader import EVENTS, MAX_TAIL_BYTES, METRICS, TAIL_BYTES, RunReader, has_step
 
 RUNNING, KILLED = "running", "killed"  # instead of an outcome
 _TIME = re.compile(rb'"time": ?(\d+(?:\.\d+)?)[,}]')
@@ -121,15 +121,15 @@ class RunFiles(RunReader):
         if earlier and self._row_times[earlier - 1] >= begin.timestamp():
             return datetime.fromtimestamp(self._row_times[earlier - 1]).astimezone()
         # Rows from before the attempt say that it wrote none; without them, its own may be too far back.
-        is_all_read = earlier > 0 or self._size(METRICS) <= FARTHEST_BACK
+        is_all_read = earlier > 0 or self._size(METRICS) <= MAX_TAIL_BYTES
         return None if is_all_read else following
 
     @cached_property
     def _row_times(self) -> list[float]:
         """The times of the last rows of metrics in their order, as far back as is read at all."""
         # Of megabytes, parsing every line would take seconds for a list of runs.
-        found = (_TIME.search(line) for line in self.last_lines(METRICS))
-        return sorted(float(match[1]) for match in found if match)
+        matches = (_TIME.search(line) for line in self.last_lines(METRICS))
+        return sorted(float(match[1]) for match in matches if match)
 
     @property
     def _last_written(self) -> datetime | None:
@@ -149,7 +149,7 @@ class RunFiles(RunReader):
             "closed" not in attempt for attempt in self.run.get("attempts", [])
         ):  # the time of the kill is farther back
             self.read_end(METRICS)
-        return [row for row in self.last_rows(METRICS, most=TAIL) if has_step(row)]
+        return [row for row in self.last_rows(METRICS, most=TAIL_BYTES) if has_step(row)]
 
 
 def list_runs(directory: Path | str) -> tuple[list[RunFiles], list[Path]]:
@@ -159,9 +159,11 @@ def list_runs(directory: Path | str) -> tuple[list[RunFiles], list[Path]]:
         RecordError: If there is no such directory, or it cannot be read.
     """
     try:
-        with os.scandir(directory) as found:
+        with os.scandir(directory) as entries:
             # `Path.is_dir` is false for a link that leads nowhere or to itself; that of the entry raises.
-            paths = sorted(Path(one.path) for one in found if Path(one).is_dir() and not one.name.startswith("."))
+            paths = sorted(
+                Path(entry.path) for entry in entries if Path(entry).is_dir() and not entry.name.startswith(".")
+            )
     except (OSError, ValueError) as error:
         raise RecordError(f"cannot read {directory}: {getattr(error, 'strerror', None) or error}") from error
     runs, others = [], []
@@ -175,9 +177,9 @@ def list_runs(directory: Path | str) -> tuple[list[RunFiles], list[Path]]:
 
 def run_labels(files: Sequence[RunFiles]) -> list[str]:
     """Return a label for each run, different for all: its name or, without one, its id; both or the path, if needed."""
-    names = [one.labels.name or one.path.name for one in files]
+    names = [run.labels.name or run.path.name for run in files]
     labels = names
-    for asides in ([one.path.name for one in files], [str(one.path) for one in files]):
+    for asides in ([run.path.name for run in files], [str(run.path) for run in files]):
         counts = Counter(labels)
         labels = [
             label if counts[label] == 1 else f"{name} ({aside})"

@@ -19,7 +19,7 @@ from hookline.runs.reader import RunReader
 if TYPE_CHECKING:
     import torch
 
-_MOST_GAPS = 1000  # places of a table per value in the file: hooks that change leave some places without a value
+_MAX_GAPS = 1000  # places of a table per value in the file: hooks that change leave some places without a value
 _Steps = dict[int, dict[SeriesHeader, Floats]]  # the values of a series that were read so far
 
 
@@ -92,7 +92,7 @@ def _merge_headers(written: _Steps) -> SeriesTable:
     shape = (len(steps), *SeriesHeader("", names, columns, bins).shape)
     in_file = sum(own.size for by_header in written.values() for own in by_header.values())
     places = max(math.prod(shape), math.prod(shape[:3]))  # the mask has places also for histograms of no bins
-    if places > _MOST_GAPS * max(in_file, _MOST_GAPS):  # a small file must not fill the memory
+    if places > _MAX_GAPS * max(in_file, _MAX_GAPS):  # a small file must not fill the memory
         have = f"{in_file:,} values for a table of {places:,}"
         raise RecordError(f"layers.jsonl has {have}: it is damaged or was not written by Hookline")
     values, mask = np.full(shape, np.nan, np.float32), np.zeros(shape[:3], np.bool_)

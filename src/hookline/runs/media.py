@@ -11,7 +11,7 @@ from typing import Any
 
 from hookline._fs import refuse_link
 from hookline.errors import RecordError
-from hookline.record.format import LARGEST_SIDE, NON_FINITE, Image, MediaRow, Table, size_of_png
+from hookline.record.format import MAX_IMAGE_SIDE, NON_FINITE, Image, MediaRow, Table, size_of_png
 from hookline.record.json_lines import (
     as_number,
     directory_of,
@@ -70,7 +70,7 @@ def _read_content(directory: Path, line: dict[str, Any]) -> Table | Image | None
         data = read_bytes(directory / file)
         if line.get("type") == "image":
             size = size_of_png(data)
-            return None if size is None or max(size) > LARGEST_SIDE else Image(data, *size)
+            return None if size is None or max(size) > MAX_IMAGE_SIDE else Image(data, *size)
         return _read_table(json.loads(data))
     except (RecordError, OSError, ValueError, RecursionError):
         return None
@@ -85,7 +85,7 @@ def _read_table(read: Any) -> Table | None:
         return None
     columns, kind = tuple(read["columns"]), read.get("kind")
     rows = tuple(tuple(map(_read_cell, row)) for row in read["rows"] if isinstance(row, list))
-    is_plain = all(len(row) == len(columns) and all(isinstance(one, _PLAIN) for one in row) for row in rows)
+    is_plain = all(len(row) == len(columns) and all(isinstance(cell, _PLAIN) for cell in row) for row in rows)
     if not is_plain or len(rows) != len(read["rows"]) or not all(isinstance(title, str) for title in columns):
         return None
     return Table(columns, rows, kind if isinstance(kind, str) else None)

@@ -19,8 +19,8 @@ from hookline._fs import open_plain
 from hookline.errors import RecordError
 from hookline.record.format import (
     DAMAGED,
-    FARTHEST_STEP,
     HEADER_FIELDS,
+    MAX_STEP,
     NON_FINITE,
     RESERVED,
     Floats,
@@ -44,9 +44,9 @@ from hookline.runs.config import read_config
 
 RUN, CONFIG = "run.json", "config.yaml"
 METRICS, LAYERS, EVENTS, MEDIA = "metrics.jsonl", "layers.jsonl", "events.jsonl", "media.jsonl"
-FARTHEST_BACK = 4 << 20  # bytes from the end of a file that `last_lines` reads
-_LARGEST = 64 << 20  # bytes of a run.json
-TAIL = 64 << 10  # bytes: hundreds of rows of metrics
+MAX_TAIL_BYTES = 4 << 20  # from the end of a file: all that a list of runs may read of each, to stay quick
+_MAX_RUN_BYTES = 64 << 20  # of a run.json: a thousand times what a large run writes
+TAIL_BYTES = 64 << 10  # hundreds of rows of metrics
 _BLOCK = 8 << 20  # bytes that are parsed together
 _MARK = b'"resumed":'
 
@@ -90,7 +90,7 @@ class RunReader:
         """The fields of run.json. Raises `RecordError` if the directory is not a run, or has a newer format."""
         try:
             with _open(self.path / RUN) as file:
-                run = parse_json(file.read(_LARGEST), parse_int=_parse_int)
+                run = parse_json(file.read(_MAX_RUN_BYTES), parse_int=_parse_int)
         except (OSError, ValueError) as error:
             missing = isinstance(error, (FileNotFoundError, NotADirectoryError))
             why = f"has no {RUN}" if missing else f"its {RUN} cannot be read or is damaged"
@@ -221,7 +221,7 @@ class RunReader:
             raise RecordError(f"cannot read {path}: {reason}. A run's directory is runs/<run_id>") from error
         with file:
             end = self._whole_end(file)
-            file.seek(max(end - FARTHEST_BACK, 0))
+            file.seek(max(end - MAX_TAIL_BYTES, 0))
             self._ends[name] = file.read(end - file.tell())
             is_ended = self._ends[name].endswith(b"\n")
             marks = [(0, None), *_resume_marks(file, end)]
@@ -254,7 +254,7 @@ class RunReader:
         if file.read(1) == b"\n" or not self.has_owner:
             return end
         while end:
-            begin = max(end - TAIL, 0)
+            begin = max(end - TAIL_BYTES, 0)
             file.seek(begin)
             if (newline := file.read(end - begin).rfind(b"\n")) >= 0:
                 return begin + newline + 1
@@ -289,21 +289,21 @@ class RunReader:
         if name in self._ends:
             return
         with suppress(OSError), _open(self.path / name) as file:
-            file.seek(max(file.seek(0, os.SEEK_END) - FARTHEST_BACK, 0))
-            self._ends[name] = file.read(FARTHEST_BACK)
+            file.seek(max(file.seek(0, os.SEEK_END) - MAX_TAIL_BYTES, 0))
+            self._ends[name] = file.read(MAX_TAIL_BYTES)
 
     def last_lines(self, name: str) -> Iterator[bytes]:
         """Yield the last lines of a file, the newest first; more is read when it is asked for, up to 4 MB."""
         if name in self._ends:
             end = self._ends[name]
             lines = end.split(b"\n")
-            yield from reversed(lines[len(end) == FARTHEST_BACK :])  # the first one may begin before
+            yield from reversed(lines[len(end) == MAX_TAIL_BYTES :])  # the first one may begin before
             return
         with suppress(OSError), _open(self.path / name) as file:
             size = begin = file.seek(0, os.SEEK_END)
             first = b""  # the line that begins before what was read
-            while begin > 0 and size - begin < FARTHEST_BACK:
-                block = min(begin, max(TAIL, size - begin))  # as much as before, so that long lines are not slow
+            while begin > 0 and size - begin < MAX_TAIL_BYTES:
+                block = min(begin, max(TAIL_BYTES, size - begin))  # as much as before, so that long lines are not slow
                 begin -= block
                 file.seek(begin)
                 first, *lines = (file.read(block) + first).split(b"\n")
@@ -382,7 +382,7 @@ def _is_after(row: dict[str, Any], limit: float) -> bool:
 
 def has_step(row: dict[str, Any]) -> bool:
     """Return whether a row has a step that every reader of JSON reads exactly."""
-    return type(step := row.get("step")) is int and -FARTHEST_STEP <= step <= FARTHEST_STEP
+    return type(step := row.get("step")) is int and -MAX_STEP <= step <= MAX_STEP
 
 
 def _is_event(row: dict[str, Any]) -> bool:

@@ -29,11 +29,11 @@ from hookline.runs.media import read_newest_media
 from hookline.runs.numbers import Numbers
 from hookline.runs.reader import columns_of_rows
 
-MOST_MEDIA = 8  # the newest tables and images of each name
-_MOST_CELLS = 150_000  # of a table of layers over a run
-_MOST_COUNTS = 400_000  # of a table of histograms
-_MOST_HEADERS = 16  # of a series: more than hooks that share one, or change, make
-_MOST_NAMES = 10_000  # of layers with values that are not finite
+MAX_MEDIA = 8  # the newest tables and images of each name
+_MAX_CELLS = 150_000  # of a table of layers over a run: 600 kB
+_MAX_COUNTS = 400_000  # of a table of histograms: 1.6 MB
+_MAX_HEADERS = 16  # of a series: more than hooks that share one, or change, make
+_MAX_NAMES = 10_000  # of layers with values that are not finite: more than models have
 _NON_FINITE_COLUMNS = ("nans", "infs")
 _OCTAVES = 48  # of the histograms, in both directions, down from the largest value that a layer had
 _NO_OCTAVE = -1000  # stands for the octave of the largest value of a layer that had none
@@ -169,7 +169,7 @@ class RunSummary:
         if ranges is None:
             cells = max(len(header.names) * len(header.columns), 1)
             _make_room(self._layers, header.series)
-            ranges = self._layers[header] = Ranges(min(max(_MOST_CELLS // cells, 4), 400), farther_from_zero)
+            ranges = self._layers[header] = Ranges(min(max(_MAX_CELLS // cells, 4), 400), farther_from_zero)
         ranges.add(step, values)
         self._note_non_finite(step, header, values)
 
@@ -177,11 +177,13 @@ class RunSummary:
         """Keep where values that are not finite came first, which ranges of steps do not tell."""
         for column in _NON_FINITE_COLUMNS:
             if column in header.columns:
-                found = self.first_non_finite.setdefault((header.series, column), {})
+                first_steps = self.first_non_finite.setdefault((header.series, column), {})
                 for index in np.flatnonzero(values[:, header.columns.index(column)] > 0).tolist():
                     name = header.names[index]
-                    if step < found.get(name, math.inf) and (name in found or len(found) < _MOST_NAMES):
-                        found[name] = step
+                    if step < first_steps.get(name, math.inf) and (
+                        name in first_steps or len(first_steps) < _MAX_NAMES
+                    ):
+                        first_steps[name] = step
 
     def _add_histograms(self, row: HistogramRow) -> None:
         """Add histograms whose windows are known: each counts the octaves below its largest value."""
@@ -191,7 +193,7 @@ class RunSummary:
         key = (series, row.names)
         if key not in self._histograms:
             _make_room(self._histograms, series)
-            most = _MOST_COUNTS // (max(len(row.names), 1) * (2 * _OCTAVES + 2))
+            most = _MAX_COUNTS // (max(len(row.names), 1) * (2 * _OCTAVES + 2))
             self._histograms[key] = Ranges(min(max(most, 4), 100), _add_octaves)
         self._histograms[key].add(row.step, _in_octaves(row.counts, row.tops))
 
@@ -204,7 +206,7 @@ class RunSummary:
 
     def newest_media(self) -> Iterator[MediaRow]:
         """Yield the newest tables and images of each name; the file of each is opened when it is asked for."""
-        return read_newest_media(self.files.path, self.media_lines, MOST_MEDIA)
+        return read_newest_media(self.files.path, self.media_lines, MAX_MEDIA)
 
     @property
     def run(self) -> dict[str, Any]:
@@ -220,8 +222,8 @@ class RunSummary:
     @property
     def step_seconds(self) -> dict[str, float]:
         """How long a step and its parts take on average over the run, by part, if the run has the throughput hook."""
-        found = {part: self.curves.get(f"throughput/{part}_seconds") for part in ("step", *STEP_PARTS)}
-        averages = {part: None if curve is None else curve.average for part, curve in found.items()}
+        curves = {part: self.curves.get(f"throughput/{part}_seconds") for part in ("step", *STEP_PARTS)}
+        averages = {part: None if curve is None else curve.average for part, curve in curves.items()}
         return {part: seconds for part, seconds in averages.items() if seconds is not None}
 
     @property
@@ -287,7 +289,7 @@ def _make_room(tables: dict[Any, Ranges], series: str) -> None:
     A model that skips layers at random has another header at nearly every step.
     """
     own = [header for header in tables if header[0] == series]
-    if len(own) >= _MOST_HEADERS:
+    if len(own) >= _MAX_HEADERS:
         del tables[min(own, key=lambda header: tables[header].last)]
 
 
@@ -309,7 +311,7 @@ def _one_table(parts: Sequence[tuple[SeriesHeader, Ranges]]) -> LayerTable:
     names = tuple(dict.fromkeys(name for header, _ in parts for name in header.names))
     columns = tuple(dict.fromkeys(column for header, _ in parts for column in header.columns))
     steps = sorted({start for _, ranges in parts for start in ranges.starts})
-    row_of, column_of, step_of = ({one: index for index, one in enumerate(all_)} for all_ in (names, columns, steps))
+    row_of, column_of, step_of = ({key: index for index, key in enumerate(keys)} for keys in (names, columns, steps))
     values = np.full((len(steps), len(names), len(columns)), np.nan, np.float32)
     for header, ranges in parts:
         rows = [row_of[name] for name in header.names]
@@ -353,15 +355,15 @@ def _in_octaves(counts: Floats, ends: Array) -> Array:
     names, bins = counts.shape
     per_sign = bins_per_sign(bins)
     begins = np.arange(0, per_sign, bins_per_octave(bins))
-    found = np.zeros((names, 2 * _OCTAVES + 2), np.float32)
-    found[:, 0] = ends
-    negative, positive = _signs(found)
-    found[:, 1 + _OCTAVES] = counts[:, per_sign + 1]
+    octaves = np.zeros((names, 2 * _OCTAVES + 2), np.float32)
+    octaves[:, 0] = ends
+    negative, positive = _signs(octaves)
+    octaves[:, 1 + _OCTAVES] = counts[:, per_sign + 1]
     negative[:, : len(begins)] = np.add.reduceat(counts[:, 1 : 1 + per_sign], begins, axis=1)
     positive[:, : len(begins)] = np.add.reduceat(counts[:, per_sign + 2 : 2 * per_sign + 2][:, ::-1], begins, axis=1)
     # Beside a NaN or an infinity the counts end far above the largest finite value.
     used = (negative + positive) > 0
-    return _move_window(found, np.where(used.any(axis=1), found[:, 0] - used.argmax(axis=1), _NO_OCTAVE))
+    return _move_window(octaves, np.where(used.any(axis=1), octaves[:, 0] - used.argmax(axis=1), _NO_OCTAVE))
 
 
 def _add_octaves(first: Array, second: Array) -> Array:

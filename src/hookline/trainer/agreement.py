@@ -19,9 +19,9 @@ from hookline._console import logger
 from hookline.core.base import hook_attribute
 from hookline.errors import RankError
 from hookline.ranks import compare, fingerprint, on_ranks
+from hookline.record.across_ranks import SharedRecord
 from hookline.record.provenance import git_state
 from hookline.record.record import Record
-from hookline.record.shared import SharedRecord
 from hookline.run.agreement import SaveName
 from hookline.run.status import Stop
 from hookline.trainer.data.loader_state import set_epochs

@@ -49,10 +49,10 @@ class _Prepared(NamedTuple):
     @property
     def metrics(self) -> list[_Metric]:
         """Those of which the ranks' numbers become one."""
-        return [one for one in self.logged if one.reduce in REDUCTIONS]
+        return [metric for metric in self.logged if metric.reduce in REDUCTIONS]
 
     def fingerprint(self) -> int:
-        shared = (f"{one.key} {one.reduce}" for one in self.metrics)
+        shared = (f"{metric.key} {metric.reduce}" for metric in self.metrics)
         return fingerprint([*shared, *(f"{part.key} {part.sizes}" for part in self.parts)]) or 1
 
 
@@ -170,7 +170,7 @@ class SharedRecord(Record):
         count = len(prepared.logged)
         self._read_own(at_least=count)
         read = zip(prepared.logged, self._arrived, strict=False)  # more may have arrived since
-        own = {one.key: entry[3] for one, entry in read if not isinstance(entry[3], Tensor)}
+        own = {metric.key: entry[3] for metric, entry in read if not isinstance(entry[3], Tensor)}
         metrics, sizes = prepared.metrics, {part.key: part.sizes for part in prepared.parts}
         if not names_agree:
             metrics, sizes = self._union(metrics, sizes)
@@ -219,16 +219,16 @@ class SharedRecord(Record):
 
     def _merge(self, shared: Sequence[_MetricsOfAll | _PartOfAll]) -> list[Entry]:
         """Take one maximum and one sum over the ranks for everything, and return what becomes of it."""
-        own_maxima = [one.maxima() for one in shared]
-        lengths = [len(some) for some in own_maxima]
+        own_maxima = [part.maxima() for part in shared]
+        lengths = [*map(len, own_maxima)]
 
         def sums(maxima: Tensor) -> Tensor:
             of_each = zip(shared, torch.split(maxima, lengths), strict=True)
-            return torch.cat([one.sums(some) for one, some in of_each])
+            return torch.cat([part.sums(highest) for part, highest in of_each])
 
         maxima, totals = self._ranks.exchange(torch.cat(own_maxima), sums)
-        of_each = zip(torch.split(maxima, lengths), torch.split(totals, [one.count for one in shared]), strict=True)
-        return [entry for one, numbers in zip(shared, of_each, strict=True) for entry in one.finish(*numbers)]
+        of_each = zip(torch.split(maxima, lengths), torch.split(totals, [part.count for part in shared]), strict=True)
+        return [entry for part, numbers in zip(shared, of_each, strict=True) for entry in part.finish(*numbers)]
 
     def _describe(self, entries: Sequence[Entry]) -> list[_Metric]:
         numbers: Counter[tuple[int, str]] = Counter()
@@ -246,17 +246,17 @@ class SharedRecord(Record):
         """
         all_metrics: dict[_Key, _Metric] = {}
         all_sizes: dict[str, dict[str, tuple[int, int]]] = {}
-        found: Counter[str] = Counter()
+        having: Counter[str] = Counter()  # by part: the ranks that have it
         gathered = self._ranks.gather([metrics, sizes])
         for listed, parts in gathered:
-            for one in (_Metric(*fields) for fields in listed):
-                all_metrics.setdefault(one.key, one)
-            found.update(list(parts))
+            for metric in (_Metric(*fields) for fields in listed):
+                all_metrics.setdefault(metric.key, metric)
+            having.update(list(parts))
             for key, names in parts.items():
                 known = all_sizes.setdefault(key, {})
                 for name, (highest, added) in names.items():
                     known.setdefault(name, (highest, added))
-        everywhere: dict[str, Sizes] = {key: names for key, names in all_sizes.items() if found[key] == len(gathered)}
+        everywhere: dict[str, Sizes] = {key: names for key, names in all_sizes.items() if having[key] == len(gathered)}
         return list(all_metrics.values()), everywhere
 
 
@@ -270,32 +270,35 @@ class _MetricsOfAll:
     """
 
     def __init__(self, logged: Sequence[_Metric], metrics: Sequence[_Metric], own: Mapping[_Key, Any]) -> None:
-        self._all = {one.key: one for one in (*logged, *metrics)}
-        self._peaks = [one for one in metrics if one.reduce in ("max", "min")]
-        self._added = [one for one in metrics if one.reduce in ("mean", "sum")]
+        self._all = {metric.key: metric for metric in (*logged, *metrics)}
+        self._peaks = [metric for metric in metrics if metric.reduce in ("max", "min")]
+        self._added = [metric for metric in metrics if metric.reduce in ("mean", "sum")]
         self._own = own
         self.count = 2 * len(self._added)
 
     def maxima(self) -> Tensor:
-        own = [_sign(one) * _as_float(self._own[one.key]) if one.key in self._own else _NONE for one in self._peaks]
+        own = [
+            _sign(metric) * _as_float(self._own[metric.key]) if metric.key in self._own else _NONE
+            for metric in self._peaks
+        ]
         return torch.tensor(own, dtype=torch.float64)
 
     def sums(self, maxima: Tensor) -> Tensor:
-        own = [[_as_float(self._own.get(one.key, 0.0)), one.key in self._own] for one in self._added]
+        own = [[_as_float(self._own.get(metric.key, 0.0)), metric.key in self._own] for metric in self._added]
         return torch.tensor(own, dtype=torch.float64).reshape(-1)
 
     def finish(self, maxima: Tensor, sums: Tensor) -> list[Entry]:
         values = dict(self._own)
-        for one, peak in zip(self._peaks, maxima.tolist(), strict=True):
-            values[one.key] = _sign(one) * peak
-        for one, (total, count) in zip(self._added, sums.reshape(-1, 2).tolist(), strict=True):
-            values[one.key] = total if one.reduce == "sum" or not count else total / count
-        for one in (*self._peaks, *self._added):
-            is_integer = type(self._own.get(one.key)) is int and one.reduce != "mean"
-            if is_integer and math.isfinite(values[one.key]):  # another rank's number may be NaN
-                values[one.key] = round(values[one.key])
-        found = (one for one in self._all.values() if one.key in values)
-        return [(one.step, one.epoch, one.name, values[one.key], one.time) for one in found]
+        for metric, peak in zip(self._peaks, maxima.tolist(), strict=True):
+            values[metric.key] = _sign(metric) * peak
+        for metric, (total, count) in zip(self._added, sums.reshape(-1, 2).tolist(), strict=True):
+            values[metric.key] = total if metric.reduce == "sum" or not count else total / count
+        for metric in (*self._peaks, *self._added):
+            is_integer = type(self._own.get(metric.key)) is int and metric.reduce != "mean"
+            if is_integer and math.isfinite(values[metric.key]):  # another rank's number may be NaN
+                values[metric.key] = round(values[metric.key])
+        known = (metric for metric in self._all.values() if metric.key in values)
+        return [(metric.step, metric.epoch, metric.name, values[metric.key], metric.time) for metric in known]
 
 
 def _as_float(value: Any) -> float:
@@ -335,8 +338,8 @@ class _PartOfAll:
 
     def finish(self, maxima: Tensor, sums: Tensor) -> list[Entry]:
         part, now = self._part, time()
-        found = part.finish(self._sizes, maxima, sums)
-        return [(part.step, part.epoch, name, value, now) for name, value in found.items()]
+        values = part.finish(self._sizes, maxima, sums)
+        return [(part.step, part.epoch, name, value, now) for name, value in values.items()]
 
     def _spread(self, values: Tensor, which: int, absent: float) -> Tensor:
         """Return numbers of this rank's names in the order of all names, `absent` for those that it does not have."""
