@@ -537,7 +537,7 @@ def test_warnings_are_lines() -> None:
     killed = Path(__file__).parents[1] / "golden_reading" / "records" / "20260102-030404-aaaaaaae"
     done = python("-m", "hookline", "export", str(killed), "--to", "csv", "--output", "tables")
     assert done.returncode == 0 and "metrics.csv" in done.stdout
-    torn = "a line was torn because its writer was killed; the whole lines were read"
+    torn = "line 5 was torn because the run was killed; the other lines were read"
     assert done.stderr == f"hookline: warning: {killed}/metrics.jsonl: {torn}\n"
     Path("own.py").write_text("import warnings\nwarnings.warn('old', FutureWarning)\n")
     done = python("-m", "hookline", "hooks", "ema", "--import", "own")
