@@ -52,6 +52,8 @@ def run(options: argparse.Namespace) -> int:
     if len(files) < 2:
         raise HooklineError("compare needs at least two runs; `hookline runs` lists them")
     summaries = [RunSummary.read(record, numbers=True) for record in files]
+    for record in files:
+        record.warn_of_damage()
     differences = find_differences(summaries)
     first, *others = summaries
     divergences = find_divergences(first, others)

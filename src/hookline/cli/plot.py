@@ -67,6 +67,7 @@ def read_curves(record: RunFiles) -> dict[str, Curve]:
     summary = RunSummary(record)
     for rows in record.metrics():
         summary.write_metrics(rows)
+    record.warn_of_damage()
     return summary.curves
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import time
 from contextlib import suppress
@@ -18,6 +17,7 @@ from hookline._fs import open_plain
 from hookline.cli import arguments
 from hookline.cli.formatting import open_console, print_json
 from hookline.errors import written
+from hookline.record.json_lines import as_number, parse_lines
 from hookline.runs.find import KILLED, RUNNING, RunFiles
 
 POLL_SECONDS = 0.5
@@ -89,13 +89,7 @@ class FollowedFile:
             return []
         whole = content[: content.rfind(b"\n") + 1]
         self._place += len(whole)
-        rows = []
-        for line in whole.split(b"\n"):
-            with suppress(ValueError, RecursionError):
-                row = json.loads(line)
-                if isinstance(row, dict):
-                    rows.append(row)
-        return rows
+        return [row for _, rows, _ in parse_lines(whole.split(b"\n")) for row in rows]
 
 
 def print_row(console: Console, row: dict[str, Any], as_json: bool) -> None:
@@ -149,5 +143,4 @@ def _print(console: Console, line: Text) -> None:
 
 
 def _time_of(row: dict[str, Any]) -> float:
-    value = row.get("time")
-    return value if isinstance(value, (int, float)) else 0.0
+    return as_number(row.get("time")) or 0.0

@@ -121,7 +121,7 @@ class RunFiles(RunReader):
         if earlier and self._row_times[earlier - 1] >= begin.timestamp():
             return datetime.fromtimestamp(self._row_times[earlier - 1]).astimezone()
         # Rows from before the attempt say that it wrote none; without them, its own may be too far back.
-        is_all_read = earlier > 0 or self._size(METRICS) <= MAX_TAIL_BYTES
+        is_all_read = earlier > 0 or self._metrics_stat is None or self._metrics_stat.st_size <= MAX_TAIL_BYTES
         return None if is_all_read else following
 
     @cached_property
@@ -131,24 +131,22 @@ class RunFiles(RunReader):
         matches = (_TIME.search(line) for line in self.last_lines(METRICS))
         return sorted(float(match[1]) for match in matches if match)
 
-    @property
-    def _last_written(self) -> datetime | None:
+    @cached_property
+    def _metrics_stat(self) -> os.stat_result | None:
         with suppress(OSError):
-            return datetime.fromtimestamp((self.path / METRICS).stat().st_mtime).astimezone()
+            return (self.path / METRICS).stat()
         return None
 
-    def _size(self, name: str) -> int:
-        with suppress(OSError):
-            return (self.path / name).stat().st_size
-        return 0
+    @property
+    def _last_written(self) -> datetime | None:
+        stat = self._metrics_stat
+        return None if stat is None else datetime.fromtimestamp(stat.st_mtime).astimezone()
 
     @cached_property
     def _last_metrics(self) -> list[dict[str, Any]]:
         """The rows in the last 64 kB of metrics that count, the newest first, or the last one if it is longer."""
-        if any(
-            "closed" not in attempt for attempt in self.run.get("attempts", [])
-        ):  # the time of the kill is farther back
-            self.read_end(METRICS)
+        if not all("closed" in attempt for attempt in self.run.get("attempts", [])):
+            self.read_end(METRICS)  # the time of the kill is farther back
         return [row for row in self.last_rows(METRICS, most=TAIL_BYTES) if has_step(row)]
 
 

@@ -77,18 +77,15 @@ def _read_content(directory: Path, line: dict[str, Any]) -> Table | Image | None
 
 
 def _read_table(read: Any) -> Table | None:
-    if (
-        not isinstance(read, dict)
-        or not isinstance(read.get("columns"), list)
-        or not isinstance(read.get("rows"), list)
-    ):
-        return None
-    columns, kind = tuple(read["columns"]), read.get("kind")
-    rows = tuple(tuple(map(_read_cell, row)) for row in read["rows"] if isinstance(row, list))
-    is_plain = all(len(row) == len(columns) and all(isinstance(cell, _PLAIN) for cell in row) for row in rows)
-    if not is_plain or len(rows) != len(read["rows"]) or not all(isinstance(title, str) for title in columns):
-        return None
-    return Table(columns, rows, kind if isinstance(kind, str) else None)
+    match read:
+        case {"columns": list() as columns, "rows": list() as lines, "kind": str() | None as kind} if all(
+            isinstance(line, list) and len(line) == len(columns) for line in lines
+        ):
+            rows = tuple(tuple(map(_read_cell, line)) for line in lines)
+            is_plain = all(isinstance(cell, _PLAIN) for row in rows for cell in row)
+            if is_plain and all(isinstance(title, str) for title in columns):
+                return Table(tuple(columns), rows, kind)
+    return None
 
 
 def _read_cell(cell: Any) -> Any:

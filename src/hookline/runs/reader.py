@@ -186,9 +186,11 @@ class RunReader:
         """Return whether a run has no file of this name; a directory that is no run has none, and is an error."""
         return not os.path.lexists(self.path / name) and os.path.isdir(self.path)  # noqa: PTH112 - never raises
 
-    def warn_of_damage(self) -> None:
-        """Warn of the lines that were left out of the files that were read."""
+    def warn_of_damage(self, ignore_torn: bool = False) -> None:
+        """Warn of the lines that were left out of the files that were read, or only of those that no kill explains."""
         for name, damage in self.damage.items():
+            if ignore_torn and damage.is_torn:
+                continue
             warn_at_caller(f"{self.path / name}: {damage}; the other lines were read")
 
     def _note_damage(self, name: str, number: int, is_torn: bool = False) -> None:
