@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from hookline.cli.charts import draw_chart
+from hookline.runs.curves import Curve
 
 NAN, INF = float("nan"), float("inf")
 BRAILLE = {chr(code) for code in range(0x2801, 0x2900)}
@@ -25,8 +26,9 @@ def draw(curves: dict[str, Any], width: int = 80, encoding: str = "utf-8", colou
 
 def one(values: Any, steps: Any = None) -> dict[str, Any]:
     """Return the curve of single values."""
-    values = np.asarray(values, dtype=float)
-    return {"loss": (np.arange(1, len(values) + 1) if steps is None else steps, values, values)}
+    curve = Curve()
+    curve.extend(range(1, len(values) + 1) if steps is None else steps, [*map(float, values)])
+    return {"loss": curve}
 
 
 def plot_of(text: str) -> list[str]:
@@ -61,10 +63,9 @@ def test_axes_have_round_numbers() -> None:
 
 def test_a_spike_inside_a_bucket_is_drawn() -> None:
     """A bucket whose lowest and highest value differ covers all rows between them."""
-    steps, low = np.arange(100), np.ones(100)
-    high = low.copy()
-    high[50] = 9.0
-    rows = plot_of(draw({"loss": (steps, low, high)}))
+    curves = one(np.ones(100))
+    curves["loss"].highest[50] = 9.0
+    rows = plot_of(draw(curves))
     columns = [index for index, letter in enumerate(rows[0]) if letter in BRAILLE]
     assert len(columns) == 1
     assert all(row.ljust(80)[columns[0]] in BRAILLE for row in rows)
@@ -72,7 +73,7 @@ def test_a_spike_inside_a_bucket_is_drawn() -> None:
 
 def test_several_curves() -> None:
     """Each has its colour in a terminal, its marker elsewhere, and a place in the legend."""
-    curves = {"a": ([1, 2], [1.0, 1.0], [1.0, 1.0]), "b": ([1, 2], [5.0, 5.0], [5.0, 5.0])}
+    curves = {"a": one([1.0, 1.0])["loss"], "b": one([5.0, 5.0])["loss"]}
     plain = draw(curves)
     assert "* a   + b" in plain and not BRAILLE & set(plain)
     rows = plot_of(plain)
@@ -123,6 +124,6 @@ def test_gaps() -> None:
 
 def test_labels_cannot_control_the_terminal() -> None:
     """Control characters are visible, and a long label is cut."""
-    text = draw({"\x1b[31m\u202e\n" + "x" * 10_000: ([1], [NAN], [1.0])})
+    text = draw({"\x1b[31m\u202e\n" + "x" * 10_000: one([1.0])["loss"]})
     assert text.replace("\n", "").isprintable() and "\\x1b[31m" in text
     assert max(map(len, text.splitlines())) <= 80

@@ -14,12 +14,9 @@ from rich.text import Text
 
 from hookline._console import printable
 from hookline.cli.formatting import cut, heading, paragraph
-from hookline.runs import curves as record
+from hookline.runs.curves import Curve
 
 Numbers = NDArray[np.float64]
-# Steps, lowest and highest values, equally long; for ranges of steps also how many values they have, and how many of
-# these are not finite.
-Curve = tuple[Any, Any, Any] | tuple[Any, Any, Any, int, int]
 
 COLOURS = ("cyan", "yellow", "magenta", "green", "red", "blue")
 MARKERS = "*+ox#@"
@@ -35,12 +32,6 @@ _BRAILLE, _BITS = 0x2800, np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0
 _SUFFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
-def to_draw(curve: record.Curve) -> Curve:
-    """Return what `draw_chart` takes of a curve of the record."""
-    _, non_finite = curve.non_finite or (None, 0)
-    return curve.steps, curve.lowest, curve.highest, curve.points, non_finite
-
-
 def draw_chart(
     console: Console, curves: Mapping[str, Curve | None], *, title: str, height: int = 10, log: bool = False
 ) -> None:
@@ -50,10 +41,9 @@ def draw_chart(
 
     Args:
         console: Where to print. Without colours, several curves are drawn with a marker each.
-        curves: By label: steps, and the lowest and highest value of each (the same array for single values). A range
-            is drawn as a vertical line, so that spikes inside a bucket stay visible; ranges come with the numbers of
-            their values and of those that are not finite. None keeps the colour and the marker of its place, so that a
-            run looks the same in charts of metrics that others lack.
+        curves: By label. A range of steps is drawn as a vertical line, so that spikes inside it stay visible. None
+            keeps the colour and the marker of its place, so that a run looks the same in charts of metrics that others
+            lack.
         title: What the chart shows.
         height: Rows of the plot.
         log: Whether the axis of values is logarithmic; values that are not positive leave a gap.
@@ -88,35 +78,30 @@ class _Series:
 
     @classmethod
     def make(cls, label: str, index: int, curve: Curve, log: bool) -> _Series:
-        steps, low, high = (np.asarray(values, dtype=np.float64).ravel() for values in curve[:3])
-        order = np.argsort(steps, kind="stable")
         # Near the largest float, differences would overflow.
-        low, high = (np.where(np.isfinite(side), np.clip(side, -_MAX_DRAWN, _MAX_DRAWN), side) for side in (low, high))
-        steps, low, high = steps[order], low[order], high[order]
+        low, high = (np.clip(side, -_MAX_DRAWN, _MAX_DRAWN) for side in (curve.lowest, curve.highest))
         if log:
-            with np.errstate(divide="ignore", invalid="ignore"):
-                low, high = (np.where(side > 0, np.log10(np.maximum(side, _MIN_DRAWN)), np.nan) for side in (low, high))
+            low, high = (np.where(side > 0, np.log10(np.maximum(side, _MIN_DRAWN)), np.nan) for side in (low, high))
+            low = np.where(np.isnan(low), high, low)  # of a range with values on both sides of 0
         else:
             # Between subnormal numbers there may be no room for ticks.
             low, high = (np.where(np.abs(side) < _MIN_DRAWN, 0.0, side) for side in (low, high))
-        # A bucket may have one finite end: the other one is drawn to the edge if infinite, and left out if NaN.
-        low, high = np.where(np.isnan(low), high, low), np.where(np.isnan(high), low, high)
-        there = (np.isfinite(low) | np.isfinite(high)) & np.isfinite(steps)
+        there = np.isfinite(high)
         runs = np.cumsum(~there).astype(np.float64)
-        left_out = _left_out(len(steps), int((~there).sum()), curve[3:], log)
+        steps = curve.steps.astype(np.float64)
+        left_out = _left_out(curve, int((~there).sum()), log)
         return cls(label, index, steps[there], low[there], high[there], runs[there], left_out)
 
 
-def _left_out(drawn: int, gaps: int, counts: Sequence[int], log: bool) -> str:
-    """Say how many of the points or ranges of a curve leave a gap; `counts` are those of the values in its ranges."""
-    points, non_finite = counts or (drawn, gaps)
+def _left_out(curve: Curve, gaps: int, log: bool) -> str:
+    """Say how many of the values or ranges of a curve leave a gap."""
     if not log:
-        return f"{non_finite:,} of {points:,} points are not finite" if non_finite else ""
+        return f"{curve.non_finite[1]:,} of {curve.points:,} points are not finite" if curve.non_finite else ""
     if not gaps:
         return ""
-    if points == drawn:
-        return f"{gaps:,} of {points:,} points are not finite, or not positive"
-    return f"{gaps:,} of {drawn:,} ranges of steps have no finite, positive value"
+    if curve.width == 1:
+        return f"{gaps:,} of {curve.points:,} points are not finite, or not positive"
+    return f"{gaps:,} of {curve.steps.size:,} ranges of steps have no finite, positive value"
 
 
 def _draw(console: Console, series: Sequence[_Series], height: int, log: bool, with_markers: bool) -> None:

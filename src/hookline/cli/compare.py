@@ -14,7 +14,7 @@ from rich.console import Console
 
 from hookline._console import printable
 from hookline.cli import arguments
-from hookline.cli.charts import MIN_POINTS, draw_chart, to_draw
+from hookline.cli.charts import MIN_POINTS, draw_chart
 from hookline.cli.formatting import (
     LOSSES,
     cut,
@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
         raise HooklineError("compare needs at least two runs; `hookline runs` lists them")
     summaries = [RunSummary.read(record, numbers=True) for record in files]
     for record in files:
-        record.warn_of_damage()
+        record.warn_of_damage(ignore_torn=True)
     differences = find_differences(summaries)
     first, *others = summaries
     divergences = find_divergences(first, others)
@@ -152,7 +152,7 @@ def print_curves(console: Console, names: Sequence[str], summaries: Sequence[Run
     for metric in LOSSES:
         curves = [run.curves.get(metric) for run in summaries]
         drawn = {
-            name: None if curve is None or not curve.finite else to_draw(curve)
+            name: None if curve is None or not curve.finite else curve
             for name, curve in zip(names, curves, strict=True)
         }
         if any(curve is not None and curve.finite >= MIN_POINTS for curve in curves):

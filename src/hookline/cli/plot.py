@@ -12,7 +12,7 @@ from hookline._console import CommandOutput, printable
 from hookline._fs import explain
 from hookline._words import nearest
 from hookline.cli import arguments
-from hookline.cli.charts import draw_chart, to_draw
+from hookline.cli.charts import draw_chart
 from hookline.cli.formatting import LOSSES, check_output, cut, metric_order, open_console, paragraph, print_json
 from hookline.errors import HooklineError
 from hookline.runs.curves import Curve
@@ -67,7 +67,7 @@ def read_curves(record: RunFiles) -> dict[str, Curve]:
     summary = RunSummary(record)
     for rows in record.metrics():
         summary.write_metrics(rows)
-    record.warn_of_damage()
+    record.warn_of_damage(ignore_torn=True)
     return summary.curves
 
 
@@ -101,8 +101,7 @@ def print_charts(curves: Curves, labels: Sequence[str], log: bool) -> None:
     """Draw every metric in the terminal, and name the runs that do not have it."""
     console = open_console()
     for metric, by_label in curves.items():
-        series = {label: None if (curve := by_label.get(label)) is None else to_draw(curve) for label in labels}
-        draw_chart(console, series, title=metric, height=14, log=log)
+        draw_chart(console, {label: by_label.get(label) for label in labels}, title=metric, height=14, log=log)
         if missing := [label for label in labels if label not in by_label]:
             paragraph(console, f"without this metric: {cut(', '.join(missing))}")
 

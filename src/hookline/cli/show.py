@@ -15,7 +15,7 @@ from hookline._fs import relative_to_here
 from hookline._step_parts import STEP_PARTS
 from hookline._text import duration_text
 from hookline.cli import arguments
-from hookline.cli.charts import MIN_POINTS, draw_chart, to_draw
+from hookline.cli.charts import MIN_POINTS, draw_chart
 from hookline.cli.command_lines import is_whole, recorded_resume_command, report_command
 from hookline.cli.formatting import (
     LOSSES,
@@ -167,10 +167,8 @@ def print_alerts(console: Console, alerts: list[Alert], summary: RunSummary) -> 
 
 def print_curves(console: Console, summary: RunSummary) -> None:
     """Draw the losses over each other."""
-    drawn = {
-        name: to_draw(curve) for name in LOSSES if (curve := summary.curves.get(name)) is not None and curve.finite
-    }
-    if any(summary.curves[name].finite >= MIN_POINTS for name in drawn):
+    drawn = {name: curve for name in LOSSES if (curve := summary.curves.get(name)) is not None and curve.finite}
+    if any(curve.finite >= MIN_POINTS for curve in drawn.values()):
         console.print()
         draw_chart(console, drawn, title="loss")
 
