@@ -68,7 +68,8 @@ class Curve:
     @property
     def highest_at(self) -> Steps:
         """The step of the highest value of each range; the first of several."""
-        return self._data[4].astype(np.int64)
+        steps: Steps = self._data[4].astype(np.int64)
+        return steps
 
     @property
     def mean(self) -> Values:
