@@ -244,13 +244,13 @@ def test_long_values_are_listed_below_the_table(capsys: pytest.CaptureFixture[st
     assert f'environment: argv\n  one  "code.py --option-0-of-{runs[0].name}' in shown
 
 
-def test_a_damaged_line_is_warned_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first, second = train(tmp_path), train(tmp_path)
+def test_a_damaged_line_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = train(), train()
     lines = (second / "metrics.jsonl").read_text().splitlines()
     (second / "metrics.jsonl").write_text("\n".join([*lines[:2], "{", *lines[3:], ""]))
     capsys.readouterr()
     with warnings.catch_warnings():
         warnings.simplefilter("default")
-        assert main(["compare", str(first), str(second)]) == 0
+        error = error_of(capsys, ["compare", str(first), str(second)], 0)
     warning = f"hookline: warning: {second}/metrics.jsonl: line 3 is damaged; the other lines were read"
-    assert capsys.readouterr().err.splitlines() == [warning]
+    assert error.splitlines() == [warning]

@@ -390,7 +390,7 @@ def test_one_hook_in_full(capsys: Captured) -> None:
     """`hooks NAME` prints the whole description, every parameter's meaning and default, and how to use the hook."""
     out = " ".join(output_of(capsys, ["hooks", "checkpoint"]).split())
     assert out.startswith("checkpoint lifecycle Saves checkpoints and keeps the newest")
-    assert "save_last Save at every evaluation and at the end of a run that ends in order," in out
+    assert "save_last Save at every evaluation and at the end of a run that ends cleanly," in out
     assert "hookline train --hook checkpoint" in out
     assert "clip_norm" not in out
     out = output_of(capsys, ["hooks", "clip_norm"])

@@ -79,13 +79,13 @@ def test_a_torn_line_is_warned_of_at_the_callers_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["metrics", "layers", "events", "media"])
 def test_an_edited_line_is_named_by_its_number(tmp_path: Path, name: str) -> None:
     """A line in the middle is damaged, also if it is JSON; nothing of it is used."""
-    record = make_record(tmp_path)
+    record = start_record(tmp_path)
     for step in (1, 2, 3):
         record.log(step, 0, "loss", 1.0)
         record.event("x", step)
         record.log_table(step, 0, "t", ["a"], [[step]])
         record.log_layers("s", step, ["a"], ["mean"], torch.ones(1, 1))
-    end(record)
+    close_record(record)
     assert record.path is not None
     path = record.path / f"{name}.jsonl"
     for number, edited in ((2, "{"), (3, '{"step": "3", "kind": 3}')):
