@@ -190,6 +190,10 @@ def test_a_context_is_copied_like_any_dataclass() -> None:
     assert f"loss={kept[0].loss!r}" in repr(kept[0])
 
 
+class Probe:
+    """Shows by a weak reference to it how long an object lives that holds it."""
+
+
 def test_what_a_kept_context_holds() -> None:
     """Neither the graph of its loss nor the gradients of its step; and gradients of no step that nobody kept."""
     trainer = trainer_of(4)
@@ -197,13 +201,18 @@ def test_what_a_kept_context_holds() -> None:
     gradients: list[Any] = []
     graphs: list[Any] = []
     alive: list[int] = []
-    trainer.on("before_backward", name="graph")(lambda loss: graphs.append(ref(loss.grad_fn)))
+
+    @trainer.on("before_backward", name="graph")
+    def attach_to_graph(loss: torch.Tensor) -> None:
+        graphs.append(ref(probe := Probe()))  # a node of the graph itself takes no weak reference
+        loss.grad_fn.metadata["probe"] = probe  # type: ignore[union-attr]
+
     trainer.on("gradients_ready", name="grads")(lambda grads: gradients.append(ref(grads["0.weight"])))
     trainer.on("step_end", at=2, name="keeps")(lambda ctx: kept.append(ctx))
     trainer.on("train_batch_start", name="count")(lambda: alive.append(sum(one() is not None for one in gradients)))
     trainer.train()
     assert alive == [0, 0, 0, 0]
-    assert all(graph() is None for graph in graphs)
+    assert [graph() for graph in graphs] == [None] * 4
     assert kept[0].grad_norm > 0
 
 
