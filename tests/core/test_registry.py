@@ -621,7 +621,7 @@ def test_a_change_keeps_the_batchs_due_set(registry: HookRegistry) -> None:
     class Scheduled(TrainingHook):
         def on_train_batch_start(self) -> None:
             called.append("start")
-            registry.register(TrainingHook(f"extra{len(registry)}"))
+            registry.register(lambda: None, f"extra{len(registry)}", event="epoch_end")
 
         def on_train_batch_end(self) -> None:
             called.append("end")
