@@ -1,4 +1,8 @@
-"""What every test gets: one torch thread, an empty directory, and a line in conformance.json.
+"""What every test gets: one torch thread, an empty directory, hooks that may not fail, and a line in conformance.json.
+
+Under most policies a run continues when a hook fails, so that an assertion inside a hook would show nothing. Therefore
+a test fails if a hook failed in it and the run continued, unless it expects this error of a hook with
+`@pytest.mark.hooks_fail(raises=ValueError)`.
 
 What torch.compile makes is cached in a folder of this run of the tests, which its processes share and which is removed
 at the end. torch's own is shared by all runs of a user, so that one run could use or damage what another one made.
@@ -16,12 +20,16 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Generator
+import traceback
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
 import torch
+
+from hookline.core.failures import FailureHandler
 
 ROOT = Path(__file__).resolve().parent.parent
 COMPILE_CACHE = "TORCHINDUCTOR_CACHE_DIR"
@@ -167,3 +175,28 @@ def one_torch_thread() -> None:
 def own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run each test in its own empty directory, so that none writes runs/ into the repository."""
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def no_hook_fails(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test in which a hook of any thread raised what no `hooks_fail` marker names, and the run continued.
+
+    A failure that ends the run needs no fixture: the test gets the exception.
+    """
+    expected = tuple(marker.kwargs["raises"] for marker in request.node.iter_markers("hooks_fail"))
+    apply_policy, failures = FailureHandler.apply_policy, []
+
+    def apply_and_note(
+        handler: FailureHandler, entry: Any, hook: str, where: str, error: Exception, *rest: Any
+    ) -> Exception | None:
+        to_raise = apply_policy(handler, entry, hook, where, error, *rest)
+        if to_raise is None and not isinstance(error, expected):
+            # As text, because the traceback would keep the tensors of its frames alive.
+            failures.append(f"hook {hook!r} failed in {where}:\n{''.join(traceback.format_exception(error))}")
+        return to_raise
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FailureHandler, "apply_policy", apply_and_note)
+        yield
+    if failures:
+        pytest.fail("\n".join(failures), pytrace=False)

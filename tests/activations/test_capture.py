@@ -105,6 +105,7 @@ def test_it_is_timed_like_any_hook() -> None:
 
 
 @pytest.mark.req("003-38")
+@pytest.mark.hooks_fail(raises=ZeroDivisionError)
 def test_a_failure_is_the_hooks_own(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """It is handled by the hook's policy; the model and later captures work."""
     model, hook = make_model(), Capture("0")

@@ -225,6 +225,7 @@ def test_each_block_has_its_own_options_and_counts_calls_from_one() -> None:
     assert capture(model, "0")["0"].dtype == torch.float32
 
 
+@pytest.mark.hooks_fail(raises=ZeroDivisionError)
 def test_the_block_after_one_whose_hook_failed_captures_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next block starts without failures."""
     model = make_model(4, 4, 2)

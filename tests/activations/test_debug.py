@@ -357,6 +357,7 @@ def test_quitting_the_debugger_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.req("003-38")
+@pytest.mark.hooks_fail(raises=KeyError)
 def test_a_condition_that_raises_does_not_break_the_forward_pass(caplog: pytest.LogCaptureFixture) -> None:
     """The failure is reported with the hook's name, and the model's output is unchanged."""
     caplog.set_level(logging.WARNING, LOGGER)
@@ -398,6 +399,7 @@ def test_it_does_not_keep_a_module_alive() -> None:
 
 
 @pytest.mark.parametrize("policy", ["warn", "raise"])
+@pytest.mark.hooks_fail(raises=ValueError)
 def test_what_a_condition_on_gradients_raises_is_a_failure_of_the_hook(policy: str) -> None:
     """Backward runs to its end, unless the policy ends it."""
     model, manager = nn.Linear(2, 2), HookManager()
@@ -416,6 +418,7 @@ def test_what_a_condition_on_gradients_raises_is_a_failure_of_the_hook(policy: s
     assert [hook.failures for hook in manager.list_hooks()] == [1]
 
 
+@pytest.mark.hooks_fail(raises=ValueError)
 def test_a_condition_on_gradients_that_always_raises_switches_the_hook_off() -> None:
     """After three failures in a row, also within one backward pass; a success in between starts the count again."""
     model, manager = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), HookManager()

@@ -91,6 +91,7 @@ def test_a_hook_that_is_off_or_not_due() -> None:
 
 
 @pytest.mark.req("003-38")
+@pytest.mark.hooks_fail(raises=ValueError)
 def test_a_hook_that_fails_says_so(caplog: pytest.LogCaptureFixture) -> None:
     """Before it is switched off and after."""
     caplog.set_level(logging.CRITICAL, "hookline")

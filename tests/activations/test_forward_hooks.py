@@ -80,6 +80,7 @@ def test_observers_change_nothing_by_returning_or_writing() -> None:
 
 
 @pytest.mark.req("000-40", "000-41")
+@pytest.mark.hooks_fail(raises=ValueError)
 def test_several_forward_hooks_do_not_see_each_others_writes() -> None:
     """Each gets its own copies; one that writes and one that raises do not affect the others."""
 
@@ -213,6 +214,7 @@ def test_gradients_flow_through_an_intervention_and_later_hooks_see_it() -> None
     assert torch.equal(after.seen[0][1], make_model(3, 4, 2)[0](INPUT) * 2)
 
 
+@pytest.mark.hooks_fail(raises=ValueError)
 def test_an_intervention_that_fails_or_returns_nothing_changes_nothing() -> None:
     """The model continues with the module's output."""
 
@@ -295,6 +297,7 @@ def test_a_forward_pass_repeated_for_checkpointing_counts_once() -> None:
 
 @pytest.mark.parametrize("policy", ["warn", "disable", "raise"])
 @pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.hooks_fail(raises=ValueError)
 def test_an_observer_that_writes_into_the_live_output_ends_the_run(policy: str, fails: bool) -> None:
     """Whatever its failure policy, and also if it raises after it wrote: the model's own values have changed."""
 
@@ -343,6 +346,7 @@ def bound(**hooks: tuple[Binds, str]) -> tuple[HookManager, nn.Module]:
     return manager, model
 
 
+@pytest.mark.hooks_fail(raises=KeyError)
 def test_all_bound_functions_are_called_whichever_fails() -> None:
     """A failure under `warn` is counted; of those under `raise`, the first is raised when all were called."""
     quietly, first, second, last = Binds(KeyError()), Binds(ValueError("first")), Binds(OSError("second")), Binds()
@@ -761,6 +765,7 @@ def test_a_predicate_is_asked_once_for_each_module() -> None:
     assert len(manager.get("watch").seen) == 3
 
 
+@pytest.mark.hooks_fail(raises=ValueError)
 def test_a_bound_function_that_writes_and_fails_is_switched_off() -> None:
     """Its own failure counts under its policy, and the write is refused beside it."""
 

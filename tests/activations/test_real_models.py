@@ -440,6 +440,7 @@ def test_observers_leave_training_alone(case: Case, precision: str, bare: Bare) 
     ids=["writes", "returns", "raises"],
 )
 @pytest.mark.req("003-38", "000-13")
+@pytest.mark.hooks_fail(raises=ValueError)
 def test_a_hook_that_misbehaves_is_named_and_changes_nothing(
     case: Case,
     hook: type[ForwardHook],

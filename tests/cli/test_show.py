@@ -179,6 +179,7 @@ def test_who_stopped_a_run_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert "outcome    stopped by stopper (seen enough), 7 steps" in shown
 
 
+@pytest.mark.hooks_fail(raises=ValueError)
 def test_alerts_come_with_their_steps(capsys: pytest.CaptureFixture[str]) -> None:
     class Broken(hookline.TrainingHook):
         name = "broken"

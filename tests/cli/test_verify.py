@@ -95,6 +95,7 @@ def test_a_wrong_config_prints_nothing_but_the_error(own_hooks: Path, capsys: py
     assert printed.err.startswith("hookline: error: model.in_featurs: ") and printed.err.count("\n") == 1
 
 
+@pytest.mark.hooks_fail(raises=ValueError)
 def test_warnings_are_printed_below_the_table(own_hooks: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Warnings of hooks do not interrupt the table, and those that a verdict contains are not repeated."""
     assert main(["verify", config(own_hooks, "Failing", "Good"), "--steps", "4", *ALLOW]) == 0
@@ -136,6 +137,7 @@ def test_a_warning_is_printed_once(own_hooks: Path, capfd: pytest.CaptureFixture
     assert printed.out.endswith("declaring it.\nwarning: UserWarning: old\n")
 
 
+@pytest.mark.hooks_fail(raises=ValueError)
 def test_tracebacks_are_printed_on_request(own_hooks: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """With --debug, the exception of a failing hook is printed with its traceback."""
     for words in ([], ["--debug"]):
@@ -145,6 +147,7 @@ def test_tracebacks_are_printed_on_request(own_hooks: Path, capfd: pytest.Captur
 
 
 @pytest.mark.parametrize(("words", "status"), [([], 0), (["trainer.debug=true"], 2), (["model.in_featurs=3"], 2)])
+@pytest.mark.hooks_fail(raises=ValueError)
 def test_logging_and_printing_are_restored(
     own_hooks: Path, words: list[str], status: int, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -161,6 +164,7 @@ def test_logging_and_printing_are_restored(
 
 
 @pytest.mark.parametrize("words", [[], ["--debug"], ["trainer.debug=true"]], ids=str)
+@pytest.mark.hooks_fail(raises=ValueError)
 def test_secrets_are_not_printed(
     own_hooks: Path, words: list[str], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,6 +39,10 @@ def project(tmp_path: Path) -> Path:
     (tmp_path / "tests" / "test_two.py").write_text(ONE.replace("000-01", "000-02").replace("assert False", "pass"))
     (tmp_path / "pyproject.toml").write_text(PYPROJECT)
     (tmp_path / "torch.py").write_text("def set_num_threads(count): pass\n")  # all that conftest wants of it
+    (tmp_path / "hookline" / "core").mkdir(parents=True)
+    for empty in ("hookline/__init__.py", "hookline/core/__init__.py"):
+        (tmp_path / empty).touch()
+    (tmp_path / "hookline" / "core" / "failures.py").write_text("class FailureHandler:\n    apply_policy = None\n")
     (tmp_path / "conformance.json").write_text("earlier")
     return tmp_path
 

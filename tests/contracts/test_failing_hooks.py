@@ -149,6 +149,7 @@ def counted(trainer: Trainer, kind: str) -> Counter[str]:
 
 
 @pytest.mark.parametrize("steps", LENGTHS)
+@pytest.mark.hooks_fail(raises=RuntimeError)
 def test_failures_at_random_in_every_event(steps: int, tmp_path: Path) -> None:
     """Each failure and each disabled hook is counted once under every policy; training is as without the hooks."""
     hooks: dict[str, Any] = {
@@ -184,6 +185,7 @@ def test_failures_at_random_in_every_event(steps: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("steps", LENGTHS)
+@pytest.mark.hooks_fail(raises=RuntimeError)
 def test_hooks_removed_while_they_run(steps: int, tmp_path: Path) -> None:
     """No failure is lost when a hook is removed during a failing call, by itself or by another thread."""
     quitters: list[Quitter] = []
@@ -216,6 +218,7 @@ def test_hooks_removed_while_they_run(steps: int, tmp_path: Path) -> None:
     assert not any(name.startswith(("quitter", "passing")) for name in list(trainer.hooks)[:-1])
 
 
+@pytest.mark.hooks_fail(raises=queue.Full)
 def test_a_hook_with_a_hanging_thread(tmp_path: Path) -> None:
     """The hook fails when its queue is full, is disabled, and the run ends although its thread still hangs."""
     hook = Hanging()
@@ -226,6 +229,7 @@ def test_a_hook_with_a_hanging_thread(tmp_path: Path) -> None:
     hook.let_go.set()
 
 
+@pytest.mark.hooks_fail(raises=MemoryError)
 def test_a_hook_that_keeps_everything(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A hook that keeps everything is disabled when it fails, and is freed when it is removed."""
     caplog.set_level(logging.CRITICAL, "hookline")  # a logged traceback would lead to the hook, and be kept

@@ -125,6 +125,7 @@ def test_a_users_hook_refuses_a_run(method: str, tmp_path: Path) -> None:
     assert trainer.step == 0 and bool(list(tmp_path.iterdir())) == (method != "check_run")
 
 
+@pytest.mark.hooks_fail(raises=OSError)
 def test_a_failure_after_the_last_step_is_the_hooks() -> None:
     """Its policy decides: the default one lets the run end well."""
 

@@ -335,6 +335,7 @@ def test_nan_values_are_not_taken_for_a_write() -> None:
     assert noted(trainer) == []
 
 
+@pytest.mark.hooks_fail(raises=ValueError)
 def test_a_hook_that_writes_and_then_fails_is_noted() -> None:
     """Its failure does not hide what it wrote."""
 

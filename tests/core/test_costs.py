@@ -52,6 +52,7 @@ def test_every_call_counts_inside_and_outside_of_steps(registry: HookRegistry) -
     assert 0.002 < inner["rarely"] <= rows["rarely"]["seconds"] - 0.002
 
 
+@pytest.mark.hooks_fail(raises=ZeroDivisionError)
 def test_a_call_that_fails_counts_like_any_other(registry: HookRegistry) -> None:
     """Its time was spent."""
     registry.register(lambda: 1 / 0, "fails", event="epoch_end")

@@ -84,6 +84,7 @@ def test_each_value_is_read_once_and_before_any_hook(event: str) -> None:
 
 
 @BOTH
+@pytest.mark.hooks_fail(raises=ZeroDivisionError)
 def test_a_failing_hook_does_not_keep_the_others_from_being_called(event: str) -> None:
     """The failure is counted for the hook that raised; every other hook of the event still runs."""
     called: list[str] = []
@@ -143,6 +144,7 @@ def test_an_interrupt_at_the_end_of_a_run_still_calls_the_other_hooks(event: str
 
 
 @BOTH
+@pytest.mark.hooks_fail(raises=ValueError)
 def test_changed_metrics_are_restored_hook_by_hook(event: str) -> None:
     """Changes are attributed to the hook that made them, also if it failed afterwards."""
 
@@ -172,6 +174,7 @@ def test_tensors_among_the_metrics_do_not_break_the_comparison(event: str) -> No
 
 
 @BOTH
+@pytest.mark.hooks_fail(raises=ZeroDivisionError)
 def test_every_call_is_timed(event: str) -> None:
     """The first one as well as any other, and the reading of each argument beside it."""
     registry = registry_of(event, lambda step: None, lambda: 1 / 0, lambda step, loss: None)
@@ -199,6 +202,7 @@ def test_a_hook_cannot_change_what_another_is_called_with() -> None:
 # ---- what is known about a call --------------------------------------------------------------------------------------
 
 
+@pytest.mark.hooks_fail(raises=ValueError)
 def test_the_calling_hook_is_known_through_nested_events_and_failures() -> None:
     """After a hook has fired another event, it is the caller again; after a failure nobody is."""
     registry, answers = HookRegistry(), list[Any]()

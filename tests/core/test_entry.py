@@ -239,6 +239,7 @@ def test_records_print_name_status_and_more_on_one_line(registry: HookRegistry) 
     ]
 
 
+@pytest.mark.hooks_fail(raises=ValueError)
 def test_records_show_interveners_failures_and_overrulings() -> None:
     """What went wrong is in the list, too."""
 

@@ -34,6 +34,7 @@ class FailingAtTwoEvents(TrainingHook):
         raise ValueError("end")
 
 
+@pytest.mark.hooks_fail(raises=ValueError)
 def test_failures_in_a_row_are_counted_per_event(registry: HookRegistry) -> None:
     """Two failures at each of two events are not three in a row; the third at one of them is."""
     registry.register(FailingAtTwoEvents(), name="h")
@@ -46,6 +47,7 @@ def test_failures_in_a_row_are_counted_per_event(registry: HookRegistry) -> None
     assert not registry.is_enabled("h")
 
 
+@pytest.mark.hooks_fail(raises=ValueError)
 def test_an_exception_is_annotated_once_with_where_it_came_from(registry: HookRegistry) -> None:
     """Hook, event, step and, away from rank 0, the rank are notes on the exception itself."""
     error = ValueError("x")
@@ -70,6 +72,7 @@ def test_a_strict_monitor_ends_the_run_under_every_policy(policy: str, registry:
         registry.on_epoch_end(0)
 
 
+@pytest.mark.hooks_fail(raises=ValueError)
 def test_subscribers_get_every_incident_and_the_log_only_the_first(
     caplog: pytest.LogCaptureFixture, registry: HookRegistry
 ) -> None:
@@ -90,6 +93,7 @@ def test_subscribers_get_every_incident_and_the_log_only_the_first(
     assert caplog.records[0].exc_info is not None
 
 
+@pytest.mark.hooks_fail(raises=ValueError)
 def test_a_hook_that_takes_the_name_of_a_failed_one_is_not_switched_off_for_it(registry: HookRegistry) -> None:
     """A subscriber may replace the hook whose failure it gets."""
     registry.register(Failing(ValueError("boom")), name="h", on_error="disable")
@@ -115,6 +119,7 @@ class Unprintable(Exception):
 
 
 @pytest.mark.parametrize("policy", ["warn", "disable"])
+@pytest.mark.hooks_fail(raises=Unprintable)
 def test_an_exception_without_a_text_is_handled_as_any_other(policy: str, registry: HookRegistry) -> None:
     """It is reported by its class, and its hook is switched off as others are."""
     incidents: list[Any] = []
@@ -143,6 +148,7 @@ class UnreadableNotes(Exception):
 
 @pytest.mark.parametrize("error", [Frozen(3), UnreadableNotes()], ids=["frozen", "unreadable"])
 @pytest.mark.parametrize("policy", ["warn", "disable", "raise"])
+@pytest.mark.hooks_fail(raises=(Frozen, UnreadableNotes))
 def test_an_exception_that_refuses_notes_is_handled_as_any_other(
     policy: str, error: Exception, registry: HookRegistry
 ) -> None:
@@ -195,6 +201,7 @@ def test_quitting_the_debugger_while_a_state_is_restored_is_not_an_error_of_the_
 
 
 @pytest.mark.parametrize("policy", ["warn", "disable", "raise"])
+@pytest.mark.hooks_fail(raises=ValueError)
 def test_a_failing_close_follows_the_policy(policy: str, registry: HookRegistry) -> None:
     """Every hook is closed; under raise, what the first one raised is raised then."""
     closed: list[str] = []

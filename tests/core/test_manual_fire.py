@@ -42,6 +42,7 @@ def test_a_missing_value_names_the_event_the_hooks_and_the_remedy(registry: Hook
     assert issubclass(MissingArgument, TypeError) and issubclass(MissingArgument, HooklineError)
 
 
+@pytest.mark.hooks_fail(raises=ZeroDivisionError)
 def test_a_failure_without_a_step_is_reported_at_step_0() -> None:
     """A report never fails itself because the call passed too little."""
     incidents: list[Any] = []

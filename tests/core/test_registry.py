@@ -230,6 +230,7 @@ def test_objects_classes_functions_and_names_are_registered(registry: HookRegist
     assert registry.get("clip_norm").max_norm == 1.0 and list(registry)[1] == "made"
 
 
+@pytest.mark.hooks_fail(raises=OSError)
 def test_setup_and_close_are_called_once_each(registry: HookRegistry) -> None:
     """setup on attaching; close on removal or at the end, whichever comes first; an error in close is reported."""
     calls: Heard = []
@@ -369,6 +370,7 @@ def failing(times: Iterator[bool]) -> Callable[[], None]:
 
 
 @pytest.mark.req("000-41")
+@pytest.mark.hooks_fail(raises=ValueError)
 def test_a_failing_hook_leaves_the_others_alone(registry: HookRegistry) -> None:
     """The others listen to the event, before and after it in the order, and the error is reported with its place."""
     called: Heard = []
@@ -387,6 +389,7 @@ def test_a_failing_hook_leaves_the_others_alone(registry: HookRegistry) -> None:
 
 
 @pytest.mark.parametrize("event", ["train_batch_end", "epoch_end", "on_update"])
+@pytest.mark.hooks_fail(raises=ValueError)
 def test_three_failures_in_a_row_switch_a_hook_off(event: str, registry: HookRegistry) -> None:
     """Not two, and not three with a success between them; it stays listed and can be switched on again."""
     hook = failing(iter([True, True, False, True, True, True, True]))
@@ -406,6 +409,7 @@ def test_three_failures_in_a_row_switch_a_hook_off(event: str, registry: HookReg
     assert registry.is_enabled("broken") and registry.entry("broken").failures.total == 6
 
 
+@pytest.mark.hooks_fail(raises=ValueError)
 def test_rows_count_per_event(registry: HookRegistry) -> None:
     """A success at another event does not break a row, and failures at two events do not add up."""
 
@@ -429,6 +433,7 @@ def test_rows_count_per_event(registry: HookRegistry) -> None:
     assert not registry.is_enabled("half")
 
 
+@pytest.mark.hooks_fail(raises=ValueError)
 def test_disable_switches_off_at_once_and_raise_ends(registry: HookRegistry) -> None:
     """The other two policies; the one that is raised is the hook's own exception, cause and all."""
 
@@ -462,6 +467,7 @@ def test_debug_makes_every_policy_raise_and_strict_errors_always_do(registry: Ho
         registry.on_train_batch_end()
 
 
+@pytest.mark.hooks_fail(raises=ValueError)
 def test_closing_events_reach_everyone_and_failures_become_notes(registry: HookRegistry) -> None:
     """Even hooks whose policy is raise cannot replace the exception that ends a run."""
     called: Heard = []
@@ -516,6 +522,7 @@ def test_stop_training_becomes_a_stop_request_in_a_run(registry: HookRegistry) -
     assert asked == [("StopTraining", "stopper")]
 
 
+@pytest.mark.hooks_fail(raises=ValueError)
 def test_the_failure_of_a_hook_that_removed_itself_is_not_hidden(registry: HookRegistry) -> None:
     """The hook has no entry left to count failures on; its failure is reported all the same."""
     reported = incidents(registry)
@@ -531,6 +538,7 @@ def test_the_failure_of_a_hook_that_removed_itself_is_not_hidden(registry: HookR
     ]
 
 
+@pytest.mark.hooks_fail(raises=ValueError)
 def test_the_rank_is_reported(registry: HookRegistry) -> None:
     """On another rank the note says which."""
     ranks = Ranks()
@@ -672,6 +680,7 @@ def test_schedules_gate_inner_events_only(registry: HookRegistry) -> None:
 # ---- threads -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.hooks_fail(raises=ValueError)
 def test_registering_and_removing_while_another_thread_fires(registry: HookRegistry) -> None:
     """A permanent hook listens to every event exactly once, and nothing breaks, whatever two other threads do."""
     called = itertools.count()
@@ -779,6 +788,7 @@ def test_a_state_that_does_not_fit_is_reported_with_its_hook(registry: HookRegis
         registry.load_state_dict({"a": {"other": 1}})
 
 
+@pytest.mark.hooks_fail(raises=ValueError)
 def test_watchers_can_stop_watching(registry: HookRegistry) -> None:
     """Both kinds of listener come with a way to end it."""
     changes, reported = [], []

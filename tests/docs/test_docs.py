@@ -150,6 +150,7 @@ def load_hooks(block: Block, config: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PYTHON_PAGES, ids=lambda page: page.name)
+@pytest.mark.hooks_fail(raises=(hookline.HooklineError, OSError))
 def test_python_blocks_run(page: Path) -> None:
     """Every Python block of a page runs after those above it, and prints what its comments promise."""
     if "torch._dynamo" in sys.modules:

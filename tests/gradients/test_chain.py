@@ -89,6 +89,7 @@ def test_identity_receives_the_gradients_and_passes_them_through(bench: Bench) -
 
 
 @pytest.mark.parametrize("wrong", ["raises", "none", "drops", "shape"])
+@pytest.mark.hooks_fail(raises=(GradientError, ZeroDivisionError))
 def test_a_failing_hook_changes_nothing(bench: Bench, wrong: str) -> None:
     """The other hooks run, and the failure is reported under the hook's name."""
     returns: dict[str, Callable[[Grads], Any]] = {
@@ -103,6 +104,7 @@ def test_a_failing_hook_changes_nothing(bench: Bench, wrong: str) -> None:
     assert [(one.kind, one.hook) for one in bench.incidents] == [("failed", "broken")]
 
 
+@pytest.mark.hooks_fail(raises=ValueError)
 def test_assignments_of_a_failing_hook_are_dropped(bench: Bench) -> None:
     """Assignments before the error reach neither the gradients nor the next hook."""
 
@@ -116,6 +118,7 @@ def test_assignments_of_a_failing_hook_are_dropped(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("declared", ["warn", "raise"])
+@pytest.mark.hooks_fail(raises=ValueError)
 def test_writes_of_a_failing_inplace_hook_are_undone(bench: Bench, declared: str) -> None:
     """The policy that counts is the one it was registered with, not the one its class declares."""
 
@@ -148,6 +151,7 @@ def test_the_policy_raise_raises_the_hooks_exception(bench: Bench) -> None:
     assert caught.value.__notes__ == ["raised by hook 'fatal' in on_update, step 1"]
 
 
+@pytest.mark.hooks_fail(raises=ValueError)
 def test_three_failures_in_a_row_disable_a_hook(bench: Bench) -> None:
     """Failures are counted as at every other event."""
     fails = iter([True, True, False, True, True, True])
@@ -307,6 +311,7 @@ def test_a_hook_whose_init_fails_is_named(bench: Bench) -> None:
     assert "roomy" not in bench.registry and not bench.chain.states
 
 
+@pytest.mark.hooks_fail(raises=TypeError)
 def test_on_gradient_clip_follows_a_clipping_hook(bench: Bench) -> None:
     """on_gradient_clip fires between the clipping hook and the next one, and not if the clipping hook failed."""
     received: list[float] = []
@@ -340,6 +345,7 @@ def test_an_empty_chain_has_no_callable(bench: Bench) -> None:
     assert bench.registry.slots.on_update is None
 
 
+@pytest.mark.hooks_fail(raises=GradientError)
 def test_a_wrong_return_says_what_was_wrong(bench: Bench) -> None:
     """The reported error is a GradientError with the reason."""
     bench.registry.register(make_hook(lambda grads: None, "silent"))
@@ -426,6 +432,7 @@ def zero_all(grads: Grads) -> None:
         grad.zero_()
 
 
+@pytest.mark.hooks_fail(raises=ValueError)
 def test_half_written_gradients_reach_no_optimizer(bench: Bench) -> None:
     """If a hook writes in place without declaring it and fails, the step is skipped and no later hook runs."""
     called: list[str] = []
@@ -436,6 +443,7 @@ def test_half_written_gradients_reach_no_optimizer(bench: Bench) -> None:
     assert any("sets inplace = True" in note for note in bench.incidents[0].error.__notes__)
 
 
+@pytest.mark.hooks_fail(raises=GradientError)
 def test_writing_in_place_and_returning_nothing_must_be_declared(bench: Bench) -> None:
     """The message says what the hook did and how to declare it; declared, it works, for functions too."""
     bench.registry.register(zero_all, event="update", on_error="warn")
@@ -452,6 +460,7 @@ def test_writing_in_place_and_returning_nothing_must_be_declared(bench: Bench) -
     assert bench.step() == [0.0, 0.0] and len(bench.incidents) == 1
 
 
+@pytest.mark.hooks_fail(raises=ValueError)
 def test_where_steps_cannot_be_skipped_the_failure_is_raised(bench: Bench) -> None:
     """A user's own loop gets the exception instead of wrong gradients."""
     bench.registry.register(make_hook(zero_half, "half"))
@@ -459,6 +468,7 @@ def test_where_steps_cannot_be_skipped_the_failure_is_raised(bench: Bench) -> No
         bench.step()
 
 
+@pytest.mark.hooks_fail(raises=(ValueError, ZeroDivisionError))
 def test_a_failing_hook_that_wrote_nothing_skips_no_step(bench: Bench) -> None:
     """Only writes count, and those of an earlier failure do not."""
     fail = iter([zero_half, lambda grads: 1 / 0])
@@ -535,6 +545,7 @@ def test_hooks_run_without_autograd(bench: Bench) -> None:
     assert bench.step() == [1.0, 2.0] and enabled == [True]
 
 
+@pytest.mark.hooks_fail(raises=GradientError)
 def test_a_clipping_hook_must_set_its_norm(bench: Bench) -> None:
     """Without clipped_norm it fails under its policy, and its gradients are not used."""
     bench.registry.register(make_hook(scaled(0.1), "silent", clips=True))
@@ -654,6 +665,7 @@ def test_a_users_hook_may_write_between_two_norms(rig: Any, params: Any) -> None
     assert made.trainer.logged["gradients/after/norm"].item() == pytest.approx(incidents[1])
 
 
+@pytest.mark.hooks_fail(raises=ValueError)
 def test_inference_tensors_do_not_make_an_innocent_hook_suspect(caplog: pytest.LogCaptureFixture) -> None:
     """A write into an inference tensor cannot be noticed, so a hook that fails is not accused of one."""
 

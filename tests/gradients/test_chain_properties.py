@@ -8,7 +8,7 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from hookline import UpdateHook
+from hookline import HooklineError, UpdateHook
 
 Grads = dict[str, torch.Tensor]
 Pure = Callable[[Grads], Grads]
@@ -101,6 +101,7 @@ CHAIN = st.lists(st.tuples(st.sampled_from([*PURE, *BROKEN]), st.booleans()), ma
 @given(chain=CHAIN, seed=st.integers(0, 3))
 @example(chain=[("square", True), ("square", False)] * 3 + [("halve", False)], seed=1)  # overflows
 @QUICK
+@pytest.mark.hooks_fail(raises=(HooklineError, ValueError))
 def test_a_chain_is_the_composition_of_what_works(
     params: Callable[..., Any], rig: Any, chain: list[tuple[str, bool]], seed: int
 ) -> None:
@@ -118,6 +119,7 @@ def test_a_chain_is_the_composition_of_what_works(
 
 @given(before=CHAIN, later=CHAIN, kind=st.sampled_from(sorted(IN_PLACE)), seed=st.integers(0, 3))
 @QUICK
+@pytest.mark.hooks_fail(raises=(HooklineError, ValueError))
 def test_wrong_writes_in_place_reach_no_optimizer(
     params: Callable[..., Any], rig: Any, before: Any, later: Any, kind: str, seed: int
 ) -> None:

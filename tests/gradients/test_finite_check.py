@@ -36,6 +36,7 @@ FINITE = {"a": torch.ones(2), "b": torch.ones(2)}
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.hooks_fail(raises=GradientError)
 def test_a_hook_that_writes_nan_is_named_and_undone(rig: Any, inplace: bool, value: float) -> None:
     """With the policy 'warn' the gradients are restored, and the message names the parameter."""
     chain = chain_of(rig, Spoils(inplace, value))
@@ -62,6 +63,7 @@ def test_a_function_that_writes_in_place_undeclared_is_named(rig: Any) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("asks", [False, True])
+@pytest.mark.hooks_fail(raises=GradientError)
 def test_on_a_gpu_only_hooks_that_ask_are_checked(rig: Any, asks: bool) -> None:
     """On a device the check would wait, so hooks have to ask for it."""
     chain = rig({name: torch.nn.Parameter(torch.zeros(2, device="cuda")) for name in "ab"})
@@ -81,6 +83,7 @@ def test_the_policy_raise_ends_the_run(rig: Any) -> None:
     assert caught.value.__notes__ == ["raised by hook 'spoils' in on_update, step 1"]
 
 
+@pytest.mark.hooks_fail(raises=GradientError)
 def test_three_times_in_a_row_disable_the_hook(rig: Any) -> None:
     """A non-finite result counts as any other failure."""
     chain = chain_of(rig, Spoils())
@@ -134,6 +137,7 @@ def test_with_debug_every_hook_is_checked(rig: Any) -> None:
         chain.step(FINITE)
 
 
+@pytest.mark.hooks_fail(raises=GradientError)
 def test_the_wait_has_a_row_in_the_cost_table(rig: Any) -> None:
     """Each check is counted."""
     chain = chain_of(rig, Spoils())
@@ -143,6 +147,7 @@ def test_the_wait_has_a_row_in_the_cost_table(rig: Any) -> None:
 
 
 @pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.hooks_fail(raises=GradientError)
 def test_a_gradient_that_a_failing_hook_added_is_removed(rig: Any, in_place: bool) -> None:
     """A gradient that was None is None again."""
 

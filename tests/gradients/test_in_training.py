@@ -346,6 +346,7 @@ def test_a_guard_and_the_scaler_agree() -> None:
     assert guarded.skipped_steps == alone.skipped_steps >= 2 and same(weights(guarded), weights(alone))
 
 
+@pytest.mark.hooks_fail(raises=ValueError)
 def test_half_written_gradients_skip_their_steps(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

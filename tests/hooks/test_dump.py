@@ -163,6 +163,7 @@ class FailingOs:
 
 
 @pytest.mark.parametrize("call", ["open", "write", "fsync", "rename"])
+@pytest.mark.hooks_fail(raises=(HooklineError, OSError))
 def test_a_disk_that_fails_leaves_no_part_of_a_folder(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever call fails, the folder is whole or absent; its absence is a failure of the hook, and the run ends."""
     calls, absent = 0, []

@@ -84,6 +84,7 @@ def test_training_is_bit_for_bit_the_same(buffers: bool) -> None:
     assert all(map(torch.equal, *results))
 
 
+@pytest.mark.hooks_fail(raises=RuntimeError)
 def test_weights_are_restored_after_a_failed_validation() -> None:
     """The model has its own weights again, whether the failure ends the run or is only reported."""
     for forgiven in (True, False):

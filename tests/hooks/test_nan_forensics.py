@@ -149,6 +149,7 @@ def test_under_a_grad_scaler_gradients_are_not_checked(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("what", ["diagnose", "write_crash"])
+@pytest.mark.hooks_fail(raises=OSError)
 def test_a_failing_examination_still_ends_the_run_with_good_weights(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hook's failure is reported as any hook's, and the bad step is skipped all the same."""
 

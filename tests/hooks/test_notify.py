@@ -146,6 +146,7 @@ class Fragile(TrainingHook):
         raise OSError("disk full")
 
 
+@pytest.mark.hooks_fail(raises=OSError)
 def test_failing_hooks_are_reported_once_each(server: Server) -> None:
     """The first failure of a hook at an event, and that it was switched off; not every repetition."""
     trainer = train(NotifyHook(server.url, ["hook_failure"]), Fragile(), data=make_batches(8))
@@ -204,6 +205,7 @@ def test_no_thread_outlives_the_run(server: Server) -> None:
     assert [thread.name for thread in set(threading.enumerate()) - before if thread.name.startswith("hookline")] == []
 
 
+@pytest.mark.hooks_fail(raises=OSError)
 def test_a_second_run_is_reported_too(server: Server) -> None:
     """A hook that was closed with its first run serves the next one."""
     trainer = train(NotifyHook(server.url, ["training_end", "hook_failure"]))
@@ -229,6 +231,7 @@ def test_the_url_is_in_no_record(server: Server, caplog: pytest.LogCaptureFixtur
     assert "SECRETPART" not in text + caplog.text
 
 
+@pytest.mark.hooks_fail(raises=OSError)
 def test_the_url_is_removed_from_arguments_and_errors(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """The record has neither the command line's URL nor that of an error message."""
     monkeypatch.setattr("sys.argv", ["train.py", f"hooks.lifecycle=[{{webhook_url: {server.url}}}]", server.url])

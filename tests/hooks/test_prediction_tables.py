@@ -62,6 +62,7 @@ def test_two_classes_with_one_output() -> None:
     assert table.rows == (("0", 0, 1), ("1", 1, 1))
 
 
+@pytest.mark.hooks_fail(raises=HooklineError)
 def test_too_many_classes_are_a_failure_of_the_hook(caplog: pytest.LogCaptureFixture) -> None:
     """The run continues, and the message says how many a table can have."""
     batches = [(torch.randn(4, 200), torch.zeros(4, dtype=torch.long))]

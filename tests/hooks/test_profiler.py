@@ -77,6 +77,7 @@ STARTS = pytest.param("start_trace", marks=pytest.mark.skipif(torch.__version__ 
 
 
 @pytest.mark.parametrize("moment", ["prepare_trace", STARTS])
+@pytest.mark.hooks_fail(raises=RuntimeError)
 def test_a_profile_that_cannot_start_is_dropped(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Using one that is half started would end the process; the next trace works."""
     works = getattr(torch.profiler.profile, moment)

@@ -89,6 +89,7 @@ def test_a_run_in_memory_keeps_them_in_lists() -> None:
     assert [row.name for row in record.media] == ["t"]
 
 
+@pytest.mark.hooks_fail(raises=RecordError)
 def test_a_mistake_is_a_failure_of_the_hook_that_training_survives() -> None:
     """A table that does not fit is reported with its hook's name, and the run completes."""
     trainer = make_trainer(record=True)

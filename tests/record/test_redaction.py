@@ -418,6 +418,7 @@ def written() -> Iterator[io.StringIO]:
 
 
 @pytest.mark.parametrize("nested", [False, True], ids=["one run", "a run inside another"])
+@pytest.mark.hooks_fail(raises=ConnectionError)
 def test_a_hook_that_quotes_a_secret_fails_without_it(
     nested: bool, written: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:

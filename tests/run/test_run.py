@@ -248,6 +248,7 @@ def test_an_error_in_the_loop_ends_the_run() -> None:
 
 
 @pytest.mark.parametrize(("policy", "outcome"), [("warn", "completed"), ("raise", "failed")])
+@pytest.mark.hooks_fail(raises=OSError)
 def test_a_hook_that_fails_at_the_end(policy: str, outcome: str) -> None:
     """Its policy decides whether the run has failed; the others are called, and the record is closed."""
     run, called = make_run(), list[str]()

@@ -680,6 +680,7 @@ def test_robust_hook_runs_as_written(debug, capsys):
 
 
 @pytest.mark.req("002-81")
+@pytest.mark.hooks_fail(raises=RuntimeError)
 def test_a_hook_without_error_handling_does_not_crash_training_either():
     """The registry handles errors of every hook as RobustHook does itself."""
 

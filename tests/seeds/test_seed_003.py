@@ -273,6 +273,7 @@ def test_threads_run_register_and_read_at_once():
 
 
 @pytest.mark.req("003-38", "003-37")
+@pytest.mark.hooks_fail(raises=ValueError)
 def test_an_error_in_a_callback_is_named_and_does_not_break_the_forward_pass(caplog):
     """The forward pass gives its output, the failing hook is named in the log, and each hook's cost is reported."""
 

@@ -324,6 +324,7 @@ def test_a_failure_may_be_warned_of(monkeypatch: pytest.MonkeyPatch, caplog: pyt
     assert [event["step"] for event in read_events(trainer.run_dir) if event["kind"] == "checkpoint_failed"] == [2]
 
 
+@pytest.mark.hooks_fail(raises=CheckpointError)
 def test_what_cannot_be_saved_fails_at_its_own_boundary(caplog: pytest.LogCaptureFixture) -> None:
     """State is taken apart when it is copied, so the hook that cannot be saved is named at once."""
     trainer = make_trainer(on_save_error="warn")

@@ -456,6 +456,7 @@ class RaisesAtTimes(Raises):
         return super().state_dict() if self.times % 2 else {"times": self.times}
 
 
+@pytest.mark.hooks_fail(raises=ValueError)
 def test_a_hook_whose_state_cannot_be_saved_at_times_stays_enabled() -> None:
     """A state that was saved ends the row of failures after which a hook is switched off."""
     trainer, hook = make_trainer(max_epochs=2), RaisesAtTimes()
@@ -468,6 +469,7 @@ def test_a_hook_whose_state_cannot_be_saved_at_times_stays_enabled() -> None:
 @pytest.mark.parametrize("async_save", [False, True])
 @pytest.mark.parametrize("policy", ["warn", "disable"])
 @pytest.mark.parametrize("hook", UNSAVABLE)
+@pytest.mark.hooks_fail(raises=(CheckpointError, ValueError))
 def test_a_hook_whose_state_cannot_be_saved(hook: type[Any], policy: str, async_save: bool) -> None:
     """The checkpoint is saved without that state, and the record names the hook; the others' states are in it."""
     trainer = make_trainer(async_save=async_save)
@@ -488,6 +490,7 @@ def test_a_hook_whose_state_cannot_be_saved(hook: type[Any], policy: str, async_
 
 @pytest.mark.parametrize(("policy", "failures"), [("warn", 3), ("disable", 1)])
 @pytest.mark.parametrize("hook", UNSAVABLE)
+@pytest.mark.hooks_fail(raises=(CheckpointError, ValueError))
 def test_a_state_that_can_never_be_saved_is_not_reported_at_every_save(
     hook: type[Any], policy: str, failures: int, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -513,6 +516,7 @@ class CountsReads(dict[str, Any]):
         return super().items()
 
 
+@pytest.mark.hooks_fail(raises=CheckpointError)
 def test_the_state_of_a_hook_is_encoded_once_per_checkpoint() -> None:
     """Nothing remains of one that cannot be saved, also if a part of it can."""
     trainer = make_trainer()

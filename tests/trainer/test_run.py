@@ -247,6 +247,7 @@ def test_a_run_that_fails(error: BaseException, outcome: str) -> None:
 
 
 @pytest.mark.req("002-69")
+@pytest.mark.hooks_fail(raises=RuntimeError)
 def test_closing_events_reach_every_hook() -> None:
     """Exceptions of hooks while a run is closing become notes on what ended it; the other hooks get the event."""
     trainer = make_trainer()
@@ -315,6 +316,7 @@ def test_old_gradients_are_not_used() -> None:
 
 
 @pytest.mark.req("000-37")
+@pytest.mark.hooks_fail(raises=ZeroDivisionError)
 def test_a_hook_that_only_warns(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
     """Three failures in a row are recorded one by one, then it is switched off; record and closing line say so."""
     trainer = make_trainer(data=make_batches(6), console=True)
@@ -333,6 +335,7 @@ def test_a_hook_that_only_warns(capsys: pytest.CaptureFixture[str], caplog: pyte
     assert sum("ZeroDivisionError" in (record.exc_text or str(record.exc_info)) for record in caplog.records) == 1
 
 
+@pytest.mark.hooks_fail(raises=ZeroDivisionError)
 def test_a_row_of_failures_can_be_broken() -> None:
     """A hook that fails now and then is counted and never switched off."""
     trainer = make_trainer(data=make_batches(9))
@@ -342,6 +345,7 @@ def test_a_row_of_failures_can_be_broken() -> None:
     assert trainer.hooks.is_enabled("now_and_then")
 
 
+@pytest.mark.hooks_fail(raises=ZeroDivisionError)
 def test_a_hook_that_is_disabled_at_once() -> None:
     """on_error='disable' needs one failure."""
     trainer = make_trainer()
@@ -400,6 +404,7 @@ def test_a_hook_that_fails_at_the_end_fails_the_run(how: dict[str, Any], method:
 
 
 @pytest.mark.parametrize("policy", ["warn", "raise"])
+@pytest.mark.hooks_fail(raises=ValueError)
 def test_a_hook_that_cannot_be_set_up_for_another_run(policy: str) -> None:
     """Its policy decides; a run that fails is recorded as failed, and the trainer is free for the next."""
 
@@ -528,10 +533,11 @@ def test_a_manual_step_raises_stop_iteration_as_it_is() -> None:
         make_trainer(step_fn=step).training_step([])
 
 
+@pytest.mark.hooks_fail(raises=ValueError)
 def test_an_exception_without_a_text_is_recorded() -> None:
     """It is handled by the policy, and named by its class in events.jsonl and run.json."""
 
-    class Unprintable(Exception):
+    class Unprintable(ValueError):
         def __str__(self) -> str:
             raise RuntimeError("no text")
 

@@ -355,6 +355,7 @@ def test_a_capture_for_one_block_of_code_runs_the_model_uncompiled() -> None:
 # ---- nothing changes -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.hooks_fail(raises=ValueError)
 def test_a_hook_that_writes_or_fails_in_compiled_code(caplog: pytest.LogCaptureFixture) -> None:
     """It got its own copy; a failure is attributed to its hook and the graph continues."""
     caplog.set_level(logging.CRITICAL, "hookline")

@@ -367,6 +367,7 @@ def test_bins_of_unknown_meaning_have_their_numbers_as_edges() -> None:
     )  # fmt: skip
 
 
+@pytest.mark.hooks_fail(raises=HooklineError)
 def test_the_config_is_sent_without_secrets_and_with_the_labels() -> None:
     """A tracker knows what the record's files contain, and nothing else."""
     trainer = make_trainer(tracker := ListTracker())
