@@ -35,6 +35,7 @@ ROOT = Path(__file__).resolve().parent.parent
 COMPILE_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 MOST_IDS_PER_TEST = 4
 OUTCOMES = ("passed", "failed", "skipped")
+SOAK_SECONDS = 3600
 WITHOUT_SOAK = "not soak"  # as pyproject.toml has it: soak tests show nothing that others don't
 PICKING = ("keyword", "deselect", "ignore", "ignore_glob", "lf", "stepwise")  # options that leave tests out
 
@@ -92,6 +93,8 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Store ids and sentence in user_properties, which are sent with the report from an xdist worker."""
     for item in items:
+        if item.get_closest_marker("soak"):
+            item.add_marker(pytest.mark.timeout(SOAK_SECONDS))
         ids = marked_ids(item)
         if ids:
             item.user_properties.extend(("req", one) for one in ids)
