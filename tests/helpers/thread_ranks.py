@@ -25,7 +25,7 @@ class Board:
 
     def take(self, call: int) -> list[Any]:
         with self.changed:
-            arrived = self.changed.wait_for(lambda: all(self.passed.get(call, [None])), timeout=60)
+            arrived = self.changed.wait_for(lambda: all(self.passed.get(call, [None])), timeout=300)
             assert arrived, f"call {call}: not all ranks have made it: {self.passed.get(call)}"
             return [value for (value,) in self.passed[call]]
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 from rank_processes import run_on_ranks
-from rank_runs import DEVICE, make_batches, make_mesh, make_model, make_trainer, whole_weights
+from rank_runs import DEVICE, make_batches, make_mesh, make_model, make_trainer, make_watch_patient, whole_weights
 from torch import distributed
 
-from hookline import HookManager, TrainingHook, rank_watch
+from hookline import HookManager, TrainingHook
 from hookline.errors import RankError, RegistrationError
 from hookline.ranks import Ranks
 
@@ -31,7 +31,7 @@ class SumOfRanks(TrainingHook):
 
 
 def sum_ranks(rank: int, folder: str, fails_on: int | None) -> list[float]:
-    rank_watch.BEAT_SECONDS = 0.1
+    make_watch_patient()
     trainer = make_trainer("ddp", rank, 2, folder)
     hook = SumOfRanks()
     hook.fails_on = fails_on
@@ -42,7 +42,7 @@ def sum_ranks(rank: int, folder: str, fails_on: int | None) -> list[float]:
 
 def test_a_collective_hook_adds_up_over_the_ranks_and_its_failure_ends_the_run(tmp_path: Path) -> None:
     assert [one.value for one in run_on_ranks(sum_ranks, 2, str(tmp_path / "good"), None)] == [[3.0] * 8] * 2
-    failed = run_on_ranks(sum_ranks, 2, str(tmp_path / "bad"), 1, check=False, timeout=20)
+    failed = run_on_ranks(sum_ranks, 2, str(tmp_path / "bad"), 1, check=False)
     assert [one.exit_code for one in failed] == [1, 1]
     run = json.loads(next((tmp_path / "bad").glob("*/run.json")).read_text())
     assert "raised by hook 'sums' in on_step_end, step 3, rank 1" in run["reason"]
@@ -251,7 +251,7 @@ class InferOnRank0(TrainingHook):
 
 
 def call_a_collective(rank: int, folder: str) -> None:
-    rank_watch.BEAT_SECONDS = 0.1
+    make_watch_patient()
     trainer = make_trainer("ddp", rank, 2, folder)
     trainer.add_hook(InferOnRank0(), on_error="raise")  # each rank has the whole model
     trainer.add_hook(Careless(), "careless")  # under its policy, warn
@@ -259,7 +259,7 @@ def call_a_collective(rank: int, folder: str) -> None:
 
 
 def test_an_undeclared_collective_ends_the_run_whatever_the_policy(tmp_path: Path) -> None:
-    results = run_on_ranks(call_a_collective, 2, str(tmp_path), check=False, timeout=20)
+    results = run_on_ranks(call_a_collective, 2, str(tmp_path), check=False)
     assert [one.exit_code for one in results] == [1, 1]
     run = json.loads(next(tmp_path.glob("*/run.json")).read_text())
     assert "hook 'careless' calls a collective in on_step_end" in run["reason"]

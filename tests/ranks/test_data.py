@@ -198,7 +198,7 @@ def test_data_that_ranks_cannot_share_is_refused_before_the_first_step(case: str
 
 @pytest.mark.parametrize(("case", "read"), [("ends", "no known end"), ("ends before the limit", "6")])
 def test_a_rank_whose_data_ends_early_is_named(case: str, read: str) -> None:
-    result = run_on_ranks(fail, 2, case, check=False, timeout=20)[1]
+    result = run_on_ranks(fail, 2, case, check=False)[1]
     assert f"rank 1 has read all 5 batches of an epoch, which has {read}" in result.error
 
 

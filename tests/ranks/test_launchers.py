@@ -28,7 +28,7 @@ ACCELERATE = (  # without --multi_gpu it starts one process where there are no G
     sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--num_machines=1",
     "--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=0", "--num_cpu_threads_per_process=1",
 )  # fmt: skip
-TIMEOUT = 90.0
+TIMEOUT = 300.0
 needs_a_device_per_process = pytest.mark.skipif(
     DEVICE == "cuda", reason="launched processes use NCCL for tensors on GPUs, which needs a GPU for each of them"
 )
