@@ -700,11 +700,16 @@ def test_what_was_requested_by_save_is_not_deleted(name: str | None, asynchronou
     assert not kept & {"step-00000001", "step-00000003", "step-00000004"}
 
 
-def test_slow_saves_are_not_a_stall() -> None:
+def test_slow_saves_are_not_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each takes less than a stall, all of them at one boundary more: every save is a sign of life."""
-    trainer = make_trainer(max_steps=2)
+    trainer, now = make_trainer(max_steps=2), [0.0]
     trainer.add_hook("stall_watchdog", seconds=0.8)
-    trainer.model.register_state_dict_pre_hook(lambda *_: time.sleep(0.4))
+    monkeypatch.setattr("hookline.hooks.stall_watchdog.monotonic", lambda: now[0])
+
+    @trainer.model.register_state_dict_pre_hook
+    def take_long(*_: Any) -> None:
+        now[0] += 0.4
+        time.sleep(0.1)  # so that the watchdog checks, as it does every 0.04 s
 
     @trainer.on("step_end", at=1)
     def save(trainer: Trainer) -> None:
