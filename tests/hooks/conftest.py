@@ -35,17 +35,17 @@ def status(code: int, **headers: str) -> Answer:
 
 
 def silent(request: BaseHTTPRequestHandler) -> None:
-    """Do not answer for a while."""
-    time.sleep(1.5)
+    """Do not answer before the test ends."""
+    request.server.ended.wait()  # type: ignore[attr-defined]
 
 
 def dripping(request: BaseHTTPRequestHandler) -> None:
     """Send single bytes, each just before a socket's timeout."""
-    for _ in range(30):
+    while True:
         try:
             request.wfile.write(b"H")
             request.wfile.flush()
-        except OSError:
+        except OSError:  # the client has hung up
             return
         time.sleep(0.05)
 
@@ -66,6 +66,7 @@ class Server(ThreadingHTTPServer):
         self.requests: list[BaseHTTPRequestHandler] = []
         self.answers: list[Answer] = []
         self.then: Answer = ok
+        self.ended = threading.Event()
 
     @property
     def url(self) -> str:
@@ -118,6 +119,7 @@ def server() -> Iterator[Server]:
     thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     yield made
+    made.ended.set()
     made.shutdown()
     made.server_close()
     thread.join()

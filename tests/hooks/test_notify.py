@@ -177,19 +177,15 @@ def test_it_listens_only_to_what_it_reports(server: Server) -> None:
 
 @pytest.mark.parametrize("answer", [silent, status(500), status(404)], ids=["slow", "broken", "gone"])
 def test_a_bad_server_neither_blocks_nor_fails_training(server: Server, answer: Any, caplog: Any) -> None:
-    """Training is as fast as without it, its result the same bit for bit; the trouble is warned of and recorded."""
+    """Training does not wait for it, its result is the same bit for bit; the trouble is warned of and recorded."""
     server.then = answer
     alone = train(data=make_batches(20))
+    longer = 3600.0  # than a test may take: a run that waited for the server would not end
     hook = NotifyHook(
-        server.url, EVERYTHING, heartbeat="1 steps", timeout=0.2, retries=1, backoff=0.01, queue=5, wait_at_end=0.3
+        server.url, EVERYTHING, heartbeat="1 steps", timeout=longer, retries=1, backoff=longer, queue=5, wait_at_end=0.3
     )
     trainer = make_trainer(hook, data=make_batches(20))
-    steps: list[float] = []
-    trainer.on("step_end", name="clock")(lambda: steps.append(time.monotonic()))
-    began = time.monotonic()
     assert trainer.train()["status"] == "completed"
-    assert steps[-1] - steps[0] < 1
-    assert time.monotonic() - began < 3
     assert all(map(torch.equal, alone.model.parameters(), trainer.model.parameters()))
     [counts] = [event for event in read_events(trainer.run_dir) if event["kind"] == "notified"]
     assert counts["failed"] + counts["unsent"] + counts["dropped"] >= 20
@@ -375,17 +371,15 @@ def said(server: Server) -> list[str]:
 
 
 def wait_for(condition: Any) -> None:
-    """Wait until a condition holds, for at most 30 seconds."""
-    until = time.monotonic() + 30
-    while not condition() and time.monotonic() < until:
+    """Wait until a condition holds."""
+    while not condition():
         time.sleep(0.005)
-    assert condition()
 
 
 def blocked(server: Server) -> threading.Event:
     """Let the server answer its next message only when an event is set."""
     free = threading.Event()
-    server.answers.append(lambda request: (free.wait(5), ok(request)))
+    server.answers.append(lambda request: (free.wait(), ok(request)))
     return free
 
 
@@ -402,11 +396,9 @@ def test_a_full_queue_drops_the_oldest_and_counts_it(server: Server) -> None:
     hook.on_train_start(run)
     hook.tell("first")
     wait_for(lambda: server.texts)
-    began = time.monotonic()
     for text in ("a", "b", "c"):
         hook.tell(text)
-    assert time.monotonic() - began < 0.1
-    free.set()
+    free.set()  # until now the server has answered nothing
     hook.close()
     assert said(server) == ["first", "b", "c"]
     assert run.notes[0]["dropped"] == 1 and run.notes[0]["sent"] == 3
@@ -449,22 +441,18 @@ def test_undeliverable_messages_are_given_up_and_reported(server: Server, code: 
 def test_closing_does_not_wait_for_pauses(server: Server) -> None:
     """The last attempts are made at once, so that the end of a run does not wait for pauses."""
     server.answers = [status(503)] * 2
-    hook = NotifyHook(server.url, retries=2, backoff=30)
+    hook = NotifyHook(server.url, retries=2, backoff=3600, wait_at_end=3600)
     hook.tell("x")
     wait_for(lambda: server.texts)
-    began = time.monotonic()
     hook.close()
-    assert time.monotonic() - began < 1
     assert said(server) == ["x"] * 3
 
 
 def test_closing_is_limited_in_time_and_says_what_is_left(server: Server) -> None:
     """A server that never answers does not keep the run from ending; the next run's messages are sent."""
-    free, hook = blocked(server), NotifyHook(server.url, wait_at_end=0.1)
-    began = time.monotonic()
-    notes = send(hook, "stuck", "behind it")
-    assert time.monotonic() - began < 1 and notes[-1]["unsent"] == 2
-    hook.wait_at_end = 5.0
+    free, hook = blocked(server), NotifyHook(server.url, wait_at_end=0.1, timeout=3600)
+    assert send(hook, "stuck", "behind it")[-1]["unsent"] == 2
+    hook.wait_at_end = 60.0
     assert send(hook, "later")[-1]["sent"] == 1
     free.set()
     assert said(server) == ["stuck", "later"]
@@ -511,7 +499,7 @@ def test_a_message_after_the_close_is_dropped(server: Server, caplog: pytest.Log
 def test_closing_in_another_thread_does_not_break_a_message(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hooks may fail, and be reported, in a thread that outlives the run."""
     hook, began = NotifyHook(server.url), threading.Event()
-    closing = threading.Thread(target=lambda: (began.wait(5), hook.close()))
+    closing = threading.Thread(target=lambda: (began.wait(), hook.close()))
     make = notify.Outbox
 
     def make_slowly(*args: Any) -> Any:
