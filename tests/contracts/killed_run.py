@@ -3,7 +3,8 @@
     python killed_run.py ROOT KILLS SEED [async_save]
 
 Importing torch takes longer than the training, so one process imports it and forks a child per attempt. Half of the
-children are killed from outside after a random time, the others kill themselves at a random call of a save to the _fs.
+children are killed by a signal without a handler after a random CPU time, which says how far a child is on a busy
+machine, too. The others kill themselves at a random call of a save to the _fs.
 With async_save, that call is made while training continues. The run that is never stopped always waits for its saves.
 Prints JSON: what each attempt came to, and the fingerprint of the run that was never stopped and of the one that was.
 """
@@ -12,6 +13,7 @@ import hashlib
 import json
 import os
 import random
+import resource
 import signal
 import sys
 import time
@@ -140,17 +142,17 @@ def attempt(root: Path, kill_after: float | None, kill_at_call: int | None, asyn
             _fs.os = DiskCalls()
             if kill_at_call is not None:
                 die_at_call(kill_at_call)
+            if kill_after is not None:
+                signal.setitimer(signal.ITIMER_PROF, kill_after)  # its signal ends the process, like SIGKILL
             train(root, newest_run(root), async_save)
             os._exit(0)
         except BaseException as error:
             print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
             os._exit(1)
-    if kill_after is not None:
-        time.sleep(kill_after)
-        os.kill(child, signal.SIGKILL)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     where = "in a save" if half_written(root) - left_before else "elsewhere"
-    return {0: "done", -signal.SIGKILL: f"killed {where}"}.get(status, "failed")
+    killed = f"killed {where}"
+    return {0: "done", -signal.SIGKILL: killed, -signal.SIGPROF: killed}.get(status, "failed")
 
 
 def half_written(root: Path) -> set[Path]:
@@ -168,9 +170,9 @@ def main(root: Path, kills: int, seed: int, async_save: bool) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     chance = random.Random(seed)
-    started = time.perf_counter()
     assert attempt(root / "whole", None, None) == "done"
-    seconds = time.perf_counter() - started
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = used.ru_utime + used.ru_stime
     story: list[str] = []
     share = 4 / kills  # so that the run is not over before the last kill
     while sum("killed" in one for one in story) < kills:
