@@ -654,10 +654,10 @@ def run_both(first: Callable[[], Any], second: Callable[[], Any], inside: thread
 
     threads = [threading.Thread(target=call, args=(function,), daemon=True) for function in (first, second)]
     threads[0].start()
-    assert inside.wait(timeout=30)
+    assert inside.wait(timeout=300)
     threads[1].start()
     for thread in threads:
-        thread.join(timeout=30)
+        thread.join(timeout=300)
     assert not any(thread.is_alive() for thread in threads) and failures == []
 
 

@@ -279,7 +279,7 @@ torch.compile(model, backend=counter)(torch.ones(2, 4))
 assert counter.frame_count == 1, counter.frame_count
 assert not [name for name in sys.modules if name.startswith("hookline")]
 """
-    subprocess.run([sys.executable, "-I", "-c", program], check=True, timeout=120)
+    subprocess.run([sys.executable, "-I", "-c", program], check=True)
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
@@ -425,12 +425,12 @@ def test_predictions_in_two_threads_leave_each_other_attached() -> None:
     def slow() -> Iterator[torch.Tensor]:
         yield INPUT
         began.set()
-        assert may_end.wait(60)
+        assert may_end.wait(300)
         yield INPUT
 
     def waits_for_the_other() -> Iterator[torch.Tensor]:
         thread.start()
-        assert began.wait(60)
+        assert began.wait(300)
         yield INPUT
 
     thread = threading.Thread(target=lambda: trainer.predict(slow()))

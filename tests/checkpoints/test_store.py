@@ -313,7 +313,7 @@ def test_hashing_runs_beside_the_writing(tmp_path: Path, monkeypatch: pytest.Mon
     written, real_hash, real_write = threading.Event(), hashlib.sha256, _fs.write_file
 
     def hash_late() -> Any:
-        assert written.wait(10)
+        assert written.wait(300)
         return real_hash()
 
     def write(path: Path, parts: list[bytes]) -> None:

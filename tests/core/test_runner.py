@@ -90,10 +90,10 @@ def test_an_empty_runner_returns_at_once() -> None:
     for spelling in SPELLINGS.keys() - {"on_update"}:
         assert getattr(runner, spelling)(1, 2, 3, 4, 5, 6, 7, nonsense=True) is None
     assert runner.on_update("the gradients") == "the gradients"
-    began = time.perf_counter()
+    began = time.thread_time()
     for _ in range(10_000):
         runner.on_step_end(None)
-    assert time.perf_counter() - began < 0.1
+    assert time.thread_time() - began < 0.1
 
 
 @pytest.mark.req("004-26")

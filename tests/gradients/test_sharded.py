@@ -12,6 +12,6 @@ def test_every_hook_on_sharded_gradients_equals_that_on_whole_ones(tmp_path: Pat
     """Gradients sharded unevenly over two processes give what whole gradients give."""
     environment = {**os.environ, "PYTHONPATH": ":".join([str(SCRIPT.parent), *sys.path])}
     command = [sys.executable, str(SCRIPT), str(tmp_path / "store")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert all(done.stdout.count(f"all the same on rank {rank}") == 1 for rank in range(2))

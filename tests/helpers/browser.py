@@ -29,7 +29,7 @@ os.dup2(commands, 3)
 os.dup2(answers, 4)
 os.execv(sys.argv[3], sys.argv[3:])
 """
-_SECONDS = 60
+_SECONDS = 300
 
 
 class Browser:

@@ -14,6 +14,7 @@ from hookline import SimpleTrainer
 OFFLINE = {
     "WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false",
     "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true",
+    "WANDB__SERVICE_WAIT": "600",  # a busy machine may need more than 30 s to start wandb's process
 }  # fmt: skip
 PNG = bytes.fromhex(
     "89504e470d0a1a0a0000000d49484452000000010000000108020000009077"

@@ -103,7 +103,7 @@ def test_two_writers_never_mix_lines(tmp_path: Path) -> None:
     path, ready = tmp_path / "x.jsonl", threading.Barrier(2)
 
     def append(writer: str, lines: JsonLines) -> None:
-        ready.wait(5)
+        ready.wait()
         for index in range(200):
             lines.write({"writer": writer, "index": index, "text": writer * 50_000})  # longer than a file's buffer
         lines.close()

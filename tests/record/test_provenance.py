@@ -4,7 +4,6 @@ import contextlib
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -106,13 +105,11 @@ def test_git_state_without_git(repository: Path, tmp_path: Path, monkeypatch: py
 def test_git_state_with_a_git_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A git that does not answer is abandoned after the time allowed for all its calls together."""
     slow = tmp_path / "git"
-    slow.write_text(f"#!{sys.executable}\nimport time\ntime.sleep(30)\n")
+    slow.write_text(f"#!{sys.executable}\nimport time\ntime.sleep(3600)\n")
     slow.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("hookline.record.provenance.GIT_TIMEOUT_S", 0.3)
-    started = time.monotonic()
     assert git_state(tmp_path, tmp_path)["commit"] == "unknown"
-    assert time.monotonic() - started < 25  # the command itself would take 30
 
 
 def make_hostile(repository: Path, ran: Path) -> None:

@@ -173,5 +173,5 @@ def test_two_ranks(tmp_path: Path) -> None:
     source = str(Path(hookline.__file__).parents[1])
     command = [sys.executable, "-c", SETUP + MEASURE + END, str(tmp_path / "store")]
     environment = {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -110,7 +110,7 @@ def test_in_a_new_process(program: str) -> None:
     """Nothing is imported or changed before something is compiled; then every hook is called."""
     environment = {**os.environ, "PYTHONPATH": str(Path(hookline.__file__).parents[1])}
     words = [sys.executable, "-c", BEGINNING + program]
-    done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=120)
+    done = subprocess.run(words, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
 
 

@@ -28,8 +28,8 @@ def test_a_killed_run_continues_in_every_tracker(tmp_path: Path) -> None:
     killed = subprocess.run([sys.executable, str(HERE / "killed_run.py"), uri], env=environment)
     assert killed.returncode == 9
     (run_dir,) = Path("runs").iterdir()
-    wandb = WandbTracker(mode="offline", system_metrics=False, timeout=120.0)
-    make_trainer(TensorBoardTracker(timeout=120.0), wandb, MLflowTracker(uri, timeout=120.0)).fit(resume=run_dir)
+    wandb = WandbTracker(mode="offline", system_metrics=False, timeout=600.0)
+    make_trainer(TensorBoardTracker(timeout=600.0), wandb, MLflowTracker(uri, timeout=600.0)).fit(resume=run_dir)
     events = EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"scalars": 0})
     steps = sorted(scalar.step for scalar in events.Reload().Scalars("train/loss"))  # the files come in any order
     assert steps[-4:] == [5, 6, 7, 8] and len(set(steps)) == len(steps)

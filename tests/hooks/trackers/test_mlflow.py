@@ -28,7 +28,7 @@ def uri(tmp_path: Path) -> str:
 
 def tracker(uri: str, **options: Any) -> MLflowTracker:
     """Make a tracker that has time: creating a store takes seconds on a busy machine."""
-    return MLflowTracker(uri, timeout=120.0, **options)
+    return MLflowTracker(uri, timeout=600.0, **options)
 
 
 def runs_of(uri: str) -> list[Any]:

@@ -25,7 +25,7 @@ def scalars_of(reader: Any) -> dict[str, dict[int, float]]:
 @pytest.mark.req("004-37")
 def test_every_number_reaches_tensorboard_at_its_step() -> None:
     """Every metric of metrics.jsonl and, if asked for, every statistic of layers.jsonl is a scalar with its step."""
-    trainer = make_trainer(TensorBoardTracker(layers="all", timeout=120.0))
+    trainer = make_trainer(TensorBoardTracker(layers="all", timeout=600.0))
     trainer.add_hook("gradient_monitor", every=2)
     trainer.on("step_end", name="logs")(lambda trainer, step: trainer.log("mine/value", 10.0 * step))
     trainer.train()
@@ -46,7 +46,7 @@ def test_every_number_reaches_tensorboard_at_its_step() -> None:
 
 def test_histograms_texts_and_hyperparameters() -> None:
     """A histogram has the record's bins; events are texts by kind; the config is a text and a row of HPARAMS."""
-    trainer = make_trainer(TensorBoardTracker(timeout=120.0))
+    trainer = make_trainer(TensorBoardTracker(timeout=600.0))
     trainer.add_hook("gradient_monitor", every=4, log_histogram=True)
     trainer.on("step_end", at=3, name="notes")(lambda trainer: trainer.note("noted", value="why"))
     trainer.train()
@@ -63,11 +63,11 @@ def test_histograms_texts_and_hyperparameters() -> None:
 
 def test_a_resumed_run_continues_and_hides_what_is_repeated() -> None:
     """The files are in one directory; a step of the earlier attempt after the checkpoint is gone."""
-    trainer = make_trainer(TensorBoardTracker(timeout=120.0), max_steps=6)
+    trainer = make_trainer(TensorBoardTracker(timeout=600.0), max_steps=6)
     trainer.add_hook("checkpoint", save_every_n_steps=4, save_last=False)
     trainer.on("step_end", at=6, name="only_once")(lambda trainer: trainer.log("first_attempt", 1.0))
     trainer.train()
-    resumed = make_trainer(TensorBoardTracker(timeout=120.0), max_steps=8)
+    resumed = make_trainer(TensorBoardTracker(timeout=600.0), max_steps=8)
     resumed.fit(resume=trainer.run_dir)
     assert resumed.run_dir == trainer.run_dir and len(list((trainer.run_dir / "tensorboard").iterdir())) == 2
     reader = read(trainer.run_dir / "tensorboard")
@@ -77,7 +77,7 @@ def test_a_resumed_run_continues_and_hides_what_is_repeated() -> None:
 
 def test_images_and_tables() -> None:
     """An image is the PNG as it was logged, a table a text."""
-    trainer = make_trainer(TensorBoardTracker(directory="elsewhere", timeout=120.0), max_steps=2)
+    trainer = make_trainer(TensorBoardTracker(directory="elsewhere", timeout=600.0), max_steps=2)
 
     @trainer.on("train_start", name="sends", after="tensorboard")
     def send() -> None:
@@ -92,8 +92,8 @@ def test_images_and_tables() -> None:
 
 def test_a_run_without_a_directory_needs_one() -> None:
     """The error comes before the first step."""
-    trainer = make_trainer(TensorBoardTracker(timeout=120.0), record=False)
+    trainer = make_trainer(TensorBoardTracker(timeout=600.0), record=False)
     with pytest.raises(HooklineError, match="no record on disk; give it a directory"):
         trainer.train()
-    make_trainer(TensorBoardTracker(directory="elsewhere", timeout=120.0), record=False).train()
+    make_trainer(TensorBoardTracker(directory="elsewhere", timeout=600.0), record=False).train()
     assert len(read(Path("elsewhere")).Scalars("train/loss")) == 8

@@ -29,7 +29,7 @@ class ListTracker(Tracker):
     package = "json"
 
     def __init__(self, gate: threading.Event | None = None, fails_at: str = "", **options: Any) -> None:
-        super().__init__(**{"timeout": 120.0, **options})
+        super().__init__(**{"timeout": 600.0, **options})
         self.calls: list[tuple[str, Any]] = []
         self.threads: set[str] = set()
         self.entered = threading.Event()
@@ -39,7 +39,7 @@ class ListTracker(Tracker):
         self.threads.add(threading.current_thread().name)
         self.entered.set()
         if self._gate is not None:
-            self._gate.wait(60)
+            self._gate.wait()
         self.calls.append((kind, content))
         if kind == self._fails_at:
             raise ConnectionError("no route to https://me:hunter2hunter2@host/x")
@@ -157,7 +157,7 @@ def test_an_abandoned_tracker_that_fails_later_is_not_reported_again(caplog: pyt
     trainer.train()
     (thread,) = (new for new in set(threading.enumerate()) - before if new.name == "hookline-tracker")
     gate.set()
-    thread.join(60)
+    thread.join()
     assert tracker.calls[-1][0] == "open" and kinds_of(trainer) == ["tracker_abandoned"]
     assert len(caplog.records) == 1 and "was abandoned" in caplog.text and trainer.record.lost == 0
 
@@ -169,7 +169,7 @@ def test_what_does_not_fit_into_the_queue_is_dropped_and_counted(caplog: pytest.
 
     @trainer.on("step_end", name="flush")
     def flush(step: int) -> None:
-        tracker.entered.wait(60)  # it is in `open`, so that one batch waits and the others are dropped
+        tracker.entered.wait()  # it is in `open`, so that one batch waits and the others are dropped
         trainer.log("mine", step)
         trainer.record.flush()
 
@@ -191,7 +191,7 @@ def test_the_limit_of_the_queue_counts_texts(nested: bool) -> None:
 
     @trainer.on("step_end", name="writes")
     def write(step: int) -> None:
-        tracker.entered.wait(60)  # it is in `open`, so that everything waits
+        tracker.entered.wait()  # it is in `open`, so that everything waits
         text = "y" * 99_000 + str(step)
         trainer.record.event("large", step, text=[{"text": text}] if nested else text)
         trainer.record.flush()
@@ -209,7 +209,7 @@ def test_the_limit_of_the_queue_counts_the_texts_of_tables() -> None:
 
     @trainer.on("step_end", name="writes")
     def write(step: int) -> None:
-        tracker.entered.wait(60)
+        tracker.entered.wait()
         trainer.log_table("texts", ["text"], [["y" * 900] for _ in range(90)])
         trainer.record.flush()
 
@@ -491,7 +491,7 @@ def test_rows_gather_between_two_calls(monkeypatch: pytest.MonkeyPatch) -> None:
 
     worker = Worker(lambda: None, write, lambda run: None, 10**6, pytest.fail, lambda run: None)
     worker.write_metrics([{"step": 1}])
-    assert called.wait(60)
+    called.wait()
     for step in (2, 3, 4):
         called.clear()
         worker.write_metrics([{"step": step}])

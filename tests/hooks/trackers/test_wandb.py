@@ -14,7 +14,7 @@ from hookline import HooklineError, TrackioTracker, WandbTracker, read_metrics
 
 def tracker(**options: Any) -> WandbTracker:
     """Make a tracker that writes offline."""
-    return WandbTracker(**{"mode": "offline", "system_metrics": False, "timeout": 120.0, **options})
+    return WandbTracker(**{"mode": "offline", "system_metrics": False, "timeout": 600.0, **options})
 
 
 @pytest.mark.req("004-37")
@@ -151,7 +151,7 @@ def test_trackio_gets_the_same_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
     fake = SimpleNamespace(init=init, Histogram=lambda np_histogram: np_histogram, Table=lambda **parts: parts)
     monkeypatch.setitem(sys.modules, "trackio", fake)
-    trainer = make_trainer(TrackioTracker(project="mine", timeout=120.0))
+    trainer = make_trainer(TrackioTracker(project="mine", timeout=600.0))
     trainer.on("step_end", at=3, name="notes")(lambda trainer: trainer.note("stall"))
     trainer.train()
     options = calls[0][1]
