@@ -34,6 +34,7 @@ from hookline.core.failures import FailureHandler
 ROOT = Path(__file__).resolve().parent.parent
 COMPILE_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 MOST_IDS_PER_TEST = 4
+ID_CHARACTERS = 60
 OUTCOMES = ("passed", "failed", "skipped")
 SOAK_SECONDS = 3600
 WITHOUT_SOAK = "not soak"  # as pyproject.toml has it: soak tests show nothing that others don't
@@ -99,6 +100,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if ids:
             item.user_properties.extend(("req", one) for one in ids)
             item.user_properties.append(("sentence", first_sentence(item)))
+
+
+def is_plain(value: object) -> bool:
+    """Return True if a value is text, a number, None, or a collection of these that keeps its order."""
+    if isinstance(value, dict):
+        return is_plain([*value.keys(), *value.values()])
+    if isinstance(value, list | tuple):
+        return all(map(is_plain, value))
+    return isinstance(value, str | int | float | None)
+
+
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Name flags and plain collections in a test's id by what they hold; pytest would write True or a number."""
+    if isinstance(val, bool):
+        return argname if val else f"not {argname}"
+    if not isinstance(val, dict | list | tuple) or not is_plain(val):
+        return None
+    parts = [f"{key}={value}" for key, value in val.items()] if isinstance(val, dict) else map(str, val)
+    return " ".join(parts)[:ID_CHARACTERS] or f"no {argname}"
 
 
 class Conformance:
