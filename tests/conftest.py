@@ -118,7 +118,9 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     if not isinstance(val, dict | list | tuple) or not is_plain(val):
         return None
     parts = [f"{key}={value}" for key, value in val.items()] if isinstance(val, dict) else map(str, val)
-    return " ".join(parts)[:ID_CHARACTERS] or f"no {argname}"
+    # Escaped, because xdist cannot send half a surrogate pair and a terminal should not obey control characters.
+    text = " ".join(parts)[:ID_CHARACTERS].encode("unicode_escape").decode("ascii")
+    return text or f"no {argname}"
 
 
 class Conformance:
