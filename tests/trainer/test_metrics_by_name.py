@@ -238,7 +238,7 @@ def test_accumulated_steps_have_the_mean_of_their_batches() -> None:
 @pytest.mark.parametrize(
     ("phases", "expected"),
     [("train", {"train"}), (["validation"], {"val"}), (["train", "validation"], {"train", "val"})],
-    ids=str,
+    ids=["train", "validation", "both"],
 )
 def test_phases_say_where_a_metric_is_measured(phases: Any, expected: set[str]) -> None:
     """In training, in validation, or in both; a function of the user's only where it is asked for."""
