@@ -271,7 +271,7 @@ def best_weights(rank: int, folder: str, resume: str | None, max_steps: int) -> 
     trainer.val_loaders = {"val": make_batches(0, 1, 2)}
     validated: dict[str, Any] = {}
     trainer.add_hook(Scores(validated), before="early_stopping")
-    trainer.add_hook("early_stopping", monitor="val/score", restore_best_weights=True, patience=9)
+    trainer.add_hook("early_stopping", monitor="val/score", mode="min", restore_best_weights=True, patience=9)
     trainer.add_hook("checkpoint", every=6)
     trainer.fit(resume=resume)
     return {"validated": validated, "now": digest(trainer.model.state_dict())}

@@ -140,6 +140,7 @@ def test_a_damaged_run_json_does_not_prevent_a_resume(tmp_path: Path) -> None:
     record = Record.on_disk(tmp_path, config={}, seed=None, run_id="r")
     with pytest.warns(RuntimeWarning, match=r"run\.json is not a JSON object"):
         record.start([])
+    record.commit()
     assert len(run_json(record)["attempts"]) == 1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from time import time
 from typing import Any
 
@@ -67,10 +68,15 @@ class JSONLogHook(NamedHook):
             self._lines = None
 
     def _write(self, trainer: RunControl, event: str, state: Mapping[str, Any], **more: Any) -> None:
+        # The model and the optimizer are objects; the rest of the state is numbers and text. Hooks may add any key.
+        plain = {key: value for key, value in state.items() if key not in ("model", "optimizer")}
+        line = redact({"event": event, "time": time(), **plain, **more})
+        # A run that is resumed and fails before its first step leaves its directory as it was.
+        trainer.record.defer(partial(self._append, trainer, line))
+
+    def _append(self, trainer: RunControl, line: dict[str, Any]) -> None:
         if self._lines is None and (path := self.output_path(trainer, "path", "log.jsonl")) is not None:
             # Nothing in a run's directory is written through a link; a path that the user chose may be one.
             self._lines = JsonLines(path if self.path is None else path.resolve())
         if self._lines is not None:
-            # The model and the optimizer are objects; the rest of the state is numbers and text.
-            plain = {key: value for key, value in state.items() if key not in ("model", "optimizer")}
-            self._lines.write(redact({"event": event, "time": time(), **plain, **more}))  # hooks may add any key
+            self._lines.write(line)

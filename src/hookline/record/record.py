@@ -11,7 +11,8 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,9 @@ class Record:
         self.path = storage.path  # the run's directory; None in memory
         self.run: dict[str, Any] = {}  # the fields of run.json, empty before `start`
         self._storage = storage
+        # What a run that continues would write, until its first step: one that fails before leaves its directory alone.
+        self._held: list[Callable[[], None]] | None = [] if storage.is_continued else None
+        self._holding = threading.RLock()  # a change that was deferred may record an event
         self._sinks = AddedSinks()
         self._secrets = SecretValues()
         self._secrets.add(find_secrets([config, os.environ]))
@@ -229,7 +233,37 @@ class Record:
             "outcome": None,
         }
         self._labels = redact_labels(labels or Labels())
-        self._storage.start(self.run, self._config, self._labels)
+        try:
+            self._storage.describe(self.run)
+            self.defer(partial(self._storage.start, self.run, self._config, self._labels))
+        except RecordError:  # the run does not begin, so another attempt in this process must get the lock
+            self._storage.release()
+            raise
+
+    @property
+    def is_tentative(self) -> bool:
+        """Whether the run continues an earlier one and has made no step yet, so that its directory is unchanged."""
+        return self._held is not None
+
+    def defer(self, change: Callable[[], None]) -> None:
+        """Change something in the run's directory: now, or with the first step of a run that continues."""
+        with self._holding:
+            if self._held is not None:
+                self._held.append(change)
+                return
+        change()
+
+    def commit(self) -> None:
+        """Make the changes that were deferred. A run calls this after its first step, and before it saves."""
+        if self._held is None:
+            return
+        with self._holding:
+            held, self._held = self._held, None
+            for change in held or ():
+                try:
+                    change()
+                except RecordError as error:
+                    self._storage.report_loss(error)
 
     def reduce_as(self, reductions: Mapping[str, str | None]) -> None:
         """Say how the numbers of several ranks become one, by metric; in one process there is nothing to do."""
@@ -337,7 +371,7 @@ class Record:
     def resume_at(self, step: int, epoch: int) -> None:
         """Record that the run continues from this step; what an earlier attempt wrote about later ones is discarded."""
         self.flush(wait=True)
-        self._storage.resume_at(step)
+        self.defer(partial(self._storage.resume_at, step))
         self.extend([(step, epoch, "resumed", True, time.time())])
         self.flush()
 
@@ -443,11 +477,14 @@ class Record:
             try:
                 self._sinks.close(self.run, self._report_sink)  # first: a sink may report what it could not deliver
             finally:
-                self._storage.close(self.run)
+                if self.is_tentative:
+                    self._storage.release()
+                else:
+                    self._storage.close(self.run)
 
     def _write(self, kind: str, rows: list[Any]) -> None:
         """Write rows to the storage at once, and to the added sinks with the next delivery."""
-        self._storage.write(kind, rows)
+        self.defer(partial(self._storage.write, kind, rows))
         self._sinks.put(kind, rows)
 
     def _report_sink(self, sink: Sink, step: int | None, error: Exception) -> None:

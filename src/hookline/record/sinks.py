@@ -156,6 +156,7 @@ class MemoryStorage:
     """
 
     path: Path | None = None
+    is_continued = False
 
     def __init__(self, keep: int = 100_000) -> None:
         self.rows: dict[str, list[Any]] = {kind: [] for kind in KINDS}
@@ -169,8 +170,11 @@ class MemoryStorage:
         if len(stored) >= 2 * keep:  # trimmed rarely, because it moves the rest
             del stored[:-keep]
 
-    def start(self, run: dict[str, Any], config: Any, labels: Labels) -> None:
+    def describe(self, run: dict[str, Any]) -> None:
         """Do nothing: git and the environment stay unknown, because asking would touch the disk."""
+
+    def start(self, run: dict[str, Any], config: Any, labels: Labels) -> None:
+        """Do nothing."""
 
     def resume_at(self, step: int) -> None:
         """Discard layers, tables and images of later steps."""
@@ -187,6 +191,9 @@ class MemoryStorage:
     def close(self, run: dict[str, Any]) -> None:
         """Do nothing."""
 
+    def release(self) -> None:
+        """Do nothing."""
+
 
 class FileStorage:
     """A run's directory: run.json, config.yaml, metrics.jsonl, events.jsonl, and layers.jsonl or media.jsonl with rows.
@@ -199,6 +206,7 @@ class FileStorage:
         self.path = path
         self.lost = 0
         self._lock = RunLock(path)  # first: a second writer must not open the files
+        self.is_continued = (path / "run.json").exists()
         self._files: dict[str, Any] = {kind: JsonLines(path / f"{kind}.jsonl") for kind in ("events", "metrics")}
 
     def write(self, kind: str, rows: Sequence[Any]) -> None:
@@ -206,32 +214,30 @@ class FileStorage:
         for row in rows:
             self._try(self._append, kind, row)
 
-    def start(self, run: dict[str, Any], config: Any, labels: Labels) -> None:
-        """Add commit, environment and earlier attempts to the run's description, and write it with the config.
-
-        The labels of a run that continues are left alone: they may have been changed since it began.
-        """
+    def describe(self, run: dict[str, Any]) -> None:
+        """Add commit, environment and earlier attempts to the run's description."""
         earlier: Mapping[str, Any] = {}
-        is_new = not (self.path / "run.json").exists()
-        if not is_new:
+        if self.is_continued:
             try:
                 earlier = read_json(self.path / "run.json")
             except RecordError as error:
-                warn(f"{error}; earlier attempts are not listed", stacklevel=3)
-        try:
-            check_run(self.path, earlier)
-            run["started"] = earlier.get("started", run["started"])
-            run["git"] = git_state(Path())
-            run["environment"] = environment()
-            run["lineage"] = earlier.get("lineage") if run["lineage"] is None else run["lineage"]
-            run["attempts"] = [*earlier.get("attempts", []), *run["attempts"]]
-            if is_new:
-                write_labels(self.path, labels)
-            write_text_atomic(self.path / "config.yaml", _as_yaml(config))
-            write_json_atomic(self.path / "run.json", run)
-        except RecordError:  # the run does not begin, so another attempt in this process must get the lock
-            self._lock.release()
-            raise
+                warn(f"{error}; earlier attempts are not listed", stacklevel=4)
+        check_run(self.path, earlier)
+        run["started"] = earlier.get("started", run["started"])
+        run["git"] = git_state(Path())
+        run["environment"] = environment()
+        run["lineage"] = earlier.get("lineage") if run["lineage"] is None else run["lineage"]
+        run["attempts"] = [*earlier.get("attempts", []), *run["attempts"]]
+
+    def start(self, run: dict[str, Any], config: Any, labels: Labels) -> None:
+        """Write the run's description and its config.
+
+        The labels of a run that continues are left alone: they may have been changed since it began.
+        """
+        if not self.is_continued:
+            write_labels(self.path, labels)
+        write_text_atomic(self.path / "config.yaml", _as_yaml(config))
+        write_json_atomic(self.path / "run.json", run)
 
     def resume_at(self, step: int) -> None:
         """Discard layers, tables and images of later steps; a run without them gets no file of them."""
@@ -255,6 +261,10 @@ class FileStorage:
     def close(self, run: dict[str, Any]) -> None:
         """Write run.json, close the files and release the lock."""
         self._try(write_json_atomic, self.path / "run.json", run)
+        self.release()
+
+    def release(self) -> None:
+        """Close the files and release the lock, and leave the directory as it is."""
         for lines in self._files.values():
             lines.close()
         self._lock.release()
@@ -281,6 +291,7 @@ class RankStorage:
 
     def __init__(self, path: Path, rank: int) -> None:
         self.path = path
+        self.is_continued = (path / "run.json").exists()  # rank 0 writes that of a new run later
         self.lost = 0
         self._rank = rank
         self._events: JsonLines | None = None
@@ -300,8 +311,11 @@ class RankStorage:
             except (RecordError, OSError) as error:
                 self.report_loss(error)
 
-    def start(self, run: dict[str, Any], config: Any, labels: Labels) -> None:
+    def describe(self, run: dict[str, Any]) -> None:
         """Do nothing: rank 0 describes the run."""
+
+    def start(self, run: dict[str, Any], config: Any, labels: Labels) -> None:
+        """Do nothing: rank 0 writes the files."""
 
     def resume_at(self, step: int) -> None:
         """Do nothing: layers, tables and images are rank 0's."""
@@ -322,14 +336,18 @@ class RankStorage:
 
     def close(self, run: dict[str, Any]) -> None:
         """Close the file, if there is one; after a failure, close the run's record if rank 0 no longer can."""
-        if self._events is not None:
-            self._events.close()
+        self.release()
         if run["outcome"] == "failed":
             sleep(min(self._rank, 10) * 0.05)  # so that the lowest rank that lives comes first
             try:
                 self._close_for_rank_0(run)
             except (RecordError, OSError):
                 return  # rank 0 is alive and holds the lock, or its directory is on another machine
+
+    def release(self) -> None:
+        """Close the file, if there is one."""
+        if self._events is not None:
+            self._events.close()
 
     def _close_for_rank_0(self, run: dict[str, Any]) -> None:
         """Write the outcome into run.json if rank 0 has neither done that nor holds the lock."""

@@ -231,6 +231,8 @@ class Run(Steps):
             rank = next((stop.rank for stop in status.stops if stop.by == SIGNAL), 0)
             self.note("stop_requested", reason=signal, by=SIGNAL, **({"rank": rank} if rank else {}))
         outcome, reason = self.decide_outcome(error, signal)
+        if outcome.is_clean:  # A resumed run may have had no step left to make.
+            self.record.commit()
         bad_weights, bad_losses = "", 0
         with suppress(Exception):  # the device may be gone on this rank, which must take part in what follows
             bad_losses = self.stats.take_non_finite()
@@ -266,8 +268,9 @@ class Run(Steps):
         self.step_log.write_rows()
         self.change_audit.finish()
         self.close_record(outcome, reason)
-        if self.writes_report and self.record.path is not None and not self.ranks.rank:
-            self._write_report(self.record.path)
+        path = None if self.record.is_tentative else self.record.path
+        if self.writes_report and path is not None and not self.ranks.rank:
+            self._write_report(path)
         if failure is not None:
             raise failure
 

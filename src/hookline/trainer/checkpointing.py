@@ -212,6 +212,7 @@ class CheckpointedRun(EpochRun):
             name: Its name.
             copies: Whether to copy what is saved, because training continues while it is written.
         """
+        self.record.commit()
         ranks = self.ranks
         directory, meta = self._prepare_save()
         alike = alike_sections(self.model)

@@ -337,6 +337,7 @@ class Trainer(CheckpointedRun):
         """Write the record, validate, agree with the other ranks, save."""
         step = self.progress.step
         self.agreement.end_step()
+        self.record.commit()
         self._poll_save()
         self.step_log.flush_if_due()
         if (every := self._validates_every("steps")) and step % every == 0:

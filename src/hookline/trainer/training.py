@@ -234,16 +234,20 @@ def prepare_training(trainer: Trainer, resume: Path | None) -> dict[str, Any] | 
 def _resume(trainer: Trainer, path: Path) -> None:
     """Load the checkpoint that a path means, and end the run if it was killed while it stopped."""
     trainer.restore(path)
-    if trainer.checkpoint_dir is not None:  # later checkpoints are not states that the resumed run will reach
-        set_aside = partial(set_aside_later, trainer.checkpoint_dir, trainer.progress.steps_done)
-        for moved in trainer.ranks.first(set_aside):
-            logger.warning("moved a checkpoint of a later step away: %s", moved)
-            trainer.note("checkpoint_abandoned", path=moved)
+    if trainer.checkpoint_dir is not None:
+        trainer.record.defer(partial(_set_aside, trainer, trainer.checkpoint_dir, trainer.progress.steps_done))
     if (stop := trainer.ranks.first(partial(pending_stop, trainer))) is not None:
         reason, by = stop
         words = "the run was killed while it stopped (%s: %s), so it ends here; resume it again to train on"
         logger.warning(words, by or "request_stop", reason)
         trainer.request_stop(reason, by)
+
+
+def _set_aside(trainer: Trainer, directory: Path, step: int) -> None:
+    """Move checkpoints of later steps away, which are not states that the resumed run will reach."""
+    for moved in trainer.ranks.first(partial(set_aside_later, directory, step)):
+        logger.warning("moved a checkpoint of a later step away: %s", moved)
+        trainer.note("checkpoint_abandoned", path=moved)
 
 
 def opening_line(trainer: Trainer) -> str:

@@ -317,7 +317,9 @@ def test_a_tracker_can_be_copied_before_and_after_a_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layers", "expected"), [("all", {"scalars", "histogram"}), ("histograms", {"histogram"})], ids=["all", "histograms"]
+    ("layers", "expected"),
+    [("all", {"scalars", "histogram"}), ("histograms", {"histogram"})],
+    ids=["all", "histograms"],
 )
 def test_which_statistics_are_sent_is_a_parameter(layers: str, expected: set[str]) -> None:
     """Numbers have the names series/layer/column and their step."""

@@ -1,0 +1,146 @@
+"""A resume that fails before its first step leaves the run as it was: nothing of its directory changes."""
+
+import hashlib
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from builders import make_batches, make_model, make_trainer
+
+from hookline import SimpleTrainer, TrainingHook, load_run
+from hookline.cli import main
+from hookline.record import read_json
+
+
+def contents(run: Path) -> dict[str, tuple[str, str]]:
+    """Return a digest and the target of every file in a run's directory, except its lock."""
+    return {
+        str(path.relative_to(run)): (
+            hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "",
+            str(path.readlink()) if path.is_symlink() else "",
+        )
+        for path in sorted(run.rglob("*"))
+        if path.name != ".lock"
+    }
+
+
+def saving_trainer(*hooks: Any, sizes: tuple[int, ...] = (3, 4, 1), **options: Any) -> SimpleTrainer:
+    """Make a trainer that saves every other step, and records statistics of layers."""
+    trainer = make_trainer(*hooks, model=make_model(*sizes), record=True, **options)
+    trainer.add_hook("activation_stats", modules="0", every=1)
+    trainer.add_checkpointing(save_every_n_steps=2, save_every_n_epochs=None)
+    return trainer
+
+
+def trained(**options: Any) -> Path:
+    """Return the directory of a finished run."""
+    trainer = saving_trainer(**options)
+    trainer.train()
+    assert trainer.run_dir is not None
+    return trainer.run_dir
+
+
+class FailsAt(TrainingHook):
+    """Fails at one event of the resumed run."""
+
+    on_error = "raise"
+
+    def __init__(self, event: str) -> None:
+        setattr(self, event, self.fail)
+
+    def fail(self) -> None:
+        raise ValueError("refused")
+
+
+def test_a_model_that_does_not_fit(tmp_path: Path) -> None:
+    """The run is still completed, with its own config, its report and all its checkpoints."""
+    run = trained()
+    before = contents(run)
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        saving_trainer(sizes=(3, 8, 1), max_epochs=2).fit(resume=run)
+    assert contents(run) == before
+    again = saving_trainer(max_epochs=2)
+    again.fit(resume=run)
+    assert again.progress.steps_done == 8 and again.run_dir == run
+
+
+@pytest.mark.parametrize("event", ["on_checkpoint_load", "on_train_start", "on_train_batch_start", "on_after_backward"])
+@pytest.mark.parametrize("from_step", [4, 2])
+def test_a_failure_before_the_first_step(event: str, from_step: int) -> None:
+    """Also if later checkpoints would have been set aside."""
+    run = trained()
+    before = contents(run)
+    with pytest.raises(ValueError, match="refused"):
+        saving_trainer(FailsAt(event), max_epochs=2).fit(resume=run / "checkpoints" / f"step-{from_step:08d}")
+    assert contents(run) == before
+
+
+def test_a_failure_after_the_first_step_is_recorded() -> None:
+    """From the first step on, the attempt is part of the run."""
+
+    class FailsInStep(TrainingHook):
+        on_error = "raise"
+
+        def on_step_end(self, step: int) -> None:
+            if step == 6:
+                raise ValueError("later")
+
+    run = trained()
+    with pytest.raises(ValueError, match="later"):
+        saving_trainer(FailsInStep(), max_epochs=2).fit(resume=run)
+    described = read_json(run / "run.json")
+    assert [attempt["outcome"] for attempt in described["attempts"]] == ["completed", "failed"]
+    kinds = [event["kind"] for event in load_run(run).events]
+    assert kinds.index("checkpoint_loaded") < kinds.index("exception")
+
+
+def test_later_checkpoints_are_set_aside_with_the_first_step(caplog: pytest.LogCaptureFixture) -> None:
+    """A resume from an earlier step abandons what it will not reach, once it has begun."""
+    caplog.set_level(logging.CRITICAL, "hookline")
+    run = trained()
+    seen: list[list[str]] = []
+
+    class Looks(TrainingHook):
+        def on_train_batch_start(self, step: int) -> None:
+            seen.append(sorted(path.name for path in (run / "checkpoints").iterdir() if not path.is_symlink()))
+
+    saving_trainer(Looks()).fit(resume=run / "checkpoints" / "step-00000002")
+    assert "step-00000004" in seen[0] and "step-00000004" not in seen[1]
+
+
+def test_a_resume_with_nothing_left_to_train_is_an_attempt() -> None:
+    """It ends cleanly without a step, and is listed as it was before."""
+    run = trained()
+    saving_trainer().fit(resume=run)
+    assert [attempt["outcome"] for attempt in read_json(run / "run.json")["attempts"]] == ["completed", "completed"]
+
+
+def test_a_refused_resume_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """`hookline resume RUN model.width=32` fails, and the run is shown as before: completed, with its own config."""
+    settings = ["model.width=16", "model.layers=1", "model.context=16", "data.context=16", "trainer.max_steps=4"]
+    assert main(["train", *settings]) == 0
+    (run,) = Path("runs").iterdir()
+    before = contents(run)
+    assert main(["resume", str(run), "model.width=32", "trainer.max_steps=8"]) == 1
+    assert "size mismatch" in capsys.readouterr().err
+    assert contents(run) == before
+
+
+def test_a_killed_run_is_still_killed_after_a_refused_resume() -> None:
+    """Its outcome is not replaced by the failure of the resume, so that another one continues it exactly."""
+    whole = saving_trainer(data=make_batches(8))
+    whole.train()
+    run = trained(data=make_batches(8), max_steps=5)
+    described = read_json(run / "run.json")  # as a kill after step 5 leaves it
+    described["outcome"] = described["attempts"][-1]["outcome"] = None
+    (run / "run.json").write_text(json.dumps(described))
+    before = contents(run)
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        saving_trainer(sizes=(3, 8, 1), data=make_batches(8)).fit(resume=run)
+    assert contents(run) == before and read_json(run / "run.json")["outcome"] is None
+    again = saving_trainer(data=make_batches(8))
+    again.fit(resume=run)
+    assert all(map(torch.equal, again.model.parameters(), whole.model.parameters()))
