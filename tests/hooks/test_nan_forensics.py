@@ -12,6 +12,7 @@ from torch import nn
 
 from hookline import NanForensics, Trainer, replay_crash
 from hookline.record import read_events
+from hookline.record.outcome import Outcome
 
 
 class Root(nn.Module):
@@ -198,3 +199,13 @@ def test_the_run_s_batches_are_written_to_once() -> None:
     trainer = builders.train(NanForensics(stop_run=False), model=model, data=batches, max_epochs=2)
     assert trainer.hooks.get("nan_forensics").autopsy.batch == ("batch[0]",)
     assert all(torch.equal(x[1:], torch.full((3, 2), 2.0)) for x, _ in batches)
+
+
+def test_a_run_that_it_stops_has_not_ended_well(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its outcome is non_finite, and the command exits with 3; its weights are the last good ones."""
+    trainer = make_trainer(data=batches_with_nan(4), console=True)
+    trainer.add_hook("nan_forensics")
+    trainer.train()
+    assert trainer.record.run["outcome"] == "non_finite" and finite(trainer)
+    assert Outcome(trainer.record.run["outcome"]).exit_code == 3
+    assert "non-finite loss (by nan_forensics: loss nan" in capsys.readouterr().out

@@ -113,7 +113,8 @@ def test_hooks_that_investigate_say_it_themselves(caplog: pytest.LogCaptureFixtu
     trainer.add_hook("nan_forensics")
     trainer.train()
     assert warnings_of(caplog) == []
-    assert trainer.record.run["outcome"] == "stopped"  # the step was skipped, so the weights are good
+    assert trainer.record.run["outcome"] == "non_finite"
+    assert all(param.isfinite().all() for param in trainer.model.parameters())  # the step was skipped
 
 
 def test_every_run_announces_its_own(caplog: pytest.LogCaptureFixture) -> None:
@@ -185,7 +186,9 @@ def test_the_command_has_its_own_exit_code(
     command = "hookline train bad.yaml optimizer.lr=1e30 trainer.max_steps=5 --hook nan_forensics"
     assert warnings_of(caplog) == [f"step 2: the loss is nan; to find the module it comes from: {command}"]
     caplog.clear()
-    assert main(command.split()[1:]) == 0
+    capsys.readouterr()
+    assert main(command.split()[1:]) == 3
+    assert "hookline: error: the run was stopped by nan_forensics: loss nan" in capsys.readouterr().err
     assert any("the first bad output is that of " in record.getMessage() for record in caplog.records)
     caplog.clear()
     assert main(["resume", str(run), "trainer.max_steps=6"]) == 3

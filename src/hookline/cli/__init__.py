@@ -41,7 +41,7 @@ EXIT_CODES = {
     DONE: "done; also for a run that a hook stopped",
     FAILED: "training failed, a check found something, or the output could not be written",
     USAGE: "wrong config or usage, or a record that cannot be written; nothing was trained",
-    NON_FINITE: "the run ended with weights that are NaN or infinite",
+    NON_FINITE: "the run ended with weights that are NaN or infinite, or nan_forensics stopped it",
     INTERRUPTED: "interrupted by Ctrl-C, after a checkpoint was saved; the command that continues the run is printed",
     CLOSED_PIPE: "the reader of the output closed the pipe",
     TERMINATED: "ended by SIGTERM, as by Ctrl-C",

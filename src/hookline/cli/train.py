@@ -62,7 +62,9 @@ def train_and_report(
     try:
         trainer.fit(resume=resume, fork=fork)
         if trainer.record.run["outcome"] == Outcome.NON_FINITE:
-            reason = cli.one_line(f"the run ended with bad weights: {trainer.record.run['reason']}")
+            reason = str(trainer.record.run["reason"])
+            problem = "was" if reason.startswith("stopped") else "ended with bad weights:"
+            reason = cli.one_line(f"the run {problem} {reason}")
             print_line(f"hookline: error: {reason}", sys.stderr)
             status = cli.NON_FINITE
     except KeyboardInterrupt:

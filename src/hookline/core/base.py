@@ -68,7 +68,10 @@ class Hook(Events):
     shows_progress: bool = False
     """Whether it shows the run's progress: a run then prints no progress by default."""
     explains_non_finite: bool = False
-    """Whether it says where a non-finite loss comes from: the run then does not suggest how to find out."""
+    """Whether it says where a non-finite loss comes from: the run then does not suggest how to find out.
+
+    A run that it stops has the outcome `non_finite`.
+    """
     unsaved_hint: str = ""
     """How to have it save the end of the run, too; printed if a run ends with steps that no checkpoint has."""
     states: Any = None

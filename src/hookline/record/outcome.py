@@ -10,7 +10,7 @@ class Outcome(StrEnum):
 
     COMPLETED = "completed"
     STOPPED = "stopped"  # a hook or the user's code called `request_stop`
-    NON_FINITE = "non_finite"  # the run came to its end, but its weights are NaN or infinite
+    NON_FINITE = "non_finite"  # its weights are NaN or infinite at its end, or a hook that explains NaN has stopped it
     INTERRUPTED = "interrupted"  # by a signal, Ctrl-C or SystemExit
     FAILED = "failed"
 

@@ -447,7 +447,7 @@ class Record:
         """Write what is left, then run.json with the outcome; a second call does nothing.
 
         Args:
-            outcome: "completed", "stopped", "non_finite" (weights), "interrupted" or "failed".
+            outcome: "completed", "stopped", "non_finite", "interrupted" or "failed".
             reason: Why the run ended.
             hooks: The description of every hook.
             costs: The time that each hook took.

@@ -224,7 +224,7 @@ function divergences() {
 function outcome(run) {
   const text = run.run.outcome ?? "still running, or killed, when this was written";
   const good = text === "completed", bad = ["failed", "non_finite"].includes(text);
-  const shown = text === "non_finite" ? "non-finite weights" : short(text);
+  const shown = text === "non_finite" ? "non-finite" : short(text);
   return el("span", { class: `outcome ${good ? "good" : bad ? "bad" : "open"}` }, shown);
 }
 

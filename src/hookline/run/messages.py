@@ -18,7 +18,9 @@ def closing_line(run: Run, outcome: Outcome, reason: str | None) -> str:
     count = run.counters()
     # The text of an exception may quote a secret.
     why = f" ({redact_text(reason.removeprefix('stopped '))})" if reason else ""
-    named = "non-finite weights" if outcome is Outcome.NON_FINITE else outcome
+    # A hook that explains NaN has stopped the run before they reached the weights.
+    non_finite = "non-finite loss" if reason and reason.startswith("stopped") else "non-finite weights"
+    named = non_finite if outcome is Outcome.NON_FINITE else outcome
     words = [f"{named}{why}: {counted(count['step'], 'step')} in {count['seconds']:.1f} s"]
     for key, noun in (
         ("hook_failures", "hook failure"),

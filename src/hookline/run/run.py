@@ -298,7 +298,9 @@ class Run(Steps):
         if self.run_status.stops:
             reason, by, rank = self.run_status.stops[0]
             where = f" on rank {rank}" if rank else ""
-            return Outcome.STOPPED, f"stopped by {by or 'request_stop'}{where}: {reason}"
+            finds_nan = by in self.hooks and hook_attribute(self.hooks.get(by), "explains_non_finite")
+            outcome = Outcome.NON_FINITE if finds_nan else Outcome.STOPPED
+            return outcome, f"stopped by {by or 'request_stop'}{where}: {reason}"
         return Outcome.COMPLETED, None
 
     def _fire_exception(self, error: BaseException) -> None:
