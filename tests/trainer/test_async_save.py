@@ -510,11 +510,11 @@ def make_scored(scores: list[float], **options: Any) -> Trainer:
 
 def test_the_best_are_kept_as_in_a_run_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names, links and what the hook knows: retention sees durable checkpoints only, and comes to the same."""
-    results = []
+    results, name = [], "{step}-{val/score:.2f}"
     for async_save in (False, True):
         trainer = make_scored([0.9, 0.5, 0.7, 0.6, 0.4, 0.45, 0.3, 0.8], async_save=async_save)
         slow_disk(trainer, monkeypatch)
-        trainer.add_checkpointing(monitor="val/score", save_top_k=2, save_last=True, filename="{step}-{val/score:.2f}")
+        trainer.add_checkpointing(monitor="val/score", mode="min", save_top_k=2, save_last=True, filename=name)
         trainer.train()
         directory, hook = trainer.checkpoint_dir, trainer.hooks.get("checkpoint")
         assert hook.best_path == directory / "step=7-val_score=0.30"
@@ -526,7 +526,7 @@ def test_the_best_are_kept_as_in_a_run_that_waits(monkeypatch: pytest.MonkeyPatc
 def test_one_that_is_worse_than_what_is_being_written_is_not_saved(monkeypatch: pytest.MonkeyPatch) -> None:
     """A score is compared with those on disk and with that of the pending save."""
     trainer, gate = make_scored([0.5, 0.9, 0.7, 0.6, 0.4]), Gate(monkeypatch)
-    trainer.add_checkpointing(monitor="val/score")
+    trainer.add_checkpointing(monitor="val/score", mode="min")
     story = ask_at(trainer)
     trainer.on("step_end", at=4)(lambda: gate.open())
     trainer.train()
