@@ -244,6 +244,7 @@ def test_everything_that_is_suggested_exists() -> None:
         "fit(resume=…)",
         "get_trainer(output_dir=…)",
         "loss",
+        "lr",  # of every optimizer
     }
     for hook in HOOKS.names():
         names |= set(inspect.signature(HOOKS.find(hook)).parameters)

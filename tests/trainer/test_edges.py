@@ -43,13 +43,13 @@ def test_forgetting_the_loss_function_is_explained() -> None:
     """The model's own TypeError carries a note that says what is missing."""
     with pytest.raises(TypeError) as caught:
         train(loss_fn=None)
-    assert any("there is no loss_fn" in note for note in caught.value.__notes__)
+    assert any("without a loss_fn" in note for note in caught.value.__notes__)
 
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [({"loss_fn": nn.MSELoss}, "give an instance"), ({"loss_fn": "mse"}, "expected a function"),
-     ({"scheduler": "cosine"}, "expected a scheduler"), ({"optimizer": [1]}, "got 1")],
+     ({"scheduler": "cosine"}, "expected a scheduler"), ({"optimizer": [1]}, "got an int")],
     ids=str,
 )  # fmt: skip
 def test_wrong_things_are_rejected_by_the_constructor(wrong: dict[str, Any], said: str) -> None:

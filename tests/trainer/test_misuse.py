@@ -15,6 +15,13 @@ from hookline.errors import CheckpointError, ConfigError, RegistrationError, Tra
 SGD, StepLR = torch.optim.SGD, torch.optim.lr_scheduler.StepLR
 
 
+def build(model: Any = None, optimizer: Any = None, **options: Any) -> None:
+    """Make a trainer of what is given, as it is."""
+    model = make_model() if model is None else model
+    optimizer = SGD(model.parameters(), 0.1) if optimizer is None else optimizer
+    get_trainer("simple", model, make_batches(), optimizer, "cpu", **options)
+
+
 def with_scheduler_of_another_optimizer() -> None:
     """Make a trainer whose scheduler belongs to an optimizer that it does not have."""
     model = make_model()
@@ -31,11 +38,11 @@ def with_swapped_arguments() -> None:
 @pytest.mark.parametrize(
     ("attempt", "message"),
     [
-        (lambda: make_trainer(optimizer=SGD), r"got the class SGD; pass an object, SGD\(model.parameters\(\), lr=…\)"),
-        (lambda: make_trainer(scheduler=StepLR), r"got the class StepLR; pass an object, StepLR\(optimizer, …\)"),
+        (lambda: build(optimizer=SGD), r"got the class SGD; pass an object, SGD\(model.parameters\(\), lr=…\)"),
+        (lambda: build(scheduler=StepLR), r"got the class StepLR; pass an object, StepLR\(optimizer, …\)"),
         (with_scheduler_of_another_optimizer, "make it with the optimizer that you pass"),
         (with_swapped_arguments, "got a SGD; is the order right.*model, dataloader, optimizer"),
-        (lambda: make_trainer(model=make_batches(), optimizer=SGD([torch.zeros(1)])), "got list; is the order right"),
+        (lambda: build(model=make_batches(), optimizer=SGD([torch.zeros(1)])), "got list; is the order right"),
         (lambda: make_trainer(optimizer=make_batches()), "got a tuple; is the order right"),
         (lambda: make_trainer().train(max_epochs=2), r"call fit\(max_epochs=…\)"),  # type: ignore[call-arg]
         (lambda: make_trainer().fit(ckpt_path="x"), r"did you mean 'fit\(resume=…\)'"),

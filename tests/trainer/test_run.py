@@ -289,11 +289,12 @@ def test_closing_events_reach_every_hook() -> None:
 
 def test_a_failure_before_the_first_step_closes_the_record() -> None:
     """A checkpoint that is not there ends the run in order: recorded, closed, and the trainer is free again."""
-    trainer = make_trainer(init_from="nowhere")
+    Path("nothing").mkdir()
+    trainer = make_trainer(init_from="nothing")
     received: list[str] = []
     trainer.on("exception", name="listens")(lambda: received.append("exception"))
     trainer.on("train_end", name="ends")(lambda: received.append("end"))
-    with pytest.raises(HooklineError, match="no whole checkpoint in nowhere"):
+    with pytest.raises(HooklineError, match="no whole checkpoint in nothing"):
         trainer.train()
     assert received == ["exception", "end"]
     assert run_json(trainer)["outcome"] == "failed"
