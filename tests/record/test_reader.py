@@ -344,3 +344,15 @@ def test_a_run_that_wrote_none(tmp_path: Path, record: Record) -> None:
     assert read_layers(record.path) == {}
     with pytest.raises(RecordError, match=r"cannot read .*layers\.jsonl"):
         read_layers(tmp_path / "nowhere")
+
+
+def test_events_of_all_ranks_are_in_the_order_of_their_times(tmp_path: Path) -> None:
+    """Each rank writes a file of its own, and a reader sees one list."""
+    record = make_record(tmp_path)
+    end(record)
+    assert record.path is not None
+    for folder, times in (("", (1, 4)), ("ranks/1", (2,)), ("ranks/2", (3,))):
+        lines = [json.dumps({"time": time, "kind": "x", "step": 1}) + "\n" for time in times]
+        (record.path / folder).mkdir(parents=True, exist_ok=True)
+        (record.path / folder / "events.jsonl").write_text("".join(lines))
+    assert [event["time"] for event in load_run(record.path).events] == [1, 2, 3, 4]

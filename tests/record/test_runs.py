@@ -48,6 +48,21 @@ def test_values_that_a_resumed_run_has_discarded_are_not_its_score(tmp_path: Pat
     assert (run.step, run.score) == (6, Score("train/loss", 0.6, False))
 
 
+def test_values_before_the_earliest_resumed_step_are_the_score(tmp_path: Path) -> None:
+    """A run that went back to step 10 and then to step 4 has discarded what it measured at steps 5 to 10."""
+    marks = {at: {"step": at, "epoch": 0, "time": BEGIN, "resumed": True} for at in (10, 4)}
+    measured = [row(4, **{"val/loss": 0.4}), row(8, **{"val/loss": 0.8}), row(10)]
+    run = write_run(tmp_path, [*measured, marks[10], row(11), marks[4], row(5)])
+    assert (run.step, run.score) == (5, Score("val/loss", 0.4, False))
+
+
+def test_the_row_of_the_step_at_which_a_run_resumed_counts(tmp_path: Path) -> None:
+    """A run that was killed before its next step is at the step of its checkpoint."""
+    resumed = {"step": 5, "epoch": 0, "time": BEGIN, "resumed": True}
+    run = write_run(tmp_path, [row(4), row(5), row(6), resumed])
+    assert (run.step, run.score) == (5, Score("train/loss", 0.5, False))
+
+
 def test_the_best_checkpoint_is_found_behind_thousands_of_other_events(tmp_path: Path) -> None:
     best = [{"kind": "best_checkpoint", "monitor": "val/loss", "value": value} for value in (0.5, 0.1)]
     others = [{"kind": "checkpoint_saved", "step": step, "path": "x" * 80} for step in range(10_000)]
