@@ -261,6 +261,15 @@ def test_of_one_name_and_step_the_last_counts(record: Record) -> None:
     assert row.content == Table(("a",), ((2,),))
 
 
+def test_of_a_table_and_an_image_with_one_name_and_step_the_last_counts(tmp_path: Path) -> None:
+    """They are in different files, so that the line decides which one is read."""
+    record = make_record(tmp_path)
+    record.log_table(1, 0, "x", ["a"], [[1]])
+    record.log_image(1, 0, "x", torch.zeros(2, 2))
+    (row,) = read_media(close(record))
+    assert isinstance(row.content, Image)
+
+
 def test_damaged_files_are_left_out(tmp_path: Path, record: Record) -> None:
     """Files that are missing, torn, of another format or elsewhere; the others are read, with one warning."""
     for name in "abcde":

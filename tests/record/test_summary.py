@@ -191,6 +191,17 @@ def test_of_several_attempts_each_counts_up_to_where_a_later_one_began(tmp_path:
     assert {row["step"]: row["x"] for row in read_metrics(path)} == expected
 
 
+def test_a_run_that_was_resumed_after_many_megabytes_loses_no_row(tmp_path: Path) -> None:
+    """A file is read in blocks of 8 MB, and the mark is found at its place in a later one."""
+    path, wide = close(record_of(tmp_path)), "x" * (1 << 20)
+    rows = [{"step": step, "x": float(step), "text": wide} for step in range(1, 21)]
+    rows += [{"step": 19, "resumed": True}, {"step": 20, "x": 0.5}]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    summary = RunSummary.read(path)
+    assert summary.curves["x"].mean.tolist() == [*range(1, 20), 0.5]
+    assert summary.incomplete == []
+
+
 @pytest.mark.parametrize("read", [RunSummary.read, read_metrics, read_layers])
 def test_the_work_of_reading_a_run_that_was_resumed_often_is_linear(tmp_path: Path, read: Callable[..., Any]) -> None:
     """Twice as many lines and attempts take about twice as many instructions of the interpreter, not four times."""
