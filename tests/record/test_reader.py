@@ -123,6 +123,16 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
     max_leaves=6,
 )
+def test_metrics_beside_the_mark_of_a_resumed_run_are_read(tmp_path: Path) -> None:
+    """With several ranks the mark is written together with what hooks log when they resume."""
+    record = make_record(tmp_path)
+    end(record)
+    assert record.path is not None
+    rows = [{"step": 5, "loss": 1.0}, {"step": 6, "loss": 2.0}, {"step": 5, "resumed": True, "decay": 0.5}]
+    (record.path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert read_metrics(record.path) == [{"step": 5, "loss": 1.0, "decay": 0.5}]
+
+
 FIELDS = ("step", "resumed", "series", "name", "names", "columns", "bins", "data", "counts", "time", "epoch", "loss")
 HOSTILE = [
     b'{"step":[1]}\n{"step":{"a":1}}\n{"step":"1"}\n{"step":null}\n{"step":1.5}\n{"step":true}\n',

@@ -82,6 +82,13 @@ def test_attempts_that_were_killed_count_until_their_last_row(tmp_path: Path) ->
     assert run.seconds == 11 * 3600
 
 
+def test_the_duration_of_an_attempt_that_was_killed_before_its_first_row_is_not_known(tmp_path: Path) -> None:
+    """The rows of the attempt before it do not say how long it took."""
+    attempts = [{"started": clock(0), "closed": clock(1)}, {"started": clock(2)}]
+    run = write_run(tmp_path, [row(1, 0.5)], attempts=attempts)
+    assert (run.seconds, run.last_attempt_seconds) == (3600, None)
+
+
 def test_a_killed_run_ends_with_its_last_row_also_after_it_was_copied(tmp_path: Path) -> None:
     """The times of a copied file say nothing about the run."""
     run = write_run(tmp_path, [row(1, 0.5), row(2, 2)], attempts=[{"started": clock(0)}])
