@@ -63,6 +63,12 @@ def test_the_row_of_the_step_at_which_a_run_resumed_counts(tmp_path: Path) -> No
     assert (run.step, run.score) == (5, Score("train/loss", 0.5, False))
 
 
+def test_the_steps_of_a_run_that_was_resumed_are_those_that_it_has_written(tmp_path: Path) -> None:
+    """The counters are those with which the attempt before it ended."""
+    run = write_run(tmp_path, [row(5), row(7)], counters={"step": 5})
+    assert run.step == 7
+
+
 def test_the_best_checkpoint_is_found_behind_thousands_of_other_events(tmp_path: Path) -> None:
     best = [{"kind": "best_checkpoint", "monitor": "val/loss", "value": value} for value in (0.5, 0.1)]
     others = [{"kind": "checkpoint_saved", "step": step, "path": "x" * 80} for step in range(10_000)]
