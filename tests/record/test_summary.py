@@ -561,6 +561,11 @@ def test_an_accuracy_without_a_value_is_no_error() -> None:
     assert found == {"train/accuracy": "info", "train/mse_loss": "error"}
 
 
+def test_an_accuracy_that_never_had_a_value_is_an_error() -> None:
+    """Single batches may have no counted targets; that no batch has any is a mistake."""
+    assert alerts_of(**{"train/accuracy": [math.nan, math.nan]}) == [("non_finite", "error", 0)]
+
+
 def test_gradients_that_recovered_and_those_without_norms_are_described() -> None:
     summary = LiveSummary()
     summary.write_events([flow_event(3, **dict.fromkeys("abcde", "never arrived")), flow_event(7)])
