@@ -515,6 +515,14 @@ def test_events_that_say_the_same_are_one_alert_and_many_others_a_few() -> None:
     assert found[-1].text == "15 more stall events"
 
 
+def test_events_that_are_not_listed_are_all_counted() -> None:
+    """Those that say the same as another one that is not listed count, too."""
+    summary = RunSummary()
+    stalls = [*range(5), 7, 7, 7]
+    summary.write_events({"kind": "stall", "step": 1, "seconds": float(seconds)} for seconds in stalls)
+    assert find_alerts(summary)[-1].text == "3 more stall events"
+
+
 def flow_event(step: int, over: list[str] | None = None, **parameters: str) -> dict[str, Any]:
     event = {"kind": "gradient_flow", "step": step, "by": "watch", "verdict": f"at {step}", "parameters": parameters}
     return event if over is None else {**event, "over": over}
@@ -538,6 +546,18 @@ def test_layers_whose_gradients_vanish_are_one_alert_however_often_they_change()
     assert (vanish.severity, vanish.step) == ("warning", 5)
     assert vanish.place == {"series": "gradients", "name": "b", "column": "norm"}
     assert (explode.text, explode.step) == ("watch: gradients explode in d in steps 10 to 15", 10)
+
+
+def test_the_worst_of_the_layers_whose_gradients_explode_has_the_largest_norm() -> None:
+    """Of those that vanish it is the one with the smallest norm."""
+    summary, record = LiveSummary(), Record.in_memory()
+    record.add_sink(summary)
+    record.log_layers("gradients", 5, ("a", "b", "c"), ("norm",), torch.tensor([[20.0], [3e6], [1e9]]))
+    record.flush(wait=True)
+    summary.write_events([flow_event(5, over=[], a="exploding", b="exploding")])
+    (alert,) = find_alerts(summary)
+    assert alert.text == "watch: gradients explode in 2 layers from step 5 on, the worst b at 3e+06"
+    assert alert.place == {"series": "gradients", "name": "b", "column": "norm"}
 
 
 def test_of_thousands_of_changes_each_counts() -> None:
