@@ -87,6 +87,12 @@ def test_a_hook_that_one_run_lacks_is_one_difference(tmp_path: Path) -> None:
     assert find_differences(runs) == [Difference("hooks", "clip_norm.max_norm", (1.0, 5.0))]
 
 
+def test_hooks_that_a_run_has_by_default_are_not_compared(tmp_path: Path) -> None:
+    """Whether a run prints its progress depends on the terminal."""
+    console = {"name": "console_log", "kind": "lifecycle", "origin": "default", "parameters": {"every": 10}}
+    assert find_differences([write_run(tmp_path, hooks=[console]), write_run(tmp_path)]) == []
+
+
 def test_a_config_that_is_too_large_to_compare_in_full_is_a_difference_if_the_files_differ(tmp_path: Path) -> None:
     """Values beyond the first 10,000 are not compared, so runs that differ there must not look the same."""
     large = f"model: {{w: [{', '.join(map(str, range(12_000)))}]}}\n"
@@ -116,7 +122,20 @@ def test_a_hook_with_a_dot_in_its_name_may_be_why_runs_part(tmp_path: Path) -> N
     assert likely_causes(first, second, divergence, find_differences([first, second])) == ["my.clip.max_norm: 1 and 2"]
 
 
-# ---- where runs diverge ----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("has_hook", [(True, False), (False, True)])
+def test_a_hook_that_one_of_the_runs_lacks_may_be_why_they_part(tmp_path: Path, has_hook: tuple[bool, bool]) -> None:
+    """It does not matter which of the two runs comes first."""
+    hook = {"name": "clip", "kind": "update", "enabled": True, "intervenes": True}
+    first, second = (
+        write_run(tmp_path, hooks=[hook] * has_it, metrics={"train/loss": float(has_it)}) for has_it in has_hook
+    )
+    parting = find_partings(first, [second])[0]
+    assert parting is not None
+    (cause,) = likely_causes(first, second, parting, find_differences([first, second]))
+    assert cause.startswith("clip: ")
+
+
+# ---- where runs part -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("option", ["max_steps", "max_epochs"])

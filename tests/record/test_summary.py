@@ -581,6 +581,11 @@ def test_an_accuracy_without_a_value_is_no_error() -> None:
     assert found == {"train/accuracy": "info", "train/mse_loss": "error"}
 
 
+def test_a_loss_that_is_not_finite_is_an_alert_also_without_its_event() -> None:
+    """The event comes later than the row, so a run that is killed between the two lacks it."""
+    assert alerts_of(**{"train/loss": [1.0, math.nan]}) == [("non_finite", "error", 1)]
+
+
 def test_an_accuracy_that_never_had_a_value_is_an_error() -> None:
     """Single batches may have no counted targets; that no batch has any is a mistake."""
     assert alerts_of(**{"train/accuracy": [math.nan, math.nan]}) == [("non_finite", "error", 0)]
