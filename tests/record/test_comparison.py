@@ -151,6 +151,14 @@ def test_the_length_of_a_run_may_be_why_it_parts(tmp_path: Path, option: str) ->
     assert causes == [f"trainer.{option}: 1 and 2"]
 
 
+def test_of_several_metrics_that_differ_the_loss_says_where_runs_part(tmp_path: Path) -> None:
+    """Others that differ at the same step are named by their order."""
+    first, second = (write_run(tmp_path, metrics={"acc": number, "train/loss": -number}) for number in (1.0, 2.0))
+    parting = find_partings(first, [second])[0]
+    assert parting is not None
+    assert (parting.name, parting.values) == ("train/loss", (-1.0, -2.0))
+
+
 def with_command(run: RunSummary, *argv: str) -> RunSummary:
     run.run["environment"] = {**run.run["environment"], "argv": [*argv]}
     return run
