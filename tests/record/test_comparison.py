@@ -164,6 +164,15 @@ def with_command(run: RunSummary, *argv: str) -> RunSummary:
     return run
 
 
+def test_the_name_of_the_machine_is_no_difference(tmp_path: Path) -> None:
+    """It says nothing about numbers; what the machine has is compared."""
+    first, second = write_run(tmp_path), write_run(tmp_path)
+    second.run["environment"] = {**second.run["environment"], "hostname": "elsewhere"}
+    assert find_differences([first, second]) == []
+    second.run["environment"]["torch"] = "0.1"
+    assert [one.key for one in find_differences([first, second])] == ["torch"]
+
+
 def test_the_command_line_is_the_likely_cause_if_nothing_else_differs(tmp_path: Path) -> None:
     """A script may read its arguments; the directory of the program and labels say nothing."""
     commands = (("/a/code.py", "--depth", "1", "trainer.name=one"), ("/b/code.py", "--depth", "2", "trainer.name=two"))
