@@ -341,6 +341,21 @@ def histograms_of(*steps: Tensor) -> HistogramTable:
     return summary.histograms["gradient_histograms"]
 
 
+def test_statistics_of_several_hooks_may_come_before_the_histograms_of_a_step() -> None:
+    """The windows of all of them are known, and those of another step are not used."""
+    summary, record = LiveSummary(), Record.in_memory()
+    record.add_sink(summary)
+    counted = histograms([torch.ones(8)])
+    for name in "ab":
+        record.log_layers("gradients", 1, (name,), ("top_octave",), counted.tops.unsqueeze(1))
+    for step, name in ((1, "a"), (1, "b"), (2, "a")):
+        record.log_layers("gradient_histograms", step, (name,), ("count",), counted.counts.unsqueeze(1).float())
+    record.flush(wait=True)
+    table = summary.histograms["gradient_histograms"]
+    assert (table.names, table.steps.tolist()) == (("a", "b"), [1])
+    assert table.counts.sum(axis=2).tolist() == [[8.0, 8.0]]
+
+
 def is_counted_right(table: HistogramTable, step: int, values: Tensor) -> bool:
     """Whether a step's histogram is that of the values, between the edges of the table."""
     counts, _ = np.histogram(values.numpy(), table.edges("a"))
