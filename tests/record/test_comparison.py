@@ -164,6 +164,19 @@ def with_command(run: RunSummary, *argv: str) -> RunSummary:
     return run
 
 
+@pytest.mark.parametrize(
+    "kind", ["lr_changed", "loss_fn_changed", "step_fn_changed", "parameters_changed", "hook_wrote"]
+)
+def test_what_a_hook_changed_in_one_run_may_be_why_it_parts(kind: str, tmp_path: Path) -> None:
+    """Events that change no number are not causes."""
+    first, second = (write_run(tmp_path, metrics={"train/loss": number}) for number in (1.0, 2.0))
+    second.write_events([{"kind": kind, "step": 1, "by": "warmup"}, {"kind": "checkpoint_saved", "step": 1}])
+    parting = find_partings(first, [second])[0]
+    assert parting is not None
+    causes = likely_causes(first, second, parting, find_differences([first, second]))
+    assert causes == [f"{second.run['run_id']}: {kind.replace('_', ' ')} at step 1 by warmup"]
+
+
 def test_the_name_of_the_machine_is_no_difference(tmp_path: Path) -> None:
     """It says nothing about numbers; what the machine has is compared."""
     first, second = write_run(tmp_path), write_run(tmp_path)
