@@ -6,7 +6,7 @@ from typing import Any
 import builders
 import pytest
 import torch
-from builders import make_batches, make_trainer
+from builders import make_batches, make_model, make_trainer
 from run_control import PlainRun, train
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
@@ -134,6 +134,20 @@ def test_where_the_time_of_a_step_goes(clock: Clock, every: int | None) -> None:
         assert values["data_wait_seconds"] == pytest.approx(2.0)
         assert values["forward_backward_seconds"] == pytest.approx(6.0)
         assert values["optimizer_seconds"] == pytest.approx(2.0)
+
+
+def test_the_steps_of_several_optimizers_are_one_part_of_a_step(clock: Clock) -> None:
+    """The time of a step's optimizers is added up; it is not the mean of theirs."""
+
+    def step_optimizer(optimizer: torch.optim.Optimizer) -> None:
+        clock.passes(2.0)
+        optimizer.step()
+
+    model = make_model()
+    optimizers = [torch.optim.SGD(model[place].parameters(), 0.1) for place in (0, 2)]
+    trainer = make_trainer(ThroughputMonitor(2), model=model, optimizer=optimizers, optimizer_step=step_optimizer)
+    trainer.train()
+    assert [values["optimizer_seconds"] for values in reports(trainer).values()] == [4.0, 4.0]
 
 
 def test_the_time_of_hooks_is_measured() -> None:
