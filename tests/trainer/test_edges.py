@@ -412,3 +412,21 @@ def test_schedulers_move_only_when_their_optimizers_stepped() -> None:
     assert steps > 0 and stepped == [0, 1] * steps
     assert used.param_groups[0]["lr"] == pytest.approx(1e-3 * 0.5**steps)
     assert unused.param_groups[0]["lr"] == pytest.approx(0.5**steps)
+
+
+def test_a_skip_that_a_failed_run_did_not_reach_is_not_made_up_for() -> None:
+    """The next run has a step of that number with the next batch, and no hook asks to skip it."""
+    asked = []
+
+    def skip_and_fail(trainer: Any, step: int) -> None:
+        if step == 2 and not asked:
+            asked.append(step)
+            trainer.skip_step("a bad batch")
+            raise RuntimeError("and more")
+
+    trainer = make_trainer()
+    trainer.add_hook(skip_and_fail, event="on_gradients_ready", on_error="raise")
+    with pytest.raises(RuntimeError, match="and more"):
+        trainer.train()
+    trainer.train()
+    assert (trainer.step, trainer.skipped_steps) == (3, 0)
