@@ -204,6 +204,14 @@ def test_the_files_are_those_of_a_run_that_waits(monkeypatch: pytest.MonkeyPatch
     assert going_on == waiting
 
 
+def test_the_last_line_names_the_step_that_was_saved(capfd: pytest.CaptureFixture[str]) -> None:
+    """It is the step of the checkpoint, not the later one at which its file was complete."""
+    trainer = make_trainer(console=True)
+    ask_at(trainer, 3)
+    trainer.train()
+    assert capfd.readouterr().out.splitlines()[-1].endswith("5 steps after the last checkpoint (step 3)")
+
+
 def test_without_copies_they_would_not_be(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: live tensors in the writer's hands are overwritten by the next step, and the comparison sees it."""
     waiting = contents(run_with_everything(monkeypatch, async_save=False).checkpoint_dir)
