@@ -430,3 +430,19 @@ def test_a_skip_that_a_failed_run_did_not_reach_is_not_made_up_for() -> None:
         trainer.train()
     trainer.train()
     assert (trainer.step, trainer.skipped_steps) == (3, 0)
+
+
+def test_a_step_that_fails_after_its_optimizer_counts_for_its_scheduler() -> None:
+    """The weights are those of the step, so the learning rate is, too, and nothing was skipped."""
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    trainer = make_trainer(model=model, optimizer=optimizer, scheduler=scheduler)
+
+    @trainer.on("after_optimizer_step", at=2, on_error="raise")
+    def fail() -> None:
+        raise RuntimeError("too late")
+
+    with pytest.raises(RuntimeError, match="too late"):
+        trainer.train()
+    assert (trainer.step, trainer.lr, trainer.skipped_steps) == (2, 0.25, 0)
