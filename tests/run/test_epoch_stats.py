@@ -70,6 +70,17 @@ def test_the_sums_resume_in_another_process(tmp_path: Path) -> None:
     assert again.non_finite_losses == 1
 
 
+def test_losses_from_before_a_checkpoint_was_loaded_have_no_part_in_the_mean(tmp_path: Path) -> None:
+    """Also those of steps by hand, which are added up later."""
+    first = make_trainer([1.0, 3.0, 7.0], record=True, output_dir=str(tmp_path), max_steps=2)
+    first.on("step_end", at=2)(lambda trainer: trainer.save())
+    first.train()
+    again = make_trainer([1.0, 3.0, 7.0])
+    again.training_step({"loss": torch.tensor(100.0)})
+    again.load_checkpoint(first.run_dir)
+    assert again.epoch_metrics() == {"train/epoch_loss": 2.0}
+
+
 def test_nothing_yet_is_nan() -> None:
     """Before the first batch the mean is nan, not an error and not zero."""
     trainer = make_trainer([1.0])

@@ -223,6 +223,16 @@ def test_numbers_of_batches_that_start_again_add_up() -> None:
     assert manager.run.progress.batches == 6
 
 
+def test_epochs_of_one_batch_add_up() -> None:
+    """A schedule counts the batches of all epochs, each of which has the number 0."""
+    manager, due = HookManager(), list[int]()
+    manager.on("train_batch_end", name="it", every="2 batches")(lambda step: due.append(step))
+    for _ in range(5):
+        manager.on_train_batch_start(batch_idx=0)
+        manager.on_train_batch_end(batch_idx=0)
+    assert due == [2, 4]
+
+
 def test_numbers_that_a_loop_carries_are_taken_as_they_are() -> None:
     """Also if they jump or go back; the next ones are counted from there."""
     manager, seen = HookManager(), []
