@@ -99,6 +99,19 @@ def test_slow_steps_on_a_device_are_announced_by_the_clock(
     assert seen[bad] == [] and seen[bad + 2][0].startswith(f"step {bad}: ")
 
 
+def test_a_loss_that_arrives_later_has_no_batch_in_its_event() -> None:
+    """Training is at another batch by then; a loss that is read at its step has the number of its batch."""
+
+    def step_fn(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        return torch.nn.functional.mse_loss(model(batch[0]), batch[1]).as_subclass(Elsewhere)
+
+    for options, batch_idx in (({}, 2), ({"step_fn": step_fn}, None)):
+        trainer = make_trainer(3, **options)
+        trainer.train()
+        (event,) = [event for event in trainer.record.events if event["kind"] == "non_finite_loss"]
+        assert (event["step"], event["batch_idx"]) == (3, batch_idx)
+
+
 def test_the_first_one_is_named_even_if_a_later_one_is_read(caplog: pytest.LogCaptureFixture) -> None:
     """A hook that reads every fifth loss does not make step 5 the first."""
     trainer = diverging_trainer(3)
