@@ -41,6 +41,24 @@ def hook_counts(module: nn.Module) -> tuple[int, int, int]:
     return len(module._forward_pre_hooks), len(module._forward_hooks), len(module._forward_hooks_with_kwargs)
 
 
+def test_the_memory_of_a_call_is_what_it_left_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An accelerator says how much is allocated before and after the call."""
+    allocated = iter([1000, 1064])
+    monkeypatch.setattr("hookline._device.memory_allocated", lambda device: next(allocated))
+    found: list[int] = []
+
+    class Memory(ForwardHook):
+        modules = "0"
+
+        def on_forward(self, memory: int) -> None:
+            found.append(memory)
+
+    model = make_model()
+    HookManager([Memory()]).watch(model)
+    model(INPUT)
+    assert found == [64]
+
+
 # ---- attaching -------------------------------------------------------------------------------------------------------
 
 
@@ -531,3 +549,34 @@ def test_registering_a_hook_visits_the_modules_of_no_other(compiled: bool) -> No
     assert register[-1] < 1.5 * register[1]
     remove = [count_calls(lambda name=str(n): manager.remove(name)) for n in range(29)]
     assert remove[0] < 1.5 * remove[-1]
+
+
+class Closing(ForwardHook):
+    """Counts the calls of a model's first module, and can be closed."""
+
+    modules = "0"
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def on_forward(self) -> None:
+        self.calls += 1
+
+    def close(self) -> None:
+        """Release nothing."""
+
+
+def test_a_hook_that_its_run_has_closed_is_not_called_until_the_next_one() -> None:
+    """What a hook without `close` sees of predictions after a run, it does not."""
+    model, hook = make_model(), Closing()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    trainer = SimpleTrainer(
+        model, [INPUT] * 2, optimizer, "cpu", step_fn=lambda model, batch: model(batch).mean(), record=False,
+        console=False, max_epochs=1,
+    )  # fmt: skip
+    trainer.add_hook(hook)
+    trainer.train()
+    trainer.predict([INPUT])
+    assert hook.calls == 2
+    trainer.fit(max_epochs=2)
+    assert hook.calls == 4

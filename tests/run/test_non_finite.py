@@ -158,6 +158,20 @@ def test_bad_weights_are_an_outcome(capsys: pytest.CaptureFixture[str]) -> None:
     assert good.record.run["outcome"] == "completed"
 
 
+def test_a_run_that_fails_with_bad_weights_has_failed() -> None:
+    """Its exception is the reason, whatever the weights are by then."""
+    trainer, reasons = make_trainer(), list[str]()
+    trainer.on("train_end", name="reason")(lambda reason: reasons.append(reason))
+
+    @trainer.on("step_end", at=5, on_error="raise")
+    def fail() -> None:
+        raise RuntimeError("no more")
+
+    with pytest.raises(RuntimeError, match="no more"):
+        trainer.train()
+    assert trainer.record.run["outcome"] == "failed" and reasons[0].startswith("RuntimeError: no more")
+
+
 def test_a_stopped_run_says_both() -> None:
     """The reason has the bad weights and the hook that stopped the run."""
     trainer = diverging_trainer(3)
