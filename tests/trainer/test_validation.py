@@ -1,7 +1,9 @@
 """Validation: eval mode, no grad, random streams untouched, metrics averaged by samples, both spellings."""
 
 import math
+from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import builders
@@ -11,7 +13,7 @@ from builders import Batch, batches_of, make_batches, make_model
 from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from hookline import Trainer, TrainingHook
+from hookline import EarlyStopping, Trainer, TrainingHook
 from hookline.errors import ConfigError, TrainingError
 
 OPTIONS = {"model": partial(make_model, between=partial(nn.Dropout, 0.5)), "data": make_batches(2)}
@@ -317,6 +319,32 @@ def test_an_iterator_is_left_for_the_first_validation() -> None:
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         broken.train()
     assert broken.step == 0
+
+
+def test_a_metric_of_a_loader_that_was_not_tried_is_not_missing() -> None:
+    """The sanity check leaves an iterator alone, so it cannot say which metrics there are."""
+    trainer = make_trainer(val_loaders={"once": iter(make_batches(2)), "list": make_batches(2)})
+    trainer.add_hook(EarlyStopping(monitor="val/once/loss"))
+    trainer.train()
+    assert trainer.status == "completed"
+
+
+def test_a_resumed_run_has_no_sanity_check(tmp_path: Path) -> None:
+    """Its validation has worked before, and the loader is where the checkpoint says."""
+    reads: list[str] = []
+
+    class Counted(list[Batch]):
+        def __iter__(self) -> Iterator[Batch]:
+            reads.append("read")
+            return super().__iter__()
+
+    options = {"val_loaders": Counted(make_batches(2)), "validate_every": None, "record": True}
+    first = make_trainer(output_dir=str(tmp_path), **options)
+    first.on("step_end", at=1)(lambda trainer: trainer.save())
+    first.train()
+    assert reads == ["read"]
+    make_trainer(output_dir=str(tmp_path), **options).fit(resume=first.run_dir)
+    assert reads == ["read"]
 
 
 def test_a_limit_reads_no_batch_more() -> None:
