@@ -410,3 +410,13 @@ def test_a_chosen_name_wins_over_that_of_the_type(
         registry.register("mine", "other")
         assert list(registry) == [expected, "other"]
     assert list(HookRegistry({"lifecycle": ["mine", {"name": "mine", "as": "other"}]}))[:2] == [expected, "other"]
+
+
+@pytest.mark.parametrize(("rank", "local_rank"), [(0, 0), (1, 1), (2, 0), (3, 1)])
+def test_local_zero_is_the_first_rank_of_each_machine(rank: int, local_rank: int) -> None:
+    """Two machines with two ranks each call the hook once each."""
+    called: list[int] = []
+    registry = registered(lambda: called.append(rank), event="train_end", ranks="local-zero")
+    registry.set_ranks(SimpleNamespace(rank=rank, local_rank=local_rank, world_size=4, act_together=False))  # type: ignore[arg-type]
+    registry.on_train_end()
+    assert called == [rank] * (local_rank == 0)
