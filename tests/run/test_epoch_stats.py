@@ -152,3 +152,11 @@ def test_a_batch_without_weight_has_no_part_in_the_means_of_the_epoch() -> None:
     trainer.train()
     assert recorded(trainer, "train/epoch_loss") == [2.0]
     assert recorded(trainer, "train/epoch_acc") == [pytest.approx(0.6)]
+
+
+def test_a_batch_without_weight_has_no_part_in_the_means_of_its_step() -> None:
+    """What `step_fn` returns for a batch in which nothing counts may be NaN."""
+    weigh = {"loss_weight": "tokens", "count_tokens": lambda batch: int(batch["loss"] > 0)}
+    trainer = make_trainer([1.0, 0.0, 0.0, 3.0], [0.5, math.nan, math.nan, 0.75], accumulate=2, **weigh)
+    trainer.train()
+    assert recorded(trainer, "train/acc") == [0.5, 0.75]

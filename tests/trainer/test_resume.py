@@ -270,26 +270,16 @@ def test_elapsed_seconds_continue_after_a_resume(
 # ---- what can be resumed ---------------------------------------------------------------------------------------------
 
 
-def test_a_schedule_by_tokens_continues_without_a_gap(tmp_path: Path) -> None:
-    """What the first batch after the checkpoint passes is due, as in a run that was not stopped."""
-    due: list[int] = []
-
-    def tokens_trainer(**options: Any) -> SimpleTrainer:
-        model = torch.nn.Linear(7, 1)
-        trainer = SimpleTrainer(
-            model, [{"input_ids": torch.ones(1, 7, dtype=torch.int64)}] * 6, torch.optim.SGD(model.parameters(), 0.1),
-            "cpu", step_fn=lambda model, batch: model(batch["input_ids"].float()).mean(), console=False,
-            output_dir=str(tmp_path), **options,
-        )  # fmt: skip
-        trainer.on("step_end", name="watch", every="10 tokens")(lambda step: due.append(step))
-        trainer.on("step_end", name="save", at=1)(lambda trainer: trainer.save())
-        return trainer
-
-    stopped = tokens_trainer(max_steps=1)
-    stopped.train()
-    assert not due
-    tokens_trainer().fit(resume=stopped.run_dir)
-    assert due == [2, 3, 5, 6]  # after 14, 21, 35 and 42 tokens
+def test_only_the_run_that_was_resumed_says_so(tmp_path: Path) -> None:
+    """The next run of the same trainer continues the count, and is not a resumed one."""
+    first = make_trainer(shuffling(), tmp_path)
+    first.add_checkpointing(save_every_n_steps=2)
+    first.train()
+    again, seen = make_trainer(shuffling(), tmp_path), list[bool]()
+    again.on("train_start")(lambda resumed: seen.append(resumed))
+    again.fit(resume=first.run_dir, max_epochs=3)
+    again.fit(max_epochs=4)
+    assert seen == [True, False]
 
 
 def test_a_shorter_loader_cannot_resume(tmp_path: Path) -> None:
