@@ -207,3 +207,19 @@ def test_states_under_vmap_have_the_whole_batch(limit: float | None) -> None:
     for state in (plain, with_grad):
         assert torch.allclose(state.outputs, expected) and torch.equal(state.inputs[0], batch)
         assert not state.outputs.requires_grad
+
+
+class WithMean(nn.Module):
+    """Returns its input and a single number."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x, x.mean()
+
+
+@pytest.mark.parametrize("reduce", ["batch_mean", "first", "last_token"])
+def test_a_single_number_is_captured_as_it_is(reduce: str) -> None:
+    """It has no batch to take a part of."""
+    model = WithMean()
+    with HookManager().capturing(model, "", reduce=reduce) as cache:
+        model(torch.tensor([[1.0, 3.0]]))
+    assert cache[""][1].item() == 2.0

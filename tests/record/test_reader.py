@@ -118,11 +118,6 @@ def test_the_mark_of_a_resumed_run_is_not_a_row(
     assert not any("resumed" in row for row in read_metrics(record.path))
 
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
-    max_leaves=6,
-)
 def test_metrics_beside_the_mark_of_a_resumed_run_are_read(tmp_path: Path) -> None:
     """With several ranks the mark is written together with what hooks log when they resume."""
     record = make_record(tmp_path)
@@ -133,6 +128,11 @@ def test_metrics_beside_the_mark_of_a_resumed_run_are_read(tmp_path: Path) -> No
     assert read_metrics(record.path) == [{"step": 5, "loss": 1.0, "decay": 0.5}]
 
 
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
 FIELDS = ("step", "resumed", "series", "name", "names", "columns", "bins", "data", "counts", "time", "epoch", "loss")
 HOSTILE = [
     b'{"step":[1]}\n{"step":{"a":1}}\n{"step":"1"}\n{"step":null}\n{"step":1.5}\n{"step":true}\n',

@@ -160,3 +160,15 @@ def test_a_batch_without_weight_has_no_part_in_the_means_of_its_step() -> None:
     trainer = make_trainer([1.0, 0.0, 0.0, 3.0], [0.5, math.nan, math.nan, 0.75], accumulate=2, **weigh)
     trainer.train()
     assert recorded(trainer, "train/acc") == [0.5, 0.75]
+
+
+def test_the_mean_of_a_loader_is_that_of_its_batches() -> None:
+    """As that of all batches; only the loss of a step weighs them."""
+    losses = {"a": [1.0, 3.0], "b": [4.0, 4.0]}
+    loaders = {name: [{"loss": torch.tensor(loss)} for loss in own] for name, own in losses.items()}
+    weigh = {"loss_weight": "tokens", "count_tokens": lambda batch: int(batch["loss"])}
+    trainer = make_reader(loaders, step_fn=returns, accumulate=2, **weigh)
+    trainer.train()
+    assert recorded(trainer, "train/a/loss") == [2.5]
+    assert recorded(trainer, "train/a/epoch_loss") == [2.0]
+    assert recorded(trainer, "train/epoch_loss") == [3.0]

@@ -20,7 +20,7 @@ from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
 
-from hookline import CheckpointHook, EarlyStopping, ResumableSampler, SimpleTrainer, TrainingHook
+from hookline import CheckpointHook, EarlyStopping, ResumableSampler, SimpleTrainer, TrainingHook, read_metrics
 from hookline.errors import CheckpointError
 from hookline.record import read_json
 
@@ -352,6 +352,14 @@ def test_a_run_without_a_checkpoint_begins_again(tmp_path: Path, caplog: pytest.
     again.fit(resume=first.run_dir)
     assert again.run_id == first.run_id and "has no checkpoint yet" in caplog.text
     assert fingerprint(again) == fingerprint(whole)
+
+
+def test_a_run_that_begins_again_discards_its_first_rows(tmp_path: Path) -> None:
+    """Steps of the first attempt that the second does not reach are not part of the run."""
+    first = make_trainer(shuffling(), tmp_path, max_steps=3)
+    first.train()
+    make_trainer(shuffling(), tmp_path, max_steps=2).fit(resume=first.run_dir)
+    assert [row["step"] for row in read_metrics(first.run_dir) if "train/loss" in row] == [1, 2]
 
 
 def test_a_fork_is_a_new_run_with_a_lineage(tmp_path: Path) -> None:
