@@ -35,3 +35,21 @@ def test_a_rank_without_counted_targets_has_no_part_in_the_mean() -> None:
         assert math.isnan(first["latest"]) and math.isnan(second["latest"])
     last = {"limit_train_batches": 2}
     assert [result.value["latest"] for result in run_on_ranks(train, 2, last)] == [1.0, 1.0]
+
+
+def train_on_samples(rank: int) -> dict[str, float]:
+    """Train one step, of one sample on rank 0 and of three on rank 1; return the latest metrics of the epoch."""
+    samples, found = 1 + 2 * rank, dict[str, float]()
+    trainer = make_trainer(
+        "ddp", rank, 2, None, batches=[(torch.full((samples, FEATURES), rank + 1.0), torch.zeros(samples, 1))],
+        step_fn=lambda model, batch: {"loss": model(batch[0]).sum() * 1e-9, "who": float(rank)},
+        loss_weight="samples",
+    )  # fmt: skip
+    trainer.on("epoch_end")(lambda trainer: found.update(trainer.latest_metrics()))
+    trainer.train()
+    return found
+
+
+def test_the_latest_value_of_a_step_weighs_ranks_as_its_loss_does() -> None:
+    """All ranks have the same one, because hooks may decide by it."""
+    assert [result.value["train/who"] for result in run_on_ranks(train_on_samples, 2)] == [0.75, 0.75]

@@ -9,7 +9,10 @@ import torch
 from read_batches import make_reader
 
 from hookline import SimpleTrainer
+from hookline.ranks import Ranks
+from hookline.run.engine import Engine
 from hookline.run.epoch_stats import EpochStats
+from hookline.run.window import Window
 
 
 def returns(model: Any, batch: dict[str, Any]) -> dict[str, Any]:
@@ -111,6 +114,16 @@ def test_on_a_device_they_are_added_there() -> None:
     assert stats.pending_losses == []
     with pytest.raises(RuntimeError):
         stats.means()
+
+
+def test_means_that_ranks_have_shared_are_those_until_the_next_loss() -> None:
+    """A hook that asks after the next step gets the means of its own rank, with that step."""
+    stats = EpochStats()
+    stats.pending_losses += [1.0, 3.0]
+    stats.share(Ranks(), 2, 3.0, Window(Engine(torch.device("cpu"))))
+    assert stats.means() == {"train/epoch_loss": 2.0}
+    stats.pending_losses.append(8.0)
+    assert stats.means() == {"train/epoch_loss": 4.0}
 
 
 def test_the_mean_loss_leaves_the_metrics_alone() -> None:
