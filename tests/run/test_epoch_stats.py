@@ -11,7 +11,7 @@ from read_batches import make_reader
 from hookline import SimpleTrainer
 from hookline.ranks import Ranks
 from hookline.run.engine import Engine
-from hookline.run.epoch_stats import EpochStats
+from hookline.run.epoch_stats import EpochStats, add_losses
 from hookline.run.window import Window
 
 
@@ -124,6 +124,19 @@ def test_means_that_ranks_have_shared_are_those_until_the_next_loss() -> None:
     assert stats.means() == {"train/epoch_loss": 2.0}
     stats.pending_losses.append(8.0)
     assert stats.means() == {"train/epoch_loss": 4.0}
+
+
+def test_losses_of_other_ranks_count_once() -> None:
+    """If another number of ranks resumes, rank 0 has the losses of all, and the others have none."""
+    ranks = [EpochStats(), EpochStats()]
+    ranks[0].pending_losses += [1.0, 3.0]
+    ranks[1].pending_losses += [math.inf]
+    states = [stats.state_dict() for stats in ranks]
+    for is_counted, expected in ((True, (3, math.inf, 1)), (False, (0, 0.0, 0))):
+        resumed = EpochStats()
+        resumed.load_state_dict(add_losses(states, is_counted))
+        state = resumed.state_dict()
+        assert (state["count"], state["sum"], resumed.take_non_finite()) == expected
 
 
 def test_the_mean_loss_leaves_the_metrics_alone() -> None:

@@ -412,37 +412,3 @@ def test_schedulers_move_only_when_their_optimizers_stepped() -> None:
     assert steps > 0 and stepped == [0, 1] * steps
     assert used.param_groups[0]["lr"] == pytest.approx(1e-3 * 0.5**steps)
     assert unused.param_groups[0]["lr"] == pytest.approx(0.5**steps)
-
-
-def test_a_skip_that_a_failed_run_did_not_reach_is_not_made_up_for() -> None:
-    """The next run has a step of that number with the next batch, and no hook asks to skip it."""
-    asked = []
-
-    def skip_and_fail(trainer: Any, step: int) -> None:
-        if step == 2 and not asked:
-            asked.append(step)
-            trainer.skip_step("a bad batch")
-            raise RuntimeError("and more")
-
-    trainer = make_trainer()
-    trainer.add_hook(skip_and_fail, event="on_gradients_ready", on_error="raise")
-    with pytest.raises(RuntimeError, match="and more"):
-        trainer.train()
-    trainer.train()
-    assert (trainer.step, trainer.skipped_steps) == (3, 0)
-
-
-def test_a_step_that_fails_after_its_optimizer_counts_for_its_scheduler() -> None:
-    """The weights are those of the step, so the learning rate is, too, and nothing was skipped."""
-    model = nn.Linear(3, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
-    trainer = make_trainer(model=model, optimizer=optimizer, scheduler=scheduler)
-
-    @trainer.on("after_optimizer_step", at=2, on_error="raise")
-    def fail() -> None:
-        raise RuntimeError("too late")
-
-    with pytest.raises(RuntimeError, match="too late"):
-        trainer.train()
-    assert (trainer.step, trainer.lr, trainer.skipped_steps) == (2, 0.25, 0)
