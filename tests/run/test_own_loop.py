@@ -82,6 +82,17 @@ def test_what_a_loop_reports_is_in_its_record() -> None:
     assert {row["epoch"] for row in rows} == {0, 1} and manager.run.record.path is None
 
 
+def test_the_loss_of_a_step_is_the_one_that_its_end_carries() -> None:
+    """The last micro-batch may end after its step, with its own loss."""
+    manager = HookManager([SimpleNamespace(name="idle", on_step_end=lambda: None)])
+    manager.on_train_start()
+    for mean, last in ((2.0, 5.0), (3.0, 6.0)):
+        manager.on_step_end(loss=mean)
+        manager.on_train_batch_end(loss=last)
+    manager.on_train_end()
+    assert [row["train/loss"] for row in manager.run.record.metrics] == [2.0, 3.0]
+
+
 def test_a_loop_may_give_its_record(tmp_path: Path) -> None:
     """Then hooks write into its directory, and the loop closes it."""
     manager = HookManager()
