@@ -61,6 +61,14 @@ def test_a_stop_of_one_rank_stops_all_at_the_same_step(event: str, steps: int, t
     assert (event_row["rank"], event_row["by"], event_row["reason"]) == (1, "stop_at", "enough")
 
 
+def test_a_stop_of_rank_0_is_recorded_once(tmp_path: Path) -> None:
+    """When it is requested, which is before all ranks know of it."""
+    results = run_on_ranks(stop, 2, "on_step_end", 0, str(tmp_path))
+    assert [one.value for one in results] == [[4, "stop_at", "enough"]] * 2
+    (event,) = [one for one in read_events(next(tmp_path.iterdir())) if one["kind"] == "stop_requested"]
+    assert (event["step"], event["by"], event.get("rank", 0)) == (3, "stop_at", 0)
+
+
 def end_by_signal(rank: int, folder: str) -> None:
     trainer = make_trainer("ddp", rank, 2, folder, max_epochs=20)
     trainer.add_hook("checkpoint", every=100)
