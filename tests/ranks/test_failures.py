@@ -190,6 +190,29 @@ def test_a_hook_that_fails_under_warn_leaves_an_event_of_its_rank_and_the_same_w
     assert not list((tmp_path / "b").glob("*/ranks"))
 
 
+def fail_once(rank: int, folder: str) -> None:
+    trainer = make_trainer("ddp", rank, 2, folder)
+
+    @trainer.on("step_end", name="bad", at=2, on_error="warn")
+    def bad() -> None:
+        if rank == 1:
+            raise ValueError("boom")
+
+    trainer.train()
+    trainer.fit(max_epochs=2)
+
+
+def test_the_record_says_on_which_ranks_a_hook_failed(tmp_path: Path) -> None:
+    """Rank 0 writes it and counts the failures of all; the next run of the trainer lists a rank once."""
+    run_on_ranks(fail_once, 2, str(tmp_path))
+    runs = (json.loads(path.read_text()) for path in tmp_path.glob("*/run.json"))
+    first, second = sorted(runs, key=lambda run: run["started"])
+    assert first["counters"]["hook_failures"] == 1
+    for run in (first, second):
+        (hook,) = [hook for hook in run["hooks"] if hook["name"] == "bad"]
+        assert hook["failed_on_ranks"] == [1]
+
+
 def switch_off(rank: int) -> list[Any]:
     weights = []
     for fails in (True, False):
