@@ -216,3 +216,11 @@ def test_batches_of_a_loader_as_people_write_them() -> None:
     assert not Schedule.parse(every="1 batch of b").always
     with pytest.raises(ConfigError, match="a loader has batches, not epochs; write '10 batches of b'"):
         Quantity.parse("2 epochs of b")
+
+
+@pytest.mark.parametrize("unit", ["tokens", "seconds"])
+def test_a_point_that_is_met_exactly_is_due_once(unit: str) -> None:
+    """It is not passed again by what follows."""
+    schedule = Schedule.parse(at=f"100 {unit}")
+    before, there, after = (Reading(**{unit: number}) for number in (90, 100, 110))
+    assert schedule.due(there, before) and not schedule.due(after, there)

@@ -321,6 +321,26 @@ def test_an_iterator_is_left_for_the_first_validation() -> None:
     assert broken.step == 0
 
 
+def test_a_hook_may_validate_inside_the_outermost_validation() -> None:
+    """The outermost one is inside of none, also if the same hook called it."""
+    depths: list[int] = []
+
+    class Twice(TrainingHook):
+        def on_step_end(self, trainer: Trainer, step: int) -> None:
+            if step == 1:
+                trainer.validate(make_batches(2))
+
+        def on_validation_end(self, trainer: Trainer) -> None:
+            depths.append(trainer.validations_in_progress)
+            if trainer.validations_in_progress == 1:
+                trainer.validate(make_batches(3))
+
+    trainer = make_trainer()
+    trainer.add_hook(Twice(), on_error="raise")
+    trainer.train()
+    assert depths == [1, 2]
+
+
 def test_a_metric_of_a_loader_that_was_not_tried_is_not_missing() -> None:
     """The sanity check leaves an iterator alone, so it cannot say which metrics there are."""
     trainer = make_trainer(val_loaders={"once": iter(make_batches(2)), "list": make_batches(2)})
