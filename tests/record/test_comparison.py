@@ -123,19 +123,19 @@ def test_a_hook_with_a_dot_in_its_name_may_be_why_runs_part(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("has_hook", [(True, False), (False, True)])
-def test_a_hook_that_one_of_the_runs_lacks_may_be_why_they_part(tmp_path: Path, has_hook: tuple[bool, bool]) -> None:
+def test_a_hook_that_one_of_the_runs_lacks_may_be_why_they_diverge(tmp_path: Path, has_hook: tuple[bool, bool]) -> None:
     """It does not matter which of the two runs comes first."""
     hook = {"name": "clip", "kind": "update", "enabled": True, "intervenes": True}
     first, second = (
         write_run(tmp_path, hooks=[hook] * has_it, metrics={"train/loss": float(has_it)}) for has_it in has_hook
     )
-    parting = find_partings(first, [second])[0]
-    assert parting is not None
-    (cause,) = likely_causes(first, second, parting, find_differences([first, second]))
+    divergence = find_divergences(first, [second])[0]
+    assert divergence is not None
+    (cause,) = likely_causes(first, second, divergence, find_differences([first, second]))
     assert cause.startswith("clip: ")
 
 
-# ---- where runs part -------------------------------------------------------------------------------------------------
+# ---- where runs diverge ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("option", ["max_steps", "max_epochs"])
@@ -154,9 +154,9 @@ def test_the_length_of_a_run_may_be_why_it_parts(tmp_path: Path, option: str) ->
 def test_of_several_metrics_that_differ_the_loss_says_where_runs_part(tmp_path: Path) -> None:
     """Others that differ at the same step are named by their order."""
     first, second = (write_run(tmp_path, metrics={"acc": number, "train/loss": -number}) for number in (1.0, 2.0))
-    parting = find_partings(first, [second])[0]
-    assert parting is not None
-    assert (parting.name, parting.values) == ("train/loss", (-1.0, -2.0))
+    divergence = find_divergences(first, [second])[0]
+    assert divergence is not None
+    assert (divergence.name, divergence.values) == ("train/loss", (-1.0, -2.0))
 
 
 def with_command(run: RunSummary, *argv: str) -> RunSummary:
@@ -171,9 +171,9 @@ def test_what_a_hook_changed_in_one_run_may_be_why_it_parts(kind: str, tmp_path:
     """Events that change no number are not causes."""
     first, second = (write_run(tmp_path, metrics={"train/loss": number}) for number in (1.0, 2.0))
     second.write_events([{"kind": kind, "step": 1, "by": "warmup"}, {"kind": "checkpoint_saved", "step": 1}])
-    parting = find_partings(first, [second])[0]
-    assert parting is not None
-    causes = likely_causes(first, second, parting, find_differences([first, second]))
+    divergence = find_divergences(first, [second])[0]
+    assert divergence is not None
+    causes = likely_causes(first, second, divergence, find_differences([first, second]))
     assert causes == [f"{second.run['run_id']}: {kind.replace('_', ' ')} at step 1 by warmup"]
 
 

@@ -263,10 +263,10 @@ def test_of_one_name_and_step_the_last_counts(record: Record) -> None:
 
 def test_of_a_table_and_an_image_with_one_name_and_step_the_last_counts(tmp_path: Path) -> None:
     """They are in different files, so that the line decides which one is read."""
-    record = make_record(tmp_path)
+    record = start_record(tmp_path)
     record.log_table(1, 0, "x", ["a"], [[1]])
     record.log_image(1, 0, "x", torch.zeros(2, 2))
-    (row,) = read_media(close(record))
+    (row,) = read_media(close_record(record))
     assert isinstance(row.content, Image)
 
 

@@ -120,8 +120,8 @@ def test_the_mark_of_a_resumed_run_is_not_a_row(
 
 def test_metrics_beside_the_mark_of_a_resumed_run_are_read(tmp_path: Path) -> None:
     """With several ranks the mark is written together with what hooks log when they resume."""
-    record = make_record(tmp_path)
-    end(record)
+    record = start_record(tmp_path)
+    close_record(record)
     assert record.path is not None
     rows = [{"step": 5, "loss": 1.0}, {"step": 6, "loss": 2.0}, {"step": 5, "resumed": True, "decay": 0.5}]
     (record.path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -358,8 +358,8 @@ def test_a_run_that_wrote_none(tmp_path: Path, record: Record) -> None:
 
 def test_events_of_all_ranks_are_in_the_order_of_their_times(tmp_path: Path) -> None:
     """Each rank writes a file of its own, and a reader sees one list."""
-    record = make_record(tmp_path)
-    end(record)
+    record = start_record(tmp_path)
+    close_record(record)
     assert record.path is not None
     for folder, times in (("", (1, 4)), ("ranks/1", (2,)), ("ranks/2", (3,))):
         lines = [json.dumps({"time": time, "kind": "x", "step": 1}) + "\n" for time in times]

@@ -193,7 +193,7 @@ def test_of_several_attempts_each_counts_up_to_where_a_later_one_began(tmp_path:
 
 def test_a_run_that_was_resumed_after_many_megabytes_loses_no_row(tmp_path: Path) -> None:
     """A file is read in blocks of 8 MB, and the mark is found at its place in a later one."""
-    path, wide = close(record_of(tmp_path)), "x" * (1 << 20)
+    path, wide = close_record(start_record(tmp_path)), "x" * (1 << 20)
     rows = [{"step": step, "x": float(step), "text": wide} for step in range(1, 21)]
     rows += [{"step": 19, "resumed": True}, {"step": 20, "x": 0.5}]
     (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
