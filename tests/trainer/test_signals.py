@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, get_worker_info
 from hookline import Trainer, TrainingHook
 from hookline.checkpoints.store import read_manifest
 from hookline.errors import CheckpointError
+from hookline.trainer import signals
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -109,7 +110,7 @@ def test_a_run_that_writes_nothing_stops_all_the_same(
     with pytest.raises(SystemExit):
         trainer.train()
     assert hook.received == ["step 1", "step 2", "step 3", "end: SIGTERM"]
-    assert "ending when this step is done; a second one ends now" in capfd.readouterr().err
+    assert "ending when this step is done; a second one after 10 s ends now" in capfd.readouterr().err
 
 
 def test_a_signal_while_the_run_is_ending(capfd: pytest.CaptureFixture[str]) -> None:
@@ -351,18 +352,30 @@ def test_a_signal_from_outside(number: signal.Signals, status: int) -> None:
     assert len(list(Path("runs").glob("*/checkpoints/step-*"))) == 1
 
 
-def test_a_second_sigterm_leaves_at_once() -> None:
-    """While the step still sleeps; nothing is saved."""
-    with training(3600) as child:
-        time.sleep(0.3)
-        child.terminate()
-        time.sleep(0.3)
-        assert child.is_alive()
-        while child.is_alive():  # two that come before the first is handled count as one
-            child.terminate()
-            child.join(0.3)
-        assert status_of(child) == 143
+def get_sigterm_twice(repeat_seconds: float, first: int = signal.SIGTERM) -> None:
+    """Train; two signals arrive in the third step, `repeat_seconds` apart or more."""
+    signals.REPEAT_SECONDS = repeat_seconds
+    trainer = make_trainer(Killed(first))
+    trainer.on("before_optimizer_step", at=3)(lambda: os.kill(os.getpid(), signal.SIGTERM))
+    try:
+        trainer.train()
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def test_a_later_sigterm_leaves_at_once() -> None:
+    """The step is not finished, and nothing is saved."""
+    assert status_of(start(get_sigterm_twice, 0.0)) == 143
     assert list(Path("runs").glob("*/checkpoints/*")) == []
+
+
+@pytest.mark.parametrize(
+    ("first", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["after SIGTERM", "after Ctrl-C"]
+)
+def test_a_sigterm_that_is_passed_on_is_no_second_request(first: signal.Signals, status: int) -> None:
+    """A scheduler signals all processes, and a launcher passes its own signal on: the step is saved all the same."""
+    assert status_of(start(get_sigterm_twice, 1e9, first)) == status
+    assert [path.name for path in Path("runs").glob("*/checkpoints/*")] == ["step-00000003"]
 
 
 def test_workers_that_get_ctrl_c_too() -> None:

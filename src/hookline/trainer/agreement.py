@@ -215,7 +215,7 @@ class RankAgreement(RankMeans):
             self._read_hooks()
         progress, hooks = self._trainer.progress, self._changes_mark
         signals = []
-        if self._signal is not None:  # no second one is assigned: it ends the process
+        if self._signal is not None:  # a second one is not assigned
             signals, self._signal = [self._signal], None
         self._sent = {"stops": self._stops, "saves": self._saves, "signals": signals}
         requests = sum(map(len, self._sent.values()))

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from time import monotonic
 from types import FrameType
 from typing import Any
 
@@ -17,9 +18,12 @@ from hookline._terminal import begin_line
 
 ChildHandler = Callable[[int, FrameType | None], Any]
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# Schedulers signal every process of a job, and torchrun passes on the signal that it gets itself, some time later:
+# each rank gets two of one request. A person presses Ctrl-C once for each SIGINT.
+REPEAT_SECONDS = 10.0
 ACKNOWLEDGED = {
     signal.SIGINT: "Ctrl-C: ending when {done}; press Ctrl-C again to end now",
-    signal.SIGTERM: "SIGTERM: ending when {done}; a second one ends now",
+    signal.SIGTERM: f"SIGTERM: ending when {{done}}; a second one after {REPEAT_SECONDS:g} s ends now",
 }
 
 
@@ -57,6 +61,7 @@ class SignalHandler:
         """What must happen before the run ends, for the sentence that is printed."""
         self._on_signal, self._console = on_signal, console
         self.pid = os.getpid()
+        self._caught_at = 0.0
         self._previous: dict[int, Any] = {}
         self._held: HeldHandler | None = None
 
@@ -103,7 +108,7 @@ class SignalHandler:
     def adopt(self, name: str | None) -> None:
         """End as if this process had caught the signal that another rank has caught; None does nothing."""
         if name is not None and self.caught is None:
-            self.caught = signal.Signals[name]
+            self.caught, self._caught_at = signal.Signals[name], monotonic()
 
     def exit(self) -> None:
         """Do what the caught signal, if any, asked for; call this after the run was closed."""
@@ -118,9 +123,10 @@ class SignalHandler:
         elif self.caught is not None:  # a second signal: its sender cannot wait
             if number == signal.SIGINT:  # ends what runs in a notebook, but not the notebook
                 raise KeyboardInterrupt
-            os._exit(128 + number)
+            if monotonic() - self._caught_at >= REPEAT_SECONDS:
+                os._exit(128 + number)
         else:
-            self.caught = signal.Signals(number)
+            self.caught, self._caught_at = signal.Signals(number), monotonic()
             self.hold_worker_errors()
             self._on_signal(self.caught.name)
             if self._console:
