@@ -92,3 +92,35 @@ def test_torchrun_starts_a_run_again_that_lost_a_rank(tmp_path: Path) -> None:
     assert described["outcome"] == "completed"
     assert len(described["attempts"]) >= 2
     assert [row["step"] for row in read_metrics(run) if "train/loss" in row] == list(range(1, 9))
+
+
+def start_again(rank: int, folder: str, launch: str, restarts: int, seed: int, launcher: int | None) -> int:
+    """Train for 8 steps, started by the process `launcher`, by default its own parent; return how many were left."""
+    if launcher is not None:
+        os.getppid = lambda: launcher
+    os.environ.update(TORCHELASTIC_RUN_ID=launch, TORCHELASTIC_RESTART_COUNT=str(restarts if rank else 0))
+    trainer = make_trainer("ddp", rank, 2, folder, seed=seed)
+    trainer.add_hook("checkpoint", every=2)
+    steps: list[int] = []
+    trainer.on("step_end")(lambda step: steps.append(step))
+    trainer.train()
+    return len(steps)
+
+
+@pytest.mark.parametrize("launch", ["none", "job-7"])
+@pytest.mark.parametrize(
+    ("seed", "is_other_launcher", "trained"),
+    [(3, False, 0), (4, False, 8), (3, True, 8)],
+    ids=["the same run", "another config", "another launch with the same id"],
+)
+def test_a_run_is_continued_by_its_own_launch_and_config_only(
+    launch: str, seed: int, is_other_launcher: bool, trained: int, tmp_path: Path
+) -> None:
+    """The first start of a launch may have failed before it had a run; only rank 1's machine counts the restart."""
+    run_on_ranks(start_again, 2, str(tmp_path), launch, 0, 3, None)
+    launcher = os.getpid() if is_other_launcher else None
+    again = run_on_ranks(start_again, 2, str(tmp_path), launch, 1, seed, launcher)
+    assert [one.value for one in again] == [trained, trained]
+    assert len(list(tmp_path.iterdir())) == (2 if trained else 1)
+    said = "a new run begins" if trained else "continuing"
+    assert f"the processes were started again (restart 1): {said}" in again[0].output

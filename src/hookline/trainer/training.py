@@ -59,7 +59,7 @@ def training(trainer: Trainer, resume: Path | None, fork: bool = False) -> Itera
         resume: A run or a checkpoint to resume from.
         fork: Whether to continue as a new run.
     """
-    launch = _describe_launch()
+    launch = _describe_launch(trainer)
     if (run := _continued_run(trainer, launch, resume)) is not None:
         resume, fork = run, False
     with trainer.ranks.watch(_watched(trainer), trainer.options.rank_timeout):
@@ -276,14 +276,16 @@ def opening_line(trainer: Trainer) -> str:
 # ---- processes that a launcher starts again (torchrun --max-restarts) ------------------------------------------------
 
 
-def _describe_launch() -> dict[str, Any] | None:
-    """Return launch and number of a run that begins, for run.json; None if no launcher would start it again."""
+def _describe_launch(trainer: Trainer) -> dict[str, Any] | None:
+    """Return launch and number of a run that begins, for run.json; None if no launcher would start it again.
+
+    A later launch may have the same id, so the processes that started the ranks tell launches apart: one per machine.
+    """
     launch, number = os.environ.get("TORCHELASTIC_RUN_ID"), next(_numbers)
     if launch is None:
         return None
-    if launch == "none":  # torchrun's default for all launches; the process that starts the others tells them apart
-        launch = "{host}-{pid}-{started}".format(**describe_process(os.getppid()))
-    return {"id": launch, "run": number}
+    launchers = trainer.ranks.gather("{host}-{pid}-{started}".format(**describe_process(os.getppid())))
+    return {"id": launch, "run": number, "launchers": sorted(set(launchers))}
 
 
 def _continued_run(trainer: Trainer, launch: dict[str, Any] | None, resume: Path | None) -> Path | None:
@@ -296,29 +298,43 @@ def _continued_run(trainer: Trainer, launch: dict[str, Any] | None, resume: Path
         launch: The launch of the run that begins, if a launcher would start it again.
         resume: What the script asks to resume from.
     """
-    restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-    if launch is None or restarts == 0 or not trainer.options.record:
+    if launch is None or not trainer.options.record:
+        return None
+    # Each machine counts the failures of its own processes.
+    restarts = max(trainer.ranks.gather(int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))))
+    if restarts == 0:
         return None
     places = [Path(trainer.options.output_dir)]
     if resume is not None and (run := run_directory(resume)) is not None:
         places.append(run.parent)
-    newest = trainer.ranks.first(partial(_find_run, places, launch))
-    if newest is not None:
-        logger.warning("the processes were started again (restart %d): continuing %s", restarts, newest)
+    described = Record.in_memory(config=trainer.describe())
+    described.start(hooks=[])  # computes the hash of the config as in run.json, without its secrets
+    newest = trainer.ranks.first(partial(_find_run, places, launch, described.run["config_hash"]))
+    then = "a new run begins, because they had begun none with this config" if newest is None else f"continuing {newest}"
+    logger.warning("the processes were started again (restart %d): %s", restarts, then)
     return None if newest is None else Path(newest)
 
 
-def _find_run(places: list[Path], launch: dict[str, Any]) -> str | None:
-    """Return the newest run of a launch."""
+def _find_run(places: list[Path], launch: dict[str, Any], config: str) -> str | None:
+    """Return the newest run of a launch, given the hash of its config."""
+
+    def is_of_launch(attempt: Any) -> bool:
+        begun_by = attempt.get("launch") if isinstance(attempt, dict) else None
+        if not isinstance(begun_by, dict) or not isinstance(begun_by.get("launchers"), list):
+            return False
+        is_same = all(begun_by.get(key) == launch[key] for key in ("id", "run"))
+        return is_same and any(launcher in launch["launchers"] for launcher in begun_by["launchers"])
+
     for place in places:
         runs = sorted(place.iterdir(), reverse=True) if place.is_dir() else []
         for run in runs:
             try:
-                attempts = read_json(run / "run.json").get("attempts", [])
+                described = read_json(run / "run.json")
             except (OSError, RecordError):
                 continue
+            attempts = described.get("attempts")
             attempts = attempts if isinstance(attempts, list) else []
-            if any(isinstance(attempt, dict) and attempt.get("launch") == launch for attempt in attempts):
+            if described.get("config_hash") == config and any(map(is_of_launch, attempts)):
                 return str(run)
     return None
 
