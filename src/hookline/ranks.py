@@ -14,11 +14,13 @@ import hashlib
 import json
 import os
 import platform
+import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain
+from secrets import token_hex
 from typing import Any, TypeVar
 
 import torch
@@ -209,18 +211,26 @@ class Ranks:
             self._watch = None
 
     def _connect(self) -> Any:
-        """Return a store that rank 0 hosts, beside torch's own: that one belongs to the process group."""
+        """Return a store that rank 0 hosts, beside torch's own: that one belongs to the process group.
+
+        If all ranks are on one machine, it listens to that machine only. Otherwise every key begins with a random
+        text that the ranks alone know, because a message of a stranger would end the run.
+        """
         hosts = self.gather(host())
-        address = os.environ.get("MASTER_ADDR") or ("127.0.0.1" if len(set(hosts)) == 1 else hosts[0])
+        is_local = len(set(hosts)) == 1
+        address = "127.0.0.1" if is_local else os.environ.get("MASTER_ADDR") or hosts[0]
         stores: list[Any] = []
 
         def open_store(port: int) -> int:
-            make_store = torch.distributed.TCPStore  # type: ignore[attr-defined]
+            make_store, listener = torch.distributed.TCPStore, None  # type: ignore[attr-defined]
+            if is_local and self.rank == 0:  # the store itself would listen to all networks
+                with socket.create_server((address, 0)) as server:
+                    port, listener = server.getsockname()[1], server.detach()
             waits = timedelta(seconds=CONNECT_SECONDS)
-            stores.append(make_store(address, port, None, self.rank == 0, waits, False))
+            stores.append(make_store(address, port, None, self.rank == 0, waits, False, master_listen_fd=listener))
             return int(stores[0].port)
 
-        port, problem = self.first(partial(open_store, 0)), None
+        (port, secret), problem = self.first(lambda: [open_store(0), token_hex(16)]), None
         try:
             if not stores:
                 open_store(port)
@@ -229,7 +239,7 @@ class Ranks:
         if problems := list(filter(None, self.gather(problem))):
             raise RankError(problems[0])
         stores[0].set_timeout(timedelta(seconds=ANSWER_SECONDS))
-        return stores[0]
+        return torch.distributed.PrefixStore(secret, stores[0])  # type: ignore[attr-defined]
 
     def check(self) -> None:
         """Raise RankError if another rank has failed, which the watch has found out."""
