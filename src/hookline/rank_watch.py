@@ -14,13 +14,16 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic, sleep
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from hookline._console import logger
 from hookline._fs import describe_process, is_process_alive
 from hookline.errors import RankError
+
+Result = TypeVar("Result")
 
 BEAT_SECONDS = 1.0
 MOST_BEATS = 2000  # a second, of all ranks together: one thread of rank 0 answers them
@@ -29,6 +32,7 @@ SILENT_BEATS_ELSEWHERE = 30  # a process of another machine cannot be looked for
 BLAME_SECONDS = 5.0  # in which another rank may report why the connection to a third one was lost
 GRACE_SECONDS = 3.0  # in which the main thread may end the run itself, once a failure is known
 CLOSE_SECONDS = 2.0  # for each of the last calls of a process that is ended
+ANSWER_SECONDS = 20.0  # for an answer of rank 0's store when this rank ends the run
 FAILED, KNOWN = "failed", "known"  # keys: the first failure, and how many ranks know it
 # Modules in which a thread waits for other ranks.
 _COLLECTIVES = ("torch.distributed", "torch.nn.parallel.distributed", "hookline.ranks")
@@ -53,6 +57,34 @@ class WatchedRun:
 def as_error(failure: Mapping[str, Any]) -> RankError:
     """Return a reported failure as the error with which the other ranks end."""
     return RankError(f"rank {failure['rank']} failed at step {failure['step']}: {failure['error']}")
+
+
+def call_within(seconds: float, call: Callable[[], Result]) -> Result:
+    """Call a function in a side thread, and return its result.
+
+    Calls to another process that is frozen never return, whatever limit torch has for them.
+
+    Raises:
+        TimeoutError: If it takes longer; the thread then waits on.
+        Exception: What the function raises.
+    """
+    results: list[Result] = []
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            results.append(call())
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="hookline-ranks-call", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise TimeoutError
+    return results[0]
 
 
 class RankWatch:
@@ -122,7 +154,7 @@ class RankWatch:
         """End the thread: the run is over for this rank. Rank 0 waits until all ranks know of a failure."""
         self._over = True
         self._wake.set()
-        self._thread.join()
+        self._thread.join(ANSWER_SECONDS)
         deadline = monotonic() + 2 * self._interval
         while self._rank == 0 and self.failure is not None and monotonic() < deadline:
             if self._store.add(KNOWN, 0) >= self._world_size - 1:
@@ -140,14 +172,20 @@ class RankWatch:
                 return
             where = self._where()
             try:
-                self._beat(where)
-                self._look_for_failure()
+                call_within(self._timeout, partial(self._beat_and_look, where))
+            except TimeoutError:
+                error = f"its process has not answered for {self._timeout:g} s (rank_timeout)"
+                self._know({"rank": 0, "step": self._run.position()[0], "error": error})
             except Exception as error:  # torch has no common class for a lost connection
                 if self._rank == 0:
                     logger.warning("the ranks are no longer watched: %s", error)
                     return
                 self._know({"rank": 0, "step": self._run.position()[0], "error": "its process is gone"})
         self._see_that_it_ends()
+
+    def _beat_and_look(self, where: Mapping[str, Any]) -> None:
+        self._beat(where)
+        self._look_for_failure()
 
     def _beat(self, where: Mapping[str, Any]) -> None:
         self._beats += 1
@@ -202,8 +240,10 @@ class RankWatch:
     def _report(self, failure: dict[str, Any]) -> None:
         """Write a failure for all ranks, and know the one that was written first."""
         try:
-            self._know(json.loads(self._store.compare_set(FAILED, "", json.dumps(failure))))
-        except Exception:  # rank 0 is gone, so the others know that
+            text = json.dumps(failure)
+            first = call_within(ANSWER_SECONDS, lambda: self._store.compare_set(FAILED, "", text))
+            self._know(json.loads(first))
+        except Exception:  # rank 0 is gone or frozen, so the others know that
             self._know(failure)
 
     def _know(self, failure: dict[str, Any]) -> None:
@@ -212,8 +252,8 @@ class RankWatch:
         self.failure = failure
         if failure["rank"] != self._rank:
             try:
-                self._store.add(KNOWN, 1)
-            except Exception:  # rank 0 is gone
+                call_within(CLOSE_SECONDS, lambda: self._store.add(KNOWN, 1))
+            except Exception:  # rank 0 is gone or frozen
                 return
 
     def _see_that_it_ends(self) -> None:

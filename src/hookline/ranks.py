@@ -28,12 +28,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from hookline.errors import RankError, error_text
-from hookline.rank_watch import RankWatch, WatchedRun
+from hookline.rank_watch import ANSWER_SECONDS, RankWatch, WatchedRun, call_within
 
 Result = TypeVar("Result")
 Number = TypeVar("Number", int, float)
 
-CONNECT_SECONDS, ANSWER_SECONDS = 60.0, 20.0  # for the store through which failures are reported
+CONNECT_SECONDS = 60.0  # at least, for ranks to find each other
 # Words in the errors of backends whose peer process is gone.
 LOST_CONNECTION = ("connection closed", "connection reset", "connection refused", "broken pipe", "gloo", "nccl")
 LONGEST_VALUE = 200  # characters of a value in a message
@@ -279,10 +279,16 @@ class Ranks:
 _default_ranks: tuple[Any, Ranks] | None = None  # A process may make its default process group again.
 
 
-def find_ranks() -> Ranks:
+def find_ranks(timeout: float = 600.0) -> Ranks:
     """Return the ranks of the default process group, or of this process alone if there is none.
 
     With several ranks the first call makes a process group, so all ranks must call this at the same point.
+
+    Args:
+        timeout: Seconds in which all ranks must have come to the first call.
+
+    Raises:
+        RankError: If they have not.
     """
     global _default_ranks
     rank, world_size = rank_and_world_size()
@@ -290,7 +296,14 @@ def find_ranks() -> Ranks:
         return Ranks()
     world = torch.distributed.group.WORLD
     if _default_ranks is None or _default_ranks[0] is not world:
-        _default_ranks = world, Ranks(rank, world_size, _local_rank(rank), torch.distributed.new_group(backend="gloo"))
+        seconds = max(timeout, CONNECT_SECONDS)
+        try:
+            # torch's own limit is that of every later call, and counts twice.
+            group = call_within(seconds, lambda: torch.distributed.new_group(backend="gloo"))
+        except TimeoutError:
+            what = f"rank {rank} has waited {seconds:g} s for the other ranks to make a trainer"
+            raise RankError(f"{what}; raise rank_timeout if one of them has more to prepare") from None
+        _default_ranks = world, Ranks(rank, world_size, _local_rank(rank), group)
     return _default_ranks[1]
 
 

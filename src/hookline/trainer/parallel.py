@@ -127,7 +127,7 @@ def make_engine(model: torch.nn.Module, device: torch.device, options: TrainerOp
     Raises:
         ConfigError: If `parallel` and the process group or the model do not fit together.
     """
-    ranks, kind, requested = find_ranks(), kind_of_parallel(model), options.parallel
+    ranks, kind, requested = find_ranks(options.rank_timeout), kind_of_parallel(model), options.parallel
     if ranks.world_size > 1:
         let_threads_end()
     launched = int(os.environ.get("WORLD_SIZE", "1")) if ranks.world_size == 1 else ranks.world_size
@@ -186,7 +186,7 @@ def start_processes(options: TrainerOptions) -> TrainerOptions:
             _device.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         torch.distributed.init_process_group()  # the backend of each device: gloo for tensors on the host
         atexit.register(leave_ranks)
-    if find_ranks().world_size > 1 and options.parallel == "auto":
+    if find_ranks(options.rank_timeout).world_size > 1 and options.parallel == "auto":
         options = TrainerOptions.make({**vars(options), "parallel": "ddp"})
     return options
 

@@ -310,7 +310,7 @@ def _continued_run(trainer: Trainer, launch: dict[str, Any] | None, resume: Path
     described = Record.in_memory(config=trainer.describe())
     described.start(hooks=[])  # computes the hash of the config as in run.json, without its secrets
     newest = trainer.ranks.first(partial(_find_run, places, launch, described.run["config_hash"]))
-    then = "a new run begins, because they had begun none with this config" if newest is None else f"continuing {newest}"
+    then = f"continuing {newest}" if newest is not None else "a new run begins, because they had begun none like it"
     logger.warning("the processes were started again (restart %d): %s", restarts, then)
     return None if newest is None else Path(newest)
 

@@ -1,0 +1,54 @@
+"""A process that is frozen is noticed by the others, rank 0 too, which hosts the store that they ask."""
+
+import contextlib
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from rank_processes import run_on_ranks
+from rank_runs import make_trainer
+
+from hookline import rank_watch, ranks
+from hookline.errors import RankError
+
+
+def freeze(rank: int, folder: str, frozen: int) -> None:
+    """Train until a rank stops itself in step 3; when the other one has ended, the stopped process is ended, too."""
+    rank_watch.BEAT_SECONDS, rank_watch.GRACE_SECONDS = 0.1, 0.5
+    trainer = make_trainer("ddp", rank, 2, folder, rank_timeout=5.0)
+    pids = trainer.ranks.gather(os.getpid())
+    if rank == frozen and os.fork() == 0:  # the helper process
+        with contextlib.suppress(ProcessLookupError):
+            while True:
+                os.kill(pids[1 - frozen], 0)
+                time.sleep(0.05)
+        os.kill(pids[frozen], signal.SIGKILL)
+        os._exit(0)
+    trainer.on("step_end", at=3)(lambda: os.kill(os.getpid(), signal.SIGSTOP) if rank == frozen else None)
+    trainer.train()
+
+
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_a_frozen_rank_is_noticed(frozen: int, tmp_path: Path) -> None:
+    results = run_on_ranks(freeze, 2, str(tmp_path), frozen, check=False, timeout=150)
+    other = results[1 - frozen]
+    assert other.exit_code == 1, other.error + other.output
+    why = "its process has not answered for 5 s" if frozen == 0 else "no batch for 5 s"
+    assert re.search(rf"rank {frozen} failed at step \d: {why} \(rank_timeout\)", other.error + other.output)
+
+
+def wait_for_all(rank: int) -> str:
+    """Return what the ranks are told if rank 0 makes no trainer."""
+    ranks.CONNECT_SECONDS = 1.0
+    if rank == 0:
+        return ""
+    with pytest.raises(RankError) as raised:
+        ranks.find_ranks(0.5)
+    os._exit(3 if "rank 1 has waited 1 s for the other ranks to make a trainer" in str(raised.value) else 4)
+
+
+def test_the_start_does_not_wait_forever_for_a_rank() -> None:
+    assert [one.exit_code for one in run_on_ranks(wait_for_all, 2, check=False)] == [0, 3]
