@@ -60,9 +60,9 @@ def as_error(failure: Mapping[str, Any]) -> RankError:
 
 
 def call_within(seconds: float, call: Callable[[], Result]) -> Result:
-    """Call a function in a side thread, and return its result.
+    """Call a function that waits for another process in a side thread, and return its result.
 
-    Calls to another process that is frozen never return, whatever limit torch has for them.
+    torch's calls to a process that is frozen never return, whatever limit torch has for them.
 
     Raises:
         TimeoutError: If it takes longer; the thread then waits on.
@@ -83,7 +83,7 @@ def call_within(seconds: float, call: Callable[[], Result]) -> Result:
     if errors:
         raise errors[0]
     if not results:
-        raise TimeoutError
+        raise TimeoutError(f"its process has not answered for {seconds:g} s")
     return results[0]
 
 
@@ -173,14 +173,12 @@ class RankWatch:
             where = self._where()
             try:
                 call_within(self._timeout, partial(self._beat_and_look, where))
-            except TimeoutError:
-                error = f"its process has not answered for {self._timeout:g} s (rank_timeout)"
-                self._know({"rank": 0, "step": self._run.position()[0], "error": error})
             except Exception as error:  # torch has no common class for a lost connection
                 if self._rank == 0:
                     logger.warning("the ranks are no longer watched: %s", error)
                     return
-                self._know({"rank": 0, "step": self._run.position()[0], "error": "its process is gone"})
+                why = f"{error} (rank_timeout)" if isinstance(error, TimeoutError) else "its process is gone"
+                self._know({"rank": 0, "step": self._run.position()[0], "error": why})
         self._see_that_it_ends()
 
     def _beat_and_look(self, where: Mapping[str, Any]) -> None:

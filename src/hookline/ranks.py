@@ -18,7 +18,7 @@ import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from secrets import token_hex
 from typing import Any, TypeVar
@@ -230,7 +230,7 @@ class Ranks:
             stores.append(make_store(address, port, None, self.rank == 0, waits, False, master_listen_fd=listener))
             return int(stores[0].port)
 
-        (port, secret), problem = self.first(lambda: [open_store(0), token_hex(16)]), None
+        port, secret, problem = self.first(partial(open_store, 0)), self.first(token_hex), None
         try:
             if not stores:
                 open_store(port)
