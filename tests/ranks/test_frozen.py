@@ -25,7 +25,8 @@ def freeze(rank: int, folder: str, frozen: int) -> None:
             while True:
                 os.kill(pids[1 - frozen], 0)
                 time.sleep(0.05)
-        os.kill(pids[frozen], signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pids[frozen], signal.SIGKILL)
         os._exit(0)
     trainer.on("step_end", at=3)(lambda: os.kill(os.getpid(), signal.SIGSTOP) if rank == frozen else None)
     trainer.train()
