@@ -1,7 +1,6 @@
 """Hooks may change what training consists of, and the record says which hook changed what."""
 
 import logging
-import sys
 from typing import Any
 
 import pytest
@@ -165,19 +164,29 @@ def test_hooks_that_only_read_are_not_noted() -> None:
     assert noted(audited_trainer(Changes(lambda trainer, batch: trainer.lr + batch[0].sum()))) == []
 
 
-def test_a_hook_that_names_ctx_alone_is_called_directly() -> None:
-    """A heartbeat costs nothing here, however many parameters there are."""
-    callers: dict[str, str] = {}
+HOOKS_BY_ARGUMENT: dict[str, Any] = {
+    "trainer": lambda write: lambda trainer: write(trainer.model, trainer.optimizers[0]),
+    "ctx": lambda write: lambda ctx: write(ctx.model, ctx.optimizer),
+    "state": lambda write: lambda state: write(state["model"], state["optimizer"]),
+}
+"""Hooks of on_step_end that write to the model or the optimizer, by the argument through which they do."""
+WRITES_AT_STEP_END: dict[str, Any] = {
+    "parameters": lambda model, optimizer: model[0].weight.data.zero_(),
+    "train or eval mode": lambda model, optimizer: model.eval(),
+    "learning rate": lambda model, optimizer: optimizer.param_groups[0].update(lr=0.5),
+    "optimizer state": lambda model, optimizer: optimizer.state[model[0].weight]["momentum_buffer"].zero_(),
+}
 
-    class Heartbeat(TrainingHook):
-        def on_step_end(self, ctx: Any) -> None:
-            callers["ctx"] = sys._getframe(1).f_code.co_filename
 
-        def on_train_batch_end(self, trainer: Any) -> None:
-            callers["trainer"] = sys._getframe(1).f_code.co_filename
-
-    assert noted(audited_trainer(Heartbeat())) == []
-    assert callers["ctx"].endswith("dispatch.py") and callers["trainer"].endswith("change_audit.py")
+@pytest.mark.req("004-35")
+@pytest.mark.parametrize("what", WRITES_AT_STEP_END)
+@pytest.mark.parametrize("argument", HOOKS_BY_ARGUMENT)
+def test_a_hook_is_named_whichever_argument_it_writes_through(argument: str, what: str) -> None:
+    """`ctx` and `state` lead to the model and the optimizer, as `trainer` does."""
+    trainer = make_deep_trainer("lr_monitor")
+    trainer.on("step_end", name="through")(HOOKS_BY_ARGUMENT[argument](WRITES_AT_STEP_END[what]))
+    first = noted(trainer)[0]
+    assert (first["hook"], first["on"], first["what"], first["step"]) == ("through", "on_step_end", what, 1)
 
 
 def test_inference_tensors_have_no_versions_and_are_left_out() -> None:

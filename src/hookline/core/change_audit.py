@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from hookline.core.dispatch import BoundHook
     from hookline.run.control import RunControl
 
-# A StepContext also leads to the model and the optimizer, but its hooks are too many and rarely write.
-LEADS_TO_THE_RUN = {"trainer", "optimizer", "model", "state", "batch"}
+LEADS_TO_THE_RUN = {"trainer", "optimizer", "model", "state", "ctx", "batch"}
 LEADS_TO_TENSORS = {"grads", "live_loss"}  # Hooks that name only these are checked where versions are.
 VERSIONS_ONE_IN = 17  # A prime, or it would always meet the same place of an accumulation window.
 SNAPSHOT_ONE_IN = 8 * VERSIONS_ONE_IN  # It takes about 1 ms for a hundred parameters.
