@@ -147,6 +147,38 @@ def test_hook_management_runs_as_written(parts, capsys):
     ]
 
 
+@pytest.mark.req("001-30")
+@pytest.mark.parametrize("is_added", [False, True], ids=["default", "added"])
+def test_a_removed_console_prints_no_progress(parts, capsys, is_added):
+    """After remove_hook("console_log") a run prints no progress, whether the hook was added or is the default one."""
+    trainer = hookline.get_trainer("simple", *parts, record=False)
+    if is_added:
+        trainer.add_console_logging()
+    trainer.remove_hook("console_log")
+    trainer.train()
+    assert "loss" not in capsys.readouterr().out
+    trainer.add_console_logging()
+    trainer.fit(max_epochs=2)
+    assert capsys.readouterr().out.count("loss ") == 12
+
+
+@pytest.mark.req("001-30")
+def test_a_console_removed_in_a_run_stays_away(parts, capsys):
+    """The default one is listed while the run goes on, and removing it there holds for later runs of the trainer."""
+    trainer = hookline.get_trainer("simple", *parts, record=False)
+    origins = []
+
+    @trainer.on("train_begin")
+    def remove():
+        origins.extend(hook.origin for hook in trainer.hooks.list_hooks() if hook.name == "console_log")
+        trainer.remove_hook("console_log")
+
+    trainer.train()
+    trainer.remove_hook("remove")
+    trainer.fit(max_epochs=2)
+    assert origins == ["default"] and "loss" not in capsys.readouterr().out
+
+
 @pytest.mark.req("001-30", "001-31", "001-32")
 def test_removed_and_disabled_hooks_are_not_called(parts, tmp_path, capsys):
     """A removed hook and a disabled one are not called in training; one that is enabled again is."""

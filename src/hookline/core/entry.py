@@ -28,6 +28,8 @@ from hookline.ranks import Ranks
 
 OPTIONS = ("enabled", "every", "at", "start", "stop", "before", "after", "on_error", "ranks")
 """What configs and code may say about a hook beside its parameters."""
+DEFAULT_HOOKS = ("console_log",)
+"""What a trainer adds to its runs with the origin "default", unless the user has removed it."""
 METHODS = ("setup", "close", "check_run", "before_first_step", "after_last_step")
 """Methods that are called although they are no events."""
 OTHER_METHODS = (*SPELLINGS, *METHODS, "init", "clear_states", "state_dict", "load_state_dict")

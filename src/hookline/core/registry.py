@@ -17,6 +17,7 @@ from hookline.core.collectives import CollectiveGuard
 from hookline.core.costs import DeviceTimer, cost_table
 from hookline.core.dispatch import BoundHook, DispatchTable
 from hookline.core.entry import (
+    DEFAULT_HOOKS,
     DerivedName,
     Entry,
     HookList,
@@ -55,6 +56,7 @@ class Registry:
         self._order: dict[str, list[Position]] = {}  # By kind; resolved on first use, forgotten at every change.
         self._registered = 0
         self._reserved: set[str] = set()  # Names of hooks whose `setup` has not returned.
+        self._removed_defaults: set[str] = set()
         self._checks: list[Callable[[Entry], Any]] = []
         self._change_subscribers: list[Callable[[], Any]] = []
         # Held while the set of hooks or the decision about due hooks changes, and while a callable is made; never while
@@ -161,6 +163,8 @@ class Registry:
         if every is None and not schedule.at and (schedule.start or schedule.stop):  # They limit its own period.
             schedule = replace(schedule, every=own_schedule.every)
         name = name or hook_name(instance, type_name)
+        if origin != "default":
+            self._removed_defaults.discard(str(name))
         # Not inherited: a user's subclass of a built-in hook is not built in.
         built_in = bool(vars(type(instance)).get("built_in", False))
         if built_in:
@@ -182,7 +186,7 @@ class Registry:
             # The other ranks wait in its collectives, whatever has happened to it on this one.
             policy="raise" if is_collective else check_policy(str(policy)),
             schedule=schedule if schedule != Schedule() else own_schedule,
-            enabled=enabled,
+            enabled=enabled and str(name) not in self._removed_defaults,
             last=last or bool(hook_attribute(instance, "runs_last")),
             before=names(before, "before"),
             after=names(after, "after"),
@@ -305,7 +309,15 @@ class Registry:
         return self.entry(name).enabled
 
     def remove(self, name: str) -> Any:
-        """Detach a hook, close it, and return it."""
+        """Detach a hook, close it, and return it.
+
+        A hook that a trainer adds to its runs by default (`console_log`) can be removed before it is there, for which
+        None is returned; the trainer's runs then have it disabled.
+        """
+        if name in DEFAULT_HOOKS:
+            self._removed_defaults.add(name)
+            if name not in self._entries:
+                return None
         entry = self.entry(name)
         self._remove_entry(entry)
         return entry.hook
