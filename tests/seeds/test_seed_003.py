@@ -116,6 +116,21 @@ def test_every_module_of_a_model_can_be_hooked():
             assert torch.equal(state.inputs[0], given) and torch.equal(state.outputs, output)
 
 
+@pytest.mark.req("003-11")
+def test_remove_hook_takes_a_hook_id():
+    """By position and as `hook_id`, with the id that registering returned and with the chosen one."""
+    model, manager = make_model(), HookManager()
+    for remove in (
+        manager.remove_hook,
+        lambda hook_id: manager.remove_hook(hook_id=hook_id),
+        lambda hook_id: manager.remove_hook(hook_id="one"),
+    ):
+        hook_id = manager.register_capture_hook(module=model[0], hook_id="one")
+        assert "one" in manager and model[0]._forward_hooks
+        remove(hook_id)
+        assert "one" not in manager and not model[0]._forward_hooks
+
+
 @pytest.mark.req("003-11", "003-20", "003-34")
 def test_remove_hook_leaves_nothing():
     """After removal nothing is captured, no torch hook is left on the model, and its states are gone."""

@@ -322,7 +322,11 @@ class Registry:
         self._remove_entry(entry)
         return entry.hook
 
-    get_hook, enable_hook, disable_hook, remove_hook = get, enable, disable, remove
+    def remove_hook(self, name: str = "", *, hook_id: str = "") -> Any:
+        """Detach a hook, close it, and return it; `hook_id` is its name in the methods for captures."""
+        return self.remove(hook_id or name)
+
+    get_hook, enable_hook, disable_hook = get, enable, disable
 
     def list_hooks(self) -> HookList:
         """Return every hook with its status, in the order in which lifecycle hooks run."""
