@@ -122,6 +122,38 @@ def test_hooks_are_added_to_the_list_of_a_runner() -> None:
     assert runner.hooks == (third, fourth) and list(runner) == ["c", "d"]
 
 
+@pytest.mark.req("004-40")
+def test_assigning_the_hooks_of_a_runner_orders_them() -> None:
+    """They are called in the order of the list, those that were there among the new ones, as a plain list's are."""
+    called: list[Any] = []
+    first, second, third = (Everything(name, called) for name in "abc")
+    runner = HookRunner([first, second])
+    runner.on_step_end(ctx(1))
+    runner.hooks = [second, third, first]
+    runner.on_step_end(ctx(2))
+    assert [one[0] for one in called] == ["a", "b", "b", "c", "a"]
+    assert runner.hooks == (second, third, first) and [hook.name for hook in runner.list_hooks()] == ["b", "c", "a"]
+    runner.hooks = runner.hooks[::-1]
+    runner.hooks.append(Everything("d", called))
+    runner.on_step_end(ctx(3))
+    assert [one[0] for one in called[5:]] == ["a", "c", "b", "d"]
+
+
+@pytest.mark.req("004-40")
+def test_a_function_with_two_events_is_moved_as_one() -> None:
+    """Assigning the list of hooks again changes nothing, however often an object is in it."""
+
+    def both(step: int) -> None: ...
+
+    runner = HookRunner([Idle("a")])
+    runner.register(both, event="step_end")
+    runner.register(both, event="eval_end")
+    runner.hooks = runner.hooks
+    assert list(runner) == ["a", "both", "both_2"]
+    runner.hooks = [both, runner.get("a")]
+    assert list(runner) == ["both", "both_2", "a"]
+
+
 @pytest.mark.req("002-85")
 def test_two_hooks_of_one_class_get_numbers() -> None:
     """Names that are derived from the class are numbered; one that was chosen twice is an error."""

@@ -88,7 +88,7 @@ class Registry:
 
     @property
     def hooks(self) -> HookObjects:
-        """The hook objects, in registration order; appending to it registers a hook, assigning a list replaces all."""
+        """The hook objects, in registration order; appending registers a hook, assigning a list replaces and orders all."""
         objects = HookObjects(entry.hook for entry in self.entries())
         objects.registry = self
         return objects
@@ -99,9 +99,15 @@ class Registry:
         for entry in self.entries():
             if not any(entry.hook is hook for hook in wanted):
                 self._remove_entry(entry)
+        kept: list[str] = []
         for hook in wanted:
-            if not any(hook is present for present in self.hooks):
-                self.register(hook)
+            kept += [entry.name for entry in self.entries() if entry.hook is hook] or [self.register(hook)]
+        with self.lock:
+            ordered = [self._entries.pop(name) for name in dict.fromkeys(kept)]
+            for number, entry in zip(sorted(entry.number for entry in ordered), ordered, strict=True):
+                entry.number = number
+                self._entries[entry.name] = entry
+            self._changed()
 
     # ---- registering -------------------------------------------------------------------------------------------
 
