@@ -302,3 +302,21 @@ def test_a_long_run_with_many_schedules_takes_no_more_memory() -> None:
     assert len(called) == sum(1500 // period for period in periods)
     listeners = sum(type(thing) is BoundHook for thing in gc.get_objects())
     assert listeners - before < 600  # without a limit it would be a listener for each hook in each of the sets
+
+
+@pytest.mark.req("000-01", "000-44")
+@pytest.mark.parametrize("kind", [HookManager, HookRegistry, HookRunner])
+def test_configured_forward_hooks_run_by_hand(kind: type[HookManager]) -> None:
+    """A name and an output are enough for statistics; what else a hook needs is passed by name, or asked for."""
+    registry = kind({"forward": ["activation_stats", "capture"], "update": ["identity"]})
+    module, output = torch.nn.Linear(1, 2), torch.tensor([1.0, 3.0])
+    with pytest.raises(MissingArgument, match="'capture' names 'module', which the call did not pass; pass module=…"):
+        registry.on_forward("layer", output)
+    registry.on_forward("layer", output, module=module, inputs=(torch.ones(1),), kwargs={})
+    registry.disable("capture")
+    registry.on_forward("layer", 2 * output)
+    registry.on_step_end()
+    (captured,) = registry.get_captured_states("capture")
+    assert captured.name == "layer" and torch.equal(captured.outputs, output)
+    (stats,) = registry.get_captured_states("activation_stats")
+    assert (stats.name, stats.values["mean"]) == ("layer", 3.0)  # of both calls

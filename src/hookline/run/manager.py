@@ -195,6 +195,8 @@ def name_values(event: Event, order: tuple[str, ...], args: tuple[Any, ...], val
         )
     if "loss" in named and "metrics" not in named:
         contained["metrics"] = {"loss": named["loss"]}
+    if "output" in named and "live_output" in event.attributes:
+        contained["live_output"] = named["output"]
     return {**contained, **named}
 
 
