@@ -12,7 +12,8 @@ import pytest
 import torch
 from builders import make_batches, make_model, make_trainer
 
-from hookline import SimpleTrainer, StepContext, Trainer, TrainingHook
+from hookline import HookManager, SimpleTrainer, StepContext, Trainer, TrainingHook
+from hookline.ranks import Ranks
 
 
 def trainer_of(batches: int = 3, **options: Any) -> SimpleTrainer:
@@ -273,6 +274,90 @@ def test_metrics_are_shared_recorded_and_protected() -> None:
     assert (recorded["mine"], recorded["tensor"]) == (3.5, 2.0)
     assert "note" not in recorded
     assert [event["hook"] for event in trainer.record.events if event["kind"] == "hook_overruled"] == ["removes"]
+
+
+class SetsLoss(TrainingHook):
+    """Replaces the loss of each validation by its number, and keeps what was measured."""
+
+    def __init__(self) -> None:
+        self.measured: list[float] = []
+
+    def on_validation_end(self, metrics: dict[str, Any]) -> None:
+        self.measured.append(metrics["val/loss"])
+        metrics["val/loss"] = float(len(self.measured))
+
+
+class SetsEvalLoss(SetsLoss):
+    """The same in the other spelling."""
+
+    on_validation_end = None  # type: ignore[assignment]
+
+    def on_eval_end(self, metrics: dict[str, Any]) -> None:
+        self.measured.append(metrics["eval/loss"])
+        metrics["eval/loss"] = float(len(self.measured))
+
+
+def wrote(trainer: Trainer) -> list[tuple[Any, ...]]:
+    """Return who replaced which metric, where, and both values, as the record has them."""
+    events = [event for event in trainer.record.events if event["kind"] == "hook_wrote"]
+    return [tuple(event[key] for key in ("hook", "on", "what", "step", "old", "new")) for event in events]
+
+
+@pytest.mark.req("002-72")
+@pytest.mark.parametrize("kind", [SetsLoss, SetsEvalLoss])
+def test_a_hook_can_replace_a_metric_of_a_validation(kind: type[SetsLoss], capsys: pytest.CaptureFixture[str]) -> None:
+    """All behind it see the new value: hooks of either spelling, built-ins, schedulers and the record, which has both."""
+    hook, seen = kind(), []
+    trainer = trainer_of(2, val_dataloader=make_batches(1), max_epochs=6, lr=0.1)
+    trainer.schedulers = [torch.optim.lr_scheduler.ReduceLROnPlateau(trainer.optimizers[0], patience=1)]
+    trainer.add_console_logging()
+    trainer.hooks.register("early_stopping", monitor="val/loss", patience=3)
+    trainer.add_hook(hook, "sets")
+    trainer.on("validation_end", name="val")(lambda metrics: seen.append(metrics["val/loss"]))
+    trainer.on("eval_end", name="eval")(lambda metrics: seen.append(metrics["eval/loss"]))
+    trainer.train()
+    assert trainer.record.run["reason"] == "stopped by early_stopping: val/loss has not improved on 1 for 3 checks"
+    assert seen == [1.0, 1.0, 2.0, 2.0, 3.0, 3.0, 4.0, 4.0] and trainer.lr == pytest.approx(0.01)
+    assert [line["val/loss"] for line in trainer.record.metrics if "val/loss" in line] == [1.0, 2.0, 3.0, 4.0]
+    assert "validation  val/loss 4.0000" in capsys.readouterr().out
+    assert wrote(trainer) == [
+        ("sets", "on_validation_end", "val/loss", 2 * number, hook.measured[number - 1], float(number))
+        for number in (1, 2, 3, 4)
+    ]
+
+
+@pytest.mark.req("002-72")
+def test_a_number_is_replaced_by_a_number_alone() -> None:
+    """What is removed, or becomes something else, is put back and reported."""
+    trainer = trainer_of(1, val_dataloader=make_batches(1))
+    seen: list[dict[str, Any]] = []
+    trainer.on("validation_end", name="removes")(lambda metrics: metrics.pop("val/loss"))
+    trainer.on("validation_end", name="writes")(lambda metrics: metrics.update({"val/loss": "low"}))
+    trainer.on("validation_end", name="looks")(lambda metrics: seen.append(dict(metrics)))
+    trainer.train()
+    assert isinstance(seen[0]["val/loss"], float) and wrote(trainer) == []
+    reverted = [event["hook"] for event in trainer.record.events if event["kind"] == "hook_overruled"]
+    assert reverted == ["removes", "writes"]
+
+
+def test_with_several_ranks_metrics_of_a_validation_are_not_replaced() -> None:
+    """A rank whose hook sets another value than the others' would stop, or schedule, alone."""
+    hook = SetsLoss()
+    trainer = trainer_of(1, val_dataloader=make_batches(1))
+    trainer.add_hook(hook)
+    trainer.hooks.failures.ranks = Ranks(0, 2)
+    assert trainer.validate()["val/loss"] == hook.measured[0] != 1.0
+    assert trainer.hooks.entry("sets_loss").overruled == {"on_validation_end": 1}
+
+
+@pytest.mark.req("002-72")
+def test_a_loop_of_ones_own_takes_replaced_metrics() -> None:
+    """Fired by hand, the event changes the dict that was passed, and the manager's run has both values."""
+    manager, metrics = HookManager([SetsLoss()]), {"val/loss": 0.5}
+    manager.on_train_start()
+    manager.on_validation_end(metrics=metrics, step=3)
+    assert metrics == {"val/loss": 1.0}
+    assert wrote(manager.run) == [("sets_loss", "on_validation_end", "val/loss", 3, 0.5, 1.0)]
 
 
 def test_what_a_hook_adds_to_metrics_before_it_removes_itself_is_recorded() -> None:

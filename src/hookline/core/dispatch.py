@@ -338,7 +338,8 @@ class DispatchTable:
                     except Exception:  # Tensors and arrays of several elements have no single truth value.
                         changed = True
                     if changed:
-                        before[name] = failures.restore_metrics(event, hook, args, name, before[name])
+                        failures.restore_metrics(event, hook, args, name, before[name])
+                        before = {other: dict(values[other]) for other in restored}  # They mirror each other.
             if interrupted is not None:
                 raise interrupted
             if raised is not None:

@@ -263,10 +263,11 @@ class FailureHandler:
         if entry is not None and entry.failures.in_a_row.pop(event.name, 0):
             self._changed()
 
-    def restore_metrics(
-        self, event: Event, hook: BoundHook, args: Any, name: str, before: dict[str, Any]
-    ) -> dict[str, Any]:
+    def restore_metrics(self, event: Event, hook: BoundHook, args: Any, name: str, before: dict[str, Any]) -> None:
         """Undo changes a hook made to metrics that other hooks own; keep the keys it added.
+
+        At the end of a validation a user's hook may also replace numbers, for the hooks behind it and for the record.
+        With several ranks it may not: they decide by numbers that all of them have measured.
 
         Reserved keys ("step", "epoch", "time") are removed, because every record line already has them. Each revert is
         counted; the first one per hook and event is reported.
@@ -277,9 +278,6 @@ class FailureHandler:
             args: The event's arguments.
             name: The attribute of `args` that holds the metrics.
             before: The metrics before the hook was called.
-
-        Returns:
-            A copy of the metrics as they are now.
         """
         metrics = getattr(args, name)
         for key in [key for key in metrics if key not in before and key in RESERVED_KEYS]:
@@ -287,6 +285,12 @@ class FailureHandler:
             message = f"added {key!r} to metrics, which every record has already; choose another name"
             self.report_revert(hook.hook, event.name, step_of(args), message)
         lost = [key for key, value in before.items() if key not in metrics or metrics[key] is not value]
+        if event.name == "on_validation_end" and not hook.built_in and self.ranks.world_size == 1:
+            for key in [key for key in lost if isinstance(metrics.get(key), (int, float))]:
+                lost.remove(key)
+                note = argument_if_any(args, "note_metric", None)
+                if note is not None:
+                    note(hook.hook, event.name, key, before[key], metrics[key])
         for key in lost:
             metrics[key] = before[key]
         if lost:
@@ -295,4 +299,3 @@ class FailureHandler:
             self.report_revert(hook.hook, event.name, step_of(args), message)
         if (mirror := getattr(type(args), "mirror_metrics", None)) is not None:
             mirror(args, name)
-        return dict(metrics)

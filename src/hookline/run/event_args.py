@@ -244,6 +244,11 @@ class EventArgs:
         elif name == "eval_metrics":
             self.val_metrics.update(replace_prefix(self.eval_metrics, "eval/", "val/"))
 
+    def note_metric(self, hook: str, on: str, key: str, old: Any, new: Any) -> None:
+        """Record that a hook has replaced a metric of a validation; `key` may have either spelling."""
+        what = next(iter(replace_prefix({key: None}, "eval/", "val/")))
+        self.trainer.note("hook_wrote", hook=hook, on=on, what=what, old=old, new=new)
+
     # ---- the model's output ----------------------------------------------------------------------------------------
 
     @property
