@@ -219,6 +219,8 @@ def test_an_intervention_that_fails_or_returns_nothing_changes_nothing() -> None
     """The model continues with the module's output."""
 
     class Fails(Double):
+        on_error = "warn"
+
         def on_forward(self, output: torch.Tensor) -> torch.Tensor:
             raise ValueError
 
