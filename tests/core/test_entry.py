@@ -1,14 +1,27 @@
 """What may be registered: how a hook's listeners, options and state are read."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from idle_hook import Idle
 
-from hookline import ForwardHook, HooklineError, HookRegistry, Schedule, TrainingHook, UpdateHook, not_an_event
+from hookline import (
+    CheckpointHook,
+    ForwardHook,
+    HooklineError,
+    HookRegistry,
+    Schedule,
+    TrainingHook,
+    UpdateHook,
+    not_an_event,
+)
 from hookline.core import plugins
+from hookline.core.base import DEFAULTS
 from hookline.errors import ConfigError, RegistrationError
+from hookline.ranks import Ranks
 
 
 def registered(hook: Any, **options: Any) -> HookRegistry:
@@ -420,3 +433,122 @@ def test_local_zero_is_the_first_rank_of_each_machine(rank: int, local_rank: int
     registry.set_ranks(SimpleNamespace(rank=rank, local_rank=local_rank, world_size=4, act_together=False))  # type: ignore[arg-type]
     registry.on_train_end()
     assert called == [rank] * (local_rank == 0)
+
+
+# ---- reserved attributes ---------------------------------------------------------------------------------------------
+
+
+def has(attribute: str, value: Any) -> Any:
+    """Make a hook of every kind that has set an attribute of its own."""
+
+    class Own:
+        def __init__(self) -> None:
+            setattr(self, attribute, value)
+
+        def on_step_end(self) -> None: ...
+
+        def on_forward(self) -> None: ...
+
+        def on_update(self, grads: Any) -> Any: ...
+
+    return Own()
+
+
+WRONG = {
+    "ranks": [0.5, 0.7],
+    "schedule": [1, 2],
+    "modules": {"encoder": 1},
+    "params": 3,
+    "intervene": "no",
+    "intervenes": "no",
+    "collective": 3,
+    "saves": 5,
+    "setup": "done",
+    "close": 4.0,
+    "init": {"weight": 1},
+    "isolate_rng": 0,
+}
+
+
+@pytest.mark.parametrize("attribute", WRONG)
+def test_an_attribute_with_a_reserved_name_is_named(attribute: str) -> None:
+    """A hook that uses the name for something else is refused, not obeyed."""
+    words = f"reads the attribute '{attribute}' of hooks and expects .*, got .*; rename it if it means something else"
+    with pytest.raises(RegistrationError, match=words):
+        HookRegistry().register(has(attribute, WRONG[attribute]), "own")
+
+
+@pytest.mark.parametrize("value", [[1, 2], 3, {4}])
+def test_ranks_that_no_process_has_are_not_obeyed(value: Any) -> None:
+    """On an object they are probably something else; a class and a registration declare them."""
+
+    class Declares(TrainingHook):
+        ranks = value
+
+        def on_step_end(self) -> None: ...
+
+    class Mine(TrainingHook):
+        def __init__(self) -> None:
+            self.ranks = value
+
+        def on_step_end(self) -> None: ...
+
+    registry = HookRegistry()
+    with pytest.raises(RegistrationError, match="'ranks' of hooks and expects ranks of this run, which has 1, got"):
+        registry.register(Mine())
+    registry.register(Declares())
+    registry.register(Idle("idle"), ranks=value)
+    registry.set_ranks(Ranks(0, 8))
+    registry.register(Mine())
+    assert list(registry) == ["declares", "idle", "mine"]
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value"),
+    [("every", 5), ("enabled", False), ("at", "home"), ("start", 0), ("modules", {"a": 1}), ("params", 3)],
+)
+def test_other_attributes_are_the_hooks_own(attribute: str, value: Any) -> None:
+    """Options of a registration are not read from a hook, nor selections from one without the event they are for."""
+    called: list[int] = []
+
+    class Own(TrainingHook):
+        def __init__(self) -> None:
+            setattr(self, attribute, value)
+
+        def on_step_end(self, step: int) -> None:
+            called.append(step)
+
+    registry = HookRegistry([Own()])
+    for step in (1, 2, 3):
+        registry.on_step_end(step=step)
+    assert called == [1, 2, 3]
+
+
+def test_declarations_are_accepted() -> None:
+    """In a class, on an object, as a property and in a subclass of a built-in hook."""
+
+    class Plain:
+        __slots__ = ("schedule",)
+        ranks, saves, close, modules = "zero", ["mine"], None, [torch.nn.Linear, lambda name, module: True]
+
+        def __init__(self) -> None:
+            self.schedule = Schedule.parse(2)
+
+        @property
+        def params(self) -> Any:
+            raise RuntimeError("not known yet")
+
+        def on_forward(self) -> None: ...
+
+    class Mine(CheckpointHook):
+        runs_last = False
+
+    registry = HookRegistry([Plain(), Mine()])
+    assert registry.entry("plain").schedule == Schedule.parse(2) and len(registry) == 2
+
+
+def test_the_page_has_every_reserved_name() -> None:
+    """docs/hooks.md says what is read from a hook."""
+    page = (Path(__file__).resolve().parents[2] / "docs" / "hooks.md").read_text()
+    section = page.partition("## What a hook may declare")[2].partition("\n## ")[0]
+    assert [name for name in DEFAULTS if f"`{name}`" not in section and f"`{name}(" not in section] == []

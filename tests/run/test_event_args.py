@@ -306,7 +306,7 @@ def wrote(trainer: Trainer) -> list[tuple[Any, ...]]:
 @pytest.mark.req("002-72")
 @pytest.mark.parametrize("kind", [SetsLoss, SetsEvalLoss])
 def test_a_hook_can_replace_a_metric_of_a_validation(kind: type[SetsLoss], capsys: pytest.CaptureFixture[str]) -> None:
-    """All behind it see the new value: hooks of either spelling, built-ins, schedulers and the record, which has both."""
+    """Hooks of either spelling, built-ins, schedulers and the record get the new value; the record has both."""
     hook, seen = kind(), []
     trainer = trainer_of(2, val_dataloader=make_batches(1), max_epochs=6, lr=0.1)
     trainer.schedulers = [torch.optim.lr_scheduler.ReduceLROnPlateau(trainer.optimizers[0], patience=1)]

@@ -188,6 +188,15 @@ class _PlainHook(ForwardHook, UpdateHook):
     intervenes = None
 
 
+DEFAULTS = {
+    name: value
+    for kind in (ForwardHook, UpdateHook, Hook)
+    for name, value in vars(kind).items()
+    if not name.startswith("_")
+}
+"""What is read from a hook beside its events, with the defaults."""
+
+
 def hook_attribute(hook: Any, name: str) -> Any:
     """Return what a hook declares, or the default; `state_dict` and `load_state_dict` are None where there is none."""
     try:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, count
 from types import FunctionType
 from typing import Any
 
+import torch
+
 from hookline._checks import names
 from hookline._console import logger
 from hookline._words import meant, nearest
-from hookline.core.base import ForwardHook, Hook, UpdateHook, hook_attribute
+from hookline.core.base import DEFAULTS, ForwardHook, Hook, UpdateHook, hook_attribute
 from hookline.core.catalog import CAPABILITIES, CATALOG, SPELLINGS, Event, Events, find_event
 from hookline.core.costs import Cost
 from hookline.core.dispatch import BoundHook
@@ -299,6 +301,32 @@ def parse_ranks(given: Any, path: str = "ranks") -> RankChoice:
     return frozenset(ranks)
 
 
+def check_attributes(hook: Any, name: str, listeners: Container[str], ranks: Ranks) -> None:
+    """Reject what a user's hook has under a name that is read from hooks, if it cannot be meant so.
+
+    Raises:
+        RegistrationError: It names the attribute, and says what is expected under this name.
+    """
+    own: Mapping[str, Any] = getattr(hook, "__dict__", {})
+    namespaces = [own, *(vars(cls) for cls in type(hook).__mro__ if not cls.__module__.startswith("hookline."))]
+    for attribute in sorted(READ_AS.keys() & set().union(*namespaces)):
+        value = next(namespace[attribute] for namespace in namespaces if attribute in namespace)
+        is_computed = isinstance(value, property) or inspect.ismemberdescriptor(value)
+        if value is None or is_computed or (attribute in READ_BY and READ_BY[attribute] not in listeners):
+            continue
+        is_right, expected = READ_AS[attribute]
+        is_wrong = not is_right(value)
+        if attribute == "ranks" and attribute in own and not is_wrong:
+            # In a class it is a declaration; on an object it may be anything, such as the ranks of matrices.
+            chosen, expected = parse_ranks(value), f"ranks of this run, which has {ranks.world_size}"
+            is_wrong = isinstance(chosen, frozenset) and min(chosen) >= ranks.world_size
+        if is_wrong:
+            raise RegistrationError(
+                f"{name!r}: Hookline reads the attribute {attribute!r} of hooks and expects {expected}, {got(value)}; "
+                "rename it if it means something else. docs/hooks.md lists all names that are read"
+            )
+
+
 def check_needs(hook: Any, name: str) -> tuple[str, ...]:
     """Return what a hook needs of a run.
 
@@ -311,6 +339,41 @@ def check_needs(hook: Any, name: str) -> tuple[str, ...]:
             nearby = nearest(capability, CAPABILITIES)
             raise RegistrationError(f"{name!r} needs {capability!r}, which is no capability of runs; {nearby}")
     return needs
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, Iterable) and all(isinstance(item, str) for item in value))
+
+
+def _are_ranks(value: Any) -> bool:
+    try:
+        parse_ranks(value)
+    except ConfigError:
+        return False
+    return True
+
+
+def _is_selection(value: Any) -> bool:
+    patterns = value if isinstance(value, (list, tuple, set, frozenset)) else [value]
+    return all(isinstance(item, (str, torch.Tensor)) or callable(item) for item in patterns)
+
+
+_FLAG = (lambda value: isinstance(value, bool)), "True or False"
+_SELECTION = _is_selection, "a name, a pattern, a class, a predicate or a list of these"
+READ_AS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **{name: _FLAG for name, default in DEFAULTS.items() if isinstance(default, bool)},
+    **{name: (callable, "a method") for name, default in DEFAULTS.items() if callable(default)},
+    **{name: (_are_names, "names") for name, default in DEFAULTS.items() if isinstance(default, tuple)},
+    "intervenes": _FLAG,
+    "check_finite": _FLAG,
+    "modules": _SELECTION,
+    "params": _SELECTION,
+    "ranks": (_are_ranks, "'all', 'zero', 'local-zero', a rank or a list of ranks"),
+    "schedule": (lambda value: isinstance(value, Schedule), "a Schedule (pass every=… for a period)"),
+}
+"""Attributes of hooks that are checked at registration, and what is expected."""
+READ_BY = {"modules": "on_forward", "params": "on_update"}
+"""Attributes that are read only if the hook listens to an event."""
 
 
 def _do_nothing(*arguments: Any, **keywords: Any) -> None:

@@ -21,6 +21,7 @@ from hookline.core.entry import (
     DerivedName,
     Entry,
     HookList,
+    check_attributes,
     check_needs,
     check_schedule,
     hook_name,
@@ -88,7 +89,7 @@ class Registry:
 
     @property
     def hooks(self) -> HookObjects:
-        """The hook objects, in registration order; appending registers a hook, assigning a list replaces and orders all."""
+        """The hook objects, in registration order; appending registers a hook, assigning a list replaces all."""
         objects = HookObjects(entry.hook for entry in self.entries())
         objects.registry = self
         return objects
@@ -165,14 +166,16 @@ class Registry:
         options = {} if every is None else {"every": every}
         instance, listeners = read_hook(hook, event, parameters, options)  # Its constructor may take `every`.
         schedule = Schedule.parse(options.get("every"), at, start, stop, name or type_name)
+        # Not inherited: a user's subclass of a built-in hook is not built in.
+        built_in = bool(vars(type(instance)).get("built_in", False))
+        if not built_in and not event:
+            check_attributes(instance, name or type(instance).__name__, listeners, self.ranks)
         own_schedule: Schedule = hook_attribute(instance, "schedule") or Schedule()
         if every is None and not schedule.at and (schedule.start or schedule.stop):  # They limit its own period.
             schedule = replace(schedule, every=own_schedule.every)
         name = name or hook_name(instance, type_name)
         if origin != "default":
             self._removed_defaults.discard(str(name))
-        # Not inherited: a user's subclass of a built-in hook is not built in.
-        built_in = bool(vars(type(instance)).get("built_in", False))
         if built_in:
             check_schedule(instance, listeners, schedule)
         changes_training = "on_update" in listeners or hook_attribute(instance, "intervene")
