@@ -536,7 +536,7 @@ def test_a_model_that_bypasses_modules_without_torch_hooks() -> None:
 def test_a_watched_model_can_be_traced_by_jit() -> None:
     """With the same outputs."""
     model = make_model(3, 4, 2)
-    captured(model)
+    _ = captured(model)
     with pytest.warns(DeprecationWarning):
         traced = torch.jit.trace(model, INPUT)
     assert torch.equal(traced(INPUT), model(INPUT))

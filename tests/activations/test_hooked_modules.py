@@ -482,17 +482,57 @@ def test_a_trainer_that_a_hook_runs_on_the_same_model_leaves_the_outer_run_attac
     assert inner.calls == 6 and outer.calls == 12
 
 
-def test_a_manager_that_nothing_refers_to_stays_with_its_model() -> None:
-    """As a torch hook does: nothing else would keep a user's hook attached."""
+def test_a_forgotten_manager_leaves_nothing_on_its_model(caplog: pytest.LogCaptureFixture) -> None:
+    """Whether it watched the model or has hooks on single modules; the log says why they are no longer called."""
+    for way in ("watch", "module"):
+        model, hook = make_model(4, 4, 2, between=None), Calls()
+        before = [vars(module).keys() for module in model]
+        manager = HookManager()
+        if way == "watch":
+            manager.watch(model)
+            manager.register(hook)
+        manager.register_monitoring_hook(model[0], "timed")
+        model(INPUT)
+        caplog.clear()
+        del manager
+        gc.collect()
+        model(INPUT)
+        assert hook.calls == (2 if way == "watch" else 0)
+        assert [hook_counts(module) for module in model] == [(0, 0, 0)] * 2
+        assert [vars(module).keys() for module in model] == before
+        assert [message for message in caplog.messages if "nothing refers to a HookManager" in message] != []
+
+
+def test_a_handle_keeps_its_manager() -> None:
+    """A function may return the handle, or the hook's own registry, instead of the manager."""
     model, hook = make_model(4, 4, 2, between=None), Calls()
-    HookManager().watch(model).registry.register(hook)
+    handle = HookManager(model).register(hook)
     gc.collect()
     model(INPUT)
     assert hook.calls == 2
-    gone = weakref.ref(hook)
-    del model, hook
-    gc.collect()
-    assert gone() is None
+    handle.remove()
+    assert [hook_counts(module) for module in model] == [(0, 0, 0)] * 2
+
+
+@pytest.mark.parametrize("end", ["with", "remove_all", "close"])
+def test_the_end_of_a_manager_leaves_nothing_on_its_model(end: str) -> None:
+    """Neither after a block, nor after remove_all() or close(); an exception in the block changes nothing of that."""
+    model, hook = make_model(4, 4, 2, between=None), Calls()
+    before = [vars(module).keys() for module in model]
+    manager = HookManager(model)
+    manager.register(hook, "calls")
+    manager.register_monitoring_hook("0", "timed")
+    model(INPUT)
+    if end == "with":
+        with pytest.raises(ZeroDivisionError), manager as entered:
+            assert entered is manager and manager.get_captured_states("timed")
+            raise ZeroDivisionError
+    else:
+        getattr(manager, end)()
+    model(INPUT)
+    assert hook.calls == 2 and list(manager) == (["calls", "timed"] if end == "close" else [])
+    assert [hook_counts(module) for module in model] == [(0, 0, 0)] * 2
+    assert [vars(module).keys() for module in model] == before
 
 
 def test_a_closed_manager_leaves_its_model_until_it_is_opened_or_watches_again() -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hookline._console import logger
 from hookline._tensors import (
     clone_tensor,
     copy_on_write,
@@ -173,7 +174,6 @@ class ForwardDispatcher:
         """Begins a micro-batch with the forward pass that is the first of it, in a loop of the user's own."""
         self.attached = True
         """Whether forward hooks are called: until `HookManager.close`, or while the trainer that has them runs."""
-        self._owner: ModelRegistry | None = registry  # What the modules keep alive.
         self.compilable = True  # False for hooks of a block that runs uncompiled: nothing is prepared for graphs.
         self.compiled_stats: CompiledStats | None = None  # Made when something is compiled.
         self._model: weakref.ref[torch.nn.Module] | None = None
@@ -184,6 +184,8 @@ class ForwardDispatcher:
         self._passed_over: set[tuple[str, str]] = set()  # Hooks and modules of which that was reported.
         # Held while modules are selected, and while torch hooks are attached or removed.
         self._lock = threading.RLock()
+        self._finalizer = weakref.finalize(registry.slots, detach_all, self._hooked)
+        self._finalizer.atexit = False
         registry.add_registration_check(self._check)
         registry.on_change(self.sync)
         registry.dispatch_table.set_maker("on_forward", self.make_dispatch)
@@ -205,8 +207,7 @@ class ForwardDispatcher:
 
         Args:
             model: The model.
-            for_trainer: Whether a trainer has the hooks: they are attached only while it runs the model, and the model
-                does not keep them alive.
+            for_trainer: Whether a trainer has the hooks: they are attached only while it runs the model.
 
         Raises:
             HooklineError: If a pattern matches nothing in the model.
@@ -214,12 +215,13 @@ class ForwardDispatcher:
         with self._lock:
             # Raises before anything has changed. Once, because a user's predicate may remember what it was asked.
             selections = [(entry, select_modules(entry, model)) for entry in self.registry.entries("forward")]
-            if for_trainer and self._owner is not None:
-                self._owner = None
-                weakref.finalize(self.registry.slots, detach_all, self._hooked).atexit = False
-            if self.model is not model or for_trainer:  # Torch hooks made before keep the manager alive.
+            if self.model is not model:
                 self._update([])
                 self._hooked.clear()
+            if for_trainer:  # It attaches hooks only while it runs, so that they are not missed when it is gone.
+                self._finalizer.detach()
+                self._finalizer = weakref.finalize(self.registry.slots, detach_all, self._hooked, warn=False)
+                self._finalizer.atexit = False
             self.attached = not for_trainer
             self._model = weakref.ref(model)
             self._selected = {}
@@ -253,7 +255,7 @@ class ForwardDispatcher:
         for name, module in modules.items():
             hooked = self._hooked.get(module)
             if hooked is None:
-                hooked = self._hooked[module] = HookedModule(module, self.registry.slots, self._owner)
+                hooked = self._hooked[module] = HookedModule(module, self.registry.slots)
             selected[hooked] = name
         self._selected[entry.name] = (entry, selected)
         return selected
@@ -440,10 +442,14 @@ def _check_unwritten(versions: Iterable[tuple[torch.Tensor, int]], message: str)
         raise LiveWrite(message)
 
 
-def detach_all(hooked: Mapping[torch.nn.Module, HookedModule]) -> None:
-    """Remove the torch hooks of a trainer that is gone."""
+def detach_all(hooked: Mapping[torch.nn.Module, HookedModule], warn: bool = True) -> None:
+    """Remove the torch hooks of a manager that is gone."""
+    attached = [module for module in list(hooked.values()) if module.handle is not None]
     for module in list(hooked.values()):
         module.update(attached=False)
+    if warn and attached:
+        words = "nothing refers to a HookManager any more: its hooks left %d modules; keep it in a variable"
+        logger.warning(words, len(attached))
 
 
 def measures_calls(entry: Entry) -> bool:

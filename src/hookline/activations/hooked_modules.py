@@ -99,16 +99,15 @@ class HookedModule(TorchHook):
 
     __name__ = "hookline_forward_hook"  # Users find our torch hooks by this name.
 
-    def __init__(self, module: torch.nn.Module, slots: EventSlots, owner: Any = None) -> None:
+    def __init__(self, module: torch.nn.Module, slots: EventSlots) -> None:
         self.calls = 0
         self.fired: dict[str, int] = {}  # How often each hook was called here and returned without an error.
         self.module_ref = weakref.ref(module)
         self.timer: ModuleTimer | None = None
         self.handle: RemovableHandle | None = None  # Of the torch hook, while it is on the module.
         self._timer_handle: RemovableHandle | None = None
-        # Torch keeps this object alive as long as the module, so it keeps only `owner` alive: the manager, or None if a
-        # trainer has the manager. When that trainer is gone, so are the slots, and the dispatcher's finalizer detaches.
-        self.owner = owner
+        # Torch keeps this object alive as long as the module, so it keeps nothing else alive. When the manager is gone,
+        # so are the slots, and the dispatcher's finalizer detaches.
         self._slots = weakref.ref(slots)
         # Compiled code checks before each run what it read here while it was traced.
         self.wants = OUTSIDE  # What graphs pass to the module's hooks; see `compile.dynamo`.

@@ -335,6 +335,11 @@ class Registry:
         """Detach a hook, close it, and return it; `hook_id` is its name in the methods for captures."""
         return self.remove(hook_id or name)
 
+    def remove_all(self) -> None:
+        """Detach and close every hook."""
+        for entry in self.entries():
+            self._remove_entry(entry)
+
     get_hook, enable_hook, disable_hook = get, enable, disable
 
     def list_hooks(self) -> HookList:

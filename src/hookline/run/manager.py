@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 
@@ -41,6 +42,11 @@ class HookManager(ModelRegistry, Events):
 
     >>> manager = HookManager(max_captured_states=100, memory_limit_mb=512)
     >>> manager.register_capture_hook(model.encoder.layers[4], "encoder_layer_4", layer_idx=4)
+
+    As a context manager it removes its hooks at the end of the block:
+
+    >>> with HookManager(model) as manager:
+    ...     hook_id = manager.register_capture_hook("encoder.layers.4")
     """
 
     _orders: ClassVar[Mapping[str, tuple[str, ...]]] = {}
@@ -61,7 +67,7 @@ class HookManager(ModelRegistry, Events):
         """Make a manager, with hooks if some are given.
 
         Args:
-            hooks: A list of hooks, as `register` takes them; or a config, as `load` takes it.
+            hooks: A list of hooks, as `register` takes them; a config, as `load` takes it; or a model to `watch`.
             max_captured_states: How many states each capture hook keeps; None for no limit.
             memory_limit_mb: How much memory the states of all capture hooks may use; None for no limit.
             cleanup_interval: After how many module calls states that are too old are dropped.
@@ -85,8 +91,16 @@ class HookManager(ModelRegistry, Events):
         if isinstance(hooks, (list, tuple, Iterator)):
             for hook in hooks:
                 self.register(hook)
+        elif isinstance(hooks, torch.nn.Module):
+            self.watch(hooks)
         elif hooks is not None:
             self.load(hooks, allow=allow, from_file=from_file)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, trace: TracebackType | None) -> None:
+        self.remove_all()
 
     @property
     def run(self) -> Run:
