@@ -12,6 +12,7 @@ from watched_models import watch
 from hookline import HooklineError, HookManager
 from hookline.activations.capture import Capture
 from hookline.core.schedule import Reading
+from hookline.errors import ConfigError
 
 INPUT = torch.arange(8.0).reshape(2, 4)
 
@@ -223,3 +224,75 @@ def test_a_single_number_is_captured_as_it_is(reduce: str) -> None:
     with HookManager().capturing(model, "", reduce=reduce) as cache:
         model(torch.tensor([[1.0, 3.0]]))
     assert cache[""][1].item() == 2.0
+
+
+# ---- with the graph --------------------------------------------------------------------------------------------------
+
+
+def gradient_of_hidden(model: nn.Module, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the loss and its gradient with respect to the output of the first module, by plain torch."""
+    hidden = model[0](inputs)
+    loss = model[1](hidden).square().sum()
+    return loss, torch.autograd.grad(loss, hidden)[0]
+
+
+@pytest.mark.parametrize("capture_input", [True, False])
+def test_a_capture_that_is_not_detached_has_its_graph(capture_input: bool) -> None:
+    """The gradient of a loss with respect to an activation is that of plain torch, bit for bit."""
+    torch.manual_seed(0)
+    model, inputs = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), torch.randn(5, 3)
+    expected_loss, expected = gradient_of_hidden(model, inputs)
+    with HookManager(model) as manager:
+        hook_id = manager.register_capture_hook("0", capture_input=capture_input, detach=False)
+        loss = model(inputs).square().sum()
+        (state,) = manager.get_captured_states(hook_id)
+        (gradient,) = torch.autograd.grad(loss, state.outputs, retain_graph=True)
+        state.outputs.retain_grad()
+        loss.backward()
+        assert torch.equal(gradient, expected) and torch.equal(state.outputs.grad, expected)
+        assert torch.equal(loss, expected_loss) and (state.inputs is not None) == capture_input
+
+
+def test_inputs_keep_their_graph_too() -> None:
+    """An input that needs no gradient is captured as ever."""
+    model, manager = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), HookManager()
+    manager.register_capture_hook(model[0], "first", detach=False)
+    manager.register_capture_hook(model[1], "second", detach=False)
+    loss = model(given := torch.ones(1, 3)).sum()
+    (first,), (second,) = map(manager.get_captured_states, ("first", "second"))
+    assert second.inputs[0] is first.outputs and not first.inputs[0].requires_grad
+    given.zero_()
+    assert first.inputs[0].sum() == 3
+    assert torch.equal(torch.autograd.grad(loss, second.inputs[0])[0][0], model[1].weight.detach().sum(0))
+
+
+def test_captures_are_detached_by_default_and_without_grad() -> None:
+    """`detach=False` keeps a graph where there is one."""
+    model, manager = nn.Linear(3, 4), HookManager()
+    manager.register_capture_hook(model, "default")
+    manager.register_capture_hook(model, "with_graph", detach=False)
+    model(torch.ones(1, 3))
+    with torch.no_grad():
+        model(torch.ones(1, 3))
+    states = {name: manager.get_captured_states(name) for name in manager}
+    has_graph = {name: [state.outputs.requires_grad for state in of] for name, of in states.items()}
+    assert has_graph == {"default": [False, False], "with_graph": [True, False]}
+
+
+def test_a_block_and_a_call_by_hand_keep_the_graph() -> None:
+    """As a registered hook does."""
+    model, manager = nn.Sequential(nn.Linear(3, 4)), HookManager()
+    with manager.capturing(model, "0", detach=False) as cache:
+        loss = model(torch.ones(1, 3)).sum()
+    assert torch.equal(torch.autograd.grad(loss, cache["0"])[0], torch.ones(1, 4))
+    hook_id = manager.register_capture_hook(model[0], detach=False)
+    output = torch.ones(2, requires_grad=True)
+    manager.on_forward("by_hand", output, module=model[0], inputs=(), kwargs={})
+    assert manager.get_captured_states(hook_id)[0].outputs is output
+
+
+@pytest.mark.parametrize("option", [{"dtype": "float16"}, {"device": "cpu"}, {"clone": True}, {"reduce": "first"}])
+def test_what_keeps_its_graph_is_not_converted(option: dict[str, Any]) -> None:
+    """The states can be converted when they are read."""
+    with pytest.raises(ConfigError, match="detach: False keeps the tensors themselves; leave out dtype, device, clone"):
+        Capture(detach=False, **option)

@@ -59,6 +59,8 @@ class Capture(BuiltInForwardHook):
         device: Copy tensors to this device.
         clone: Copy at once instead of at the first write.
         reduce: ``"batch_mean"``, ``"first"``, ``"last_token"``, or a function of a tensor.
+        detach: Whether states are cut off from autograd. False keeps the module's own tensors with their graph, for
+            gradients with respect to an activation; they show what the model later writes into them.
         save: Write the states that are kept when a run ends to its directory, as ``captures/<name>.safetensors``.
 
     Raises:
@@ -79,6 +81,7 @@ class Capture(BuiltInForwardHook):
         clone: bool = False,
         reduce: str | Callable[[Tensor], Tensor] | None = None,
         save: bool = False,
+        detach: bool = True,
     ) -> None:
         super().__init__(modules)
         self.what, self.layer_idx, self.max_captured_states = what, layer_idx, max_captured_states
@@ -87,6 +90,10 @@ class Capture(BuiltInForwardHook):
             self.on_train_end = None  # type: ignore[assignment] # do not listen to this event
         self._dtype, self._device, self._reduce = _parse_dtype(dtype), _parse_device(device), _parse_reduction(reduce)
         self._converts = dtype is not None or device is not None or clone or reduce is not None
+        self.detach = detach
+        if not detach and self._converts:
+            problem = "False keeps the tensors themselves"
+            raise ConfigError("detach", f"{problem}; leave out dtype, device, clone and reduce, or convert the states")
         self._calls: dict[str, Iterator[int]] = {}  # the numbers of the next calls, by module
         self._store = CaptureStore()
         parts = PARTS if what == "both" else (what,) if isinstance(what, str) else tuple(what)
@@ -95,7 +102,7 @@ class Capture(BuiltInForwardHook):
         self._parts = tuple(part for part in PARTS if part in parts)
         # Each method names only the arguments that are needed, so that no other views are made.
         listeners = {("input",): self._on_inputs, ("output",): self._on_output, PARTS: self._on_both}
-        self.on_forward: Any = listeners[self._parts]
+        self.on_forward: Any = listeners[self._parts] if detach else self._on_live
 
     def setup(self, registry: Any, name: str) -> None:
         """Use the manager's store and its limits."""
@@ -136,6 +143,14 @@ class Capture(BuiltInForwardHook):
     def _on_both(self, name: str, module: Any, inputs: Any, kwargs: Any, output: Any, step: int, phase: str) -> None:
         self._convert_and_add(name, module, step, phase, (inputs, kwargs, output))
 
+    def _on_live(
+        self, name: str, module: Any, inputs: Any, kwargs: Any, live_output: Any, step: int, phase: str
+    ) -> None:
+        """Capture a call that `bind_module` has not prepared for: after a failure, or fired by hand."""
+        given = (inputs, kwargs) if "input" in self._parts else (None, None)
+        output = map_tensors(partial(self._copy, name), live_output) if "output" in self._parts else None
+        self._convert_and_add(name, module, step, phase, (*given, output))
+
     def bind_module(self, name: str, module: torch.nn.Module, run: Any) -> Observe | None:
         """Return `on_forward` for one module with everything looked up; None if tensors are converted.
 
@@ -166,6 +181,8 @@ class Capture(BuiltInForwardHook):
         return capture
 
     def _copy(self, name: str, tensor: Tensor) -> Tensor | None:
+        if not self.detach and tensor.requires_grad:
+            return tensor
         view = observer_view(tensor)
         if view is None:
             self._pass_over(name, tensor)

@@ -79,7 +79,9 @@ class CapturedState:
         """Return views that a reader may write into without changing another state."""
         for copy in self.copies:
             copy.wait()
-        return map_tensors(lambda tensor: observer_view(unwrap(tensor)), self.values[index])
+        return map_tensors(
+            lambda tensor: tensor if tensor.requires_grad else observer_view(unwrap(tensor)), self.values[index]
+        )
 
     def tensors(self) -> list[torch.Tensor]:
         """Return every tensor of the state."""
