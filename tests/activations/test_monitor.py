@@ -610,3 +610,55 @@ def test_calls_are_counted_under_the_registered_name() -> None:
     model(torch.randn(3, 4))
     model(torch.randn(3, 4))
     assert [(row.module, row.fired) for row in manager.fire_report().of("mine")] == [("0", 2), ("3", 2)]
+
+
+# ---- functions -------------------------------------------------------------------------------------------------------
+
+
+def sparsity(output: torch.Tensor) -> torch.Tensor:
+    """Return the share of small values."""
+    return (output.abs() < 0.1).float().mean()
+
+
+@pytest.mark.req("003-09")
+def test_a_metric_may_be_a_function() -> None:
+    """It gets the output without its graph; what it returns is measured under its name, one row per call."""
+    model, manager, graphs = nn.Linear(4, 3), HookManager(), []
+    alone = manager.register_monitoring_hook(model, "alone", metrics=sparsity)
+    mixed = manager.register_monitoring_hook(
+        model, "mixed", metrics=["max", sparsity, lambda output: graphs.append(output.requires_grad) or 2, torch.max]
+    )
+    outputs = [model(torch.randn(5, 4)).detach() for _ in range(2)]
+    for state, output in zip(manager.get_captured_states(alone), outputs, strict=True):
+        assert state.values == {"sparsity": pytest.approx(sparsity(output).item())}
+    states = manager.get_captured_states(mixed)
+    assert [set(state.values) for state in states] == [{"max", "sparsity", "lambda", "max_2"}] * 2
+    assert all(state.values["max"] == state.values["max_2"] and state.values["lambda"] == 2 for state in states)
+    assert graphs == [False, False]
+
+
+def test_a_function_is_averaged_over_the_calls_of_a_step_and_recorded() -> None:
+    """As time and memory are added up; training is what it is without."""
+    plain, trainer = monitored_trainer(Shared), monitored_trainer(Shared, record=True)
+    outputs: list[float] = []
+    trainer.on("forward", name="true")(
+        lambda name, output: outputs.append(sparsity(output).item()) if name == "twice" else None
+    )
+    trainer.add_hook("monitor", modules=["twice", "head"], metrics=[sparsity])
+    plain.train()
+    trainer.train()
+    series = read_layers(trainer.run_dir)["activations"]
+    expected = [(first + second) / 2 for first, second in zip(outputs[::2], outputs[1::2], strict=True)]
+    assert (set(series.names), series.columns) == ({"twice", "head"}, ("sparsity",))
+    recorded = series.values[:, series.names.index("twice"), 0].tolist()
+    assert recorded == pytest.approx(expected, abs=1e-6)
+    assert all(map(torch.equal, plain.model.parameters(), trainer.model.parameters()))
+
+
+def test_a_function_that_fails_is_the_hooks_failure() -> None:
+    """The model runs on; a function that returns several numbers fails, too."""
+    for wrong in (lambda output: 1 / 0, lambda output: output):
+        model, manager = nn.Linear(4, 3), HookManager()
+        manager.register_monitoring_hook(model, "fails", metrics=wrong)
+        assert model(torch.ones(2, 4)).shape == (2, 3)
+        assert manager.entry("fails").failures.total == 1 and manager.get_captured_states("fails") == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from hookline.activations.forward_hooks import BuiltInForwardHook, Observe
 from hookline.activations.series import (
     CallCosts,
     DeadUnits,
+    FunctionValues,
     History,
     MonitoredState,
     Source,
@@ -24,6 +25,7 @@ from hookline.activations.series import (
     TensorStatistics,
     column_means,
 )
+from hookline.core.entry import numbered
 from hookline.core.shared_part import SharedPart
 from hookline.errors import ConfigError, HooklineError
 from hookline.stats.histograms import Histograms
@@ -52,7 +54,7 @@ class Monitor(BuiltInForwardHook):
     Args:
         modules: The modules to monitor.
         metrics: Any of mean, std, min, max, absmax, l2, zeros, nans, infs, count, time, memory, histogram and
-            dead_units.
+            dead_units; functions of the output that return one number, each measured under its name; or one function.
         percentiles: Numbers from 0 to 100.
         gradients: Whether to compute the same of each output's gradient, as ``grad_mean`` and so on.
         dead_window: A unit is dead if it was never above 0 in a window of this number of steps.
@@ -69,15 +71,17 @@ class Monitor(BuiltInForwardHook):
     def __init__(
         self,
         modules: Any = "*",
-        metrics: Sequence[str] | None = None,
+        metrics: Callable[[Tensor], Any] | Sequence[str | Callable[[Tensor], Any]] | None = None,
         percentiles: Sequence[Percentage] = (),
         gradients: bool = False,
         dead_window: PositiveInt = 100,
         unit_dim: int | None = None,
     ) -> None:
         super().__init__(modules)
-        self.metrics = DEFAULT_METRICS if metrics is None else metrics if isinstance(metrics, str) else tuple(metrics)
+        listed = (metrics,) if callable(metrics) else metrics
+        self.metrics = DEFAULT_METRICS if listed is None else listed if isinstance(listed, str) else tuple(listed)
         requested = _check_metrics(self.metrics, percentiles)
+        functions = _by_name(self.metrics)
         statistics = tuple(metric for metric in requested if metric in STATISTICS)
         points = tuple(percentiles)
         costs = tuple(metric for metric in requested if metric in COSTS)
@@ -89,8 +93,9 @@ class Monitor(BuiltInForwardHook):
         self._gradients = TensorStatistics(statistics, points, self._histogram, "grad_") if gradients else None
         self._dead_units = DeadUnits(dead_window, unit_dim) if "dead_units" in requested else None
         self._costs = CallCosts(costs) if costs else None
-        sources: list[Source | None] = [self._outputs, self._gradients, self._dead_units, self._costs]
-        self._sources = [source for source in sources if source is not None]
+        self._functions = FunctionValues(functions) if functions else None
+        sources = [self._outputs, self._gradients, self._dead_units, self._costs, self._functions]
+        self._sources: list[Source] = [source for source in sources if source is not None]
         self._history = History(HISTORY_LIMIT)
         self._recorded_names: tuple[str, ...] = ()  # The modules so far, in the order of layers.jsonl.
         self.watches_backward = gradients  # compiled code must then leave the modules' outputs to autograd
@@ -101,7 +106,7 @@ class Monitor(BuiltInForwardHook):
         self._calls = 0  # without a run, since results were last moved to the history
         self._lock = threading.RLock()
         # Each method names only the arguments that are needed, because measuring time and memory costs extra.
-        observes = self._outputs is not None or self._dead_units is not None
+        observes = any(source is not None for source in (self._outputs, self._dead_units, self._functions))
         measures = self._observe_and_measure if observes else self._measure
         self.on_forward: Any = self._observe if self._costs is None else measures
 
@@ -130,6 +135,8 @@ class Monitor(BuiltInForwardHook):
                 self._dead_units.add(name, tensor)
             elif self._dead_units is not None:  # A stand-in may have other dimensions.
                 self._pass_over(name, tensor, "counts no dead units in")
+            if self._functions is not None:
+                self._functions.measure(name, measured.detach(), step)
             if not step:
                 self._count_call()
         if self._gradients is not None and tensor.requires_grad:
@@ -330,8 +337,9 @@ class Monitor(BuiltInForwardHook):
                 self._record(table)
 
     def _local_sources(self) -> list[Source]:
-        """Return the sources that are not shared with other ranks; time and memory are rank 0's own."""
-        return [source for source in self._sources if source is self._costs] if self._is_shared else self._sources
+        """Return the sources that are not shared with other ranks; time, memory and functions are rank 0's own."""
+        is_local = CallCosts if self._is_shared else object
+        return [source for source in self._sources if isinstance(source, is_local)]
 
     @property
     def _is_shared(self) -> bool:
@@ -394,12 +402,21 @@ def _first_measurable(output: Any) -> tuple[Tensor, Tensor | None] | None:
     return None if first is None else (first, None)
 
 
-def _check_metrics(metrics: Sequence[str], points: Sequence[float]) -> tuple[str, ...]:
+def _by_name(metrics: Sequence[Any]) -> dict[str, Callable[[Tensor], Any]]:
+    """Return the functions among metrics by their names; one that is taken gets a number."""
+    functions: dict[str, Callable[[Tensor], Any]] = {}
+    for function in filter(callable, metrics):
+        name = getattr(function, "__name__", type(function).__name__).strip("<>")
+        functions[numbered(name, {*METRICS, *functions})] = function
+    return functions
+
+
+def _check_metrics(metrics: Sequence[Any], points: Sequence[float]) -> tuple[Any, ...]:
     """Return the metrics that are requested, each once; raise if there is none, or one does not exist."""
     if isinstance(metrics, str) or not (metrics or points):
         raise ConfigError("metrics", f"expected a list with some of {', '.join(METRICS)}, got {metrics!r}")
     for metric in metrics:
-        if metric not in METRICS:
+        if not callable(metric) and metric not in METRICS:
             remedy = nearest(str(metric), METRICS, "docs/activations.md")
             raise ConfigError("metrics", f"unknown metric {metric!r}; {remedy}")
     return tuple(dict.fromkeys(metrics))

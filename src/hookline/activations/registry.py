@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Unpack
@@ -200,7 +200,7 @@ class ModelRegistry(Registry):
         self,
         module: Any,
         hook_id: str | None = None,
-        metrics: Sequence[str] | None = None,
+        metrics: Callable[[torch.Tensor], Any] | Sequence[str | Callable[[torch.Tensor], Any]] | None = None,
         **options: Unpack[MonitorKeywords],
     ) -> Handle:
         """Register a hook that monitors statistics, time and memory of module calls.
@@ -208,7 +208,8 @@ class ModelRegistry(Registry):
         Args:
             module: A module, or a pattern in the watched model.
             hook_id: The hook's name; by default the class's.
-            metrics: What to monitor; see `Monitor`. By default its statistics, `time` and `memory`.
+            metrics: What to monitor: names, functions of the output, or one function; see `Monitor`. By default its
+                statistics, `time` and `memory`.
             **options: Options of `Monitor` and of `register`.
 
         Returns:

@@ -157,16 +157,18 @@ class CallCosts:
         self._columns = columns
         self._step = 0
         self._names: list[str] = []
-        self._values: list[list[float]] = []
+        self._values: list[list[Any]] = []
         self._indices: dict[str, int] = {}  # The places of the names in the current step.
         self._complete: list[StepTable] = []
 
     def add(self, name: str, seconds: float, memory: int, step: int) -> None:
         """Add the cost of one call."""
+        self._add(name, [seconds if column == "time" else float(memory) for column in self._columns], step)
+
+    def _add(self, name: str, values: list[Any], step: int) -> None:
         if step != self._step:
             self.end_step(self._step)
             self._step = step
-        values = [seconds if column == "time" else float(memory) for column in self._columns]
         index = self._indices.get(name) if step else None
         if index is None:
             self._indices[name] = len(self._names)
@@ -193,6 +195,32 @@ class CallCosts:
             return []
         values = torch.tensor(self._values, dtype=torch.float64)
         return [StepTable(self._step, tuple(self._names), self._columns, values)]
+
+
+class FunctionValues(CallCosts):
+    """What a user's functions make of outputs: the mean over the calls of a step; without a run, one row per call.
+
+    Args:
+        functions: Functions of a tensor that return one number, by column. A number on a device stays there until the
+            step is read.
+    """
+
+    def __init__(self, functions: Mapping[str, Callable[[Tensor], Any]]) -> None:
+        super().__init__(tuple(functions))
+        self._functions = tuple(functions.values())
+
+    def measure(self, name: str, output: Tensor, step: int) -> None:
+        """Add the values of one output."""
+        made = [torch.as_tensor(function(output)).detach() for function in self._functions]
+        # The last number counts the calls.
+        self._add(name, [*(value.reshape(()).to(torch.float32) for value in made), 1.0], step)
+
+    def current(self) -> list[StepTable]:
+        """Return the means of the current step so far; waits for the device."""
+        means = [[float(value) / row[-1] for value in row[:-1]] for row in self._values]
+        if not means:
+            return []
+        return [StepTable(self._step, tuple(self._names), self._columns, torch.tensor(means, dtype=torch.float64))]
 
 
 # ---- dead units ------------------------------------------------------------------------------------------------------
@@ -326,7 +354,7 @@ def _count(step: int, dead: dict[str, Tensor]) -> StepTable:
     return StepTable(step, tuple(dead), ("dead_units", "units"), counts)
 
 
-Source = TensorStatistics | CallCosts | DeadUnits
+Source = TensorStatistics | CallCosts | FunctionValues | DeadUnits
 """One kind of numbers: measured while the model runs, returned as tables when steps are complete."""
 
 

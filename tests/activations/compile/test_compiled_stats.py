@@ -119,10 +119,10 @@ def test_only_blocks_get_their_rows_with_each_run() -> None:
     model = Model().eval()
     plain, plain_block = inputs_of(model, whole), inputs_of(Model().eval(), by_block)[0]
     torch._dynamo.reset()
-    watching(model, Monitor(["blocks.*.up", "head"]))
+    _manager = watching(model, Monitor(["blocks.*.up", "head"]))
     assert inputs_of(model, whole) == plain
     blocks = Model().eval()
-    watching(blocks, Monitor(["blocks.*.up", "head"]))
+    _other = watching(blocks, Monitor(["blocks.*.up", "head"]))
     assert inputs_of(blocks, by_block) == [plain_block + 1]
 
 
@@ -148,7 +148,7 @@ def test_inductor_makes_one_call_for_all() -> None:
 def test_without_a_run_each_forward_pass_has_its_own_rows() -> None:
     """As many entries as forward passes."""
     model, monitor = Model().eval(), Monitor("blocks.1")
-    watching(model, monitor)
+    _manager = watching(model, monitor)
     run = whole(model)
     for factor in (1, 2, 3):
         run(INPUT * factor)
@@ -363,7 +363,7 @@ def test_hooks_that_are_added_and_disabled_use_graphs_again() -> None:
 def test_a_hook_of_another_manager_is_called() -> None:
     """Two managers may watch one model; the graph without the second one's hook serves again."""
     model, other = Model().eval(), HookManager()
-    watching(model, Monitor("head", metrics=["count"]))
+    _manager = watching(model, Monitor("head", metrics=["count"]))
     run = whole(model)
     run(INPUT)
     other.register_capture_hook(model.head, "head")
@@ -402,7 +402,7 @@ def test_a_module_that_was_replaced_is_not_taken_for_the_old_one() -> None:
 def test_torch_hooks_of_others_are_guarded() -> None:
     """One that is replaced is called."""
     model, calls = Model().eval(), []
-    watching(model, Monitor("head", metrics=["count"]))
+    _manager = watching(model, Monitor("head", metrics=["count"]))
     handle = model.blocks[2].register_forward_hook(lambda *_: None)
     run = whole(model)
     run(INPUT)

@@ -111,7 +111,7 @@ def torch_hooks(model: nn.Module) -> int:
 def test_a_hook_registered_before_compiling_fires(compile: Callable[..., Any]) -> None:
     """At every call, with what the module gave; also when it is on the second of blocks that share a graph."""
     model, hook = Model().eval(), Watch(["blocks.1.up", "head"])
-    watching(model, hook)
+    _manager = watching(model, hook)
     run = compile(model)
     result = run(INPUT)
     run(INPUT)
@@ -182,7 +182,7 @@ def test_a_removed_hook_is_not_called_and_leaves_nothing(compile: Callable[..., 
 def test_two_models_of_one_class_are_distinguished() -> None:
     """They share the compiled code: that of the one without hooks must not serve the other."""
     student, teacher, hook = Model(), Model(), Watch("head")
-    watching(student, hook)
+    _manager = watching(student, hook)
     run_teacher, run_student = wrapper(teacher), wrapper(student)
     for _ in range(2):
         run_teacher(INPUT)
@@ -250,7 +250,7 @@ def test_statistics_are_those_of_the_uncompiled_model() -> None:
 def test_blocks_of_one_class_share_a_graph() -> None:
     """A tensor identifies the module: a number would cause a graph for every block."""
     model, hook = Model(), Watch("blocks.*.act")
-    watching(model, hook)
+    _manager = watching(model, hook)
     run = by_block(model)
     for _ in range(3):
         run(INPUT.clone().requires_grad_())
@@ -388,7 +388,7 @@ def test_an_error_under_the_policy_raise_leaves_the_graph() -> None:
             raise ValueError("boom")
 
     model = Model()
-    watching(model, Fatal())
+    _manager = watching(model, Fatal())
     with pytest.raises(ValueError, match="boom") as caught:
         wrapper(model, "aot_eager")(INPUT)
     assert "raised by hook 'hook0' in on_forward, step 0" in caught.value.__notes__
@@ -398,7 +398,7 @@ def test_an_error_under_the_policy_raise_leaves_the_graph() -> None:
 def test_a_checkpointed_forward_counts_once(compile: Callable[..., Any] | None) -> None:
     """The repetition inside backward is not a second call, compiled or not."""
     model, hook = Model(checkpointed=True), Watch("blocks.*.up")
-    watching(model, hook)
+    _manager = watching(model, hook)
     run = compile(model, "aot_eager") if compile else model
     for _ in range(2):
         run(INPUT).sum().backward()
