@@ -28,6 +28,7 @@ class CaptureKeywords(TypedDict, total=False):
     clone: bool
     reduce: str | Callable[[Tensor], Tensor] | None
     save: bool
+    detach: bool
 
 class CaptureHookKeywords(TypedDict, total=False):
     max_captured_states: int | None
@@ -36,6 +37,7 @@ class CaptureHookKeywords(TypedDict, total=False):
     clone: bool
     reduce: str | Callable[[Tensor], Tensor] | None
     save: bool
+    detach: bool
     enabled: bool
     every: int | str | None
     at: int | str | Sequence[int | str] | None

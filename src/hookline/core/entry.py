@@ -323,7 +323,7 @@ def check_attributes(hook: Any, name: str, listeners: Container[str], ranks: Ran
         if is_wrong:
             raise RegistrationError(
                 f"{name!r}: Hookline reads the attribute {attribute!r} of hooks and expects {expected}, {got(value)}; "
-                "rename it if it means something else. docs/hooks.md lists all names that are read"
+                "rename it if it means something else"
             )
 
 
