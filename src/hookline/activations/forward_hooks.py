@@ -33,6 +33,7 @@ from hookline.activations.hooked_modules import (
     HookedModule,
     Measured,
     backward_id,
+    is_faked,
     select_modules,
     weak_selection,
 )
@@ -443,9 +444,9 @@ def _check_unwritten(versions: Iterable[tuple[torch.Tensor, int]], message: str)
 
 
 def detach_all(hooked: Mapping[torch.nn.Module, HookedModule], warn: bool = True) -> None:
-    """Remove the torch hooks of a manager that is gone."""
+    """Remove the torch hooks of a manager that is gone; while a graph is made, each leaves when it is next called."""
     attached = [module for module in list(hooked.values()) if module.handle is not None]
-    for module in list(hooked.values()):
+    for module in list(hooked.values()) if not is_faked() else ():
         module.update(attached=False)
     if warn and attached:
         words = "nothing refers to a HookManager any more: its hooks left %d modules; keep it in a variable"
