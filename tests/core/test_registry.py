@@ -339,7 +339,7 @@ def test_a_disabled_hook_is_listed_silent_and_keeps_its_place(registry: HookRegi
     assert called == ["a", "c", "a", "b", "c"]
 
 
-@pytest.mark.req("000-35", "000-36")
+@pytest.mark.req("000-36")
 def test_the_list_shows_every_hook_with_its_status(registry: HookRegistry) -> None:
     """Its name, and whether it is enabled or disabled, one line each."""
     registry.register(Idle("on"))

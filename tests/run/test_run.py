@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from builders import Batch, make_batches
+from builders import Batch, make_batches, make_trainer
 from hook_parameters import NEEDED
 from run_control import train
 from safetensors.torch import save_file
@@ -392,3 +392,22 @@ def test_hooks_given_as_a_list_are_set_up_in_the_run() -> None:
     with pytest.raises(RegistrationError, match="needs a run that can validate"):
         make_run(NeedsMore())
     assert len(seen) == 1
+
+
+@pytest.mark.req("000-35", "000-36")
+def test_a_run_logs_its_hooks_before_the_first_step() -> None:
+    """run.json lists every hook with its name and whether it is enabled, as `list_hooks` does."""
+    trainer = make_trainer(record=True)
+    logged: list[tuple[str, bool]] = []
+
+    @trainer.on("train_start", name="reads")
+    def read() -> None:
+        hooks = json.loads((trainer.run_dir / "run.json").read_text())["hooks"]
+        logged.extend((hook["name"], hook["enabled"]) for hook in hooks)
+
+    trainer.add_json_logging()
+    trainer.add_hook("clip_norm", max_norm=1.0, enabled=False)
+    trainer.disable_hook("json_log")
+    trainer.train()
+    assert dict(logged) == {"reads": True, "identity": True, "clip_norm": False, "json_log": False}
+    assert logged == [(hook.name, hook.enabled) for hook in trainer.hooks.list_hooks()]

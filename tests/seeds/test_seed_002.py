@@ -5,11 +5,13 @@ Blocks on the gradient monitor, checkpoints by metric, early stopping and the lr
 
 import json
 import random
+import re
 import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from runpy import run_path
 from unittest.mock import Mock
 
 import pytest
@@ -659,11 +661,28 @@ def test_configurable_hook_runs_as_written():
     assert [step for step in range(1, 301) if hook.should_run(step)] == [100, 200, 300]
     assert not ConfigurableHook({"enabled": False}).should_run(100)
 
+
+@pytest.mark.req("002-80")
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [(None, [100, 200]), ({"frequency": 60}, [60, 120, 180, 240]), ({"enabled": False}, [])],
+    ids=["default", "frequency", "disabled"],
+)
+def test_configurable_hook_decides_for_itself_in_a_run(config, expected):
+    """Its own `enabled` and `frequency` mean what the hook makes of them; Hookline calls it at every step."""
+    steps, called = [], []
+
     class Reporting(ConfigurableHook):  # the block has no event yet, and a hook that is never called is refused
         def on_step_end(self, step):
-            print(step)
+            called.append(step)
+            if self.should_run(step):
+                steps.append(step)
 
-    make_trainer().hook_manager.register_hook(Reporting())
+    trainer = make_trainer()
+    trainer.hook_manager.register_hook(Reporting(config))
+    trainer.fit(batches(250), max_epochs=1)
+    assert steps == expected and len(called) == 250
+    assert [hook.enabled for hook in trainer.hooks.list_hooks() if hook.name == "reporting"] == [True]
 
 
 @pytest.mark.req("002-81")
@@ -766,10 +785,23 @@ def test_any_hook_can_stop_the_run_with_a_reason(way):
 
 
 @pytest.mark.req("002-84")
-def test_see_also():
-    """There are a guide to observability, a reference of every public name, and example hooks."""
-    root = Path(__file__).resolve().parents[2]
-    guide, reference = ((root / "docs" / name).read_text() for name in ("observability.md", "api.md"))
-    assert all(f"`{name}`" in guide for name in ("console_log", "throughput", "events.jsonl", "profiler"))
-    assert [name for name in hookline.__all__ if f"| `{name}` |" not in reference] == []
-    assert {"heartbeat.py", "upload_after_save.py"} <= {path.name for path in (root / "examples").iterdir()}
+def test_see_also_leads_to_the_guide_the_reference_and_examples():
+    """The page on hooks ends with links to these three; the reference has every public name and every event."""
+    docs = Path(__file__).resolve().parents[2] / "docs"
+    section = (docs / "hooks.md").read_text().partition("## See also")[2]
+    guide, reference, examples = (docs / target for target in re.findall(r"\]\(([^)]+)\)", section))
+    assert all(f"`{name}`" in guide.read_text() for name in ("console_log", "throughput", "events.jsonl", "profiler"))
+    assert [name for name in hookline.__all__ if f"| `{name}` |" not in reference.read_text()] == []
+    assert len(list(examples.glob("*.py"))) >= 4
+
+
+@pytest.mark.req("002-84")
+@pytest.mark.parametrize(
+    ("name", "printed"),
+    [("heartbeat", "heartbeat ended: completed"), ("upload_after_save", "step 20: uploaded step-00000020, ")],
+)
+def test_the_example_hooks_work(name, printed, capsys):
+    """A run of each example has the effect that its hook is for."""
+    path = Path(__file__).resolve().parents[2] / "examples" / f"{name}.py"
+    run_path(str(path))["main"]()
+    assert printed in capsys.readouterr().out
