@@ -80,7 +80,7 @@ def test_debug_names_what_it_cannot_read_inside_a_gradient(
     def refuse(tensors: Any) -> torch.Tensor:
         raise RuntimeError("Cannot access data pointer of Tensor that doesn't have storage")
 
-    monkeypatch.setattr("hookline.activations.debug.summarize", refuse)
+    monkeypatch.setattr("hookline.activations.debug.LocalTensors.summarize", refuse)
     model, manager = nn.Sequential(nn.Linear(2, 2)), HookManager()
     manager.watch(model)
     manager.register_debug_hook("*", "it")
