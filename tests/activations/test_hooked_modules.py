@@ -53,8 +53,8 @@ def test_the_memory_of_a_call_is_what_it_left_allocated(monkeypatch: pytest.Monk
         def on_forward(self, memory: int) -> None:
             found.append(memory)
 
-    model = make_model()
-    HookManager([Memory()]).watch(model)
+    model, manager = make_model(4, 8, 1), HookManager([Memory()])
+    manager.watch(model)
     model(INPUT)
     assert found == [64]
 
@@ -623,7 +623,7 @@ class Closing(ForwardHook):
 
 def test_a_hook_that_its_run_has_closed_is_not_called_until_the_next_one() -> None:
     """What a hook without `close` sees of predictions after a run, it does not."""
-    model, hook = make_model(), Closing()
+    model, hook = make_model(4, 8, 1), Closing()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     trainer = SimpleTrainer(
         model, [INPUT] * 2, optimizer, "cpu", step_fn=lambda model, batch: model(batch).mean(), record=False,

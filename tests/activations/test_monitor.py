@@ -655,6 +655,7 @@ def test_a_function_is_averaged_over_the_calls_of_a_step_and_recorded() -> None:
     assert all(map(torch.equal, plain.model.parameters(), trainer.model.parameters()))
 
 
+@pytest.mark.hooks_fail(raises=(ZeroDivisionError, HooklineError, ValueError, TypeError, RuntimeError))
 def test_a_function_that_fails_is_the_hooks_failure() -> None:
     """The model runs on; a function that returns several numbers fails, too."""
     for wrong in (lambda output: 1 / 0, lambda output: output):

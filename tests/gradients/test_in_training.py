@@ -502,6 +502,7 @@ class FailsInStep(UpdateHook):
         return {name: grad * 2 for name, grad in grads.items()}
 
 
+@pytest.mark.hooks_fail(raises=ValueError)
 def test_a_failing_update_hook_ends_the_run_by_default() -> None:
     """Without it the run would be another one than was asked for; `on_error` and `intervenes = False` say otherwise."""
     trainer = make_trainer(FailsInStep())
@@ -521,6 +522,7 @@ def test_a_failing_update_hook_ends_the_run_by_default() -> None:
         assert trainer.progress.steps_done == 4
 
 
+@pytest.mark.hooks_fail(raises=ValueError)
 def test_a_failing_intervention_ends_the_run_by_default() -> None:
     """The activations would be others than were asked for; a forward hook that only looks does not end it."""
 

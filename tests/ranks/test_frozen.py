@@ -34,7 +34,7 @@ def freeze(rank: int, folder: str, frozen: int) -> None:
 
 @pytest.mark.parametrize("frozen", [0, 1])
 def test_a_frozen_rank_is_noticed(frozen: int, tmp_path: Path) -> None:
-    results = run_on_ranks(freeze, 2, str(tmp_path), frozen, check=False, timeout=150)
+    results = run_on_ranks(freeze, 2, str(tmp_path), frozen, check=False)
     other = results[1 - frozen]
     assert other.exit_code == 1, other.error + other.output
     why = "its process has not answered for 5 s" if frozen == 0 else "no batch for 5 s"

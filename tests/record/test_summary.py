@@ -199,7 +199,7 @@ def test_a_run_that_was_resumed_after_many_megabytes_loses_no_row(tmp_path: Path
     (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     summary = RunSummary.read(path)
     assert summary.curves["x"].mean.tolist() == [*range(1, 20), 0.5]
-    assert summary.incomplete == []
+    assert summary.files.damage == {}
 
 
 @pytest.mark.parametrize("read", [RunSummary.read, read_metrics, read_layers])
@@ -532,7 +532,7 @@ def test_events_that_say_the_same_are_one_alert_and_many_others_a_few() -> None:
 
 def test_events_that_are_not_listed_are_all_counted() -> None:
     """Those that say the same as another one that is not listed count, too."""
-    summary = RunSummary()
+    summary = LiveSummary()
     stalls = [*range(5), 7, 7, 7]
     summary.write_events({"kind": "stall", "step": 1, "seconds": float(seconds)} for seconds in stalls)
     assert find_alerts(summary)[-1].text == "3 more stall events"

@@ -120,7 +120,7 @@ def test_means_that_ranks_have_shared_are_those_until_the_next_loss() -> None:
     """A hook that asks after the next step gets the means of its own rank, with that step."""
     stats = EpochStats()
     stats.pending_losses += [1.0, 3.0]
-    stats.share(Ranks(), 2, 3.0, Window(Engine(torch.device("cpu"))))
+    stats.average_over_ranks(Ranks(), 2, 3.0, Window(Engine(torch.device("cpu"))))
     assert stats.means() == {"train/epoch_loss": 2.0}
     stats.pending_losses.append(8.0)
     assert stats.means() == {"train/epoch_loss": 4.0}

@@ -106,7 +106,7 @@ def test_a_loss_that_arrives_later_has_no_batch_in_its_event() -> None:
         return torch.nn.functional.mse_loss(model(batch[0]), batch[1]).as_subclass(Elsewhere)
 
     for options, batch_idx in (({}, 2), ({"step_fn": step_fn}, None)):
-        trainer = make_trainer(3, **options)
+        trainer = diverging_trainer(3, **options)
         trainer.train()
         (event,) = [event for event in trainer.record.events if event["kind"] == "non_finite_loss"]
         assert (event["step"], event["batch_idx"]) == (3, batch_idx)
@@ -160,7 +160,7 @@ def test_bad_weights_are_an_outcome(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_run_that_fails_with_bad_weights_has_failed() -> None:
     """Its exception is the reason, whatever the weights are by then."""
-    trainer, reasons = make_trainer(), list[str]()
+    trainer, reasons = diverging_trainer(), list[str]()
     trainer.on("train_end", name="reason")(lambda reason: reasons.append(reason))
 
     @trainer.on("step_end", at=5, on_error="raise")

@@ -270,7 +270,7 @@ def test_nothing_counts_in_the_first_step(caplog: pytest.LogCaptureFixture) -> N
 
 def test_a_run_that_is_stopped_before_anything_counts_has_not_failed() -> None:
     """The batches that count may have been those that follow."""
-    trainer = make_trainer(make_batches(4, 4, 4), loss_weight="tokens", count_tokens=lambda batch: 0)
+    trainer = make_trainer(data=batches_of(4, 4, 4), loss_weight="tokens", count_tokens=lambda batch: 0)
     trainer.on("step_end", at=1)(lambda trainer: trainer.request_stop("seen enough"))
     trainer.train()
     assert (trainer.status, trainer.step, trainer.skipped_steps) == ("completed", 1, 1)

@@ -298,7 +298,8 @@ class Run(Steps):
         if self.run_status.stops:
             reason, by, rank = self.run_status.stops[0]
             where = f" on rank {rank}" if rank else ""
-            finds_nan = by in self.hooks and hook_attribute(self.hooks.get(by), "explains_non_finite")
+            is_hook = by is not None and by in self.hooks
+            finds_nan = is_hook and hook_attribute(self.hooks.get(str(by)), "explains_non_finite")
             outcome = Outcome.NON_FINITE if finds_nan else Outcome.STOPPED
             return outcome, f"stopped by {by or 'request_stop'}{where}: {reason}"
         return Outcome.COMPLETED, None

@@ -64,8 +64,11 @@ class SentRows(NamedTuple):
             if len(part) > len(sent_keys):  # Rows of several steps were copied together.
                 part = part[begin : begin + len(sent_keys)]
             is_filled = ~part[:, COUNT].isnan()
-            keys += [key for key, has_row in zip(sent_keys, is_filled.tolist(), strict=True) if has_row]
-            parts.append(part[is_filled])
+            if not is_filled.all():  # Else nothing is copied out of the pinned memory.
+                sent_keys = [sent_keys[index] for index in is_filled.nonzero().flatten().tolist()]
+                part = part[is_filled]
+            keys += sent_keys
+            parts.append(part)
         rows = torch.cat(parts) if len(parts) > 1 else parts[0]
         if not self.step or len(set(keys)) == len(keys):
             return StepRows(self.step, keys, rows)
