@@ -164,7 +164,7 @@ def test_a_removed_console_prints_no_progress(parts, capsys, is_added):
 
 @pytest.mark.req("001-30")
 def test_a_console_removed_in_a_run_stays_away(parts, capsys):
-    """The default one is listed while the run goes on, and removing it there holds for later runs of the trainer."""
+    """The default one is listed during the run, and removing it there holds for later runs of the trainer."""
     trainer = hookline.get_trainer("simple", *parts, record=False)
     origins = []
 
