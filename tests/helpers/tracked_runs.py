@@ -34,7 +34,12 @@ def media_rows() -> list[Any]:
     table = SimpleNamespace(columns=("text", "score"), rows=(("a|b", 0.5), ("c", None)), kind=None)
     image = SimpleNamespace(png=PNG, width=1, height=1)
     rows = {"sample/pixel": image, "sample/table": table}
-    return [SimpleNamespace(step=3, epoch=0, time=5.0, name=name, content=one) for name, one in rows.items()]
+    return [SimpleNamespace(step=3, epoch=0, time=5.0, name=name, content=content) for name, content in rows.items()]
+
+
+def send_media(tracker: Any) -> None:
+    """Put an image and a table into the queue of a tracker, as its record does."""
+    tracker._put(tracker._tracked[1], "media", media_rows())
 
 
 def offline_files(run_dir: Path) -> list[Path]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import mlflow
 import pytest
-from tracked_runs import PNG, make_trainer, media_rows
+from tracked_runs import PNG, make_trainer, send_media
 
 from hookline import HooklineError, MLflowTracker, read_metrics
 from hookline.hooks.webhook import hosts_allowed
@@ -161,7 +161,7 @@ def test_images_and_tables_are_artifacts(uri: str) -> None:
 
     @trainer.on("train_start", name="sends", after="mlflow")
     def send() -> None:
-        trainer.hooks.get("mlflow")._worker.write_media(media_rows())
+        send_media(trainer.hooks.get("mlflow"))
 
     trainer.train()
     (run,) = runs_of(uri)

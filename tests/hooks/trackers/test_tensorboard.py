@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tracked_runs import PNG, make_trainer, media_rows
+from tracked_runs import PNG, make_trainer, send_media
 
 from hookline import HooklineError, TensorBoardTracker, read_layers, read_metrics
 
@@ -81,7 +81,7 @@ def test_images_and_tables() -> None:
 
     @trainer.on("train_start", name="sends", after="tensorboard")
     def send() -> None:
-        trainer.hooks.get("tensorboard")._worker.write_media(media_rows())
+        send_media(trainer.hooks.get("tensorboard"))
 
     trainer.train()
     reader = read(Path("elsewhere"))

@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from tracked_runs import make_trainer
 from hookline import HooklineError, RunConfig, Tracker, load_config, trainer_from_config
 from hookline.cli import main
 from hookline.errors import ConfigError
-from hookline.hooks.trackers.worker import Worker
+from hookline.hooks.queue import BackgroundQueue
 from hookline.record import read_events, read_jsonl
 
 
@@ -138,15 +139,18 @@ def test_numbers_are_not_walked_on_the_thread_that_trains() -> None:
         def values(self) -> Any:
             raise AssertionError("walked")
 
-    rows: list[Any] = []
-    worker = Worker(
-        open=lambda: None, write=lambda kind, some: rows.extend(some), finish=lambda run: None, limit=10**6,
-        on_failure=lambda error: None, on_close=lambda run: None, skip=("events",),
-    )  # fmt: skip
-    worker.write_metrics([Row(a=1.0, b=2.0)])
-    worker.write_events([Row(a="text")])
-    worker.finish({}, 60)
-    assert [len(row) for row in rows] == [2]
+    gate, rows = threading.Event(), list[Any]()
+
+    def work(queue: BackgroundQueue) -> None:
+        gate.wait()
+        rows.extend(queue.take())
+
+    tracker, queue = ListTracker(), BackgroundQueue(work, 10**6, on_error=pytest.fail, name="test")
+    tracker._put(queue, "metrics", [Row(a=1.0, b=2.0)])
+    gate.set()
+    queue.close(60)
+    tracker._put(queue, "events", [Row(a="text")])
+    assert [(kind, list(map(len, batch))) for kind, batch in rows] == [("metrics", [2])]
 
 
 @pytest.mark.filterwarnings("error")
@@ -483,20 +487,22 @@ def test_every_sends_the_first_value_of_each_metric_in_so_many_steps() -> None:
 
 def test_rows_gather_between_two_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client takes milliseconds for a call, however few rows it has."""
-    monkeypatch.setattr("hookline.hooks.trackers.worker.PAUSE", 3600.0)
+    monkeypatch.setattr("hookline.hooks.trackers.base.PAUSE", 3600.0)
     written: list[list[int]] = []
     called = threading.Event()
 
-    def write(kind: str, rows: Sequence[Any]) -> None:
-        written.append([row["step"] for row in rows])
-        called.set()
+    class Gathering(ListTracker):
+        def write_metrics(self, rows: Sequence[dict[str, Any]]) -> None:
+            written.append([row["step"] for row in rows])
+            called.set()
 
-    worker = Worker(lambda: None, write, lambda run: None, 10**6, pytest.fail, lambda run: None)
-    worker.write_metrics([{"step": 1}])
+    tracker = Gathering()
+    queue = BackgroundQueue(partial(tracker._work, None), 10**6, on_error=pytest.fail, name="test")
+    tracker._put(queue, "metrics", [{"step": 1}])
     called.wait()
     for step in (2, 3, 4):
         called.clear()
-        worker.write_metrics([{"step": step}])
+        tracker._put(queue, "metrics", [{"step": step}])
         called.wait(0.05)
-    worker.finish({}, 60)
+    queue.close(60)
     assert written == [[1], [2, 3, 4]]

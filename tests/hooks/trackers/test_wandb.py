@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tracked_runs import history_of, make_trainer, media_rows, offline_files, read_offline
+from tracked_runs import history_of, make_trainer, offline_files, read_offline, send_media
 
 from hookline import HooklineError, TrackioTracker, WandbTracker, read_metrics
 
@@ -107,7 +107,7 @@ def test_images_and_tables() -> None:
 
     @trainer.on("train_start", name="sends", after="wandb")
     def send() -> None:
-        trainer.hooks.get("wandb")._worker.write_media(media_rows())
+        send_media(trainer.hooks.get("wandb"))
 
     trainer.train()
     (path,) = offline_files(trainer.run_dir)

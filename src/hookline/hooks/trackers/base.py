@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from operator import itemgetter
 from pathlib import Path
+from sys import getsizeof
 from time import monotonic
+from types import SimpleNamespace
 from typing import Annotated, Any, Literal, TypedDict
 
 from annotated_types import Ge, Le
@@ -16,15 +19,16 @@ from hookline._parameters import NonNegativeFloat
 from hookline.core.rng_guard import TrainingStreams
 from hookline.errors import TrainingError, error_text
 from hookline.hooks.base import NamedHook, period
-from hookline.hooks.queue import is_sending_suspended
+from hookline.hooks.queue import BackgroundQueue, is_sending_suspended
 from hookline.hooks.trackers.layers import Histogram, histograms, scalars
-from hookline.hooks.trackers.worker import Worker
 from hookline.record.redaction import redact, redact_text
-from hookline.record.sinks import SinkHandle
+from hookline.record.sinks import KINDS, SinkHandle
 from hookline.run.control import RunControl
 from hookline.runs.histograms import HistogramReader
 
 MAX_TIMEOUT = 3600.0  # seconds
+PAUSE = 2.0  # seconds between two calls of `_write`, in which rows gather: MLflow takes 5 ms for a call with any rows
+ENTRY_BYTES = 200  # about what one entry of a dict or one cell of a table takes: the key, the value and their slots
 FIELDS = ("step", "epoch", "time")  # Every row of metrics has these.
 
 
@@ -95,14 +99,13 @@ class Tracker(NamedHook):
         timeout: Annotated[float, Ge(0), Le(MAX_TIMEOUT)] = 10.0,
         every: int | str | None = None,
     ) -> None:
-        own = period(self, every, ("steps",))
-        self.every = 1 if own is None else int(own.amount)
+        steps = period(self, every, ("steps",))
+        self.every = 1 if steps is None else int(steps.amount)
         self._sent: dict[str, int] = {}  # by metric, in which period the last value was sent
         self._withheld: dict[str, Mapping[str, Any]] = {}  # by metric, the row of the last value if it was not sent
         self.layers, self.queue_mb, self.timeout = layers, queue_mb, timeout
-        self._trainer: RunControl | None = None
-        self._worker: Worker | None = None
-        self._handle: SinkHandle | None = None
+        self._tracked: tuple[RunControl, BackgroundQueue, SinkHandle] | None = None  # the run, until `_stop`
+        self._run_at_end: Mapping[str, Any] = {}  # the fields of run.json at its end
         self._histograms = HistogramReader()
         self._is_ending = False
 
@@ -136,7 +139,7 @@ class Tracker(NamedHook):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the registration and the run out of copies."""
-        return {**vars(self), **dict.fromkeys(("_registered_name", "_trainer", "_worker", "_handle"))}
+        return {**vars(self), **dict.fromkeys(("_registered_name", "_tracked"))}
 
     def check_run(self, trainer: RunControl) -> None:
         """Import the package before the run has a directory; raises `TrainingError` if it is missing."""
@@ -151,18 +154,15 @@ class Tracker(NamedHook):
         run = describe_run(trainer)
         self._import_package()  # again: the hook may have been registered or enabled since `check_run`
         self.check(run)
-        self._trainer = trainer
         self._histograms, self._sent, self._withheld = HistogramReader(), {}, {}
-        self._worker = Worker(
-            open=partial(self.open, run),
-            write=self._write,
-            finish=self._finish,
-            limit=int(self.queue_mb * 1e6),
-            on_failure=partial(self._report_failure, trainer),
-            on_close=self._stop,
-            skip=("layers",) if self.layers == "none" else (),
-        )
-        self._handle = trainer.record.add_sink(self._worker)
+        # The queue reports no failure after it was abandoned: the record is closed by then, and says so.
+        on_error = partial(self._report_failure, trainer)
+        work, limit = partial(self._work, run), int(self.queue_mb * 1e6)
+        queue = BackgroundQueue(work, limit, on_error=on_error, name="hookline-tracker")
+        sink: Any = SimpleNamespace(close=self._stop)
+        for kind in KINDS:
+            setattr(sink, f"write_{kind}", partial(self._put, queue, kind))
+        self._tracked = trainer, queue, trainer.record.add_sink(sink)
 
     def on_train_end(self) -> None:
         """Keep tracking after the hooks are closed: the last rows arrive when the record is closed."""
@@ -170,21 +170,20 @@ class Tracker(NamedHook):
 
     def close(self) -> None:
         """Stop tracking, if the hook was removed during the run."""
-        if not self._is_ending and self._trainer is not None:
-            self._stop(self._trainer.record.run)
+        if not self._is_ending and self._tracked is not None:
+            self._stop(self._tracked[0].record.run)
 
     def _stop(self, run: Mapping[str, Any]) -> None:
         """Wait for what is queued, at most `timeout` seconds, and report what was lost."""
-        worker, handle, trainer = self._worker, self._handle, self._trainer
-        self._worker = self._handle = self._trainer = None
-        if worker is None or handle is None or trainer is None:
+        if self._tracked is None:
             return
+        trainer, queue, handle = self._tracked
+        self._tracked, self._run_at_end = None, dict(run)
         handle.remove()
         began = monotonic()
         try:
-            worker.finish(run, self.timeout)
+            queue.close(self.timeout)
         finally:  # Ctrl-C ends the wait, too
-            queue = worker.queue
             if queue.is_alive:
                 waited = float(f"{min(monotonic() - began, self.timeout):.3g}")
                 self.warn(f"is not done after {waited:g} s and was abandoned; {queue.left} rows were not sent")
@@ -193,11 +192,24 @@ class Tracker(NamedHook):
                 self.warn(f"dropped {queue.dropped} rows, because more than {self.queue_mb:g} MB were waiting")
                 self._record(trainer, "tracker_dropped_rows", rows=queue.dropped)
 
+    def _put(self, queue: BackgroundQueue, kind: str, rows: Sequence[Any]) -> None:
+        """Queue rows of the record for the thread; returns at once."""
+        if queue.is_alive and not (kind == "layers" and self.layers == "none"):
+            size = sum(map(len, rows)) * ENTRY_BYTES if kind == "metrics" else sum(map(size_of, rows))
+            queue.put((kind, rows), size, len(rows))
+
     def _report_failure(self, trainer: RunControl, error: BaseException) -> None:
         """Warn that the tracker has failed; called in its thread."""
         text = redact_text(error_text(error))
         self.warn(f"failed and is switched off, training continues: {text}", once="failed")
         self._record(trainer, "tracker_failed", error=text)
+
+    def _work(self, run: TrackedRun, queue: BackgroundQueue) -> None:
+        """Track the run from its beginning to its end; called in the thread."""
+        self.open(run)
+        while batches := queue.take(group=itemgetter(0), pause=PAUSE):
+            self._write(batches[0][0], [row for _, rows in batches for row in rows])
+        self._finish(self._run_at_end)
 
     def _write(self, kind: str, rows: Sequence[Any]) -> None:
         """Send rows; called in the thread."""
@@ -261,6 +273,31 @@ def describe_run(trainer: RunControl) -> TrackedRun:
         trainer.step if continued else None,
         labels.name, labels.tags, labels.notes,
     )  # fmt: skip
+
+
+def size_of(row: Any) -> int:
+    """Return about how many bytes a row of layers, events or media takes."""
+    if isinstance(row, dict):
+        return _size_of_values(row.values())
+    if (values := getattr(row, "values", None)) is not None:
+        return int(values.nbytes)
+    content = row.content
+    if (png := getattr(content, "png", None)) is not None:
+        return len(png)
+    return _size_of_values(content.columns) + sum(map(_size_of_values, content.rows))
+
+
+def _size_of_values(values: Collection[Any]) -> int:
+    """Return about how many bytes values and their slots take: numbers are alike, texts and lists are not."""
+    size = len(values) * ENTRY_BYTES
+    for value in values:
+        if isinstance(value, str):
+            size += getsizeof(value)
+        elif isinstance(value, dict):
+            size += _size_of_values(value.values())
+        elif isinstance(value, (list, tuple)):
+            size += _size_of_values(value)
+    return size
 
 
 def values_of(row: Mapping[str, Any]) -> dict[str, float]:
