@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge
 
@@ -35,11 +35,7 @@ from hookline.hooks.metric_hook import (
     is_training_metric,
     metric_key,
 )
-from hookline.ranks import Ranks
 from hookline.run.control import RunControl
-
-if TYPE_CHECKING:
-    from hookline.core.registry import Registry
 
 DEFAULT_NAME = "step-{step:08d}"
 
@@ -120,9 +116,9 @@ class CheckpointHook(MetricHook):
     ) -> None:
         self.save_every_n_epochs, self.save_every_n_steps = save_every_n_epochs, save_every_n_steps
         self.save_every: str | None = save_every
-        if (own := period(self, every)) is not None:
-            self.save_every_n_epochs = int(own.amount) if own.unit == "epochs" else None
-            self.save_every = None if own.unit == "epochs" else str(own)
+        if (given := period(self, every)) is not None:
+            self.save_every_n_epochs = int(given.amount) if given.unit == "epochs" else None
+            self.save_every = None if given.unit == "epochs" else str(given)
         self.monitor, self.keep_previous, self.save_last = monitor, keep_previous, save_last
         self.mode = (mode or "min") if monitor is None else find_mode(monitor, mode)
         default = KEEP_ALL if monitor is None else 1
@@ -146,16 +142,6 @@ class CheckpointHook(MetricHook):
         # them again, and a failed run does not save their steps twice.
         self._written: dict[str, int] = {}
         self._directory: Path | None = None
-        self._registry: Registry | None = None
-
-    def setup(self, name: str, registry: Registry | None = None) -> None:
-        """Store the registry, which knows the ranks of the run."""
-        super().setup(name)
-        self._registry = registry
-
-    @property
-    def _ranks(self) -> Ranks:
-        return Ranks() if self._registry is None else self._registry.ranks
 
     def _step_schedule(self) -> Schedule | None:
         if self.save_every is not None and self.save_every_n_steps is not None:
@@ -174,7 +160,7 @@ class CheckpointHook(MetricHook):
         has_epochs = self.save_every_n_epochs is not None or self.monitor is not None
         if not at_step and not (has_epochs and (measurement.epoch + 1) % (self.save_every_n_epochs or 1) == 0):
             return
-        self._forget_deleted()
+        self._forget_deleted(trainer)
         score, kept = self._score(trainer, measurement), list(self.kept)
         # The one that is being written in the background counts, or a worse one would be saved after it.
         if self._writing is not None and self._writing.name == trainer.saving:
@@ -188,11 +174,11 @@ class CheckpointHook(MetricHook):
                 measurement.step, measurement.epoch, score, measurement.metrics,
                 validated=measurement.validated, other=list(measurement.optional),
             )  # fmt: skip
-        trainer.save(self._make_name)
+        trainer.save(partial(self._make_name, trainer))
 
-    def _forget_deleted(self) -> None:
+    def _forget_deleted(self, trainer: RunControl) -> None:
         """Drop checkpoints that were deleted from the disk by a person or another hook from the ranking."""
-        gone, wanted = self._ranks.first(self._find_deleted), self.wanted
+        gone, wanted = trainer.ranks.first(self._find_deleted), self.wanted
         self.kept = [checkpoint for checkpoint in self.kept if checkpoint.name not in gone]
         for name in gone:
             if name in wanted:  # a surplus one may have been deleted by another checkpoint hook
@@ -224,7 +210,7 @@ class CheckpointHook(MetricHook):
             return math.nan  # an infinity must not be the best in one of the modes
         return value
 
-    def _make_name(self) -> str:
+    def _make_name(self, trainer: RunControl) -> str:
         """Name the requested checkpoint when it is written; a validation of its step may have been made by then.
 
         The trainer calls this once per request. The name is empty if a failed run took the request back.
@@ -237,7 +223,7 @@ class CheckpointHook(MetricHook):
             metrics = {f"eval/{key[4:]}": value for key, value in metrics.items() if key.startswith("val/")} | metrics
             self._warn_missing_fields(request, metrics)
             fill = partial(self._file_name.fill, request.epoch, request.step, metrics)
-            self._writing = replace(request, name=self._ranks.first(fill))
+            self._writing = replace(request, name=trainer.ranks.first(fill))
         return "" if self._writing is None else self._writing.name
 
     def _warn_missing_fields(self, request: Request, metrics: Mapping[str, float]) -> None:
@@ -260,8 +246,8 @@ class CheckpointHook(MetricHook):
         if not resumed or self._directory != trainer.checkpoint_dir:
             self.reset()
         elif self._directory is not None:  # later checkpoints were set aside, and a link may have pointed to one
-            self._forget_deleted()
-            self._update_links(self._directory)
+            self._forget_deleted(trainer)
+            self._update_links(trainer, self._directory)
 
     def reset(self) -> None:
         """Forget all checkpoints; they stay on disk."""
@@ -284,7 +270,7 @@ class CheckpointHook(MetricHook):
         is_wanted = self.save_last or (is_scheduled and self.save_top_k)
         if is_wanted and not is_saved and trainer.step and trainer.checkpoint_dir is not None:
             self._requested = Request(trainer.step, trainer.epoch)
-            trainer.save(self._make_name)
+            trainer.save(partial(self._make_name, trainer))
 
     def on_train_end(self, trainer: RunControl) -> None:
         """Save a failed run, outside of the ranking, unless this step is saved already."""
@@ -292,7 +278,7 @@ class CheckpointHook(MetricHook):
         # Not at `on_exception`, where other hooks may have to restore the weights first.
         if self._failed and self.save_on_exception and trainer.step not in self._written.values():
             self._requested = self._writing = None
-            if self._ranks.world_size > 1:  # the others may be at another step, and may not have failed
+            if trainer.ranks.world_size > 1:  # the others may be at another step, and may not have failed
                 self.warn("save_on_exception: a run on several processes is not saved after a failure")
             else:
                 trainer.save()
@@ -307,7 +293,7 @@ class CheckpointHook(MetricHook):
             return
         self._writing, self._directory = None, path.parent
         self.kept.append(RankedCheckpoint(path.name, step, request.score))
-        self._update_links(path.parent)  # before anything is deleted, so that they never dangle
+        self._update_links(trainer, path.parent)  # before anything is deleted, so that they never dangle
         if self.monitor is not None and self._best == self.kept[-1]:
             self.note(trainer, "best_checkpoint", path=path.name, monitor=self.monitor, value=request.score)
         # Keep every checkpoint that any checkpoint hook wants, or that a call of `save` requested.
@@ -315,7 +301,7 @@ class CheckpointHook(MetricHook):
         wanted = {name for hook in hooks if isinstance(hook, CheckpointHook) for name in hook.wanted}
         wanted |= trainer.requested_checkpoints
         names = [checkpoint.name for checkpoint in self.kept if checkpoint.name not in wanted]
-        deleted = self._ranks.first(partial(self._delete, path.parent, names))
+        deleted = trainer.ranks.first(partial(self._delete, path.parent, names))
         self.kept = [checkpoint for checkpoint in self.kept if checkpoint.name not in deleted]
 
     def _delete(self, directory: Path, names: Sequence[str]) -> list[str]:
@@ -326,12 +312,12 @@ class CheckpointHook(MetricHook):
             self.warn(f"a checkpoint cannot be deleted: {error}")
             return []
 
-    def _update_links(self, directory: Path) -> None:
+    def _update_links(self, trainer: RunControl, directory: Path) -> None:
         """Point ``best`` and ``last`` to their checkpoints; a second hook's links end with its name."""
-        if self._ranks.rank != 0:
+        if trainer.ranks.rank != 0:
             return
-        own = self.registered_name
-        suffix = "" if own == self.name else "-" + re.sub("[^A-Za-z0-9_=-]", "_", own)
+        name = self.registered_name
+        suffix = "" if name == self.name else "-" + re.sub("[^A-Za-z0-9_=-]", "_", name)
         best = self._best if self.monitor is not None else None
         last = self.kept[-1] if self.save_last and self.kept else None
         for link, target in (("best", best), ("last", last)):
@@ -379,14 +365,14 @@ class CheckpointHook(MetricHook):
             self.kept = [RankedCheckpoint(**fields) for fields in state["kept"]]
             self._writing = None if state["asked"] is None else Request(**state["asked"])
 
-    def on_checkpoint_load(self, checkpoint_path: str, path: str) -> None:
+    def on_checkpoint_load(self, trainer: RunControl, checkpoint_path: str, path: str) -> None:
         """Add the loaded checkpoint to the ranking, and forget those that are not in this run's directory."""
         directory, loaded, request = Path(path), Path(checkpoint_path).resolve().name, self._writing
         if request is not None:
             name = loaded if _has_name(loaded, request.name) else request.name
             self.kept.append(RankedCheckpoint(name, request.step, request.score))
         names = [checkpoint.name for checkpoint in self.kept if checkpoint.name]
-        existing = self._ranks.first(lambda: [name for name in names if (directory / name).is_dir()])
+        existing = trainer.ranks.first(lambda: [name for name in names if (directory / name).is_dir()])
         self.kept = [checkpoint for checkpoint in self.kept if checkpoint.name in existing]
         self._requested, self._writing, self._directory = None, None, directory
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from operator import mul
-from typing import TYPE_CHECKING, Annotated, NamedTuple, cast
+from typing import Annotated, NamedTuple, cast
 
 import torch
 from annotated_types import Gt, Lt
@@ -25,9 +25,6 @@ from hookline.stats.collector import HostQueue, StepRows
 from hookline.stats.distributed import LocalTensors
 from hookline.stats.histograms import fold, percentiles
 from hookline.stats.rows import L2, STATISTICS
-
-if TYPE_CHECKING:
-    from hookline.core.registry import Registry
 
 # A GradScaler halves its scale at each overflow; from where it starts, 65536, that may happen 16 times in a row.
 MAX_OVERFLOWS = 16
@@ -119,10 +116,10 @@ class GradientMonitor(NamedHook):
         if parts is not None and not are_parts:
             message = f"expected a part of parameters' names or a list of these, {got(param_filter)}"
             raise ConfigError("param_filter", message)
-        own = period(self, every) or Quantity.parse(log_frequency, "log_frequency")
-        if own.amount <= 0:
+        frequency = period(self, every) or Quantity.parse(log_frequency, "log_frequency")
+        if frequency.amount <= 0:
             raise ConfigError("log_frequency", f"{log_frequency!r} is never due; the smallest is 1")
-        self.schedule = Schedule.parse(every=own)
+        self.schedule = Schedule.parse(every=frequency)
         if log_histogram and bins_per_octave not in (1, 2, 4, 8):
             raise ConfigError("bins_per_octave", f"expected 1, 2, 4 or 8, {got(bins_per_octave)}")
         bins = bins_per_octave if log_histogram else 0
@@ -138,14 +135,13 @@ class GradientMonitor(NamedHook):
         self._overflowed: set[int] = set()  # steps that the GradScaler skipped and whose values have not arrived
         self._overflows_in_a_row = 0
         self._flush = HostQueue()
-        self._prefix = PREFIX
         if not log_update_ratio:
             self.on_after_optimizer_step = None  # type: ignore[assignment] # not needed, so not listened to
 
-    def setup(self, name: str, registry: Registry | None = None) -> None:
-        """Put the name into a second monitor's metrics, which would overwrite those of the first."""
-        super().setup(name)
-        self._prefix = PREFIX if name == self.name else f"{PREFIX}/{name}"
+    @property
+    def _prefix(self) -> str:
+        """What metrics begin with; those of a second monitor have its name, or they would overwrite the first one's."""
+        return PREFIX if self.registered_name == self.name else f"{PREFIX}/{self.registered_name}"
 
     def close(self) -> None:
         """Drop values that have not arrived."""

@@ -64,7 +64,6 @@ class BackgroundQueue:
         self._waiting: deque[_Item] = deque()
         self._size = self._in_hand = 0  # The size of all waiting items, and the amount in progress.
         self._take_at = 0.0
-        self._has_failed = False
         self._changed, self._ended = threading.Condition(), threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -72,7 +71,7 @@ class BackgroundQueue:
     def put(self, value: Any, size: int = 1, amount: int = 1) -> None:
         """Queue an item, which counts as `amount` when it is dropped or left; returns at once."""
         with self._changed:
-            if self._has_failed or self.is_closing:
+            if self.is_closing:
                 return
             while self._waiting and self._size + size > self._limit:
                 if not self._drop_oldest:
@@ -139,7 +138,7 @@ class BackgroundQueue:
             self._work(self)
         except BaseException as error:  # SystemExit, too: it would end the thread silently.
             with self._changed:
-                self._has_failed = True
+                self.is_closing = True
                 self._clear()
                 is_of_interest = not self.is_abandoned
             if is_of_interest:
