@@ -97,11 +97,6 @@ def is_terminal(stream: Any) -> bool:
         return False
 
 
-def can_rewrite_lines(stream: Any) -> bool:
-    """Return whether a line that was printed can be replaced: on a terminal that understands escape sequences."""
-    return is_terminal(stream) and os.environ.get("TERM") not in ("dumb", "unknown")
-
-
 class RunOutput:
     """A stream during a run for libraries that print; `print_line` does the writing."""
 

@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from shutil import get_terminal_size
 from typing import Any
 
-from hookline._console import can_rewrite_lines, is_terminal, print_line
+from hookline._console import is_terminal, print_line
 
 _MOVES = re.compile(r"(\r|\n|\x1b\[[0-9;?]*[A-Za-z])")
 _LOCK_SECONDS = 1.0  # a forked process may inherit a lock that nothing releases
@@ -38,8 +38,8 @@ def is_notebook(stream: Any) -> bool:
 
 
 def can_redraw(stream: Any) -> bool:
-    """Return whether what was drawn can be replaced: at a terminal that understands that, and in a notebook."""
-    return is_notebook(stream) or can_rewrite_lines(stream)
+    """Return whether what was drawn can be replaced: in a notebook, and on a terminal that knows escape sequences."""
+    return is_notebook(stream) or (is_terminal(stream) and os.environ.get("TERM") not in ("dumb", "unknown"))
 
 
 class Region:

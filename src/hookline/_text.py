@@ -1,7 +1,8 @@
-"""Write tables and durations as plain text for people."""
+"""Write tables, durations, numbers and rates as plain text for people."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 
@@ -22,3 +23,22 @@ def duration_text(seconds: float) -> str:
     units = ((86_400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s"))
     size, unit, smaller, name = next(row for row in units if whole >= row[0])
     return f"{whole // size} {unit} {whole % size // smaller:02} {name}"
+
+
+def number(value: float) -> str:
+    """Return a loss or a metric as text."""
+    if not math.isfinite(value) or value == 0 or 1e-3 <= abs(value) < 1e6:
+        return f"{value:,.4f}"
+    return f"{value:.3e}"
+
+
+def rate(per_second: float, unit: str) -> str:
+    """Return a rate as text, of slow things as a duration."""
+    if per_second >= 100:
+        return f"{per_second:,.0f} {unit}s/s"
+    return f"{per_second:.1f} {unit}s/s" if per_second >= 1 else f"{1 / max(per_second, 1e-9):,.1f} s/{unit}"
+
+
+def of_total(count: int, total: int | None, unit: str = "") -> str:
+    """Return a count as text, with its total if that is known."""
+    return f"{count:,}" + (f"/{total:,}" if total else "") + (f" {unit}" if unit else "")

@@ -14,11 +14,10 @@ from hookline._console import RunOutput, print_line, printable
 from hookline._fs import relative_to_here
 from hookline._parameters import NonNegativeFloat, PositiveInt
 from hookline._terminal import can_redraw
-from hookline._text import duration_text
+from hookline._text import duration_text, of_total, rate
 from hookline.core.costs import share_of_run
 from hookline.core.schedule import Schedule
 from hookline.hooks.base import counts_for_run, period
-from hookline.hooks.console.text import of_total, rate
 from hookline.hooks.console.times import StepReport, TimedHook
 from hookline.run.control import RunControl
 

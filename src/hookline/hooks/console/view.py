@@ -11,9 +11,8 @@ from hookline import _device
 from hookline._console import print_line
 from hookline._step_parts import STEP_PARTS
 from hookline._terminal import Region, is_notebook, open_region
-from hookline._text import duration_text
+from hookline._text import duration_text, number, of_total, rate
 from hookline.hooks.console.layout import Layout, Part
-from hookline.hooks.console.text import number, of_total, rate
 from hookline.hooks.console.times import StepReport
 from hookline.hooks.metric_hook import MetricHook
 from hookline.run.control import RunControl
@@ -115,13 +114,10 @@ class LiveView:
 
     def add_loss(self, loss: float, epoch: int) -> None:
         """Take the loss of a step; the mean is that of the epoch so far."""
-        if epoch < self._epoch:  # the record is written later than the epoch begins
-            self._loss = loss
-            return
+        self._loss = loss
         if epoch > self._epoch:
             self.start_epoch(epoch)
-        self._loss = loss
-        if math.isfinite(loss):
+        if epoch == self._epoch and math.isfinite(loss):  # else its epoch is over: the record is written later
             self._sum, self._count = self._sum + loss, self._count + 1
 
     def start_epoch(self, epoch: int) -> None:
