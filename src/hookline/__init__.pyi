@@ -32,9 +32,7 @@ from hookline.gradients.transforms import Identity as Identity
 from hookline.hooks.activation_stats import ActivationStats as ActivationStats
 from hookline.hooks.checkpoint import CheckpointHook as CheckpointHook
 from hookline.hooks.checkpoint import ModelCheckpoint as ModelCheckpoint
-from hookline.hooks.confusion_matrix import ConfusionMatrix as ConfusionMatrix
 from hookline.hooks.console.hook import ConsoleLogHook as ConsoleLogHook
-from hookline.hooks.debug_training import DebugHook as DebugHook
 from hookline.hooks.early_stopping import EarlyStopping as EarlyStopping
 from hookline.hooks.ema import EMAHook as EMAHook
 from hookline.hooks.gradient_monitor import GradientMonitor as GradientMonitor
@@ -42,10 +40,12 @@ from hookline.hooks.json_log import JSONLogHook as JSONLogHook
 from hookline.hooks.loss_spike import LossSpike as LossSpike
 from hookline.hooks.lr_monitor import LearningRateMonitor as LearningRateMonitor
 from hookline.hooks.nan_forensics.dump import replay_crash as replay_crash
+from hookline.hooks.nan_forensics.hook import DebugHook as DebugHook
 from hookline.hooks.nan_forensics.hook import NanForensics as NanForensics
 from hookline.hooks.notify import NotifyHook as NotifyHook
+from hookline.hooks.prediction_tables import ConfusionMatrix as ConfusionMatrix
+from hookline.hooks.prediction_tables import SamplePredictions as SamplePredictions
 from hookline.hooks.profiler import Profiler as Profiler
-from hookline.hooks.sample_predictions import SamplePredictions as SamplePredictions
 from hookline.hooks.stall_watchdog import StallWatchdog as StallWatchdog
 from hookline.hooks.throughput import ThroughputMonitor as ThroughputMonitor
 from hookline.hooks.trackers.base import Tracker as Tracker

@@ -1,7 +1,7 @@
 """The built-in hooks, and the table of their config names: to add one, add its file and a line here.
 
-Each is in the file with its config name, trackers in trackers/, and uses only what users' hooks can use. Imports
-everything below: `core`, `stats`, `activations`, `gradients`, `record` and `checkpoints`, never `trainer`.
+They use only what users' hooks can use. Imports everything below: `core`, `stats`, `activations`, `gradients`, `record`
+and `checkpoints`, never `trainer`.
 """
 
 BUILT_IN: dict[str, str] = {
@@ -14,10 +14,10 @@ BUILT_IN: dict[str, str] = {
     "clip_adaptive": "hookline.gradients.transforms:ClipAdaptive",
     "clip_norm": "hookline.gradients.transforms:ClipNorm",
     "clip_value": "hookline.gradients.transforms:ClipValue",
-    "confusion_matrix": "hookline.hooks.confusion_matrix:ConfusionMatrix",
+    "confusion_matrix": "hookline.hooks.prediction_tables:ConfusionMatrix",
     "console_log": "hookline.hooks.console.hook:ConsoleLogHook",
     "debug": "hookline.activations.debug:Debug",
-    "debug_training": "hookline.hooks.debug_training:DebugHook",
+    "debug_training": "hookline.hooks.nan_forensics.hook:DebugHook",
     "early_stopping": "hookline.hooks.early_stopping:EarlyStopping",
     "ema": "hookline.hooks.ema:EMAHook",
     "freeze": "hookline.gradients.transforms:Freeze",
@@ -40,7 +40,7 @@ BUILT_IN: dict[str, str] = {
     "patch": "hookline.activations.interventions:Patch",
     "profiler": "hookline.hooks.profiler:Profiler",
     "replace_activation": "hookline.activations.interventions:Replace",
-    "sample_predictions": "hookline.hooks.sample_predictions:SamplePredictions",
+    "sample_predictions": "hookline.hooks.prediction_tables:SamplePredictions",
     "sample_text": "hookline.demo.sampling:SampleText",
     "scale": "hookline.gradients.transforms:Scale",
     "scale_activation": "hookline.activations.interventions:ScaleActivation",

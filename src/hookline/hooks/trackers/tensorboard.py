@@ -9,8 +9,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from hookline.errors import TrainingError
-from hookline.hooks.trackers.base import TrackedRun, Tracker, TrackerSettings, event_text, flatten, values_of
-from hookline.hooks.trackers.layers import Histogram
+from hookline.hooks.trackers.base import Histogram, TrackedRun, Tracker, TrackerSettings, event_text, flatten, values_of
 
 DIRECTORY = "tensorboard"
 MAX_METRICS = 200  # in the table of hyperparameters

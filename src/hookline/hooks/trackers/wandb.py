@@ -12,8 +12,7 @@ from typing import Any, Literal, Unpack
 
 from hookline._fs import refuse_link
 from hookline.errors import TrainingError
-from hookline.hooks.trackers.base import TrackedRun, Tracker, TrackerSettings, event_text, values_of
-from hookline.hooks.trackers.layers import Histogram
+from hookline.hooks.trackers.base import Histogram, TrackedRun, Tracker, TrackerSettings, event_text, values_of
 from hookline.record.events import EVENTS
 
 STEP = "trainer/step"
