@@ -34,6 +34,15 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() or char in "\n\t" else repr(char)[1:-1] for char in text)
 
 
+def can_encode(text: str, output: Any) -> bool:
+    """Return whether the encoding of a stream or of rich's console has all characters of a text."""
+    try:
+        text.encode(getattr(output, "encoding", None) or "utf-8")
+    except (UnicodeError, LookupError):
+        return False
+    return True
+
+
 def print_line(text: str = "", stream: Any = None, end: str = "\n") -> None:
     """Print to a stream and flush it; what cannot be printed is lost, because training matters more.
 

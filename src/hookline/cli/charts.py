@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.text import Text
 
-from hookline._console import printable
+from hookline._console import can_encode, printable
 from hookline.cli.formatting import cut, heading, paragraph
 from hookline.runs.curves import Curve
 
@@ -106,7 +106,7 @@ def _left_out(curve: Curve, gaps: int, log: bool) -> str:
 
 def _draw(console: Console, series: Sequence[_Series], height: int, log: bool, with_markers: bool) -> None:
     coloured = console.color_system is not None and not console.no_color
-    has_dots = _can_print("⣿│┤└─┬…", console)
+    has_dots = can_encode("⣿│┤└─┬…", console)
     with_dots = has_dots and (coloured or not with_markers)
     bottom, top = _limits([value for curve in series for value in (curve.low, curve.high)])
     if top == bottom:
@@ -284,11 +284,3 @@ def _print(console: Console, line: Text) -> None:
     line.rstrip()
     line.truncate(min(console.width, _MAX_WIDTH), overflow="ellipsis")
     console.print(line, no_wrap=True, crop=False, soft_wrap=True)
-
-
-def _can_print(text: str, console: Console) -> bool:
-    try:
-        text.encode(console.encoding)
-    except (UnicodeError, LookupError):
-        return False
-    return True

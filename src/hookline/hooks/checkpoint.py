@@ -371,10 +371,9 @@ class CheckpointHook(MetricHook):
         if request is not None:
             name = loaded if _has_name(loaded, request.name) else request.name
             self.kept.append(RankedCheckpoint(name, request.step, request.score))
-        names = [checkpoint.name for checkpoint in self.kept if checkpoint.name]
-        existing = trainer.ranks.first(lambda: [name for name in names if (directory / name).is_dir()])
-        self.kept = [checkpoint for checkpoint in self.kept if checkpoint.name in existing]
         self._requested, self._writing, self._directory = None, None, directory
+        gone = trainer.ranks.first(self._find_deleted)
+        self.kept = [checkpoint for checkpoint in self.kept if checkpoint.name and checkpoint.name not in gone]
 
 
 ModelCheckpoint = CheckpointHook

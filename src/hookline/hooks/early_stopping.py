@@ -82,11 +82,11 @@ class EarlyStopping(MetricHook):
         self.min_epochs, self.target, self.divergence_threshold = min_epochs, target, divergence_threshold
         self.on_non_finite = on_non_finite
         self.restore_best_weights = self.intervenes = restore_best_weights
-        own = period(self, every, ("steps", "epochs"))
-        if own is not None and own.unit == "steps":
-            self.check_every_n_steps = int(own.amount)
-        elif own is not None:
-            if own.amount != 1:
+        given = period(self, every, ("steps", "epochs"))
+        if given is not None and given.unit == "steps":
+            self.check_every_n_steps = int(given.amount)
+        elif given is not None:
+            if given.amount != 1:
                 raise ConfigError("every", f"{every!r}: checks are made at the end of each epoch or at steps")
             self.check_on_train_epoch_end = True
         self.warmup, self._warmup = warmup, Quantity.parse(warmup, "warmup", ("steps", "epochs"))

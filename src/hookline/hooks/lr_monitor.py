@@ -38,13 +38,13 @@ class LearningRateMonitor(TrainingHook):
         every: int | str | None = None,
     ) -> None:
         self.log_momentum, self.log_weight_decay, self.frequency = log_momentum, log_weight_decay, frequency
-        own = period(self, every)
-        if own is not None and own.unit == "epochs":
-            if own.amount != 1:
+        given = period(self, every)
+        if given is not None and given.unit == "epochs":
+            if given.amount != 1:
                 raise ConfigError("every", f"{every!r}: rates are recorded at the start of each epoch or at steps")
             self.frequency = "epoch"
-        elif own is not None:
-            self.schedule = Schedule(every=own)
+        elif given is not None:
+            self.schedule = Schedule(every=given)
         if self.frequency == "epoch":
             self.on_before_optimizer_step = None  # type: ignore[assignment]  # so that steps cost nothing
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar
@@ -70,7 +71,6 @@ class Profiler(NamedHook):
         self.schedule = Schedule(at=tuple(Quantity(step, "steps") for step in sorted(due)))
         self.traces: list[Path] = []
         self._profile: profiler.profile | None = None
-        self._trainer: RunControl | None = None
         self._range = (0, 0)  # the first and last step of the current trace
         self._newest_step = 0
         self._ends_with_batch = False
@@ -78,7 +78,7 @@ class Profiler(NamedHook):
     def on_train_batch_start(self, trainer: RunControl, step: int) -> None:
         """Start a trace at its first micro-batch; end one whose last step was not reported."""
         if step > self._range[1]:
-            self._finish()
+            self.close()
         self._newest_step = step
         if self._profile is not None:
             return
@@ -88,11 +88,11 @@ class Profiler(NamedHook):
             if step >= first:
                 self.warn(f"step {step} is not traced, because another profiler is active", once="skipped")
             return
-        self._trainer, self._range = trainer, (max(first, step), last)
+        self._range = max(first, step), last
         actions = profiler.ProfilerAction
         self._profile = profiler.profile(
             schedule=lambda index: actions.WARMUP if index < first - step else actions.RECORD,
-            on_trace_ready=self._write,
+            on_trace_ready=partial(self._write, trainer),
             record_shapes=self.record_shapes,
             profile_memory=self.profile_memory,
             with_stack=self.with_stack,
@@ -115,12 +115,12 @@ class Profiler(NamedHook):
     def on_train_batch_end(self) -> None:
         """End a trace by micro-batches: the end of the step may not be due."""
         if self._ends_with_batch:
-            self._finish()
+            self.close()
 
     def on_step_end(self, step: int) -> None:
         """Advance to the next step of the trace, or end it."""
         if step >= self._range[1]:
-            self._finish()
+            self.close()
         elif self._profile is not None:
             self._advance(self._profile.step)
 
@@ -139,15 +139,10 @@ class Profiler(NamedHook):
         """End the current trace; warn if the run ended before the first one."""
         if step < self.first_step[0] and not trainer.is_trial_run and self._has_own_schedule(trainer):
             self.warn(f"nothing was traced: the run ended at step {step}, before first_step={self.first_step[0]}")
-        self._finish()
+        self.close()
 
     def close(self) -> None:
-        """End the current trace and release the run."""
-        self._finish()
-        self._trainer = None
-
-    def _finish(self) -> None:
-        """Stop the profile, which writes the trace."""
+        """End the current trace: stopping the profile writes it."""
         profile, self._profile = self._profile, None
         if profile is not None:
             try:
@@ -155,12 +150,11 @@ class Profiler(NamedHook):
             finally:
                 Profiler._active.discard(self)
 
-    def _write(self, profile: profiler.profile) -> None:
-        assert self._trainer is not None
-        directory = self.output_path(self._trainer, "directory", "traces")
+    def _write(self, trainer: RunControl, profile: profiler.profile) -> None:
+        directory = self.output_path(trainer, "directory", "traces")
         if directory is not None and self._newest_step >= self._range[0]:  # a run may end in the warm-up
             directory.mkdir(parents=True, exist_ok=True)
             path = directory / f"step-{self._range[0]:08d}.json.gz"
             profile.export_chrome_trace(str(path))
             self.traces.append(path)
-            self.note(self._trainer, "trace_written", path=str(path))
+            self.note(trainer, "trace_written", path=str(path))

@@ -92,8 +92,8 @@ class BackgroundQueue:
         with self._changed:
             self._in_hand = 0
             self._changed.wait_for(lambda: self._waiting or self.is_closing)
-            is_urgent: Callable[[], bool] = lambda: self.is_closing or 2 * self._size > self._limit  # noqa: E731
-            self._changed.wait_for(is_urgent, timeout=max(self._take_at - monotonic(), 0.0))
+            left = max(self._take_at - monotonic(), 0.0)
+            self._changed.wait_for(lambda: self.is_closing or 2 * self._size > self._limit, left)
             taken: list[Any] = []
             while self._waiting and (
                 not taken or (group is not None and group(self._waiting[0].value) == group(taken[0]))

@@ -64,8 +64,8 @@ class ThroughputMonitor(TimedHook):
     ) -> None:
         self.log_every_n_steps, self.peak_flops = log_every_n_steps, peak_flops
         self.flops_per_token, self.flops_per_sample = flops_per_token, flops_per_sample
-        if (own := period(self, every, ("steps",))) is not None:
-            self.log_every_n_steps = int(own.amount)
+        if (steps := period(self, every, ("steps",))) is not None:
+            self.log_every_n_steps = int(steps.amount)
         self._least_steps = self.log_every_n_steps
         self._has_utilization, self._has_reported = True, False
 

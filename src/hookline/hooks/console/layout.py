@@ -11,7 +11,7 @@ from rich.color import ColorSystem
 from rich.console import Console
 from rich.style import Style
 
-from hookline._console import printable
+from hookline._console import can_encode, printable
 
 LABEL = 12  # columns; more where a label needs them
 MIN_BAR, MAX_BAR = 8, 40  # columns
@@ -36,7 +36,7 @@ class Layout:
     def __init__(self, stream: Any, width: int, plain: bool = False) -> None:
         self.width, self._label = width, LABEL
         self._has_colors = not (plain or os.environ.get("NO_COLOR")) and Console(force_terminal=True).color_system
-        self._done, self._half, self._left = ("━", "╸", "─") if _can_write("━╸─", stream) else ("#", "", "-")
+        self._done, self._half, self._left = ("━", "╸", "─") if can_encode("━╸─", stream) else ("#", "", "-")
 
     def fits(self, parts: Sequence[Part]) -> bool:
         """Return whether `row` would leave none of the parts out."""
@@ -92,11 +92,3 @@ class Layout:
             is_styled = style and text and self._has_colors
             line += STYLES[style].render(text, color_system=ColorSystem.STANDARD) if is_styled else text
         return line
-
-
-def _can_write(text: str, stream: Any) -> bool:
-    try:
-        text.encode(getattr(stream, "encoding", None) or "utf-8")
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True
