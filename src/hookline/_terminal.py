@@ -23,15 +23,6 @@ _MOVES = re.compile(r"(\r|\n|\x1b\[[0-9;?]*[A-Za-z])")
 _LOCK_SECONDS = 1.0  # a forked process may inherit a lock that nothing releases
 
 
-def terminal_size(stream: Any) -> os.terminal_size:
-    """Return columns and rows of the terminal that a stream writes to, now; the usual ones if nothing says them."""
-    with suppress(Exception):  # not a file, or closed
-        size = os.get_terminal_size(stream.fileno())
-        if size.columns and size.lines:  # the terminal of a container may say 0
-            return size
-    return get_terminal_size()
-
-
 def is_notebook(stream: Any) -> bool:
     """Return whether a stream writes into the output of a notebook's cell."""
     return type(stream).__module__.partition(".")[0] == "ipykernel"
@@ -86,8 +77,13 @@ class Screen:
         self._watched = [watch(stream, self) for stream in (sys.stdout, sys.stderr) if is_terminal(stream)]
 
     def size(self) -> os.terminal_size:
-        """Return columns and rows now, without the erasing that other code which asks for the descriptor causes."""
-        return terminal_size(self._out)
+        """Return columns and rows now; the usual ones if nothing says them."""
+        with suppress(Exception):  # not a file, or closed
+            # The watched stream's descriptor: other code that asks for one makes the screen erase itself.
+            size = os.get_terminal_size(self._out.fileno())
+            if size.columns and size.lines:  # the terminal of a container may say 0
+                return size
+        return get_terminal_size()
 
     def add(self) -> Region:
         """Add a region without lines."""
@@ -194,7 +190,7 @@ class WatchedStream:
     def __init__(self, stream: Any) -> None:
         self.stream, self.encoding = stream, getattr(stream, "encoding", None)
         self.write, self.fileno = stream.write, getattr(stream, "fileno", None)
-        self._screens: list[Screen] = []
+        self.screens: list[Screen] = []  # They notice what is written.
         self._before = {name: vars(stream)[name] for name in ("write", "fileno") if name in _attributes(stream)}
         self._replaced = {"write": self._noticed_write, "fileno": self._noticed_fileno}
         with suppress(AttributeError, TypeError):  # an object without attributes is not noticed
@@ -206,15 +202,10 @@ class WatchedStream:
         with suppress(Exception):
             self.stream.flush()
 
-    def add(self, screen: Screen) -> None:
-        """Let a screen notice what is written."""
-        if screen not in self._screens:
-            self._screens.append(screen)
-
     def remove(self, screen: Screen) -> None:
         """Let a screen notice nothing more; without screens the stream becomes what it was."""
-        self._screens = [other for other in self._screens if other is not screen]
-        if self._screens or _watched.pop(id(self.stream), None) is None:
+        self.screens = [other for other in self.screens if other is not screen]
+        if self.screens or _watched.pop(id(self.stream), None) is None:
             return
         for name, function in self._replaced.items():
             if _attributes(self.stream).get(name) == function:  # else other code has replaced it since
@@ -224,12 +215,12 @@ class WatchedStream:
 
     def _noticed_write(self, text: str) -> Any:
         with ExitStack() as screens:
-            for screen in self._screens:
+            for screen in self.screens:
                 screens.enter_context(screen.writing(text))
             return self.write(text)
 
     def _noticed_fileno(self) -> int:
-        for screen in self._screens:
+        for screen in self.screens:
             screen.erase()
         return int(self.fileno())  # type: ignore[misc]  # only if it has one
 
@@ -242,7 +233,8 @@ def watch(stream: Any, screen: Screen) -> WatchedStream:
     watched = _watched.get(id(stream))
     if watched is None:
         watched = _watched[id(stream)] = WatchedStream(stream)
-    watched.add(screen)
+    if screen not in watched.screens:
+        watched.screens.append(screen)
     return watched
 
 

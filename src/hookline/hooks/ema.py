@@ -169,9 +169,12 @@ class EMAHook(NamedHook):
 
     def copy_to(self, model: torch.nn.Module) -> None:
         """Overwrite a model's weights with the averaged ones."""
+        self._write(model, self.average)
+
+    def _write(self, model: torch.nn.Module, values: Mapping[str, torch.Tensor]) -> None:
         for name, weight in self._weights(model).items():
-            if name in self.average:
-                weight.copy_(self.average[name])
+            if name in values:
+                weight.copy_(values[name])
 
     def on_validation_start(self, trainer: RunControl, model: torch.nn.Module) -> None:
         """Apply the average, unless an earlier hook of this event disabled this one: nothing would restore it."""
@@ -199,10 +202,7 @@ class EMAHook(NamedHook):
     def _restore(self) -> None:
         """Give the model its own weights back, if it has the averaged ones."""
         if self._applied_to is not None:
-            model, own = self._applied_to
-            weights = self._weights(model)
-            for name, weight in own.items():
-                weights[name].copy_(weight)
+            self._write(*self._applied_to)
             self._applied_to = self._applied_in = None
 
     # A validation that fails has no end. Its failure ends the run, or only that of the hook that validated.

@@ -216,9 +216,8 @@ class GradientMonitor(NamedHook):
             names, present, named = keys = cast("TableKeys", row_keys)
             self._log_layers(keys, table, trainer, step)
             if self._spec.bins_per_octave:
-                bins = table[:, len(named) :]  # NaN where there was no gradient: nothing was counted
-                counts = (bins if len(present) == len(names) else bins.nan_to_num()).unsqueeze(1)
-                trainer.log_layers("gradient_histograms", names, ("count",), counts, step)
+                counts = table[:, len(named) :].nan_to_num()  # NaN where there was no gradient: nothing was counted
+                trainer.log_layers("gradient_histograms", names, ("count",), counts.unsqueeze(1), step)
             columns = _columns(named, table, present)
             self._log_totals(columns, trainer, step)
             # Steps that the GradScaler skipped while it may still be searching for its scale are not judged.
@@ -334,7 +333,7 @@ class GradientSnapshot:
         self.step, self.params, self._spec = step, params, spec
         self._present, grads = self._gradients()
         names = list(params)
-        pieces = LocalTensors(grads, names if len(grads) == len(names) else [names[row] for row in self._present])
+        pieces = LocalTensors(grads, [names[row] for row in self._present])
         # A DTensor's version misses writes to its shard, so only plain gradients can be recognized as unchanged.
         read = TensorVersions(grads) if pieces.plain else None
         self._columns, values = self._measure(pieces, read)
@@ -417,11 +416,8 @@ class GradientSnapshot:
 
     def _gradients(self) -> tuple[list[int], list[Tensor]]:
         """Return the rows that have a gradient, and these gradients."""
-        grads = [param.grad for param in self.params.values()]
-        present = [grad for grad in grads if grad is not None]
-        if len(present) == len(grads):
-            return list(range(len(grads))), present
-        return [row for row, grad in enumerate(grads) if grad is not None], present
+        grads = {row: param.grad for row, param in enumerate(self.params.values()) if param.grad is not None}
+        return list(grads), list(grads.values())
 
     def _spread(self, values: Tensor, rows: list[int], missing: float = math.nan) -> Tensor:
         """Put the values of some parameters into a table with a row for each parameter."""
