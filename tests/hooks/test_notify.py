@@ -500,15 +500,15 @@ def test_closing_in_another_thread_does_not_break_a_message(server: Server, monk
     """Hooks may fail, and be reported, in a thread that outlives the run."""
     hook, began = NotifyHook(server.url), threading.Event()
     closing = threading.Thread(target=lambda: (began.wait(), hook.close()))
-    make = notify.Outbox
+    make = notify.BackgroundQueue
 
-    def make_slowly(*args: Any) -> Any:
-        made = make(*args)
+    def make_slowly(*args: Any, **options: Any) -> Any:
+        made = make(*args, **options)
         began.set()
         time.sleep(0.05)  # the other thread closes the hook now, or waits until the message is queued
         return made
 
-    monkeypatch.setattr(notify, "Outbox", make_slowly)
+    monkeypatch.setattr(notify, "BackgroundQueue", make_slowly)
     closing.start()
     hook.tell("at the last moment")
     closing.join()

@@ -7,6 +7,8 @@ import math
 import platform
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Ge, Le
@@ -18,7 +20,8 @@ from hookline.core.schedule import Quantity, Schedule
 from hookline.errors import ConfigError, RegistrationError
 from hookline.hooks.base import NamedHook, counts_for_run
 from hookline.hooks.metric_hook import find_mode, floats, is_better, metric_key
-from hookline.hooks.webhook import Outbox, Webhook
+from hookline.hooks.queue import BackgroundQueue
+from hookline.hooks.webhook import MAX_WAIT, DeliveryError, Webhook
 from hookline.record.redaction import add_secret_url, redact_text
 from hookline.run.control import RunControl
 
@@ -82,9 +85,9 @@ class NotifyHook(NamedHook):
         self._incidents: set[tuple[str, str, str]] = set()  # Hook, event and kind of the incidents already reported.
         self._trainer: RunControl | None = None
         self._unsubscribe: Callable[[], None] | None = None
-        self._outbox: Outbox | None = None  # from the first message to the end of the run
+        # From the first message to the end of the run, and how many messages of it were sent and failed.
+        self._outbox: tuple[BackgroundQueue, dict[str, int]] | None = None
         self._is_closed = False  # after the end of a run, until the next one begins
-        self._reported_exception = False
         try:
             period = Quantity.parse(heartbeat, "heartbeat")
             if period.amount <= 0:
@@ -122,7 +125,9 @@ class NotifyHook(NamedHook):
             outbox, self._outbox, self._is_closed = self._outbox, None, True
         counts = dict.fromkeys(("sent", "failed", "dropped", "unsent"), 0)
         if outbox is not None:
-            counts = outbox.close(self.wait_at_end)  # it notes failures in the run until it is closed
+            queue, posted = outbox
+            queue.close(self.wait_at_end)  # its thread notes failures in the run until it is closed
+            counts = {**posted, "dropped": queue.dropped, "unsent": queue.left}
         trainer, self._trainer, self._unsubscribe = self._trainer, None, None
         if counts["unsent"]:
             self.warn(f"{counts['unsent']} messages were not sent within {self.wait_at_end:g} s")
@@ -133,7 +138,7 @@ class NotifyHook(NamedHook):
 
     def on_train_start(self, trainer: RunControl, resumed: bool = False) -> None:
         """Start over, unless the run is resumed."""
-        self._trainer, self._reported_exception, self._is_closed = trainer, False, False
+        self._trainer, self._is_closed = trainer, False
         self._incidents, self._warned_once = set(), frozenset()
         if not resumed:
             self.best = self._worst
@@ -159,13 +164,12 @@ class NotifyHook(NamedHook):
     def on_exception(self, exception: BaseException, step: int) -> None:
         """Report the exception."""
         if "exception" in self.notify_on:
-            self._reported_exception = True
             self.tell(f"failed at step {step}: {type(exception).__name__}: {exception}")
 
     def on_train_end(self, trainer: RunControl, step: int, reason: str) -> None:
         """Report the end, as an early stop if a hook or the user's code requested one."""
-        if self._reported_exception:
-            return
+        if trainer.status == "error" and "exception" in self.notify_on:
+            return  # `on_exception` has reported it
         is_stop = trainer.status == "completed" and trainer.stop_reason is not None and trainer.stopped_by != "signal"
         best = f"; best {self.monitor} {self.best:.4g}" if math.isfinite(self.best) else ""
         if is_stop and "early_stop" in self.notify_on:
@@ -196,13 +200,46 @@ class NotifyHook(NamedHook):
         with _opening:
             if not self._is_closed:
                 if self._outbox is None:  # a run without messages has no thread
-                    self._outbox = Outbox(self._webhook, self.queue, self.retries, self.backoff, self._on_failure)
-                self._outbox.put(json.dumps({"text": escaped}).encode("ascii"))
+                    counts = {"sent": 0, "failed": 0}
+                    # When the queue is full, the oldest message is dropped, because the newest matter most.
+                    queue = BackgroundQueue(
+                        partial(self._post_all, counts), self.queue, drop_oldest=True, on_error=self._on_failure,
+                        name="hookline-outbox",
+                    )  # fmt: skip
+                    self._outbox = queue, counts
+                self._outbox[0].put(json.dumps({"text": escaped}).encode("ascii"))
                 return
         self.warn("a message came after the end of the run and was dropped", once="closed")
 
-    def _on_failure(self, why: str) -> None:
-        """Warn of a message that was not delivered and note it; called in the outbox's thread."""
+    # ---- in the thread that posts ------------------------------------------------------------------------------------
+
+    def _post_all(self, counts: dict[str, int], queue: BackgroundQueue) -> None:
+        """Post messages until the queue is closed."""
+        while messages := queue.take():
+            try:
+                self._post(messages[0], queue)
+                counts["sent"] += 1
+            except DeliveryError as error:
+                counts["failed"] += 1
+                with suppress(Exception):  # it writes to a record that may be full or closed; other messages follow
+                    self._on_failure(error)
+
+    def _post(self, message: bytes, queue: BackgroundQueue) -> None:
+        """Post a message, and try again after pauses if that may help; without pauses once the queue is closed."""
+        pause = self.backoff
+        for further in reversed(range(self.retries + 1)):
+            try:
+                self._webhook.post(message)
+                return
+            except DeliveryError as error:
+                if not further or not error.try_again or queue.is_abandoned:
+                    raise
+                queue.wait_for_close(max(error.wait, min(pause, MAX_WAIT)))
+                pause *= 2
+
+    def _on_failure(self, error: BaseException) -> None:
+        """Warn of a message that was not delivered, and note it."""
+        why = str(error)
         self.warn(f"a message was not delivered: {why}", once=why)
         if self._trainer is not None:
             self.note(self._trainer, "notification_failed", why=why)

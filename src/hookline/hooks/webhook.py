@@ -8,7 +8,7 @@ import re
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import cached_property
@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from hookline.errors import HooklineError, RegistrationError
-from hookline.hooks.queue import BackgroundQueue, is_sending_suspended
+from hookline.hooks.queue import is_sending_suspended
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -243,55 +243,3 @@ class Webhook:
         with connection.getresponse() as response:
             wait = response.getheader("Retry-After") or ""
             return response.status, min(float(wait), MAX_WAIT) if wait.isdecimal() else 0.0
-
-
-class Outbox:
-    """A bounded queue of messages and the thread that posts them, until it is closed.
-
-    Args:
-        webhook: Where to post.
-        limit: How many may wait; when it is full, the oldest is dropped, because the newest matter most.
-        retries: How many further attempts are made for each message.
-        backoff: Seconds before the second attempt; each further pause is twice as long.
-        on_failure: Called in the thread with the reason when a message is given up.
-    """
-
-    def __init__(
-        self, webhook: Webhook, limit: int, retries: int, backoff: float, on_failure: Callable[[str], None]
-    ) -> None:
-        self._webhook, self._retries, self._backoff, self._on_failure = webhook, retries, backoff, on_failure
-        self._sent = self._failed = 0
-        self._queue = BackgroundQueue(
-            self._work, limit, drop_oldest=True, on_error=lambda error: on_failure(str(error)), name="hookline-outbox"
-        )
-        self.put = self._queue.put
-
-    def close(self, seconds: float) -> dict[str, int]:
-        """Wait for the queued messages, without pauses between attempts, and return what became of all of them."""
-        self._queue.close(seconds)
-        return {
-            "sent": self._sent, "failed": self._failed, "dropped": self._queue.dropped, "unsent": self._queue.left,
-        }  # fmt: skip
-
-    def _work(self, queue: BackgroundQueue) -> None:
-        while messages := queue.take():
-            try:
-                self._post(messages[0])
-                self._sent += 1
-            except DeliveryError as error:
-                self._failed += 1
-                with suppress(Exception):  # it writes to a record that may be full or closed; other messages follow
-                    self._on_failure(str(error))
-
-    def _post(self, message: bytes) -> None:
-        """Post a message, and try again after pauses if that may help."""
-        pause = self._backoff
-        for further in reversed(range(self._retries + 1)):
-            try:
-                self._webhook.post(message)
-                return
-            except DeliveryError as error:
-                if not further or not error.try_again or self._queue.is_abandoned:
-                    raise
-                self._queue.wait_for_close(max(error.wait, min(pause, MAX_WAIT)))
-                pause *= 2
