@@ -189,7 +189,8 @@ class WatchedStream:
 
     def __init__(self, stream: Any) -> None:
         self.stream, self.encoding = stream, getattr(stream, "encoding", None)
-        self.write, self.fileno = stream.write, getattr(stream, "fileno", None)
+        self.write = stream.write
+        self.fileno: Any = getattr(stream, "fileno", None)
         self.screens: list[Screen] = []  # They notice what is written.
         self._before = {name: vars(stream)[name] for name in ("write", "fileno") if name in _attributes(stream)}
         self._replaced = {"write": self._noticed_write, "fileno": self._noticed_fileno}
@@ -222,7 +223,7 @@ class WatchedStream:
     def _noticed_fileno(self) -> int:
         for screen in self.screens:
             screen.erase()
-        return int(self.fileno())  # type: ignore[misc]  # only if it has one
+        return int(self.fileno())
 
 
 _watched: dict[int, WatchedStream] = {}  # by the id of the stream
