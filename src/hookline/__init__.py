@@ -12,6 +12,7 @@ from hookline.core.provided import PROVIDED as _PROVIDED
 __version__ = "0.1.0"
 
 _NAMES = {  # By module.
+    "activations.monitor": "ActivationStats",
     "build": "AccelerateTrainer GenericTrainer SimpleTrainer get_trainer trainer_from_config",
     "config.load": "load_config",
     "config.schema": "HooksConfig RunConfig TrainerConfig",
@@ -22,7 +23,6 @@ _NAMES = {  # By module.
     "core.schedule": "Schedule",
     "errors": "HooklineError StopTraining",
     "gradients.transforms": "ClipNorm Identity",
-    "hooks.activation_stats": "ActivationStats",
     "hooks.checkpoint": "CheckpointHook ModelCheckpoint",
     "hooks.console.hook": "ConsoleLogHook",
     "hooks.early_stopping": "EarlyStopping",

@@ -389,6 +389,20 @@ class Monitor(BuiltInForwardHook):
         trainer.log_layers(series, names, table.columns, table.align(names), table.step)
 
 
+class ActivationStats(Monitor):
+    """A `Monitor` of mean and standard deviation, in layers.jsonl; `hookline.read_layers` reads them.
+
+    Args:
+        modules: The modules to record, as `ForwardHook.modules` selects them.
+    """
+
+    built_in = True
+    name = "activation_stats"
+
+    def __init__(self, modules: Any = "*") -> None:
+        super().__init__(modules, metrics=("mean", "std"))
+
+
 def _first_measurable(output: Any) -> tuple[Tensor, Tensor | None] | None:
     """Return the first tensor of a nested output that can be measured, and what to measure of it.
 

@@ -6,7 +6,7 @@ and `checkpoints`, never `trainer`.
 
 BUILT_IN: dict[str, str] = {
     "ablate": "hookline.activations.interventions:Ablate",
-    "activation_stats": "hookline.hooks.activation_stats:ActivationStats",
+    "activation_stats": "hookline.activations.monitor:ActivationStats",
     "add_activation": "hookline.activations.interventions:Add",
     "capture": "hookline.activations.capture:Capture",
     "centralize": "hookline.gradients.transforms:Centralize",

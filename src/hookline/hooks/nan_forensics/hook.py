@@ -139,8 +139,7 @@ class NanForensics(NamedHook):
                 self._report(trainer, suspect, reason, self.autopsy)
         except Exception as error:
             failure = failure or error
-        own_crash = str(self.crash or "") if ranks.rank in found_on else ""
-        said = ranks.gather([f"{reason}: {self.autopsy or 'the examination failed'}", own_crash])
+        said = ranks.gather([f"{reason}: {self.autopsy or 'the examination failed'}", str(self.crash or "")])
         summary, crash = said[found_on[0]]
         if ranks.world_size > 1:
             summary = f"rank {found_on[0]}: {summary}"
