@@ -120,20 +120,20 @@ class NanForensics(NamedHook):
             grads: The gradients.
         """
         ranks, is_shared, failure = trainer.ranks, any(map(is_sharded, trainer.params.values())), None
-        own, suspect = by_rank[ranks.rank], recorded[-1]
+        bad_here, suspect = by_rank[ranks.rank], recorded[-1]
         self._found, self.autopsy = self._found + 1, None
         try:
             if is_shared:
                 suspect = self._examine_together(trainer, recorded, by_rank, grads)
-            elif own or not any(by_rank):
-                suspect = self._examine(trainer, [recorded[own[0]]] if own else recorded)
+            elif bad_here or not any(by_rank):
+                suspect = self._examine(trainer, [recorded[bad_here[0]]] if bad_here else recorded)
         except Exception as error:
             if is_shared and ranks.world_size > 1:  # the others wait inside the forward pass
                 raise RankError(f"the batch of a bad step cannot be run again: {error_text(error)}") from error
             failure = error  # raised at the end: the others wait in the next line
-        is_bad = bool(own) or (not is_shared and self.autopsy is not None and not self.autopsy.finite)
+        is_bad = bool(bad_here) or (not is_shared and self.autopsy is not None and not self.autopsy.finite)
         found_on = [rank for rank, is_its in enumerate(ranks.gather(is_bad)) if is_its] or [0]
-        reason = own[1] if own else "non-finite gradients"
+        reason = bad_here[1] if bad_here else "non-finite gradients"
         try:
             if ranks.rank in found_on and self.autopsy is not None:
                 self._report(trainer, suspect, reason, self.autopsy)
@@ -164,11 +164,11 @@ class NanForensics(NamedHook):
         self, trainer: RunControl, recorded: list[RecordedBatch], by_rank: list[Any], grads: Gradients
     ) -> RecordedBatch:
         """Do the same for a sharded model: the ranks run as many forward passes as each other, and no backward pass."""
-        own, suspect = by_rank[trainer.ranks.rank], recorded[-1]
+        bad_here, suspect = by_rank[trainer.ranks.rank], recorded[-1]
         for place in sorted({bad[0] for bad in by_rank if bad}):
             candidate = recorded[min(place, len(recorded) - 1)]
             diagnosis = diagnose(trainer, candidate.batch, candidate.random_state, self.registered_name, backward=False)
-            if own and place == own[0]:
+            if bad_here and place == bad_here[0]:
                 suspect, self.autopsy = candidate, diagnosis
         if not any(by_rank):
             loss, batch = float("nan" if suspect.loss is None else suspect.loss), name_batch_tensors(suspect.batch)
