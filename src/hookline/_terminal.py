@@ -13,7 +13,7 @@ import re
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from shutil import get_terminal_size
 from typing import Any
 
@@ -73,8 +73,9 @@ class Screen:
         self._regions: list[Region] = []
         self._cursor = CursorPosition()
         self._lock = threading.RLock()
-        self._out = watch(stream, self)
-        self._watched = [watch(stream, self) for stream in (sys.stdout, sys.stderr) if is_terminal(stream)]
+        others = [other for other in (sys.stdout, sys.stderr) if other is not stream and is_terminal(other)]
+        self._out = WatchedStream(stream, self)
+        self._watched = [self._out, *(WatchedStream(other, self) for other in dict.fromkeys(others))]
 
     def size(self) -> os.terminal_size:
         """Return columns and rows now; the usual ones if nothing says them."""
@@ -103,8 +104,8 @@ class Screen:
                 self.draw()
                 return
             self._write("\r\n" * (self._cursor.below + bool(self._cursor.column)))  # what comes next begins a line
-            for stream in (self._out, *self._watched):
-                stream.remove(self)
+            for stream in self._watched:
+                stream.restore()
             _screens.remove(self)
 
     def draw(self) -> None:
@@ -180,18 +181,18 @@ def begin_line() -> str:
 
 
 class WatchedStream:
-    """A stream whose writes are noticed by screens; itself it writes to the stream unnoticed.
+    """A stream whose writes are noticed by a screen; itself it writes to the stream unnoticed.
 
     The stream's own `write` is replaced, and not the stream in `sys`: a progress bar or a handler of a logger that was
     made before the run holds the stream itself. `fileno` is replaced, too, because what asks for it may write to the
     terminal past the stream, as `input` does for its prompt.
     """
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: Any, screen: Screen) -> None:
         self.stream, self.encoding = stream, getattr(stream, "encoding", None)
+        self._screen = screen
         self.write = stream.write
         self.fileno: Any = getattr(stream, "fileno", None)
-        self.screens: list[Screen] = []  # They notice what is written.
         self._before = {name: vars(stream)[name] for name in ("write", "fileno") if name in _attributes(stream)}
         self._replaced = {"write": self._noticed_write, "fileno": self._noticed_fileno}
         with suppress(AttributeError, TypeError):  # an object without attributes is not noticed
@@ -203,11 +204,8 @@ class WatchedStream:
         with suppress(Exception):
             self.stream.flush()
 
-    def remove(self, screen: Screen) -> None:
-        """Let a screen notice nothing more; without screens the stream becomes what it was."""
-        self.screens = [other for other in self.screens if other is not screen]
-        if self.screens or _watched.pop(id(self.stream), None) is None:
-            return
+    def restore(self) -> None:
+        """Make the stream what it was."""
         for name, function in self._replaced.items():
             if _attributes(self.stream).get(name) == function:  # else other code has replaced it since
                 delattr(self.stream, name)
@@ -215,28 +213,12 @@ class WatchedStream:
                     setattr(self.stream, name, self._before[name])
 
     def _noticed_write(self, text: str) -> Any:
-        with ExitStack() as screens:
-            for screen in self.screens:
-                screens.enter_context(screen.writing(text))
+        with self._screen.writing(text):
             return self.write(text)
 
     def _noticed_fileno(self) -> int:
-        for screen in self.screens:
-            screen.erase()
+        self._screen.erase()
         return int(self.fileno())
-
-
-_watched: dict[int, WatchedStream] = {}  # by the id of the stream
-
-
-def watch(stream: Any, screen: Screen) -> WatchedStream:
-    """Let a screen notice what is written to a stream."""
-    watched = _watched.get(id(stream))
-    if watched is None:
-        watched = _watched[id(stream)] = WatchedStream(stream)
-    if screen not in watched.screens:
-        watched.screens.append(screen)
-    return watched
 
 
 def _attributes(stream: Any) -> dict[str, Any]:
