@@ -177,8 +177,9 @@ class LiveView:
             rows.append(layout.row("validation", self._validation_parts()))
         if self._in_notebook:
             self.place.draw(rows, layout.width)
+            return
         self.place.close()
-        for line in [] if self._in_notebook else rows:
+        for line in rows:
             print_line(line, self._stream)
 
     def _fitting_layout(self) -> Layout:
@@ -224,8 +225,7 @@ class LiveView:
         parts: list[Part] = []
         if self.validation_batches is not None:
             parts.append((f"running, batch {self.validation_batches:,}", "bold"))
-        first = [self._monitor] if self._monitor in self._metrics else []
-        for name in [*first, *(name for name in self._metrics if name != self._monitor)]:
+        for name in sorted(self._metrics, key=lambda name: name != self._monitor):  # only the monitored one moves
             parts.append(f"{name} {number(self._metrics[name])}")
             if name == self._monitor and self._best is not None:
                 parts.append((f"best {number(self._best[0])} at step {self._best[1]:,}", "green"))
