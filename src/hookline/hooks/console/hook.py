@@ -65,7 +65,7 @@ class ConsoleLogHook(TimedHook):
         self._stream = stream
         self._is_due = False  # at this batch
         self._started, self._first_step = perf_counter(), 0
-        self._printed_step = 0  # the last one that a line was about
+        self._step = self._printed_step = 0  # the last one that ended, and that a line was about
         self._print_at = 0.0
         self._view: LiveView | None = None
         self._sink: Any = None  # the view's connection with the record
@@ -78,7 +78,7 @@ class ConsoleLogHook(TimedHook):
         """Start the clock, and open the live view where there can be one."""
         self.close()
         self._started = perf_counter()
-        self._first_step = self._printed_step = step
+        self._first_step = self._step = self._printed_step = step
         self._print_at = self._started + self.pause
         self._least_seconds = 0.0  # A printed line has the means since the line before.
         if not can_redraw(self._out):
@@ -97,8 +97,8 @@ class ConsoleLogHook(TimedHook):
         """Replace the live view by a summary, or print a last progress line; then print the table of costs."""
         if self._view is not None:
             self._view.close(trainer, perf_counter(), state["latest_loss"], state["avg_loss"])
-        elif self._last_step > self._printed_step:
-            self._print_progress(trainer, self._last_step, perf_counter(), state["latest_loss"], state["avg_loss"])
+        elif self._step > self._printed_step:
+            self._print_progress(trainer, self._step, perf_counter(), state["latest_loss"], state["avg_loss"])
         self.close()
         if self.costs and (rows := trainer.hooks.costs()):
             print_costs(rows, perf_counter() - self._started, self._out)
@@ -140,6 +140,7 @@ class ConsoleLogHook(TimedHook):
     def on_step_end(self, trainer: RunControl, step: int) -> None:
         """Count a step."""
         super().on_step_end(trainer, step)
+        self._step = step
         if self._view is not None:
             self._view.end_step(step)
 
