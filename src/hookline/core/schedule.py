@@ -77,6 +77,17 @@ class Quantity:
         """Return what a clock shows in this unit."""
         return clock.by_loader.get(self.loader, 0) if self.loader else getattr(clock, self.unit)
 
+    def passed(self, now: Clock, before: Clock) -> tuple[float, float]:
+        """Return what the clock shows, and what it showed before: what is between the two was passed just now.
+
+        A counted unit passes at each micro-batch that belongs to it; a loader's batches pass only at that loader's.
+        """
+        here = self.reading(now)
+        if not self.whole:
+            return here, self.reading(before)
+        is_counted = not self.loader or self.loader == now.loader
+        return here, max(here - 1, 0) if is_counted else here
+
     @cached_property
     def whole(self) -> bool:
         """Whether it is counted one by one; time and tokens pass between two micro-batches."""
@@ -180,35 +191,26 @@ class Schedule:
         parts += [f"until {self.stop}"] if self.stop else []
         return ", ".join(parts)
 
-    @cached_property
-    def _period(self) -> tuple[str, int] | None:
-        """Unit and amount if it is a plain period, as most are: then one division decides."""
-        every = self.every
-        if every is None or every.loader or every.unit not in ("steps", "batches"):
-            return None
-        return None if self.at or self.start or self.stop else (every.unit, int(every.amount))
-
     def due(self, now: Clock, before: Clock) -> bool:
         """Return whether a hook is due at `now`, when the previous micro-batch was at `before`."""
-        if self._period is not None:
-            unit, amount = self._period
-            here: int = getattr(now, unit)
-            return here > 0 and here % amount == 0
         if self.start and self.start.reading(now) < self.start.amount:
             return False
         if self.stop and self.stop.reading(now) > self.stop.amount:
             return False
         if self.every is None and not self.at:
             return True
-        return (self.every is not None and _reached(self.every, now, before)) or any(
-            _passed(point, now, before) for point in self.at
-        )
+        if self.every is not None:
+            here, then = self.every.passed(now, before)
+            if here // self.every.amount > then // self.every.amount:
+                return True
+        for point in self.at:
+            here, then = point.passed(now, before)
+            if then < point.amount <= here:
+                return True
+        return False
 
     def wait(self, now: Clock) -> int:
         """Return for how many micro-batches `due` stays False: a lower bound; 0 if it must be evaluated again."""
-        if self._period is not None:
-            unit, amount = self._period
-            return amount - int(getattr(now, unit)) % amount - 1
         marks = [*self.at, *([self.every] if self.every else []), *([self.start] if self.start else [])]
         if not marks or not all(mark.whole for mark in marks):
             return 0
@@ -221,26 +223,6 @@ class Schedule:
         if mark is self.every:
             return int(mark.amount) - here % int(mark.amount)
         return int(mark.amount) - here if mark.amount > here else FAR
-
-
-def _reached(period: Quantity, now: Clock, before: Clock) -> bool:
-    """Return whether a period is due: counted units at their multiples, time and tokens when one was passed."""
-    here = period.reading(now)
-    if period.whole:
-        return _is_of_loader(period, now) and here > 0 and here % period.amount == 0
-    return here // period.amount > period.reading(before) // period.amount
-
-
-def _passed(point: Quantity, now: Clock, before: Clock) -> bool:
-    here = point.reading(now)
-    if point.whole:
-        return _is_of_loader(point, now) and here == point.amount
-    return point.reading(before) < point.amount <= here
-
-
-def _is_of_loader(mark: Quantity, now: Clock) -> bool:
-    """Return whether the current batch counts: one loader's batches are not counted at those of others."""
-    return not mark.loader or mark.loader == now.loader
 
 
 # ---- due hooks -------------------------------------------------------------------------------------------------------
@@ -271,7 +253,6 @@ class Scheduler:
         """Micro-batches until a hook may become due."""
         self.groups: dict[Schedule, list[str]] | None = None
         """Hooks that are not always due, by schedule; None if the hooks have changed since the last decision."""
-        self._needs_previous = False  # A schedule by tokens or time compares with the previous micro-batch.
         self._previous: Reading | None = Reading()  # None if no schedule was evaluated at the previous micro-batch.
         self._window: tuple[int, int] | None = None  # Step and epoch of the last decision.
 
@@ -300,7 +281,6 @@ class Scheduler:
             for entry in entries:
                 if entry.enabled_for_ranks and not entry.schedule.always:
                     self.groups.setdefault(entry.schedule, []).append(entry.name)
-            self._needs_previous = any(schedule.by_tokens_or_time for schedule in self.groups)
         window = now.steps, now.epochs
         in_window = self.decision.due_at_step if self._window == window else frozenset()
         due = self._due(now, self.groups, in_window)
@@ -308,7 +288,7 @@ class Scheduler:
         # While a hook is due, the next micro-batch has another answer.
         is_settled = counts_down and not self.decision.due_at_step
         self.countdown = min((schedule.wait(now) for schedule in self.groups), default=FAR) if is_settled else 0
-        self._previous = Reading.of(now) if self._needs_previous and not self.countdown else None
+        self._previous = None if self.countdown else Reading.of(now)
 
     def _due(self, now: Clock, groups: dict[Schedule, list[str]], in_window: frozenset[str]) -> frozenset[str]:
         """Return the scheduled hooks that are due now, given those that were due earlier in the step's window."""
