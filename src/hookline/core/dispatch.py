@@ -34,7 +34,6 @@ METRICS = ("metrics", "val_metrics", "eval_metrics")
 FAILED: Final = object()
 """What `invoke` returns if the hook raised and its failure policy lets the run continue."""
 
-INNER = [event.name for event in CATALOG.values() if event.inner]
 MAX_TABLES = 64  # Sets of due hooks whose callables are stored.
 
 
@@ -67,7 +66,6 @@ class BoundHook:
     cost: Cost
     recovering: bool  # It failed the last time, so that a success resets its strikes.
     built_in: bool
-    place: tuple[str, str]  # The hook and the event, as reports name them.
 
     def with_call(self, call: Callable[..., Any]) -> BoundHook:
         """Return the same hook with a wrapper around what is called."""
@@ -77,7 +75,7 @@ class BoundHook:
 Maker = Callable[[list[BoundHook]], Dispatch | None]
 """Makes the callable of an event from its listeners."""
 Callables = dict[str, Dispatch | None]
-"""The callables of the inner events for one set of due hooks, each made when the event first fires."""
+"""The callables of all events for one set of due hooks, each made when the event first fires."""
 
 
 def invoke(
@@ -117,7 +115,7 @@ def invoke(
     """
     calling, thread = failures.calling, get_ident()
     outer = calling.get(thread)  # The hook that caused this event, for example by starting a validation.
-    calling[thread] = hook.place
+    calling[thread] = hook.hook, event.name
     if grad is not None:
         caller_mode = torch.is_grad_enabled()
         if caller_mode and not grad:
@@ -228,28 +226,26 @@ class DispatchTable:
         self._tables = {}
         self.scheduler.countdown, self.scheduler.groups = 0, None
         self.install()
-        # The slots of inner events with listeners were just filled, and stay so: another thread may be firing them.
-        for name, event in CATALOG.items():
+        # The slots of events with listeners were just filled, and stay so: another thread may be firing them.
+        for name in CATALOG:
             if not self.listener_counts.get(name):
                 setattr(self.slots, name, None)
-            elif not event.inner:
-                setattr(self.slots, name, partial(self._first_dispatch, None, name))
 
     def install(self) -> None:
-        """Put the callables for the scheduler's decision into the slots of the inner events that have listeners."""
+        """Put the callables for the scheduler's decision into the slots of the events that have listeners."""
         key = self.scheduler.decision
         if key not in self._tables:
             if len(self._tables) >= MAX_TABLES:
                 self._tables.clear()  # With many schedules nearly every step has another set of due hooks.
             made: Callables = {}
-            for name in filter(self.listener_counts.get, INNER):
+            for name in filter(self.listener_counts.get, CATALOG):
                 made[name] = partial(self._first_dispatch, made, name)
             self._tables[key] = made, {}
         callables, self._named = self._tables[key]
         for name, dispatch in callables.items():
             setattr(self.slots, name, dispatch)
 
-    def _first_dispatch(self, callables: Callables | None, name: str, *values: Any) -> Any:
+    def _first_dispatch(self, callables: Callables, name: str, *values: Any) -> Any:
         """Occupy a slot until the event first fires, then make the real callable and call it."""
         # Made as late as this, because registering a thousand hooks resets all slots a thousand times. Under the lock,
         # so that no change comes between reading the listeners and filling the slot.
@@ -260,10 +256,9 @@ class DispatchTable:
             dispatch = self.make_dispatch(event, hooks) if maker is None else maker(hooks)
             dispatch = self._registry.rng_guard.around(event, hooks, dispatch)
             # Callables of another decision, or from before a change, stay as they are: they are for other hooks.
-            if callables is None or (decision in self._tables and self._tables[decision][0] is callables):
+            if decision in self._tables and self._tables[decision][0] is callables:
                 setattr(self.slots, name, dispatch)
-                if callables is not None:
-                    callables[name] = dispatch
+                callables[name] = dispatch
         return dispatch(*values) if dispatch else None
 
     def _wrap(self, event: Event, hooks: list[BoundHook]) -> list[BoundHook]:
