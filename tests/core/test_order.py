@@ -24,6 +24,7 @@ class Hook:
     before: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
     origin: str = "code"
+    kinds: tuple[str, ...] = ("lifecycle", "update")
 
 
 NAMES = "abcdef"
@@ -42,7 +43,7 @@ def hooks(draw: st.DrawFn, asking: int = 6) -> list[Hook]:
 
 def names(places: list[Hook], tiers: bool = True, strict: bool = False) -> list[str]:
     """The resolved order by name."""
-    return [place.name for place in in_order(places, tiers, strict)]
+    return [place.name for place in in_order(places, "lifecycle" if tiers else "update", strict)]
 
 
 def base(made: list[Hook], tiers: bool) -> list[str]:
@@ -163,7 +164,7 @@ def test_contradicting_constraints_of_one_hook_are_rejected_when_strict() -> Non
 def test_reasons_are_reported() -> None:
     """explain shows for each place why it is so."""
     made = [Hook("mine", 1, after=("theirs",)), Hook("theirs", 2, built_in=True), Hook("end", 3, last=True)]
-    assert [place.why for place in in_order(made, tiers=True)] == [
+    assert [place.why for place in in_order(made, "lifecycle")] == [
         "built-in, after users' hooks, registered as number 2",
         "user hook, registered as number 1; moved, as it asked to run after 'theirs'",
         "user hook, registered as number 3, kept at the end",
@@ -173,7 +174,7 @@ def test_reasons_are_reported() -> None:
 def test_a_target_that_is_not_registered_is_named_in_the_reason() -> None:
     """A misspelt name is seen where the order is explained; the constraint that can be granted is."""
     made = [Hook("a", 1), Hook("b", 2, before=("a", "aa"), after=("zz",))]
-    places = in_order(made, tiers=False)
+    places = in_order(made, "update")
     assert [place.name for place in places] == ["b", "a"]
     assert "; asked for 'aa' and 'zz', not there; moved, as it asked to run before 'a'" in places[0].why
     assert "asked" not in places[1].why

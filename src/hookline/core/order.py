@@ -38,12 +38,12 @@ class Constraint:
         return " and ".join([f"before {name!r}" for name in self.before] + [f"after {name!r}" for name in self.after])
 
 
-def in_order(hooks: Iterable[Entry], tiers: bool, strict: bool = False) -> list[Position]:
-    """Resolve the order of hooks.
+def in_order(hooks: Iterable[Entry], kind: str | None = None, strict: bool = False) -> list[Position]:
+    """Resolve the order of the hooks of one kind, whether enabled or not: disabling one never moves another.
 
     Args:
         hooks: The hooks.
-        tiers: Whether users' hooks come before the built-in ones.
+        kind: The kind; None orders hooks of all kinds as lifecycle hooks are ordered.
         strict: Whether constraints that cannot be satisfied are an error. Otherwise such a hook keeps its `after`,
             because a constraint that was valid when it was made must not break a run when another hook is removed.
 
@@ -53,7 +53,8 @@ def in_order(hooks: Iterable[Entry], tiers: bool, strict: bool = False) -> list[
     Raises:
         RegistrationError: If constraints form a cycle, or with `strict`, contradict each other.
     """
-    known = {hook.name: hook for hook in hooks}
+    tiers = kind in (None, "lifecycle")  # Users' hooks come before the built-in ones.
+    known = {hook.name: hook for hook in hooks if kind is None or kind in hook.kinds}
     base = sorted(known.values(), key=lambda hook: (hook.last, tiers and hook.built_in, hook.number))
     positions = [Position(hook.name, _reason(hook, tiers, known)) for hook in base]
     constraints = []
@@ -84,9 +85,8 @@ def check_order(entry: Entry, others: Sequence[Entry]) -> None:
     """
     if any(member.before or member.after for member in (entry, *others)):
         for kind in entry.kinds:
-            of_kind = [other for other in others if kind in other.kinds]
-            in_order([*of_kind, entry], tiers=kind == "lifecycle", strict=True)
-        in_order([*others, entry], tiers=True)  # Cycles through hooks of several kinds.
+            in_order([*others, entry], kind, strict=True)
+        in_order([*others, entry])  # Cycles through hooks of several kinds.
 
 
 def _reason(hook: Entry, tiers: bool, known: Container[str]) -> str:

@@ -32,7 +32,7 @@ from hookline.core.entry import (
 )
 from hookline.core.failures import FailureHandler, Policy, check_policy
 from hookline.core.handle import Handle, HookObjects
-from hookline.core.order import Position, check_order, explanation, in_order
+from hookline.core.order import check_order, explanation, in_order
 from hookline.core.plugins import load_reference
 from hookline.core.provided import PROVIDED
 from hookline.core.rng_guard import RngGuard
@@ -54,7 +54,6 @@ class Registry:
         self.audits_every_call = False
         """Whether everything that a hook may write to is compared at every call of it, not only at some."""
         self._entries: dict[str, Entry] = {}
-        self._order: dict[str, list[Position]] = {}  # By kind; resolved on first use, forgotten at every change.
         self._registered = 0
         self._reserved: set[str] = set()  # Names of hooks whose `setup` has not returned.
         self._removed_defaults: set[str] = set()
@@ -345,12 +344,13 @@ class Registry:
     def list_hooks(self) -> HookList:
         """Return every hook with its status, in the order in which lifecycle hooks run."""
         entries = dict(self._entries)
-        return HookList(entries[position.name].record() for position in in_order(entries.values(), tiers=True))
+        return HookList(entries[position.name].record() for position in in_order(entries.values()))
 
     def explain(self, event: str) -> str:
         """Say which hooks listen to an event, in which order and why."""
         row = find_event(event)
-        return "\n".join(explanation(row, self._positions(row.kind), dict(self._entries)))
+        entries = dict(self._entries)
+        return "\n".join(explanation(row, in_order(entries.values(), row.kind), entries))
 
     def entries(self, kind: str | None = None) -> list[Entry]:
         """Return what is stored about each hook, in registration order; only of one kind if given."""
@@ -440,7 +440,6 @@ class Registry:
     def _changed(self) -> None:
         """Make everything again that depends on the set of hooks."""
         with self.lock:
-            self._order = {}
             self.dispatch_table.reset()
             # Last, because subscribers read the new order; over a copy, because one may end its subscription.
             for subscriber in list(self._change_subscribers):
@@ -463,7 +462,7 @@ class Registry:
     def listeners(self, event: Event, due: frozenset[str] | None) -> list[BoundHook]:
         """Return the listeners of an event in order, given the scheduled hooks that are due; None means all are."""
         with self.lock:
-            ordered = (self._entries[position.name] for position in self._positions(event.kind))
+            ordered = (self._entries[position.name] for position in in_order(self.entries(), event.kind))
             # An argument may be a collective, which needs all ranks: those on which a hook is not called, too.
             shares_arguments = self.ranks.world_size > 1 and event.kind == "lifecycle"
             return [
@@ -471,13 +470,6 @@ class Registry:
                 for entry in ordered
                 if entry.is_called(event, due) and (shares_arguments or entry.is_called_here(self.ranks))
             ]
-
-    def _positions(self, kind: str) -> list[Position]:
-        """Return the order of all hooks of a kind, whether enabled or not: disabling one never moves another."""
-        with self.lock:
-            if kind not in self._order:
-                self._order[kind] = in_order(self.entries(kind), tiers=kind == "lifecycle")
-            return self._order[kind]
 
     def calling_hook(self) -> str | None:
         """Return the hook that this thread is calling, from which the current call came; None if it calls none.
