@@ -74,7 +74,7 @@ class Ranks:
         return None if self._group is None else torch.distributed.new_group(backend="gloo")
 
     def first(self, make: Callable[[], Result]) -> Result:
-        """Let rank 0 call a function, and return its result on every rank; it must be a JSON value.
+        """Let rank 0 call a function, and return its result, of plain values, on every rank.
 
         Raises:
             RankError: On the other ranks, if the function raises; on rank 0 the exception itself is raised.
@@ -82,30 +82,29 @@ class Ranks:
         if self._group is None:
             return make()
         self.check()
-        sent = [""]
+        sent: list[Any] = [None, None]  # the result, and what was raised
         failure: BaseException | None = None
         if self.rank == 0:
             try:
-                sent = [json.dumps({"result": make()})]
+                sent[0] = make()
             except BaseException as error:
-                failure, sent = error, [json.dumps({"error": error_text(error)})]
+                failure, sent[1] = error, error_text(error)
         torch.distributed.broadcast_object_list(sent, 0, group=self._group)
         if failure is not None:
             raise failure
-        answer = json.loads(sent[0])
-        if "error" in answer:
-            raise RankError(f"rank 0: {answer['error']}")
-        result: Result = answer["result"]
+        result: Result = sent[0]
+        if sent[1] is not None:
+            raise RankError(f"rank 0: {sent[1]}")
         return result
 
     def gather(self, value: Any) -> list[Any]:
-        """Return the JSON values that the ranks pass, by rank. For rare use: what it returns grows with the ranks."""
+        """Return the plain values that the ranks pass, by rank. For rare use: what it returns grows with the ranks."""
         if self._group is None:
             return [value]
         self.check()
-        texts = [""] * self.world_size
-        torch.distributed.all_gather_object(texts, json.dumps(value), group=self._group)
-        return [json.loads(text) for text in texts]
+        values = [None] * self.world_size
+        torch.distributed.all_gather_object(values, value, group=self._group)
+        return values
 
     def decide(self, flag: bool) -> bool:
         """Return whether any rank passes True. Waits for all ranks."""
@@ -303,7 +302,7 @@ def find_ranks(timeout: float = 600.0) -> Ranks:
         except TimeoutError:
             what = f"rank {rank} has waited {seconds:g} s for the other ranks to make a trainer"
             raise RankError(f"{what}; raise rank_timeout if one of them has more to prepare") from None
-        _default_ranks = world, Ranks(rank, world_size, _local_rank(rank), group)
+        _default_ranks = world, own_rank(group)
     return _default_ranks[1]
 
 
@@ -324,17 +323,13 @@ def leave_ranks() -> None:
         torch.distributed.destroy_process_group()
 
 
-def own_rank() -> Ranks:
-    """Return which rank this process is, for hooks in a user's own loop; it does everything else alone.
+def own_rank(group: Any = None) -> Ranks:
+    """Return which rank this process is; without a group, as in a user's own loop, it does everything else alone.
 
     No process group is made, so that not all ranks need to call this.
     """
     rank, world_size = rank_and_world_size()
-    return Ranks(rank, world_size, _local_rank(rank))
-
-
-def _local_rank(rank: int) -> int:
-    return int(os.environ.get("LOCAL_RANK", rank))
+    return Ranks(rank, world_size, int(os.environ.get("LOCAL_RANK", rank)), group)
 
 
 def fingerprint(parts: Iterable[Any]) -> int:

@@ -430,26 +430,21 @@ def hook_name(hook: Any, type_name: str = "") -> str:
 
     It is the name that the object was given, as by ``super().__init__("my_hook")``. Otherwise it is derived: the `name`
     in the body of its class, else the name of its type: the one by which a config or code asked for it, or under which
-    its class was registered; else an inherited `name`, or the class in snake case.
+    its class was registered; else an inherited `name`, that of a function, or the class in snake case.
 
     >>> hook_name(JSONLogHook())
     'json_log_hook'
     """
-    given = hook_attribute(hook, "name")
-    if isinstance(given, str) and given and given != getattr(type(hook), "name", None):
+    given, cls = hook_attribute(hook, "name"), type(hook)
+    inherited = getattr(cls, "name", None)
+    if isinstance(given, str) and given and given != inherited:
         return given
-    namespace = vars(type(hook))
     # A user's function may make a built-in hook, whose name the user did not choose.
-    chosen = namespace["name"] if isinstance(namespace.get("name"), str) and not namespace.get("built_in") else ""
-    return DerivedName(chosen or type_name or HOOKS.name_of(type(hook)) or _name_by_class(hook))
-
-
-def _name_by_class(hook: Any) -> str:
-    """Return the `name` of a hook's class, of a function its own, else the class in snake case."""
-    name = getattr(type(hook), "name", None) or getattr(hook, "__name__", None)
-    if isinstance(name, str) and name:
-        return name
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", type(hook).__name__).lower()
+    chosen = None if vars(cls).get("built_in") else vars(cls).get("name")
+    for name in (chosen, type_name, HOOKS.name_of(cls), inherited, getattr(hook, "__name__", None)):
+        if isinstance(name, str) and name:
+            return DerivedName(name)
+    return DerivedName(re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", cls.__name__).lower())
 
 
 def numbered(name: str, taken: Container[str]) -> str:

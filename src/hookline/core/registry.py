@@ -68,11 +68,10 @@ class Registry:
         self.collectives = CollectiveGuard(self)
         self.dispatch_table = DispatchTable(self)
         self.slots, self.scheduler = self.dispatch_table.slots, self.dispatch_table.scheduler
-        self.ranks = Ranks()
+        self.ranks = self.failures.ranks = own_rank()
         """The processes of the run that fires the events: a trainer's, or those of a user's own loop."""
         self.update_chain: Any = None
         """Runs the update hooks: a run's chain, made with it or when a user's own loop first passes gradients."""
-        self.set_ranks(own_rank())
 
     def set_ranks(self, ranks: Ranks) -> None:
         """Call hooks as one of several processes: each hook has the ranks on which it is called.
