@@ -182,12 +182,6 @@ class UpdateHook(Hook):
         return {}
 
 
-class _PlainHook(ForwardHook, UpdateHook):
-    """The defaults of everything that is read from a hook."""
-
-    intervenes = None
-
-
 DEFAULTS = {
     name: value
     for kind in (ForwardHook, UpdateHook, Hook)
@@ -202,7 +196,7 @@ def hook_attribute(hook: Any, name: str) -> Any:
     try:
         return getattr(hook, name)
     except AttributeError:
-        default = getattr(_PlainHook, name, None)
+        default = DEFAULTS.get(name)
         return MethodType(default, hook) if isinstance(default, FunctionType) else default
 
 

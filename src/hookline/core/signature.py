@@ -7,7 +7,7 @@ Dispatch then makes direct calls; nothing is looked up when an event fires.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property
@@ -28,23 +28,17 @@ class Listener:
     call: Callable[..., Any]
     positional: tuple[str, ...]  # Attributes of the event arguments, in the order of the call.
     keywords: Mapping[str, str]  # Parameter -> attribute of the event arguments.
-    optional: frozenset[str] = frozenset()  # Attributes that have a default, or come through **kwargs.
+    required: frozenset[str] = frozenset()  # Attributes without a default, which do not come through **kwargs either.
 
     @cached_property
     def wanted(self) -> tuple[str, ...]:
         """The attributes of the event arguments that it needs, each once."""
         return tuple(dict.fromkeys((*self.positional, *self.keywords.values())))
 
-    @property
-    def required(self) -> set[str]:
-        """The attributes that it cannot do without."""
-        return set(self.wanted) - self.optional
-
-    def without(self, missing: Iterable[str]) -> Listener:
-        """Return the same listener for a call that misses these values: optional ones keep their default."""
-        dropped = self.optional & set(missing)
+    def without(self, missing: Container[str]) -> Listener:
+        """Return the same listener for a call that misses these values, none of them required: they keep defaults."""
         sources = {name: self.event.attribute(name, self.spelling) or name for name in self.event.attributes}
-        left = {name: source for name, source in sources.items() if source not in dropped}
+        left = {name: source for name, source in sources.items() if source not in missing}
         # Read again instead of filtering: after a parameter that keeps its default, the others come by keyword.
         reduced = read_signature(self.call, replace(self.event, attributes=left, respelled={}), self.spelling, "")
         return replace(self, positional=reduced.positional, keywords=reduced.keywords)
@@ -97,8 +91,7 @@ def read_signature(call: Callable[..., Any], event: Event, spelling: str, owner:
             positional.append(attribute)
         elif parameter.kind is not inspect.Parameter.POSITIONAL_ONLY:  # Out of order, those keep their default.
             keywords[parameter.name] = attribute
-    optional = frozenset({*positional, *keywords.values()} - required)
-    return Listener(event, spelling, call, tuple(positional), keywords, optional)
+    return Listener(event, spelling, call, tuple(positional), keywords, frozenset(required))
 
 
 def _attribute(parameter: inspect.Parameter, event: Event, spelling: str, where: str) -> str | None:
