@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hookline._names import plain_parameters
-from hookline.activations.forward_hooks import NoRun
 from hookline.core.catalog import Event
 from hookline.errors import MissingArgument
 from hookline.run.engine import Engine
@@ -63,7 +62,6 @@ class OwnLoop(Run):
         self._followed: Any = None  # the object that `watch` was given as the run
         self._followed_step: int | None = None  # the last step that a forward pass found in it
         self._fires_step_end = False  # else each micro-batch is a step
-        self._step_is_over = True
         self._first_step = 0  # the step after which the loop began
         self._ended_by = set(ENDS)  # the events that have ended the micro-batch; none while it runs
         self._carried: dict[str, Any] = {}  # numbers, and the loader, that events of the micro-batch have carried
@@ -78,8 +76,7 @@ class OwnLoop(Run):
         """Let forward hooks read where the loop is; an update chain is made with the first gradients."""
         dispatcher = self.hooks.dispatcher
         dispatcher.begin_batch = self.begin_forward
-        if isinstance(dispatcher.run, NoRun):
-            dispatcher.run = self.event_args
+        dispatcher.run = self.event_args
         self.hooks.dispatch_table.reset()
 
     def fires(self, event: Event) -> bool:
@@ -222,8 +219,8 @@ class OwnLoop(Run):
         if isinstance(values.get("batch_idx"), int):
             carried["batch_idx"] = values["batch_idx"]
         is_over = name in self._ended_by if name in ENDS else bool(self._ended_by) or name == "on_train_batch_start"
-        before = {number: self._carried[number] for number in NUMBERS if number in self._carried}
-        if is_over or any(carried.get(number, before[number]) != before[number] for number in before):
+        known = [number for number in NUMBERS if number in carried and number in self._carried]
+        if is_over or any(carried[number] != self._carried[number] for number in known):
             self._begin_batch(carried)
         self._carried.update(carried)
         self._set_counters(carried)
@@ -262,9 +259,9 @@ class OwnLoop(Run):
         if progress.epoch_over or is_new or starts_again:  # An event need not have announced it.
             self._begin_epoch()
             progress.epoch = carried.get("epoch", progress.epoch)
-        progress.step += self._step_is_over or not self._fires_step_end
+        progress.step += self._step_is_over
         progress.batch_idx += 1
-        self._ended_by, self._carried, self._step_is_over = set(), {}, False
+        self._ended_by, self._carried = set(), {}
         self.event_args.batch = self.event_args.used_lr = None
         self.event_args.forget_loss()
 
@@ -283,8 +280,9 @@ class OwnLoop(Run):
             return False  # as for most calls of modules
         with self.hooks.lock:  # several threads may run the model
             other = self._followed
-            is_first = bool(self._ended_by) and self.event_args.phase == "train"
-            if other is not None:
+            if other is None:
+                is_first = bool(self._ended_by) and self.event_args.phase == "train"
+            else:
                 is_first = other.step != self._followed_step
             if is_first:
                 self._followed_step = getattr(other, "step", None)
@@ -300,20 +298,23 @@ class OwnLoop(Run):
         if name == "on_epoch_end":
             progress.end_epoch()
         elif name == "on_train_start":
-            self._ended_by, self._step_is_over = set(ENDS), True
+            self._ended_by = set(ENDS)
             self._first_step = progress.steps_done = progress.step
         elif name in ENDS:
             self._ended_by.add(name)
-            if name == "on_step_end":
-                self._step_is_over = True
-            elif (loss := self.event_args.detached_loss) is not None:
+            if name == "on_train_batch_end" and (loss := self.event_args.detached_loss) is not None:
                 self.stats.pending_losses.append(loss)
-            if self._step_is_over or not self._fires_step_end:
+            if self._step_is_over:
                 self._record_step()
                 self.step_log.flush_if_due()
         elif name == "on_train_end" and self.running:
             self.step_log.flush(wait=True)
             self.run_status.end()
+
+    @property
+    def _step_is_over(self) -> bool:
+        """Whether the step of the last micro-batch is over, once that one is."""
+        return "on_step_end" in self._ended_by or not self._fires_step_end
 
     def _record_step(self) -> None:
         """Record the loss of a step, once."""
