@@ -11,6 +11,7 @@ a write to other elements, or to tensors on an accelerator, for which it would w
 
 from __future__ import annotations
 
+import ctypes
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -155,7 +156,7 @@ class RunSnapshot:
             self._sampled_buffers = self._some(list(run.model.buffers()), number)
         # Tensors are compared by their addresses, which are unique only while all of them are alive.
         self._alive: list[Any] = []
-        self._before, self._elements_before = self._read(), self._elements()
+        self._before = self._read()
 
     def _some(self, tensors: list[Any], number: int) -> list[torch.Tensor]:
         stride = 1 if self._thorough else -(-len(tensors) // SNAPSHOT_TENSORS) or 1
@@ -164,12 +165,8 @@ class RunSnapshot:
     def changes(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield what has changed since, with old and new values where these are small."""
         now = self._read()
-        if not self._full and now == self._before:
-            return
-        elements = self._elements()
         for what, before in self._before.items():
-            same_elements = map(torch.equal, self._elements_before.get(what, ()), elements.get(what, ()))
-            if now[what] == before and all(same_elements):
+            if now[what] == before:
                 continue
             values = {"old": before, "new": now[what]} if what == "learning rate" else {}
             if what == "optimizer options":
@@ -182,8 +179,8 @@ class RunSnapshot:
 
     def _read(self) -> dict[str, Any]:
         run, optimizers = self._run, self._run.optimizers
-        rates = [_comparable(group["lr"]) for optimizer in optimizers for group in optimizer.param_groups]
-        values: dict[str, Any] = {"learning rate": rates}
+        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        values: dict[str, Any] = {"learning rate": [_comparable(group["lr"]) for group in groups]}
         for what, tensors in self._passed.items():
             values[what] = [tensor_version(tensor) for tensor in tensors]
         if self._versions:
@@ -196,37 +193,30 @@ class RunSnapshot:
         by_param = [state for optimizer in optimizers for state in optimizer.state.values()]
         states = [value for state in by_param if isinstance(state, Mapping) for value in state.values()]
         self._alive += [modules, forwards, buffers, grads, states]
-        return values | {
+        values |= {
             "buffers": [_comparable(buffer) for buffer in buffers],
             "gradients": [_comparable(grad) for grad in grads],
             "optimizer state": [_comparable(state) for state in states],
             "optimizer options": [
                 {key: _comparable(value) for key, value in group.items() if key not in ("params", "lr")}
-                for optimizer in optimizers
-                for group in optimizer.param_groups
+                for group in groups
             ],
             "train or eval mode": [module.training for module in modules],
             "requires_grad of parameters": [param.requires_grad for param in params],
             "submodules": [*map(id, modules), *map(id, forwards)],
         }
-
-    def _elements(self) -> dict[str, list[torch.Tensor]]:
-        """Return a few elements of some tensors of each kind, as bytes: a NaN then equals itself."""
-        if not self._full:
-            return {}
-        params = self._sampled_params
-        states = [optimizer.state.get(param) for optimizer in self._run.optimizers for param in params]
-        tensors = {
-            "parameters": params,
+        sampled = self._sampled_params
+        sampled_states = [optimizer.state.get(param) for optimizer in optimizers for param in sampled]
+        compared_by_elements = {
+            "parameters": sampled,
             "buffers": self._sampled_buffers,
-            "gradients": [param.grad for param in params if param.grad is not None],
-            "optimizer state": list(iter_tensors(states)),
+            "gradients": [param.grad for param in sampled if param.grad is not None],
+            "optimizer state": iter_tensors(sampled_states),
             **self._passed,
         }
-        return {
-            what: [_few_elements(tensor) for tensor in group if self._is_readable(tensor)]
-            for what, group in tensors.items()
-        }
+        for what, tensors in compared_by_elements.items():
+            values[what] = values[what], [_few_elements(tensor) for tensor in tensors if self._is_readable(tensor)]
+        return values
 
     def _is_readable(self, tensor: torch.Tensor) -> bool:
         # Subclasses such as DTensor, which are not dense, would communicate.
@@ -238,9 +228,11 @@ def _is_power_of_two(number: int) -> bool:
     return number & (number - 1) == 0
 
 
-def _few_elements(tensor: torch.Tensor) -> torch.Tensor:
+def _few_elements(tensor: torch.Tensor) -> bytes:
+    """Return a few elements as bytes: a NaN then equals itself."""
     stride = max(tensor.numel() // SNAPSHOT_ELEMENTS, 1)
-    return tensor.detach().view(-1)[::stride].clone().view(torch.uint8)
+    few = tensor.detach().view(-1)[::stride].to("cpu").contiguous()
+    return ctypes.string_at(few.data_ptr(), few.nbytes)
 
 
 def _comparable(value: Any) -> Any:
