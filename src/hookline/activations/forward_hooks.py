@@ -322,7 +322,7 @@ class ForwardDispatcher:
             entry = self.registry.entry(hook.hook)
             # Wrappers of a user's hook, such as the guard of random numbers, are around its `on_forward`.
             is_wrapped = not hook.built_in and hook.call is not hook.listener.call
-            bind = None if hook.recovering or is_wrapped else hook_attribute(hook.owner, "bind_module")
+            bind = None if is_wrapped else hook_attribute(hook.owner, "bind_module")
             for hooked, name in self.selected_by(entry).items():
                 hooked.fired.setdefault(hook.hook, 0)
                 module = hooked.module_ref()

@@ -142,8 +142,8 @@ class ForwardHook(Hook):
         """Return a function to be called instead of `on_forward` after each call of a module; None for `on_forward`.
 
         It is called with the module's own inputs, keyword inputs and output, and must not write into them. A call takes
-        4 µs instead of 6, because no arguments are looked up and no views are made. A hook that draws random numbers,
-        or that failed the last time, is called by `on_forward` all the same, so both must do the same.
+        4 µs instead of 6, because no arguments are looked up and no views are made. A hook that draws random numbers is
+        called by `on_forward` all the same, so both must do the same.
 
         Args:
             name: The module's name, as `on_forward` gets it.

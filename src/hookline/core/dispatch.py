@@ -64,7 +64,7 @@ class BoundHook:
     listener: Listener
     call: Callable[..., Any]  # The listener's function, or the outermost of the wrappers around it.
     cost: Cost
-    recovering: bool  # It failed the last time, so that a success resets its strikes.
+    strikes: dict[str, int]  # Its failures in a row, by event; a success ends a row.
     built_in: bool
 
     def with_call(self, call: Callable[..., Any]) -> BoundHook:
@@ -132,8 +132,8 @@ def invoke(
             if failures.handle(event, hook, error, args) is None:
                 return FAILED
             raise
-        if hook.recovering:
-            failures.reset_strikes(event, hook)
+        if hook.strikes:
+            hook.strikes.pop(event.name, None)
         return returned
     finally:
         ns, cost = perf_counter_ns() - began, hook.cost

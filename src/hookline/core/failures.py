@@ -110,10 +110,8 @@ def step_of(args: Any) -> int:
 class FailureHandler:
     """Apply the failure policies of a registry's hooks, count failures and reverts, and report incidents."""
 
-    def __init__(
-        self, entries: Mapping[str, Entry], changed: Callable[[], None], disable: Callable[[str], None]
-    ) -> None:
-        self._entries, self._changed, self._disable = entries, changed, disable
+    def __init__(self, entries: Mapping[str, Entry], disable: Callable[[str], None]) -> None:
+        self._entries, self._disable = entries, disable
         self._subscribers: list[Callable[[Incident], Any]] = []
         self.debug = False
         """Treat every hook's policy as 'raise'."""
@@ -219,10 +217,8 @@ class FailureHandler:
             add_note(original, f"hook {hook!r} then failed in {where}: {error_text(error)}")
         # In a method that is not an event a hook fails for another reason than at its events.
         self.report(incident, entry.failures.total == 1 or (strikes == 1 and where not in CATALOG))
-        if entry.policy != "disable" and strikes < STRIKES:
-            if strikes == 1:
-                self._changed()  # From now on a success must be noticed, because it resets the strikes.
-        elif self._entries.get(entry.name) is entry:  # Unless another thread has removed it in the meantime.
+        is_switched_off = entry.policy == "disable" or strikes >= STRIKES
+        if is_switched_off and self._entries.get(entry.name) is entry:  # Another thread may have removed it.
             with suppress(HooklineError):  # Another thread may remove it now.
                 self._disable(entry.name)
             message = f"switched off after {strikes} failure{'s' if strikes > 1 else ''} in a row"
@@ -256,12 +252,6 @@ class FailureHandler:
         if state is not None:  # an update hook has a second state, which may be the one that fails
             entry.failures.in_a_row.pop("state_dict", None)
         return state
-
-    def reset_strikes(self, event: Event, hook: BoundHook) -> None:
-        """Forget a hook's failures in a row at an event, because it succeeded."""
-        entry = self._entries.get(hook.hook)
-        if entry is not None and entry.failures.in_a_row.pop(event.name, 0):
-            self._changed()
 
     def restore_metrics(self, event: Event, hook: BoundHook, args: Any, name: str, before: dict[str, Any]) -> None:
         """Undo changes a hook made to metrics that other hooks own; keep the keys it added.

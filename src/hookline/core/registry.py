@@ -62,7 +62,7 @@ class Registry:
         # Held while the set of hooks or the decision about due hooks changes, and while a callable is made; never while
         # an event calls its hooks. It is reentrant, because every change takes it again in `_changed`.
         self.lock = threading.RLock()
-        self.failures = FailureHandler(self._entries, self._changed, partial(self._switch, enabled=False, failed=True))
+        self.failures = FailureHandler(self._entries, partial(self._switch, enabled=False, failed=True))
         self.rng_guard = RngGuard(self.failures, self._changed)
         self.device_timer = DeviceTimer()
         self.collectives = CollectiveGuard(self)
