@@ -105,6 +105,7 @@ class RankWatch:
         self._interval = max(BEAT_SECONDS, world_size / MOST_BEATS)
         self._main = threading.get_ident()
         self._wake, self._over = threading.Event(), False
+        self._wake.set()  # the first look comes at once
         self._suspects = False  # whether the main thread has lost the connection to a rank
         self._ending = False  # whether the main thread ends the run
         self._closing = threading.Lock()  # held by the thread that ends the run
@@ -114,7 +115,6 @@ class RankWatch:
         self._position: Sequence[int] | None = None  # The position of this rank at its last beat.
         self._moved_at = monotonic()
         store.set(f"process/{rank}", json.dumps(describe_process()))
-        self._beat(self._where())
         self._thread = threading.Thread(target=self._watch, name="hookline-ranks", daemon=True)
         self._thread.start()
 
@@ -170,9 +170,8 @@ class RankWatch:
             self._wake.clear()
             if self._over:
                 return
-            where = self._where()
             try:
-                call_within(self._timeout, partial(self._beat_and_look, where))
+                call_within(self._timeout, partial(self._beat_and_look, self._where()))
             except Exception as error:  # torch has no common class for a lost connection
                 if self._rank == 0:
                     logger.warning("the ranks are no longer watched: %s", error)
@@ -181,14 +180,6 @@ class RankWatch:
                 self._know({"rank": 0, "step": self._run.position()[0], "error": why})
         self._see_that_it_ends()
 
-    def _beat_and_look(self, where: Mapping[str, Any]) -> None:
-        self._beat(where)
-        self._look_for_failure()
-
-    def _beat(self, where: Mapping[str, Any]) -> None:
-        self._beats += 1
-        self._store.set(f"beat/{self._rank}", json.dumps({"beat": self._beats, **where}))
-
     def _where(self) -> dict[str, Any]:
         """Say where the main thread is, for the report of a hang."""
         position, before = list(self._run.position()), self._position
@@ -196,8 +187,14 @@ class RankWatch:
         hook = self._run.hook_in(self._main) if position == before else None  # only if it may hang in it
         return {"position": position, "hook": hook, "place": _place(frame), "waits": _waits(frame)}
 
-    def _look_for_failure(self) -> None:
-        """Find out whether a rank has reported a failure, or the rank that is watched is gone or hangs."""
+    def _beat_and_look(self, where: Mapping[str, Any]) -> None:
+        """Find out whether a rank has reported a failure, or the rank that is watched is gone or hangs.
+
+        Args:
+            where: Where the main thread of this rank is, which the others read.
+        """
+        self._beats += 1
+        self._store.set(f"beat/{self._rank}", json.dumps({"beat": self._beats, **where}))
         if self._store.check([FAILED]):
             self._know(json.loads(self._store.get(FAILED)))
             return

@@ -26,8 +26,7 @@ class Handle(str):
 
     def remove(self) -> None:
         """Detach the hook; a second call does nothing."""
-        remove, self._remove = self._remove, lambda: None
-        remove()
+        self._remove()
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
         """Copy and pickle as the plain name."""
