@@ -144,11 +144,6 @@ def invoke(
         calling[thread] = outer
 
 
-def needed_arguments(hooks: Sequence[BoundHook]) -> list[str]:
-    """Return every attribute that these listeners name, each once, in order of first use."""
-    return list(dict.fromkeys(name for hook in hooks for name in hook.listener.wanted))
-
-
 def missing_arguments(args: Any, attributes: Iterable[str]) -> frozenset[str]:
     """Return the attributes that the arguments of an event do not have, because it was fired by hand without them."""
     missing = set()
@@ -202,7 +197,9 @@ class DispatchTable:
         self.change_audit: ChangeAudit | None = None
         """Notes what hooks write to; after another one is assigned, `reset` is called."""
         self._tables: dict[Decision, tuple[Callables, dict[str, frozenset[str]]]] = {}
-        self._named: dict[str, frozenset[str]] = {}  # By event, the arguments that hooks name; of the present decision.
+        # Of the present decision: the callables, and by event the arguments that hooks name.
+        self._callables: Callables = {}
+        self._named: dict[str, frozenset[str]] = {}
 
     def named_at(self, event: str) -> frozenset[str]:
         """Return the arguments that the hooks name which are due at an event, with several ranks on any of them.
@@ -218,7 +215,7 @@ class DispatchTable:
             with self._registry.lock:
                 row = CATALOG[event]
                 hooks = self._registry.listeners(row, self.scheduler.decision.due_for(row))
-                named = self._named[event] = frozenset(needed_arguments(hooks))
+                named = self._named[event] = frozenset(name for hook in hooks for name in hook.listener.wanted)
         return named
 
     def reset(self) -> None:
@@ -241,8 +238,8 @@ class DispatchTable:
             for name in filter(self.listener_counts.get, CATALOG):
                 made[name] = partial(self._first_dispatch, made, name)
             self._tables[key] = made, {}
-        callables, self._named = self._tables[key]
-        for name, dispatch in callables.items():
+        self._callables, self._named = self._tables[key]
+        for name, dispatch in self._callables.items():
             setattr(self.slots, name, dispatch)
 
     def _first_dispatch(self, callables: Callables, name: str, *values: Any) -> Any:
@@ -250,13 +247,13 @@ class DispatchTable:
         # Made as late as this, because registering a thousand hooks resets all slots a thousand times. Under the lock,
         # so that no change comes between reading the listeners and filling the slot.
         with self._registry.lock:
-            event, decision = CATALOG[name], self.scheduler.decision
-            hooks = self._wrap(event, self._registry.listeners(event, decision.due_for(event)))
+            event = CATALOG[name]
+            hooks = self._wrap(event, self._registry.listeners(event, self.scheduler.decision.due_for(event)))
             maker = self.makers.get(name)
             dispatch = self.make_dispatch(event, hooks) if maker is None else maker(hooks)
             dispatch = self._registry.rng_guard.around(event, hooks, dispatch)
             # Callables of another decision, or from before a change, stay as they are: they are for other hooks.
-            if decision in self._tables and self._tables[decision][0] is callables:
+            if callables is self._callables:
                 setattr(self.slots, name, dispatch)
                 callables[name] = dispatch
         return dispatch(*values) if dispatch else None
@@ -284,7 +281,8 @@ class DispatchTable:
         if not hooks:
             return None
         failures = self._registry.failures
-        needed = [(name, self.argument_costs[name]) for name in needed_arguments(hooks)]
+        # Every attribute that these listeners name, each once, in order of first use.
+        needed = {name: self.argument_costs[name] for hook in hooks for name in hook.listener.wanted}
         # Hooks that name the same arguments in the same way get the same ones, put together once.
         distinct: dict[Any, Listener] = {}
         calls = []
@@ -293,20 +291,20 @@ class DispatchTable:
             distinct.setdefault(form, hook.listener)
             metrics = tuple(name for name in METRICS if name in hook.listener.wanted)
             calls.append((hook, list(distinct).index(form), metrics))
-        listeners, restored = list(distinct.values()), [name for name, _ in needed if name in METRICS]
+        listeners, restored = list(distinct.values()), [name for name in needed if name in METRICS]
         with_defaults: dict[frozenset[str], Any] = {}  # By the arguments that are missing.
 
         def dispatch(args: Any) -> None:
             # All arguments are read before the first hook is called: what computing one raises is no hook's failure.
             values, began = {}, perf_counter_ns()
             try:
-                for name, cost in needed:
+                for name, cost in needed.items():
                     values[name] = getattr(args, name)
                     now = perf_counter_ns()
                     cost.add(now - began)
                     began = now
             except MissingArgument:  # The event was fired by hand.
-                missing = missing_arguments(args, dict(needed))
+                missing = missing_arguments(args, needed)
                 if missing not in with_defaults:
                     reduced = without_missing(event, hooks, missing)
                     with_defaults[missing] = self.make_dispatch(event, reduced)
