@@ -214,8 +214,8 @@ class RunSnapshot:
             "optimizer state": iter_tensors(sampled_states),
             **self._passed,
         }
-        for what, tensors in compared_by_elements.items():
-            values[what] = values[what], [_few_elements(tensor) for tensor in tensors if self._is_readable(tensor)]
+        for what, chosen in compared_by_elements.items():
+            values[what] = values[what], [_few_elements(tensor) for tensor in chosen if self._is_readable(tensor)]
         return values
 
     def _is_readable(self, tensor: torch.Tensor) -> bool:

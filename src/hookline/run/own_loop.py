@@ -56,8 +56,6 @@ class OwnLoop(Run):
 
     def __init__(self, hooks: HookManager) -> None:
         self.hooks = hooks
-        self._model: torch.nn.Module | None = None
-        self._optimizers: list[torch.optim.Optimizer] = []
         self._trained: tuple[Any, int] = None, 0  # what `params` belong to: the model, and how many optimizers
         self._followed: Any = None  # the object that `watch` was given as the run
         self._followed_step: int | None = None  # the last step that a forward pass found in it
@@ -67,7 +65,7 @@ class OwnLoop(Run):
         self._carried: dict[str, Any] = {}  # numbers, and the loader, that events of the micro-batch have carried
         self._decided: tuple[Any, ...] | None = None  # where the loop was when it was decided which hooks are due
         self._outer_phase = "inference"  # in which the last validation began
-        super().__init__(torch.nn.Module(), [], hooks, engine=Engine(torch.device("cpu")), ranks=hooks.ranks)
+        super().__init__(None, [], hooks, engine=Engine(torch.device("cpu")), ranks=hooks.ranks)  # type: ignore[arg-type]
         self.event_args.phase = self._outer_phase
         self.run_status.begin()
         self.connection.callback(hooks.failures.subscribe(self._record_incident))
@@ -103,8 +101,8 @@ class OwnLoop(Run):
         return self.known_model
 
     @model.setter
-    def model(self, model: torch.nn.Module) -> None:
-        self._model = None  # the base class has none to give
+    def model(self, model: torch.nn.Module | None) -> None:
+        self._model = model
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
@@ -181,7 +179,7 @@ class OwnLoop(Run):
         """Keep what an event passes that later ones may leave out: model, optimizer and config."""
         model, optimizer = values.get("model"), values.get("optimizer")
         if isinstance(model, torch.nn.Module):
-            self._model = model
+            self.model = model
         if isinstance(optimizer, torch.optim.Optimizer) and all(optimizer is not known for known in self._optimizers):
             self._optimizers.append(optimizer)
         trained = self.known_model, len(self._optimizers)
