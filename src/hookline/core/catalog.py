@@ -33,7 +33,6 @@ class Argument:
 
 
 HOST_READ = "host read"  # Waits for the device; paid only at events where a due hook names the argument.
-KERNEL = "device work"
 
 _ARGUMENTS = [
     Argument("trainer", "the run's control: model, optimizers, log, request_stop, save, lr, hook_data"),
@@ -57,7 +56,7 @@ _ARGUMENTS = [
     Argument("metrics", "a dict with 'loss' and what step_fn returned; keys that hooks add are recorded", HOST_READ),
     Argument("state", "the run as one plain dict: latest_loss, avg_loss, status, …", HOST_READ),
     Argument("ctx", "a StepContext; its loss and grad_norm are computed when first read"),
-    Argument("grad_norm", "global norm of the gradients before clipping, as a float", f"{KERNEL} + {HOST_READ}"),
+    Argument("grad_norm", "global norm of the gradients before clipping, as a float", f"device work + {HOST_READ}"),
     Argument("grads", "the gradients by parameter name, live"),
     Argument("reason", "why it happened, in words"),
     Argument("checkpoint_path", "the checkpoint's own directory"),
@@ -186,7 +185,6 @@ inner_event, step_event = partial(event, inner=True), partial(event, inner=True,
 RUN = "model optimizer device config step epoch tokens_seen state"
 BATCH = "model optimizer device config step epoch tokens_seen state batch batch_idx dataloader_idx dataloader_name"
 PARTIAL = "this micro-batch's share added: maybe partial, scaled, local to the rank"
-FINAL = "final: what the optimizer uses"
 
 
 class Events:
@@ -278,7 +276,7 @@ class Events:
         BATCH + " grads grad_norm loss optimizer_idx lr=optimizer_lr",
         order="trainer optimizer_idx",
         fires="every optimizer step, once per optimizer",
-        gradients=FINAL,
+        gradients="final: what the optimizer uses",
     )
     def on_before_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """The optimizer steps next."""
