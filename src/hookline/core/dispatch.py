@@ -66,6 +66,7 @@ class BoundHook:
     cost: Cost
     strikes: dict[str, int]  # Its failures in a row, by event; a success ends a row.
     built_in: bool
+    place: tuple[str, str]  # The hook and the event, as reports name them.
 
     def with_call(self, call: Callable[..., Any]) -> BoundHook:
         """Return the same hook with a wrapper around what is called."""
@@ -115,7 +116,7 @@ def invoke(
     """
     calling, thread = failures.calling, get_ident()
     outer = calling.get(thread)  # The hook that caused this event, for example by starting a validation.
-    calling[thread] = hook.hook, event.name
+    calling[thread] = hook.place
     if grad is not None:
         caller_mode = torch.is_grad_enabled()
         if caller_mode and not grad:

@@ -144,8 +144,8 @@ class Entry:
         listener, cost = self.listeners[event.name], self.costs[event.name]
         if not self.is_called_here(ranks):
             listener, cost = replace(listener, call=_do_nothing), Cost()
-        strikes = self.failures.in_a_row
-        return BoundHook(self.name, self.hook, listener, listener.call, cost, strikes, self.built_in)
+        strikes, place = self.failures.in_a_row, (self.name, event.name)
+        return BoundHook(self.name, self.hook, listener, listener.call, cost, strikes, self.built_in, place)
 
     def replaces(self, other: Entry) -> bool:
         """Return whether it is the same hook registered again: the same object, or one that was defined again."""
