@@ -182,7 +182,7 @@ class Schedule:
     @property
     def by_tokens_or_time(self) -> bool:
         """Whether it depends on the previous micro-batch, because tokens and time are passed, not reached."""
-        return any(not mark.whole for mark in (*self.at, *([self.every] if self.every else [])))
+        return any(mark is not None and not mark.whole for mark in (self.every, *self.at))
 
     def __str__(self) -> str:
         parts = [f"every {self.every}"] if self.every else [] if self.at else ["always"]
@@ -211,7 +211,7 @@ class Schedule:
 
     def wait(self, now: Clock) -> int:
         """Return for how many micro-batches `due` stays False: a lower bound; 0 if it must be evaluated again."""
-        marks = [*self.at, *([self.every] if self.every else []), *([self.start] if self.start else [])]
+        marks = [mark for mark in (self.every, *self.at, self.start) if mark is not None]
         if not marks or not all(mark.whole for mark in marks):
             return 0
         return max(0, min(self._distance(mark, now) for mark in marks) - 1)
