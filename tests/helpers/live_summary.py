@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from hookline.runs.find import RunFiles
+from hookline.runs.reader import columns_of_rows
 from hookline.runs.summary import RunSummary
 
 
@@ -17,7 +18,15 @@ class LiveSummary(RunSummary):
         files.run = run or {}
         super().__init__(files)
 
+    def write_metrics(self, rows: Iterable[dict[str, Any]], /) -> None:
+        """Add rows of metrics."""
+        self.add_metrics(columns_of_rows([*rows]))
+
+    def write_events(self, rows: Iterable[dict[str, Any]], /) -> None:
+        """Add events."""
+        self.events += rows
+
     def write_layers(self, rows: Iterable[Any], /) -> None:
         """Add steps of statistics per layer."""
         for row in rows:
-            self._add_layers(row.step, row.header, np.asarray(row.values, dtype=np.float32))
+            self.add_layers(row.step, row.header, np.asarray(row.values, dtype=np.float32))

@@ -170,7 +170,7 @@ def with_command(run: RunSummary, *argv: str) -> RunSummary:
 def test_what_a_hook_changed_in_one_run_may_be_why_it_parts(kind: str, tmp_path: Path) -> None:
     """Events that change no number are not causes."""
     first, second = (write_run(tmp_path, metrics={"train/loss": number}) for number in (1.0, 2.0))
-    second.write_events([{"kind": kind, "step": 1, "by": "warmup"}, {"kind": "checkpoint_saved", "step": 1}])
+    second.events.extend([{"kind": kind, "step": 1, "by": "warmup"}, {"kind": "checkpoint_saved", "step": 1}])
     divergence = find_divergences(first, [second])[0]
     assert divergence is not None
     causes = likely_causes(first, second, divergence, find_differences([first, second]))

@@ -17,6 +17,7 @@ from hookline.cli.formatting import LOSSES, check_output, cut, metric_order, ope
 from hookline.errors import HooklineError
 from hookline.runs.curves import Curve
 from hookline.runs.find import RunFiles, run_labels
+from hookline.runs.reader import columns_of_rows
 from hookline.runs.summary import RunSummary
 
 LISTS_METRICS = "`hookline show RUN --metrics`"
@@ -66,7 +67,7 @@ def read_curves(record: RunFiles) -> dict[str, Curve]:
     """Read the metrics of a run, and nothing else of its record."""
     summary = RunSummary(record)
     for rows in record.metrics():
-        summary.write_metrics(rows)
+        summary.add_metrics(columns_of_rows(rows))
     record.warn_of_damage(ignore_torn=True)
     return summary.curves
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,7 @@ def describe(files: RunFiles, summary: RunSummary, alerts: list[Alert]) -> dict[
         "run": files.run,
         "alerts": [asdict(alert) for alert in alerts],
         "metrics": {name: describe_curve(curve) for name, curve in summary.curves.items()},
-        "events": dict(summary.event_counts),
+        "events": dict(Counter(event["kind"] for event in summary.events)),
         "checkpoints": {"last": None if last is None else str(last), "best": None if best is None else str(best)},
         "resume": resume_command(files) if is_resumable(files, last or best) else None,
     }

@@ -176,9 +176,9 @@ def _place(event: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _from_curves(summary: RunSummary) -> Iterator[Alert]:
-    event_counts = summary.event_counts
+    kinds = {event["kind"] for event in summary.events}
     for name, curve in summary.curves.items():
-        if curve.non_finite is not None and not (name == "train/loss" and event_counts["non_finite_loss"]):
+        if curve.non_finite is not None and not (name == "train/loss" and "non_finite_loss" in kinds):
             step, count = curve.non_finite
             values = "value is" if count == 1 else "values are"
             # A batch without counted targets has no accuracy; if training diverges, its loss says so, too.
@@ -187,7 +187,7 @@ def _from_curves(summary: RunSummary) -> Iterator[Alert]:
             yield Alert("non_finite", severity, step, f"{name}: {count:,} {values} not finite", {"curve": name})
     # A hook that looked for spikes has reported those that there are.
     looked = any(hook["name"] == "loss_spike" and hook.get("enabled") is not False for hook in summary.hooks)
-    if not looked and not event_counts["loss_spike"]:
+    if not looked and "loss_spike" not in kinds:
         yield from _spikes(summary, "train/loss")
     wait = summary.curves.get("throughput/data_wait_share")
     if wait is not None and wait.points:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,19 +23,21 @@ from hookline.errors import RecordError
 from hookline.record.format import NOT_METRICS, Floats, MediaRow, SeriesHeader
 from hookline.runs.curves import Curve
 from hookline.runs.find import RunFiles
-from hookline.runs.histograms import HistogramReader, HistogramRow
+from hookline.runs.histograms import HistogramReader
 from hookline.runs.media import read_newest_media
 from hookline.runs.numbers import Numbers
 from hookline.runs.reader import columns_of_rows
 
 MAX_MEDIA = 8  # the newest tables and images of each name
-_MAX_CELLS = 150_000  # of a table of layers over a run: 600 kB
-_MAX_COUNTS = 400_000  # of a table of histograms: 1.6 MB
+# How many values a table keeps of a run, and how many steps: of layers 600 kB, of histograms 1.6 MB.
+_LAYER_LIMITS, _HISTOGRAM_LIMITS = (150_000, 400), (400_000, 100)
 _MAX_HEADERS = 16  # of a series: more than hooks that share one, or change, make
 _MAX_NAMES = 10_000  # of layers with values that are not finite: more than models have
 _NON_FINITE_COLUMNS = ("nans", "infs")
 _OCTAVES = 48  # of the histograms, in both directions, down from the largest value that a layer had
 _NO_OCTAVE = -1000  # stands for the octave of the largest value of a layer that had none
+_HISTOGRAM_COLUMNS = ("top", *(f"bin {index}" for index in range(2 * _OCTAVES + 1)))
+_EMPTY_HISTOGRAM = np.array([_NO_OCTAVE, *[0] * (2 * _OCTAVES + 1)], np.float32)
 
 Array = NDArray[Any]
 
@@ -54,23 +55,23 @@ class Ranges:
         self.last = 0  # the last step
         self.starts: list[int] = []  # the first step of each range
         self.arrays: list[Array] = []
-        self._most, self._merge = most, merge
+        self.most, self.merge = most, merge
 
     def add(self, step: int, array: Array) -> None:
         """Add the array of a step, which may come late."""
-        start, self.last = step - step % self.width, max(step, self.last) if self.starts else step
+        self.last = max(step, self.last)
+        start = step - step % self.width
         place = len(self.starts) if not self.starts or start > self.starts[-1] else bisect_left(self.starts, start)
         if place < len(self.starts) and self.starts[place] == start:
-            self.arrays[place] = self._merge(self.arrays[place], array)
+            self.arrays[place] = self.merge(self.arrays[place], array)
             return
         self.starts.insert(place, start)
         self.arrays.insert(place, array)
-        if len(self.starts) > self._most:
-            starts, arrays = self.starts, self.arrays
-            last, self.width, self.starts, self.arrays = self.last, self.width * 2, [], []
-            for start, array in zip(starts, arrays, strict=True):
+        if len(self.starts) > self.most:
+            ranges = zip(self.starts, self.arrays, strict=True)
+            self.width, self.starts, self.arrays = self.width * 2, [], []
+            for start, array in ranges:
                 self.add(start, array)
-            self.last = last
 
 
 @dataclass(frozen=True)
@@ -128,50 +129,40 @@ class RunSummary:
 
     def __init__(self, files: RunFiles) -> None:
         self.files = files
+        self.run = files.run  # the fields of run.json
+        self.hooks: list[dict[str, Any]] = self.run.get("hooks", [])  # their descriptions; each has a name
         self.config = ""  # the text of config.yaml
         self.numbers = Numbers()  # every one of them, if it was read with them
         self.curves: dict[str, Curve] = {}
-        self.times = Curve()  # seconds since 1970 at each step
         self.events: list[dict[str, Any]] = []
         self.media_lines: list[dict[str, Any]] = []  # those of media.jsonl, the newest first
         self.first_non_finite: dict[tuple[str, str], dict[str, int]] = {}
         """By series and column (nans, infs): the first step at which each layer had some."""
-        self._layers: dict[SeriesHeader, Ranges] = {}
-        self._histograms: dict[tuple[str, tuple[str, ...]], Ranges] = {}
+        self._layers: dict[str, dict[SeriesHeader, Ranges]] = {}  # by series
+        self._histograms: dict[str, dict[SeriesHeader, Ranges]] = {}
         self._histogram_reader = HistogramReader()
 
     # ---- receiving rows ----------------------------------------------------------------------------------------------
 
-    def write_metrics(self, rows: Iterable[dict[str, Any]], /) -> None:
-        """Add rows of metrics.jsonl."""
-        self._add_metrics(columns_of_rows([*rows]))
-
-    def _add_metrics(self, columns: Mapping[str, tuple[list[int], list[Any]]]) -> None:
+    def add_metrics(self, columns: Mapping[str, tuple[list[int], list[Any]]]) -> None:
+        """Add rows of metrics.jsonl as columns."""
         for name, (steps, values) in columns.items():
-            if name == "time":
-                self.times.extend(steps, values)
-            elif name not in NOT_METRICS:
-                curve = self.curves.get(name)
-                if curve is None:
-                    curve = self.curves[name] = Curve()
-                curve.extend(steps, values)
+            if name not in NOT_METRICS:
+                if name not in self.curves:
+                    self.curves[name] = Curve()
+                self.curves[name].extend(steps, values)
 
-    def write_events(self, rows: Iterable[dict[str, Any]], /) -> None:
-        """Add rows of events.jsonl."""
-        self.events += rows
-
-    def _add_layers(self, step: int, header: SeriesHeader, values: Floats) -> None:
+    def add_layers(self, step: int, header: SeriesHeader, values: Floats) -> None:
+        """Add a step of layers.jsonl."""
         for row in self._histogram_reader.read(step, header, values):
-            self._add_histograms(row)
-        if header.bins is not None:
-            return
-        ranges = self._layers.get(header)
-        if ranges is None:
-            cells = max(len(header.names) * len(header.columns), 1)
-            _make_room(self._layers, header.series)
-            ranges = self._layers[header] = Ranges(min(max(_MAX_CELLS // cells, 4), 400), farther_from_zero)
-        ranges.add(step, values)
-        self._note_non_finite(step, header, values)
+            if row.tops is not None:  # otherwise nobody knows what the bins count
+                series = row.series if row.column in ("count", "counts") else f"{row.series}: {row.column}"
+                octaves = SeriesHeader(series, row.names, _HISTOGRAM_COLUMNS)
+                counts = _in_octaves(row.counts, row.tops)
+                _add_to_ranges(self._histograms, step, octaves, counts, _HISTOGRAM_LIMITS, _add_octaves)
+        if header.bins is None:
+            _add_to_ranges(self._layers, step, header, values, _LAYER_LIMITS, farther_from_zero)
+            self._note_non_finite(step, header, values)
 
     def _note_non_finite(self, step: int, header: SeriesHeader, values: Floats) -> None:
         """Keep where values that are not finite came first, which ranges of steps do not tell."""
@@ -185,39 +176,11 @@ class RunSummary:
                     ):
                         first_steps[name] = step
 
-    def _add_histograms(self, row: HistogramRow) -> None:
-        """Add histograms whose windows are known: each counts the octaves below its largest value."""
-        if row.tops is None:
-            return
-        series = row.series if row.column in ("count", "counts") else f"{row.series}: {row.column}"
-        key = (series, row.names)
-        if key not in self._histograms:
-            _make_room(self._histograms, series)
-            most = _MAX_COUNTS // (max(len(row.names), 1) * (2 * _OCTAVES + 2))
-            self._histograms[key] = Ranges(min(max(most, 4), 100), _add_octaves)
-        self._histograms[key].add(row.step, _in_octaves(row.counts, row.tops))
-
     # ---- what is known -----------------------------------------------------------------------------------------------
-
-    @property
-    def event_counts(self) -> Counter[str]:
-        """How many events there are of each kind."""
-        return Counter(event["kind"] for event in self.events)
 
     def newest_media(self) -> Iterator[MediaRow]:
         """Yield the newest tables and images of each name; the file of each is opened when it is asked for."""
         return read_newest_media(self.files.path, self.media_lines, MAX_MEDIA)
-
-    @property
-    def run(self) -> dict[str, Any]:
-        """The fields of run.json."""
-        return self.files.run
-
-    @property
-    def hooks(self) -> list[dict[str, Any]]:
-        """The descriptions of the run's hooks; each has a name."""
-        hooks: list[dict[str, Any]] = self.run.get("hooks", [])
-        return hooks
 
     @property
     def step_seconds(self) -> dict[str, float]:
@@ -229,29 +192,22 @@ class RunSummary:
     @property
     def layers(self) -> dict[str, LayerTable]:
         """The statistics per layer, by series."""
-        by_series: dict[str, list[tuple[SeriesHeader, Ranges]]] = {}
-        for header, ranges in self._layers.items():
-            by_series.setdefault(header.series, []).append((header, ranges))
-        return {series: _one_table(parts) for series, parts in by_series.items()}
+        return {series: _one_table(ranges, np.nan) for series, ranges in self._layers.items()}
 
     @property
     def histograms(self) -> dict[str, HistogramTable]:
         """The histograms per layer, by series."""
-        by_series: dict[str, list[tuple[tuple[str, ...], Ranges]]] = {}
-        for (series, names), ranges in self._histograms.items():
-            by_series.setdefault(series, []).append((names, ranges))
-        return {series: _one_histogram_table(parts) for series, parts in by_series.items()}
+        tables = {}
+        for series, ranges in self._histograms.items():
+            table = _one_table(ranges, _EMPTY_HISTOGRAM)
+            tops = table.values[..., 0].max(axis=0)
+            tables[series] = HistogramTable(table.names, tops, table.steps, _move_window(table.values, tops)[..., 1:])
+        return tables
 
     # ---- reading files -----------------------------------------------------------------------------------------------
 
     @classmethod
-    def read(
-        cls,
-        directory: Path | str | RunFiles,
-        *,
-        media: bool = False,
-        numbers: bool = False,
-    ) -> RunSummary:
+    def read(cls, directory: Path | str | RunFiles, *, media: bool = False, numbers: bool = False) -> RunSummary:
         """Read the files of a run, also of one that is running or was killed.
 
         Args:
@@ -270,27 +226,36 @@ class RunSummary:
             logger.warning("%s", error)
         for rows in files.metrics():
             columns = columns_of_rows(rows)
-            summary._add_metrics(columns)
+            summary.add_metrics(columns)
             if numbers:
                 summary.numbers.add_metrics(columns)
         for step, header, values in files.layers():
-            summary._add_layers(step, header, values)
+            summary.add_layers(step, header, values)
             if numbers:
                 summary.numbers.add_layers(step, header, values)
         if media:
             summary.media_lines = files.media_lines()
-        summary.write_events(files.events())
+        summary.events = files.events()
         return summary
 
 
-def _make_room(tables: dict[Any, Ranges], series: str) -> None:
-    """Drop the table of a series that was written the longest time ago if the series has as many as it may.
-
-    A model that skips layers at random has another header at nearly every step.
-    """
-    own = [header for header in tables if header[0] == series]
-    if len(own) >= _MAX_HEADERS:
-        del tables[min(own, key=lambda header: tables[header].last)]
+def _add_to_ranges(
+    tables: dict[str, dict[SeriesHeader, Ranges]],
+    step: int,
+    header: SeriesHeader,
+    values: Array,
+    limits: tuple[int, int],
+    merge: Callable[[Array, Array], Array],
+) -> None:
+    """Add the values of a step to the ranges of its series and header, which has as many as the limits allow."""
+    ranges = tables.setdefault(header.series, {})
+    if header not in ranges:
+        # A model that skips layers at random has another header at nearly every step.
+        if len(ranges) >= _MAX_HEADERS:
+            del ranges[min(ranges, key=lambda known: ranges[known].last)]
+        most_values, most_steps = limits
+        ranges[header] = Ranges(min(max(most_values // max(values.size, 1), 4), most_steps), merge)
+    ranges[header].add(step, values)
 
 
 def merge_pairs(values: Array, merge: Callable[[Array, Array], Array]) -> Array:
@@ -306,41 +271,26 @@ def farther_from_zero(first: Array, second: Array) -> Array:
         return np.where((np.abs(second) > np.abs(first)) | np.isnan(first), second, first)
 
 
-def _one_table(parts: Sequence[tuple[SeriesHeader, Ranges]]) -> LayerTable:
-    """Make one table of all headers of a series: several hooks may write to one."""
-    names = tuple(dict.fromkeys(name for header, _ in parts for name in header.names))
-    columns = tuple(dict.fromkeys(column for header, _ in parts for column in header.columns))
-    steps = sorted({start for _, ranges in parts for start in ranges.starts})
+def _one_table(headers: Mapping[SeriesHeader, Ranges], empty: float | Array) -> LayerTable:
+    """Make one table of all headers of a series, which several hooks may write to; `empty` fills what they lack."""
+    names = tuple(dict.fromkeys(name for header in headers for name in header.names))
+    columns = tuple(dict.fromkeys(column for header in headers for column in header.columns))
+    steps = sorted({start for ranges in headers.values() for start in ranges.starts})
     row_of, column_of, step_of = ({key: index for index, key in enumerate(keys)} for keys in (names, columns, steps))
-    values = np.full((len(steps), len(names), len(columns)), np.nan, np.float32)
-    for header, ranges in parts:
+    values = np.full((len(steps), len(names), len(columns)), empty, np.float32)
+    for header, ranges in headers.items():
         rows = [row_of[name] for name in header.names]
         across = [column_of[column] for column in header.columns]
         for start, array in zip(ranges.starts, ranges.arrays, strict=True):
             places = np.ix_([step_of[start]], rows, across)
-            values[places] = farther_from_zero(values[places], array)
+            values[places] = ranges.merge(values[places], array[None])
     return LayerTable(names, columns, np.array(steps), values)
-
-
-def _one_histogram_table(parts: Sequence[tuple[tuple[str, ...], Ranges]]) -> HistogramTable:
-    """Make one table of the histograms of a series, which several hooks may write to; 0 where nothing was counted."""
-    names = tuple(dict.fromkeys(name for own, _ in parts for name in own))
-    steps = sorted({start for _, ranges in parts for start in ranges.starts})
-    row_of, step_of = ({key: index for index, key in enumerate(keys)} for keys in (names, steps))
-    arrays = np.zeros((len(steps), len(names), 2 * _OCTAVES + 2), np.float32)
-    arrays[..., 0] = _NO_OCTAVE
-    for own, ranges in parts:
-        rows = [row_of[name] for name in own]
-        for start, array in zip(ranges.starts, ranges.arrays, strict=True):
-            arrays[step_of[start], rows] = _add_octaves(arrays[step_of[start], rows], array)
-    tops = arrays[..., 0].max(axis=0)
-    return HistogramTable(names, tops, np.array(steps), _move_window(arrays, tops)[..., 1:])
 
 
 # ---- histograms in octaves -------------------------------------------------------------------------------------------
 #
-# An array of histograms is [names, 1 + bins]: the octave of the largest value, where the window of a name ends, then
-# the bins as in `HistogramTable`.
+# An array of histograms is [names, 1 + bins] with the columns _HISTOGRAM_COLUMNS: the octave of the largest value,
+# where the window of a name ends, then the bins as in `HistogramTable`.
 
 
 def _in_octaves(counts: Floats, ends: Array) -> Array:
@@ -368,9 +318,9 @@ def _in_octaves(counts: Floats, ends: Array) -> Array:
 
 def _add_octaves(first: Array, second: Array) -> Array:
     """Add two arrays of histograms, in windows that end with the larger of their largest values."""
-    tops = np.maximum(first[:, 0], second[:, 0])
+    tops = np.maximum(first[..., 0], second[..., 0])
     added = _move_window(first, tops) + _move_window(second, tops)
-    added[:, 0] = tops
+    added[..., 0] = tops
     return added
 
 
