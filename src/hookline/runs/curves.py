@@ -38,119 +38,96 @@ class Curve:
 
     def __init__(self) -> None:
         self.width = 1
-        self.points = 0
-        """How many values there are."""
         self.last: Point | None = None
         """The value at the latest step; NaN or infinite if that is what it was."""
-        self.least: Point | None = None
+        self._keep(np.empty(0, np.int64), np.empty((8, 0)))
+
+    def _keep(self, steps: Steps, data: Values) -> None:
+        """Keep the first step of each range, and the rows of `data`, whose columns are the ranges."""
+        self.steps, self._data = steps, data
+        # The lowest and the highest finite value (NaN without one), the first step of each, and the sum.
+        self.lowest, self.highest, self._lowest_at, self.highest_at, self._sums = data[:5]
+        # The number of finite values and of others, and the first step of the latter.
+        self._finite, self._non_finite, self._non_finite_at = data[5:]
+
+    @property
+    def points(self) -> int:
+        """How many values there are."""
+        return int((self._finite + self._non_finite).sum())
+
+    @property
+    def least(self) -> Point | None:
         """The lowest finite value and where it was first."""
-        self.greatest: Point | None = None
+        place = np.nanargmin(self.lowest) if self.finite else None
+        return None if place is None else Point(int(self._lowest_at[place]), float(self.lowest[place]))
+
+    @property
+    def greatest(self) -> Point | None:
         """The highest finite value and where it was first."""
-        self.non_finite: tuple[int, int] | None = None
+        place = np.nanargmax(self.highest) if self.finite else None
+        return None if place is None else Point(int(self.highest_at[place]), float(self.highest[place]))
+
+    @property
+    def non_finite(self) -> tuple[int, int] | None:
         """The first step with a value that is NaN or infinite, and how many such values there are."""
-        self.steps: Steps = np.empty(0, np.int64)
-        """The first step of each range."""
-        # The lowest, the highest, the sum and the number of the finite values, and the step of the highest.
-        self._data: Values = np.empty((5, 0))
-
-    @property
-    def lowest(self) -> Values:
-        """The lowest finite value of each range; NaN where there is none."""
-        row: Values = self._data[0]
-        return row
-
-    @property
-    def highest(self) -> Values:
-        """The highest finite value of each range; NaN where there is none."""
-        row: Values = self._data[1]
-        return row
-
-    @property
-    def highest_at(self) -> Steps:
-        """The step of the highest value of each range; the first of several."""
-        steps: Steps = self._data[4].astype(np.int64)
-        return steps
+        count = int(self._non_finite.sum())
+        return (int(np.nanmin(self._non_finite_at)), count) if count else None
 
     @property
     def mean(self) -> Values:
         """The mean of the finite values of each range; NaN where there is none."""
         with np.errstate(invalid="ignore"):
-            means: Values = self._data[2] / self._data[3]  # 0 / 0 is NaN
+            means: Values = self._sums / self._finite  # 0 / 0 is NaN
         return means
 
     @property
     def average(self) -> float | None:
         """The mean of all finite values; None if there is none."""
-        return float(self._data[2].sum()) / self.finite if self.finite else None
+        return float(self._sums.sum()) / self.finite if self.finite else None
 
     @property
     def finite(self) -> int:
         """How many values are finite."""
-        return int(self._data[3].sum())
+        return int(self._finite.sum())
 
     def extend(self, steps: Sequence[int], values: Sequence[Any]) -> None:
         """Add values, faster if there are many; the strings that stand for non-finite numbers are numbers, too."""
-        new_steps, numbers = as_arrays(steps, values)
-        if new_steps.size:
-            self._add(*sort_by_step(new_steps, numbers))
-
-    def _add(self, steps: Steps, values: Values) -> None:
-        """Move values, in the order of their steps, into the ranges."""
-        finite = np.isfinite(values)
-        self.points += steps.size
-        if self.last is None or steps[-1] >= self.last.step:
-            self.last = Point(int(steps[-1]), float(values[-1]))
-        is_new = self.steps.size == 0 or steps[0] > self.steps[-1] + self.width - 1
+        new_steps, numbers = sort_by_step(*as_arrays(steps, values))
+        if not new_steps.size:
+            return
+        if self.last is None or new_steps[-1] >= self.last.step:
+            self.last = Point(int(new_steps[-1]), float(numbers[-1]))
+        is_new = self.steps.size == 0 or new_steps[0] > self.steps[-1] + self.width - 1
         if self.width == 1 and not is_new:
-            replaced = np.isin(self.steps, steps)
-            self.points -= int(replaced.sum())
-            self._select(~replaced)
-        shown = np.where(finite, values, np.nan)
-        self.steps = np.concatenate([self.steps, steps - steps % self.width])
-        self._data = np.hstack([self._data, [shown, shown, np.where(finite, values, 0.0), finite, steps]])
+            kept = ~np.isin(self.steps, new_steps)
+            self._keep(self.steps[kept], self._data[:, kept])
+        finite = np.isfinite(numbers)
+        shown, shown_at = np.where(finite, numbers, np.nan), np.where(finite, new_steps, np.nan)
+        sums, others_at = np.where(finite, numbers, 0.0), np.where(finite, np.nan, new_steps)
+        rows = [shown, shown, shown_at, shown_at, sums, finite, ~finite, others_at]
+        self._keep(np.concatenate([self.steps, new_steps - new_steps % self.width]), np.hstack([self._data, rows]))
         if not is_new:
-            self._select(np.argsort(self.steps, kind="stable"))
-        if self.width == 1:
-            # A value that was replaced must not stay the lowest or highest one, so these come from what is left.
-            self.least = self.greatest = self.non_finite = None
-            steps, values, finite = self.steps, self._data[0], self._data[3] > 0
-        self._note_extremes(steps, values, finite)
+            order = np.argsort(self.steps, kind="stable")
+            self._keep(self.steps[order], self._data[:, order])
         self._merge_ranges()
         while self.steps.size > MAX_RANGES:
             self.width *= 2
             self.steps = self.steps - self.steps % self.width
             self._merge_ranges()
 
-    def _select(self, which: NDArray[Any]) -> None:
-        self.steps, self._data = self.steps[which], self._data[:, which]
-
     def _merge_ranges(self) -> None:
-        """Merge entries of the same range, which are neighbours."""
+        """Merge entries of the same range, which are neighbors."""
         is_first = np.append(True, self.steps[1:] != self.steps[:-1])
         if is_first.all():
             return
-        begins, merge = np.flatnonzero(is_first), (np.fmin, np.fmax, np.add, np.add)
+        begins, range_of = np.flatnonzero(is_first), np.cumsum(is_first) - 1
         with np.errstate(over="ignore", invalid="ignore"):  # sums of values near the largest float
-            merged = [function.reduceat(row, begins) for function, row in zip(merge, self._data[:4], strict=True)]
-        is_highest = self._data[1] == merged[1][np.cumsum(is_first) - 1]
-        at = np.fmin.reduceat(np.where(is_highest, self._data[4], np.inf), begins)
-        self.steps = self.steps[begins]
-        at = np.where(np.isfinite(at), at, self.steps)  # of a range without a finite value
-        self._data = np.array([*merged, at])
-
-    def _note_extremes(self, steps: Steps, values: Values, finite: NDArray[np.bool_]) -> None:
-        """Update the extremes and the count of values that are not finite, with values in the order of their steps."""
-        if not finite.all():
-            first, count = int(steps[~finite][0]), int((~finite).sum())
-            before = self.non_finite
-            self.non_finite = (first, count) if before is None else (min(before[0], first), before[1] + count)
-            steps, values = steps[finite], values[finite]
-        if steps.size:
-            low, high = values.argmin(), values.argmax()
-            if self.least is None or values[low] < self.least.value:
-                self.least = Point(int(steps[low]), float(values[low]))
-            if self.greatest is None or values[high] > self.greatest.value:
-                self.greatest = Point(int(steps[high]), float(values[high]))
+            lowest, highest = np.fmin.reduceat(self.lowest, begins), np.fmax.reduceat(self.highest, begins)
+            counts = np.add.reduceat([self._sums, self._finite, self._non_finite], begins, axis=1)
+        lowest_at = np.where(self.lowest == lowest[range_of], self._lowest_at, np.nan)
+        highest_at = np.where(self.highest == highest[range_of], self.highest_at, np.nan)
+        places = np.fmin.reduceat([lowest_at, highest_at, self._non_finite_at], begins, axis=1)
+        self._keep(self.steps[begins], np.array([lowest, highest, *places[:2], *counts, places[2]]))
 
 
 def sort_by_step(steps: Steps, values: Values) -> tuple[Steps, Values]:

@@ -119,7 +119,7 @@ class HistogramTable:
 class RunSummary:
     """A run in bounded memory.
 
-    It takes at most 52 kB for each metric, 1 MB for each series of statistics per layer and 4 MB for each series of
+    It takes at most 58 kB for each metric, 1 MB for each series of statistics per layer and 4 MB for each series of
     histograms, as long as a series has fewer than 40,000 values a step. A series whose layers change takes as much for
     each set of layers, of which it keeps 16. Events are few, so all are kept.
 
