@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -45,8 +44,7 @@ class RunFiles(RunReader):
     @property
     def run_id(self) -> str:
         """The id, which is the name of the directory unless it was renamed."""
-        run_id: str = self.run["run_id"]
-        return run_id
+        return str(self.run["run_id"])
 
     @cached_property
     def outcome(self) -> str:
@@ -82,8 +80,7 @@ class RunFiles(RunReader):
     def step(self) -> int | None:
         """The number of steps; of a run that has not ended, the last one that was written."""
         counted: int | None = self.run.get("counters", {}).get("step") if self.run.get("outcome") else None
-        written = [row["step"] for row in self._last_metrics[:1]]
-        return counted if counted is not None else next(iter(written), None)
+        return counted if counted is not None else next((row["step"] for row in self._last_metrics), None)
 
     @property
     def seconds(self) -> float | None:
@@ -93,35 +90,37 @@ class RunFiles(RunReader):
         ends with its last row of metrics. If a later attempt has written more than 4 MB since, the row is not looked
         for, and the start of the next attempt counts instead.
         """
-        return self._seconds_of(self.run.get("attempts", []))
+        known = [seconds for seconds in self._attempt_seconds if seconds is not None]
+        return sum(known) if known else None
 
     @property
     def last_attempt_seconds(self) -> float | None:
         """The time of the last attempt, which the costs of hooks are about; None if it is not known."""
-        return self._seconds_of(self.run.get("attempts", [])[-1:])
+        return next(reversed(self._attempt_seconds), None)
 
-    def _seconds_of(self, attempts: Sequence[dict[str, Any]]) -> float | None:
-        total, known = 0.0, False
-        for index, attempt in enumerate(attempts):
+    @property
+    def _attempt_seconds(self) -> list[float | None]:
+        """The time of each attempt; None if it is not known."""
+        attempts = self.run.get("attempts", [])
+        times: list[float | None] = []
+        for attempt, following in zip(attempts, [*attempts[1:], None], strict=False):
             begin, end = read_time(attempt.get("started")), read_time(attempt.get("closed"))
-            if end is None and index == len(attempts) - 1:
-                is_running = self.outcome == RUNNING
-                end = datetime.now().astimezone() if is_running else self._killed_at(begin, self._last_written)
+            if end is None and following is None and self.outcome == RUNNING:
+                end = datetime.now().astimezone()
             elif end is None:
-                end = self._killed_at(begin, read_time(attempts[index + 1].get("started")))
-            if begin is not None and end is not None:
-                total, known = total + max((end - begin).total_seconds(), 0.0), True
-        return total if known else None
+                end = self._killed_at(begin, read_time(following.get("started")) if following else self._last_written)
+            times.append(None if begin is None or end is None else max((end - begin).total_seconds(), 0.0))
+        return times
 
     def _killed_at(self, begin: datetime | None, following: datetime | None) -> datetime | None:
         """Return when an attempt that was killed wrote its last metrics, before a time; None if it wrote none."""
         if begin is None or following is None:
             return None
-        earlier = bisect_left(self._row_times, following.timestamp())
-        if earlier and self._row_times[earlier - 1] >= begin.timestamp():
-            return datetime.fromtimestamp(self._row_times[earlier - 1]).astimezone()
+        row_times = [time for time in self._row_times if time < following.timestamp()]
+        if row_times and row_times[-1] >= begin.timestamp():
+            return datetime.fromtimestamp(row_times[-1]).astimezone()
         # Rows from before the attempt say that it wrote none; without them, its own may be too far back.
-        is_all_read = earlier > 0 or self._metrics_stat is None or self._metrics_stat.st_size <= MAX_TAIL_BYTES
+        is_all_read = row_times or self._metrics_stat is None or self._metrics_stat.st_size <= MAX_TAIL_BYTES
         return None if is_all_read else following
 
     @cached_property

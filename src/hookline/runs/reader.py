@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -226,10 +227,12 @@ class RunReader:
             file.seek(max(end - MAX_TAIL_BYTES, 0))
             self._ends[name] = file.read(end - file.tell())
             is_ended = self._ends[name].endswith(b"\n")
-            marks = [(0, None), *_resume_marks(file, end)]
-            limits = _last_steps([step for _, step in marks])
+            marks = [*_resume_marks(file, end)]
+            begins = [0, *(begin for begin, _ in marks)]
+            # The rows of an attempt count up to the first step that a later one began after.
+            limits = [*accumulate((step for _, step in reversed(marks)), min, initial=math.inf)][::-1]
             number = 1  # of the next line
-            for (begin, _), (stop, _), limit in zip(marks, [*marks[1:], (end, None)], limits, strict=True):
+            for begin, stop, limit in zip(begins, [*begins[1:], end], limits, strict=True):
                 broken: list[int] = []  # the number of the last line that is not whole
                 for block in _blocks(file, begin, stop):
                     lines = block.split(b"\n")
@@ -238,7 +241,7 @@ class RunReader:
                         for place in broken[:-1]:  # at once, because a file of anything may have many
                             self._note_damage(name, place)
                         del broken[:-1]
-                        if limit is not None:
+                        if limit < math.inf:
                             kept = [place for place, row in enumerate(rows) if not _is_after(row, limit)]
                             numbers, rows = [numbers[place] for place in kept], [rows[place] for place in kept]
                         yield numbers, rows
@@ -250,10 +253,8 @@ class RunReader:
     def _whole_end(self, file: BinaryIO) -> int:
         """Return where a file ends, without a last line that the process which owns the run is still writing."""
         end = file.seek(0, os.SEEK_END)
-        if not end:
-            return 0
-        file.seek(end - 1)
-        if file.read(1) == b"\n" or not self.has_owner:
+        file.seek(max(end - 1, 0))
+        if file.read(1) in (b"", b"\n") or not self.has_owner:
             return end
         while end:
             begin = max(end - TAIL_BYTES, 0)
@@ -298,8 +299,7 @@ class RunReader:
         """Yield the last lines of a file, the newest first; more is read when it is asked for, up to 4 MB."""
         if name in self._ends:
             end = self._ends[name]
-            lines = end.split(b"\n")
-            yield from reversed(lines[len(end) == MAX_TAIL_BYTES :])  # the first one may begin before
+            yield from reversed(end.split(b"\n")[len(end) == MAX_TAIL_BYTES :])  # the first one may begin before
             return
         with suppress(OSError), _open(self.path / name) as file:
             size = begin = file.seek(0, os.SEEK_END)
@@ -362,16 +362,6 @@ def _resumed_at(row: dict[str, Any]) -> int | None:
     """Return the step at which a row says that the run was resumed; None for other rows, events among them."""
     step = row.get("step", row.get("resumed"))
     return step if "resumed" in row and "kind" not in row and type(step) is int else None
-
-
-def _last_steps(resumed_at: Sequence[int | None]) -> list[int | None]:
-    """Return the last step that counts of each attempt: the first one that a later attempt began after."""
-    limits: list[int | None] = []
-    limit: int | None = None
-    for step in reversed(resumed_at):
-        limits.append(limit)
-        limit = min((known for known in (limit, step) if known is not None), default=None)
-    return limits[::-1]
 
 
 def _is_after(row: dict[str, Any], limit: float) -> bool:
