@@ -49,7 +49,7 @@ EXIT_CODES = {
 
 _MAX_MESSAGE_LENGTH = 2000  # characters: a screen
 
-# What each command does, in the order of `hookline --help`. A command is the module of its name, with `add_arguments`
+# What each command does, in the order of `hookline --help`. A command is the module of its name, with `ARGUMENTS`
 # and `run`; it is imported when it is typed, and must import what takes long (torch) only in `run`.
 COMMANDS = {
     "train": "train from a config",
@@ -97,7 +97,8 @@ class Parser(argparse.ArgumentParser):
 
     def add_arguments_of(self, command: str) -> None:
         """Add the arguments of a command, whose module is imported, and those that all commands have."""
-        module_of(command).add_arguments(self)
+        for name, settings in module_of(command).ARGUMENTS.items():
+            self.add_argument(name, **settings)
         self.add_argument("--debug", action="store_true", help="show the traceback of an error")
         self.usage = " ".join([self.prog, *self._usage_words, "[options]"])
 

@@ -10,15 +10,12 @@ from typing import Any
 
 from rich.console import Console
 
-from hookline.cli import FAILED, arguments
+from hookline.cli import FAILED
+from hookline.cli.arguments import JSON, RUN
 from hookline.cli.formatting import heading, open_console, paragraph, print_json
 from hookline.errors import CheckpointError, HooklineError, written
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the run."""
-    arguments.add_run(parser)
-    arguments.add_json(parser)
+ARGUMENTS = RUN | JSON
 
 
 def run(options: argparse.Namespace) -> int:

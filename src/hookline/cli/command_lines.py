@@ -11,7 +11,6 @@ from typing import Any
 
 from hookline import cli
 from hookline._fs import relative_to_here
-from hookline.cli.arguments import PERMISSIONS
 from hookline.record.json_lines import as_mapping
 from hookline.report import REPORT
 from hookline.runs.find import KILLED, RunFiles
@@ -37,7 +36,7 @@ def command_like(options: argparse.Namespace, *words: str) -> str:
     from hookline.record.redaction import redact_text
 
     repeated = [*overrides_among(options.words), *(["--device", options.device] if options.device is not None else [])]
-    for option, given in PERMISSIONS.items():
+    for option, given in {"--allow": "allow", "--allow-host": "allow_host", "--import": "imports"}.items():
         repeated += [word for value in getattr(options, given) for word in (option, value)]
     return redact_text(shlex.join(["hookline", *words, *repeated]))
 

@@ -13,7 +13,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from hookline._console import printable
-from hookline.cli import arguments
+from hookline.cli.arguments import JSON, RUNS
 from hookline.cli.charts import MIN_POINTS, draw_chart
 from hookline.cli.formatting import (
     LOSSES,
@@ -39,11 +39,7 @@ _MAX_DIFFERENCES, _MAX_CAUSES, _MAX_METRICS = 40, 5, 12  # what a person reads; 
 _MAX_NAME_LENGTH, _MAX_TITLE_LENGTH, _MIN_CELL_WIDTH = 60, 12, 14  # so that five runs fit 80 columns
 _NO_DIVERGENCE = dict.fromkeys(field.name for field in fields(Divergence))  # of runs without a common step
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the runs."""
-    arguments.add_runs(parser)
-    arguments.add_json(parser)
+ARGUMENTS = RUNS | JSON
 
 
 def run(options: argparse.Namespace) -> int:

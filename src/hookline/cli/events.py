@@ -7,20 +7,17 @@ from typing import Any
 
 from rich.console import Console
 
-from hookline.cli import arguments
+from hookline.cli.arguments import EVENT, JSON
 from hookline.cli.formatting import heading, labelled, open_console, paragraph, print_json
-from hookline.core.catalog import ARGUMENT_ALIASES, ARGUMENTS, CATALOG, Event, find_event
+from hookline.core.catalog import ARGUMENT_ALIASES, CATALOG, Event, find_event
+from hookline.core.catalog import ARGUMENTS as EVENT_ARGUMENTS
 
 _PREFACE = (
     "The events of a run, in order. A hook's method has the name of an event and names the arguments it wants; "
     "what no hook names is never computed."
 )
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the choice of one event."""
-    arguments.add_event(parser)
-    arguments.add_json(parser)
+ARGUMENTS = EVENT | JSON
 
 
 def run(options: argparse.Namespace) -> int:
@@ -49,7 +46,10 @@ def describe(event: Event) -> dict[str, Any]:
         "scheduled": event.inner,
         "order": list(event.order),
         "arguments": {
-            name: {"meaning": ARGUMENTS[name].meaning, "cost": None if event.free(name) else ARGUMENTS[name].cost}
+            name: {
+                "meaning": EVENT_ARGUMENTS[name].meaning,
+                "cost": None if event.free(name) else EVENT_ARGUMENTS[name].cost,
+            }
             for name in event.attributes
         },
     }
@@ -59,7 +59,7 @@ def print_catalog(console: Console) -> None:
     """Print all events; the arguments that all lifecycle events have are printed once, at the top."""
     lifecycle = [event for event in CATALOG.values() if event.kind == "lifecycle"]
     # Events of forward and update hooks have few arguments in common with the others, and would leave nothing here.
-    everywhere = [name for name in ARGUMENTS if all(name in event.attributes for event in lifecycle)]
+    everywhere = [name for name in EVENT_ARGUMENTS if all(name in event.attributes for event in lifecycle)]
     paragraph(console, _PREFACE, indent=0)
     console.print()
     labelled(console, "everywhere", _names(everywhere), indent=0)
@@ -87,9 +87,9 @@ def print_event(console: Console, event: Event) -> None:
     console.print("\narguments [and what they cost, where they do]")
     aliases = {name: alias for alias, name in ARGUMENT_ALIASES.items()}
     for name in event.attributes:
-        cost = "" if event.free(name) else f" [{ARGUMENTS[name].cost}]"
+        cost = "" if event.free(name) else f" [{EVENT_ARGUMENTS[name].cost}]"
         also = f" (also {aliases[name]})" if name in aliases else ""
-        labelled(console, name, f"{ARGUMENTS[name].meaning}{also}{cost}", width=17)
+        labelled(console, name, f"{EVENT_ARGUMENTS[name].meaning}{also}{cost}", width=17)
 
 
 def _print_summary(console: Console, event: Event) -> None:
@@ -99,7 +99,7 @@ def _print_summary(console: Console, event: Event) -> None:
 
 def _names(names: list[str], event: Event | None = None) -> str:
     """Join the names of arguments; those with a cost get a star."""
-    free = {name: event.free(name) if event else ARGUMENTS[name].free for name in names}
+    free = {name: event.free(name) if event else EVENT_ARGUMENTS[name].free for name in names}
     return ", ".join(name if free[name] else f"{name}*" for name in names)
 
 

@@ -6,12 +6,11 @@ import argparse
 from importlib.resources import files
 
 from hookline._console import CommandOutput
+from hookline.cli.arguments import Arguments
 
 DEFAULT = files("hookline.demo") / "default.yaml"
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add nothing: the command has no arguments of its own."""
+ARGUMENTS: Arguments = {}
 
 
 def run(options: argparse.Namespace) -> int:

@@ -4,18 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from hookline.cli import arguments
+from hookline.cli.arguments import CONFIG, EVENT, HOOK, JSON, OVERRIDES, PERMISSIONS
 from hookline.cli.formatting import heading, open_console, paragraph, print_json
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the config, changes of it, and the choice of one event."""
-    arguments.add_config(parser)
-    arguments.add_overrides(parser)
-    arguments.add_hook(parser)
-    arguments.add_event(parser)
-    arguments.add_json(parser)
-    arguments.add_permissions(parser)
+ARGUMENTS = CONFIG | OVERRIDES | HOOK | EVENT | JSON | PERMISSIONS
 
 
 def run(options: argparse.Namespace) -> int:

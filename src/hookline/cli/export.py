@@ -11,7 +11,7 @@ from typing import Any
 
 from hookline._console import CommandOutput, printable
 from hookline._fs import explain
-from hookline.cli import arguments
+from hookline.cli.arguments import JSON, RUN, argument
 from hookline.cli.formatting import print_json
 from hookline.errors import HooklineError, error_text
 from hookline.record import strict_json
@@ -22,15 +22,12 @@ _MAX_NAME_LENGTH = 100  # characters of a series in a file's name
 _TYPES_OF_COLUMNS = ({bool}, {int}, {float}, {str})
 _INT64 = range(-(2**63), 2**63)
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the run, and the format and place of the tables."""
-    arguments.add_run(parser)
-    formats = ("csv", "parquet", "jsonl")
-    parser.add_argument("--to", metavar="FORMAT", required=True, choices=formats, help="csv, parquet or jsonl")
-    about = "write the files into this directory, new or empty (<run_id>-export)"
-    parser.add_argument("--output", metavar="FOLDER", help=about)
-    arguments.add_json(parser)
+ARGUMENTS = (
+    RUN
+    | argument("--to", "FORMAT", "csv, parquet or jsonl", required=True, choices=("csv", "parquet", "jsonl"))
+    | argument("--output", "FOLDER", "write the files into this directory, new or empty (<run_id>-export)")
+    | JSON
+)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from hookline._parameters import parameters_of
-from hookline.cli import arguments
+from hookline.cli.arguments import IMPORT, JSON, argument
 from hookline.cli.formatting import heading, labelled, open_console, paragraph, print_json
 from hookline.core.base import ForwardHook, UpdateHook
 from hookline.core.plugins import HOOKS
@@ -19,12 +19,7 @@ from hookline.core.plugins import HOOKS
 FUNCTION = "made by a function"
 NOT_FOR_CONFIGS = ("stream", "name")  # a config cannot hold an open file, and `name:` is the hook's type there
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the choice of one hook, and the modules that register further ones."""
-    parser.add_argument("hooks", metavar="NAME", nargs="?", help="one hook in full")
-    arguments.add_json(parser)
-    arguments.add_import(parser)
+ARGUMENTS = argument("hooks", "NAME", "one hook in full", nargs="?") | JSON | IMPORT
 
 
 def run(options: argparse.Namespace) -> int:

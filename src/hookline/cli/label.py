@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from hookline._words import nearest
-from hookline.cli import arguments
+from hookline.cli.arguments import JSON, REPEATED, RUN, argument
 from hookline.cli.formatting import cut, heading, labelled, open_console, paragraph, print_json
 from hookline.errors import HooklineError
 from hookline.record.labels import (
@@ -22,15 +22,14 @@ from hookline.record.labels import (
 )
 from hookline.runs.find import RunFiles
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the run, and changes of its labels."""
-    arguments.add_run(parser)
-    parser.add_argument("--name", metavar="TEXT", help="the run's name; an empty one removes it")
-    parser.add_argument("--tag", metavar="TAG", **arguments.REPEATED, help="add this tag (may be repeated)")
-    parser.add_argument("--untag", metavar="TAG", **arguments.REPEATED, help="remove this tag (may be repeated)")
-    parser.add_argument("--notes", metavar="TEXT", help="a text about the run; an empty one removes it")
-    arguments.add_json(parser)
+ARGUMENTS = (
+    RUN
+    | argument("--name", "TEXT", "the run's name; an empty one removes it")
+    | argument("--tag", "TAG", "add this tag (may be repeated)", **REPEATED)
+    | argument("--untag", "TAG", "remove this tag (may be repeated)", **REPEATED)
+    | argument("--notes", "TEXT", "a text about the run; an empty one removes it")
+    | JSON
+)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from hookline.cli import arguments
+from hookline.cli.arguments import CONFIG, DEVICE, JSON, OVERRIDES, PERMISSIONS, argument
 from hookline.cli.formatting import heading, open_console, paragraph, print_json, table
 from hookline.core.base import ForwardHook
 from hookline.core.patterns import select
@@ -24,17 +24,14 @@ COLUMNS: dict[str, dict[str, Any]] = {
     "output": {"overflow": "fold", "min_width": 16},
 }
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the config, changes of it, and patterns of names."""
-    arguments.add_config(parser)
-    parser.add_argument(
-        "pattern", metavar="PATTERN", nargs="?", help="a name, a glob or re:regex, as for a hook's `modules:`"
-    )
-    arguments.add_overrides(parser)
-    arguments.add_json(parser)
-    arguments.add_device(parser)
-    arguments.add_permissions(parser)
+ARGUMENTS = (
+    CONFIG
+    | argument("pattern", "PATTERN", "a name, a glob or re:regex, as for a hook's `modules:`", nargs="?")
+    | OVERRIDES
+    | JSON
+    | DEVICE
+    | PERMISSIONS
+)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 from hookline._console import CommandOutput, printable
 from hookline._fs import explain
 from hookline._words import nearest
-from hookline.cli import arguments
+from hookline.cli.arguments import JSON, REPEATED, RUNS, argument, flag
 from hookline.cli.charts import draw_chart
 from hookline.cli.formatting import LOSSES, check_output, cut, metric_order, open_console, paragraph, print_json
 from hookline.errors import HooklineError
@@ -27,17 +27,15 @@ _MAX_LABEL_LENGTH = 60  # characters in a file's legend
 
 Curves = dict[str, dict[str, Curve]]  # by metric and label of the run
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the runs, what to draw of them, and where."""
-    arguments.add_runs(parser)
-    about = "draw this metric; without one, train/loss and val/loss (may be repeated)"
-    parser.add_argument("--metric", metavar="NAME", **arguments.REPEATED, help=about)
-    parser.add_argument("--log", action="store_true", help="draw the values on a logarithmic axis")
-    parser.add_argument(
-        "--output", metavar="IMAGE", help="write an .svg or .png file instead; needs matplotlib, hookline[plot]"
+ARGUMENTS = (
+    RUNS
+    | argument(
+        "--metric", "NAME", "draw this metric; without one, train/loss and val/loss (may be repeated)", **REPEATED
     )
-    arguments.add_json(parser)
+    | flag("--log", "draw the values on a logarithmic axis")
+    | argument("--output", "IMAGE", "write an .svg or .png file instead; needs matplotlib, hookline[plot]")
+    | JSON
+)
 
 
 def run(options: argparse.Namespace) -> int:

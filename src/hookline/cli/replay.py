@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hookline.cli import FAILED, arguments
+from hookline.cli import FAILED
+from hookline.cli.arguments import DEVICE, JSON, PERMISSIONS, argument
 from hookline.cli.find_run import resolve_run
 from hookline.cli.formatting import heading, labelled, open_console, print_json
 from hookline.errors import ConfigError, HooklineError
@@ -14,16 +15,13 @@ from hookline.errors import ConfigError, HooklineError
 if TYPE_CHECKING:
     from hookline.trainer.trainer import Trainer
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the crash, weights for it, and where to run."""
-    parser.add_argument("crash", metavar="CRASH", help="a crash's folder, for instance runs/…/crashes/step-00000042")
-    parser.add_argument(
-        "--weights", metavar="CHECKPOINT", help="the weights, of a checkpoint or a run, if the crash folder has none"
-    )
-    arguments.add_json(parser)
-    arguments.add_device(parser)
-    arguments.add_permissions(parser)
+ARGUMENTS = (
+    argument("crash", "CRASH", "a crash's folder, for instance runs/…/crashes/step-00000042")
+    | argument("--weights", "CHECKPOINT", "the weights, of a checkpoint or a run, if the crash folder has none")
+    | JSON
+    | DEVICE
+    | PERMISSIONS
+)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hookline._console import CommandOutput, printable
 from hookline._fs import relative_to_here
-from hookline.cli import arguments
+from hookline.cli.arguments import RUNS, argument
 from hookline.cli.formatting import check_output
 from hookline.report import REPORT
 from hookline.report.write import write_report
@@ -15,11 +15,7 @@ from hookline.runs.summary import RunSummary
 
 COMPARISON = "comparison.html"
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the runs, and the file to write."""
-    arguments.add_runs(parser)
-    parser.add_argument("--output", metavar="FILE", help="write it to this file")
+ARGUMENTS = RUNS | argument("--output", "FILE", "write it to this file")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hookline._console import print_line
-from hookline.cli import arguments
+from hookline.cli.arguments import DEVICE, OVERRIDES, PERMISSIONS, flag, run_argument
 from hookline.cli.command_lines import LABELS, command_like, report_command
 from hookline.cli.train import train_and_report
 from hookline.errors import ConfigError, HooklineError, RecordError
@@ -19,15 +19,13 @@ from hookline.runs.find import RunFiles
 
 CONFIG = "config.yaml"
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the run, changes of its config, and where to run."""
-    about = "the directory of a run, or of the checkpoint to continue from"
-    arguments.add_run(parser, "RUN|CHECKPOINT", about)
-    arguments.add_overrides(parser)
-    parser.add_argument("--fork", action="store_true", help="begin a new run from there, with its own directory")
-    arguments.add_device(parser)
-    arguments.add_permissions(parser)
+ARGUMENTS = (
+    run_argument("the directory of a run, or of the checkpoint to continue from", "RUN|CHECKPOINT")
+    | OVERRIDES
+    | flag("--fork", "begin a new run from there, with its own directory")
+    | DEVICE
+    | PERMISSIONS
+)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -15,7 +15,8 @@ from rich.cells import cell_len
 from hookline._console import is_terminal, print_line, printable
 from hookline._text import duration_text
 from hookline._words import nearest
-from hookline.cli import arguments, one_line
+from hookline.cli import one_line
+from hookline.cli.arguments import JSON, REPEATED, argument, flag, positive
 from hookline.cli.find_run import RUNS
 from hookline.cli.formatting import open_console, paragraph, print_json, table
 from hookline.errors import HooklineError
@@ -35,20 +36,16 @@ _WHOLE = ("id", "steps", "duration", "started")  # never cut
 _MIN_ID_LENGTH = len("20261117-085800")
 _MAX_SKIPPED = 5  # directories in the note
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the directory, filters of its runs, and their order."""
-    parser.add_argument("directory", metavar="DIR", nargs="?", default=RUNS, help="the directory of the runs (runs)")
-    parser.add_argument("--tag", metavar="WORD", **arguments.REPEATED, help="only runs with this tag (may be repeated)")
-    parser.add_argument(
-        "--outcome", metavar="OUTCOME", help="only runs that ended like this, such as failed, or are running or killed"
-    )
-    parser.add_argument("--name", metavar="WORD", help="only runs whose name contains this")
-    about = "started, id, name, outcome, best, steps or duration (started)"
-    parser.add_argument("--sort", metavar="KEY", default="started", help=about)
-    parser.add_argument("--reverse", action="store_true", help="print them in the opposite order")
-    parser.add_argument("--limit", metavar="N", type=arguments.positive, help="print at most N")
-    arguments.add_json(parser)
+ARGUMENTS = (
+    argument("directory", "DIR", "the directory of the runs (runs)", nargs="?", default=RUNS)
+    | argument("--tag", "WORD", "only runs with this tag (may be repeated)", **REPEATED)
+    | argument("--outcome", "OUTCOME", "only runs that ended like this, such as failed, or are running or killed")
+    | argument("--name", "WORD", "only runs whose name contains this")
+    | argument("--sort", "KEY", "started, id, name, outcome, best, steps or duration (started)", default="started")
+    | flag("--reverse", "print them in the opposite order")
+    | argument("--limit", "N", "print at most N", type=positive)
+    | JSON
+)
 
 
 def run(options: argparse.Namespace) -> int:

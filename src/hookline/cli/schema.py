@@ -15,7 +15,7 @@ from typing import Any
 
 from hookline._console import CommandOutput
 from hookline._parameters import parameters_of, type_adapter, type_hint
-from hookline.cli import arguments
+from hookline.cli.arguments import IMPORT, argument
 from hookline.cli.hooks import NOT_FOR_CONFIGS, first_sentence
 from hookline.config.factory import COMPONENTS
 from hookline.config.schema import RunConfig
@@ -35,11 +35,7 @@ DOTTED = {"type": "string", "pattern": r"\."}  # a class path, where the command
 _NAMES = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}, NULL]}
 _QUANTITY = {"type": ["integer", "string"], "description": "10, '10 batches', '2 epochs', '30 s' or '1M tokens'"}
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the file to write, and the modules that register further names."""
-    parser.add_argument("--output", metavar="FILE", help="write it to this file")
-    arguments.add_import(parser)
+ARGUMENTS = argument("--output", "FILE", "write it to this file") | IMPORT
 
 
 def run(options: argparse.Namespace) -> int:

@@ -15,7 +15,7 @@ from hookline._console import printable
 from hookline._fs import relative_to_here
 from hookline._step_parts import STEP_PARTS
 from hookline._text import duration_text
-from hookline.cli import arguments
+from hookline.cli.arguments import JSON, RUN, flag
 from hookline.cli.charts import MIN_POINTS, draw_chart
 from hookline.cli.command_lines import is_whole, recorded_resume_command, report_command
 from hookline.cli.formatting import (
@@ -41,12 +41,7 @@ _MAX_ALERTS, _MAX_METRICS, _MAX_HOOKS = 12, 14, 6  # together with a chart they 
 UNKNOWN = "unknown"  # instead of a commit
 _STYLES = {"error": "red", "warning": "yellow", "info": ""}
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the run, and what to print of it."""
-    arguments.add_run(parser)
-    parser.add_argument("--metrics", action="store_true", help="print all metrics of the run, and nothing else")
-    arguments.add_json(parser)
+ARGUMENTS = RUN | flag("--metrics", "print all metrics of the run, and nothing else") | JSON
 
 
 def run(options: argparse.Namespace) -> int:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from hookline._console import printable
 from hookline._fs import open_plain
-from hookline.cli import arguments
+from hookline.cli.arguments import JSON, RUN, argument, positive
 from hookline.cli.formatting import open_console, print_json
 from hookline.errors import written
 from hookline.record.json_lines import as_number, parse_lines
@@ -27,12 +27,7 @@ _LOSSES = ("train/loss", "loss")
 _FIELDS = ("step", "epoch", "time")
 _MAX_LINE_LENGTH = 400  # characters of a line in a pipe
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the run, and how much of it to print at once."""
-    arguments.add_run(parser)
-    parser.add_argument("--lines", metavar="N", type=arguments.positive, default=10, help="print the last N first (10)")
-    arguments.add_json(parser)
+ARGUMENTS = RUN | argument("--lines", "N", "print the last N first (10)", type=positive, default=10) | JSON
 
 
 def run(options: argparse.Namespace) -> int:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from hookline import cli
 from hookline._console import drop_unwritten_output, print_line
 from hookline._fs import relative_to_here
-from hookline.cli import arguments
+from hookline.cli.arguments import CONFIG, DEVICE, HOOK, OVERRIDES, PERMISSIONS, argument
 from hookline.cli.command_lines import resume_command
 from hookline.errors import CheckpointError, error_text
 from hookline.record.outcome import Outcome
@@ -21,16 +21,15 @@ from hookline.record.outcome import Outcome
 if TYPE_CHECKING:
     from hookline.trainer.trainer import Trainer
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the config, changes of it, and where to run and write."""
-    arguments.add_config(parser)
-    arguments.add_overrides(parser)
-    arguments.add_hook(parser)
-    parser.add_argument("--fast-dev-run", metavar="N", type=int, help="try N batches of everything and write nothing")
-    parser.add_argument("--output", metavar="DIR", help="where the run's directory is created (trainer.output_dir)")
-    arguments.add_device(parser)
-    arguments.add_permissions(parser)
+ARGUMENTS = (
+    CONFIG
+    | OVERRIDES
+    | HOOK
+    | argument("--fast-dev-run", "N", "try N batches of everything and write nothing", type=int)
+    | argument("--output", "DIR", "where the run's directory is created (trainer.output_dir)")
+    | DEVICE
+    | PERMISSIONS
+)
 
 
 def run(options: argparse.Namespace) -> int:

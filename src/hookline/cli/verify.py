@@ -13,7 +13,8 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from hookline._console import logger
-from hookline.cli import FAILED, USAGE, arguments, print_error
+from hookline.cli import FAILED, USAGE, print_error
+from hookline.cli.arguments import CONFIG, DEVICE, HOOK, JSON, OVERRIDES, PERMISSIONS, argument, positive
 from hookline.cli.formatting import open_console, paragraph, print_json, table
 from hookline.config.references import without_values
 from hookline.errors import HooklineError
@@ -25,18 +26,15 @@ if TYPE_CHECKING:
     from hookline.trainer.trainer import Trainer
     from hookline.verify import Verdict
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the config, changes of it, and how long to train."""
-    arguments.add_config(parser)
-    arguments.add_overrides(parser)
-    arguments.add_hook(parser)
-    parser.add_argument(
-        "--steps", metavar="N", type=arguments.positive, default=20, help="how many steps to compare (20)"
-    )
-    arguments.add_json(parser)
-    arguments.add_device(parser)
-    arguments.add_permissions(parser)
+ARGUMENTS = (
+    CONFIG
+    | OVERRIDES
+    | HOOK
+    | argument("--steps", "N", "how many steps to compare (20)", type=positive, default=20)
+    | JSON
+    | DEVICE
+    | PERMISSIONS
+)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -5,15 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from hookline.cli import arguments
+from hookline.cli.arguments import JSON, argument
 from hookline.cli.checkpoints import verify_and_print
 from hookline.errors import HooklineError
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the checkpoint."""
-    parser.add_argument("path", metavar="CHECKPOINT", help="the checkpoint's directory")
-    arguments.add_json(parser)
+ARGUMENTS = argument("path", "CHECKPOINT", "the checkpoint's directory") | JSON
 
 
 def run(options: argparse.Namespace) -> int:
