@@ -82,25 +82,17 @@ class UsageError(HooklineError):
 class Parser(argparse.ArgumentParser):
     """A parser whose usage has no options, whose errors are raised, and which prints as the commands do."""
 
-    def __init__(self, **settings: Any) -> None:
-        self._usage_words: list[str] = []  # argparse adds --help in its own constructor
-        super().__init__(**settings)
-
-    def add_argument(self, *names: Any, **settings: Any) -> argparse.Action:
-        """Add an argument; words and required options are shown by the usage of a command, such as RUN --to FORMAT."""
-        action = super().add_argument(*names, **settings)
-        if action.required or not action.option_strings:
-            value = str(action.metavar)
-            forms = {"?": f"[{value}]", "*": f"[{value} ...]", "+": f"{value} ..."}
-            self._usage_words += [*action.option_strings, forms.get(str(action.nargs), value)]
-        return action
-
     def add_arguments_of(self, command: str) -> None:
         """Add the arguments of a command, whose module is imported, and those that all commands have."""
+        usage = [self.prog]
         for name, settings in module_of(command).ARGUMENTS.items():
-            self.add_argument(name, **settings)
+            action = self.add_argument(name, **settings)
+            if action.required or not action.option_strings:  # words and required options, such as RUN --to FORMAT
+                value = str(action.metavar)
+                forms = {"?": f"[{value}]", "*": f"[{value} ...]", "+": f"{value} ..."}
+                usage += [*action.option_strings, forms.get(str(action.nargs), value)]
         self.add_argument("--debug", action="store_true", help="show the traceback of an error")
-        self.usage = " ".join([self.prog, *self._usage_words, "[options]"])
+        self.usage = " ".join([*usage, "[options]"])
 
     def read(self, arguments: Sequence[str]) -> argparse.Namespace:
         """Parse the arguments; words (the config, overrides) may stand before, after and between the options."""

@@ -79,7 +79,7 @@ def describe(
     """Return a comparison for programs."""
     return {
         "runs": [{"run_id": record.run_id, "name": record.labels.name, "path": str(record.path)} for record in files],
-        "differences": [asdict(difference) for difference in differences],
+        "differences": differences,
         "divergences": [
             {
                 "run_id": record.run_id,
@@ -90,7 +90,7 @@ def describe(
         ],
         "metrics": {
             name: [
-                None if curve is None else {"last": _fields(curve.last), "best": _fields(_best(curve, direction))}
+                None if curve is None else {"last": curve.last, "best": _best(curve, direction)}
                 for curve in _curves(summaries, name)
             ]
             for name, direction in _directions(summaries).items()
@@ -161,7 +161,8 @@ def print_metrics(console: Console, names: Sequence[str], summaries: Sequence[Ru
     metrics = _directions(summaries)
     shown = dict(list(metrics.items())[:_MAX_METRICS])
     last = [
-        (name, ["-" if curve is None else _point(curve.last) for curve in _curves(summaries, name)]) for name in shown
+        (name, ["-" if curve is None else point_text(curve.last, False) for curve in _curves(summaries, name)])
+        for name in shown
     ]
     best = [
         (name, ["-" if curve is None else point_text(_best(curve, direction)) for curve in _curves(summaries, name)])
@@ -216,11 +217,3 @@ def _directions(summaries: Sequence[RunSummary]) -> dict[str, Direction | None]:
 
 def _best(curve: Curve, direction: Direction | None) -> Point | None:
     return None if direction is None else curve.least if direction == "low" else curve.greatest
-
-
-def _point(point: Point | None) -> str:
-    return "-" if point is None else f"{point.value:.4g}"
-
-
-def _fields(point: Point | None) -> dict[str, Any] | None:
-    return None if point is None else asdict(point)

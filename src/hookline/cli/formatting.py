@@ -6,7 +6,6 @@ What is printed here may come from a stranger's file, so every function makes it
 from __future__ import annotations
 
 import json
-import math
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from rich.text import Text
 
 from hookline._console import CommandOutput, printable
 from hookline.errors import HooklineError
+from hookline.record import strict_json
 
 if TYPE_CHECKING:
     from hookline.runs.curves import Point
@@ -59,9 +59,11 @@ def metric_order(name: str) -> tuple[int, str]:
     return place, name
 
 
-def point_text(point: Point | None) -> str:
+def point_text(point: Point | None, with_step: bool = True) -> str:
     """Return a value and, in parentheses, its step."""
-    return "-" if point is None else f"{point.value:.4g} ({point.step:,})"
+    if point is None:
+        return "-"
+    return f"{point.value:.4g} ({point.step:,})" if with_step else f"{point.value:.4g}"
 
 
 def check_output(path: Path) -> None:
@@ -101,15 +103,7 @@ def labelled(console: Console, label: str, text: str, indent: int = 4, width: in
 
 def print_json(value: Any, indent: int | None = 1) -> None:
     """Print strict JSON, in ASCII; as in a record, numbers that JSON lacks are "NaN", "Infinity" and "-Infinity"."""
-    CommandOutput().write(f"{json.dumps(_json_value(value), indent=indent, default=str, allow_nan=False)}\n")
-
-
-def _json_value(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    if isinstance(value, Mapping):
-        return {str(key): _json_value(item) for key, item in value.items()}
-    return [_json_value(item) for item in value] if isinstance(value, (list, tuple)) else value
+    CommandOutput().write(f"{json.dumps(strict_json.simplify(value), indent=indent, allow_nan=False)}\n")
 
 
 def table(

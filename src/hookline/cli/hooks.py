@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
             heading(console, name, HOOKS.origin(name))
             paragraph(console, f"cannot be imported: {type(error).__name__}: {error}")
         else:
-            heading(console, name, _kind_and_origin(factory, name))
+            heading(console, name, _kind_and_origin(kind_of(factory), name))
             paragraph(console, first_sentence(factory))
             if parameters := parameter_list(factory):
                 labelled(console, "parameters", ", ".join(parameters), width=12)
@@ -81,24 +81,23 @@ def print_hook(console: Console, name: str) -> None:
     """Print everything that a hook's docstring says, every parameter with its default, and how to use the hook."""
     from hookline.config.hooks import RESERVED  # imports torch
 
-    factory = HOOKS.find(name)
-    text, meanings = split_docstring(docstring(factory))
-    heading(console, name, _kind_and_origin(factory, name))
-    for part in text:
+    hook = describe(name)
+    parameters = hook["parameters"]
+    required = [parameter["name"] for parameter in parameters if parameter["required"]]
+    heading(console, name, _kind_and_origin(hook["kind"], name))
+    for part in hook["about"].split("\n\n"):
         paragraph(console, part)
         console.print()
-    parameters = [parameter.partition("=") for parameter in parameter_list(factory)]
-    required = [key for key, equals, _ in parameters if not equals and not key.startswith("*")]
     if parameters:
         console.print("parameters [and their defaults]")
-        width = min(max(len(key) for key, _, _ in parameters) + 2, 30)
-        for key, equals, default in parameters:
-            meaning = " ".join(filter(None, [meanings.get(key), f"[{default}]" if equals else "[required]"]))
-            labelled(console, key, meaning, width=width)
+        width = min(max(len(parameter["name"]) for parameter in parameters) + 2, 30)
+        for parameter in parameters:
+            default = f"[{parameter['default'] or 'required'}]"
+            labelled(console, parameter["name"], f"{parameter['meaning'] or ''} {default}".lstrip(), width=width)
         console.print()
-    kind = kind_of(factory).split(" and ")[0]
+    kind = hook["kind"].split(" and ")[0]
     entry = f"{{{', '.join([f'name: {name}', *(f'{key}: ...' for key in required)])}}}"
-    own = [key for key, _, _ in parameters]
+    own = [parameter["name"] for parameter in parameters]
     console.print("in a config")
     paragraph(console, entry if kind == FUNCTION else f"hooks: {{{kind}: [{entry}]}}")
     paragraph(console, f"the entry also takes {', '.join(key for key in RESERVED[1:] if key not in own)}")
@@ -114,9 +113,9 @@ def docstring(factory: Any) -> str:
     return inspect.cleandoc(text if isinstance(text, str) and text else "(it has no docstring)")
 
 
-def _kind_and_origin(factory: Any, name: str) -> str:
+def _kind_and_origin(kind: str, name: str) -> str:
     origin = HOOKS.origin(name)
-    return kind_of(factory) + ("" if origin == "built-in" else f", {origin}")
+    return kind if origin == "built-in" else f"{kind}, {origin}"
 
 
 def split_docstring(text: str) -> tuple[list[str], dict[str, str]]:

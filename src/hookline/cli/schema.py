@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -110,12 +111,7 @@ def _component_entry(key: str, name: str, names: PluginTable) -> dict[str, Any]:
     """Return the schema of a component. Types are left open, because many factories take more than they say."""
     positional, provided = PROVIDED.get(key, (0, ()))
     factory = _factory(names, name)
-    own = _config_parameters(factory, positional)
-    properties = {"name": {"const": name}, **{parameter.name: _default(parameter) for parameter in own}}
-    required = [
-        parameter.name for parameter in own if parameter.default is parameter.empty and parameter.name not in provided
-    ]
-    return {**_mapping(factory, properties), "required": ["name", *required]}
+    return _entry(factory, name, _defaults(factory, positional), positional, provided)
 
 
 def _metric_entry(name: str) -> dict[str, Any]:
@@ -123,25 +119,37 @@ def _metric_entry(name: str) -> dict[str, Any]:
     from hookline.trainer.metrics import PHASES  # imports torch
 
     factory = _factory(METRICS, name)
-    own = _config_parameters(factory, 0 if isinstance(factory, type) else 2)
+    positional = 0 if isinstance(factory, type) else 2
     phases = {"enum": list(PHASES)}
-    properties = {
-        "name": {"const": name},
+    own = {
         "as": {"type": ["string", "null"], "description": "what it is recorded as"},
         "phases": {"anyOf": [phases, {"type": "array", "items": phases}, NULL], "description": "when it is measured"},
-        **{parameter.name: _default(parameter) for parameter in own},
     }
-    required = [parameter.name for parameter in own if parameter.default is parameter.empty]
-    return {**_mapping(factory, properties), "required": ["name", *required]}
+    return _entry(factory, name, {**own, **_defaults(factory, positional)}, positional)
 
 
 def _hook_entry(name: str) -> dict[str, Any]:
     """Return the schema of an entry in a list of hooks: its name, its parameters, and the registry's options."""
     factory = _factory(HOOKS, name)
-    own = {"name": {"const": name}, "as": {"type": ["string", "null"], "description": "this instance's name"}}
-    mapping = _mapping(factory, {**own, **_parameters(factory), **options_of_hooks()})
-    required = [parameter.name for parameter in _config_parameters(factory) if parameter.default is parameter.empty]
-    return {**mapping, "required": ["name", *required]}
+    own = {"as": {"type": ["string", "null"], "description": "this instance's name"}}
+    return _entry(factory, name, {**own, **_parameters(factory), **options_of_hooks()})
+
+
+def _entry(
+    factory: Any, name: str, properties: dict[str, Any], positional: int = 0, provided: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return the schema of an entry with a name; parameters that get their values elsewhere are not required."""
+    parameters = _config_parameters(factory, positional)
+    required = [
+        parameter.name
+        for parameter in parameters
+        if parameter.default is parameter.empty and parameter.name not in provided
+    ]
+    return {**_mapping(factory, {"name": {"const": name}, **properties}), "required": ["name", *required]}
+
+
+def _defaults(factory: Any, positional: int) -> dict[str, Any]:
+    return {parameter.name: _default(parameter) for parameter in _config_parameters(factory, positional)}
 
 
 def _mapping(factory: Any, properties: dict[str, Any]) -> dict[str, Any]:

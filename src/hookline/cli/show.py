@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 from collections import Counter
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,6 @@ from hookline.cli.formatting import (
 from hookline.errors import RecordError
 from hookline.report import REPORT
 from hookline.runs.alerts import Alert, find_alerts
-from hookline.runs.curves import Curve
 from hookline.runs.find import RUNNING, RunFiles
 from hookline.runs.summary import RunSummary
 
@@ -77,21 +75,20 @@ def describe(files: RunFiles, summary: RunSummary, alerts: list[Alert]) -> dict[
         "steps": files.step,
         "seconds": files.seconds,
         "run": files.run,
-        "alerts": [asdict(alert) for alert in alerts],
-        "metrics": {name: describe_curve(curve) for name, curve in summary.curves.items()},
+        "alerts": alerts,
+        "metrics": {
+            name: {
+                "points": curve.points,
+                "last": curve.last,
+                "lowest": curve.least,
+                "highest": curve.greatest,
+                "non_finite": None if curve.non_finite is None else curve.non_finite[1],
+            }
+            for name, curve in summary.curves.items()
+        },
         "events": dict(Counter(event["kind"] for event in summary.events)),
         "checkpoints": {"last": None if last is None else str(last), "best": None if best is None else str(best)},
         "resume": resume_command(files) if is_resumable(files, last or best) else None,
-    }
-
-
-def describe_curve(curve: Curve) -> dict[str, Any]:
-    """Return the numbers of a curve that say the most."""
-    points = {"last": curve.last, "lowest": curve.least, "highest": curve.greatest}
-    return {
-        "points": curve.points,
-        **{key: None if point is None else asdict(point) for key, point in points.items()},
-        "non_finite": None if curve.non_finite is None else curve.non_finite[1],
     }
 
 
@@ -109,7 +106,7 @@ def print_origin(console: Console, files: RunFiles, summary: RunSummary) -> None
         labelled(console, "tags", cut(", ".join(labels.tags)))
     if labels.notes:
         labelled(console, "notes", cut(labels.notes, 1000))
-    labelled(console, "started", _started(files))
+    labelled(console, "started", "unknown" if files.started is None else f"{files.started:%Y-%m-%d %H:%M:%S}")
     git, environment = run.get("git", {}), run.get("environment", {})
     commit = str(git.get("commit", UNKNOWN))[:12]
     changed = ", with changes that are not committed" if git.get("dirty") else ""
@@ -138,10 +135,6 @@ def _ending(files: RunFiles) -> str:
     if reason.startswith(f"{outcome} "):
         outcome, _, reason = reason.partition(": ")
     return f"{outcome} ({reason})" if reason else outcome
-
-
-def _started(files: RunFiles) -> str:
-    return "unknown" if files.started is None else f"{files.started:%Y-%m-%d %H:%M:%S}"
 
 
 # ---- alerts and curves -----------------------------------------------------------------------------------------------
@@ -179,15 +172,10 @@ def print_metrics(console: Console, summary: RunSummary, most: int | None) -> No
     rows = []
     for name in names[:most]:
         curve = summary.curves[name]
-        last = "-" if curve.last is None else f"{curve.last.value:.4g}"
-        rows.append(([cut(name, 60), last, point_text(curve.least), point_text(curve.greatest)], ""))
+        extremes = point_text(curve.least), point_text(curve.greatest)
+        rows.append(([cut(name, 60), point_text(curve.last, with_step=False), *extremes], ""))
     right: dict[str, Any] = {"justify": "right", "no_wrap": True}
-    columns: dict[str, dict[str, Any]] = {
-        "metric": {"overflow": "fold"},
-        "last": right,
-        "lowest (step)": right,
-        "highest (step)": right,
-    }
+    columns = {"metric": {"overflow": "fold"}} | dict.fromkeys(("last", "lowest (step)", "highest (step)"), right)
     table(console, columns, rows)
     if most is not None and len(names) > most:
         paragraph(console, f"and {len(names) - most} more; --metrics lists all, `hookline plot` draws any", indent=0)
