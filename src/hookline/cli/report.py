@@ -10,7 +10,7 @@ from hookline._fs import relative_to_here
 from hookline.cli.arguments import RUNS, argument
 from hookline.cli.formatting import check_output
 from hookline.report import REPORT
-from hookline.report.write import write_report
+from hookline.report.page import write_report
 from hookline.runs.summary import RunSummary
 
 COMPARISON = "comparison.html"

@@ -1,4 +1,4 @@
-"""Make report.html from summaries of runs: their data as JSON, the page's own script and style, and uPlot.
+"""Write report.html, made from summaries of runs: their data as JSON, the page's own script and style, and uPlot.
 
 Everything in the data is hostile: names, notes and logged text may hold markup. The data is JSON without a single
 "<", the script only ever sets text, and the page's Content-Security-Policy allows the scripts and the style by their
@@ -12,28 +12,29 @@ from base64 import b64encode
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hookline.errors import RecordError
+from hookline._fs import explain, refuse_link, write_atomic
+from hookline.errors import HooklineError, RecordError
 from hookline.record import strict_json
 from hookline.record.events import EVENTS, describe_event
-from hookline.record.format import utc_now
-from hookline.report.page_numbers import CurveArrays, PageNumbers, fit
+from hookline.record.format import MediaRow, utc_now
 from hookline.runs.alerts import find_alerts
 from hookline.runs.compare import find_differences, find_divergences, likely_causes
+from hookline.runs.curves import Curve
 from hookline.runs.direction import better
 from hookline.runs.find import run_labels
+from hookline.runs.summary import HistogramTable, LayerTable, RunSummary, merge_pairs
 
-if TYPE_CHECKING:
-    from hookline.record.format import MediaRow
-    from hookline.runs.curves import Curve
-    from hookline.runs.summary import HistogramTable, LayerTable, RunSummary
+Array = NDArray[Any]
 
 STYLES = ("uPlot.min.css", "report.css")
 SCRIPTS = ("format.js", "data.js", "plots.js", "layers.js", "page.js")  # each imports only from those before it
@@ -43,6 +44,7 @@ LIBRARY = "uPlot.iife.min.js"
 # less each: their curves are drawn over each other in the same plots.
 BYTES_OF_NUMBERS, BYTES_OF_NUMBERS_PER_FURTHER_RUN = 2_050_000, 700_000
 BYTES_OF_MEDIA = 400_000
+_CURVE_FIELDS = 200  # bytes, about: the name of a curve, its last and best values and where its arrays are
 # What people look at in a page. The record has the rest, and the page says how much that is.
 MAX_TABLE_ROWS, MAX_TABLE_COLUMNS = 200, 50
 MAX_DIFFERENCES, MAX_LEFT_OUT, MAX_EVENTS = 1000, 50, 600
@@ -63,9 +65,26 @@ MARK_COLORS = {
 }
 
 
+def write_report(path: Path, summaries: Sequence[RunSummary]) -> None:
+    """Make a report and replace the file at once. Raises `HooklineError` if it cannot be written."""
+    data = make_report(summaries)
+    try:
+        refuse_link(path)
+        # The report can be made again from the record, so that nobody need wait until the disk has it.
+        write_atomic(path, data, durable=False)
+    except OSError as error:
+        raise HooklineError(explain(path, error)) from error
+
+
 def make_report(summaries: Sequence[RunSummary]) -> bytes:
     """Return report.html for one run, or for several that are compared."""
-    numbers, count = [PageNumbers.of(summary) for summary in summaries], len(summaries)
+    count = len(summaries)
+    numbers = [
+        PageNumbers(
+            {name: CurveArrays.of(curve) for name, curve in summary.curves.items()}, summary.layers, summary.histograms
+        )
+        for summary in summaries
+    ]
     media = [_newest_media(summary.newest_media(), BYTES_OF_MEDIA // count) for summary in summaries]
     budget = BYTES_OF_NUMBERS + BYTES_OF_NUMBERS_PER_FURTHER_RUN * (count - 1)
     fit(numbers, budget - sum(_size_of_media(row) for rows in media for row in rows) * 3 // 4)
@@ -141,6 +160,84 @@ def _parts() -> tuple[str, str, str, str]:
     return read(*STYLES), read(LIBRARY), script, read("page.html")
 
 
+# ---- numbers that fit ------------------------------------------------------------------------------------------------
+#
+# Neighboring ranges of steps are merged until all numbers fit. A spike survives: curves keep the lowest and the highest
+# value of a range, layers the value farthest from 0.
+
+
+@dataclass(frozen=True)
+class CurveArrays:
+    """The arrays of a curve, one entry per range of steps."""
+
+    steps: Array
+    mean: Array
+    lowest: Array
+    highest: Array
+
+    @classmethod
+    def of(cls, curve: Curve) -> CurveArrays:
+        """Return the arrays of a curve in the precision of the page; a curve of single steps has one for all three."""
+        with np.errstate(over="ignore"):  # beyond float32 is infinite, and drawn as a gap
+            mean = curve.mean.astype(np.float32)
+            extremes = (curve.lowest, curve.highest) if curve.width > 1 else (mean, mean)
+            lowest, highest = (array.astype(np.float32, copy=False) for array in extremes)
+        return cls(curve.steps, mean, lowest, highest)
+
+    def halved(self) -> CurveArrays:
+        """Return the arrays with each two ranges merged."""
+        mean = merge_pairs(self.mean, lambda a, b: np.where(np.isnan(a), b, np.where(np.isnan(b), a, (a + b) / 2)))
+        lowest, highest = merge_pairs(self.lowest, np.fmin), merge_pairs(self.highest, np.fmax)
+        return CurveArrays(self.steps[::2], mean, lowest, highest)
+
+
+@dataclass
+class PageNumbers:
+    """The numbers of a run."""
+
+    curves: dict[str, CurveArrays]
+    layers: dict[str, LayerTable]
+    histograms: dict[str, HistogramTable]
+    left_out: dict[str, list[str]] = field(default_factory=dict)
+    """By kind, the names for which there was no room."""
+
+
+def fit(runs: Sequence[PageNumbers], budget: int) -> None:
+    """Merge ranges until all numbers take at most this many bytes; always those of the kind that takes most.
+
+    If one range for all steps takes too much, the last names of the largest kind are left out.
+    """
+
+    def tables(kind: str) -> list[CurveArrays | LayerTable | HistogramTable]:
+        return [table for run in runs for table in getattr(run, kind).values()]
+
+    sizes = {kind: sum(map(_size_in_page, tables(kind))) for kind in ("curves", "layers", "histograms")}
+    while sum(sizes.values()) > budget:
+        mergeable = [kind for kind in sizes if any(len(table.steps) > 1 for table in tables(kind))]
+        kind = max(mergeable or sizes, key=sizes.__getitem__)
+        for run in runs:
+            own = getattr(run, kind)
+            if mergeable:
+                own.update({name: table.halved() for name, table in own.items() if len(table.steps) > 1})
+                continue
+            for name in list(own)[len(own) // 2 :]:
+                del own[name]
+                run.left_out.setdefault(kind, []).append(name)
+        sizes[kind] = sum(map(_size_in_page, tables(kind)))
+
+
+def _size_in_page(table: CurveArrays | LayerTable | HistogramTable) -> int:
+    """Return how many bytes the numbers of a table take, and what its names take beside them."""
+    if isinstance(table, CurveArrays):
+        # Most curves share their steps, and those of single steps have one array for all three values.
+        return table.mean.nbytes * (1 if table.lowest is table.mean else 3) + _CURVE_FIELDS
+    # With quotes and a comma; numbers are written as base64, names are not.
+    names = sum(len(name) + 3 for name in table.names) * 3 // 4
+    if isinstance(table, LayerTable):
+        return table.values.size * 4 + names
+    return table.counts.size + table.tops.size * 2 + names  # a count takes a byte, the end of a window two
+
+
 # ---- the parts of a run ----------------------------------------------------------------------------------------------
 
 
@@ -195,7 +292,7 @@ class Arrays:
         self.encoded: list[str] = []
         self._indices: dict[bytes, int] = {}
 
-    def add(self, values: NDArray[Any], dtype: str) -> int:
+    def add(self, values: Array, dtype: str) -> int:
         """Return the index of an array; little-endian, whatever the machine is."""
         data = np.ascontiguousarray(values, dtype=dtype).tobytes()
         if data not in self._indices:
@@ -271,23 +368,20 @@ def _size_of_media(row: MediaRow) -> int:
     return len(strict_json.dumps(_shown_media(row)))
 
 
-def _sum(cells: Sequence[Any]) -> float:
-    """Return the sum of the numbers of a row, with those in columns that are cut."""
-    return sum(cell for cell in cells if isinstance(cell, (int, float)))
-
-
 def _shown_media(row: MediaRow) -> dict[str, Any]:
     content, shown = row.content, {"step": row.step, "name": row.name}
     if hasattr(content, "png"):
         return {**shown, "type": "image", "png": b64encode(content.png).decode()}
-    cells = [[_cut(cell, MAX_CELL_LENGTH) for cell in row[:MAX_TABLE_COLUMNS]] for row in content.rows[:MAX_TABLE_ROWS]]
+    rows, sums = content.rows[:MAX_TABLE_ROWS], None
+    if content.kind == "confusion_matrix":  # the sum of each row, also of columns that are cut
+        sums = [sum(cell for cell in cells if isinstance(cell, (int, float))) for cells in rows]
     return {
         **shown,
         "type": "table",
         "kind": content.kind,
         "columns": content.columns[:MAX_TABLE_COLUMNS],
-        "rows": cells,
-        "sums": [_sum(row) for row in content.rows[:MAX_TABLE_ROWS]] if content.kind == "confusion_matrix" else None,
+        "rows": [[_cut(cell, MAX_CELL_LENGTH) for cell in cells[:MAX_TABLE_COLUMNS]] for cells in rows],
+        "sums": sums,
         "total_columns": len(content.columns),
         "total_rows": len(content.rows),
     }

@@ -277,7 +277,7 @@ class Run(Steps):
     def _write_report(self, path: Path) -> None:
         """Write report.html from the files of the record; a failure is a warning."""
         from hookline.report import REPORT
-        from hookline.report.write import write_report
+        from hookline.report.page import write_report
         from hookline.runs.summary import RunSummary
 
         try:

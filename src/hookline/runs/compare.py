@@ -20,9 +20,8 @@ from hookline.record.events import EVENTS
 from hookline.record.format import SeriesHeader
 from hookline.record.json_lines import as_mapping
 from hookline.runs.config import REST, flatten_config
-from hookline.runs.numbers import Numbers
 from hookline.runs.reader import CONFIG
-from hookline.runs.summary import Array, RunSummary
+from hookline.runs.summary import Array, Numbers, RunSummary
 
 MISSING = "(not there)"
 """Stands for a value that a run does not have."""

@@ -21,11 +21,10 @@ from hookline._console import logger
 from hookline._step_parts import STEP_PARTS
 from hookline.errors import RecordError
 from hookline.record.format import NOT_METRICS, Floats, MediaRow, SeriesHeader
-from hookline.runs.curves import Curve
+from hookline.runs.curves import Curve, Steps, Values, as_arrays, sort_by_step
 from hookline.runs.find import RunFiles
 from hookline.runs.histograms import HistogramReader
 from hookline.runs.media import read_newest_media
-from hookline.runs.numbers import Numbers
 from hookline.runs.reader import columns_of_rows
 
 MAX_MEDIA = 8  # the newest tables and images of each name
@@ -38,6 +37,9 @@ _OCTAVES = 48  # of the histograms, in both directions, down from the largest va
 _NO_OCTAVE = -1000  # stands for the octave of the largest value of a layer that had none
 _HISTOGRAM_COLUMNS = ("top", *(f"bin {index}" for index in range(2 * _OCTAVES + 1)))
 _EMPTY_HISTOGRAM = np.array([_NO_OCTAVE, *[0] * (2 * _OCTAVES + 1)], np.float32)
+
+_BY_THE_CLOCK = ("throughput/", "ranks/")  # metrics that differ between any two runs
+_CLOCK_COLUMNS = frozenset({"time", "memory"})  # series of layers with one of these do, too
 
 Array = NDArray[Any]
 
@@ -114,6 +116,52 @@ class HistogramTable:
     def halved(self) -> HistogramTable:
         """Return the table with each two ranges added up."""
         return replace(self, steps=self.steps[::2], counts=merge_pairs(self.counts, np.add))
+
+
+class Numbers:
+    """Every number of a run that does not depend on the clock, to compare runs bit for bit.
+
+    It takes the rows in the order of the files; later lines of a step win.
+    """
+
+    def __init__(self) -> None:
+        self.layers: dict[int, dict[SeriesHeader, Array]] = {}
+        """By step: [names, columns], with a hash in place of each histogram, so that they take little memory."""
+        self._parts: dict[str, list[tuple[Steps, Values]]] = {}
+
+    def add_metrics(self, columns: dict[str, tuple[list[int], list[Any]]]) -> None:
+        """Add rows of metrics.jsonl as columns."""
+        for name, (steps, values) in columns.items():
+            if name not in NOT_METRICS and not name.startswith(_BY_THE_CLOCK):
+                self._parts.setdefault(name, []).append(as_arrays(steps, values))
+
+    def add_layers(self, step: int, header: SeriesHeader, values: Floats) -> None:
+        """Add a step of layers.jsonl."""
+        if _CLOCK_COLUMNS.isdisjoint(header.columns):
+            written = self.layers.setdefault(step, {})
+            written.pop(header, None)  # what comes later overwrites, also where headers overlap
+            written[header] = values if header.bins is None else _hashes(values)
+
+    @property
+    def metrics(self) -> dict[str, tuple[Steps, Values]]:
+        """By metric: the steps in order, and the values."""
+        return {
+            name: sort_by_step(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+            for name, parts in self._parts.items()
+        }
+
+    @property
+    def steps(self) -> Steps:
+        """Every step with a number."""
+        return np.unique(
+            np.concatenate([np.array([*self.layers], np.int64), *(own for own, _ in self.metrics.values())])
+        )
+
+
+def _hashes(histograms: Array) -> Array:
+    """Return a hash of each histogram, [names, columns]."""
+    hashes = [hash(counts.tobytes()) for counts in histograms.reshape(-1, histograms.shape[2])]
+    return np.array(hashes, np.int64).reshape(histograms.shape[:2])
 
 
 class RunSummary:
