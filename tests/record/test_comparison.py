@@ -17,7 +17,7 @@ from hookline.runs.compare import (
     Difference,
     Divergence,
     find_differences,
-    find_divergences,
+    find_divergence,
     likely_causes,
 )
 from hookline.runs.config import flatten_config
@@ -117,7 +117,7 @@ def test_a_hook_with_a_dot_in_its_name_may_be_why_runs_part(tmp_path: Path) -> N
         write_run(tmp_path, hooks=[{**hook, "parameters": {"max_norm": norm}}], metrics={"train/loss": norm})
         for norm in (1, 2)
     )
-    divergence = find_divergences(first, [second])[0]
+    divergence = find_divergence(first, second)
     assert divergence is not None
     assert likely_causes(first, second, divergence, find_differences([first, second])) == ["my.clip.max_norm: 1 and 2"]
 
@@ -129,7 +129,7 @@ def test_a_hook_that_one_of_the_runs_lacks_may_be_why_they_diverge(tmp_path: Pat
     first, second = (
         write_run(tmp_path, hooks=[hook] * has_it, metrics={"train/loss": float(has_it)}) for has_it in has_hook
     )
-    divergence = find_divergences(first, [second])[0]
+    divergence = find_divergence(first, second)
     assert divergence is not None
     (cause,) = likely_causes(first, second, divergence, find_differences([first, second]))
     assert cause.startswith("clip: ")
@@ -145,7 +145,7 @@ def test_the_length_of_a_run_may_be_why_it_parts(tmp_path: Path, option: str) ->
         write_run(tmp_path, f"trainer: {{{option}: {number}, output_dir: x{number}}}\n", metrics={"lr": number})
         for number in (1, 2)
     )
-    divergence = find_divergences(first, [second])[0]
+    divergence = find_divergence(first, second)
     assert divergence is not None
     causes = likely_causes(first, second, divergence, find_differences([first, second]))
     assert causes == [f"trainer.{option}: 1 and 2"]
@@ -154,7 +154,7 @@ def test_the_length_of_a_run_may_be_why_it_parts(tmp_path: Path, option: str) ->
 def test_of_several_metrics_that_differ_the_loss_says_where_runs_part(tmp_path: Path) -> None:
     """Others that differ at the same step are named by their order."""
     first, second = (write_run(tmp_path, metrics={"acc": number, "train/loss": -number}) for number in (1.0, 2.0))
-    divergence = find_divergences(first, [second])[0]
+    divergence = find_divergence(first, second)
     assert divergence is not None
     assert (divergence.name, divergence.values) == ("train/loss", (-1.0, -2.0))
 
@@ -171,7 +171,7 @@ def test_what_a_hook_changed_in_one_run_may_be_why_it_parts(kind: str, tmp_path:
     """Events that change no number are not causes."""
     first, second = (write_run(tmp_path, metrics={"train/loss": number}) for number in (1.0, 2.0))
     second.events.extend([{"kind": kind, "step": 1, "by": "warmup"}, {"kind": "checkpoint_saved", "step": 1}])
-    divergence = find_divergences(first, [second])[0]
+    divergence = find_divergence(first, second)
     assert divergence is not None
     causes = likely_causes(first, second, divergence, find_differences([first, second]))
     assert causes == [f"{second.run['run_id']}: {kind.replace('_', ' ')} at step 1 by warmup"]
@@ -195,7 +195,7 @@ def test_the_command_line_is_the_likely_cause_if_nothing_else_differs(tmp_path: 
     )
     expected = Difference("environment", "argv", ("code.py --depth 1", "code.py --depth 2"))
     assert find_differences([first, second]) == [expected]
-    divergence = find_divergences(first, [second])[0]
+    divergence = find_divergence(first, second)
     assert divergence is not None
     causes = likely_causes(first, second, divergence, [expected])
     assert causes[0] == 'the command: "code.py --depth 1" and "code.py --depth 2"'
@@ -209,7 +209,7 @@ def test_what_depends_on_the_clock_is_not_compared(tmp_path: Path) -> None:
     first, second = (
         write_run(tmp_path, metrics={"train/loss": 1.0, **dict.fromkeys(names, value)}) for value in (1, 2)
     )
-    divergence = find_divergences(first, [second])[0]
+    divergence = find_divergence(first, second)
     assert divergence.step is None
 
 
@@ -234,8 +234,8 @@ def test_runs_that_watch_different_layers_are_compared_where_both_watch(tmp_path
     one = write_layers(tmp_path, ("activations", ["a"], ["mean"], [[1.0]]))
     both = write_layers(tmp_path, ("activations", ["a", "b"], ["mean", "std"], [[1.0, 5.0], [3.0, 5.0]]))
     other = write_layers(tmp_path, ("activations", ["b", "a"], ["std", "mean"], [[5.0, 3.0], [5.0, 1.5]]))
-    assert find_divergences(one, [both])[0] == Divergence(None, "", (None, None), 1)
-    assert find_divergences(both, [other])[0] == Divergence(1, "activations: mean of a", (1.0, 1.5), 0)
+    assert find_divergence(one, both) == Divergence(None, "", (None, None), 1)
+    assert find_divergence(both, other) == Divergence(1, "activations: mean of a", (1.0, 1.5), 0)
 
 
 def test_every_hook_that_writes_a_series_is_compared(tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_every_hook_that_writes_a_series_is_compared(tmp_path: Path) -> None:
     first, second = (
         write_layers(tmp_path, ("s", ["a"], ["mean"], [[value]]), ("s", ["b"], ["mean"], [[7.0]])) for value in (1.0, 2)
     )
-    assert find_divergences(first, [second])[0] == Divergence(1, "s: mean of a", (1.0, 2.0), 0)
+    assert find_divergence(first, second) == Divergence(1, "s: mean of a", (1.0, 2.0), 0)
 
 
 def test_times_are_not_compared_also_after_a_resume(tmp_path: Path) -> None:
@@ -252,21 +252,21 @@ def test_times_are_not_compared_also_after_a_resume(tmp_path: Path) -> None:
         write_layers(tmp_path, ("s", ["a"], ["mean"], [[1.0]]), resumed=[("costs", ["a"], ["time"], [[seconds]])])
         for seconds in (0.1, 0.2)
     )
-    assert find_divergences(first, [second])[0] == Divergence(None, "", (None, None), 1)
+    assert find_divergence(first, second) == Divergence(None, "", (None, None), 1)
 
 
 def test_histograms_are_compared(tmp_path: Path) -> None:
     first, second, again = (
         write_layers(tmp_path, ("h", ["a", "b"], ["counts"], [[[1.0, 2.0]], [[3.0, last]]])) for last in (4.0, 5.0, 4.0)
     )
-    assert find_divergences(first, [second])[0] == Divergence(1, "h: counts of b", (None, None), 0)
-    assert find_divergences(first, [again])[0] == Divergence(None, "", (None, None), 1)
+    assert find_divergence(first, second) == Divergence(1, "h: counts of b", (None, None), 0)
+    assert find_divergence(first, again) == Divergence(None, "", (None, None), 1)
 
 
 def test_values_that_are_not_finite_are_the_same_if_they_are_alike(tmp_path: Path) -> None:
     nan, inf = float("nan"), float("inf")
     runs = [write_run(tmp_path, metrics={"x": nan, "y": value}) for value in (inf, inf, -inf)]
-    assert find_divergences(runs[0], runs[1:]) == [
+    assert [find_divergence(runs[0], other) for other in runs[1:]] == [
         Divergence(None, "", (None, None), 1),
         Divergence(1, "y", ("Infinity", "-Infinity"), 0),
     ]

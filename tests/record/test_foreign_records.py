@@ -14,7 +14,7 @@ from hookline.cli import main
 from hookline.errors import RecordError
 from hookline.record import Record
 from hookline.runs.alerts import find_alerts
-from hookline.runs.compare import find_differences, find_divergences, likely_causes
+from hookline.runs.compare import find_differences, find_divergence, likely_causes
 from hookline.runs.find import list_runs
 from hookline.runs.summary import RunSummary
 
@@ -69,7 +69,7 @@ def look_at(path: Path, other: Path) -> RunSummary:
     """Do what the commands runs, show and compare do, and look at every array of the summary."""
     summary, second = RunSummary.read(path, media=True, numbers=True), RunSummary.read(other, numbers=True)
     differences = find_differences([summary, second])
-    divergence = find_divergences(summary, [second])[0]
+    divergence = find_divergence(summary, second)
     assert divergence is not None
     likely_causes(summary, second, divergence, differences)
     find_alerts(summary)

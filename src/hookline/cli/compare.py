@@ -29,7 +29,7 @@ from hookline.cli.formatting import (
     table,
 )
 from hookline.errors import HooklineError
-from hookline.runs.compare import Difference, Divergence, find_differences, find_divergences, likely_causes, value_text
+from hookline.runs.compare import Difference, Divergence, find_differences, find_divergence, likely_causes, value_text
 from hookline.runs.curves import Curve, Point
 from hookline.runs.direction import Direction, better
 from hookline.runs.find import RunFiles, run_labels
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
         record.warn_of_damage(ignore_torn=True)
     differences = find_differences(summaries)
     first, *others = summaries
-    divergences = find_divergences(first, others)
+    divergences = [find_divergence(first, other) for other in others]
     causes = [
         [] if divergence is None else likely_causes(first, other, divergence, find_differences([first, other]))
         for other, divergence in zip(others, divergences, strict=True)

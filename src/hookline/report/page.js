@@ -478,9 +478,7 @@ function shaded(rows, sums) {
 }
 
 function differences() {
-  const say = (text) => [el("p", { class: "quiet" }, text)];
-  if (!page.differences) return say("A config of these runs cannot be read, so that they are not compared.");
-  if (!page.differences.length) return say("Configs, hooks, environments and code of these runs are the same.");
+  if (!page.differences.length) return [el("p", { class: "quiet" }, "Configs, hooks, environments and code of these runs are the same.")];
   // With spaces, so that a line can break between values.
   const text = (value) => (typeof value === "string" ? value : JSON.stringify(value, null, 1).replace(/(?<=[[{])\n\s*|\n\s*(?=[\]}])/g, "").replace(/\n\s*/g, " "));
   const parts = groupBy(page.differences, (difference) => difference.section);

@@ -11,7 +11,6 @@ import re
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from hashlib import sha256
@@ -23,12 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookline._fs import explain, refuse_link, write_atomic
-from hookline.errors import HooklineError, RecordError
+from hookline.errors import HooklineError
 from hookline.record import strict_json
 from hookline.record.events import EVENTS, describe_event
 from hookline.record.format import MediaRow, utc_now
 from hookline.runs.alerts import find_alerts
-from hookline.runs.compare import find_differences, find_divergences, likely_causes
+from hookline.runs.compare import find_differences, find_divergence, likely_causes
 from hookline.runs.curves import Curve
 from hookline.runs.direction import better
 from hookline.runs.find import run_labels
@@ -121,7 +120,9 @@ def make_report(summaries: Sequence[RunSummary]) -> bytes:
     kinds = {kind: known.mark for kind, known in EVENTS.items() if known.mark is not None}
     page = {"version": 1, "written": utc_now(), "marks": {"kinds": kinds, "colors": MARK_COLORS}, "runs": runs}
     if count > 1:
-        page |= {"differences": _differences(summaries), "divergences": _cut(_divergences(summaries))}
+        differences = map(strict_json.field_values, find_differences(summaries)[:MAX_DIFFERENCES])
+        divergences = [_divergence(summaries[0], other) for other in summaries[1:]]
+        page |= {"differences": _cut([*differences]), "divergences": _cut(divergences)}
     data = strict_json.dumps(page)
     # Base64 needs no care, and converting megabytes of it as other texts would take most of the time.
     listed = '","'.join(arrays.encoded)
@@ -265,24 +266,13 @@ def _left_out(numbers: PageNumbers, media: int) -> dict[str, Any]:
     return {"names": names, "counts": {kind: len(kinds) for kind, kinds in numbers.left_out.items()} | {"media": media}}
 
 
-def _differences(summaries: Sequence[RunSummary]) -> list[Any] | None:
-    """Return what differs between runs, with the value of each; None if a config cannot be read."""
-    try:
-        return [_cut(strict_json.field_values(item)) for item in find_differences(summaries)[:MAX_DIFFERENCES]]
-    except RecordError:
-        return None
-
-
-def _divergences(summaries: Sequence[RunSummary]) -> list[dict[str, Any]]:
-    """Return for each run after the first one where it diverges from that one, and the likely causes."""
-    (first, *others), shown = summaries, []
-    for other, divergence in zip(others, find_divergences(first, others), strict=True):
-        causes: list[str] = []
-        if divergence is not None:
-            with suppress(RecordError):  # a config cannot be read, as the list of differences says
-                causes = likely_causes(first, other, divergence, find_differences([first, other]))
-        shown.append({"text": "have no step in common" if divergence is None else str(divergence), "causes": causes})
-    return shown
+def _divergence(first: RunSummary, other: RunSummary) -> dict[str, Any]:
+    """Return where a run diverges from the first one, and the likely causes."""
+    divergence = find_divergence(first, other)
+    if divergence is None:
+        return {"text": "have no step in common", "causes": []}
+    causes = likely_causes(first, other, divergence, find_differences([first, other]))
+    return {"text": str(divergence), "causes": causes}
 
 
 class Arrays:

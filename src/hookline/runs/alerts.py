@@ -134,7 +134,9 @@ def _from_gradient_flow(summary: RunSummary, norms: LayerTable | None) -> Iterat
     for (hook, verdict), trouble in _gradient_troubles(summary.events).items():
         phrase, sign = _VERDICTS.get(verdict, (f"are {verdict} in", 0))
         worst, norm = _worst_norm(trouble.names, sign, norms)
-        text = f"gradients {phrase} {worst if len(trouble.names) == 1 else _layers_of(trouble)}"
+        least, most = trouble.least, trouble.most
+        layers = f"{least:,} to {most:,} layers" if least < most else f"{most:,} layers"
+        text = f"gradients {phrase} {worst if len(trouble.names) == 1 else layers}"
         if trouble.first is not None and trouble.last is not None:
             steps = f"in steps {trouble.first:,} to {trouble.last:,}"
             text += f" {steps if trouble.is_over else f'from step {trouble.first:,} on'}"
@@ -146,11 +148,6 @@ def _from_gradient_flow(summary: RunSummary, norms: LayerTable | None) -> Iterat
         text += f" ({trouble.times:,} times)" if trouble.times > 1 else ""
         place = {"series": "gradients", "name": worst, "column": "norm"}
         yield Alert("gradient_flow", "warning", trouble.first, f"{hook}: {text}" if hook else text, place)
-
-
-def _layers_of(trouble: GradientTrouble) -> str:
-    least, most = trouble.least, trouble.most
-    return f"{f'{least:,} to {most:,}' if least < most else f'{most:,}'} layers"
 
 
 def _worst_norm(names: Mapping[str, None], sign: int, norms: LayerTable | None) -> tuple[str, float | None]:
@@ -225,23 +222,18 @@ def _spikes(summary: RunSummary, name: str) -> Iterator[Alert]:
 
 
 def _from_layers(summary: RunSummary, layers: Mapping[str, LayerTable]) -> Iterator[Alert]:
-    for series, table in layers.items():
-        for column in ("nans", "infs"):
-            yield from _non_finite_layers(series, table, column, summary.first_non_finite.get((series, column), {}))
-        if {"dead_units", "units"} <= set(table.columns):
-            yield from _dead_layers(series, table)
-
-
-def _non_finite_layers(series: str, table: LayerTable, column: str, first_steps: Mapping[str, int]) -> Iterator[Alert]:
-    """Yield an alert if values of a layer were not finite; `first_steps` are those at which layers first had some."""
-    if first_steps:
+    """Yield an alert for each series and kind of values that are not finite, and for dead units."""
+    for (series, column), first_steps in summary.first_non_finite.items():
         step = min(first_steps.values())
         # The layer where it began, in the model's order, says more than the first one of all.
-        origin = next(name for name in (*table.names, *first_steps) if first_steps.get(name) == step)
+        origin = next(name for name in (*layers[series].names, *first_steps) if first_steps.get(name) == step)
         what = "NaN" if column == "nans" else "infinite values"
         more = f" and later in {len(first_steps) - 1} more" if len(first_steps) > 1 else ""
         text = f"{series}: {what} in {origin}{more}"
         yield Alert("non_finite", "error", step, text, {"series": series, "name": origin, "column": column})
+    for series, table in layers.items():
+        if {"dead_units", "units"} <= set(table.columns):
+            yield from _dead_layers(series, table)
 
 
 def _dead_layers(series: str, table: LayerTable) -> Iterator[Alert]:

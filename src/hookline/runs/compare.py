@@ -178,22 +178,12 @@ def _command_text(argv: Sequence[str]) -> str:
 # ---- the first step at which runs diverge ----------------------------------------------------------------------------
 
 
-def find_divergences(first: RunSummary, others: Sequence[RunSummary]) -> list[Divergence | None]:
-    """Compare every number that other runs have in common with the first one, bit for bit.
+def find_divergence(first: RunSummary, other: RunSummary) -> Divergence | None:
+    """Return where two runs diverge, which were read with their numbers; None if they have no step in common.
 
-    Metrics that depend on the clock are left out, as are layers, statistics and metrics that only one of two runs has.
-
-    Args:
-        first: A run, which was read with its numbers.
-        others: Others, too.
-
-    Returns:
-        Where each of the others diverges from the first one; None if they have no step in common.
+    Every number that both have is compared, bit for bit. Metrics that depend on the clock are left out.
     """
-    return [_diverge(first.numbers, other.numbers) for other in others]
-
-
-def _diverge(ours: Numbers, theirs: Numbers) -> Divergence | None:
+    ours, theirs = first.numbers, other.numbers
     common = np.intersect1d(ours.steps, theirs.steps, assume_unique=True)
     if not common.size:
         return None
@@ -202,7 +192,8 @@ def _diverge(ours: Numbers, theirs: Numbers) -> Divergence | None:
         return Divergence(None, "", (None, None), int(common.size))
     step, name, values = min(different, key=lambda number: (number[0], number[1] != "train/loss", number[1]))
     before = int(np.searchsorted(common, step))
-    return Divergence(step, name, values, before, int(common[before - 1]) if before else None)
+    shown = strict_json.simplify(values[0]), strict_json.simplify(values[1])
+    return Divergence(step, name, shown, before, int(common[before - 1]) if before else None)
 
 
 def _different_metrics(ours: Numbers, theirs: Numbers) -> Iterator[tuple[int, str, tuple[Any, Any]]]:
@@ -214,7 +205,7 @@ def _different_metrics(ours: Numbers, theirs: Numbers) -> Iterator[tuple[int, st
         differs = (first != second) & ~(np.isnan(first) & np.isnan(second))
         if differs.any():
             index = int(differs.argmax())
-            yield int(steps[index]), name, _shown_values(float(first[index]), float(second[index]))
+            yield int(steps[index]), name, (float(first[index]), float(second[index]))
 
 
 def _different_layers(ours: Numbers, theirs: Numbers) -> Iterator[tuple[int, str, tuple[Any, Any]]]:
@@ -227,7 +218,7 @@ def _different_layers(ours: Numbers, theirs: Numbers) -> Iterator[tuple[int, str
         different = [key for key in cells.keys() & others.keys() if not _same(cells[key], others[key])]
         for key in different:
             series, name, column, bins = key
-            values = (None, None) if bins is not None else _shown_values(cells[key], others[key])
+            values = (None, None) if bins is not None else (cells[key], others[key])
             yield step, f"{series}: {column} of {name}", values
         if different:
             return
@@ -246,11 +237,6 @@ def _cells(rows: Mapping[SeriesHeader, Array], same: set[SeriesHeader]) -> dict[
 
 def _same(first: float, second: float) -> bool:
     return first == second or (math.isnan(first) and math.isnan(second))
-
-
-def _shown_values(first: float, second: float) -> tuple[Any, Any]:
-    """Return two numbers as JSON has them."""
-    return strict_json.simplify(first), strict_json.simplify(second)
 
 
 # ---- the likely cause ------------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ needs NumPy and not torch, so that these commands start quickly.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -32,7 +31,6 @@ MAX_MEDIA = 8  # the newest tables and images of each name
 _LAYER_LIMITS, _HISTOGRAM_LIMITS = (150_000, 400), (400_000, 100)
 _MAX_HEADERS = 16  # of a series: more than hooks that share one, or change, make
 _MAX_NAMES = 10_000  # of layers with values that are not finite: more than models have
-_NON_FINITE_COLUMNS = ("nans", "infs")
 _OCTAVES = 48  # of the histograms, in both directions, down from the largest value that a layer had
 _NO_OCTAVE = -1000  # stands for the octave of the largest value of a layer that had none
 _HISTOGRAM_COLUMNS = ("top", *(f"bin {index}" for index in range(2 * _OCTAVES + 1)))
@@ -214,15 +212,14 @@ class RunSummary:
 
     def _note_non_finite(self, step: int, header: SeriesHeader, values: Floats) -> None:
         """Keep where values that are not finite came first, which ranges of steps do not tell."""
-        for column in _NON_FINITE_COLUMNS:
-            if column in header.columns:
+        for column in ("nans", "infs"):
+            if column not in header.columns:
+                continue
+            for index in np.flatnonzero(values[:, header.columns.index(column)] > 0).tolist():
                 first_steps = self.first_non_finite.setdefault((header.series, column), {})
-                for index in np.flatnonzero(values[:, header.columns.index(column)] > 0).tolist():
-                    name = header.names[index]
-                    if step < first_steps.get(name, math.inf) and (
-                        name in first_steps or len(first_steps) < _MAX_NAMES
-                    ):
-                        first_steps[name] = step
+                name = header.names[index]
+                if name in first_steps or len(first_steps) < _MAX_NAMES:
+                    first_steps[name] = min(step, first_steps.get(name, step))
 
     # ---- what is known -----------------------------------------------------------------------------------------------
 
