@@ -6,7 +6,7 @@ import pytest
 from commands import output_of
 
 from hookline._console import printable
-from hookline.cli.formatting import heading, labelled, open_console, paragraph, table
+from hookline.cli.formatting import heading, labeled, open_console, paragraph, table
 from hookline.core import plugins
 
 ESCAPE = "\x1b[31m\x1b]0;title\x07\r\x08\x9b2J\u202e\u200b\ud800"
@@ -24,7 +24,7 @@ def test_every_layout_is_safe(capsys: Captured) -> None:
     console = open_console()
     heading(console, f"title{ESCAPE}\nforged", f"aside{ESCAPE}")
     paragraph(console, f"text{ESCAPE}")
-    labelled(console, f"label{ESCAPE}", f"value{ESCAPE}")
+    labeled(console, f"label{ESCAPE}", f"value{ESCAPE}")
     table(console, {f"column{ESCAPE}": {}}, [([f"cell{ESCAPE}"], "")])
     out = capsys.readouterr().out
     assert out.replace("\n", "").isprintable()

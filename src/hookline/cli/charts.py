@@ -1,4 +1,4 @@
-"""Draw curves in a terminal: braille dots, or plain characters where the encoding or the colours are missing."""
+"""Draw curves in a terminal: braille dots, or plain characters where the encoding or the colors are missing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hookline.runs.curves import Curve
 
 Numbers = NDArray[np.float64]
 
-COLOURS = ("cyan", "yellow", "magenta", "green", "red", "blue")
+COLORS = ("cyan", "yellow", "magenta", "green", "red", "blue")
 MARKERS = "*+ox#@"
 MIN_POINTS = 5  # of a chart that was not asked for: the table of metrics says more than a nearly empty one
 _MAX_WIDTH = 240  # columns; rich reports any width for a pipe that sets COLUMNS
@@ -40,9 +40,9 @@ def draw_chart(
     Values that are not finite leave a gap, and a line below the chart counts them.
 
     Args:
-        console: Where to print. Without colours, several curves are drawn with a marker each.
+        console: Where to print. Without colors, several curves are drawn with a marker each.
         curves: By label. A range of steps is drawn as a vertical line, so that spikes inside it stay visible. None
-            keeps the colour and the marker of its place, so that a run looks the same in charts of metrics that others
+            keeps the color and the marker of its place, so that a run looks the same in charts of metrics that others
             lack.
         title: What the chart shows.
         height: Rows of the plot.
@@ -69,7 +69,7 @@ class _Series:
     """A curve whose values can be drawn, sorted by step; of a logarithmic axis, the logarithms."""
 
     label: str
-    index: int  # of its colour and marker
+    index: int  # of its color and marker
     steps: Numbers
     low: Numbers
     high: Numbers
@@ -105,9 +105,9 @@ def _left_out(curve: Curve, gaps: int, log: bool) -> str:
 
 
 def _draw(console: Console, series: Sequence[_Series], height: int, log: bool, with_markers: bool) -> None:
-    coloured = console.color_system is not None and not console.no_color
+    colored = console.color_system is not None and not console.no_color
     has_dots = can_encode("⣿│┤└─┬…", console)
-    with_dots = has_dots and (coloured or not with_markers)
+    with_dots = has_dots and (colored or not with_markers)
     bottom, top = _limits([value for curve in series for value in (curve.low, curve.high)])
     if top == bottom:
         room = 0.05 if log else abs(top) / 10 or 1.0
@@ -120,7 +120,7 @@ def _draw(console: Console, series: Sequence[_Series], height: int, log: bool, w
     shape = (height * 4, columns * 2) if with_dots else (height, columns)
     bits, owners = np.zeros((height, columns), dtype=np.uint32), np.full((height, columns), -1)
     for curve in series:
-        pixels = _rasterise(curve, shape, (first, last), (bottom, top))
+        pixels = _rasterize(curve, shape, (first, last), (bottom, top))
         if with_dots:
             cells = pixels.reshape(height, 4, columns, 2)
             dots = np.where(cells, _BITS[None, :, None, :], 0).sum(axis=(1, 3)).astype(np.uint32)
@@ -137,9 +137,9 @@ def _draw(console: Console, series: Sequence[_Series], height: int, log: bool, w
             if owner < 0:
                 line.append(" ")
             elif with_dots:
-                line.append(chr(_BRAILLE + int(bits[row, column])), COLOURS[owner % len(COLOURS)])
+                line.append(chr(_BRAILLE + int(bits[row, column])), COLORS[owner % len(COLORS)])
             else:
-                line.append(MARKERS[owner % len(MARKERS)], COLOURS[owner % len(COLOURS)])
+                line.append(MARKERS[owner % len(MARKERS)], COLORS[owner % len(COLORS)])
         _print(console, line)
     ticks, names = _step_axis(first, last, columns, frame)
     _print(console, Text(f"{' ' * margin}{frame[2]}{ticks}", "dim"))
@@ -147,7 +147,7 @@ def _draw(console: Console, series: Sequence[_Series], height: int, log: bool, w
     _print_legend(console, series, margin + 1, "─" if with_dots else "")
 
 
-def _rasterise(curve: _Series, shape: tuple[int, int], steps: tuple[float, float], values: tuple[float, float]) -> Any:
+def _rasterize(curve: _Series, shape: tuple[int, int], steps: tuple[float, float], values: tuple[float, float]) -> Any:
     """Return which pixels [rows, columns] a curve covers; row 0 is at the top."""
     rows, columns = shape
     across = (curve.steps - steps[0]) / (steps[1] - steps[0]) * (columns - 1)
@@ -165,7 +165,7 @@ def _rasterise(curve: _Series, shape: tuple[int, int], steps: tuple[float, float
         np.minimum.at(least, x - start, low[part])
         np.maximum.at(most, x - start, high[part])
         least, most = np.rint(least).astype(int), np.rint(most).astype(int)
-        # A steep line leaves gaps between neighbouring columns, which the right one fills.
+        # A steep line leaves gaps between neighboring columns, which the right one fills.
         below, above = least.copy(), most.copy()
         least[1:] = np.where(below[1:] > above[:-1] + 1, above[:-1] + 1, below[1:])
         most[1:] = np.where(above[1:] < below[:-1] - 1, below[:-1] - 1, above[1:])
@@ -262,12 +262,12 @@ def _step_axis(first: float, last: float, columns: int, frame: str) -> tuple[str
 
 
 def _print_legend(console: Console, series: Sequence[_Series], indent: int, line: str) -> None:
-    """Print what each colour or marker is, as many as fit on a line."""
+    """Print what each color or marker is, as many as fit on a line."""
     width = max(min(console.width, _MAX_WIDTH), 20)
     shown = Text(" " * indent)
     for curve in series:
         sign = line * 2 or MARKERS[curve.index % len(MARKERS)]
-        entry = Text.assemble((sign, COLOURS[curve.index % len(COLOURS)]), f" {_shorten(curve.label)}")
+        entry = Text.assemble((sign, COLORS[curve.index % len(COLORS)]), f" {_shorten(curve.label)}")
         if shown.cell_len > indent and shown.cell_len + 3 + entry.cell_len > width:
             _print(console, shown)
             shown = Text(" " * indent)

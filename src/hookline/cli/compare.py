@@ -19,7 +19,7 @@ from hookline.cli.formatting import (
     LOSSES,
     cut,
     heading,
-    labelled,
+    labeled,
     metric_order,
     open_console,
     paragraph,
@@ -109,9 +109,9 @@ def print_divergences(
             continue
         paragraph(console, str(replace(divergence, name=cut(divergence.name, 100))))
         for index, cause in enumerate(why[:_MAX_CAUSES]):
-            labelled(console, "" if index else "likely", cut(cause), width=8)
+            labeled(console, "" if index else "likely", cut(cause), width=8)
         if len(why) > _MAX_CAUSES:
-            labelled(console, "", f"and {len(why) - _MAX_CAUSES} more below", width=8)
+            labeled(console, "", f"and {len(why) - _MAX_CAUSES} more below", width=8)
 
 
 def print_differences(console: Console, names: Sequence[str], differences: Sequence[Difference]) -> None:
@@ -138,7 +138,7 @@ def print_differences(console: Console, names: Sequence[str], differences: Seque
     for key, cells in listed:  # too long for a column
         paragraph(console, key, indent=0)
         for name, cell in zip(names, cells, strict=True):
-            labelled(console, name, cell, indent=2, width=max(map(len, names)) + 2)
+            labeled(console, name, cell, indent=2, width=max(map(len, names)) + 2)
     if len(differences) > _MAX_DIFFERENCES:
         paragraph(console, f"and {len(differences) - _MAX_DIFFERENCES} more; --json has all", indent=0)
 

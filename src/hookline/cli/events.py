@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from hookline.cli.arguments import EVENT, JSON
-from hookline.cli.formatting import heading, labelled, open_console, paragraph, print_json
+from hookline.cli.formatting import heading, labeled, open_console, paragraph, print_json
 from hookline.core.catalog import ARGUMENT_ALIASES, CATALOG, Event, find_event
 from hookline.core.catalog import ARGUMENTS as EVENT_ARGUMENTS
 
@@ -62,16 +62,16 @@ def print_catalog(console: Console) -> None:
     everywhere = [name for name in EVENT_ARGUMENTS if all(name in event.attributes for event in lifecycle)]
     paragraph(console, _PREFACE, indent=0)
     console.print()
-    labelled(console, "everywhere", _names(everywhere), indent=0)
-    labelled(console, "*", "has a cost, which is paid only where a due hook names it", indent=0)
+    labeled(console, "everywhere", _names(everywhere), indent=0)
+    labeled(console, "*", "has a cost, which is paid only where a due hook names it", indent=0)
     for event in CATALOG.values():
         console.print()
         heading(console, event.name, _aliases(event))
         _print_summary(console, event)
         if missing := [name for name in everywhere if name not in event.attributes]:
-            labelled(console, "not here", _names(missing))
+            labeled(console, "not here", _names(missing))
         if own := [name for name in event.attributes if name not in everywhere]:
-            labelled(console, "arguments", _names(own, event))
+            labeled(console, "arguments", _names(own, event))
     console.print("\nhookline events --event NAME prints one event in full.")
 
 
@@ -80,21 +80,21 @@ def print_event(console: Console, event: Event) -> None:
     heading(console, event.name, _aliases(event))
     paragraph(console, event.doc)
     _print_summary(console, event)
-    labelled(console, "kind", event.kind)
+    labeled(console, "kind", event.kind)
     always = "always fires, whatever the schedule"
-    labelled(console, "schedule", "a hook's schedule (every, at, start, stop) applies" if event.inner else always)
-    labelled(console, "by hand", f"{event.name}({', '.join(event.order)})")
+    labeled(console, "schedule", "a hook's schedule (every, at, start, stop) applies" if event.inner else always)
+    labeled(console, "by hand", f"{event.name}({', '.join(event.order)})")
     console.print("\narguments [and what they cost, where they do]")
     aliases = {name: alias for alias, name in ARGUMENT_ALIASES.items()}
     for name in event.attributes:
         cost = "" if event.free(name) else f" [{EVENT_ARGUMENTS[name].cost}]"
         also = f" (also {aliases[name]})" if name in aliases else ""
-        labelled(console, name, f"{EVENT_ARGUMENTS[name].meaning}{also}{cost}", width=17)
+        labeled(console, name, f"{EVENT_ARGUMENTS[name].meaning}{also}{cost}", width=17)
 
 
 def _print_summary(console: Console, event: Event) -> None:
-    labelled(console, "fires", event.fires)
-    labelled(console, "gradients", event.gradients)
+    labeled(console, "fires", event.fires)
+    labeled(console, "gradients", event.gradients)
 
 
 def _names(names: list[str], event: Event | None = None) -> str:

@@ -91,7 +91,7 @@ def paragraph(console: Console, text: str, indent: int = 4, hanging: int = 0) ->
         console.print(line)
 
 
-def labelled(console: Console, label: str, text: str, indent: int = 4, width: int = 11, style: str = "dim") -> None:
+def labeled(console: Console, label: str, text: str, indent: int = 4, width: int = 11, style: str = "dim") -> None:
     """Print a label of at least `width` columns, and a paragraph beside it whose lines begin at the same column."""
     label = printable(label)
     begin = indent + max(width, len(label) + 1)

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from hookline._parameters import parameters_of
 from hookline.cli.arguments import IMPORT, JSON, argument
-from hookline.cli.formatting import heading, labelled, open_console, paragraph, print_json
+from hookline.cli.formatting import heading, labeled, open_console, paragraph, print_json
 from hookline.core.base import ForwardHook, UpdateHook
 from hookline.core.plugins import HOOKS
 
@@ -41,12 +41,12 @@ def run(options: argparse.Namespace) -> int:
             heading(console, name, _kind_and_origin(kind_of(factory), name))
             paragraph(console, first_sentence(factory))
             if parameters := parameter_list(factory):
-                labelled(console, "parameters", ", ".join(parameters), width=12)
+                labeled(console, "parameters", ", ".join(parameters), width=12)
         console.print()
     from hookline.config.hooks import RESERVED  # imports torch
 
-    labelled(console, "every entry", f"also takes {', '.join(RESERVED)}", indent=0, width=13)
-    labelled(console, "in a config", "a parameter without = is required; the others have the defaults shown", 0, 13)
+    labeled(console, "every entry", f"also takes {', '.join(RESERVED)}", indent=0, width=13)
+    labeled(console, "in a config", "a parameter without = is required; the others have the defaults shown", 0, 13)
     console.print("\nhookline hooks NAME prints one hook in full.")
     return 0
 
@@ -93,7 +93,7 @@ def print_hook(console: Console, name: str) -> None:
         width = min(max(len(parameter["name"]) for parameter in parameters) + 2, 30)
         for parameter in parameters:
             default = f"[{parameter['default'] or 'required'}]"
-            labelled(console, parameter["name"], f"{parameter['meaning'] or ''} {default}".lstrip(), width=width)
+            labeled(console, parameter["name"], f"{parameter['meaning'] or ''} {default}".lstrip(), width=width)
         console.print()
     kind = hook["kind"].split(" and ")[0]
     entry = f"{{{', '.join([f'name: {name}', *(f'{key}: ...' for key in required)])}}}"

@@ -122,7 +122,7 @@ def _points(by_label: Mapping[str, Curve], files: Mapping[str, RunFiles]) -> lis
 
 
 def write_figure(path: Path, curves: Curves, labels: Sequence[str], log: bool) -> None:
-    """Write the charts below each other as a file, with matplotlib; a run has the same colour in all of them.
+    """Write the charts below each other as a file, with matplotlib; a run has the same color in all of them.
 
     Args:
         path: The file; its suffix says which format it has.
@@ -142,9 +142,9 @@ def write_figure(path: Path, curves: Curves, labels: Sequence[str], log: bool) -
     for index, (metric, by_label) in enumerate(curves.items(), start=1):
         axes = figure.add_subplot(len(curves), 1, index, sharex=axes)
         for label, curve in by_label.items():
-            colour = f"C{labels.index(label)}"
-            axes.plot(curve.steps, curve.mean, linewidth=1.2, color=colour, label=_plain(label))
-            axes.fill_between(curve.steps, curve.lowest, curve.highest, color=colour, alpha=0.2, linewidth=0)
+            color = f"C{labels.index(label)}"
+            axes.plot(curve.steps, curve.mean, linewidth=1.2, color=color, label=_plain(label))
+            axes.fill_between(curve.steps, curve.lowest, curve.highest, color=color, alpha=0.2, linewidth=0)
         axes.set(xlabel="step", ylabel=_plain(metric), yscale="log" if log else "linear")
         axes.grid(alpha=0.3)
         axes.legend()

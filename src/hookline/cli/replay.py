@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hookline.cli import FAILED
 from hookline.cli.arguments import DEVICE, JSON, PERMISSIONS, argument
 from hookline.cli.find_run import resolve_run
-from hookline.cli.formatting import heading, labelled, open_console, print_json
+from hookline.cli.formatting import heading, labeled, open_console, print_json
 from hookline.errors import ConfigError, HooklineError
 
 if TYPE_CHECKING:
@@ -44,9 +44,9 @@ def run(options: argparse.Namespace) -> int:
         return 0 if replay.same else FAILED
     console = open_console()
     heading(console, f"step {replay.then['step']}", replay.then["reason"])
-    labelled(console, "then", replay.then["autopsy"]["summary"])
-    labelled(console, "now", str(replay.now))
-    labelled(console, "verdict", "the same" if replay.same else "not the same")
+    labeled(console, "then", replay.then["autopsy"]["summary"])
+    labeled(console, "now", str(replay.now))
+    labeled(console, "verdict", "the same" if replay.same else "not the same")
     return 0 if replay.same else FAILED
 
 

@@ -21,7 +21,7 @@ from hookline.cli.formatting import (
     LOSSES,
     cut,
     heading,
-    labelled,
+    labeled,
     metric_order,
     open_console,
     paragraph,
@@ -101,32 +101,32 @@ def print_origin(console: Console, files: RunFiles, summary: RunSummary) -> None
     heading(console, cut(labels.name or files.run_id), cut(files.run_id) if labels.name else "")
     steps = "" if files.step is None else f", {files.step:,} step{'' if files.step == 1 else 's'}"
     seconds = "" if files.seconds is None else f" in {duration_text(files.seconds)}"
-    labelled(console, "outcome", f"{_ending(files)}{steps}{seconds}")
+    labeled(console, "outcome", f"{_ending(files)}{steps}{seconds}")
     if labels.tags:
-        labelled(console, "tags", cut(", ".join(labels.tags)))
+        labeled(console, "tags", cut(", ".join(labels.tags)))
     if labels.notes:
-        labelled(console, "notes", cut(labels.notes, 1000))
-    labelled(console, "started", "unknown" if files.started is None else f"{files.started:%Y-%m-%d %H:%M:%S}")
+        labeled(console, "notes", cut(labels.notes, 1000))
+    labeled(console, "started", "unknown" if files.started is None else f"{files.started:%Y-%m-%d %H:%M:%S}")
     git, environment = run.get("git", {}), run.get("environment", {})
     commit = str(git.get("commit", UNKNOWN))[:12]
     changed = ", with changes that are not committed" if git.get("dirty") else ""
-    labelled(console, "code", "not in a git repository" if commit == UNKNOWN else f"git {commit}{changed}")
+    labeled(console, "code", "not in a git repository" if commit == UNKNOWN else f"git {commit}{changed}")
     seed = "" if run.get("seed") is None else f", seed {cut(str(run['seed']), 30)}"
-    labelled(console, "config", f"{str(run.get('config_hash', 'unknown'))[:12]}{seed}")
+    labeled(console, "config", f"{str(run.get('config_hash', 'unknown'))[:12]}{seed}")
     cores = f"{environment.get('cpu_count', '?')} CPU cores"
     devices = ", ".join(environment.get("gpus", [])) or cores
     versions = f"hookline {environment.get('hookline', '?')}, torch {environment.get('torch', '?')}"
-    labelled(console, "machine", cut(f"{environment.get('hostname', '?')}, {devices}, {versions}"))
+    labeled(console, "machine", cut(f"{environment.get('hostname', '?')}, {devices}, {versions}"))
     if lineage := run.get("lineage"):
-        labelled(console, "from", cut(f"run {lineage.get('run_id')}, step {lineage.get('step')}"))
+        labeled(console, "from", cut(f"run {lineage.get('run_id')}, step {lineage.get('step')}"))
     attempts = run.get("attempts", [])
     if len(attempts) > 1:
         ends = ", ".join(str(attempt.get("outcome") or "killed") for attempt in attempts[:-1])
-        labelled(console, "attempts", f"{len(attempts)}; those before the last one ended as: {cut(ends)}")
+        labeled(console, "attempts", f"{len(attempts)}; those before the last one ended as: {cut(ends)}")
     if (report := files.path / REPORT).is_file():
-        labelled(console, "report", str(relative_to_here(report)))
+        labeled(console, "report", str(relative_to_here(report)))
     elif command := report_command(files):
-        labelled(console, "report", f"`{command}` writes it")
+        labeled(console, "report", f"`{command}` writes it")
 
 
 def _ending(files: RunFiles) -> str:
@@ -146,7 +146,7 @@ def print_alerts(console: Console, alerts: list[Alert], summary: RunSummary) -> 
     heading(console, "alerts", "" if alerts else "none")
     for alert in alerts[:_MAX_ALERTS]:
         at = "" if alert.step is None else f"step {alert.step:,}: "
-        labelled(console, alert.severity, f"{at}{cut(alert.text)}", style=_STYLES[alert.severity])
+        labeled(console, alert.severity, f"{at}{cut(alert.text)}", style=_STYLES[alert.severity])
     if len(alerts) > _MAX_ALERTS:
         paragraph(console, f"and {len(alerts) - _MAX_ALERTS} more; --json has all", indent=0)
     off = [hook["name"] for hook in summary.hooks if hook.get("enabled") is False and hook.get("failures")]
@@ -200,7 +200,7 @@ def print_costs(console: Console, files: RunFiles, summary: RunSummary) -> None:
     phrases = {"step": "a step"} | {name: part.phrase for name, part in STEP_PARTS.items()}
     times = [f"{phrases[part]} {seconds * 1e3:.3g} ms" for part, seconds in summary.step_seconds.items()]
     if len(times) > 1:
-        labelled(console, "mean time", ", ".join(times), indent=0)
+        labeled(console, "mean time", ", ".join(times), indent=0)
 
 
 def print_checkpoints(console: Console, files: RunFiles, summary: RunSummary) -> None:
@@ -210,7 +210,7 @@ def print_checkpoints(console: Console, files: RunFiles, summary: RunSummary) ->
     heading(console, "checkpoints", "" if last or best else "none")
     for label, path in (("last", last), ("best", best)):
         if path is not None:
-            labelled(console, label, str(relative_to_here(path)))
+            labeled(console, label, str(relative_to_here(path)))
     if is_resumable(files, last or best):
         in_code = f"build the same trainer and call trainer.fit(resume={str(relative_to_here(files.path))!r})"
         # On one line, however long, so that it can be copied.

@@ -47,7 +47,7 @@ class Ranges:
 
     Args:
         most: How many arrays to keep.
-        merge: Makes one array of two neighbours.
+        merge: Makes one array of two neighbors.
     """
 
     def __init__(self, most: int, merge: Callable[[Array, Array], Array]) -> None:
