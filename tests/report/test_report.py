@@ -148,14 +148,14 @@ def test_costs_are_those_of_the_last_attempt() -> None:
 BOMB = "a: &a {x: 1}\n" + "".join(f"{b}: &{b} [*{a}, *{a}, *{a}, *{a}]\n" for a, b in pairwise("abcdefghijklmnopqrst"))
 
 
-@pytest.mark.parametrize("config", ["a: 2026-99-99", BOMB, "a: [", "{a: 1, <<: {b: 2}}"])
+@pytest.mark.parametrize("config", ["a: 2026-99-99", BOMB, "a: ["])
 def test_configs_of_strangers_are_compared(tmp_path: Path, config: str) -> None:
     """A date that does not exist, aliases that multiply and a file that is not YAML neither fail nor take long."""
     runs = [write_record(tmp_path, name) for name in ("first", "second")]
     (runs[0] / "config.yaml").write_text(config)
     assert main(["report", *map(str, runs)]) == 0
     page = read_page("comparison.html")
-    assert page["differences"] is None or any(one["section"] == "config" for one in page["differences"])
+    assert any(difference["section"] == "config" for difference in page["differences"])
 
 
 def test_nothing_of_a_run_is_markup(tmp_path: Path) -> None:

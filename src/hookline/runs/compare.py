@@ -8,7 +8,6 @@ import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import PurePath
 from typing import Any
 
@@ -19,7 +18,7 @@ from hookline.record import strict_json
 from hookline.record.events import EVENTS
 from hookline.record.format import SeriesHeader
 from hookline.record.json_lines import as_mapping
-from hookline.runs.config import REST, flatten_config
+from hookline.runs.config import flatten_config
 from hookline.runs.reader import CONFIG
 from hookline.runs.summary import Array, Numbers, RunSummary
 
@@ -126,8 +125,6 @@ def _config_values(run: RunSummary) -> dict[str, Any]:
     flat = flatten_config(values)
     if "trainer.seed" not in flat and run.run.get("seed") is not None:
         flat["seed"] = run.run["seed"]
-    if REST in flat:
-        flat[REST] = f"sha256 of the file {sha256(run.config.encode()).hexdigest()[:16]}"
     return flat
 
 
