@@ -16,8 +16,7 @@ from hookline.cli.train import train_and_report
 from hookline.errors import ConfigError, HooklineError, RecordError
 from hookline.record.redaction import REDACTED
 from hookline.runs.find import RunFiles
-
-CONFIG = "config.yaml"
+from hookline.runs.reader import CONFIG
 
 ARGUMENTS = (
     run_argument("the directory of a run, or of the checkpoint to continue from", "RUN|CHECKPOINT")

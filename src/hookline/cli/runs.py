@@ -6,7 +6,6 @@ import argparse
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ from hookline.runs.find import KILLED, RUNNING, RunFiles, list_runs
 # The columns from the most to the least important: those that do not fit the terminal are left out.
 PRIORITY = ("id", "outcome", "name", "best", "steps", "duration", "tags", "from", "started")
 COLUMNS = ("id", "name", "tags", "outcome", "best", "steps", "duration", "started", "from")
-SORT_KEYS = ("started", "id", "name", "outcome", "best", "steps", "duration")
 _LARGEST_FIRST = ("started", "steps", "duration")
 _STYLES = {RUNNING: "green", "failed": "red", "non_finite": "red", KILLED: "yellow", "interrupted": "yellow"}
 _MAX_CELL_WIDTHS = {"name": 32, "tags": 32, "outcome": 28, "best": 32, "from": 36}
@@ -92,8 +90,6 @@ def sort(runs: Sequence[RunFiles], key: str) -> list[RunFiles]:
 
     Values of different metrics cannot be compared: "best" sorts by the metric's name, then the best value first.
     """
-    if key not in SORT_KEYS:
-        raise HooklineError(f"--sort {key}: {nearest(key, SORT_KEYS)}")
     values: dict[str, Any] = {
         "started": lambda record: record.started,
         "id": lambda record: record.path.name,
@@ -103,6 +99,8 @@ def sort(runs: Sequence[RunFiles], key: str) -> list[RunFiles]:
         "steps": lambda record: record.step,
         "duration": lambda record: record.seconds,
     }
+    if key not in values:
+        raise HooklineError(f"--sort {key}: {nearest(key, values)}")
     newest_first = sorted(runs, key=lambda record: record.path.name, reverse=True)
     keyed = [(values[key](record), record) for record in newest_first]
     known = sorted(
@@ -161,7 +159,7 @@ def cells(record: RunFiles) -> dict[str, str]:
         "best": best,
         "steps": "" if record.step is None else f"{record.step:,}",
         "duration": "" if record.seconds is None else duration_text(record.seconds),
-        "started": started_text(record.started),
+        "started": "" if record.started is None else f"{record.started:%Y-%m-%d %H:%M}",
         "from": source,
     }
 
@@ -214,11 +212,6 @@ def _short_id(run_id: str, others: Sequence[str]) -> str:
         if sum(other.startswith(run_id[:length]) for other in others) == 1:
             return run_id[:length]
     return run_id
-
-
-def started_text(started: datetime | None) -> str:
-    """Return a time without its seconds."""
-    return "" if started is None else f"{started:%Y-%m-%d %H:%M}"
 
 
 def _none_text(options: argparse.Namespace, count: int) -> str:

@@ -36,28 +36,26 @@ class HistogramReader:
     """
 
     def __init__(self) -> None:
-        self._tops: dict[tuple[str, str], tuple[int, dict[str, float]]] = {}  # by series and column: of which step
+        self._tops: dict[tuple[str, str, str], tuple[int, float]] = {}  # by series, column and name: step and octave
 
     def read(self, step: int, header: SeriesHeader, values: Floats) -> Iterator[HistogramRow]:
         """Yield the histograms of a row; a row of statistics has none, and says where those that follow end."""
         if header.bins is None:
             for series, column in WINDOW_COLUMNS.values():
                 if header.series == series and column in header.columns:
-                    ends = dict(zip(header.names, values[:, header.columns.index(column)].tolist(), strict=True))
-                    noted_at, noted = self._tops.get((series, column), (None, {}))
-                    # Several monitors may write rows of one series at a step.
-                    self._tops[series, column] = step, {**noted, **ends} if noted_at == step else ends
+                    tops = values[:, header.columns.index(column)].tolist()
+                    for name, top in zip(header.names, tops, strict=True):
+                        self._tops[series, column, name] = step, top
             return
+        several = len(header.columns) > 1
         for index, column in enumerate(header.columns):
             counts, source = values[:, index], WINDOW_COLUMNS.get((header.series, column))
             if source is None:
-                yield HistogramRow(step, header.series, column, header.names, counts, None, len(header.columns) > 1)
+                yield HistogramRow(step, header.series, column, header.names, counts, None, several)
                 continue
-            noted_at, noted = self._tops.get(source, (None, {}))
-            ends = noted if noted_at == step else {}
-            tops = np.array([ends.get(name, math.nan) for name in header.names])
-            known = np.isfinite(tops)
+            noted = [self._tops.get((*source, name), (step, math.nan)) for name in header.names]
+            ends = np.array([top if noted_at == step else math.nan for noted_at, top in noted])
+            known = np.isfinite(ends)
             if known.any():
                 names = tuple(name for name, is_known in zip(header.names, known, strict=True) if is_known)
-                several = len(header.columns) > 1
-                yield HistogramRow(step, header.series, column, names, counts[known], tops[known], several)
+                yield HistogramRow(step, header.series, column, names, counts[known], ends[known], several)

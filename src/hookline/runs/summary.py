@@ -106,11 +106,6 @@ class HistogramTable:
     steps: Array
     counts: Array
 
-    def edges(self, name: str) -> Array:
-        """Return the edges of the bins of a name."""
-        octaves = 2.0 ** (self.tops[self.names.index(name)] + np.arange(1 - _OCTAVES, 2.0))
-        return np.concatenate([-octaves[::-1], octaves])
-
     def halved(self) -> HistogramTable:
         """Return the table with each two ranges added up."""
         return replace(self, steps=self.steps[::2], counts=merge_pairs(self.counts, np.add))
