@@ -97,18 +97,16 @@ class Curve:
             return
         if self.last is None or new_steps[-1] >= self.last.step:
             self.last = Point(int(new_steps[-1]), float(numbers[-1]))
-        is_new = self.steps.size == 0 or new_steps[0] > self.steps[-1] + self.width - 1
-        if self.width == 1 and not is_new:
+        if self.width == 1:
             kept = ~np.isin(self.steps, new_steps)
             self._keep(self.steps[kept], self._data[:, kept])
         finite = np.isfinite(numbers)
         shown, shown_at = np.where(finite, numbers, np.nan), np.where(finite, new_steps, np.nan)
         sums, others_at = np.where(finite, numbers, 0.0), np.where(finite, np.nan, new_steps)
         rows = [shown, shown, shown_at, shown_at, sums, finite, ~finite, others_at]
-        self._keep(np.concatenate([self.steps, new_steps - new_steps % self.width]), np.hstack([self._data, rows]))
-        if not is_new:
-            order = np.argsort(self.steps, kind="stable")
-            self._keep(self.steps[order], self._data[:, order])
+        merged = np.concatenate([self.steps, new_steps - new_steps % self.width])
+        order = np.argsort(merged, kind="stable")
+        self._keep(merged[order], np.hstack([self._data, rows])[:, order])
         self._merge_ranges()
         while self.steps.size > MAX_RANGES:
             self.width *= 2

@@ -61,7 +61,7 @@ class Ranges:
         """Add the array of a step, which may come late."""
         self.last = max(step, self.last)
         start = step - step % self.width
-        place = len(self.starts) if not self.starts or start > self.starts[-1] else bisect_left(self.starts, start)
+        place = bisect_left(self.starts, start)
         if place < len(self.starts) and self.starts[place] == start:
             self.arrays[place] = self.merge(self.arrays[place], array)
             return
