@@ -58,14 +58,18 @@ class Curve:
     @property
     def least(self) -> Point | None:
         """The lowest finite value and where it was first."""
-        place = np.nanargmin(self.lowest) if self.finite else None
-        return None if place is None else Point(int(self._lowest_at[place]), float(self.lowest[place]))
+        if not self.finite:
+            return None
+        place = np.nanargmin(self.lowest)
+        return Point(int(self._lowest_at[place]), float(self.lowest[place]))
 
     @property
     def greatest(self) -> Point | None:
         """The highest finite value and where it was first."""
-        place = np.nanargmax(self.highest) if self.finite else None
-        return None if place is None else Point(int(self.highest_at[place]), float(self.highest[place]))
+        if not self.finite:
+            return None
+        place = np.nanargmax(self.highest)
+        return Point(int(self.highest_at[place]), float(self.highest[place]))
 
     @property
     def non_finite(self) -> tuple[int, int] | None:
