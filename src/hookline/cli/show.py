@@ -219,14 +219,13 @@ def print_checkpoints(console: Console, files: RunFiles, summary: RunSummary) ->
 
 def find_checkpoints(directory: Path, summary: RunSummary) -> tuple[Path | None, Path | None]:
     """Return the newest and the best checkpoint that are still there."""
-    last = best = None
+    found: dict[str, Path] = {}
     for event in summary.events:
         if event["kind"] in ("checkpoint_saved", "best_checkpoint") and isinstance(event.get("path"), str):
             path = directory / "checkpoints" / Path(event["path"]).name  # the run may have been moved
             if os.path.isdir(path):  # noqa: PTH112 - unlike Path's, it never raises
-                last = path if event["kind"] == "checkpoint_saved" else last
-                best = path if event["kind"] == "best_checkpoint" else best
-    return last, best
+                found[event["kind"]] = path
+    return found.get("checkpoint_saved"), found.get("best_checkpoint")
 
 
 def is_resumable(files: RunFiles, checkpoint: Path | None) -> bool:

@@ -63,16 +63,15 @@ def load_run(path: Path | str | None) -> LoadedRun:
     >>> pandas.DataFrame(load_run("runs/20261115-092219-8k69kgy6").metrics).plot(x="step", y="train/loss")
     """
     reader = RunReader(directory_of(path))
-    loaded = LoadedRun(
-        reader.path,
-        reader.run,  # first: without it the directory is not a run
-        reader.config,
-        columns_of(rows_of_steps(reader), _FIRST),
-        reader.events(),
-        _columns_of_layers(read_layer_tables(reader)),
-    )
+    run, config = reader.run, reader.config  # first: without run.json the directory is not a run
+    metrics = columns_of(rows_of_steps(reader), _FIRST)
+    events, tables = reader.events(), read_layer_tables(reader)
+    layers = {
+        name: _long_columns(table) if table.values.ndim == 3 else _histogram_columns(name, tables)
+        for name, table in tables.items()
+    }
     reader.warn_of_damage()
-    return loaded
+    return LoadedRun(reader.path, run, config, metrics, events, layers)
 
 
 def columns_of(rows: Sequence[dict[str, Any]], first: Iterable[str] = ()) -> Columns:
@@ -93,16 +92,8 @@ def _of_one_type(values: list[Any]) -> list[Any]:
         return values
 
 
-def _columns_of_layers(tables: Mapping[str, SeriesTable]) -> dict[str, Columns]:
-    by_series = {}
-    for name, table in tables.items():
-        columns = _histogram_columns(name, tables) if table.values.ndim == 4 else None
-        by_series[name] = _long_columns(table) if columns is None else columns
-    return by_series
-
-
-def _histogram_columns(name: str, tables: Mapping[str, SeriesTable]) -> Columns | None:
-    """Return a row for each bin of a monitor's histograms that is not empty; None if the edges of bins are unknown.
+def _histogram_columns(name: str, tables: Mapping[str, SeriesTable]) -> Columns:
+    """Return a row for each bin of a monitor's histograms that is not empty; for others one for each bin.
 
     Where the bins end is in the statistics of the same step. A histogram without them, as a kill may leave one, is left
     out. The histograms of one layer have different edges, so that each has its own rows.
@@ -123,7 +114,7 @@ def _histogram_columns(name: str, tables: Mapping[str, SeriesTable]) -> Columns 
                 values = [int(count) if count.is_integer() else count for count in counts[places].tolist()]
                 rows.append((step, layer, index, low[places].tolist(), high[places].tolist(), values))
     if not rows:
-        return None
+        return _long_columns(table)
     columns: Columns = {title: [] for title in ("step", "name", "low", "high")}
     titles = []
     for column in table.columns:
