@@ -19,7 +19,7 @@ from hookline.core.shared_part import SharedPart, Sizes
 from hookline.ranks import Ranks, fingerprint
 from hookline.record.metrics import REDUCTIONS, Entry, MetricBatch, metric_rows
 from hookline.record.record import Record
-from hookline.record.sinks import AddedSinks, FileStorage, MemoryStorage, RankStorage, Sink, SinkHandle
+from hookline.record.sinks import AddedSinks, Sink, SinkHandle, Storage
 
 _NONE = float("-inf")  # the maximum of nothing
 _Key = tuple[int, str, int]
@@ -69,7 +69,7 @@ class SharedRecord(Record):
 
     def __init__(
         self,
-        storage: FileStorage | RankStorage | MemoryStorage,
+        storage: Storage,
         config: Mapping[str, Any] | None,
         seed: int | None,
         run_id: str,

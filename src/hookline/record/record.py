@@ -32,7 +32,7 @@ from hookline.record.metrics import Entry, MetricBatch, snapshot
 from hookline.record.outcome import Outcome
 from hookline.record.provenance import UNKNOWN_GIT_STATE, config_hash, new_run_id
 from hookline.record.redaction import SecretValues, find_secrets, redact, redact_name, redact_text
-from hookline.record.sinks import AddedSinks, FileStorage, MemoryStorage, RankStorage, Sink, SinkHandle
+from hookline.record.sinks import AddedSinks, FileStorage, MemoryStorage, RankStorage, Sink, SinkHandle, Storage
 
 # What Hookline writes into a run's directory: files, then directories.
 CONTENTS = (
@@ -60,7 +60,7 @@ class Record:
 
     def __init__(
         self,
-        storage: FileStorage | RankStorage | MemoryStorage,
+        storage: Storage,
         config: Mapping[str, Any] | None,
         seed: int | None,
         run_id: str,

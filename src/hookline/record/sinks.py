@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import threading
 from bdb import BdbQuit
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from time import sleep
 from typing import Any, Protocol
@@ -49,11 +51,11 @@ class Sink(Protocol):
         """Receive rows of events.jsonl: ``time``, ``kind``, ``step`` and the event's own fields."""
 
 
+@dataclass(frozen=True)
 class SinkHandle:
     """What adding a sink returns: `remove` disconnects it, and so does the end of a ``with`` block."""
 
-    def __init__(self, remove: Callable[[], None]) -> None:
-        self.remove = remove
+    remove: Callable[[], None]
 
     def __enter__(self) -> SinkHandle:
         return self
@@ -62,14 +64,17 @@ class SinkHandle:
         self.remove()
 
 
+ReportFailure = Callable[[Sink, int | None, Exception], None]
+"""Gets a sink that has failed and was removed, the step of the last row that it was to receive, and what it raised."""
+
+
 class AddedSinks:
     """The sinks that were added to a record, and the rows that they have not received yet."""
 
     def __init__(self) -> None:
         self._sinks: list[Sink] = []
-        self._rows: dict[str, list[Any]] = {kind: [] for kind in KINDS}
-        self._queueing = threading.Lock()  # held for moments only: no thread waits for a slow sink to queue a row
-        self._delivering = threading.RLock()
+        self._queue: deque[tuple[str, Sequence[Any]]] = deque()  # kinds and rows; adding to it needs no lock
+        self._delivering = threading.RLock()  # reentrant, because a sink may log and flush
 
     def add(self, sink: Sink) -> SinkHandle:
         """Add a sink unless it is there. Raises `RecordError` if it lacks a required method."""
@@ -87,80 +92,141 @@ class AddedSinks:
     def put(self, kind: str, rows: Sequence[Any]) -> None:
         """Queue rows for the next delivery."""
         if self._sinks:
-            with self._queueing:
-                self._rows[kind].extend(rows)
+            self._queue.append((kind, rows))
 
-    def deliver(self, report_failure: Callable[[Sink, int | None, Exception], None]) -> None:
-        """Call every sink with the queued rows; one that raises is removed and reported.
+    def deliver(self, report_failure: ReportFailure) -> None:
+        """Pass the queued rows to every sink; one that raises is removed and reported.
 
         Reporting queues an event for the other sinks, which is delivered at once: this may be the end of the run.
         """
-        # Delivering is reentrant, because a sink may log and flush; rows are taken out of the queue before sinks are
-        # called, so that the lock of the queue is not held meanwhile.
+        interruptions: list[BaseException] = []
         with self._delivering:
-            failed = True
-            interruption: BaseException | None = None
-            while failed and any(self._rows.values()):
-                failed = False
-                with self._queueing:
-                    rows, self._rows = self._rows, {kind: [] for kind in KINDS}
-                batches = [(kind, batch) for kind, batch in rows.items() if batch]
-                for sink in list(self._sinks):
-                    try:
-                        for kind, batch in batches:
-                            if (write := getattr(sink, f"write_{kind}", None)) is None:
-                                continue
-                            # Each sink has its own dicts, so that it may change or keep them.
-                            own = [dict(row) if isinstance(row, dict) else row for row in batch]
-                            write(own)
-                    except BdbQuit as error:
-                        self._remove(sink)
-                        interruption = interruption or error
-                    except Exception as error:
-                        failed = True
-                        self._remove(sink)
-                        last = batch[-1]  # of the kind that the sink failed at
-                        report_failure(sink, last["step"] if isinstance(last, dict) else last.step, error)
-                    except BaseException as error:  # Ctrl-C and sys.exit()
-                        interruption = interruption or error
-            if interruption is not None:  # it ends the run, now that the other sinks have their rows
-                raise_if_quit(interruption, "a sink")
-                raise interruption
+            has_failed = True
+            while has_failed and self._queue:
+                count = len(self._sinks)
+                queued = [self._queue.popleft() for _ in range(len(self._queue))]
+                for kind in KINDS:
+                    if rows := [row for of_kind, rows in queued if of_kind == kind for row in rows]:
+                        interruptions += self._write(kind, rows, report_failure)
+                has_failed = len(self._sinks) < count
+        _end_run(interruptions)  # now that the other sinks have their rows
 
-    def close(self, run: Mapping[str, Any], report_failure: Callable[[Sink, int | None, Exception], None]) -> None:
-        """Call `close` of every sink that has it; one that raises is reported."""
-        interruption: BaseException | None = None
+    def close(self, run: Mapping[str, Any], report_failure: ReportFailure) -> None:
+        """Call `close` of every sink that has it; one that raises is removed and reported."""
+        _end_run(self._call_each("close", lambda: run, None, report_failure))
+
+    def _write(self, kind: str, rows: Sequence[Any], report_failure: ReportFailure) -> list[BaseException]:
+        """Pass rows of a kind to every sink, and return what was raised to end the run."""
+        last = rows[-1]
+        step = last["step"] if isinstance(last, dict) else last.step
+
+        def copies() -> list[Any]:  # each sink has its own dicts, so that it may change or keep them
+            return [dict(row) if isinstance(row, dict) else row for row in rows]
+
+        return self._call_each(f"write_{kind}", copies, step, report_failure)
+
+    def _call_each(
+        self, method: str, make_argument: Callable[[], Any], step: int | None, report_failure: ReportFailure
+    ) -> list[BaseException]:
+        """Call a method of every sink that has it, and return what was raised to end the run, such as Ctrl-C."""
+        interruptions: list[BaseException] = []
         for sink in list(self._sinks):
             try:
-                if callable(close := getattr(sink, "close", None)):
-                    close(run)
+                if (call := getattr(sink, method, None)) is not None:
+                    call(make_argument())
             except BdbQuit as error:
-                interruption = interruption or error
+                self._remove(sink)
+                interruptions.append(error)
             except Exception as error:
-                report_failure(sink, None, error)
-            except BaseException as error:  # Ctrl-C while a sink sends its last rows
-                interruption = interruption or error
-        if interruption is not None:  # it ends the run, now that the other sinks are closed
-            raise_if_quit(interruption, "a sink")
-            raise interruption
+                self._remove(sink)
+                report_failure(sink, step, error)
+            except BaseException as error:  # Ctrl-C and sys.exit()
+                interruptions.append(error)
+        return interruptions
 
     def _remove(self, sink: Sink) -> None:
         self._sinks[:] = [added for added in self._sinks if added is not sink]
 
 
-class MemoryStorage:
-    """A record in lists, for tests and for runs that leave nothing on disk.
+def _end_run(interruptions: Sequence[BaseException]) -> None:
+    """Raise the first of the exceptions that end a run, if there is one."""
+    if interruptions:
+        raise_if_quit(interruptions[0], "a sink")
+        raise interruptions[0]
+
+
+class Storage:
+    """Where a record is kept. Before the first step a directory that cannot be written raises an error.
+
+    From then on nothing here stops the run: lines and values that are lost are counted, and the first one causes a
+    warning. A kind of storage overrides the methods for which it has something to do.
+    """
+
+    path: Any = None  # the run's directory, if it has one
+    is_continued = False  # whether an earlier attempt has written there
+    lost = 0  # lines and values that could not be stored
+
+    def __init__(self) -> None:
+        self._files: dict[str, Any] = {}
+
+    def write(self, kind: str, rows: Sequence[Any]) -> None:
+        """Append rows of a kind."""
+        for row in rows:
+            self._try(self._append, kind, row)
+
+    def describe(self, run: dict[str, Any]) -> None:
+        """Add to the run's description what only this storage knows."""
+
+    def start(self, run: dict[str, Any], config: Any, labels: Labels) -> None:
+        """Write the run's description, config and labels."""
+
+    def resume_at(self, step: int) -> None:
+        """Discard layers, tables and images of later steps."""
+
+    def report_loss(self, error: Exception, count: int = 1) -> None:
+        """Count lines or values that could not be stored, and warn of the first."""
+        self.lost += count
+        if self.lost == count:
+            self._warn(error)
+
+    def sync(self) -> None:
+        """Wait until the disk has the metrics and events that were written."""
+        for kind in ("events", "metrics"):
+            if kind in self._files:
+                self._try(self._files[kind].sync)
+
+    def close(self, run: dict[str, Any]) -> None:
+        """Store the run's end, and close everything."""
+        self.release()
+
+    def release(self) -> None:
+        """Close everything, and leave the directory as it is."""
+        for lines in self._files.values():
+            lines.close()
+
+    def _append(self, kind: str, row: Any) -> None:
+        raise NotImplementedError
+
+    def _warn(self, error: Exception) -> None:
+        """Warn of the first loss."""
+
+    def _try(self, write: Callable[..., None], *arguments: Any) -> None:
+        try:
+            write(*arguments)
+        except (RecordError, OSError) as error:
+            self.report_loss(error)
+
+
+class MemoryStorage(Storage):
+    """A record in lists, for tests and for runs that leave nothing on disk; it does not ask for git, either.
 
     Args:
         keep: How many rows each list keeps at least, so that a long run does not fill the memory.
     """
 
-    path: Path | None = None
-    is_continued = False
-
     def __init__(self, keep: int = 100_000) -> None:
+        super().__init__()
         self.rows: dict[str, list[Any]] = {kind: [] for kind in KINDS}
-        self.lost = 0
         self._keep = keep
 
     def write(self, kind: str, rows: Sequence[Any]) -> None:
@@ -170,49 +236,21 @@ class MemoryStorage:
         if len(stored) >= 2 * keep:  # trimmed rarely, because it moves the rest
             del stored[:-keep]
 
-    def describe(self, run: dict[str, Any]) -> None:
-        """Do nothing: git and the environment stay unknown, because asking would touch the disk."""
-
-    def start(self, run: dict[str, Any], config: Any, labels: Labels) -> None:
-        """Do nothing."""
-
     def resume_at(self, step: int) -> None:
         """Discard layers, tables and images of later steps."""
         for kind in ("layers", "media"):
             self.rows[kind][:] = [row for row in self.rows[kind] if row.step <= step]
 
-    def report_loss(self, error: Exception, count: int = 1) -> None:
-        """Count values that could not be stored."""
-        self.lost += count
 
-    def sync(self) -> None:
-        """Do nothing."""
-
-    def close(self, run: dict[str, Any]) -> None:
-        """Do nothing."""
-
-    def release(self) -> None:
-        """Do nothing."""
-
-
-class FileStorage:
-    """A run's directory: run.json, config.yaml, metrics.jsonl, events.jsonl, and layers.jsonl or media.jsonl with rows.
-
-    Before the first step a directory that cannot be written is an error. From then on nothing here stops the run: a
-    line that the disk refuses is counted in `lost`, and the first one causes a warning.
-    """
+class FileStorage(Storage):
+    """A run's directory: run.json, config.yaml and a file per kind of rows; layers and media get theirs with a row."""
 
     def __init__(self, path: Path) -> None:
+        super().__init__()
         self.path = path
-        self.lost = 0
         self._lock = RunLock(path)  # first: a second writer must not open the files
         self.is_continued = (path / "run.json").exists()
-        self._files: dict[str, Any] = {kind: JsonLines(path / f"{kind}.jsonl") for kind in ("events", "metrics")}
-
-    def write(self, kind: str, rows: Sequence[Any]) -> None:
-        """Append rows of a kind to its file."""
-        for row in rows:
-            self._try(self._append, kind, row)
+        self._files = {kind: JsonLines(path / f"{kind}.jsonl") for kind in ("events", "metrics")}
 
     def describe(self, run: dict[str, Any]) -> None:
         """Add commit, environment and earlier attempts to the run's description."""
@@ -243,20 +281,7 @@ class FileStorage:
         """Discard layers, tables and images of later steps; a run without them gets no file of them."""
         for kind in ("layers", "media"):
             if (self.path / f"{kind}.jsonl").exists():
-                self._try(self._append, kind, {"resumed": step})
-
-    def report_loss(self, error: Exception, count: int = 1) -> None:
-        """Count lines or values that could not be written, and warn of the first."""
-        is_first = not self.lost
-        self.lost += count
-        if is_first:
-            message = f"the record in {self.path} is losing data, training continues: {error}"
-            warn(message, stacklevel=4)
-
-    def sync(self) -> None:
-        """Wait until the disk has the metrics and events that were written."""
-        for kind in ("events", "metrics"):
-            self._try(self._files[kind].sync)
+                self.write(kind, [{"resumed": step}])
 
     def close(self, run: dict[str, Any]) -> None:
         """Write run.json, close the files and release the lock."""
@@ -265,8 +290,7 @@ class FileStorage:
 
     def release(self) -> None:
         """Close the files and release the lock, and leave the directory as it is."""
-        for lines in self._files.values():
-            lines.close()
+        super().release()
         self._lock.release()
 
     def _append(self, kind: str, row: dict[str, Any] | LayerRow | MediaRow) -> None:
@@ -276,63 +300,27 @@ class FileStorage:
         lines = self._files[kind]
         (lines.write if isinstance(row, dict) else lines.write_row)(row)
 
-    def _try(self, write: Callable[..., None], *arguments: Any) -> None:
-        try:
-            write(*arguments)
-        except RecordError as error:
-            self.report_loss(error)
+    def _warn(self, error: Exception) -> None:
+        warn(f"the record in {self.path} is losing data, training continues: {error}", stacklevel=5)
 
 
-class RankStorage:
+class RankStorage(Storage):
     """The record of a rank other than 0: ``ranks/<rank>/events.jsonl``, made when something happens to that rank alone.
 
-    Its metrics and layers are added to those of the other ranks before rank 0 writes them.
+    Rank 0 writes the run's files. This rank's metrics and layers are added to its own before.
     """
 
     def __init__(self, path: Path, rank: int) -> None:
+        super().__init__()
         self.path = path
         self.is_continued = (path / "run.json").exists()  # rank 0 writes that of a new run later
-        self.lost = 0
         self._rank = rank
-        self._events: JsonLines | None = None
 
     def write(self, kind: str, rows: Sequence[Any]) -> None:
         """Append events that concern this rank alone."""
-        for row in rows if kind == "events" else ():
-            known = EVENTS.get(row["kind"])
-            if known is not None and known.same_on_all_ranks:
-                continue  # rank 0 writes it
-            try:
-                if self._events is None:
-                    directory = self.path / "ranks" / str(self._rank)
-                    make_directory(directory)
-                    self._events = JsonLines(directory / "events.jsonl")
-                self._events.write({**row, "rank": self._rank})
-            except (RecordError, OSError) as error:
-                self.report_loss(error)
-
-    def describe(self, run: dict[str, Any]) -> None:
-        """Do nothing: rank 0 describes the run."""
-
-    def start(self, run: dict[str, Any], config: Any, labels: Labels) -> None:
-        """Do nothing: rank 0 writes the files."""
-
-    def resume_at(self, step: int) -> None:
-        """Do nothing: layers, tables and images are rank 0's."""
-
-    def report_loss(self, error: Exception, count: int = 1) -> None:
-        """Count lines that could not be written, and warn of the first."""
-        self.lost += count
-        if self.lost == count:
-            logger.warning("its record is losing data, training continues: %s", error, of_rank=True)
-
-    def sync(self) -> None:
-        """Wait until the disk has the events that were written."""
-        try:
-            if self._events is not None:
-                self._events.sync()
-        except RecordError as error:
-            self.report_loss(error)
+        if kind == "events":
+            of_all = {event.kind for event in EVENTS.values() if event.same_on_all_ranks}  # rank 0 writes them
+            super().write(kind, [row for row in rows if row["kind"] not in of_all])
 
     def close(self, run: dict[str, Any]) -> None:
         """Close the file, if there is one; after a failure, close the run's record if rank 0 no longer can."""
@@ -344,10 +332,15 @@ class RankStorage:
             except (RecordError, OSError):
                 return  # rank 0 is alive and holds the lock, or its directory is on another machine
 
-    def release(self) -> None:
-        """Close the file, if there is one."""
-        if self._events is not None:
-            self._events.close()
+    def _append(self, kind: str, row: dict[str, Any]) -> None:
+        if kind not in self._files:
+            directory = self.path / "ranks" / str(self._rank)
+            make_directory(directory)
+            self._files[kind] = JsonLines(directory / f"{kind}.jsonl")
+        self._files[kind].write({**row, "rank": self._rank})
+
+    def _warn(self, error: Exception) -> None:
+        logger.warning("its record is losing data, training continues: %s", error, of_rank=True)
 
     def _close_for_rank_0(self, run: dict[str, Any]) -> None:
         """Write the outcome into run.json if rank 0 has neither done that nor holds the lock."""
