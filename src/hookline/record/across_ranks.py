@@ -18,6 +18,7 @@ from torch import Tensor
 from hookline.core.shared_part import SharedPart, Sizes
 from hookline.ranks import Ranks, fingerprint
 from hookline.record.metrics import REDUCTIONS, Entry, MetricBatch, metric_rows
+from hookline.record.pending import Pending
 from hookline.record.record import Record
 from hookline.record.sinks import AddedSinks, Sink, SinkHandle, Storage
 
@@ -80,8 +81,9 @@ class SharedRecord(Record):
         # By the name of a metric; "mean" if it is not among them.
         self._reductions: dict[str, str | None] = {"resumed": None}
         self._own_sinks = AddedSinks()
-        self._arriving: deque[MetricBatch] = deque()  # this rank's metrics, on their way to the host, in order
-        self._arrived: list[Entry] = []  # those on the host that were not exchanged; a tensor was lost with its device
+        self._pending_metrics = deque()
+        # This rank's metrics on the host that were not exchanged; a tensor was lost with its device.
+        self._arrived: list[Entry] = []
         self._parts: list[SharedPart] = []
         self._prepared: _Prepared | None = None
 
@@ -100,6 +102,11 @@ class SharedRecord(Record):
             self._reductions[name] = reduce
         if reduce is not None or self._ranks.rank == 0:
             super().log(step, epoch, name, value)
+
+    def extend(self, entries: Iterable[Entry]) -> None:
+        """Record many values; of those that are rank 0's, nothing is kept on other ranks."""
+        is_first = self._ranks.rank == 0
+        super().extend(entry for entry in entries if is_first or self._reductions.get(entry[2], "mean") is not None)
 
     def log_layers(
         self, series: str, step: int, names: Sequence[str], columns: Sequence[str], values: torch.Tensor
@@ -143,16 +150,18 @@ class SharedRecord(Record):
         if wait:
             self.exchange(self._ranks.all_equal(self.prepare()))
         else:
-            self._copy_own()
-            self._read_own()
+            self._copy_entries()
+            self._read(self._pending_metrics, wait=False)
             if self._closed:
                 self._write_own()
-        self._write_pending(wait)
+        self._read(self._pending, wait)
+        self._deliver()
 
     def prepare(self) -> int:
         """Take what was logged so far for the next exchange, and return a fingerprint of what it is, never 0."""
-        self._copy_own()
-        entries = [*self._arrived, *(entry for batch in self._arriving for entry in batch.entries)]
+        self._copy_entries()
+        batches = [batch for batch in self._pending_metrics if isinstance(batch, MetricBatch)]
+        entries = [*self._arrived, *(entry for batch in batches for entry in batch.entries)]
         before = [] if self._prepared is None else self._prepared.parts
         # Described now: until the exchange, a hook on one rank may log one of the names with another reduction.
         self._prepared, self._parts = _Prepared(self._describe(entries), [*before, *self._parts]), []
@@ -168,7 +177,9 @@ class SharedRecord(Record):
             return
         prepared, self._prepared = self._prepared, None
         count = len(prepared.logged)
-        self._read_own(at_least=count)
+        while self._pending_metrics and len(self._arrived) < count:
+            self._read_first(self._pending_metrics)
+        self._read(self._pending_metrics, wait=False)
         read = zip(prepared.logged, self._arrived, strict=False)  # more may have arrived since
         own = {metric.key: entry[3] for metric, entry in read if not isinstance(entry[3], Tensor)}
         metrics, sizes = prepared.metrics, {part.key: part.sizes for part in prepared.parts}
@@ -180,36 +191,21 @@ class SharedRecord(Record):
         del self._arrived[:count]  # not before: if another rank fails meanwhile, closing the record writes them
         if self._ranks.rank == 0:
             self._write("metrics", metric_rows(merged))
-            self._write_pending(wait=False)  # layers that are on the host, and what sinks wait for
+            self._read(self._pending, wait=False)
+        self._deliver()
 
-    def _copy_own(self) -> None:
-        """Begin to copy the metrics of this rank that were logged since the last call to the host."""
-        with self._flushing:
-            entries = self._take_entries()
-            if self._ranks.rank:  # rank 0's own are written
-                entries = [entry for entry in entries if self._reductions.get(entry[2], "mean") is not None]
-            if entries:
-                self._arriving.append(MetricBatch(entries))
-
-    def _read_own(self, at_least: int = 0) -> None:
-        """Read the metrics of this rank that are on the host, and pass them to its own sinks.
-
-        Args:
-            at_least: How many must have been read since the last exchange; waits for them.
-        """
-        while self._arriving and (len(self._arrived) < at_least or self._arriving[0].is_ready()):
-            batch = self._arriving[0]
-            # Without the lock: if the device never answers, another thread closes the record.
-            rows = batch.rows()
-            with self._flushing:
-                if not self._arriving or self._arriving[0] is not batch:  # another thread was faster
-                    continue
-                self._arriving.popleft()
-                self._arrived += batch.entries
+    def _receive(self, batch: Pending, rows: list[Any]) -> None:
+        """Keep this rank's metrics for the next exchange, and pass them to its own sinks; write everything else."""
+        if isinstance(batch, MetricBatch):
+            self._arrived += batch.entries
             self._own_sinks.put("metrics", rows)
-            if batch.lost:
-                self._storage.report_loss(batch.lost[0], len(batch.lost))
+        else:
+            super()._receive(batch, rows)
+
+    def _deliver(self) -> None:
+        """Pass what has arrived to this rank's own sinks, and what was written to the others."""
         self._own_sinks.deliver(self._report_sink)
+        super()._deliver()
 
     def _write_own(self) -> None:
         """Write the metrics of this rank as they are, if it is rank 0."""

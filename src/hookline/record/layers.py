@@ -17,6 +17,7 @@ from hookline._host_copy import HostCopy
 from hookline.errors import RecordError
 from hookline.record.format import SeriesHeader, pack_counts
 from hookline.record.json_lines import JsonLines
+from hookline.record.pending import Pending
 
 
 class LayerRow(NamedTuple):
@@ -32,8 +33,8 @@ class LayerRow(NamedTuple):
         return self.header.series
 
 
-class LayerStep:
-    """One step of a series on its way to the host.
+def layer_step(step: int, header: SeriesHeader, values: torch.Tensor) -> Pending:
+    """Return one step of a series on its way to the host.
 
     On CUDA the copy starts here, on the stream that computed the values. They may be changed afterwards.
 
@@ -45,30 +46,13 @@ class LayerStep:
     Raises:
         RecordError: If the values are not real numbers.
     """
-
-    kind = "layers"
-
-    def __init__(self, step: int, header: SeriesHeader, values: torch.Tensor) -> None:
-        if values.is_complex() or values.is_meta:
-            kind = "complex" if values.is_complex() else "on the meta device"
-            raise RecordError(f"layers {header.series!r}: the values are {kind}; give real numbers that have a value")
-        self.lost: list[Exception] = []  # one if the values could not be read
-        values = values.detach() if values.requires_grad else values
-        # On an accelerator the copy to the host is the snapshot; elsewhere it would only refer to the values.
-        snapshot = values.to(torch.float32, copy=not _device.is_accelerator(values.device))
-        self._step, self._header, self._copy = step, header, HostCopy(snapshot)
-
-    def is_ready(self) -> bool:
-        """Return whether the copy is complete; never waits."""
-        return self._copy.is_ready()
-
-    def rows(self) -> list[LayerRow]:
-        """Wait for the copy and return the row, or nothing if the device failed."""
-        try:
-            return [LayerRow(self._step, self._header, self._copy.wait())]
-        except Exception as error:
-            self.lost.append(error)
-            return []
+    if values.is_complex() or values.is_meta:
+        kind = "complex" if values.is_complex() else "on the meta device"
+        raise RecordError(f"layers {header.series!r}: the values are {kind}; give real numbers that have a value")
+    values = values.detach() if values.requires_grad else values
+    # On an accelerator the copy to the host is the snapshot; elsewhere it would only refer to the values.
+    copy = HostCopy(values.to(torch.float32, copy=not _device.is_accelerator(values.device)))
+    return Pending("layers", [copy], lambda: [LayerRow(step, header, copy.wait())])
 
 
 class LayerLines(JsonLines):

@@ -9,6 +9,7 @@ import struct
 import zlib
 from collections.abc import Iterable
 from itertools import islice
+from time import time
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from hookline.errors import RecordError, with_article
 from hookline.record import strict_json
 from hookline.record.format import MAX_IMAGE_SIDE, PNG, Image, MediaRow, Table, size_of_png
 from hookline.record.json_lines import JsonLines
+from hookline.record.pending import Pending
 from hookline.record.redaction import redact_name, redact_text
 
 MAX_CELLS = 10_000  # of a table: people look at it, and it is copied while training waits
@@ -33,35 +35,15 @@ _SLACK = 1e-3  # interpolation leaves 0..1 by a little, which is not worth a war
 _FILE_NAME = re.compile(r"(?!.*-[0-9a-f]{8}$)[a-z0-9](?:[a-z0-9_.-]{0,78}[a-z0-9])?")
 
 
-class PendingMedia:
-    """A table, or an image that is on its way to the host.
+def pending_media(step: int, epoch: int, name: str, content: Table | Image | Pixels) -> Pending:
+    """Return the row of a table, or of an image that may be on its way to the host."""
+    logged_at = round(time(), 6)
 
-    Args:
-        step: The step it belongs to.
-        epoch: The epoch.
-        time: When it was logged.
-        name: Its name.
-        content: The table, the image, or the pixels of one.
-    """
+    def read() -> list[MediaRow]:
+        encoded = content.encode(name) if isinstance(content, Pixels) else content
+        return [MediaRow(step, epoch, logged_at, name, encoded)]
 
-    kind = "media"
-
-    def __init__(self, step: int, epoch: int, time: float, name: str, content: Table | Image | Pixels) -> None:
-        self.lost: list[Exception] = []  # one if the device failed
-        self._where, self._content = (step, epoch, round(time, 6), name), content
-
-    def is_ready(self) -> bool:
-        """Return whether the content is on the host; never waits."""
-        return not isinstance(self._content, Pixels) or self._content.is_ready()
-
-    def rows(self) -> list[MediaRow]:
-        """Wait for the content and return the row, or nothing if the device failed."""
-        content = self._content
-        try:
-            return [MediaRow(*self._where, content.encode(self._where[3]) if isinstance(content, Pixels) else content)]
-        except Exception as error:
-            self.lost.append(error)
-            return []
+    return Pending("media", [content.copy] if isinstance(content, Pixels) else [], read)
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------
@@ -177,16 +159,11 @@ class Pixels:
             raise RecordError(f"image {name!r} is {kind}; give uint8, or floats from 0 to 1")
         self._height, self._width, self._channels = image.shape
         # Whether a value was outside of the range travels with the pixels, so that nothing waits for the device.
-        snapshot = torch.cat([image.reshape(-1), is_outside.reshape(1)])
-        self._copy = HostCopy(snapshot)
-
-    def is_ready(self) -> bool:
-        """Return whether the copy is complete; never waits."""
-        return self._copy.is_ready()
+        self.copy = HostCopy(torch.cat([image.reshape(-1), is_outside.reshape(1)]))
 
     def encode(self, name: str) -> Image:
         """Wait for the copy and return the image; values that were not from 0 to 1 cause a warning."""
-        pixels = self._copy.wait()
+        pixels = self.copy.wait()
         if pixels[-1]:
             logger.warning("image %r has values that are not from 0 to 1; they were clipped", name)
         lines = pixels[:-1].reshape(self._height, -1)

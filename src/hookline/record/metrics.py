@@ -10,6 +10,7 @@ import torch
 from hookline._host_copy import HostCopy
 from hookline.errors import RecordError, with_article
 from hookline.record import strict_json
+from hookline.record.pending import Pending
 from hookline.record.redaction import redact_name
 
 REDUCTIONS = ("mean", "sum", "max", "min")
@@ -42,40 +43,32 @@ def snapshot(name: str, value: Any) -> Any:
     )
 
 
-class MetricBatch:
+class MetricBatch(Pending):
     """The metrics of one flush, with one copy to the host per device and dtype among their tensors.
 
     Args:
-        entries: What was logged; tensors are 0-dim.
+        entries: What was logged; tensors are 0-dim. Reading replaces them by numbers, except those that a device lost.
     """
 
-    kind = "metrics"
-
     def __init__(self, entries: list[Entry]) -> None:
-        self.lost: list[Exception] = []  # one per value that could not be read
         self.entries = entries
-        self._copies: list[tuple[list[int], HostCopy]] = []
-        groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+        self._groups: list[tuple[list[int], HostCopy]] = []  # indices of entries, and the copy that holds them
+        lost: list[Exception] = []
+        by_kind: dict[tuple[torch.device, torch.dtype], list[int]] = {}
         for index, (_, _, _, value, _) in enumerate(entries):
             if isinstance(value, torch.Tensor):
-                groups.setdefault((value.device, value.dtype), []).append(index)
-        for indices in groups.values():
+                by_kind.setdefault((value.device, value.dtype), []).append(index)
+        for indices in by_kind.values():
             try:
-                self._copies.append((indices, HostCopy(torch.stack([entries[index][3] for index in indices]))))
+                self._groups.append((indices, HostCopy(torch.stack([entries[index][3] for index in indices]))))
             except Exception as error:  # the device failed; the numbers on the host are still good
-                self.lost += [error] * len(indices)
+                lost += [error] * len(indices)
+        super().__init__("metrics", [copy for _, copy in self._groups], self._read_groups)
+        self.lost += lost
 
-    def is_ready(self) -> bool:
-        """Return whether every copy is complete; never waits."""
-        return all(copy.is_ready() for _, copy in self._copies)
-
-    def rows(self) -> list[Row]:
-        """Wait for the copies and return one row per step and epoch."""
-        return metric_rows(self.read())
-
-    def read(self) -> list[Entry]:
-        """Wait for the copies and return the entries with plain numbers, without those that a device lost."""
-        for indices, copy in self._copies:
+    def _read_groups(self) -> list[Row]:
+        """Return one row per step and epoch, without the numbers that a device lost."""
+        for indices, copy in self._groups:
             try:
                 values = copy.wait()
             except Exception as error:
@@ -86,7 +79,7 @@ class MetricBatch:
             for index, number in zip(indices, values.tolist(), strict=True):
                 step, epoch, name, _, logged_at = self.entries[index]
                 self.entries[index] = (step, epoch, name, number, logged_at)
-        return [entry for entry in self.entries if not isinstance(entry[3], torch.Tensor)]
+        return metric_rows(entry for entry in self.entries if not isinstance(entry[3], torch.Tensor))
 
 
 def metric_rows(entries: Iterable[Entry]) -> list[Row]:

@@ -26,10 +26,11 @@ from hookline.errors import RecordError
 from hookline.record import strict_json
 from hookline.record.format import FORMAT, NOT_METRICS, MediaRow, SeriesHeader, utc_now
 from hookline.record.labels import Labels, read_labels, redact_labels
-from hookline.record.layers import LayerRow, LayerStep
-from hookline.record.media import PendingMedia, make_image, make_table, media_name
+from hookline.record.layers import LayerRow, layer_step
+from hookline.record.media import make_image, make_table, media_name, pending_media
 from hookline.record.metrics import Entry, MetricBatch, snapshot
 from hookline.record.outcome import Outcome
+from hookline.record.pending import Pending
 from hookline.record.provenance import UNKNOWN_GIT_STATE, config_hash, new_run_id
 from hookline.record.redaction import SecretValues, find_secrets, redact, redact_name, redact_text
 from hookline.record.sinks import AddedSinks, FileStorage, MemoryStorage, RankStorage, Sink, SinkHandle, Storage
@@ -81,7 +82,8 @@ class Record:
         self._closed = False
         self._entries: list[Entry] = []  # metrics that no flush has taken yet
         self._headers: dict[str, SeriesHeader] = {}  # the newest of each series
-        self._pending: deque[MetricBatch | LayerStep | PendingMedia] = deque()  # on their way to the host, in order
+        self._pending: deque[Pending] = deque()  # on their way to the host, in order
+        self._pending_metrics = self._pending  # those of several ranks have a queue of their own
         self._flushing = threading.RLock()
 
     @classmethod
@@ -321,7 +323,7 @@ class Record:
                 expected = f"[{len(names)} names, {len(columns)} columns], or one more dimension for bins"
                 raise RecordError(f"layers {series!r}: the values have the shape {list(shape)}; expected {expected}")
             self._headers[series] = header
-        self._pending.append(LayerStep(step, header, values))
+        self._pending.append(layer_step(step, header, values))
 
     def log_table(
         self,
@@ -346,7 +348,7 @@ class Record:
             RecordError: If a row or a cell does not fit, or there are too many.
         """
         clean = media_name(name)
-        self._pending.append(PendingMedia(step, epoch, time.time(), clean, make_table(clean, columns, rows, kind)))
+        self._pending.append(pending_media(step, epoch, clean, make_table(clean, columns, rows, kind)))
 
     def log_image(self, step: int, epoch: int, name: str, image: Any) -> None:
         """Record an image; one on a device is copied to the host without waiting, and encoded with the next flush.
@@ -361,7 +363,7 @@ class Record:
             RecordError: If it is not an image, or is too large.
         """
         clean = media_name(name)
-        self._pending.append(PendingMedia(step, epoch, time.time(), clean, make_image(clean, image)))
+        self._pending.append(pending_media(step, epoch, clean, make_image(clean, image)))
 
     def event(self, kind: str, step: int | None = None, **fields: Any) -> None:
         """Record what happened, when and because of which hook; stored at once, without secrets."""
@@ -404,29 +406,43 @@ class Record:
         The metrics that were logged since the last flush are copied to the host together. Those of a device that is
         still busy, and what came after them, are written by a later flush unless `wait` is True.
         """
-        with self._flushing:
-            if entries := self._take_entries():
-                self._pending.append(MetricBatch(entries))
-        self._write_pending(wait)
+        self._copy_entries()
+        self._read(self._pending, wait)
+        self._deliver()
 
-    def _take_entries(self) -> list[Entry]:
-        """Return the metrics that were logged since the last call; the caller holds the lock."""
-        # Appending to a list is atomic, so `log` needs no lock; only the entries that were counted are removed.
-        count = len(self._entries)
-        taken = self._entries[:count]
-        del self._entries[:count]
-        return taken
-
-    def _write_pending(self, wait: bool) -> None:
-        """Write what has arrived on the host, or everything if `wait`, and pass it to the sinks."""
+    def _copy_entries(self) -> None:
+        """Begin to copy the metrics that were logged since the last call to the host."""
         with self._flushing:
-            while self._pending and (wait or self._pending[0].is_ready()):
-                batch = self._pending[0]
-                rows = batch.rows()
-                self._pending.popleft()  # after the wait: a later flush reads what an interrupt left unread
-                self._write(batch.kind, rows)
+            # Appending to a list is atomic, so `log` needs no lock; only the entries that were counted are removed.
+            count = len(self._entries)
+            taken = self._entries[:count]
+            del self._entries[:count]
+            if taken:
+                self._pending_metrics.append(MetricBatch(taken))
+
+    def _read(self, queue: deque[Pending], wait: bool) -> None:
+        """Write what has arrived on the host, or everything if `wait`."""
+        while queue and (wait or queue[0].is_ready()):
+            self._read_first(queue)
+
+    def _read_first(self, queue: deque[Pending]) -> None:
+        """Wait for the first of what is pending, and write it."""
+        batch = queue[0]
+        rows = batch.rows()  # without the lock: if the device never answers, another thread closes the record
+        with self._flushing:
+            # Removed after the wait: a later flush reads what an interrupt left unread. Another thread may be faster.
+            if queue and queue[0] is batch:
+                queue.popleft()
+                self._receive(batch, rows)
                 if batch.lost:  # a device failed
                     self._storage.report_loss(batch.lost[0], len(batch.lost))
+
+    def _receive(self, batch: Pending, rows: list[Any]) -> None:
+        """Write what has arrived on the host."""
+        self._write(batch.kind, rows)
+
+    def _deliver(self) -> None:
+        """Pass what was written to the sinks."""
         self._sinks.deliver(self._report_sink)
 
     def sync(self) -> None:
