@@ -40,7 +40,6 @@ def test_every_run_has_its_own_directory(tmp_path: Path) -> None:
     assert first.run_id != second.run_id
     assert first.path == tmp_path / "runs" / first.run_id
     assert first.path.is_dir()
-    assert first.checkpoint_dir == first.path / "checkpoints"
 
 
 @pytest.mark.req("000-30", "000-34")
@@ -252,7 +251,7 @@ def test_records_on_disk_and_in_memory_have_the_same_surface(tmp_path: Path, kin
         close(record)
     assert record.run_id
     assert record.lost == 0
-    assert (record.path is None) == (record.checkpoint_dir is None) == (kind == "memory")
+    assert (record.path is None) == (kind == "memory")
     assert (record.run["outcome"], hasattr(record, "metrics")) == ("completed", kind == "memory")
 
 

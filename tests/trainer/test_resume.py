@@ -368,13 +368,13 @@ def test_a_fork_is_a_new_run_with_a_lineage(tmp_path: Path) -> None:
     fork = make_trainer(shuffling(), tmp_path, SaveAndStop(5))
     fork.fit(resume=first.run_dir, fork=True)
     assert fork.run_id != first.run_id and fork.step == 5
-    lineage = fork.record.lineage
+    lineage = fork.record.run["lineage"]
     assert lineage == {
         "run_id": first.run_id, "step": 3, "checkpoint": str(first.checkpoint_dir / "step-00000003"),
     }  # fmt: skip
     again = make_trainer(shuffling(), tmp_path)
     again.fit(resume=fork.run_dir)
-    assert again.record.lineage == lineage
+    assert again.record.run["lineage"] == lineage
 
 
 # ---- a run that is killed while it stops -----------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from hookline.ranks import Ranks, fingerprint
 from hookline.record.metrics import REDUCTIONS, Entry, MetricBatch, metric_rows
 from hookline.record.pending import Pending
 from hookline.record.record import Record
-from hookline.record.sinks import AddedSinks, Sink, SinkHandle, Storage
+from hookline.record.sinks import AddedSinks, Sink, SinkHandle
 
 _NONE = float("-inf")  # the maximum of nothing
 _Key = tuple[int, str, int]
@@ -61,23 +61,14 @@ class SharedRecord(Record):
     """A record whose numbers are those of all ranks.
 
     Args:
-        storage: Where this rank writes: the run's files for rank 0.
-        config: The run's resolved config.
-        seed: The run's seed.
-        run_id: The run's id.
+        record: This rank's own one, which has not started; rank 0's writes the run's files.
         ranks: The ranks.
     """
 
-    def __init__(
-        self,
-        storage: Storage,
-        config: Mapping[str, Any] | None,
-        seed: int | None,
-        run_id: str,
-        ranks: Ranks,
-    ) -> None:
-        super().__init__(storage, config, seed, run_id)
+    def __init__(self, record: Record, ranks: Ranks) -> None:
+        super().__init__(record._storage, record._config, record._seed, record.run_id)
         self._ranks = ranks
+        self._is_first = ranks.rank == 0
         # By the name of a metric; "mean" if it is not among them.
         self._reductions: dict[str, str | None] = {"resumed": None}
         self._own_sinks = AddedSinks()
@@ -87,11 +78,6 @@ class SharedRecord(Record):
         self._parts: list[SharedPart] = []
         self._prepared: _Prepared | None = None
 
-    @classmethod
-    def of(cls, record: Record, ranks: Ranks) -> SharedRecord:
-        """Make the shared record of a rank's own one, which has not started."""
-        return cls(record._storage, record._config, record._seed, record.run_id, ranks)
-
     def reduce_as(self, reductions: Mapping[str, str | None]) -> None:
         """Say how the ranks' numbers of some metrics become one."""
         self._reductions.update(reductions)
@@ -100,38 +86,13 @@ class SharedRecord(Record):
         """Record a number; `reduce` says how the ranks' numbers become one: None takes that of rank 0."""
         if reduce != "mean" or name in self._reductions:
             self._reductions[name] = reduce
-        if reduce is not None or self._ranks.rank == 0:
+        if reduce is not None or self._is_first:
             super().log(step, epoch, name, value)
 
     def extend(self, entries: Iterable[Entry]) -> None:
         """Record many values; of those that are rank 0's, nothing is kept on other ranks."""
-        is_first = self._ranks.rank == 0
-        super().extend(entry for entry in entries if is_first or self._reductions.get(entry[2], "mean") is not None)
-
-    def log_layers(
-        self, series: str, step: int, names: Sequence[str], columns: Sequence[str], values: torch.Tensor
-    ) -> None:
-        """Record one step of a series that all ranks have alike: rank 0 does."""
-        if self._ranks.rank == 0:
-            super().log_layers(series, step, names, columns, values)
-
-    def log_table(
-        self,
-        step: int,
-        epoch: int,
-        name: str,
-        columns: Iterable[str],
-        rows: Iterable[Iterable[Any]],
-        kind: str | None = None,
-    ) -> None:
-        """Record rank 0's table."""
-        if self._ranks.rank == 0:
-            super().log_table(step, epoch, name, columns, rows, kind)
-
-    def log_image(self, step: int, epoch: int, name: str, image: Any) -> None:
-        """Record rank 0's image."""
-        if self._ranks.rank == 0:
-            super().log_image(step, epoch, name, image)
+        of_all = (entry for entry in entries if self._reductions.get(entry[2], "mean") is not None)
+        super().extend(entries if self._is_first else of_all)
 
     def share(self, part: SharedPart) -> None:
         """Hand in numbers for the next exchange."""
@@ -189,7 +150,7 @@ class SharedRecord(Record):
         of_parts = [_PartOfAll(by_key[key], names) for key, names in sizes.items()]
         merged = self._merge([_MetricsOfAll(prepared.logged, metrics, own), *of_parts])
         del self._arrived[:count]  # not before: if another rank fails meanwhile, closing the record writes them
-        if self._ranks.rank == 0:
+        if self._is_first:
             self._write("metrics", metric_rows(merged))
             self._read(self._pending, wait=False)
         self._deliver()
@@ -210,7 +171,7 @@ class SharedRecord(Record):
     def _write_own(self) -> None:
         """Write the metrics of this rank as they are, if it is rank 0."""
         entries, self._arrived = self._arrived, []
-        if self._ranks.rank == 0:
+        if self._is_first:
             self._write("metrics", metric_rows(entry for entry in entries if not isinstance(entry[3], Tensor)))
 
     def _merge(self, shared: Sequence[_MetricsOfAll | _PartOfAll]) -> list[Entry]:

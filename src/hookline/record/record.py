@@ -79,6 +79,7 @@ class Record:
         self._config = redact(config or {})
         self._seed = seed
         self._labels = Labels()  # those of a new run; people may change them during the run
+        self._is_first = True  # whether this is rank 0's record, which alone has layers, tables and images
         self._closed = False
         self._entries: list[Entry] = []  # metrics that no flush has taken yet
         self._headers: dict[str, SeriesHeader] = {}  # the newest of each series
@@ -145,19 +146,9 @@ class Record:
     # ---- what the record is ------------------------------------------------------------------------------------------
 
     @property
-    def checkpoint_dir(self) -> Path | None:
-        """Where the run's checkpoints belong; None in memory."""
-        return None if self.path is None else self.path / "checkpoints"
-
-    @property
     def lost(self) -> int:
         """How many lines and values could not be written."""
         return self._storage.lost
-
-    @property
-    def lineage(self) -> Mapping[str, Any] | None:
-        """The run and checkpoint that this run was started from; None if there is none."""
-        return self.run.get("lineage")
 
     @property
     def labels(self) -> Labels:
@@ -276,13 +267,6 @@ class Record:
         for name, value in part.finish(part.sizes, maxima, part.sums(maxima)).items():
             self.log(part.step, part.epoch, name, value)
 
-    def prepare(self) -> int:
-        """Take what was logged for the next exchange between ranks; in one process there is none."""
-        return 0
-
-    def exchange(self, names_agree: bool) -> None:
-        """Bring together what ranks have logged; in one process there is nothing to do."""
-
     def log(self, step: int, epoch: int, name: str, value: Any, reduce: str | None = "mean") -> None:
         """Record a number or a one-element tensor; `reduce` is for several ranks.
 
@@ -314,6 +298,8 @@ class Record:
         Raises:
             RecordError: If the values do not fit the names and columns, or are not real numbers.
         """
+        if not self._is_first:
+            return
         shape, header = tuple(values.shape), self._headers.get(series)
         # Lists are not equal to the header's tuples; a caller who wants to save time passes the same tuples each step.
         if header is None or (header.names, header.columns, header.shape) != (names, columns, shape):
@@ -347,8 +333,9 @@ class Record:
         Raises:
             RecordError: If a row or a cell does not fit, or there are too many.
         """
-        clean = media_name(name)
-        self._pending.append(pending_media(step, epoch, clean, make_table(clean, columns, rows, kind)))
+        if self._is_first:
+            clean = media_name(name)
+            self._pending.append(pending_media(step, epoch, clean, make_table(clean, columns, rows, kind)))
 
     def log_image(self, step: int, epoch: int, name: str, image: Any) -> None:
         """Record an image; one on a device is copied to the host without waiting, and encoded with the next flush.
@@ -362,8 +349,9 @@ class Record:
         Raises:
             RecordError: If it is not an image, or is too large.
         """
-        clean = media_name(name)
-        self._pending.append(pending_media(step, epoch, clean, make_image(clean, image)))
+        if self._is_first:
+            clean = media_name(name)
+            self._pending.append(pending_media(step, epoch, clean, make_image(clean, image)))
 
     def event(self, kind: str, step: int | None = None, **fields: Any) -> None:
         """Record what happened, when and because of which hook; stored at once, without secrets."""

@@ -208,7 +208,7 @@ class RunView(Capabilities):
     @property
     def checkpoint_dir(self) -> Path | None:
         """The directory that holds the run's checkpoints; None if nothing is written."""
-        return self.record.checkpoint_dir if "record" in vars(self) else None
+        return None if self.run_dir is None else self.run_dir / "checkpoints"
 
     @property
     def saving(self) -> str | None:

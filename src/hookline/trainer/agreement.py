@@ -119,7 +119,8 @@ class RankAgreement(RankMeans):
 
     def record_of_ranks(self, record: Record) -> Record:
         """Return a record whose numbers are those of all ranks."""
-        return SharedRecord.of(record, self._ranks)
+        self._record = SharedRecord(record, self._ranks)
+        return self._record
 
     def begin_run(self) -> None:
         """Forget what was requested in the last run; schedules read rank 0's clock."""
@@ -174,7 +175,7 @@ class RankAgreement(RankMeans):
             self._exchanged_at = progress.seconds if is_due else self._exchanged_at
         if is_due:
             self._trainer.step_log.write_rows()
-            rows = self._trainer.record.prepare()
+            rows = self._record.prepare()
         self._receive = self._ranks.send(self._numbers(rows))
 
     def after_validation(self) -> None:
@@ -242,7 +243,7 @@ class RankAgreement(RankMeans):
         # From here on all ranks know that they have the same hooks.
         self._skips_early, self._skips_late = sent["skips"]
         if rows:
-            trainer.record.exchange(self._ranks.are_equal(rows, rows_squared))
+            self._record.exchange(self._ranks.are_equal(rows, rows_squared))
         if not requests:
             return
         names = [name() if callable(name) else name for name in sent["saves"]]

@@ -262,7 +262,7 @@ class CheckpointedRun(EpochRun):
             "run_id": self.run_id,
             "step": self.progress.steps_done,
             "epoch": self.progress.epoch,
-            "lineage": self.record.lineage,
+            "lineage": self.record.run.get("lineage"),
         }
 
     def _collect(self) -> dict[str, Any]:
