@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from hookline import _checks
-from hookline._fs import NotAPlainFile, explain, open_plain, refuse_link, write_atomic
+from hookline._fs import explain, refuse_link
 from hookline.errors import ConfigError, RecordError
+from hookline.record.json_lines import parse_json, read_bytes, write_json_atomic
 
 LABELS = "labels.json"
 VERSION = 1
 MAX_NAME_LENGTH, MAX_TAG_LENGTH, MAX_NOTES_LENGTH, MAX_TAGS = 200, 100, 10_000, 100  # lists of runs show them
 LATEST = "latest"  # on a command line, the newest run
-_MAX_FILE_BYTES = 1 << 20  # many times what these take
 
 
 @dataclass(frozen=True)
@@ -40,16 +39,12 @@ def read_labels(directory: Path | str) -> Labels:
         RecordError: If the file is damaged, cannot be read or has a newer format.
     """
     path = Path(directory) / LABELS
-    try:
-        with open(open_plain(path, os.O_RDONLY), "rb") as file:  # noqa: PTH123 - a descriptor, not a path
-            content = file.read(_MAX_FILE_BYTES + 1)
-    except FileNotFoundError:
+    if not os.path.lexists(path):
         return Labels()
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        raise RecordError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+    content = read_bytes(path)
     try:
-        fields = json.loads(content) if len(content) <= _MAX_FILE_BYTES else None
-    except (ValueError, RecursionError):
+        fields = parse_json(content)
+    except ValueError:
         fields = None
     if isinstance(fields, dict) and isinstance(fields.get("version"), int) and fields["version"] > VERSION:
         raise RecordError(f"{path} has the format {fields['version']}, which a newer Hookline wrote; upgrade Hookline")
@@ -67,12 +62,11 @@ def write_labels(directory: Path | str, labels: Labels) -> None:
         RecordError: If the disk refuses.
     """
     path = Path(directory) / LABELS
-    text = json.dumps(redact_labels(labels).to_json(), indent=2)
     try:
         refuse_link(path)
-        write_atomic(path, f"{text}\n".encode("ascii"))
-    except (NotAPlainFile, OSError) as error:
+    except OSError as error:
         raise RecordError(explain(path, error)) from error
+    write_json_atomic(path, redact_labels(labels).to_json())
 
 
 def redact_labels(labels: Labels) -> Labels:
