@@ -6,7 +6,6 @@ files communicates with nothing, so any thread can do it, while training changes
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -16,13 +15,14 @@ import torch
 
 from hookline import _device
 from hookline._host_copy import HostCopy
-from hookline.checkpoints.format import TAG, Section, encode_section
+from hookline.checkpoints.format import TAG, Section, encode_section, safetensors_parts
 from hookline.checkpoints.store import (
     AS_ON_RANK_0,
     Files,
     begin_checkpoint,
     commit_checkpoint,
     remove_temporary,
+    sha256,
     write_checkpoint,
     write_part,
 )
@@ -292,12 +292,8 @@ def _renamed(node: Any, names: Mapping[str, str]) -> Any:
 
 
 def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value).encode("ascii")).hexdigest()
+    return sha256([json.dumps(value).encode("ascii")])
 
 
 def _tensor_digest(tensor: torch.Tensor) -> str:
-    host = tensor.detach().to("cpu").contiguous()
-    digest = hashlib.sha256(f"{host.dtype} {tuple(host.shape)}".encode("ascii"))
-    if host.numel():
-        digest.update(host.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+    return sha256(safetensors_parts({"": tensor}))

@@ -10,7 +10,6 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +30,8 @@ DTYPE_CODES = {
 }  # fmt: skip
 _DTYPES = {code: dtype for dtype, code in DTYPE_CODES.items()}
 
-Region = tuple[tuple[int, ...], tuple[int, ...]]
-"""A block of a tensor: where it begins, and its shape."""
+Region = tuple[range, ...]
+"""A block of a tensor: its indices in each dimension."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +60,12 @@ def local_part(tensor: Any) -> LocalPart:
     local = tensor.detach().to_local()
     if coordinate is None:  # this rank is not part of the mesh
         return LocalPart(local, Shard((0,) * len(shape), shape), is_saved=False)
-    offsets, sizes = _region(tensor)
-    if tuple(local.shape) != sizes:
+    region = _region(tensor)
+    if tuple(local.shape) != tuple(map(len, region)):
         raise CheckpointError(f"its placements {tensor.placements} are not understood; redistribute() it first")
     copies = zip(tensor.placements, coordinate, strict=True)
     is_first = all(index == 0 for placement, index in copies if placement.is_replicate())
-    return LocalPart(local, Shard(offsets, shape), is_saved=is_first)
+    return LocalPart(local, Shard(tuple(indices.start for indices in region), shape), is_saved=is_first)
 
 
 def copy_to_host(value: Any) -> Any:
@@ -90,7 +89,7 @@ def like(value: Any, target: Any) -> Any:
         return _from_local(value.tensor, target)
     if not isinstance(value, torch.Tensor) or value.shape != target.shape:
         return value
-    return _from_local(value[_slices(*_region(target))].clone(), target)
+    return _from_local(value[_slices(_region(target))].clone(), target)
 
 
 def _from_local(local: torch.Tensor, target: Any) -> torch.Tensor:
@@ -112,15 +111,22 @@ def _region(tensor: Any) -> Region:
     planner.set_up_planner({"": tensor.detach()}, is_coordinator=False)
     items = planner.create_local_plan().items
     if not items:
-        return (0,) * tensor.dim(), (0,) * tensor.dim()
+        return tuple(range(0) for _ in tensor.shape)
     data = items[0].tensor_data
     if data is None or len(items) > 1:
         raise CheckpointError(f"its placements {tensor.placements} are not understood; redistribute() it first")
-    return tuple(data.chunk.offsets), tuple(data.chunk.sizes)
+    return _block(data.chunk.offsets, data.chunk.sizes)
 
 
-def _slices(offsets: Sequence[int], sizes: Sequence[int]) -> tuple[slice, ...]:
-    return tuple(slice(start, start + size) for start, size in zip(offsets, sizes, strict=True))
+def _block(offsets: Sequence[int], sizes: Sequence[int]) -> Region:
+    return tuple(range(start, start + size) for start, size in zip(offsets, sizes, strict=True))
+
+
+def _slices(region: Region, inside: Region | None = None) -> tuple[slice, ...]:
+    """Return what selects a region in the whole tensor, or in a larger region of it."""
+    starts = [0] * len(region) if inside is None else [indices.start for indices in inside]
+    pairs = zip(region, starts, strict=True)
+    return tuple(slice(indices.start - start, indices.stop - start) for indices, start in pairs)
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------
@@ -172,9 +178,9 @@ class SavedTensors(Mapping[str, torch.Tensor]):
         opened: Any = safe_open(file, framework="pt", device=self._device)
         places = json.loads((opened.metadata() or {}).get(SHARDING, "{}"))
         for name in opened.keys():  # noqa: SIM118 - it is not a dict
-            size, place = tuple(opened.get_slice(name).get_shape()), places.get(name, {})
-            offsets = tuple(place.get(OFFSETS, (0,) * len(size)))
-            self._pieces.setdefault(name, []).append(_Piece(file, opened, (offsets, size)))
+            size, place = opened.get_slice(name).get_shape(), places.get(name, {})
+            region = _block(place.get(OFFSETS, [0] * len(size)), size)
+            self._pieces.setdefault(name, []).append(_Piece(file, opened, region))
             self._shapes[name] = torch.Size(place.get(SHAPE, size))
             if SHAPE in place:
                 self._sharded.add(name)
@@ -193,36 +199,27 @@ class SavedTensors(Mapping[str, torch.Tensor]):
         shape = self._shapes[name]
         target = None if self._like is None else self._like(name, shape, name in self._sharded)
         if target is None or not is_sharded(target) or target.shape != shape:
-            return self._read(name, ((0,) * len(shape), tuple(shape)))
+            return self._read(name, tuple(map(range, shape)))
         return _from_local(self._read(name, _region(target)), target)
 
     def _read(self, name: str, region: Region) -> torch.Tensor:
         """Read a block of a tensor from the pieces that overlap it."""
-        pieces, (offsets, sizes) = self._pieces[name], region
+        pieces = self._pieces[name]
         try:
             if pieces[0].region == region:
                 whole: torch.Tensor = pieces[0].opened.get_tensor(name)
                 return whole
             dtype = _DTYPES[pieces[0].opened.get_slice(name).get_dtype()]
-            block, elements = torch.empty(sizes, dtype=dtype, device=self._device), 0
-            for piece in pieces if block.numel() else ():
-                start = [max(both) for both in zip(offsets, piece.region[0], strict=True)]
-                ends = [min(both) for both in zip(_ends(*region), _ends(*piece.region), strict=True)]
-                overlap = [max(0, end - first) for first, end in zip(start, ends, strict=True)]
-                if prod(overlap):
-                    part = piece.opened.get_slice(name)[_slices(_relative(start, piece.region[0]), overlap)]
-                    block[_slices(_relative(start, offsets), overlap)] = part
+            block, elements = torch.empty([*map(len, region)], dtype=dtype, device=self._device), 0
+            for piece in pieces:
+                both = zip(region, piece.region, strict=True)
+                overlap = tuple(range(max(a.start, b.start), min(a.stop, b.stop)) for a, b in both)
+                if all(overlap):  # none of the ranges is empty
+                    part = piece.opened.get_slice(name)[_slices(overlap, piece.region)]
+                    block[_slices(overlap, region)] = part
                     elements += part.numel()
         except Exception as error:
             raise CheckpointError(f"cannot load {name!r} of {pieces[0].file} to {self._device}: {error}") from error
         if elements != block.numel():
             raise CheckpointError(f"{name!r}: {block.numel() - elements} of its elements are in no shard")
         return block
-
-
-def _ends(offsets: Sequence[int], sizes: Sequence[int]) -> list[int]:
-    return [start + size for start, size in zip(offsets, sizes, strict=True)]
-
-
-def _relative(places: Sequence[int], to: Sequence[int]) -> list[int]:
-    return [place - start for place, start in zip(places, to, strict=True)]

@@ -302,7 +302,7 @@ def write_part(
     # threads do it meanwhile, the largest file first; with a core to spare it costs no time.
     sizes = {name: sum(map(len, parts)) for name, parts in files.items()}
     with ThreadPoolExecutor(HASHERS, thread_name_prefix="hookline-sha256") as threads:
-        hashes = {name: threads.submit(_sha256, files[name]) for name in sorted(sizes, key=lambda name: -sizes[name])}
+        hashes = {name: threads.submit(sha256, files[name]) for name in sorted(sizes, key=lambda name: -sizes[name])}
         for name, parts in files.items():
             write_file(directory / name, parts)
         return {name: {"sha256": hashes[name].result(), "bytes": sizes[name]} for name in sorted(sizes)}
@@ -315,7 +315,8 @@ def _encode_meta(meta: Mapping[str, Any]) -> Any:
     return plain
 
 
-def _sha256(parts: Sequence[Part]) -> str:
+def sha256(parts: Sequence[Part]) -> str:
+    """Return the sha256 of bytes that are in several parts."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part)
