@@ -41,7 +41,6 @@ _TENSORS = ".safetensors"
 _NAME = re.compile(r"[A-Za-z0-9_=-][A-Za-z0-9._=-]*")
 _TEMPORARY = re.compile(r"\.tmp-.+-(\d+)-[0-9a-z]+@(.*)")  # pid and host, as `temporary_name` writes them
 _OF_RANK = re.compile(r"(.+)\.rank-(\d{5,})(\.safetensors|\.json)")
-_MAX_STEP = 2**63
 _MAX_HOST = 40  # characters; the name of a checkpoint has up to 150, and file systems accept 255
 
 AS_ON_RANK_0 = object()
@@ -333,18 +332,18 @@ def _is_checkpoint(entry: Path) -> bool:
         return True
 
 
-def _age_key(path: Path) -> tuple[float, float, str]:
+def _age_key(path: Path) -> tuple[int, float, str]:
     """Return the step in meta, the time and the name; a damaged checkpoint's step comes from the digits in its name."""
     try:
         step = read_manifest(path)["meta"].get("step")
     except (CheckpointError, OSError):
         step = None
-    if not isinstance(step, (int, float)) or not abs(step) < _MAX_STEP:
+    if not isinstance(step, int):
         digits = re.findall(r"\d+", path.name)
         step = int(digits[0]) if digits else -1
     with contextlib.suppress(OSError):
-        return float(step), path.stat().st_mtime, path.name
-    return float(step), 0.0, path.name
+        return step, path.stat().st_mtime, path.name
+    return step, 0.0, path.name
 
 
 def _load_state(path: Path, name: str = STATE) -> dict[str, Any]:

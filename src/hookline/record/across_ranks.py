@@ -166,7 +166,7 @@ class SharedRecord(Record):
     def _deliver(self) -> None:
         """Pass what has arrived to this rank's own sinks, and what was written to the others."""
         self._own_sinks.deliver(self._report_sink)
-        super()._deliver()
+        self._sinks.deliver(self._report_sink)
 
     def _write_own(self) -> None:
         """Write the metrics of this rank as they are, if it is rank 0."""

@@ -12,6 +12,7 @@ from hookline import _checks
 from hookline._fs import explain, refuse_link
 from hookline.errors import ConfigError, RecordError
 from hookline.record.json_lines import parse_json, read_bytes, write_json_atomic
+from hookline.record.redaction import redact_text
 
 LABELS = "labels.json"
 VERSION = 1
@@ -71,8 +72,6 @@ def write_labels(directory: Path | str, labels: Labels) -> None:
 
 def redact_labels(labels: Labels) -> Labels:
     """Return labels without the secrets in them."""
-    from hookline.record.redaction import redact_text  # loads torch, which reading labels does not need
-
     name, notes = (None if text is None else redact_text(text) for text in (labels.name, labels.notes))
     return Labels(name, tuple(map(redact_text, labels.tags)), notes)
 

@@ -20,6 +20,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from hookline import _device
@@ -52,11 +53,8 @@ def new_run_id() -> str:
     The randomness comes from the system, so training's random streams do not change.
     """
     now = datetime.now(UTC)
-    microseconds, digits = now.microsecond, ""
-    for _ in range(4):
-        microseconds, digit = divmod(microseconds, 36)
-        digits = _DIGITS[digit] + digits
-    return f"{now:%Y%m%d-%H%M%S}-{digits}{''.join(secrets.choice(_DIGITS) for _ in range(4))}"
+    microsecond = np.base_repr(now.microsecond, 36).lower().zfill(4)
+    return f"{now:%Y%m%d-%H%M%S}-{microsecond}{''.join(secrets.choice(_DIGITS) for _ in range(4))}"
 
 
 # ---- code and machine ------------------------------------------------------------------------------------------------

@@ -59,13 +59,7 @@ class Record:
         run_id: The run's id.
     """
 
-    def __init__(
-        self,
-        storage: Storage,
-        config: Mapping[str, Any] | None,
-        seed: int | None,
-        run_id: str,
-    ) -> None:
+    def __init__(self, storage: Storage, config: Mapping[str, Any] | None, seed: int | None, run_id: str) -> None:
         self.run_id = run_id
         self.path = storage.path  # the run's directory; None in memory
         self.run: dict[str, Any] = {}  # the fields of run.json, empty before `start`
@@ -396,7 +390,7 @@ class Record:
         """
         self._copy_entries()
         self._read(self._pending, wait)
-        self._deliver()
+        self._sinks.deliver(self._report_sink)
 
     def _copy_entries(self) -> None:
         """Begin to copy the metrics that were logged since the last call to the host."""
@@ -428,10 +422,6 @@ class Record:
     def _receive(self, batch: Pending, rows: list[Any]) -> None:
         """Write what has arrived on the host."""
         self._write(batch.kind, rows)
-
-    def _deliver(self) -> None:
-        """Pass what was written to the sinks."""
-        self._sinks.deliver(self._report_sink)
 
     def sync(self) -> None:
         """Write everything recorded so far and wait until the disk has it; takes some milliseconds."""

@@ -201,9 +201,7 @@ def redact(value: Any, *, is_secret: bool = False, depth: int = 0) -> Any:
             if type(key) not in _NO_SECRETS:
                 name, names_secret = _read_key(key if type(key) is str else strict_json.key_text(key))
                 name, hide = strict_json.free_name(name, clean) if name in clean else name, is_secret or names_secret
-            if hide or type(item) not in _NO_SECRETS:  # most fields of a record need no call
-                item = redact(item, is_secret=hide, depth=depth + 1)
-            clean[name] = item
+            clean[name] = redact(item, is_secret=hide, depth=depth + 1)
         return clean
     plain = value if isinstance(value, (list, tuple)) else strict_json.simplify(value)
     if isinstance(plain, (list, tuple)):
