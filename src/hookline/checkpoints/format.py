@@ -21,6 +21,7 @@ import torch
 from hookline._fs import Part
 from hookline._nesting import MAX_DEPTH, TOO_DEEP
 from hookline._tensors import is_sharded
+from hookline.checkpoints.failures import inside
 from hookline.checkpoints.shards import DTYPE_CODES, LocalPart, Shard, header, local_part
 from hookline.errors import CheckpointError, with_article
 
@@ -64,11 +65,9 @@ def encode_section(name: str, tree: Any, with_shards: bool = False) -> Section:
     """
     if isinstance(tree, Section):
         return tree
-    try:
-        encoder = Encoder(with_shards)
+    encoder = Encoder(with_shards)
+    with inside(f"section {name!r}"):
         return Section(encoder.encode(tree, ()), encoder.tensors, encoder.shards)
-    except CheckpointError as error:
-        raise CheckpointError(f"section {name!r}: {error}") from error
 
 
 def decode(skeleton: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
@@ -199,7 +198,7 @@ class Encoder:
     def _encode_tensor(self, tensor: torch.Tensor, path: tuple[str, ...]) -> dict[str, Any]:
         """Store a tensor unless it is there, and return the entry that names it."""
         if problem := problem_with(tensor):
-            raise CheckpointError(f"cannot save {'.'.join(path) or 'the state itself'}: {problem}")
+            raise CheckpointError(f"cannot save {_where(path)}: {problem}")
         key = _identity(tensor)
         if key not in self._entries:
             self._alive.append(tensor)
@@ -216,16 +215,13 @@ class Encoder:
         """Store the part of a DTensor that this rank saves, and return the entry that names the DTensor."""
         if not isinstance(value, LocalPart) and value.device_mesh.size() == 1:
             return self._encode_tensor(value.detach().to_local(), path)
-        where = ".".join(path) or "the state itself"
-        try:
+        with inside(f"cannot save {_where(path)}"):
             part = value if isinstance(value, LocalPart) else local_part(value)
-        except CheckpointError as error:
-            raise CheckpointError(f"cannot save {where}: {error}") from error
-        problem = problem_with(part.tensor)
-        if part.tensor.dtype not in DTYPE_CODES:
-            problem = f"a DTensor of {part.tensor.dtype} has no form in safetensors; save its full_tensor()"
-        if problem:
-            raise CheckpointError(f"cannot save {where}: {problem}")
+            if part.tensor.dtype not in DTYPE_CODES:
+                why = f"a DTensor of {part.tensor.dtype} has no form in safetensors; save its full_tensor()"
+                raise CheckpointError(why)
+            if problem := problem_with(part.tensor):
+                raise CheckpointError(problem)
         key = _identity(part.tensor)
         if key not in self._entries:
             self._alive.append(part.tensor)
@@ -292,10 +288,14 @@ def _has_surrogates(text: str) -> bool:
     return not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text)
 
 
+def _where(path: Iterable[str]) -> str:
+    return ".".join(path) or "the state itself"
+
+
 def _refusal(value: Any, path: Iterable[str], remedy: str) -> CheckpointError:
     kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
-    where = ".".join(path) or "the state itself"
-    return CheckpointError(f"cannot save {where}: {with_article(kind)} has no exact form without pickle; {remedy}")
+    problem = f"{with_article(kind)} has no exact form without pickle; {remedy}"
+    return CheckpointError(f"cannot save {_where(path)}: {problem}")
 
 
 def problem_with(tensor: torch.Tensor) -> str | None:

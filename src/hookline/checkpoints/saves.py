@@ -15,6 +15,7 @@ import torch
 
 from hookline import _device
 from hookline._host_copy import HostCopy
+from hookline.checkpoints.failures import failing_as
 from hookline.checkpoints.format import TAG, Section, encode_section, safetensors_parts
 from hookline.checkpoints.store import (
     AS_ON_RANK_0,
@@ -51,7 +52,7 @@ class HostMemory:
         Raises:
             CheckpointError: If a value has no exact form, memory is missing or a device failed.
         """
-        try:
+        with failing_as("cannot copy the state to the host's memory"):
             encoded = {name: encode_section(name, tree) for name, tree in sections.items()}
             # All copies run on each device's current stream: after the step that computed the values, before the next.
             copies: dict[tuple[str, str], HostCopy] = {}
@@ -64,10 +65,6 @@ class HostMemory:
                         buffer = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu") if on_host else None
                     copies[section, name] = HostCopy(tensor, into=buffer)
             self._buffers = {key: copy.wait() for key, copy in copies.items()}
-        except CheckpointError:
-            raise
-        except Exception as error:
-            raise CheckpointError(f"cannot copy the state to the host's memory: {error}") from error
         return {
             name: Section(parts.value, {tensor: self._buffers[name, tensor] for tensor in parts.tensors}, parts.shards)
             for name, parts in encoded.items()
@@ -138,15 +135,11 @@ class SharedSave:
 
     def write(self) -> Files:
         """Write the files of this rank."""
-        try:
+        with failing_as(f"cannot write checkpoint {self._name!r}"):
             if not self._temporary.is_dir():
                 raise CheckpointError(f"it does not see {self._temporary}; all hosts must share the run's directory")
             rank = self._ranks.rank
             return write_part(self._temporary, self._sections, None if rank else self._meta, rank)
-        except CheckpointError:
-            raise
-        except Exception as error:
-            raise CheckpointError(f"cannot write checkpoint {self._name!r}: {error}") from error
 
     def finish(self, written: Callable[[], Any]) -> Path:
         """Agree that all ranks have written, then let rank 0 write the manifest and rename.

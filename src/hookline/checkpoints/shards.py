@@ -17,6 +17,7 @@ import torch
 from safetensors import safe_open
 
 from hookline._tensors import is_sharded
+from hookline.checkpoints.failures import failing_as
 from hookline.errors import CheckpointError
 
 # The keys of torch's own writer.
@@ -169,10 +170,8 @@ class SavedTensors(Mapping[str, torch.Tensor]):
         self._shapes: dict[str, torch.Size] = {}
         self._sharded: set[str] = set()
         for file in files:
-            try:
+            with failing_as(f"cannot load {file} to {device}"):
                 self._open(file)
-            except Exception as error:
-                raise CheckpointError(f"cannot load {file} to {device}: {error}") from error
 
     def _open(self, file: Path) -> None:
         opened: Any = safe_open(file, framework="pt", device=self._device)
@@ -205,7 +204,7 @@ class SavedTensors(Mapping[str, torch.Tensor]):
     def _read(self, name: str, region: Region) -> torch.Tensor:
         """Read a block of a tensor from the pieces that overlap it."""
         pieces = self._pieces[name]
-        try:
+        with failing_as(f"cannot load {name!r} of {pieces[0].file} to {self._device}"):
             if pieces[0].region == region:
                 whole: torch.Tensor = pieces[0].opened.get_tensor(name)
                 return whole
@@ -218,8 +217,6 @@ class SavedTensors(Mapping[str, torch.Tensor]):
                     part = piece.opened.get_slice(name)[_slices(overlap, piece.region)]
                     block[_slices(overlap, region)] = part
                     elements += part.numel()
-        except Exception as error:
-            raise CheckpointError(f"cannot load {name!r} of {pieces[0].file} to {self._device}: {error}") from error
         if elements != block.numel():
             raise CheckpointError(f"{name!r}: {block.numel() - elements} of its elements are in no shard")
         return block

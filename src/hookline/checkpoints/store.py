@@ -27,6 +27,7 @@ from typing import Any
 import torch
 
 from hookline._fs import Part, explain, is_pid_alive, make_directory, rename_to_free_name, sync_directory, write_file
+from hookline.checkpoints.failures import failing_as, inside
 from hookline.checkpoints.format import Section, decode, encode, encode_section, safetensors_parts
 from hookline.checkpoints.shards import Like, SavedTensors
 from hookline.errors import CheckpointError
@@ -67,12 +68,9 @@ def write_checkpoint(directory: Path, name: str, sections: Mapping[str, Any], me
     """
     temporary = begin_checkpoint(directory, name, sections)
     try:
-        encoded = {section: encode_section(section, tree) for section, tree in sections.items()}
-        return commit_checkpoint(temporary, name, write_part(temporary, encoded, meta), meta)
-    except CheckpointError:
-        raise
-    except Exception as error:
-        raise CheckpointError(f"cannot write checkpoint {name!r} in {directory}: {error}") from error
+        with failing_as(f"cannot write checkpoint {name!r} in {directory}"):
+            encoded = {section: encode_section(section, tree) for section, tree in sections.items()}
+            return commit_checkpoint(temporary, name, write_part(temporary, encoded, meta), meta)
     finally:
         remove_temporary(temporary)
 
@@ -93,7 +91,7 @@ def begin_checkpoint(directory: Path, name: str, sections: Iterable[str]) -> Pat
         if not isinstance(text, str) or not _NAME.fullmatch(text):
             rule = "use letters, digits and . _ = - only, and no leading dot"
             raise CheckpointError(f"{text!r} cannot name a {what}; {rule}")
-    try:
+    with failing_as(f"cannot write checkpoint {name!r} in {directory}"):
         make_directory(directory)
         # Remove what killed processes left half-written, but not the files of living processes, including this one.
         # Whether another host's process is alive is not known here.
@@ -103,8 +101,6 @@ def begin_checkpoint(directory: Path, name: str, sections: Iterable[str]) -> Pat
                 shutil.rmtree(entry, ignore_errors=True)
         temporary = temporary_name(directory / name)
         temporary.mkdir()
-    except Exception as error:
-        raise CheckpointError(f"cannot write checkpoint {name!r} in {directory}: {error}") from error
     return temporary
 
 
@@ -166,10 +162,8 @@ class SavedCheckpoint:
             like: Tells which tensors are read as shards; without it all are read whole.
         """
         files = [name for name in self._files if name.endswith(_TENSORS) and _section_of(name) == section]
-        try:
+        with inside(f"{self.path}, section {section!r}"):
             return SavedTensors([self.path / name for name in files], self._device, like)
-        except CheckpointError as error:
-            raise CheckpointError(f"{self.path}, section {section!r}: {error}") from error
 
     def section(self, name: str, rank: int = 0, like: Like | None = None) -> Any:
         """Return a section as it was on a rank.
@@ -186,10 +180,8 @@ class SavedCheckpoint:
             self._states[rank] = _load_state(self.path, state_file(rank))
         skeleton = self._states[rank]["sections"].get(name, self._states[0]["sections"].get(name))
         tensors = self.tensors(name, like)
-        try:
+        with inside(f"{self.path}, section {name!r}"):
             return decode(skeleton, tensors)
-        except CheckpointError as error:
-            raise CheckpointError(f"{self.path}, section {name!r}: {error}") from error
 
 
 def verify_checkpoint(path: Path) -> list[str]:

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,15 @@ from hookline.record.lock import has_owner
 
 _BATCH = 10_000  # lines
 _APPEND = os.O_RDWR | os.O_APPEND | os.O_CREAT
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Raise `RecordError`, with a remedy, if the disk refuses what the block does to a file."""
+    try:
+        yield
+    except OSError as error:
+        raise RecordError(explain(path, error)) from error
 
 
 class JsonLines:
@@ -49,25 +59,21 @@ class JsonLines:
         if self._fd is None:
             raise RecordError(f"{self.path} is closed: this line came after the end of the run's record")
         line = b"\n" + record + b"\n" if self._torn else record + b"\n"
-        try:
+        with writing(self.path):
             written = os.write(self._fd, line)
             while written < len(line):  # the rest of a short write follows; if that fails, the line stays torn
                 self._torn = True
                 written += os.write(self._fd, line[written:])
             self._torn = False
             is_deleted = os.fstat(self._fd).st_nlink == 0
-        except OSError as error:
-            raise RecordError(explain(self.path, error)) from error
         if is_deleted:  # the system accepts the line, and nobody can read it
             raise RecordError(f"{self.path} was deleted while the run was writing it; its lines are lost")
 
     def sync(self) -> None:
         """Wait until the disk has what was written. Raises `RecordError` if it refuses."""
-        try:
+        with writing(self.path):
             if self._fd is not None:
                 os.fsync(self._fd)
-        except OSError as error:
-            raise RecordError(explain(self.path, error)) from error
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
@@ -83,10 +89,8 @@ def write_json_atomic(path: Path | str, value: Any) -> None:
 
 def write_text_atomic(path: Path | str, text: str) -> None:
     """Replace a text file atomically. Raises `RecordError` and leaves the old file if the disk refuses."""
-    try:
+    with writing(Path(path)):
         write_atomic(Path(path), text.encode("utf-8"))
-    except OSError as error:
-        raise RecordError(explain(Path(path), error)) from error
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from hookline import _checks
-from hookline._fs import explain, refuse_link
+from hookline._fs import refuse_link
 from hookline.errors import ConfigError, RecordError
-from hookline.record.json_lines import parse_json, read_bytes, write_json_atomic
+from hookline.record.json_lines import parse_json, read_bytes, write_json_atomic, writing
 from hookline.record.redaction import redact_text
 
 LABELS = "labels.json"
@@ -63,10 +63,8 @@ def write_labels(directory: Path | str, labels: Labels) -> None:
         RecordError: If the disk refuses.
     """
     path = Path(directory) / LABELS
-    try:
+    with writing(path):
         refuse_link(path)
-    except OSError as error:
-        raise RecordError(explain(path, error)) from error
     write_json_atomic(path, redact_labels(labels).to_json())
 
 

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from hookline._console import logger
-from hookline._fs import explain, make_directory, refuse_link, write_atomic
+from hookline._fs import make_directory, refuse_link, write_atomic
 from hookline._host_copy import HostCopy
 from hookline.errors import RecordError, with_article
 from hookline.record import strict_json
 from hookline.record.format import MAX_IMAGE_SIDE, PNG, Image, MediaRow, Table, size_of_png
-from hookline.record.json_lines import JsonLines
+from hookline.record.json_lines import JsonLines, writing
 from hookline.record.pending import Pending
 from hookline.record.redaction import redact_name, redact_text
 
@@ -238,12 +238,10 @@ class MediaLines(JsonLines):
             ("table", "json", _table_bytes(content)) if isinstance(content, Table) else ("image", "png", content.png)
         )
         path = self.path.parent / "media" / f"{_safe(row.name)}-{row.step}.{suffix}"
-        try:
+        with writing(path):
             refuse_link(path.parent)
             make_directory(path.parent)
             write_atomic(path, data)
-        except OSError as error:
-            raise RecordError(explain(path, error)) from error
         where = {"step": row.step, "epoch": row.epoch, "time": row.time, "name": row.name}
         self.write({**where, "type": kind, "file": f"media/{path.name}"})
 
