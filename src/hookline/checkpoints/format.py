@@ -21,7 +21,7 @@ import torch
 from hookline._fs import Part
 from hookline._nesting import MAX_DEPTH, TOO_DEEP
 from hookline._tensors import is_sharded
-from hookline.checkpoints.failures import inside
+from hookline.checkpoints.errors import inside
 from hookline.checkpoints.shards import DTYPE_CODES, LocalPart, Shard, header, local_part
 from hookline.errors import CheckpointError, with_article
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,7 +16,7 @@ import torch
 
 from hookline import _device
 from hookline._host_copy import HostCopy
-from hookline.checkpoints.failures import failing_as
+from hookline.checkpoints.errors import failing_as
 from hookline.checkpoints.format import TAG, Section, encode_section, safetensors_parts
 from hookline.checkpoints.store import (
     AS_ON_RANK_0,
@@ -74,6 +75,7 @@ class HostMemory:
 # ---- one save --------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
 class OneSave:
     """A save in one process, whose `write` does all of it.
 
@@ -84,12 +86,14 @@ class OneSave:
         meta: Its meta.
     """
 
-    def __init__(self, directory: Path, name: str, sections: Mapping[str, Section], meta: Mapping[str, Any]) -> None:
-        self._arguments = directory, name, sections, meta
+    directory: Path
+    name: str
+    sections: Mapping[str, Section]
+    meta: Mapping[str, Any]
 
     def write(self) -> Path:
         """Write the checkpoint."""
-        return write_checkpoint(*self._arguments)
+        return write_checkpoint(self.directory, self.name, self.sections, self.meta)
 
     def finish(self, written: Callable[[], Any]) -> Path:
         """Return the checkpoint's path; `written` returns what `write` returned, or raises what it raised."""
@@ -127,7 +131,8 @@ class SharedSave:
         self._ranks, self._name, self._meta = ranks, name, meta
 
         def begin() -> dict[str, Any]:
-            return {"to": str(begin_checkpoint(directory, name, sections)), "marks": _marks(sections, alike)}
+            with failing_as(f"cannot write checkpoint {name!r}"):
+                return {"to": str(begin_checkpoint(directory, name, sections)), "marks": _marks(sections, alike)}
 
         begun = _first(ranks, begin)
         self._temporary = Path(begun["to"])
@@ -154,7 +159,8 @@ class SharedSave:
             files = {name: entry for of_rank in by_rank for name, entry in of_rank.items()}
 
             def commit() -> str:
-                return str(commit_checkpoint(self._temporary, self._name, files, self._meta))
+                with failing_as(f"cannot write checkpoint {self._name!r}"):
+                    return str(commit_checkpoint(self._temporary, self._name, files, self._meta))
 
             return Path(_first(self._ranks, commit))
         finally:
@@ -201,18 +207,9 @@ def on_all(ranks: Ranks, work: Callable[[], Result]) -> Result:
 
 
 def _first(ranks: Ranks, make: Callable[[], Any]) -> Any:
-    """Return what rank 0 makes; if it fails there, raise the same `CheckpointError` on all ranks."""
-
-    def try_to() -> dict[str, Any]:
-        try:
-            return {"result": make()}
-        except Exception as error:
-            return {"error": error_text(error).removeprefix("CheckpointError: ")}
-
-    answer = ranks.first(try_to)
-    if "error" in answer:
-        raise CheckpointError(f"rank 0: {answer['error']}")
-    return answer["result"]
+    """Return what rank 0 makes; if it fails there with `CheckpointError`, raise that on all ranks."""
+    made = on_all(ranks, lambda: make() if ranks.rank == 0 else None)
+    return ranks.first(lambda: made)
 
 
 # ---- what differs between ranks --------------------------------------------------------------------------------------

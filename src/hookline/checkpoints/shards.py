@@ -17,7 +17,7 @@ import torch
 from safetensors import safe_open
 
 from hookline._tensors import is_sharded
-from hookline.checkpoints.failures import failing_as
+from hookline.checkpoints.errors import failing_as
 from hookline.errors import CheckpointError
 
 # The keys of torch's own writer.

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from hookline._fs import Part, explain, is_pid_alive, make_directory, rename_to_free_name, sync_directory, write_file
-from hookline.checkpoints.failures import failing_as, inside
+from hookline.checkpoints.errors import failing_as, inside
 from hookline.checkpoints.format import Section, decode, encode, encode_section, safetensors_parts
 from hookline.checkpoints.shards import Like, SavedTensors
 from hookline.errors import CheckpointError

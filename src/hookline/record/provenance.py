@@ -16,14 +16,13 @@ import subprocess
 import sys
 import time
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from hookline import _device
+from hookline import __version__, _device
 from hookline.record import strict_json
 from hookline.record.redaction import redact
 
@@ -118,12 +117,8 @@ def _git(directory: Path | str, deadline: float, *arguments: str) -> bytes | Non
 
 def environment() -> dict[str, Any]:
     """Return the software and the machine; GPUs are named only if CUDA is in use, because asking would start it."""
-    try:
-        version = metadata.version("hookline")
-    except metadata.PackageNotFoundError:
-        version = "unknown"
     return {
-        "hookline": version,
+        "hookline": __version__,
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda,
