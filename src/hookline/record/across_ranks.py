@@ -138,8 +138,8 @@ class SharedRecord(Record):
             return
         prepared, self._prepared = self._prepared, None
         count = len(prepared.logged)
-        while self._pending_metrics and len(self._arrived) < count:
-            self._read_first(self._pending_metrics)
+        while len(self._arrived) < count and self._read_first(self._pending_metrics, wait=True):
+            pass
         self._read(self._pending_metrics, wait=False)
         read = zip(prepared.logged, self._arrived, strict=False)  # more may have arrived since
         own = {metric.key: entry[3] for metric, entry in read if not isinstance(entry[3], Tensor)}

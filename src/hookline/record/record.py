@@ -79,7 +79,7 @@ class Record:
         self._headers: dict[str, SeriesHeader] = {}  # the newest of each series
         self._pending: deque[Pending] = deque()  # on their way to the host, in order
         self._pending_metrics = self._pending  # those of several ranks have a queue of their own
-        self._flushing = threading.RLock()
+        self._copying, self._reading = threading.RLock(), threading.RLock()
 
     @classmethod
     def on_disk(
@@ -394,7 +394,7 @@ class Record:
 
     def _copy_entries(self) -> None:
         """Begin to copy the metrics that were logged since the last call to the host."""
-        with self._flushing:
+        with self._copying:
             # Appending to a list is atomic, so `log` needs no lock; only the entries that were counted are removed.
             count = len(self._entries)
             taken = self._entries[:count]
@@ -404,20 +404,25 @@ class Record:
 
     def _read(self, queue: deque[Pending], wait: bool) -> None:
         """Write what has arrived on the host, or everything if `wait`."""
-        while queue and (wait or queue[0].is_ready()):
-            self._read_first(queue)
+        while self._read_first(queue, wait):
+            pass
 
-    def _read_first(self, queue: deque[Pending]) -> None:
-        """Wait for the first of what is pending, and write it."""
-        batch = queue[0]
-        rows = batch.rows()  # without the lock: if the device never answers, another thread closes the record
-        with self._flushing:
-            # Removed after the wait: a later flush reads what an interrupt left unread. Another thread may be faster.
-            if queue and queue[0] is batch:
-                queue.popleft()
+    def _read_first(self, queue: deque[Pending], wait: bool) -> bool:
+        """Write the first of what is pending if it has arrived, or after a wait; return whether there may be more."""
+        try:
+            batch = queue[0]
+        except IndexError:
+            return False
+        if not (wait or batch.is_ready()):
+            return False
+        with self._reading:  # only now: if the device never answers, another thread closes the record without a wait
+            if queue and queue[0] is batch:  # no other thread was faster
+                rows = batch.rows()
+                queue.popleft()  # after the wait: a later flush reads what an interrupt left unread
                 self._receive(batch, rows)
                 if batch.lost:  # a device failed
                     self._storage.report_loss(batch.lost[0], len(batch.lost))
+        return True
 
     def _receive(self, batch: Pending, rows: list[Any]) -> None:
         """Write what has arrived on the host."""
