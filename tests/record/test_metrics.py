@@ -167,11 +167,13 @@ def test_a_failed_device_loses_only_its_own_values(call: str, slow: pytest.Monke
 
 
 def test_logging_from_several_threads_loses_nothing(record: Record) -> None:
-    """Values logged while another thread flushes are all written."""
+    """Values logged while other threads flush are all written."""
 
     def work(worker: int) -> None:
         for step in range(500):
             record.log(step, worker, "x", float(step))
+            if step % 100 == 0:
+                record.flush()
 
     threads = [threading.Thread(target=work, args=(worker,)) for worker in range(4)]
     for thread in threads:
@@ -180,6 +182,29 @@ def test_logging_from_several_threads_loses_nothing(record: Record) -> None:
         record.flush()
     record.flush(wait=True)
     assert len(record.metrics) == 4 * 500
+
+
+@pytest.mark.usefixtures("slow")
+def test_a_record_is_closed_while_another_thread_waits_for_a_device(
+    record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Closing without a wait leaves out what a device that never answers has not computed."""
+    waits, answers, wait = threading.Event(), threading.Event(), HostCopy.wait
+
+    def hang(copy: HostCopy) -> torch.Tensor:
+        waits.set()
+        answers.wait()
+        return wait(copy)
+
+    monkeypatch.setattr(HostCopy, "wait", hang)
+    record.log(1, 0, "loss", torch.tensor(1.0))
+    waiting = threading.Thread(target=record.flush, kwargs={"wait": True}, daemon=True)
+    waiting.start()
+    waits.wait()
+    record.close("failed", None, [], [], {}, wait=False)
+    assert (record.run["outcome"], record.metrics) == ("failed", [])
+    answers.set()
+    waiting.join()
 
 
 def test_numbers_of_every_dtype() -> None:
