@@ -42,6 +42,7 @@ MODE = Literal["min", "max"]
         (float | None, [0.5, None], [NAN, "1"]),
         (Annotated[float, Gt(0), INFINITE], [0.5, INF], [NAN, 0, -INF, "inf"]),
         (PERCENTAGE, [0, 12.5, 100], [-1, 101, True, "5"]),
+        (MODE | None, ["min", "max", None], [["min"], 1, True]),
         (Sequence[PERCENTAGE], [[], [10, 50.0]], ["50", 50, {10: 50}, None, np.array(3.0)]),
         (COUNT | Sequence[COUNT], [3, [1, 2]], ["3", 0, {1: 2}]),
     ],
@@ -56,8 +57,8 @@ def test_an_annotation_says_what_is_valid(hint: Any, valid: list[Any], invalid: 
         assert repr(value)[:50] in str(caught.value)
 
 
-@pytest.mark.parametrize("hint", [bool, COUNT, COUNT | None, float, SHARE, PERCENTAGE, PERCENTAGE | None])
-@pytest.mark.parametrize("value", [True, 0, 1, 7, -1, 0.0, 0.5, 1.0, 100.0, 100.1, NAN, INF, -INF, 10**400, "1", None])
+@pytest.mark.parametrize("hint", [bool, COUNT, COUNT | None, float, SHARE, PERCENTAGE, PERCENTAGE | None, MODE])
+@pytest.mark.parametrize("value", [True, 0, 1, 7, -1, 0.0, 0.5, 1.0, 100.1, NAN, INF, -INF, 10**400, "1", "min", None])
 def test_what_is_accepted_without_pydantic_is_valid(hint: Any, value: Any) -> None:
     """The two never disagree: pydantic accepts each of these, unchanged."""
     if _is_usual(value, hint):

@@ -1,6 +1,7 @@
-"""Check parameters against their annotations: `Annotated[int, Ge(0)]` is an integer of at least 0.
+"""Check parameters against annotations: `Annotated[int, Ge(0)]` is an integer of at least 0.
 
-The base class of hooks checks the constructors of built-in hooks so, and `hookline schema` has the same bounds.
+The base class of hooks checks the constructors of built-in hooks so, and `hookline schema` has the same bounds. Other
+constructors call `check`.
 """
 
 from __future__ import annotations
@@ -29,14 +30,16 @@ INFINITE = "infinity is valid"
 PositiveInt = Annotated[int, Ge(1)]
 NonNegativeInt = Annotated[int, Ge(0)]
 PositiveFloat = Annotated[float, Gt(0), INFINITE]
+FinitePositive = Annotated[float, Gt(0)]
 NonNegativeFloat = Annotated[float, Ge(0)]
+Share = Annotated[float, Ge(0), Le(1)]
 Percentage = Annotated[float, Ge(0), Le(100)]
 NonEmptyStr = Annotated[str, MinLen(1)]
 _BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}  # attributes there, functions of `operator`
 
 
 class ParameterError(ConfigError):
-    """A parameter of a hook is wrong; the message names the hook and the parameter."""
+    """A parameter is wrong; the message names it and, if it is one of a hook, the hook."""
 
 
 # ---- constructors --------------------------------------------------------------------------------------------------
@@ -96,7 +99,7 @@ def check(value: Any, hint: Any, path: str) -> Any:
     Args:
         value: The value that was given.
         hint: The annotation. If `expected_value` has no words for it, the value is returned as it is.
-        path: The hook and its parameter, for the message.
+        path: The parameter, and whose it is, for the message.
 
     Raises:
         ParameterError: If the value does not fit.
@@ -121,11 +124,15 @@ def check(value: Any, hint: Any, path: str) -> Any:
 
 
 def _is_usual(value: Any, hint: Any) -> bool:
-    """Return True for a bool or number of the very type and within its bounds: most values, without pydantic's import.
+    """Return True for None, a choice, and a bool or number of the very type and within its bounds.
 
-    Importing pydantic takes 0.2 s, which a run with a few plain hooks does not have to wait for.
+    These are most values. Importing pydantic takes 0.2 s, which a run with a few plain hooks does not have to wait for.
     """
+    if value is None:
+        return NoneType in alternatives(hint)
     kind, *bounds = _parts(_kinds(hint)[0])
+    if type(value) is str:
+        return value in _choices(kind)
     if type(value) is not kind or kind not in (bool, int, float) or value - value != 0:  # infinite or NaN
         return False
     return all(getattr(operator, key)(value, limit) for key, limit in _limits(bounds))

@@ -16,9 +16,10 @@ from typing import Any
 
 import torch
 
-from hookline import _checks, _fs
+from hookline import _fs
 from hookline._console import logger
 from hookline._host_copy import HostCopy
+from hookline._parameters import NonNegativeFloat, NonNegativeInt, check
 from hookline._tensors import is_dense, iter_tensors, kind_of, map_tensors, unwrap
 from hookline.activations.forward_hooks import observer_view
 from hookline.errors import HooklineError
@@ -111,9 +112,9 @@ class CaptureStore:
     def __init__(
         self, max_states: int | None = 100, limit_bytes: int | None = None, max_age: float | None = None
     ) -> None:
-        self.max_states = _checks.optional(_checks.integer, max_states, "max_captured_states", at_least=0)
+        self.max_states = check(max_states, NonNegativeInt | None, "max_captured_states")
         self.limit_bytes = limit_bytes
-        self.max_age = _checks.optional(_checks.number, max_age, "max_age_seconds", at_least=0)
+        self.max_age = check(max_age, NonNegativeFloat | None, "max_age_seconds")
         self.dropped = 0
         self._states: defaultdict[str, deque[CapturedState]] = defaultdict(deque)  # by hook, oldest first
         self._bytes = 0

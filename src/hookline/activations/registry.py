@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 
-from hookline import _checks
+from hookline._parameters import NonNegativeFloat, PositiveInt, check
 from hookline._text import format_table
 from hookline.activations.attention import AttentionMaps, attention_session
 from hookline.activations.capture import Cache, Capture, capture_session
@@ -91,9 +91,9 @@ class ModelRegistry(Registry):
         enable_intervention: bool = False,
     ) -> None:
         super().__init__()
-        _checks.optional(_checks.number, memory_limit_mb, "memory_limit_mb", at_least=0)
+        check(memory_limit_mb, NonNegativeFloat | None, "memory_limit_mb")
         self.enable_intervention = enable_intervention
-        self.cleanup_interval = _checks.integer(cleanup_interval, "cleanup_interval", at_least=1)
+        self.cleanup_interval = check(cleanup_interval, PositiveInt, "cleanup_interval")
         limit = None if memory_limit_mb is None else int(memory_limit_mb * 2**20)
         self.captures = CaptureStore(max_captured_states, limit, max_age_seconds)
         self.dispatcher = ForwardDispatcher(self)

@@ -112,12 +112,12 @@ class Factory:
         try:
             return self.function(*positional, **{**filled, **checked})
         except (HooklineError, RuntimeError, TypeError, ValueError) as error:  # what torch and Python raise, too
+            if self.path and isinstance(error, HooklineError):  # says what is wrong already
+                raise ConfigError(self.path, str(error)) from error
             if isinstance(error, ParameterError):  # names the hook and the parameter
                 reference = getattr(self.parameters.get(error.path.rpartition(".")[2]), "reference", "")
                 source = f", from {reference}" if reference and reference not in error.problem else ""
                 raise ParameterError(error.path, f"{error.problem}{source}") from None
-            if self.path and isinstance(error, HooklineError):  # says what is wrong already
-                raise ConfigError(self.path, str(error)) from error
             if isinstance(error, RegistrationError):  # a hook whose parameters are secret raises this
                 raise
             given = {**filled, **self.parameters}.items()

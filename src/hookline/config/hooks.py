@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hookline import _checks
-from hookline._parameters import parameters_of
+from hookline._checks import names
+from hookline._parameters import check, parameters_of
 from hookline._words import nearest
 from hookline.config.factory import Factory, ImportPolicy, find_factory
 from hookline.core.base import UpdateHook, hook_attribute
@@ -156,14 +156,14 @@ def _by_flag(hooks: HooksConfig) -> Iterator[HookSpec]:
 def _split(given: Mapping[str, Any], path: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Split an entry into options of the registry, which are checked here, and parameters of the hook's constructor."""
     options = {key: given[key] for key in OPTIONS if key in given}
-    _checks.boolean(options.get("enabled", True), f"{path}.enabled")
+    check(options.get("enabled", True), bool, f"{path}.enabled")
     Schedule.parse(**{key: options.get(key) for key in ("every", "at", "start", "stop")}, path=path)
     if options.get("on_error") is not None:
         check_policy(options["on_error"], f"{path}.on_error")
     parse_ranks(options.get("ranks"), f"{path}.ranks")
     for key in ("before", "after"):
         if options.get(key) is not None:
-            _checks.names(options[key], f"{path}.{key}")
+            names(options[key], f"{path}.{key}")
     # Null counts as absent, as in `every: null` to override a default; the registry's own defaults apply.
     options = {key: value for key, value in options.items() if value is not None}
     return options, {key: value for key, value in given.items() if key not in OPTIONS}

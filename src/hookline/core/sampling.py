@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hashlib import blake2b
 
-from hookline._checks import number
+from hookline._parameters import Share, check
 
 _LARGEST = 2**64
 
@@ -21,7 +21,7 @@ class Sample:
     """
 
     def __init__(self, rate: float, seed: int | str = 0) -> None:
-        self.rate, self.seed = number(rate, "rate", at_least=0, at_most=1), seed
+        self.rate, self.seed = check(rate, Share, "rate"), seed
         self._key = blake2b(repr(seed).encode(), digest_size=16).digest()
         self._below = int(rate * _LARGEST)
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline import _checks
+from hookline._checks import names
 from hookline._parameters import PositiveInt
 from hookline._predictions import IGNORE_INDEX, align_classes, find_predictions, predicted_classes
 from hookline.core.shared_part import SharedPart, Sizes
@@ -48,7 +48,7 @@ class ConfusionMatrix(NamedHook):
         shift: bool = False,
         threshold: float = 0.0,
     ) -> None:
-        self.classes = _checks.optional(_checks.names, classes, "classes")
+        self.classes = None if classes is None else names(classes, "classes")
         if self.classes is not None and not 2 <= len(self.classes) <= MAX_CLASSES:
             raise ConfigError("classes", f"expected 2 to {MAX_CLASSES} names, got {len(self.classes)}")
         self.ignore_index, self.shift, self.threshold = ignore_index, shift, threshold
@@ -133,7 +133,7 @@ class SamplePredictions(NamedHook):
         ignore_index: int = IGNORE_INDEX,
         shift: bool = False,
     ) -> None:
-        self.classes = _checks.optional(_checks.names, classes, "classes")
+        self.classes = None if classes is None else names(classes, "classes")
         self.samples, self.ignore_index, self.shift = samples, ignore_index, shift
         self._rows: list[tuple[Any, ...]] = []
 

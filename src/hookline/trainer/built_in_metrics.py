@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline import _checks
+from hookline._parameters import PositiveInt, check
 from hookline._predictions import IGNORE_INDEX, align_classes, as_tensors, predicted_classes
 from hookline.errors import TrainingError
 
@@ -73,9 +73,9 @@ class _OfClasses(SumMetric):
 
     def __init__(self, ignore_index: int = IGNORE_INDEX, shift: bool = False, threshold: float = 0.0) -> None:
         super().__init__()
-        self.ignore_index = _checks.integer(ignore_index, "ignore_index")
-        self.shift = _checks.boolean(shift, "shift")
-        self.threshold = _checks.number(threshold, "threshold")
+        self.ignore_index = check(ignore_index, int, "ignore_index")
+        self.shift = check(shift, bool, "shift")
+        self.threshold = check(threshold, float, "threshold")
 
 
 class Accuracy(_OfClasses):
@@ -95,7 +95,7 @@ class Accuracy(_OfClasses):
         self, k: int = 1, ignore_index: int = IGNORE_INDEX, shift: bool = False, threshold: float = 0.0
     ) -> None:
         super().__init__(ignore_index, shift, threshold)
-        self.k = _checks.integer(k, "k", at_least=1)
+        self.k = check(k, PositiveInt, "k")
         self.label = f"top{k}_accuracy" if k > 1 else None
 
     def measure(self, predictions: Any, target: Any) -> Tensor:

@@ -7,9 +7,10 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import signature
-from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, get_origin, get_type_hints
 
-from hookline import _checks
+from hookline._checks import names
+from hookline._parameters import FinitePositive, NonNegativeInt, PositiveInt, check
 from hookline._words import nearest
 from hookline.core.schedule import Quantity
 from hookline.errors import ConfigError
@@ -17,6 +18,19 @@ from hookline.record.labels import check_name, check_notes, check_tags
 
 OPTIONS_PAGE = "docs/training.md"
 """Lists the options, and what else constructors take."""
+
+
+# Not in the annotations: pydantic, which validates config files, would say it in other words than `check`.
+_BOUNDS = {
+    "max_epochs": NonNegativeInt | None,
+    "max_steps": NonNegativeInt | None,
+    "accumulate": PositiveInt,
+    "replicas": PositiveInt,
+    "sanity_batches": NonNegativeInt,
+    "fast_dev_run": NonNegativeInt,
+    "overfit_batches": NonNegativeInt,
+    "rank_timeout": FinitePositive,
+}
 
 
 def option(default: Any, about: str) -> Any:
@@ -74,15 +88,12 @@ class TrainerOptions:
 
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(TrainerOptions).items():
-            if get_origin(kind) is Literal:
-                _checks.one_of(getattr(self, name), get_args(kind), f"trainer.{name}")
-            elif kind is bool:
-                _checks.boolean(getattr(self, name), f"trainer.{name}")
-        for name in ("accumulate", "replicas", "sanity_batches", "fast_dev_run", "overfit_batches"):
-            least = 1 if name in ("accumulate", "replicas") else 0
-            _checks.integer(getattr(self, name), f"trainer.{name}", at_least=least)
-        _checks.number(self.rank_timeout, "trainer.rank_timeout", above=0)
-        _checks.optional(_checks.names, self.shard_modules, "trainer.shard_modules")
+            if kind is bool or get_origin(kind) is Literal:
+                check(getattr(self, name), kind, f"trainer.{name}")
+        for name, bounded in _BOUNDS.items():
+            check(getattr(self, name), bounded, f"trainer.{name}")
+        if self.shard_modules is not None:
+            names(self.shard_modules, "trainer.shard_modules")
         for name in ("shard_modules", "replicas"):
             if getattr(self, name) not in (None, 1) and self.parallel != "fsdp2":
                 why = f"only for parallel='fsdp2', not {self.parallel!r}; leave it out, or set it to null"
@@ -93,12 +104,12 @@ class TrainerOptions:
                 why = f"{path!r} is not on a file system: give a path of a directory, and copy runs elsewhere"
                 raise ConfigError(f"trainer.{name}", why)
         # Labels that could not be printed are rejected; an empty text is none.
-        self.name = _checks.optional(check_name, self.name, "trainer.name")
+        if self.name is not None:
+            self.name = check_name(self.name, "trainer.name")
         if self.tags is not None:
             self.tags = list(check_tags(self.tags, "trainer.tags"))
-        self.notes = _checks.optional(check_notes, self.notes, "trainer.notes")
-        for name in ("max_epochs", "max_steps"):
-            _checks.optional(_checks.integer, getattr(self, name), f"trainer.{name}", at_least=0)
+        if self.notes is not None:
+            self.notes = check_notes(self.notes, "trainer.notes")
         limit = self.limit_train_batches
         is_count = isinstance(limit, int) and not isinstance(limit, bool) and limit >= 1
         if limit is not None and not is_count and not (isinstance(limit, float) and 0 < limit <= 1):
@@ -121,7 +132,7 @@ class TrainerOptions:
         if not isinstance(weights, Mapping) or not weights:
             raise ConfigError("trainer.loader_weights", f"expected a weight for each loader by name, got {weights!r}")
         for name, weight in weights.items():
-            _checks.number(weight, f"trainer.loader_weights.{name}", above=0)
+            check(weight, FinitePositive, f"trainer.loader_weights.{name}")
         if math.isinf(sum(weights.values())):
             raise ConfigError("trainer.loader_weights", "their sum is too large for a number; only their ratios count")
 
