@@ -79,11 +79,10 @@ class SimpleTrainer(Trainer):
     ) -> None:
         # `get_trainer` takes a config for any kind of trainer; here it is only what hooks get as `trainer.config`.
         check_keywords(SimpleTrainer, [key for key in more if key != "config"])
-        manager = make_manager(hooks, allow, intervene=more.get("enable_intervention", False))
         loaders = val_dataloader if val_loaders is None else val_loaders
-        parts = make_parts(model, optimizer, device, manager, train_loaders=dataloader, val_loaders=loaders, **more)
-        super().__init__(parts)
-        add_clipping(manager, self.options)
+        super().__init__(
+            make_parts(model, optimizer, device, hooks, allow, train_loaders=dataloader, val_loaders=loaders, **more)
+        )
 
 
 class AccelerateTrainer(Trainer):
@@ -124,13 +123,11 @@ class AccelerateTrainer(Trainer):
             raise ConfigError("trainer.train_loaders", "AccelerateTrainer takes training loaders as `dataloader`")
         self.accelerator = find_accelerator(accelerator, device, more)
         more = {**more, "precision": PRECISIONS[self.accelerator.mixed_precision]}
-        manager = make_manager(hooks, allow, intervene=more.get("enable_intervention", False))
-        parts = make_parts(
-            model, optimizer, device, manager, accelerator=self.accelerator, train_loaders=dataloader,
-            val_loaders=val_dataloader if val_loaders is None else val_loaders, **more,
-        )  # fmt: skip
-        super().__init__(parts)
-        add_clipping(manager, self.options)
+        loaders = val_dataloader if val_loaders is None else val_loaders
+        super().__init__(make_parts(
+            model, optimizer, device, hooks, allow, train_loaders=dataloader, val_loaders=loaders,
+            accelerator=self.accelerator, **more,
+        ))  # fmt: skip
 
     def fit(
         self,
@@ -194,14 +191,10 @@ class GenericTrainer(Trainer):
         settings = as_trainer_config(config)
         if schedulers is not None:
             more["scheduler"] = schedulers
-        intervene = more.get("enable_intervention", settings.enable_intervention)
-        manager = make_manager(settings.hooks, allow, is_from_file(config), intervene)
-        parts = make_parts(
-            model, optimizers, device, manager, train_loaders=train_loaders, val_loaders=val_loaders, config=settings,
-            options=settings.options(), **more,
-        )  # fmt: skip
-        super().__init__(parts)
-        add_clipping(manager, self.options)
+        super().__init__(make_parts(
+            model, optimizers, device, settings.hooks, allow, is_from_file(config), settings.options(), train_loaders,
+            val_loaders, config=settings, **more,
+        ))  # fmt: skip
 
 
 def generic_trainer(
@@ -304,7 +297,6 @@ def trainer_from_config(
         resolved=restore_references(settings.as_mapping(), written),
     )  # fmt: skip
     trainer = Trainer(parts)
-    add_clipping(manager, trainer.options)
     if vocab is not None:
         trainer.hook_data["vocab"] = vocab
     return trainer
@@ -362,7 +354,9 @@ def make_parts(
     model: torch.nn.Module,
     optimizers: Any,
     device: Any,
-    manager: HookManager,
+    hooks: Any,
+    allow: Iterable[str] = (),
+    from_file: bool = False,
     /,
     options: TrainerOptions | None = None,
     train_loaders: Loaders = None,
@@ -387,7 +381,9 @@ def make_parts(
         model: The model.
         optimizers: One optimizer, or several.
         device: Where to train; the best device there is by default.
-        manager: The hooks.
+        hooks: A config of hooks, a list of hooks, None, or a manager.
+        allow: Prefixes under which a config of hooks from a file may name dotted paths.
+        from_file: Whether the config of hooks comes from a file.
         options: The options of the run, unless they are among the keywords.
         train_loaders: One loader of training batches, or several by name.
         val_loaders: One loader of validation batches, or several by name.
@@ -410,6 +406,7 @@ def make_parts(
     made_metrics = make_metrics(metrics, ImportPolicy(from_file=False))
     # A copy, because the trainer may change its options.
     options = TrainerOptions.make({**(vars(options) if options else {}), **changes})
+    manager = make_manager(hooks, allow, from_file, options.enable_intervention)
     for name, loaders in (("train_loaders", train_loaders), ("val_loaders", val_loaders)):
         if isinstance(loaders, (torch.optim.Optimizer, torch.nn.Module)):
             raise TrainingError(f"{name}: expected loaders, got {with_article(type(loaders).__name__)}; {_ORDER}")
@@ -428,6 +425,7 @@ def make_parts(
         train_loaders = prepare_loaders(accelerator, train_loaders, options.seed)
         val_loaders = prepare_loaders(accelerator, val_loaders, options.seed, each_once=True)
     check_owners(schedulers, listed)
+    add_clipping(manager, options)
     return Components(
         prepared, listed, manager, engine, options, schedulers, train_loaders, val_loaders, step_fn, loss_fn,
         optimizer_step, made_metrics, count_tokens, options if config is None else config, resolved,
