@@ -7,7 +7,6 @@ becomes part of every name below it. Patterns, records, checkpoints and averages
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any, TypeVar
 
 import torch
@@ -26,14 +25,10 @@ _WRAPPERS = {
 
 def _inner_attribute(module: Any) -> str | None:
     """Return the attribute in which a wrapper keeps the module it wraps; None for any other module."""
-    kind: Any = type(module)
-    return _inner_attribute_of(kind)
-
-
-@lru_cache(maxsize=1024)
-def _inner_attribute_of(kind: type) -> str | None:
-    attributes = (_WRAPPERS.get((base.__module__, base.__name__)) for base in kind.__mro__)
-    return next((attribute for attribute in attributes if attribute is not None), None)
+    for base in type(module).__mro__:
+        if attribute := _WRAPPERS.get((base.__module__, base.__name__)):
+            return attribute
+    return None
 
 
 def unwrap_module(module: torch.nn.Module) -> torch.nn.Module:

@@ -29,7 +29,6 @@ unwrap: Callable[[torch.Tensor], torch.Tensor] = torch.func.debug_unwrap
 _DTYPES = {dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 # Of float4 two numbers are packed into a byte, and torch can neither read nor convert them.
 _FLOATS = {dtype for dtype in _DTYPES if dtype.is_floating_point and "float4" not in str(dtype)}
-_STRIDED = torch.strided
 _DTYPE, _DEVICE, _LAYOUT, _IS_COMPLEX = map(attrgetter, ("dtype", "device", "layout", "is_complex"))
 _SPARSE = {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
 _NOT_LAZY = (RuntimeError, AttributeError, NotImplementedError)  # what torch raises where it has no lazy clone
@@ -125,7 +124,7 @@ def is_dense(tensor: torch.Tensor) -> bool:
     """Return whether a tensor's memory holds one value per element, in any dtype that torch can compute with."""
     return (
         type(tensor) in PLAIN_TYPES
-        and tensor.layout is _STRIDED
+        and tensor.layout is torch.strided
         and not (tensor.is_nested or tensor.is_meta or tensor.is_quantized or is_wrapped(tensor))
     )
 
