@@ -13,6 +13,7 @@ import json
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args
@@ -180,7 +181,7 @@ def read_value(value: Any, parameter: inspect.Parameter, function: Callable[...,
     hint = type_hint(parameter, function)
     if (hint is Any and not listed) or str in (hint, *get_args(hint)):
         return value  # the usual cases, without pydantic
-    accepts = _validator(hint)
+    accepts = partial(_accepts, hint)
     plain = [_read(item) for item in value] if listed else _read(value)
     if accepts(value):
         # Where any list is valid, a reference among numbers stands for a number.
@@ -193,43 +194,35 @@ def read_value(value: Any, parameter: inspect.Parameter, function: Callable[...,
         takes_numbers = any(accepts([number] * len(value)) for number in (1, 0.5, True))
     else:
         takes_numbers = not {int, float, bool}.isdisjoint(alternatives(hint)) and not accepts([])
-    if takes_numbers and parameter.annotation is not parameter.empty and not _checks_itself(function):
+    if takes_numbers and parameter.annotation is not parameter.empty and not is_built_in(function):
         annotation = parameter.annotation
         expected = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
         raise ConfigError(path, f"expected {expected}, {got(value)}")
     return value
 
 
-def _checks_itself(function: Callable[..., Any]) -> bool:
-    """Return True for a built-in hook: its constructor says more about a wrong value."""
+def is_built_in(function: Callable[..., Any]) -> bool:
+    """Return whether this is the class of a built-in hook, whose constructor checks the types of its parameters."""
     return isinstance(function, type) and "built_in" in vars(function)
 
 
-def _validator(hint: Any) -> Callable[[Any], bool]:
-    """Return a function that tells whether a type takes a value, as pydantic validates JSON in strict mode.
+def _accepts(hint: Any, value: Any) -> bool:
+    """Return whether a type takes a value, as pydantic validates JSON in strict mode; True if it cannot tell.
 
     In JSON mode, lists are valid where tuples are, and text where paths are, as in a config.
     """
     from pydantic import ValidationError  # late: most hooks are made without text to check
 
     try:
-        adapter = type_adapter(hint)
-    except Exception:  # pydantic raises several kinds of errors for types that it does not support
-        return lambda value: True
-
-    def accepts(value: Any) -> bool:
-        try:
-            # Not strict, pydantic would take the text "12" for the number 12.
-            validated = adapter.validate_json(json.dumps(value), strict=True)
-            if isinstance(validated, Iterator):  # an Iterable is validated while it is consumed
-                deque(validated, maxlen=0)
-        except ValidationError:
-            return False
-        except TypeError:  # not JSON: an object that was put into a config in code
-            return True
+        # Not strict, pydantic would take the text "12" for the number 12.
+        validated = type_adapter(hint).validate_json(json.dumps(value), strict=True)
+        if isinstance(validated, Iterator):  # an Iterable is validated while it is consumed
+            deque(validated, maxlen=0)
+    except ValidationError:
+        return False
+    except Exception:  # a type that pydantic does not support, or an object that was put into a config in code
         return True
-
-    return accepts
+    return True
 
 
 def _is_reference(value: Any) -> bool:

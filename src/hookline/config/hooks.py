@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hookline._checks import names
 from hookline._parameters import check, parameters_of
 from hookline._words import nearest
-from hookline.config.factory import Factory, ImportPolicy, find_factory
+from hookline.config.factory import Factory, ImportPolicy, find_factory, is_built_in
 from hookline.core.base import UpdateHook, hook_attribute
 from hookline.core.catalog import CATALOG
 from hookline.core.entry import OPTIONS, DerivedName, parse_ranks
@@ -226,41 +226,31 @@ def make_hook(given: str | type, parameters: Mapping[str, Any], options: dict[st
     Raises:
         RegistrationError: If a parameter is wrong, or the hook of a name cannot be made with them.
     """
-    has_every = "every" in options
-    made = _make(given, parameters, options)
-    own_schedule = hook_attribute(made, "schedule")
-    if has_every and "every" not in options and own_schedule is not None and own_schedule.every is not None:
-        options["every"] = own_schedule.every
-    return made
-
-
-def _make(given: str | type, parameters: Mapping[str, Any], options: dict[str, Any]) -> Any:
     try:
-        if isinstance(given, str):
-            function = find_factory(given, HOOKS)
-            parameters = _with_every(function, parameters, options)
-            label = getattr(function, "__name__", "hook")
-            factory = Factory("", given, function, parameters, label, OPTIONS)
-            # A function that takes gradients is an update hook itself; any other function makes a hook.
-            if not inspect.isfunction(function) or "grads" not in inspect.signature(function).parameters:
-                return factory.make()
+        function = find_factory(given, HOOKS) if isinstance(given, str) else given
+        takes_every = "every" in options and is_built_in(function) and "every" in (parameters_of(function) or {})
+        if takes_every:
+            for key in vars(function).get("every_aliases", ()):
+                if key in parameters:
+                    raise RegistrationError(f"give every or {key}, not both: they say the same")
+            parameters = {**parameters, "every": options.pop("every")}
+        label = getattr(function, "__name__", "hook")
+        factory = Factory("", given if isinstance(given, str) else label, function, parameters, label, OPTIONS)
+        # A function that takes gradients is an update hook itself; any other function makes a hook.
+        if inspect.isfunction(function) and "grads" in inspect.signature(function).parameters:
             return FunctionHook(function, factory.check(skip=CATALOG["on_update"].argument_names))
-        parameters = _with_every(given, parameters, options)
-        checked = Factory("", given.__name__, given, parameters, options=OPTIONS).check()
+        if isinstance(given, str):
+            made = factory.make()
+        else:
+            checked = factory.check()
     except ConfigError as error:
         raise RegistrationError(str(error)) from error
-    return given(**checked)  # outside of the block: what a class of the user's raises stays what it is
-
-
-def _with_every(function: Any, parameters: Mapping[str, Any], options: dict[str, Any]) -> Mapping[str, Any]:
-    """Return the parameters of a built-in hook with `every` among them, taken from the options, if it has it."""
-    own = vars(function) if isinstance(function, type) else {}
-    if "every" not in options or not own.get("built_in") or "every" not in (parameters_of(function) or {}):
-        return parameters
-    for key in own.get("every_aliases", ()):
-        if key in parameters:
-            raise RegistrationError(f"give every or {key}, not both: they say the same")
-    return {**parameters, "every": options.pop("every")}
+    if not isinstance(given, str):
+        made = given(**checked)  # outside of the block: what a class of the user's raises stays what it is
+    own_schedule = hook_attribute(made, "schedule")
+    if takes_every and own_schedule is not None and own_schedule.every is not None:
+        options["every"] = own_schedule.every
+    return made
 
 
 class FunctionHook(UpdateHook):
