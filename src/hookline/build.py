@@ -211,9 +211,8 @@ def generic_trainer(
 ) -> Trainer:
     """Make a `GenericTrainer` with the argument order of `SimpleTrainer`, for `get_trainer("generic", …)`."""
     check_keywords(generic_trainer, more)
-    trainer_config = {} if config is None else config
-    more |= {"schedulers": schedulers, "allow": allow, "val_loaders": val_loaders}
-    return GenericTrainer(trainer_config, model, optimizer, device=device, train_loaders=dataloader, **more)
+    more |= {"device": device, "allow": allow, "train_loaders": dataloader, "val_loaders": val_loaders}
+    return GenericTrainer(config, model, optimizer, schedulers, **more)
 
 
 def get_trainer(

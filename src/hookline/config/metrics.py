@@ -87,18 +87,14 @@ def _make(entry: dict[str, Any], path: str, policy: ImportPolicy) -> tuple[str, 
         first_two = [*(parameters_of(made) or {})][:2]
         parameters = factory.check(skip=first_two)
         metric = partial(made, **parameters) if parameters else made
-    default = PHASES if is_mean(metric) else ("validation",)
-    phases = default if given is None else _phases(given, f"{path}.phases")
+    phases: tuple[str, ...] = PHASES if is_mean(metric) else ("validation",)
+    if given is not None:
+        phases = tuple(one_of(phase, PHASES, f"{path}.phases") for phase in names(given, f"{path}.phases"))
+    if not phases:
+        raise ConfigError(f"{path}.phases", f"expected {' or '.join(PHASES)}, {got(given)}")
     if recorded_as is not None and (not isinstance(recorded_as, str) or not recorded_as):
         raise ConfigError(f"{path}.as", f"expected a name, {got(recorded_as)}")
     recorded_as = recorded_as or getattr(metric, "label", None) or name.rpartition(".")[2]
     if problem := problem_with_name(recorded_as, phases):
         raise ConfigError(path, f"{problem}; give it another name: as: …")
     return recorded_as, MetricEntry(metric, phases)
-
-
-def _phases(given: Any, path: str) -> tuple[str, ...]:
-    phases = tuple(one_of(phase, PHASES, path) for phase in names(given, path))
-    if not phases:
-        raise ConfigError(path, f"expected {' or '.join(PHASES)}, {got(given)}")
-    return phases

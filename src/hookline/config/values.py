@@ -49,10 +49,9 @@ class _PlainLoader(yaml.SafeLoader):
             problem = f"the tag {short!r} is refused: a config holds plain values and cannot create objects"
             raise self._error(event, f"{problem}; drop the tag, and name a registered component instead")
         self._depth += 1
-        try:
-            return super().compose_node(parent, index)
-        finally:
-            self._depth -= 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Return a mapping; a duplicate key raises an error."""
@@ -97,11 +96,7 @@ def read_yaml(text: str, where: str) -> Any:
         ConfigError: If the text is not valid YAML, has tags, aliases or duplicate keys, or is too large or too deep.
     """
     try:
-        loader = _PlainLoader(text, where)
-        try:
-            return loader.get_single_data()
-        finally:
-            loader.dispose()
+        return _PlainLoader(text, where).get_single_data()
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         problem = " ".join((getattr(error, "problem", None) or str(error)).split())
