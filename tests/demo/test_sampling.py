@@ -153,7 +153,7 @@ def test_a_model_without_context_is_refused() -> None:
 
 # ---- the hook ------------------------------------------------------------------------------------------------------
 
-CODE_VOCAB = Vocabulary.of_text("def abc():\n")
+CODE_VOCAB = Vocabulary("def abc():\n")
 
 
 def text_trainer(**options: Any) -> Trainer:

@@ -246,18 +246,18 @@ def test_unknown_characters_share_one_symbol() -> None:
 
 def test_only_printable_ascii_is_learnt_from_a_text() -> None:
     """Building from a text keeps printable ASCII, newline and tab, and leaves out the rest."""
-    vocab = Vocabulary.of_text("a\tb\né\r\x0c\x00\x7f")
+    vocab = Vocabulary("a\tb\né\r\x0c\x00\x7f")
     assert vocab.symbols == ("\ufffd", "\t", "\n", "a", "b")
 
 
 def test_whole_ascii_gives_98_symbols() -> None:
     """The largest vocabulary has 95 printable characters, newline, tab and the unknown symbol."""
-    assert len(Vocabulary.of_text("".join(map(chr, range(1000))))) == 98
+    assert len(Vocabulary("".join(map(chr, range(1000))))) == 98
 
 
 def test_order_of_the_text_does_not_matter() -> None:
     """Two texts of the same characters give the same numbers."""
-    assert Vocabulary.of_text("hello").symbols == Vocabulary.of_text("ollleh").symbols
+    assert Vocabulary("hello").symbols == Vocabulary("ollleh").symbols
 
 
 def test_the_replacement_character_itself_is_the_unknown_symbol() -> None:

@@ -26,9 +26,9 @@ Batch = dict[str, Tensor]
 
 
 class Vocabulary:
-    """Characters and their ids; unknown characters share the id 0.
+    """The characters of a text that are printable ASCII, newline or tab, and their ids; all others share the id 0.
 
-    >>> vocab = Vocabulary.of_text("abba")
+    >>> vocab = Vocabulary("abba")
     >>> vocab.encode("bay")
     [2, 1, 0]
     >>> vocab.decode([2, 1])
@@ -37,14 +37,9 @@ class Vocabulary:
 
     UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 
-    def __init__(self, characters: Iterable[str]) -> None:
-        self.symbols = (self.UNKNOWN, *sorted(set(characters) - {self.UNKNOWN}))
+    def __init__(self, text: str) -> None:
+        self.symbols = (self.UNKNOWN, *sorted(_CHARACTERS.intersection(text)))
         self._ids = {symbol: number for number, symbol in enumerate(self.symbols)}
-
-    @classmethod
-    def of_text(cls, text: str) -> Vocabulary:
-        """Build a vocabulary of the characters of `text` that are printable ASCII, newline or tab."""
-        return cls(_CHARACTERS.intersection(text))
 
     def __len__(self) -> int:
         return len(self.symbols)
@@ -118,7 +113,7 @@ def stdlib_text(
         raise HooklineError(f"validation_fraction={validation_fraction} must be between 0 and 1")
     texts = _read_texts(path, pattern, max_bytes)
     train_text, validation_text = _hold_out(texts, validation_fraction)
-    vocab = Vocabulary.of_text(train_text)
+    vocab = Vocabulary(train_text)
     train = Windows(torch.tensor(vocab.encode(train_text)), context)
     validation = Windows(torch.tensor(vocab.encode(validation_text)), context)
     rank, world_size = rank_and_world_size()
