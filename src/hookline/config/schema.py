@@ -72,11 +72,11 @@ def _config_error(error: ValidationError, given: Any, top: type, prefix: str, wh
     if path in absent and len(siblings) > 1:
         *most, last = [sibling[-1] for sibling in siblings]
         where, problem, covered = dotted(path[:-1]), f"{', '.join(most)} and {last} are missing", siblings
-    for what in ("missing", "wrong"):
-        paths = [other for other in by_path if other not in covered and (other in absent) == (what == "missing")]
+    for word in ("missing", "wrong"):
+        paths = [other for other in by_path if other not in covered and (other in absent) == (word == "missing")]
         if paths:
             more = f" and {len(paths) - _PATHS_SHOWN} more" if len(paths) > _PATHS_SHOWN else ""
-            problem += f" (also {what}: {', '.join(map(dotted, paths[:_PATHS_SHOWN]))}{more})"
+            problem += f" (also {word}: {', '.join(map(dotted, paths[:_PATHS_SHOWN]))}{more})"
     if len(path) == 1 and path in absent:
         problem += when_missing
     return ConfigError(where.rstrip("."), problem)
@@ -188,7 +188,8 @@ class TrainerConfig(TrainerOptions):
 
     def options(self, **changes: Any) -> TrainerOptions:
         """Return the options without the hooks, with some of them changed."""
-        return TrainerOptions(**{**_option_values(self), **changes})
+        options = {name: value for name, value in vars(self).items() if name != "hooks"}
+        return TrainerOptions(**{**options, **changes})
 
 
 class RunConfig(BaseModel):
@@ -276,9 +277,9 @@ def as_trainer_config(config: Any) -> TrainerConfig:
         listed = config.hooks
         if config.trackers:
             listed = listed.model_copy(update={"lifecycle": [*(listed.lifecycle or ()), *config.trackers]})
-        return TrainerConfig(**_option_values(config.trainer), hooks=listed)
+        return TrainerConfig(**vars(config.trainer), hooks=listed)
     if isinstance(config, TrainerOptions):
-        return TrainerConfig(**_option_values(config))
+        return TrainerConfig(**vars(config))
     if config is None:
         return TrainerConfig()
     _check_mapping(config, "config", "a TrainerConfig, a HooksConfig or a dict")
@@ -289,10 +290,6 @@ def as_trainer_config(config: Any) -> TrainerConfig:
         return TrainerConfig(hooks=HooksConfig(**config))
     key = next(iter(config))
     raise ConfigError(key, f"unknown key; {nearest(key, [*options, *hooks])}")
-
-
-def _option_values(options: TrainerOptions) -> dict[str, Any]:
-    return {item.name: getattr(options, item.name) for item in fields(TrainerOptions)}
 
 
 def _check_mapping(config: Any, path: str, expected: str) -> None:
