@@ -11,6 +11,7 @@ from typing import Any
 
 import builders
 import pytest
+import scripted
 import torch
 from builders import make_batches, make_model
 from hypothesis import given, settings
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from run_control import PlainRun
 from safetensors.torch import load_file
 
-from hookline import CheckpointHook, EarlyStopping, GenericTrainer, HooksConfig, ModelCheckpoint, Trainer
+from hookline import CheckpointHook, EarlyStopping, HooksConfig, ModelCheckpoint, Trainer
 from hookline.checkpoints import read_checkpoint, retention
 from hookline.errors import CheckpointError, ConfigError, MetricMissing
 from hookline.runs.reader import read_events
@@ -99,34 +100,16 @@ def test_a_save_that_fails_ends_the_run() -> None:
 # ---- by a metric -----------------------------------------------------------------------------------------------------
 
 
-class Scripted(torch.nn.Module):
-    """A model whose validation losses are written down beforehand."""
-
-    def __init__(self, losses: Sequence[float]) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(()))
-        self.losses = list(losses)
-
-    def forward(self, batch: torch.Tensor) -> torch.Tensor:
-        if self.training:
-            return batch.mean() - self.weight
-        return torch.tensor(self.losses.pop(0))
-
-
-def make_scripted(losses: Sequence[float], *entries: dict[str, Any], **options: Any) -> GenericTrainer:
-    """Make a trainer with these validation losses and checkpoint hooks; each step adds 1 to the weight."""
-    model = Scripted(losses)
-    hooks = options.pop("hooks", None) or HooksConfig(lifecycle=[{"name": "checkpoint", **entry} for entry in entries])
-    options = {"console": False, "sanity_batches": 0, **options}
-    return GenericTrainer(hooks, model, torch.optim.SGD(model.parameters(), lr=1.0), device="cpu", **options)
+def make_scripted(losses: Sequence[float], *entries: dict[str, Any], **options: Any) -> Trainer:
+    """Make a trainer with these validation losses and checkpoint hooks."""
+    hooks = HooksConfig(lifecycle=[{"name": "checkpoint", **entry} for entry in entries])
+    return scripted.make_scripted(losses, config=hooks, record=True, **options)
 
 
 def run(losses: Sequence[float], config: dict[str, Any], resume: Path | None = None, **options: Any) -> Trainer:
     """Train with one validation and two steps an epoch."""
     hooks = HooksConfig(enable_model_checkpoint_hook=True, model_checkpoint_config=config)
-    trainer = make_scripted(losses, hooks=hooks, **{"max_epochs": len(losses), **options})
-    trainer.fit([torch.ones(2), torch.ones(2)], [torch.ones(1)], resume=resume)
-    return trainer
+    return scripted.train_scripted(losses, hooks, resume, record=True, **options)
 
 
 def links(trainer: Trainer) -> dict[str, str]:

@@ -10,46 +10,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from run_control import PlainRun
-from torch import nn
+from scripted import make_scripted, train_scripted
 
-from hookline import EarlyStopping, GenericTrainer, HooklineError, HooksConfig, Trainer
+from hookline import EarlyStopping, HooklineError, HooksConfig, Trainer
 from hookline.errors import ConfigError, MetricMissing
 
 NAN = math.nan
 
 
-class Scripted(nn.Module):
-    """A model whose validation losses are written down beforehand; its weight says how many there have been."""
-
-    def __init__(self, losses: Sequence[float]) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(()))
-        self.losses = list(losses)
-        self.used = 0
-
-    def forward(self, batch: torch.Tensor) -> torch.Tensor:
-        if self.training:
-            return self.weight * 0 + batch.mean() - self.weight
-        self.used += 1
-        return torch.tensor(self.losses[self.used - 1])
-
-
-def make_scripted(losses: Sequence[float], *hooks: Any, config: Any = None, **options: Any) -> GenericTrainer:
-    """Make a trainer with these validation losses; each step adds 1 to the weight."""
-    model = Scripted(losses)
-    options = {"record": False, "console": False, "sanity_batches": 0, **options}
-    trainer = GenericTrainer(config, model, torch.optim.SGD(model.parameters(), lr=1.0), device="cpu", **options)
-    for hook in hooks:
-        trainer.add_hook(hook)
-    return trainer
-
-
 def run(losses: Sequence[float], config: dict[str, Any], **options: Any) -> Trainer:
     """Train two steps an epoch, with one validation at its end."""
     hooks = HooksConfig(enable_early_stopping_hook=True, early_stopping_config=config)
-    trainer = make_scripted(losses, config=hooks, **{"max_epochs": len(losses), **options})
-    trainer.fit([torch.ones(2), torch.ones(2)], [torch.ones(1)])
-    return trainer
+    return train_scripted(losses, hooks, **options)
 
 
 def ending(trainer: Any) -> tuple[int, str, str | None]:
