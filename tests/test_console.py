@@ -1,13 +1,13 @@
 """What is printed during a run: no stream, whatever is wrong with it, ends the run."""
 
 import io
-import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from commands import python
 
 from hookline import EarlyStopping, Trainer, get_trainer
 from hookline.demo.sampling import SampleText
@@ -113,4 +113,4 @@ sys.exit(10 * trainer.step + trainer.hook_failures if trainer.record.lost else 1
 
 def test_warnings_without_a_standard_error_do_not_end_a_run() -> None:
     """Python's logging and its warnings raise if standard error is closed; the run continues without them."""
-    assert subprocess.run([sys.executable, "-c", CLOSED_STDERR]).returncode == 33
+    assert python("-c", CLOSED_STDERR).returncode == 33

@@ -2,8 +2,6 @@
 
 import math
 import pickle
-import subprocess
-import sys
 from collections.abc import Sequence
 from copy import deepcopy
 from fractions import Fraction
@@ -15,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from annotated_types import Ge, Gt, Le, Lt, MinLen
+from commands import python
 
 from hookline import EarlyStopping, MLflowTracker, TensorBoardTracker, Tracker, TrackioTracker
 from hookline._parameters import INFINITE, ParameterError, _is_usual, check, parameters_of, type_adapter, type_hint
@@ -74,7 +73,7 @@ def test_plain_hooks_do_not_import_pydantic() -> None:
         ConsoleLogHook(costs=False, pause=30.0), EarlyStopping(patience=5), ClipNorm(1.0)
         assert "pydantic" not in sys.modules
     """
-    subprocess.run([sys.executable, "-c", dedent(code)], check=True)
+    python("-c", dedent(code), check=True)
 
 
 @pytest.mark.parametrize("anything", [Any, str, str | None, int | str, Sequence[str], list[int], "not a type"])

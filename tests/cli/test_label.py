@@ -1,14 +1,12 @@
 """Names, tags and notes of runs: given by options, edited at any time, and used to name a run."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from builders import make_trainer
-from commands import error_of, output_of
+from commands import error_of, output_of, python
 from records import close_record, start_record
 
 from hookline import HooklineError, TrainerConfig, load_run
@@ -115,8 +113,7 @@ def test_a_run_is_labelled_while_it_trains() -> None:
 
     @trainer.on("train_start")
     def label() -> None:
-        command = [sys.executable, "-m", "hookline", "label", str(trainer.run_dir), "--name", "after", "--tag", "t"]
-        subprocess.run(command, check=True, capture_output=True)
+        python("-m", "hookline", "label", trainer.run_dir, "--name", "after", "--tag", "t", check=True)
 
     trainer.train()
     assert labels_of(trainer.run_dir)["name"] == "after"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from commands import error_of, output_of
+from commands import error_of, output_of, python
 from small_config import config_with
 
 import hookline
@@ -28,12 +28,6 @@ Captured = pytest.CaptureFixture[str]
 def small_config() -> None:
     """Write a config for a very short run into the current directory."""
     Path("small.yaml").write_text(SMALL, encoding="utf-8")
-
-
-def python(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    """Run a fresh interpreter that finds this package."""
-    environment = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment)
 
 
 def line_of_error(capsys: Captured, *words: str) -> str:

@@ -1,13 +1,11 @@
 """`hookline runs`: what it lists, in which order, and what it skips."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import error_of, output_of
+from commands import error_of, output_of, python
 from records import start_record
 from rich.console import Console
 
@@ -80,7 +78,7 @@ def test_running_and_killed(capsys: Captured) -> None:
     assert states == {"killed": ("killed", 3), "running": ("running", None)}
     record.close("completed", None, [], [], {})
     assert listed(capsys, "--outcome", "killed")[0]["run_id"] == "killed"
-    subprocess.run([sys.executable, "-c", DIES], check=False)
+    python("-c", DIES)
     assert [one["run_id"] for one in listed(capsys, "--outcome", "killed")] == ["dead", "killed"]
 
 
@@ -183,8 +181,7 @@ def test_listing_needs_no_torch() -> None:
     """The command reads the small files itself and does not wait for torch to be imported."""
     write_run("one")
     code = "import sys\nfrom hookline.cli import main\nmain(['runs'])\nassert 'torch' not in sys.modules"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "one" in done.stdout
+    assert "one" in python("-c", code, check=True).stdout
 
 
 def test_before_the_first_run(capsys: Captured) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from builders import make_batches, make_trainer
-from commands import error_of, output_of
+from commands import error_of, output_of, python
 from records import close_record, start_record
 
 import hookline
@@ -294,15 +294,12 @@ def test_a_checkpoint_whose_name_is_too_long_is_not_there(capsys: pytest.Capture
 
 def test_torch_is_not_imported() -> None:
     """A command that takes a second longer to start is not used."""
-    import subprocess
-    import sys
-
     path = train(steps=2)
     code = (
         "import sys; from hookline.cli import main; status = main(['show', sys.argv[1]]); "
         "assert status == 0 and 'torch' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code, str(path)], check=True, stdout=subprocess.DEVNULL)
+    python("-c", code, path, check=True)
 
 
 def test_a_killed_run_says_so(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,6 @@
 """The gradient monitor on FSDP2: what rank 0 records is true of the whole gradients."""
 
 import os
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from builders import make_model, make_trainer
+from commands import python
 from torch import nn
 
 from hookline import GradientMonitor
@@ -65,10 +65,7 @@ def main(store: str, rank: int) -> None:
 
 def test_sharded_gradients_are_recorded_as_the_whole_ones(tmp_path: Path) -> None:
     """Norms before and after the chain, moments, percentiles, bins and update ratios."""
-    environment = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
-    command = [sys.executable, __file__, str(tmp_path / "store")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    done = python(__file__, tmp_path / "store", check=True)
     assert all(done.stdout.count(f"all the same on rank {rank}") == 1 for rank in range(2))
 
 
