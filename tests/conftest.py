@@ -1,4 +1,4 @@
-"""What every test gets: one torch thread, an empty directory, hooks that may not fail, and a line in conformance.json.
+"""What every test gets: one torch thread, an empty directory, its own registered names, and hooks that may not fail.
 
 Under most policies a run continues when a hook fails, so that an assertion inside a hook would show nothing. Therefore
 a test fails if a hook failed in it and the run continued, unless it expects this error of a hook with
@@ -29,6 +29,7 @@ import hypothesis
 import pytest
 import torch
 
+from hookline.core import plugins
 from hookline.core.failures import FailureHandler
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,6 +38,7 @@ MOST_IDS_PER_TEST = 4
 ID_CHARACTERS = 60
 OUTCOMES = ("passed", "failed", "skipped")
 SOAK_SECONDS = 3600
+NAME_TABLES = [table for table in vars(plugins).values() if isinstance(table, plugins.PluginTable)]
 WITHOUT_SOAK = "not soak"  # as pyproject.toml has it: soak tests show nothing that others don't
 PICKING = ("keyword", "deselect", "ignore", "ignore_glob", "lf", "stepwise")  # options that leave tests out
 
@@ -200,6 +202,13 @@ def one_torch_thread() -> None:
 def own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run each test in its own empty directory, so that none writes runs/ into the repository."""
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def own_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remove after each test the hooks, models and other components that it registers."""
+    for table in NAME_TABLES:
+        monkeypatch.setattr(table, "_added", dict(table._added))
 
 
 @pytest.fixture(autouse=True)

@@ -32,20 +32,18 @@ from hookline import (
 from hookline.cli import main
 from hookline.config.hooks import read_hook_specs
 from hookline.config.schema import as_run_config
-from hookline.core.plugins import DATA, HOOKS, MODELS
+from hookline.core.plugins import HOOKS
 from hookline.errors import ConfigError
 from hookline.record import Record
 
 DEFAULT = Path(__file__).parents[1] / "src" / "hookline" / "demo" / "default.yaml"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def tiny_parts() -> Any:
+@pytest.fixture(autouse=True)
+def tiny_parts() -> None:
     """Register a model and data that are small enough for a unit test."""
     register_model("tiny")(lambda vocab_size, width=4: torch.nn.Sequential(torch.nn.Linear(vocab_size, width)))
     register_data("pairs")(tiny_data)
-    yield
-    del MODELS._added["tiny"], DATA._added["pairs"]
 
 
 def tiny_data(batches: int = 4, vocab: int = 3, width: int = 4) -> SimpleNamespace:
@@ -272,9 +270,7 @@ def test_training_from_the_command_line_makes_everything_once() -> None:
     assert calls == Counter(once.values())
 
 
-@pytest.mark.parametrize(
-    ("name", "right"), [("train_loaders", "'dataloader'"), ("optimizers", "'optimizer'")]
-)
+@pytest.mark.parametrize(("name", "right"), [("train_loaders", "'dataloader'"), ("optimizers", "'optimizer'")])
 def test_a_keyword_of_the_other_trainer_is_explained(name: str, right: str) -> None:
     """`SimpleTrainer` has other names for two arguments of `GenericTrainer`."""
     model = torch.nn.Linear(3, 1)

@@ -15,7 +15,7 @@ from commands import error_of, output_of, python
 from small_config import config_with
 
 import hookline
-from hookline import TrainingHook, __version__
+from hookline import TrainingHook, __version__, register_hook
 from hookline.cli import EXIT_CODES, main
 from hookline.core.catalog import CATALOG
 from hookline.core.plugins import HOOKS
@@ -205,7 +205,7 @@ def test_a_run_whose_working_directory_was_removed(
             else:
                 raise KeyboardInterrupt
 
-    monkeypatch.setitem(HOOKS._added, "interrupt", Interrupt)
+    register_hook("interrupt")(Interrupt)
     assert main(["train", str(config), f"trainer.output_dir={tmp_path / 'kept'}", hooks]) == 130
     out, error = capsys.readouterr()
     assert error == "hookline: the run cannot be continued: FileNotFoundError: [Errno 2] No such file or directory\n"
@@ -343,9 +343,7 @@ def test_a_hook_that_cannot_be_imported_does_not_hide_others(capsys: Captured, m
     assert "console_log" in out
 
 
-def test_defaults_are_written_as_in_a_config_or_as_python_writes_them(
-    capsys: Captured, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_defaults_are_written_as_in_a_config_or_as_python_writes_them(capsys: Captured) -> None:
     """A default that no config can have does not hide the other hooks."""
 
     class OddDefault(TrainingHook):
@@ -356,12 +354,12 @@ def test_defaults_are_written_as_in_a_config_or_as_python_writes_them(
 
         def on_step_end(self) -> None: ...
 
-    monkeypatch.setitem(HOOKS._added, "odd_default", OddDefault)
+    register_hook("odd_default")(OddDefault)
     out = " ".join(output_of(capsys, ["hooks"]).split())
     assert "clip_norm" in out and "table={('a', 1): 2.0}" in out and "limit=inf" in out and 'mark="…"' in out
 
 
-def test_a_docstring_that_is_not_a_text_does_not_hide_others(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_docstring_that_is_not_a_text_does_not_hide_others(capsys: Captured) -> None:
     """A class may define it as a property for its instances; the schema can be made as well."""
 
     class Unusual:
@@ -369,7 +367,7 @@ def test_a_docstring_that_is_not_a_text_does_not_hide_others(capsys: Captured, m
 
         def on_step_end(self) -> None: ...
 
-    monkeypatch.setitem(HOOKS._added, "unusual", Unusual)
+    register_hook("unusual")(Unusual)
     out = output_of(capsys, ["hooks"])
     assert "(it has no docstring)" in out and "clip_norm" in out
     assert main(["hooks", "unusual"]) == 0 and main(["schema"]) == 0

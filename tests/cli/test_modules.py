@@ -13,7 +13,6 @@ from torch import nn
 
 from hookline import register_model
 from hookline.cli import main
-from hookline.core import plugins
 
 SMALL = """
 model: {name: char_gpt, context: 16, width: 8, heads: 2, layers: 2}
@@ -27,10 +26,9 @@ Captured = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(autouse=True)
-def small_config(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Write a config whose hooks have wrong patterns; what tests register is removed afterwards."""
+def small_config() -> None:
+    """Write a config whose hooks have wrong patterns."""
     Path("small.yaml").write_text(SMALL, encoding="utf-8")
-    monkeypatch.setattr(plugins.MODELS, "_added", dict(plugins.MODELS._added))
 
 
 def printed(capsys: Captured, *words: str) -> list[str]:

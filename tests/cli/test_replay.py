@@ -13,7 +13,6 @@ from commands import error_of, output_of
 from hookline import NanForensics, load_config, register_model, trainer_from_config
 from hookline.checkpoints import write_checkpoint
 from hookline.cli import main
-from hookline.core import plugins
 from hookline.demo.char_gpt import CharGPT
 from hookline.hooks.nan_forensics.dump import read_crash
 
@@ -38,9 +37,8 @@ class FragileGPT(CharGPT):
 
 
 @pytest.fixture(autouse=True)
-def own_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def own_model() -> None:
     """Register a model, as a module of `--import` would."""
-    monkeypatch.setattr(plugins.MODELS, "_added", dict(plugins.MODELS._added))
     register_model("fragile_gpt")(FragileGPT)
 
 

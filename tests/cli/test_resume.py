@@ -12,10 +12,9 @@ import yaml
 from builders import make_trainer
 from commands import error_of, output_of
 
-from hookline import read_metrics
+from hookline import read_metrics, register_hook
 from hookline.checkpoints import read_checkpoint
 from hookline.cli import main
-from hookline.core import plugins
 from hookline.record import read_jsonl
 
 CONFIG = """
@@ -119,7 +118,7 @@ def test_a_path_that_is_not_a_run(capsys: Captured) -> None:
     assert f"made in code; build the same trainer there and call trainer.fit(resume='{trainer.run_dir}" in error
 
 
-def test_a_secret_must_be_given_again(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secret_must_be_given_again(capsys: Captured) -> None:
     """The record does not contain secrets; the error says which one is missing and how to give it."""
 
     class Teller:
@@ -131,7 +130,7 @@ def test_a_secret_must_be_given_again(capsys: Captured, monkeypatch: pytest.Monk
         def on_train_start(self) -> None: ...
 
     keys: list[str] = []
-    monkeypatch.setitem(plugins.HOOKS._added, "teller", Teller)
+    register_hook("teller")(Teller)
     run = train(capsys, "train", "run.yaml", "hooks.lifecycle=[checkpoint, {name: teller, api_key: sk-hidden-1234567}]")
     assert "sk-hidden" not in (run / "config.yaml").read_text()
     assert "hooks.teller.api_key: was a secret and is not recorded" in error_of(capsys, ["resume", str(run)])
@@ -162,7 +161,7 @@ def test_a_signal_is_the_exit_status(
 
     sent: list[Any] = []
     Path("parts.py").write_text("")
-    monkeypatch.setitem(plugins.HOOKS._added, "sender", Sender)
+    register_hook("sender")(Sender)
     whole = train(capsys, "train", "run.yaml")
     hooks = "hooks.lifecycle=[{name: checkpoint, save_every_n_steps: 4}, sender]"
     assert main(["train", "run.yaml", hooks, "--import", "parts", "--allow", "mine"]) == status

@@ -13,7 +13,6 @@ from commands import error_of, output_of
 from small_config import config_with
 
 from hookline.cli import main
-from hookline.core import plugins
 from hookline.hooks import webhook
 
 PARTS = """
@@ -47,12 +46,10 @@ Captured = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(autouse=True)
-def own_parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Write a module and a config; what the module registers is removed after the test."""
+def own_parts() -> Iterator[None]:
+    """Write a module and a config; the module is imported anew in each test."""
     Path("ownparts.py").write_text(PARTS, encoding="utf-8")
     Path("own.yaml").write_text(CONFIG, encoding="utf-8")
-    for registry in (plugins.MODELS, plugins.DATA, plugins.HOOKS):
-        monkeypatch.setattr(registry, "_added", dict(registry._added))
     yield
     for module in ("ownparts", "broken"):
         sys.modules.pop(module, None)

@@ -74,10 +74,8 @@ def read(value: Any, annotation: Any = NOTHING, default: Any = NOTHING) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def own_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Register data with one batch; what a test registers is removed afterwards."""
-    for table in (plugins.HOOKS, plugins.MODELS, plugins.DATA, plugins.SCHEDULERS):
-        monkeypatch.setattr(table, "_added", {})
+def own_data() -> None:
+    """Register data with one batch."""
     register_data("one")(lambda: SimpleNamespace(train=[torch.zeros(1, 1)]))
 
 

@@ -16,7 +16,6 @@ from hookline import (
     load_config,
     register_hook,
 )
-from hookline.core import plugins
 from hookline.errors import ConfigError, RegistrationError
 
 
@@ -40,9 +39,10 @@ class Report(TrainingHook):
 
 
 @pytest.fixture(autouse=True)
-def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+def registered() -> None:
     """Register two hooks for the test."""
-    monkeypatch.setattr(plugins.HOOKS, "_added", {"watch": Watch, "report": Report})
+    register_hook("watch")(Watch)
+    register_hook("report")(Report)
 
 
 @pytest.fixture
@@ -397,13 +397,13 @@ def test_errors_of_a_named_hook_show_its_parameters() -> None:
         HookRegistry({"forward": [{"name": "watch", "event": "e", "last": None}]})
 
 
-def test_a_hook_can_keep_its_parameters_out_of_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hook_can_keep_its_parameters_out_of_messages() -> None:
     """A RegistrationError of the constructor is raised as it is: the parameters may be secrets."""
 
     def picky(url: str) -> Any:
         raise RegistrationError("url: use https")
 
-    monkeypatch.setattr(plugins.HOOKS, "_added", {"picky": picky})
+    register_hook("picky")(picky)
     with pytest.raises(RegistrationError, match=r"^hooks\.lifecycle\.0: url: use https$"):
         HookRegistry({"lifecycle": [{"name": "picky", "url": "http://host/hunter2"}]})
 

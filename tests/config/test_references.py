@@ -7,7 +7,6 @@ import pytest
 import yaml
 
 from hookline import Trainer, TrainingHook, register_hook, trainer_from_config
-from hookline.core import plugins
 from hookline.errors import ConfigError
 
 WRITTEN: dict[str, Any] = {
@@ -33,7 +32,6 @@ class Sender(TrainingHook):
 @pytest.fixture(autouse=True)
 def variables(monkeypatch: pytest.MonkeyPatch) -> None:
     """Set some variables, and register the hook."""
-    monkeypatch.setattr(plugins.HOOKS, "_added", {})
     monkeypatch.setattr("hookline.config.references._references", {})  # later tests may print the same words
     monkeypatch.setenv("TOKEN", "s3cretpart")
     monkeypatch.setenv("N", "5")

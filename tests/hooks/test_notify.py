@@ -23,10 +23,10 @@ from hookline import (
     NotifyHook,
     TrainingHook,
     load_config,
+    register_hook,
     trainer_from_config,
 )
 from hookline.cli import main
-from hookline.core.plugins import HOOKS
 from hookline.errors import ConfigError, RegistrationError
 from hookline.hooks import notify
 from hookline.record import read_events
@@ -239,20 +239,11 @@ def test_the_url_is_removed_from_arguments_and_errors(server: Server, monkeypatc
     assert "OSError" in text and "train.py" in text and "SECRETPART" not in text
 
 
-CONFIG = """
-model: {name: char_gpt, context: 16, width: 8, heads: 2, layers: 1}
-data: {name: stdlib_text, context: 16, batch_size: 2, max_bytes: 60000}
-optimizer: {name: sgd, lr: 1e-2}
-trainer: {max_steps: 2, validate_every: null, sanity_batches: 0, console: false}
-hooks:
-  lifecycle: [{name: notify, webhook_url: "${env:SLACK_URL}", notify_on: [training_end]}]
-"""
-
-
 def test_a_config_keeps_the_reference(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """From a config file the record has `${env:SLACK_URL}` wherever the URL would stand."""
     monkeypatch.setenv("SLACK_URL", server.url)
-    Path("run.yaml").write_text(CONFIG, encoding="utf-8")
+    hook = '{name: notify, webhook_url: "${env:SLACK_URL}", notify_on: [training_end]}'
+    Path("run.yaml").write_text(config_with(hook), encoding="utf-8")
     config, from_file = load_config("run.yaml")
     trainer = trainer_from_config(config, from_file=from_file, device="cpu")
     trainer.train()
@@ -559,7 +550,7 @@ def test_a_failed_command_does_not_print_a_secret(
     more: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The message of an exception, and its traceback under --debug, show the reference instead of the secret."""
-    monkeypatch.setattr(HOOKS, "_added", {**HOOKS._added, "quoting": Quoting})
+    register_hook("quoting")(Quoting)
     monkeypatch.setenv("RELAY_PASSWORD", "correct-horse-battery")
     (tmp_path / "run.yaml").write_text(QUOTING_CONFIG, encoding="utf-8")
     status = main(["train", str(tmp_path / "run.yaml"), "--output", str(tmp_path / "runs"), *more])
