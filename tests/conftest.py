@@ -60,14 +60,14 @@ def known_ids() -> set[str]:
 
 def marked_ids(item: pytest.Item) -> list[str]:
     """Return every id in the item's req markers, including those of its class and module."""
-    return [str(one) for marker in item.iter_markers("req") for one in marker.args]
+    return [str(requirement) for marker in item.iter_markers("req") for requirement in marker.args]
 
 
 def complaint(ids: list[str], known: set[str]) -> str | None:
     """Describe what is wrong with a test's requirement ids; return None if they are right."""
     if len(ids) > MOST_IDS_PER_TEST:
         return f"names {len(ids)} requirements; a test can show {MOST_IDS_PER_TEST} at most, so split it"
-    unknown = [one for one in ids if one not in known]
+    unknown = [requirement for requirement in ids if requirement not in known]
     if unknown:
         return f"names {', '.join(unknown)}, which tests/requirements.tsv does not have"
     return None
@@ -100,7 +100,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(SOAK_SECONDS))
         ids = marked_ids(item)
         if ids:
-            item.user_properties.extend(("req", one) for one in ids)
+            item.user_properties.extend(("req", requirement) for requirement in ids)
             item.user_properties.append(("sentence", first_sentence(item)))
 
 
@@ -153,21 +153,21 @@ class Conformance:
         for nodeid, outcome in sorted(self.outcome_of.items()):
             properties = self.properties_of[nodeid]
             sentence = next((str(value) for key, value in properties if key == "sentence"), "")
-            for one in sorted({str(value) for key, value in properties if key == "req"}):
-                add_outcome(rows, one, outcome, {"test": nodeid, "sentence": sentence})
+            for requirement in sorted({str(value) for key, value in properties if key == "req"}):
+                add_outcome(rows, requirement, outcome, {"test": nodeid, "sentence": sentence})
         return rows
 
 
 def is_whole_suite(config: pytest.Config) -> bool:
     """Return True if neither a path nor an option selected some of the tests."""
-    paths = {(config.invocation_params.dir / str(one)).resolve() for one in config.args}
+    paths = {(config.invocation_params.dir / str(path)).resolve() for path in config.args}
     picked = any(getattr(config.option, option, None) for option in PICKING)
     return paths <= {ROOT, ROOT / "tests"} and config.option.markexpr == WITHOUT_SOAK and not picked
 
 
-def add_outcome(rows: dict[str, dict[str, object]], one: str, outcome: str, test: dict[str, str]) -> None:
+def add_outcome(rows: dict[str, dict[str, object]], requirement: str, outcome: str, test: dict[str, str]) -> None:
     """Count one test's outcome for one requirement."""
-    row = rows.setdefault(one, {**dict.fromkeys(OUTCOMES, 0), "tests": []})
+    row = rows.setdefault(requirement, {**dict.fromkeys(OUTCOMES, 0), "tests": []})
     count, tests = row[outcome], row["tests"]
     assert isinstance(count, int) and isinstance(tests, list)
     row[outcome] = count + 1

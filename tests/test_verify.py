@@ -274,7 +274,7 @@ def test_all_hooks_are_judged_one_by_one() -> None:
         trainer.add_hook(WritesBatch())
         return trainer
 
-    assert [(one.hook, one.fine) for one in verify(make, 4)] == [
+    assert [(verdict.hook, verdict.fine) for verdict in verify(make, 4)] == [
         ("identity", True),
         ("watches", True),
         ("writes_batch", False),

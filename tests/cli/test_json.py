@@ -59,8 +59,8 @@ def test_events_and_hooks(capsys: Captured) -> None:
     """All of them, or one."""
     events = parsed(capsys, "events")
     assert events[0]["name"] == "on_train_start" and "meaning" in events[0]["arguments"]["step"]
-    assert [one["name"] for one in parsed(capsys, "events", "--event", "on_batch_end")] == ["on_train_batch_end"]
-    hooks = {one["name"]: one for one in parsed(capsys, "hooks")}
+    assert [event["name"] for event in parsed(capsys, "events", "--event", "on_batch_end")] == ["on_train_batch_end"]
+    hooks = {hook["name"]: hook for hook in parsed(capsys, "hooks")}
     assert hooks["ema"]["kind"] == "lifecycle" and hooks["ema"]["origin"] == "built-in"
     (ema,) = parsed(capsys, "hooks", "ema")
     assert ema == hooks["ema"] and {"name", "required", "default", "meaning"} == set(ema["parameters"][0])

@@ -53,7 +53,7 @@ def test_points(capsys: Captured) -> None:
     write_run("two", "base", train_loss=[4.0])
     assert main(["plot", "one", "two", "--metric", "train/loss", "--json"]) == 0
     (chart,) = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
-    assert chart["metric"] == "train/loss" and [one["run_id"] for one in chart["runs"]] == ["one", "two"]
+    assert chart["metric"] == "train/loss" and [run["run_id"] for run in chart["runs"]] == ["one", "two"]
     assert chart["runs"][0]["steps"] == [1, 2] and chart["runs"][0]["mean"] == [3.0, "NaN"]
     assert "base (one)" in output_of(capsys, ["plot", "one", "two", "--metric", "train/loss", "--log"])
 

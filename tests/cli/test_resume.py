@@ -52,7 +52,7 @@ def last_weights(run: Path) -> list[str]:
     """Return every bit of the newest checkpoint's model and optimizers."""
     sections, _ = read_checkpoint(run / "checkpoints" / "step-00000012")
     state = sections["optimizers"][0]["state"]
-    tensors = [*sections["model"].values(), *(value for one in state.values() for value in one.values())]
+    tensors = [*sections["model"].values(), *(value for entries in state.values() for value in entries.values())]
     return [tensor.numpy().tobytes().hex() for tensor in tensors]
 
 

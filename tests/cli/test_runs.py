@@ -74,12 +74,12 @@ def test_running_and_killed(capsys: Captured) -> None:
     """A run without an outcome is running as long as its process lives."""
     write_run("killed", None, steps=3)
     record = start_record(run_id="running")
-    states = {one["run_id"]: (one["outcome"], one["steps"]) for one in listed(capsys)}
+    states = {run["run_id"]: (run["outcome"], run["steps"]) for run in listed(capsys)}
     assert states == {"killed": ("killed", 3), "running": ("running", None)}
     record.close("completed", None, [], [], {})
     assert listed(capsys, "--outcome", "killed")[0]["run_id"] == "killed"
     python("-c", DIES)
-    assert [one["run_id"] for one in listed(capsys, "--outcome", "killed")] == ["dead", "killed"]
+    assert [run["run_id"] for run in listed(capsys, "--outcome", "killed")] == ["dead", "killed"]
 
 
 def test_sort_filter_and_limit(capsys: Captured) -> None:
@@ -89,7 +89,7 @@ def test_sort_filter_and_limit(capsys: Captured) -> None:
     write_run("c", labels=Labels(None, ()), metric="other", steps=3)
 
     def ids(*arguments: str) -> str:
-        return " ".join(one["run_id"] for one in listed(capsys, *arguments))
+        return " ".join(run["run_id"] for run in listed(capsys, *arguments))
 
     assert ids() == "c b a" and ids("--reverse") == "a b c"
     assert ids("--sort", "best") == "a b c" and ids("--sort", "steps") == "b c a" and ids("--sort", "id") == "a b c"
@@ -108,7 +108,7 @@ def test_the_best_of_each_metric_comes_first(capsys: Captured) -> None:
         write_run(run_id, best=best)
     for run_id, steps in (("long", 4), ("short", 2)):  # 1 / steps is the loss
         write_run(run_id, metric="val/loss", steps=steps)
-    assert [one["run_id"] for one in listed(capsys, "--sort", "best")] == ["good", "bad", "long", "short"]
+    assert [run["run_id"] for run in listed(capsys, "--sort", "best")] == ["good", "bad", "long", "short"]
 
 
 def test_a_mode_of_a_hook_says_what_is_best(capsys: Captured) -> None:
@@ -118,7 +118,7 @@ def test_a_mode_of_a_hook_says_what_is_best(capsys: Captured) -> None:
         run = json.loads((path / "run.json").read_text())
         run["hooks"] = [{"name": "checkpoint", "parameters": {"monitor": "val/acc", "mode": "min"}}]
         (path / "run.json").write_text(json.dumps(run))
-    assert [one["run_id"] for one in listed(capsys, "--sort", "best")] == ["low", "high"]
+    assert [run["run_id"] for run in listed(capsys, "--sort", "best")] == ["low", "high"]
 
 
 def test_an_outcome_may_have_a_hyphen(capsys: Captured) -> None:
@@ -126,7 +126,7 @@ def test_an_outcome_may_have_a_hyphen(capsys: Captured) -> None:
     write_run("bad", "non_finite")
     write_run("good")
     for given in ("non-finite", "non_finite"):
-        assert [one["run_id"] for one in listed(capsys, "--outcome", given)] == ["bad"]
+        assert [run["run_id"] for run in listed(capsys, "--outcome", given)] == ["bad"]
 
 
 def test_what_is_not_a_run_is_skipped(capsys: Captured) -> None:

@@ -37,11 +37,11 @@ def fits(value: Any, schema: Any, root: dict[str, Any]) -> bool:
         not names or any(is_type(value, name) for name in ([names] if isinstance(names, str) else names)),
         "enum" not in schema or value in schema["enum"],
         "const" not in schema or value == schema["const"],
-        "anyOf" not in schema or any(fits(value, one, root) for one in schema["anyOf"]),
+        "anyOf" not in schema or any(fits(value, choice, root) for choice in schema["anyOf"]),
         not isinstance(value, (int, float)) or within_bounds(value, schema),
         "minLength" not in schema or not isinstance(value, str) or len(value) >= schema["minLength"],
         "pattern" not in schema or (isinstance(value, str) and re.search(schema["pattern"], value) is not None),
-        "items" not in schema or not isinstance(value, list) or all(fits(one, schema["items"], root) for one in value),
+        "items" not in schema or not isinstance(value, list) or all(fits(v, schema["items"], root) for v in value),
         not isinstance(value, dict) or mapping_fits(value, schema, root),
     ]
     return all(checks)
@@ -57,7 +57,7 @@ def mapping_fits(value: dict[str, Any], schema: dict[str, Any], root: dict[str, 
     properties, more = schema.get("properties", {}), schema.get("additionalProperties", True)
     known = all(fits(value[key], properties[key], root) for key in value if key in properties)
     unknown = [value[key] for key in value if key not in properties]
-    spare = not unknown if more is False else more is True or all(fits(one, more, root) for one in unknown)
+    spare = not unknown if more is False else more is True or all(fits(item, more, root) for item in unknown)
     return known and spare and all(key in value for key in schema.get("required", ()))
 
 
@@ -245,13 +245,14 @@ def test_nothing_is_left_out(schema: dict[str, Any], capsys: pytest.CaptureFixtu
     """The schema has every key of a config, every option with its help, every hook, and the registry's options."""
     assert set(schema["properties"]) == set(RunConfig.model_fields)
     assert set(schema["$defs"]["HooksConfig"]["properties"]) == set(HooksConfig.model_fields)
-    assert all("description" in one for one in schema["$defs"]["TrainerOptions"]["properties"].values())
-    entries = [one for one in schema["$defs"]["Hook"]["anyOf"] if "const" in one.get("properties", {}).get("name", {})]
-    assert [one["properties"]["name"]["const"] for one in entries] == HOOKS.names()
-    assert all(one["description"] for one in entries)
+    assert all("description" in option for option in schema["$defs"]["TrainerOptions"]["properties"].values())
+    choices = schema["$defs"]["Hook"]["anyOf"]
+    entries = [choice for choice in choices if "const" in choice.get("properties", {}).get("name", {})]
+    assert [entry["properties"]["name"]["const"] for entry in entries] == HOOKS.names()
+    assert all(entry["description"] for entry in entries)
     _, _, words = " ".join(output_of(capsys, ["hooks"]).split()).partition("every entry also takes ")
     reserved = words.partition(" in a config")[0].split(", ")
-    assert len(reserved) > 5 and all(key in one["properties"] for key in reserved for one in entries)
+    assert len(reserved) > 5 and all(key in entry["properties"] for key in reserved for entry in entries)
 
 
 def test_registered_hooks_are_in_the_schema(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ def project(tmp_path: Path) -> Path:
     for empty in ("hookline/__init__.py", "hookline/core/__init__.py"):
         (tmp_path / empty).touch()
     (tmp_path / "hookline" / "core" / "failures.py").write_text("class FailureHandler:\n    apply_policy = None\n")
+    (tmp_path / "hookline" / "core" / "plugins.py").write_text("class PluginTable: pass\n")
     (tmp_path / "conformance.json").write_text("earlier")
     return tmp_path
 

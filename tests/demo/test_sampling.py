@@ -184,7 +184,7 @@ def test_sampling_leaves_training_alone() -> None:
     plain.train()
     sampled.train()
     pairs = zip(plain.model.parameters(), sampled.model.parameters(), strict=True)
-    assert all(torch.equal(one, other) for one, other in pairs)
+    assert all(torch.equal(*pair) for pair in pairs)
 
 
 def test_without_a_vocabulary_it_says_so() -> None:

@@ -70,8 +70,8 @@ def test_seed_orders_training_and_nothing_else() -> None:
     """Another seed shows other windows first, while the validation batches stay as they were."""
     first, second = (stdlib_text(context=16, batch_size=2, max_bytes=100_000, seed=s) for s in (0, 1))
     assert not torch.equal(next(iter(first.train))["input_ids"], next(iter(second.train))["input_ids"])
-    for one, two in zip(first.validation, second.validation, strict=True):
-        assert torch.equal(one["input_ids"], two["input_ids"])
+    for batch, other in zip(first.validation, second.validation, strict=True):
+        assert torch.equal(batch["input_ids"], other["input_ids"])
 
 
 def test_each_epoch_has_its_own_order(data: Any) -> None:
@@ -82,8 +82,8 @@ def test_each_epoch_has_its_own_order(data: Any) -> None:
 def test_validation_is_fixed_and_small(data: Any) -> None:
     """Every pass over the validation loader gives the same few batches."""
     assert len(data.validation) == 20
-    for one, two in zip(data.validation, data.validation, strict=True):
-        assert torch.equal(one["input_ids"], two["input_ids"])
+    for batch, again in zip(data.validation, data.validation, strict=True):
+        assert torch.equal(batch["input_ids"], again["input_ids"])
 
 
 def test_loaders_leave_the_global_random_state_alone(data: Any) -> None:
