@@ -4,12 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import error_of, output_of
+from commands import Captured, error_of, output_of
 
 from hookline.checkpoints import write_checkpoint
 from hookline.cli import main
-
-Captured = pytest.CaptureFixture[str]
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from builders import make_batches, make_model, make_trainer
-from commands import error_of, output_of
+from commands import error_of, json_of, output_of
 
 import hookline
 
@@ -41,7 +41,7 @@ def compare(capsys: pytest.CaptureFixture[str], *arguments: Any) -> str:
 
 
 def divergence(capsys: pytest.CaptureFixture[str], first: Path, second: Path) -> dict[str, Any]:
-    (found,) = json.loads(compare(capsys, first, second, "--json"))["divergences"]
+    (found,) = json_of(capsys, "compare", first, second)["divergences"]
     return dict(found)
 
 
@@ -184,7 +184,7 @@ def test_the_best_value_is_shown_where_a_direction_is_known(capsys: pytest.Captu
 
     monitor = hookline.CheckpointHook(monitor="train/epoch_loss", mode="max")
     runs = [train(Own(), monitor, steps=10, max_epochs=2) for _ in range(2)]
-    metrics = json.loads(compare(capsys, *runs, "--json"))["metrics"]
+    metrics = json_of(capsys, "compare", *runs)["metrics"]
     assert metrics["val/wer"][0]["best"] == {"step": 1, "value": 1.0}
     highest = metrics["train/epoch_loss"][0]["best"]
     assert highest["step"] == 10 and highest["value"] > 0
@@ -223,7 +223,7 @@ def test_five_runs_are_readable_in_80_columns(
     best = lines[lines.index("best value (step)") :]
     assert sum(line.count("(") for line in best if line.startswith("train/loss")) == 5
     runs = [train(ManyMetrics(), hookline.GradientMonitor(log_frequency=1), steps=6) for _ in range(2)]
-    found = json.loads(compare(capsys, *runs, "--json"))["metrics"]
+    found = json_of(capsys, "compare", *runs)["metrics"]
     assert len(found) > 12 and f"and {len(found) - 12} more metrics; --json has all" in compare(capsys, *runs)
 
 

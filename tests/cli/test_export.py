@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import error_of, output_of
+from commands import Captured, error_of, output_of
 from records import close_record, start_record
 
 from hookline import load_run
 from hookline.cli import main
 
-Captured = pytest.CaptureFixture[str]
 NAN = float("nan")
 
 

@@ -3,14 +3,13 @@
 from types import SimpleNamespace
 
 import pytest
-from commands import output_of
+from commands import Captured, output_of
 
 from hookline._console import printable
 from hookline.cli.formatting import heading, labeled, open_console, paragraph, table
 from hookline.core import plugins
 
 ESCAPE = "\x1b[31m\x1b]0;title\x07\r\x08\x9b2J\u202e\u200b\ud800"
-Captured = pytest.CaptureFixture[str]
 
 
 def test_ordinary_text_stays() -> None:

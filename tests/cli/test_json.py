@@ -2,15 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from builders import make_trainer
-from commands import output_of
+from commands import Captured, json_of, output_of
 
 from hookline.cli import COMMANDS, main, make_parser
 
-Captured = pytest.CaptureFixture[str]
 WITHOUT = {"train", "resume", "example", "schema"}  # they print a path, YAML, or JSON anyway
 
 
@@ -20,11 +18,6 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     trainer = make_trainer("checkpoint", record=True, output_dir=str(tmp_path_factory.mktemp("runs")))
     trainer.train()
     return trainer.run_dir
-
-
-def parsed(capsys: Captured, *arguments: str) -> Any:
-    """Return what a command prints, which must be JSON and nothing else."""
-    return json.loads(output_of(capsys, [*arguments, "--json"]), parse_constant=pytest.fail)
 
 
 def test_every_command_that_prints_data_has_it(capsys: Captured) -> None:
@@ -41,10 +34,10 @@ def test_every_command_that_prints_data_has_it(capsys: Captured) -> None:
 
 def test_checkpoints(recorded: Path, capsys: Captured) -> None:
     """Each checkpoint has its name, path, state, step and size; a damaged one its problems and status 1."""
-    (one,) = parsed(capsys, "checkpoints", str(recorded))
+    (one,) = json_of(capsys, "checkpoints", str(recorded))
     assert (one["name"], one["good"], one["problems"], one["step"]) == ("step-00000004", True, [], 4)
     assert one["bytes"] > 0 and "T" in one["saved"]
-    assert parsed(capsys, "verify-checkpoint", one["path"]) == [one]
+    assert json_of(capsys, "verify-checkpoint", one["path"]) == [one]
     Path(one["path"], "extra").write_text("x")
     manifest = Path(one["path"], "manifest.json")
     before = manifest.read_bytes()
@@ -57,20 +50,20 @@ def test_checkpoints(recorded: Path, capsys: Captured) -> None:
 
 def test_events_and_hooks(capsys: Captured) -> None:
     """All of them, or one."""
-    events = parsed(capsys, "events")
+    events = json_of(capsys, "events")
     assert events[0]["name"] == "on_train_start" and "meaning" in events[0]["arguments"]["step"]
-    assert [event["name"] for event in parsed(capsys, "events", "--event", "on_batch_end")] == ["on_train_batch_end"]
-    hooks = {hook["name"]: hook for hook in parsed(capsys, "hooks")}
+    assert [event["name"] for event in json_of(capsys, "events", "--event", "on_batch_end")] == ["on_train_batch_end"]
+    hooks = {hook["name"]: hook for hook in json_of(capsys, "hooks")}
     assert hooks["ema"]["kind"] == "lifecycle" and hooks["ema"]["origin"] == "built-in"
-    (ema,) = parsed(capsys, "hooks", "ema")
+    (ema,) = json_of(capsys, "hooks", "ema")
     assert ema == hooks["ema"] and {"name", "required", "default", "meaning"} == set(ema["parameters"][0])
 
 
 def test_explain_and_export(recorded: Path, capsys: Captured) -> None:
     """The hooks of an event in order, and the files that were written."""
-    (event,) = parsed(capsys, "explain", "--event", "on_step_end", "--hook", "ema")
+    (event,) = json_of(capsys, "explain", "--event", "on_step_end", "--hook", "ema")
     assert event["event"] == "on_step_end" and event["hooks"][0].startswith("1. ")
-    files = parsed(capsys, "export", str(recorded), "--to", "csv", "--output", "out")
+    files = json_of(capsys, "export", str(recorded), "--to", "csv", "--output", "out")
     assert files[0] == {"path": "out/metrics.csv", "table": "metrics", "rows": 4}
 
 

@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 from builders import make_trainer
-from commands import error_of, output_of, python
+from commands import Captured, error_of, json_of, output_of, python
 from records import close_record, start_record
 
 from hookline import HooklineError, TrainerConfig, load_run
 from hookline.cli import main
 from hookline.record.labels import Labels
 
-Captured = pytest.CaptureFixture[str]
 HOSTILE = ["\x1b[31mred", "a\nb", "a\rb", "\u202eabc", "x" * 10_000, "\ud800", "a\x00", "latest"]
 
 
@@ -75,7 +74,7 @@ def test_label_prints_and_edits(capsys: Captured) -> None:
     capsys.readouterr()
     assert main(["label", "new"]) == 0
     assert capsys.readouterr().out.split() == ["one", "name", "new", "tags", "b,", "c", "notes", "first", "second"]
-    assert json.loads(output_of(capsys, ["label", "new", "--name", "", "--notes", "", "--json"])) == {
+    assert json_of(capsys, "label", "new", "--name", "", "--notes", "") == {
         "run_id": "one", "version": 1, "name": None, "tags": ["b", "c"], "notes": None,
     }  # fmt: skip
 

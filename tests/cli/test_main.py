@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from commands import error_of, output_of, python
+from commands import Captured, error_of, line_of_error, output_of, python
 from small_config import config_with
 
 import hookline
@@ -21,23 +21,12 @@ from hookline.core.catalog import CATALOG
 from hookline.core.plugins import HOOKS
 
 SMALL = config_with("{name: console_log, costs: false}")
-Captured = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(autouse=True)
 def small_config() -> None:
     """Write a config for a very short run into the current directory."""
     Path("small.yaml").write_text(SMALL, encoding="utf-8")
-
-
-def line_of_error(capsys: Captured, *words: str) -> str:
-    """Return the one line on stderr of a command that fails with status 2."""
-    assert main(words) == 2
-    out, error = capsys.readouterr()
-    assert out == ""
-    assert error.startswith("hookline: error: ")
-    assert error.count("\n") == 1
-    return error
 
 
 def test_without_arguments_it_prints_help(capsys: Captured) -> None:

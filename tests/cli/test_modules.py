@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from commands import error_of, output_of
+from commands import Captured, error_of, json_of
 from torch import nn
 
 from hookline import register_model
@@ -22,7 +22,6 @@ trainer: {max_steps: 2, compile: true}
 hooks:
   forward: [{name: activation_stats, modules: "no.such.module"}]
 """
-Captured = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(autouse=True)
@@ -95,7 +94,7 @@ def test_a_pattern_alone_uses_the_default_job(capsys: Captured) -> None:
 
 def test_json_has_the_same_content(capsys: Captured) -> None:
     """`--json` prints the same with dtypes; the root module has an empty name."""
-    read = json.loads(output_of(capsys, ["modules", "--json", "small.yaml"]))
+    read = json_of(capsys, "modules", "small.yaml")
     assert (read["model"], read["not_run_because"], read["frozen"]) == ("CharGPT", None, 0)
     by_name = {module["name"]: module for module in read["modules"]}
     assert by_name[""]["output"]["loss"] == {"shape": [], "dtype": "float32"}

@@ -1,20 +1,18 @@
 """`hookline plot`: metrics of runs in the terminal, as points and as files."""
 
 import builtins
-import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from commands import error_of, output_of
+from commands import Captured, error_of, json_of, output_of
 from records import close_record, start_record
 
 from hookline.cli import main
 from hookline.record.labels import Labels
 
-Captured = pytest.CaptureFixture[str]
 NAN = float("nan")
 
 
@@ -51,8 +49,7 @@ def test_points(capsys: Captured) -> None:
     """--json has the points of each run; runs with the same name have different ids."""
     write_run("one", "base", train_loss=[3.0, NAN])
     write_run("two", "base", train_loss=[4.0])
-    assert main(["plot", "one", "two", "--metric", "train/loss", "--json"]) == 0
-    (chart,) = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    (chart,) = json_of(capsys, "plot", "one", "two", "--metric", "train/loss")
     assert chart["metric"] == "train/loss" and [run["run_id"] for run in chart["runs"]] == ["one", "two"]
     assert chart["runs"][0]["steps"] == [1, 2] and chart["runs"][0]["mean"] == [3.0, "NaN"]
     assert "base (one)" in output_of(capsys, ["plot", "one", "two", "--metric", "train/loss", "--log"])

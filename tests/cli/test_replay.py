@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from builders import make_trainer
-from commands import error_of, output_of
+from commands import Captured, error_of, output_of
 
 from hookline import NanForensics, load_config, register_model, trainer_from_config
 from hookline.checkpoints import write_checkpoint
@@ -24,7 +24,6 @@ trainer: {max_steps: 8, seed: 3, validate_every: null, sanity_batches: 0, consol
 hooks:
   lifecycle: [{name: nan_forensics, state: STATE}]
 """
-Captured = pytest.CaptureFixture[str]
 
 
 class FragileGPT(CharGPT):

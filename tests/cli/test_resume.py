@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from builders import make_trainer
-from commands import error_of, output_of
+from commands import Captured, error_of, output_of
 
 from hookline import read_metrics, register_hook
 from hookline.checkpoints import read_checkpoint
@@ -26,7 +26,6 @@ trainer: {max_steps: 12, validate_every: 5, sanity_batches: 0, seed: 1, max_grad
 hooks:
   lifecycle: [{name: checkpoint, save_every_n_steps: 4, save_every_n_epochs: null}]
 """
-Captured = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(autouse=True)

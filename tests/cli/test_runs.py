@@ -5,14 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import error_of, output_of, python
+from commands import Captured, error_of, json_of, output_of, python
 from records import start_record
 from rich.console import Console
 
 from hookline.cli import main, runs
 from hookline.record.labels import Labels
 
-Captured = pytest.CaptureFixture[str]
 DIES = """
 import os
 from hookline.record import Record
@@ -49,8 +48,7 @@ def _host() -> str:
 
 def listed(capsys: Captured, *arguments: str) -> list[dict[str, Any]]:
     """Return what the command prints for programs."""
-    assert main(["runs", "--json", *arguments]) == 0
-    return json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    return json_of(capsys, "runs", *arguments)
 
 
 def test_fields(capsys: Captured) -> None:
@@ -187,7 +185,7 @@ def test_listing_needs_no_torch() -> None:
 def test_before_the_first_run(capsys: Captured) -> None:
     """That there is no runs/ yet is not an error; that another directory does not exist is."""
     assert output_of(capsys, ["runs"]) == "no runs yet in runs/\n"
-    assert json.loads(output_of(capsys, ["runs", "--json"])) == []
+    assert listed(capsys) == []
     assert main(["runs", "elsewhere"]) == 2
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from builders import make_batches, make_trainer
-from commands import error_of, output_of, python
+from commands import error_of, json_of, output_of, python
 from records import close_record, start_record
 
 import hookline
@@ -73,29 +73,29 @@ def test_the_command_that_resumes_repeats_the_arguments_of_the_run(capsys: pytes
     assert main(["train", *words]) == 0
     (path,) = Path("runs").iterdir()
     capsys.readouterr()
-    assert json.loads(show(capsys, "one", "--json"))["resume"] is None
+    assert json_of(capsys, "show", "one")["resume"] is None
     interrupt(path, argv=["/bin/hookline", "train", *words])
     expected = f"hookline resume runs/{path.name} optimizer.lr=0.01 --import own_parts"
-    assert json.loads(show(capsys, "one", "--json"))["resume"] == expected
+    assert json_of(capsys, "show", "one")["resume"] == expected
     assert f"    resume     {expected}\n" in show(capsys, "one")
     assert main(shlex.split(expected)[1:]) == 0
     capsys.readouterr()
     resumed = ["resume", "a=1", "--fork", "--debug", "--allow", "mine", "optimizer.lr=0.01", "--device", "cpu"]
     interrupt(path, argv=["/bin/hookline", *resumed])  # the name of that run is no override
     expected = f"hookline resume runs/{path.name} optimizer.lr=0.01 --device cpu --allow mine"
-    assert json.loads(show(capsys, "one", "--json"))["resume"] == expected
+    assert json_of(capsys, "show", "one")["resume"] == expected
     for wrong in (["--import"], [*words, "--help"], [*words, "--fast-dev-run", "x"], [*words, "--nothing"]):
         interrupt(path, argv=["/bin/hookline", "train", *wrong])
-        assert json.loads(show(capsys, "one", "--json"))["resume"] == f"hookline resume runs/{path.name}"
+        assert json_of(capsys, "show", "one")["resume"] == f"hookline resume runs/{path.name}"
     interrupt(path, argv=["/bin/hookline", "train", *words], hostname="elsewhere")
-    assert json.loads(show(capsys, "one", "--json"))["resume"] == f"hookline resume runs/{path.name}"
+    assert json_of(capsys, "show", "one")["resume"] == f"hookline resume runs/{path.name}"
 
 
 def test_a_run_that_was_made_in_code_is_resumed_in_code(capsys: pytest.CaptureFixture[str]) -> None:
     path = train(hookline.CheckpointHook())
     interrupt(path)
     assert "build the same trainer and call trainer.fit(resume=" in show(capsys, path)
-    assert json.loads(show(capsys, path, "--json"))["resume"] is None
+    assert json_of(capsys, "show", path)["resume"] is None
 
 
 def test_few_points_are_not_drawn(capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,8 +136,8 @@ def test_every_reader_adds_up_the_seconds_of_all_attempts(capsys: pytest.Capture
     run["attempts"] = [{**run["attempts"][0], "started": started, "closed": closed} for started, closed in times]
     (path / "run.json").write_text(json.dumps(run))
     assert "30 steps in 40.0 s" in show(capsys, path)
-    assert json.loads(show(capsys, path, "--json"))["seconds"] == 40
-    assert json.loads(output_of(capsys, ["runs", str(path.parent), "--json"]))[0]["seconds"] == 40
+    assert json_of(capsys, "show", path)["seconds"] == 40
+    assert json_of(capsys, "runs", path.parent)[0]["seconds"] == 40
     assert main(["report", str(path)]) == 0
     assert '"seconds":40.0,"step_seconds"' in (path / "report.html").read_text()
 
@@ -195,7 +195,7 @@ def test_alerts_come_with_their_steps(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_the_same_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     path = train()
-    shown = json.loads(show(capsys, path, "--json"))
+    shown = json_of(capsys, "show", path)
     assert shown["run_id"] == path.name
     assert shown["outcome"] == "completed"
     assert shown["metrics"]["train/loss"]["points"] == 30
@@ -270,7 +270,7 @@ def test_an_event_that_is_nested_too_deeply_is_an_incomplete_line(
     path = train(steps=3)
     with (path / "events.jsonl").open("a") as file:
         file.write(f'{{"time": 1, "kind": "a", "step": 1, {NESTED}}}\n')
-    found = json.loads(show(capsys, path, "--json"))
+    found = json_of(capsys, "show", path)
     assert [alert["text"] for alert in found["alerts"]] == ["events.jsonl: line 1 is damaged"]
     assert main(["report", str(path), "--output", str(tmp_path / "report.html")]) == 0
 

@@ -8,13 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import error_of, output_of
+from commands import Captured, error_of, output_of
 from records import close_record, start_record
 
 from hookline.cli import main, tail
 from hookline.record import Record
 
-Captured = pytest.CaptureFixture[str]
 ESCAPE = "\x1b[31m\u202e"
 LIVES = """
 import sys, time

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import error_of, output_of
+from commands import Captured, line_of_error, output_of
 from small_config import config_with
 
 from hookline.cli import main
@@ -42,7 +42,6 @@ optimizer: {name: sgd, lr: 0.1}
 trainer: {record: false, console: false}
 hooks: {lifecycle: [shout]}
 """
-Captured = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(autouse=True)
@@ -55,13 +54,6 @@ def own_parts() -> Iterator[None]:
         sys.modules.pop(module, None)
 
 
-def refusal(capsys: Captured, *words: str) -> str:
-    """Return the one line on stderr of a command that is refused with status 2."""
-    error = error_of(capsys, words)
-    assert error.startswith("hookline: error: ") and error.count("\n") == 1
-    return error
-
-
 def test_a_config_names_what_an_imported_module_registers(capsys: Captured) -> None:
     """With --import, a config names the user's model, data and hook like built-ins."""
     assert "OVER AFTER 2" in output_of(capsys, ["train", "own.yaml", "--import", "ownparts"])
@@ -69,10 +61,10 @@ def test_a_config_names_what_an_imported_module_registers(capsys: Captured) -> N
 
 def test_without_the_import_the_error_says_how(capsys: Captured) -> None:
     """The error for a name that is not registered suggests --import, for components and for hooks."""
-    assert "there is no data named 'noise'" in (error := refusal(capsys, "train", "own.yaml", "hooks={}"))
+    assert "there is no data named 'noise'" in (error := line_of_error(capsys, "train", "own.yaml", "hooks={}"))
     assert "--import MODULE" in error
     words = ["train", "hooks.lifecycle=[shout]"]
-    assert "there is no hook named 'shout'" in (error := refusal(capsys, *words))
+    assert "there is no hook named 'shout'" in (error := line_of_error(capsys, *words))
     assert "--import MODULE" in error
 
 
@@ -84,7 +76,7 @@ def test_explain_and_hooks_import_too(capsys: Captured) -> None:
 
 def test_a_config_file_cannot_import(capsys: Captured) -> None:
     """A config has no key for imports."""
-    assert "imports: unknown key" in refusal(capsys, "train", "own.yaml", "imports=[ownparts]")
+    assert "imports: unknown key" in line_of_error(capsys, "train", "own.yaml", "imports=[ownparts]")
     assert "ownparts" not in sys.modules
 
 
@@ -98,17 +90,17 @@ def test_the_current_directory_is_searched_first_during_the_command(capsys: Capt
     finally:
         sys.modules.pop("shows_path", None)
     assert sys.path == before
-    refusal(capsys, "hooks", "--import", "nothing_there")
-    refusal(capsys, "train", "own.yaml", "--allow", "ownparts")
+    line_of_error(capsys, "hooks", "--import", "nothing_there")
+    line_of_error(capsys, "train", "own.yaml", "--allow", "ownparts")
     assert sys.path == before
 
 
 def test_allow_finds_packages_of_the_current_directory(capsys: Captured) -> None:
     """A dotted path under an allowed prefix is found beside the config; an error says where was searched."""
     words = ["train", "own.yaml", "data=ownparts.noise", "model.name=ownparts.line", "hooks={}"]
-    assert "not allowed" in refusal(capsys, *words)
+    assert "not allowed" in line_of_error(capsys, *words)
     assert main([*words, "--allow", "ownparts"]) == 0
-    missing = refusal(capsys, *words, "loss=elsewhere.Loss", "--allow", "ownparts", "--allow", "elsewhere")
+    missing = line_of_error(capsys, *words, "loss=elsewhere.Loss", "--allow", "ownparts", "--allow", "elsewhere")
     assert "loss.name: 'elsewhere.Loss': cannot import 'elsewhere' (No module named 'elsewhere'); " in missing
     assert f"looks in the current directory ({Path.cwd()})" in missing
 
@@ -126,13 +118,13 @@ def test_allow_finds_packages_of_the_current_directory(capsys: Captured) -> None
 def test_a_module_that_cannot_be_imported_is_one_line(capsys: Captured, word: str, expected: str) -> None:
     """The error names the module, the reason and a remedy."""
     Path("broken.py").write_text("nonsense\n", encoding="utf-8")
-    assert f"--import {word}: {expected}" in refusal(capsys, "train", "own.yaml", "--import", word)
+    assert f"--import {word}: {expected}" in line_of_error(capsys, "train", "own.yaml", "--import", word)
 
 
 def test_a_module_that_lacks_a_package_is_not_said_to_be_missing(capsys: Captured) -> None:
     """If the module exists and what it imports does not, the error does not explain where modules are searched."""
     Path("broken.py").write_text("import not_installed_here\n", encoding="utf-8")
-    error = refusal(capsys, "train", "own.yaml", "--import", "broken")
+    error = line_of_error(capsys, "train", "own.yaml", "--import", "broken")
     assert "No module named 'not_installed_here'" in error
     assert "looks in" not in error
 

@@ -97,20 +97,12 @@ def make_model() -> torch.nn.Module:
 
 def make_trainer(config: dict[str, Any] = CONFIG) -> Trainer:
     """Build the trainer; run it in an empty current directory."""
-    for register, name, factory in (
-        (register_model, "golden_model", make_model),
-        (register_data, "golden_data", Data),
-        (register_hook, "golden_trace", Trace),
-    ):
-        if name not in _REGISTERED:
-            register(name)(factory)
-            _REGISTERED.add(name)
+    register_model("golden_model")(make_model)
+    register_data("golden_data")(Data)
+    register_hook("golden_trace")(Trace)
     trainer = trainer_from_config(config, device="cpu")
     trainer.loss_fn = torch.nn.functional.mse_loss
     return trainer
-
-
-_REGISTERED: set[str] = set()
 
 
 def explained(trainer: Trainer) -> str:
