@@ -99,7 +99,7 @@ def test_allow_finds_packages_of_the_current_directory(capsys: Captured) -> None
     """A dotted path under an allowed prefix is found beside the config; an error says where was searched."""
     words = ["train", "own.yaml", "data=ownparts.noise", "model.name=ownparts.line", "hooks={}"]
     assert "not allowed" in line_of_error(capsys, *words)
-    assert main([*words, "--allow", "ownparts"]) == 0
+    output_of(capsys, [*words, "--allow", "ownparts"])
     missing = line_of_error(capsys, *words, "loss=elsewhere.Loss", "--allow", "ownparts", "--allow", "elsewhere")
     assert "loss.name: 'elsewhere.Loss': cannot import 'elsewhere' (No module named 'elsewhere'); " in missing
     assert f"looks in the current directory ({Path.cwd()})" in missing
