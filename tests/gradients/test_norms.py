@@ -43,16 +43,16 @@ def test_hooks_that_do_not_write_share_one_read(rig: Any, params: Make, reads: l
     assert reads == [4]
 
 
-def test_after_clipping_the_norm_is_known_without_a_read(rig: Any, params: Make, reads: list[int]) -> None:
-    """The norms are multiplied by the clipping factor instead of being read again."""
+def test_after_clipping_the_norm_is_read_again(rig: Any, params: Make, reads: list[int]) -> None:
+    """It is the norm of what the clipping hook left."""
     chain = rig(params(), {"name": "clip_norm", "max_norm": 1.0}, measured("after"))
     chain.step()
-    assert reads == [4]
+    assert reads == [4, 4]
     assert_logs_true_norm(chain, "after")
 
 
 def test_a_second_clip_reads_again(rig: Any, params: Make, reads: list[int]) -> None:
-    """Clipping is exact to the last bit, so it does not use norms that were computed from others."""
+    """Clipping is exact to the last bit of what the first clip left."""
     chain = rig(params(), {"name": "clip_norm", "max_norm": 1.0}, {"name": "clip_norm", "as": "again", "max_norm": 0.5})
     chain.step()
     assert reads == [4, 4]
@@ -69,7 +69,7 @@ def test_after_a_write_to_some_gradients_all_are_read_again(rig: Any, params: Ma
 
 
 def test_clipping_a_part_makes_a_measurement_of_all_read_again(rig: Any, params: Make, reads: list[int]) -> None:
-    """The norms that clipping leaves known are those of the gradients that it selects."""
+    """Each reads what it selects."""
     clip = {"name": "clip_norm", "max_norm": 0.1, "params": ["matrix", "vector"]}
     chain = rig(params(), measured("before"), clip, measured("after"))
     chain.step()

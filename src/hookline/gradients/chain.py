@@ -231,18 +231,20 @@ class ChainItem:
                 returned = grads
             elif returned is None and self._has_written(snapshot):
                 raise GradientError(f"wrote into the gradients in place and returned None; {DECLARE}")
-            if returned is not grads or grads.assigned:
+            has_new = returned is not grads or bool(grads.assigned)
+            if has_new:
                 grads.commit(returned)
-            if not self.bound.built_in:
+            if has_new or not self.bound.built_in:
                 self._known.clear()
             elif self._in_place:
-                grads.finish_write()
+                for gradients in self._known.values():
+                    gradients.forget_norms()
             if were_finite is not None:
                 self._check_finite(were_finite, before)
         except Exception as error:
             for name, gradient in before.items():
                 grads.params[name].grad = gradient
-            grads.discard()
+            grads.assigned.clear()
             self._known.clear()
             if self._has_written(snapshot):
                 self.half_written = error

@@ -39,10 +39,6 @@ class GradientList:
         self.tensors = tensors
         self.is_uniform = tensor_meta(tensors).uniform
         """Whether all are plain, not sharded, sparse or complex, and have one dtype and device."""
-        self.known_norms: Tensor | None = None
-        self.norms_are_exact = False  # They were read, not computed from other norms.
-        self.norms_after: Tensor | None = None
-        """The norms after a transform's writes, which it may set so that no hook must read them."""
 
     @cached_property
     def local(self) -> list[Tensor]:
@@ -74,19 +70,12 @@ class GradientList:
                 exact = factor
             torch._foreach_mul_(tensors, exact)
 
-    def norms(self, exact: bool = False) -> Tensor:
-        """Return one L2 norm per gradient, on the first one's device, of the whole gradient where it is sharded.
+    @cached_property
+    def norms(self) -> Tensor:
+        """One L2 norm per gradient, on the first one's device, of the whole gradient where it is sharded.
 
         Half precision is added up in float32.
-
-        Args:
-            exact: Whether to read the gradients if a transform computed their norms from those it knew.
         """
-        if self.known_norms is None or (exact and not self.norms_are_exact):
-            self.known_norms, self.norms_are_exact = self._read_norms(), True
-        return self.known_norms
-
-    def _read_norms(self) -> Tensor:
         if not self.tensors:
             return torch.zeros(0)
         by_group = []
@@ -104,12 +93,16 @@ class GradientList:
             norms = shards.sums(norms.square()).sqrt()  # one reduction for all gradients of a mesh
         return norms
 
+    def forget_norms(self) -> None:
+        """Read the norms again when they are next needed, because something has written."""
+        vars(self).pop("norms", None)
+
     def total_norm(self, norm_type: float) -> Tensor:
         """Return the p-norm of all as one vector, like torch's `get_total_norm`; also of sparse and sharded ones."""
         if self.is_uniform:
             return torch.nn.utils.get_total_norm(self.tensors, norm_type)
         if norm_type == 2.0 and any(map(is_sharded, self.tensors)):
-            norm: Tensor = torch.linalg.vector_norm(self.norms(exact=True))
+            norm: Tensor = torch.linalg.vector_norm(self.norms)
             return norm
         meshes: dict[Any, list[Tensor]] = {}
         for tensor, memory in zip(self.tensors, self.local, strict=True):
@@ -210,7 +203,8 @@ class Gradients(MutableMapping[str, Tensor]):
             if grad.is_sparse and not grad.is_coalesced():
                 # Coalescing makes a copy, so a write into that would not reach the parameter.
                 self.params[name].grad = grad.coalesce()
-                self.forget()
+                if self._known is not None:
+                    self._known.clear()
         return self.as_list()
 
     def dense(self, transform: str, whole_rows: bool = False) -> list[Tensor]:
@@ -234,27 +228,12 @@ class Gradients(MutableMapping[str, Tensor]):
 
     def norms(self) -> Tensor:
         """Return one L2 norm per gradient, on the device, of the whole gradient where it is sharded."""
-        return self.as_list().norms()
+        return self.as_list().norms
 
     def norm(self) -> Tensor:
         """Return the L2 norm of all gradients together, on the device; zero if there are none."""
         norm: Tensor = torch.linalg.vector_norm(self.norms())
         return norm
-
-    def finish_write(self) -> None:
-        """Note that a transform may have written in place: norms are read again, except for its `norms_after`."""
-        for gradients in (self._known or {}).values():
-            gradients.known_norms, gradients.norms_after, gradients.norms_are_exact = gradients.norms_after, None, False
-
-    def forget(self) -> None:
-        """Note that parameters may have other gradients."""
-        if self._known is not None:
-            self._known.clear()
-
-    def discard(self) -> None:
-        """Drop what was assigned and not committed."""
-        self.assigned.clear()
-        self.forget()
 
     def commit(self, returned: Any) -> None:
         """Take over what a hook assigned and returned, all or nothing; None for a name removes its gradient.
@@ -283,7 +262,7 @@ class Gradients(MutableMapping[str, Tensor]):
             # Cloned, because later transforms write into it and the hook may have kept what it returned.
             same = gradient is None or gradient is self.params[name].grad
             self.params[name].grad = gradient if same else gradient.clone()
-        self.discard()
+        self.assigned.clear()
 
 
 def is_like(gradient: Tensor, param: Tensor) -> bool:

@@ -29,17 +29,13 @@ class ClipNorm(Clip):
         self.max_norm, self.norm_type = max_norm, norm_type
 
     def on_update(self, grads: Gradients) -> None:
-        gradients, norms = grads.writable(), None
+        gradients = grads.writable()
         if self.norm_type == 2.0 and len(gradients.groups) == 1:
-            norms = gradients.norms(exact=True)
             # As torch does it: in the dtype of the gradients.
-            self.clipped_norm = torch.linalg.vector_norm(norms.to(gradients.groups[0][0].dtype))
+            self.clipped_norm = torch.linalg.vector_norm(gradients.norms.to(gradients.groups[0][0].dtype))
         else:
             self.clipped_norm = gradients.total_norm(self.norm_type)
-        factor = torch.clamp(self.max_norm / (self.clipped_norm + 1e-6), max=1.0)
-        gradients.multiply_(factor)
-        if norms is not None:
-            gradients.norms_after = norms * factor
+        gradients.multiply_(torch.clamp(self.max_norm / (self.clipped_norm + 1e-6), max=1.0))
 
 
 class ClipValue(Clip):
@@ -87,7 +83,7 @@ class ClipAdaptive(Clip):
 def _unit_norms(tensors: GradientList) -> list[Tensor]:
     """Return the norm of each row; for vectors, the norm of the whole vector over all its shards."""
     vectors = GradientList([tensor for tensor in tensors.tensors if not _has_rows(tensor)])
-    vector_norms = iter(vectors.norms().unbind())
+    vector_norms = iter(vectors.norms.unbind())
     norms = []
     for tensor, memory in zip(tensors.tensors, tensors.local, strict=True):
         if _has_rows(tensor):
