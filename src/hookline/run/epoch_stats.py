@@ -67,14 +67,12 @@ class EpochStats:
             while len(values) >= CHUNK:
                 self._fold(name, CHUNK)
 
-    def _fold(self, name: str, count: int | None = None, wait: bool = False) -> None:
+    def _fold(self, name: str, count: int | None = None) -> None:
         """Add the first recent values of a metric to its sum, without those that are missing.
 
         Args:
             name: The metric, or `LOSS`.
             count: How many values; by default all.
-            wait: Whether to copy values from a device to the host and add them there. The caller waits for the device,
-                which has fewer operations to run than if it added them.
         """
         values, is_optional = self._pending[name][:count], name in self._optional
         if not values:
@@ -82,15 +80,14 @@ class EpochStats:
         del self._pending[name][:count]
         self._means_over_ranks = None
         total, counted = self._sums.get(name, 0.0), self._counts.get(name, 0)
-        stacked = _stack(values)
-        if stacked is None or wait:
-            numbers = list(map(float, values)) if stacked is None else stacked.tolist()
-            total = float(total)
+        if any(not isinstance(value, torch.Tensor) or value.is_cpu for value in values):
+            numbers, total = list(map(float, values)), float(total)
             for number in numbers:  # one by one, so that no bit depends on when it was done
                 if not (is_optional and math.isnan(number)):
                     total, counted = total + number, counted + 1
             bad: torch.Tensor | int = sum(not math.isfinite(number) for number in numbers)
         else:
+            stacked = torch.stack([torch.as_tensor(value).reshape(()) for value in values]).double()
             total = total + (stacked.nansum() if is_optional else stacked.sum())
             counted = counted + ((~stacked.isnan()).sum() if is_optional else len(values))
             bad = (~stacked.isfinite()).sum() if name == LOSS else 0
@@ -100,7 +97,7 @@ class EpochStats:
 
     def mean_loss(self) -> float:
         """Return the mean loss of the epoch so far, NaN before the first batch; waits for the device."""
-        self._fold(LOSS, wait=True)
+        self._fold(LOSS)
         return self._mean(LOSS)
 
     def _mean(self, name: str) -> float:
@@ -116,7 +113,6 @@ class EpochStats:
             loss: Its loss on this rank.
             window: Its window, which says what this rank's numbers of the step count.
         """
-        self._fold(LOSS, wait=True)
         self.fold()
         parts: dict[str, list[float]] = {"step loss": [window.weigh(loss), 1.0]}
         for name, total in self._sums.items():
@@ -203,11 +199,3 @@ def add_losses(states: Sequence[Mapping[str, Any]], is_counted: bool) -> dict[st
     if not is_counted:
         sums, totals = {name: [0, 0.0] for name in sums}, {"count": 0, "sum": 0.0, "bad": 0}
     return {**totals, "beside": {**states[0]["beside"], "sums": sums}}
-
-
-def _stack(values: Sequence[Number]) -> torch.Tensor | None:
-    """Return values of a device as one tensor, float64 [values]; None if some are on the host."""
-    tensors = [value for value in values if isinstance(value, torch.Tensor) and not value.is_cpu]
-    if not tensors or len(tensors) != len(values):
-        return None
-    return torch.stack([tensor.reshape(()) for tensor in tensors]).double()
