@@ -20,7 +20,7 @@ from hookline import HookManager, TrainingHook
 from hookline.core.catalog import CAPABILITIES, CATALOG
 from hookline.core.plugins import HOOKS
 from hookline.errors import RegistrationError
-from hookline.run.capabilities import Capabilities
+from hookline.run.control import RunView
 from hookline.run.run import Run
 from hookline.trainer.trainer import Trainer
 
@@ -118,7 +118,7 @@ def test_what_a_hook_needs_follows_from_its_parameters(name: str, parameters: di
 
 def test_a_run_says_what_it_can_do() -> None:
     """Every capability is an attribute of runs, and our trainer can do all of them."""
-    assert all(isinstance(vars(Capabilities)[name], bool) for name in CAPABILITIES)
+    assert all(isinstance(vars(RunView)[name], bool) for name in CAPABILITIES)
     assert all(getattr(Trainer, name) for name in CAPABILITIES)
     assert [name for name in CAPABILITIES if not getattr(Run, name)] == ["can_save", "can_validate", "can_rerun"]
     assert {event.needs for event in CATALOG.values()} - {""} <= set(CAPABILITIES)

@@ -106,14 +106,6 @@ class Agreement:
         That is before a validation and at the end of an epoch: all ranks are there.
         """
 
-    def step_loss(self) -> float:
-        """Return the loss of the last step over the ranks, if they have averaged it."""
-        return self._run.event_args.window_loss
-
-    def means(self, metrics: dict[str, float]) -> dict[str, float]:
-        """Return the means over the ranks of numbers of the current step; waits for all of them."""
-        return metrics
-
     def end_step(self) -> None:
         """Stop the clock of this rank's step, and raise RankError if another rank has failed."""
 

@@ -17,10 +17,11 @@ import torch
 
 from hookline._names import unwrap_module
 from hookline._words import nearest
-from hookline.errors import HooklineError
+from hookline.core.catalog import CAPABILITIES, CATALOG, MOST_LISTED, Event
+from hookline.core.entry import Entry
+from hookline.errors import HooklineError, RegistrationError
 from hookline.record.metrics import REDUCTIONS
 from hookline.record.record import Record
-from hookline.run.capabilities import Capabilities
 from hookline.run.rng import preserve_rng, rng_state
 from hookline.run.status import Stop
 
@@ -34,11 +35,58 @@ if TYPE_CHECKING:
     from hookline.run.manager import HookManager
     from hookline.run.progress import Progress
     from hookline.run.status import RunStatus
-    from hookline.run.window import MicroBatch
+    from hookline.run.window import MicroBatch, Window
 
 
-class RunView(Capabilities):
+class RunView:
     """A run as hooks see it."""
+
+    # ---- what it can do ----------------------------------------------------------------------------------------------
+
+    # A hook that needs more is refused when it is registered (`Hook.needs`, and the column of the event catalog). A
+    # host changes what is not true of it.
+    can_skip_steps = True
+    """Whether `skip_step` keeps the optimizers from stepping."""
+    can_stop = True
+    """Whether `request_stop` ends the run."""
+    can_save = False
+    """Whether `save` writes checkpoints, from which the run can be resumed."""
+    can_validate = False
+    """Whether the run has validations, whose events are fired."""
+    can_rerun = False
+    """Whether `rerunning` runs a batch again as training ran it."""
+    knows_loss = True
+    """Whether the loss is known, because its backward pass goes through the run."""
+    knows_batches = True
+    """Whether the batches are known, because they go through the run."""
+    knows_windows = True
+    """Whether it is known which micro-batches make up a step, as `window` returns them."""
+    has_unscaled_gradients = True
+    """Whether gradients can be read and changed as the optimizer uses them, before any clipping."""
+
+    def fires(self, event: Event) -> bool:
+        """Return whether this host can fire an event."""
+        return not event.needs or bool(getattr(self, event.needs))
+
+    def check_needs(self, entry: Entry) -> None:
+        """Refuse a hook that needs more than this host can do, or that listens only to events that it never fires.
+
+        Raises:
+            RegistrationError: It says what the hook needs, and which events it would wait for.
+        """
+        lacking, waits = [name for name in entry.needs if not getattr(self, name)], ""
+        never = [event for event in entry.listeners if not self.fires(CATALOG[event])]
+        if not lacking and never and len(never) == len(entry.listeners):
+            lacking = list(dict.fromkeys(CATALOG[event].needs for event in never))
+            waits = f" to fire {' and '.join(never[:MOST_LISTED])}, which is all that it listens to"
+        if lacking:
+            words = " and ".join(f"{CAPABILITIES[name]} (`{name}`)" for name in lacking)
+            raise RegistrationError(
+                f"{entry.name!r} needs a run that {words}{waits}; {type(self).__name__} cannot. Leave the hook "
+                "out, or train with hookline's trainer, which can do all that hooks may need"
+            )
+
+    # ---- its parts ---------------------------------------------------------------------------------------------------
 
     # The objects that a run consists of; `Run` makes them, and hooks do not use them.
     progress: Progress
@@ -47,6 +95,7 @@ class RunView(Capabilities):
     engine: Engine
     agreement: Agreement
     stats: EpochStats
+    accumulation: Window
 
     # ---- what is trained ---------------------------------------------------------------------------------------------
 
@@ -262,8 +311,12 @@ class RunView(Capabilities):
         return self.event_args.step_means()
 
     def step_loss(self) -> float:
-        """Return the loss of the last step as it is recorded, the mean over its window; waits for the device."""
-        return self.agreement.step_loss()
+        """Return the loss of the last step as it is recorded, the mean over its window; waits for the device.
+
+        Where the ranks have averaged it, it is their mean.
+        """
+        loss = self.stats.loss_over_ranks(self.step)
+        return self.event_args.window_loss if loss is None else loss
 
     def epoch_metrics(self) -> dict[str, float]:
         """Return the means of the current epoch so far, by recorded name; waits for the device."""
@@ -383,7 +436,10 @@ class RunLog(RunView):
 
     def means_of_ranks(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """Return the means over the ranks of numbers of the current step; with several, all must call it, and wait."""
-        return self.agreement.means(dict(metrics))
+        window = self.accumulation
+        weighted = {name: [window.weigh(value), window.rank_weight] for name, value in metrics.items()}
+        added = {name: numbers.tolist() for name, numbers in self.ranks.add_up(weighted).items()}
+        return {name: total / weight for name, (total, weight) in added.items() if weight}
 
 
 class RunControl(RunLog):

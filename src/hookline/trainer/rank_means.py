@@ -68,18 +68,6 @@ class RankMeans(Agreement):
         trainer.stats.average_over_ranks(self._ranks, trainer.step, loss, trainer.accumulation)
         self.tokens_seen()  # kept; a rank that has no validation batch would not ask for it
 
-    def step_loss(self) -> float:
-        """Return the loss of the last step over the ranks, if they have averaged it."""
-        loss = self._trainer.stats.loss_over_ranks(self._trainer.step)
-        return super().step_loss() if loss is None else loss
-
-    def means(self, metrics: dict[str, float]) -> dict[str, float]:
-        """Return the means over the ranks of numbers of the current step; waits for all of them."""
-        window = self._trainer.accumulation
-        weighted = {name: [window.weigh(value), window.rank_weight] for name, value in metrics.items()}
-        added = {name: numbers.tolist() for name, numbers in self._ranks.add_up(weighted).items()}
-        return {name: total / weight for name, (total, weight) in added.items() if weight}
-
 
 class SampleAverages:
     """Means weighted by samples, summed on the device and read once. A batch without a key has no part in its mean.
