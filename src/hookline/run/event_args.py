@@ -12,7 +12,6 @@ from copy import copy
 from dataclasses import fields
 from functools import cached_property
 from operator import attrgetter
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from hookline.run.run import Run
 
 _OF_BATCH = (
-    "batch", "phase", "live_loss", "detached_loss", "step_metrics", "_loss", "_metrics", "_source",
+    "batch", "phase", "live_loss", "detached_loss", "step_metrics", "_loss", "_metrics", "source",
     "val_metrics", "eval_metrics", "live_output", "live_target",
 )  # fmt: skip
 
@@ -72,7 +71,7 @@ class EventArgs:
         self.overflowed_at = -1  # the step whose scaled gradients overflowed
         self.validating: list[str | None] = []  # the hooks that called the validations in progress, outermost first
         # Where batch_idx and the loader are read from: the run's progress, or the batch of a validation.
-        self._source: Any = run.progress
+        self.source: Any = run.progress
         self._train_batch: dict[str, Any] | None = None  # the training batch's values while other batches run
         self._norm: DeviceNumber = [math.nan]  # of the step's gradients
         self._clipped: torch.Tensor | float = math.nan  # the norm before the last clipping
@@ -99,9 +98,9 @@ class EventArgs:
     # Made of attrgetter, these cost no Python call: a hook that names `step` reads it at every event.
     step = property(attrgetter("progress.step"))
     epoch = property(attrgetter("progress.epoch"))
-    batch_idx = property(attrgetter("_source.batch_idx"))
-    dataloader_idx = property(attrgetter("_source.dataloader_idx"))
-    dataloader_name = property(attrgetter("_source.dataloader_name"))
+    batch_idx = property(attrgetter("source.batch_idx"))
+    dataloader_idx = property(attrgetter("source.dataloader_idx"))
+    dataloader_name = property(attrgetter("source.dataloader_name"))
     model = property(attrgetter("trainer.model"))
     device = property(attrgetter("trainer.device"))
 
@@ -149,7 +148,7 @@ class EventArgs:
             self._parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
         latest = average = math.nan
         try:
-            latest = self.train_loss
+            latest = read_number(self._loss if self._train_batch is None else self._train_batch["_loss"])
             average = trainer.stats.mean_loss()
         except RuntimeError:  # after a device error no loss can be read, and the closing events must still fire
             if trainer.status != "error":
@@ -208,16 +207,6 @@ class EventArgs:
     def loss(self) -> float:
         """This micro-batch's loss; waits for the device, once."""
         return read_number(self._loss)
-
-    def measure_loss(self) -> DeviceNumber:
-        """Return the step's loss: that of its micro-batch, or the mean over its window."""
-        return [self.window_tensor()] if len(self.micro_batches) > 1 else self._loss
-
-    @property
-    def train_loss(self) -> float:
-        """The loss of the last training batch, also while other batches run."""
-        loss: DeviceNumber = self._loss if self._train_batch is None else self._train_batch["_loss"]
-        return read_number(loss)
 
     @property
     def metrics(self) -> dict[str, Any]:
@@ -371,11 +360,6 @@ class EventArgs:
         finally:
             self.validating.pop()
 
-    def enter_validation_batch(self, batch: Any, index: int, loader_index: int, loader: str) -> None:
-        """Set the validation batch that runs next."""
-        self.batch = batch
-        self._source = SimpleNamespace(batch_idx=index, dataloader_idx=loader_index, dataloader_name=loader)
-
 
 class GivenArgs:
     """A run's event arguments, except for those that an object has: a call by hand, a saved step, a user's own run."""
@@ -406,7 +390,8 @@ class DeviceStepContext(StepContext):
         self = cls.__new__(cls)
         self.step, self.lr, self.tokens_seen = args.step, args.lr, args.tokens_seen
         self.model, self.optimizer = args.model, args.trainer.optimizers[0]
-        self._loss, self._norm = args.measure_loss(), args.measure_norm()
+        self._loss = [args.window_tensor()] if len(args.micro_batches) > 1 else args._loss
+        self._norm = args.measure_norm()
         return self
 
     @cached_property

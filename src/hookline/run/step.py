@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -50,7 +51,6 @@ class Steps(RunControl):
 
     def reset_steps(self) -> None:
         """Begin with no step in progress: a run begins, or steps outside of a run."""
-        self._slots, self._named_at = self.hooks.slots, self.hooks.dispatch_table.named_at
         self.stats = EpochStats([f"train/{name}" for name in self.optional_metrics])
         self.step_log = StepLog(self)
         self.accumulation = self.make_window()  # the micro-batches of the current step
@@ -76,7 +76,7 @@ class Steps(RunControl):
         args.batch = batch = self.engine.place(batch)
         progress.tokens_seen += self.count_tokens(batch)
         self.hooks.begin_batch(progress)
-        if handler := self._slots.on_train_batch_start:
+        if handler := self.hooks.slots.on_train_batch_start:
             handler(args)
         return batch
 
@@ -86,13 +86,13 @@ class Steps(RunControl):
 
     def backward(self, loss: Tensor) -> None:
         """Run the backward pass, with its share of the window, between on_before_backward and on_after_backward."""
-        args = self.event_args
+        args, slots = self.event_args, self.hooks.slots
         # This releases the last batch's graph, which its backward pass emptied; releasing it earlier costs 4 µs more.
         args.set_loss(loss)
-        if handler := self._slots.on_before_backward:
+        if handler := slots.on_before_backward:
             handler(args)
         self.accumulation.backward(loss)
-        if handler := self._slots.on_after_backward:
+        if handler := slots.on_after_backward:
             handler(args)
 
     def window_is_complete(self) -> bool:
@@ -115,18 +115,18 @@ class Steps(RunControl):
             Whether the optimizers step. If a hook or an overflow skips the step, it is False, and
             on_before_optimizer_step and on_step_skipped have been fired for each optimizer.
         """
-        args, step, self._skipped = self.event_args, self.progress.step, []
+        args, slots, step, self._skipped = self.event_args, self.hooks.slots, self.progress.step, []
         self.accumulation.finish_gradients()
-        if handler := self._slots.on_gradients_ready:
+        if handler := slots.on_gradients_ready:
             handler(args)
         self.agreement.before_update()
-        if self._slots.on_update and args.skip_requested_at != step:
+        if slots.on_update and args.skip_requested_at != step:
             self.find_new_parameters()
-            if (handler := self._slots.on_update) is not None:  # which may be another one now
+            if (handler := slots.on_update) is not None:  # which may be another one now
                 handler(args)
             if (norm := args.norm_before_clipping()) is not None:
                 self.step_log.add(GRAD_NORM, norm)
-        if self._slots.on_step_end and not NEED_GRAD_NORM.isdisjoint(self._named_at("on_step_end")):
+        if slots.on_step_end and not NEED_GRAD_NORM.isdisjoint(self.hooks.dispatch_table.named_at("on_step_end")):
             self.find_new_parameters()
             args.measure_norm()  # on its device: at on_step_end the gradients are gone
         if args.skip_requested_at != step:
@@ -145,7 +145,7 @@ class Steps(RunControl):
         """Fire on_before_optimizer_step; return whether the optimizer steps, else fire on_step_skipped."""
         args = self.event_args
         args.optimizer_idx = self.optimizers.index(optimizer)
-        if handler := self._slots.on_before_optimizer_step:
+        if handler := self.hooks.slots.on_before_optimizer_step:
             handler(args)
         self.agreement.before_optimizer()
         if args.skip_requested_at != self.progress.step:
@@ -153,7 +153,7 @@ class Steps(RunControl):
         self._skipped.append(optimizer)
         args.reason = args.skip_reason
         self.record.event("step_skipped", self.progress.step, reason=args.reason, optimizer_idx=args.optimizer_idx)
-        if handler := self._slots.on_step_skipped:
+        if handler := self.hooks.slots.on_step_skipped:
             handler(args)
         args.reason = None
         return False
@@ -161,7 +161,7 @@ class Steps(RunControl):
     def after_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Count the step, whose weights the model has from here on, and fire on_after_optimizer_step."""
         self.progress.steps_done, self._stepped = self.progress.step, optimizer
-        if handler := self._slots.on_after_optimizer_step:
+        if handler := self.hooks.slots.on_after_optimizer_step:
             self._note_lr()
             handler(self.event_args)
 
@@ -232,10 +232,10 @@ class Steps(RunControl):
         progress, args, window = self.progress, self.event_args, self.accumulation
         if window.weight and args.detached_loss is not None:
             self.stats.pending_losses.append(args.detached_loss)
-        if handler := self._slots.on_train_batch_end:
+        if handler := self.hooks.slots.on_train_batch_end:
             if window.is_complete:  # else the rate that the step will use may still change
                 self._note_lr()
-            named = self._named_at("on_train_batch_end")
+            named = self.hooks.dispatch_table.named_at("on_train_batch_end")
             handler(args)
             if "metrics" in named:
                 for name, value in args.added_metrics().items():
@@ -252,7 +252,7 @@ class Steps(RunControl):
                 name = f"train/{key}"
                 self.agreement.record_mean(name, value, key in self.optional_metrics)
                 self.stats.set_latest(progress.step, name, value)
-        if handler := self._slots.on_step_end:
+        if handler := self.hooks.slots.on_step_end:
             handler(args)
 
     # ---- epochs and validations --------------------------------------------------------------------------------------
@@ -320,9 +320,11 @@ class Steps(RunControl):
             slots: What is fired instead of the run's own events.
         """
         batch = self.engine.place(batch)
-        self.event_args.enter_validation_batch(batch, index, loader_index, loader)
+        args = self.event_args
+        args.batch = batch
+        args.source = SimpleNamespace(batch_idx=index, dataloader_idx=loader_index, dataloader_name=loader)
         if handler := (slots or self.hooks.slots).on_validation_batch_start:
-            handler(self.event_args)
+            handler(args)
         return batch
 
     def end_validation_batch(
