@@ -98,7 +98,7 @@ class Run:
         params = dict(model.named_parameters())
         self.model, self.trainer, self.clock = model, self, Reading(epochs=1)
         self.registry = HookRegistry({"update": hooks})
-        self.chain = UpdateChain(self.registry, lambda: params, model)
+        self.chain = UpdateChain(self.registry, params, model)
         self.record = Record.in_memory()
 
     @property

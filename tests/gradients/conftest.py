@@ -37,7 +37,7 @@ class Rig:
     def __init__(self, params: Mapping[str, torch.nn.Parameter], *entries: Any) -> None:
         self.params, self.trainer = params, NotingTrainer()
         self.registry = HookRegistry()
-        self.chain = UpdateChain(self.registry, lambda: self.params, torch.nn.ParameterDict(params))
+        self.chain = UpdateChain(self.registry, self.params, torch.nn.ParameterDict(params))
         self.steps = 0
         self.registry.load({"update": list(entries)})
 

@@ -81,7 +81,7 @@ def test_every_built_in_transform_gives_what_a_trainer_gives(name: str) -> None:
     runner, model = HookRunner(), make_model()
     runner.register(name, **PARAMETERS.get(name, {}))
     registry, reference = HookRegistry(), make_model()
-    UpdateChain(registry, lambda: dict(reference.named_parameters()), reference)
+    UpdateChain(registry, dict(reference.named_parameters()), reference)
     registry.register(name, **PARAMETERS.get(name, {}))
     for step in range(1, 4):
         torch.manual_seed(step)

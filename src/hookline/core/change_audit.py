@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,12 +39,10 @@ class ChangeAudit:
 
     Args:
         run: The run whose hooks are checked.
-        lr_changes: Returns how often the learning rate was assigned through ``trainer.lr``, which notes it itself.
-        reruns: Returns how often a batch was run again, which writes buffers and restores them.
     """
 
-    def __init__(self, run: RunControl, lr_changes: Callable[[], int], reruns: Callable[[], int]) -> None:
-        self._run, self._lr_changes, self._reruns = run, lr_changes, reruns
+    def __init__(self, run: RunControl) -> None:
+        self._run = run
         self._failed = False  # Its own failure is logged once.
         self._times: dict[tuple[str, str, str], int] = {}
         self._sampled: set[tuple[str, str]] = set()  # Hooks and what they wrote to, where not every call is compared.
@@ -67,7 +65,7 @@ class ChangeAudit:
 
         def compare(number: int, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[None]:
             """Read what the hook can write to at one of its calls, and after the call note what is different."""
-            lr_changes, reruns = self._lr_changes(), self._reruns()
+            lr_changes, reruns = self._run.lr_changes, self._run.reruns
             named: dict[str, Any] = {}
             if names_tensors:
                 named.update(zip(listener.positional, args, strict=True))
@@ -77,8 +75,8 @@ class ChangeAudit:
             snapshot = RunSnapshot(self._run, named, versions, self._snapshots if full else None, every_call)
             yield
             for what, values in snapshot.changes():
-                restored = what == "buffers" and self._reruns() != reruns
-                if restored or (what == "learning rate" and self._lr_changes() != lr_changes):
+                restored = what == "buffers" and self._run.reruns != reruns
+                if restored or (what == "learning rate" and self._run.lr_changes != lr_changes):
                     continue
                 if not always and what not in ("learning rate", "batch"):
                     self._sampled.add((hook.hook, what))

@@ -26,7 +26,6 @@ class UpdateByHand:
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
         self._chain: UpdateChain | None = None  # its own one
-        self._params: dict[str, torch.nn.Parameter] = {}
         self._stand_ins: dict[str, torch.nn.Parameter] = {}
 
     def update(self, values: Mapping[str, Any], fire: Callable[[], None]) -> dict[str, Any]:
@@ -70,15 +69,15 @@ class UpdateByHand:
         """Return the registry's own chain, for the parameters that these gradients belong to."""
         if grads is None:
             raise MissingArgument("on_update: pass the gradients by parameter name, as in on_update({'weight': …})")
-        before, self._params = self._params, self._parameters(grads, model)
+        params = self._parameters(grads, model)
         if self._chain is None:
-            self._chain = UpdateChain(self._registry, lambda: self._params, model)
-        elif self._chain.model is not model or not _same(before, self._params):
-            self._chain.model = model
+            self._chain = UpdateChain(self._registry, params, model)
+        elif self._chain.model is not model or not _same(self._chain.params, params):
+            self._chain.params, self._chain.model = params, model
             try:
                 self._chain.reselect_parameters()
             except HooklineError:
-                self._params = {}  # The next call selects again.
+                self._chain.params = {}  # The next call selects again.
                 raise
         return self._chain
 

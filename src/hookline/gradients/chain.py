@@ -6,7 +6,7 @@ what the optimizer is to use; that is checked and taken over as a whole, so a ho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from time import perf_counter_ns
 from typing import Any
 
@@ -34,13 +34,12 @@ class UpdateChain:
 
     Args:
         registry: The registry; the chain provides the callable of its event `on_update`.
-        params: Returns the trained parameters by name.
+        params: The trained parameters by name; after they change, `reselect_parameters` must be called.
         model: The model, so that hooks can select parameters by the class of their module; None if it is not known.
     """
 
-    def __init__(self, registry: Registry, params: Callable[[], Parameters], model: torch.nn.Module | None) -> None:
-        self.registry, self.model = registry, model
-        self._params = params
+    def __init__(self, registry: Registry, params: Parameters, model: torch.nn.Module | None) -> None:
+        self.registry, self.params, self.model = registry, params, model
         self.states: dict[str, Any] = {}
         self._owners: dict[str, Any] = {}  # the hook of each state: another hook of the same name gets a new state
         self._unclaimed: dict[str, Any] = {}  # a checkpoint's states of hooks that are not registered yet
@@ -56,22 +55,16 @@ class UpdateChain:
         for end in self._subscriptions:
             end()
 
-    @property
-    def params(self) -> Parameters:
-        """The trained parameters by name."""
-        return self._params()
-
     def make_dispatch(self, bound: list[BoundHook]) -> Dispatch | None:
         """Return the callable that runs these hooks; None if there is nothing to run."""
         if all(map(_passes_through, bound)):
             return None  # the default hook alone has nothing to do
-        everything = self._params()
         items = []
         for hook in bound:
             selected = self._select(hook.hook, hook.owner)
             self._make_state(hook.hook, hook.owner, selected)
             self._unclaimed.pop(hook.hook, None)  # a hook that is registered later under this name starts fresh
-            items.append(ChainItem(self, hook, selected, selects_all=len(selected) == len(everything)))
+            items.append(ChainItem(self, hook, selected, selects_all=len(selected) == len(self.params)))
         reporter = next((item for item in items if hook_attribute(item.bound.owner, "reports_norms")), None)
         first_clip = next((item for item in items if item.clips), None)
         reads_total = first_clip is not None and not first_clip.clips_globally  # it finds another norm than the step's
@@ -81,7 +74,7 @@ class UpdateChain:
             try:
                 for item in items:
                     if reads_total and item is first_clip:
-                        args.clipped(Gradients(everything, self.known).norm(), True)
+                        args.clipped(Gradients(self.params, self.known).norm(), True)
                     if reporter is not None:
                         self._report_norm(reporter, item, "before", args)
                     proceed = self._run(item, args)
@@ -136,7 +129,7 @@ class UpdateChain:
             raise MissingArgument(f"on_update: {name!r} reads weights, which the call did not pass; pass model=…")
         try:
             model = torch.nn.Module() if self.model is None else self.model
-            return select_parameters(hook_attribute(hook, "params"), self._params(), model)
+            return select_parameters(hook_attribute(hook, "params"), self.params, model)
         except HooklineError as error:
             remedy = "" if self.model is not None else ". To select parameters by their modules, pass model=…"
             raise HooklineError(f"hook {name!r}: {error}{remedy}") from None

@@ -96,6 +96,8 @@ class RunView:
     agreement: Agreement
     stats: EpochStats
     accumulation: Window
+    reruns = 0
+    """How often a batch was run again, which writes buffers and restores them."""
 
     # ---- what is trained ---------------------------------------------------------------------------------------------
 

@@ -87,7 +87,6 @@ class Run(Steps):
         self.progress, self.run_status = Progress(), RunStatus()
         self.agreement = self.make_agreement()
         self.event_args = EventArgs(self)
-        self.reruns = 0  # how often a batch was run again
         self.hooks.failures.current_step = lambda: self.progress.step
         self.connect_hooks()
         self.reset_steps()
@@ -98,8 +97,8 @@ class Run(Steps):
 
     def connect_hooks(self) -> None:
         """Let the hooks live in this run: they see its model, its processes and its gradients."""
-        self.chain = UpdateChain(self.hooks, lambda: self.params, self.model)
-        self.change_audit = ChangeAudit(self, lambda: self.run_status.lr_changes, lambda: self.reruns)
+        self.chain = UpdateChain(self.hooks, self.params, self.model)
+        self.change_audit = ChangeAudit(self)
         self.hooks.dispatch_table.change_audit = self.change_audit
         self.hooks.set_ranks(self.ranks)
         self.hooks.watch_for_trainer(self.model, self.event_args)
