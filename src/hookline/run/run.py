@@ -190,7 +190,6 @@ class Run(Steps):
 
     def begin(self) -> None:
         """Set up the hooks, let the host prepare, and fire on_train_start."""
-        self.add_default_hooks()
         self.hooks.reopen()
         if any(hook_attribute(entry.hook, "collective") for entry in self.hooks.entries()):
             self.ranks.group  # noqa: B018 - made here, where all ranks are
@@ -378,13 +377,12 @@ class Run(Steps):
 
     stops_itself = True
     """Whether the loop asks the run whether to stop; else StopTraining of a hook reaches the caller of the event."""
+    writes_report = True
+    """Whether a run with a directory gets a report.html."""
 
     def parts(self) -> dict[str, Any]:
         """Return the objects of the run that hooks find in `state`."""
         return {"model": self.model, "optimizer": self.optimizers[0], "device": self.device}
-
-    def add_default_hooks(self) -> None:
-        """Register the hooks that every run of this host has."""
 
     def prepare(self) -> Mapping[str, float] | None:
         """Load weights, resume, try a validation; return what that measured, None if there was none."""
@@ -404,11 +402,6 @@ class Run(Steps):
     def prints(self) -> bool:
         """Whether this process prints what the run does."""
         return False
-
-    @property
-    def writes_report(self) -> bool:
-        """Whether a run with a directory gets a report.html."""
-        return True
 
     @property
     def last_saved_step(self) -> int | None:

@@ -374,10 +374,8 @@ class Steps(RunControl):
 
     # ---- what a host does in its own way -----------------------------------------------------------------------------
 
-    @property
-    def warn_above(self) -> float | None:
-        """The share of the run's time above which a hook is reported as costly; None reports none."""
-        return 0.05
+    warn_above: float | None = 0.05
+    """The share of the run's time above which a hook is reported as costly; None reports none."""
 
     @property
     def has_loader_losses(self) -> bool:

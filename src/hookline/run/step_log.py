@@ -43,8 +43,7 @@ class StepLog:
     def add_loss(self, loss: Tensor | float) -> None:
         """Record the loss of the current step; on the CPU it is read, which waits for nothing."""
         number = loss.item() if isinstance(loss, Tensor) and loss.is_cpu else loss
-        progress = self._run.progress
-        self._rows.append((progress.step, progress.epoch, LOSS, number, time()))
+        self.add(LOSS, number)
         if isinstance(number, float) and not isfinite(number) and not self._had_bad_loss:
             self._had_bad_loss, self.flush_at = True, 0
             self._run.request_boundary()

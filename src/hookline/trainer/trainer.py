@@ -78,7 +78,8 @@ class Trainer(CheckpointedRun):
     can_validate = can_rerun = True
 
     def __init__(self, parts: Components) -> None:
-        self.options = parts.options
+        self.options = options = parts.options
+        self.warn_above, self.writes_report = options.warn_above, options.report
         ranks = find_ranks()
         logger.rank = ranks.rank
         if parts.optimizer_step is not None and parts.engine.scaler is not None:
@@ -389,9 +390,10 @@ class Trainer(CheckpointedRun):
 
     # ---- the beginning and the end of a run --------------------------------------------------------------------------
 
-    def add_default_hooks(self) -> None:
-        """Print progress, unless the user has a hook for it."""
+    def begin(self) -> None:
+        """Begin as every run does; first add a hook that prints progress, unless the user has one."""
         self.until_end.callback(add_console(self))
+        super().begin()
 
     def prepare(self) -> dict[str, Any] | None:
         """Clear gradients, load weights, resume, warn, and try a validation, whose metrics are returned."""
@@ -417,16 +419,6 @@ class Trainer(CheckpointedRun):
     def prints(self) -> bool:
         """Whether this process prints what the run does."""
         return self.options.console and self.ranks.rank == 0
-
-    @property
-    def writes_report(self) -> bool:
-        """Whether a run with a directory gets a report.html."""
-        return self.options.report
-
-    @property
-    def warn_above(self) -> float | None:
-        """The share of the run's time above which a hook is reported as costly; None reports none."""
-        return self.options.warn_above
 
     @property
     def is_trial_run(self) -> bool:

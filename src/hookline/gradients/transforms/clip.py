@@ -12,17 +12,12 @@ from hookline.gradients.view import GradientList, Gradients, Transform
 from hookline.stats.rows import wide_dtype
 
 
-class Clip(Transform):
-    """A transform that clips: `on_gradient_clip` follows it, with the norm before clipping."""
-
-    clips = True
-
-
-class ClipNorm(Clip):
+class ClipNorm(Transform):
     """Scale all gradients so that their global norm is at most `max_norm`, bit for bit as `clip_grad_norm_` does."""
 
     built_in = True
     name = "clip_norm"
+    clips = True
 
     def __init__(self, max_norm: PositiveFloat, norm_type: PositiveFloat = 2.0, params: Any = None) -> None:
         super().__init__(params)
@@ -38,11 +33,12 @@ class ClipNorm(Clip):
         gradients.multiply_(torch.clamp(self.max_norm / (self.clipped_norm + 1e-6), max=1.0))
 
 
-class ClipValue(Clip):
+class ClipValue(Transform):
     """Limit every element to ±`max_value`, bit for bit as `clip_grad_value_` does."""
 
     built_in = True
     name = "clip_value"
+    clips = True
 
     def __init__(self, max_value: PositiveFloat, params: Any = None) -> None:
         super().__init__(params)
@@ -55,7 +51,7 @@ class ClipValue(Clip):
             torch._foreach_clamp_max_(tensors, self.max_value)
 
 
-class ClipAdaptive(Clip):
+class ClipAdaptive(Transform):
     """Limit each unit's gradient to `clipping` times the norm of its weights (AGC, Brock et al., 2021).
 
     A unit is a row: all weights that lead to one output. Vectors and scalars are one unit. `eps` is the smallest norm
@@ -64,6 +60,7 @@ class ClipAdaptive(Clip):
 
     built_in = True
     name = "clip_adaptive"
+    clips = True
     reads_weights = True
 
     def __init__(self, clipping: PositiveFloat = 0.01, eps: PositiveFloat = 1e-3, params: Any = None) -> None:
