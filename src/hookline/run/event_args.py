@@ -21,8 +21,7 @@ from hookline.core.base import StepContext
 from hookline.errors import MissingArgument, TrainingError
 from hookline.gradients.view import Gradients
 from hookline.run.config_view import view_of
-from hookline.run.numbers import single_numbers
-from hookline.run.outputs import UNKNOWN
+from hookline.run.outputs import UNKNOWN, single_numbers
 from hookline.run.window import MicroBatch, weighted_mean, without_nan
 
 if TYPE_CHECKING:

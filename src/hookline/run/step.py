@@ -24,8 +24,7 @@ from hookline.core.costs import CostMonitor
 from hookline.errors import HooklineError
 from hookline.run.control import RunControl
 from hookline.run.epoch_stats import EpochStats
-from hookline.run.numbers import single_numbers
-from hookline.run.outputs import UNKNOWN
+from hookline.run.outputs import UNKNOWN, single_numbers
 from hookline.run.parameters import group_sizes, trained_parameters, unowned_parameters
 from hookline.run.step_log import GRAD_NORM, StepLog
 from hookline.run.window import Window, weighted_mean

@@ -22,8 +22,7 @@ from hookline._tensors import copy_on_write, iter_tensors, map_tensors
 from hookline.core.rng_guard import TrainingStreams
 from hookline.errors import TrainingError, add_note, with_article
 from hookline.ranks import Ranks
-from hookline.run.numbers import as_python_number, is_numpy_number
-from hookline.run.outputs import UNKNOWN, find_target
+from hookline.run.outputs import UNKNOWN, as_python_number, find_target, is_numpy_number
 from hookline.trainer.built_in_metrics import SumMetric
 
 PHASES = ("train", "validation")

@@ -17,7 +17,7 @@ from torch import Tensor
 from hookline.core.shared_part import SharedPart, Sizes
 from hookline.ranks import Ranks
 from hookline.run.agreement import Agreement
-from hookline.run.numbers import as_python_number
+from hookline.run.outputs import as_python_number
 from hookline.trainer.metrics import merge_metrics
 
 if TYPE_CHECKING:

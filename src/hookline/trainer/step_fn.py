@@ -12,8 +12,14 @@ import torch
 
 from hookline._predictions import IGNORE_INDEX
 from hookline.errors import TrainingError, add_note
-from hookline.run.numbers import as_python_number, detached_copy, is_numpy_number
-from hookline.run.outputs import OUTPUT_AND_TARGET, OutputReader, find_target
+from hookline.run.outputs import (
+    OUTPUT_AND_TARGET,
+    OutputReader,
+    as_python_number,
+    detached_copy,
+    find_target,
+    is_numpy_number,
+)
 from hookline.trainer.metrics import TrainingMetrics
 
 if TYPE_CHECKING:
