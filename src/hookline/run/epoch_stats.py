@@ -122,18 +122,21 @@ class EpochStats:
             if name in self._optional and math.isnan(value):
                 weight = 0.0
             parts[f"latest {name}"] = [value * weight if weight else 0.0, weight, at, 1.0]
-        totals = {name: numbers.tolist() for name, numbers in ranks.add_up(parts).items()}
-        means = {name: total / count if count else math.nan for name, (total, count, *_) in totals.items()}
-        summed = {name.removeprefix("sum "): mean for name, mean in means.items() if name.startswith("sum ")}
-        summed[LOSS] = summed.pop(LOSS)  # the last, as it is recorded
-        self._means_over_ranks = {_epoch_name(name): mean for name, mean in summed.items()}
-        self._loss_over_ranks = step, means["step loss"]
-        # Ranks may have measured a metric at different steps; they agree on the mean.
-        self._latest = {
-            name.removeprefix("latest "): (round(steps / count), means[name])
-            for name, (*_, steps, count) in totals.items()
-            if name.startswith("latest ")
-        }
+        means: dict[str, float] = {}
+        latest_of_ranks: dict[str, tuple[int, Number]] = {}
+        for name, numbers in ranks.add_up(parts).items():
+            total, count, *at = numbers.tolist()
+            mean = total / count if count else math.nan
+            kind, _, metric = name.partition(" ")
+            if kind == "step":
+                self._loss_over_ranks = step, mean
+            elif kind == "sum":
+                means[_epoch_name(metric)] = mean
+            else:  # Ranks may have measured a metric at different steps; they agree on the mean.
+                steps, measured = at
+                latest_of_ranks[metric] = round(steps / measured), mean
+        means[_epoch_name(LOSS)] = means.pop(_epoch_name(LOSS))  # the last, as it is recorded
+        self._means_over_ranks, self._latest = means, latest_of_ranks
 
     def loss_over_ranks(self, step: int) -> float | None:
         """Return the loss of a step over all ranks, if they have averaged it."""

@@ -113,16 +113,14 @@ class Run(Steps):
     def in_progress(self) -> Iterator[Run]:
         """Open and begin the run before the block, and end it afterwards, with the exception that leaves the block."""
         self.open()
-        error: BaseException | None = None
         try:
             self.begin()
             yield self
             self.finish()
-        except BaseException as raised:
-            error = raised
-            raise
-        finally:
+        except BaseException as error:
             self.end(error)
+            raise
+        self.end()
 
     def open(self, record: Record | None = None) -> None:
         """Open the record; from here on everything is recorded, and `end` must be called.
@@ -158,14 +156,10 @@ class Run(Steps):
 
     def check_run(self) -> None:
         """Let the hooks check the run on their ranks, before it has a directory; what one raises ends all ranks."""
-        failed: Exception | None = None
-        try:
-            self._call_hooks("check_run")
-        except Exception as error:
-            failed = error
-        problems = self.ranks.gather(failed and error_text(failed))
-        if failed is not None:
-            raise failed
+        failure = _first_failure(partial(self._call_hooks, "check_run"))
+        problems = self.ranks.gather(failure and error_text(failure))
+        if failure is not None:
+            raise failure
         for rank, problem in enumerate(problems):
             if problem is not None:
                 raise RankError(f"rank {rank}: {problem}")
