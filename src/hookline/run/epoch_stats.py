@@ -125,7 +125,7 @@ class EpochStats:
         means: dict[str, float] = {}
         latest_of_ranks: dict[str, tuple[int, Number]] = {}
         for name, numbers in ranks.add_up(parts).items():
-            total, count, *at = numbers.tolist()
+            total, count, *steps = numbers.tolist()
             mean = total / count if count else math.nan
             kind, _, metric = name.partition(" ")
             if kind == "step":
@@ -133,8 +133,7 @@ class EpochStats:
             elif kind == "sum":
                 means[_epoch_name(metric)] = mean
             else:  # Ranks may have measured a metric at different steps; they agree on the mean.
-                steps, measured = at
-                latest_of_ranks[metric] = round(steps / measured), mean
+                latest_of_ranks[metric] = round(steps[0] / steps[1]), mean
         means[_epoch_name(LOSS)] = means.pop(_epoch_name(LOSS))  # the last, as it is recorded
         self._means_over_ranks, self._latest = means, latest_of_ranks
 

@@ -59,7 +59,6 @@ class Steps(RunControl):
         self._ended_at = 0  # the last step whose optimizers have ended
         self.read_groups()
         self._next_boundary = 0  # the next step after which `work_at_boundary` runs; 0: after this step
-        self._is_over = False
         self.is_reading = False  # whether the next batch is being read: an error is then the loader's
 
     # ---- one micro-batch ---------------------------------------------------------------------------------------------
@@ -359,17 +358,15 @@ class Steps(RunControl):
 
         A plain run writes its record; the `work_at_boundary` of a trainer also validates, agrees and saves.
         """
-        if not self.accumulation.is_complete:
-            self.is_reading = True
-            return False
-        if self.progress.step >= self._next_boundary or time() >= self.step_log.flush_by:
+        is_over, is_due = False, self.progress.step >= self._next_boundary or time() >= self.step_log.flush_by
+        if is_due and self.accumulation.is_complete:
             self.work_at_boundary()
             self._next_boundary = min(self.next_boundaries())
-            self._is_over = self.is_finished()  # last: a signal that arrives in between has set `_next_boundary` back
-            if self._is_over:
+            is_over = self.is_finished()  # last: a signal that arrives in between has set `_next_boundary` back
+            if is_over:
                 self.stop_reading()
         self.is_reading = True
-        return self._is_over
+        return is_over
 
     # ---- what a host does in its own way -----------------------------------------------------------------------------
 
