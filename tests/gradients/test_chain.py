@@ -366,12 +366,12 @@ def test_a_skipped_step_ends_the_chain(bench: Bench) -> None:
     bench.registry.register(make_hook(lambda grads: called.append("before") or grads, "before"))
     bench.registry.register(Guard())
     bench.registry.register(make_hook(lambda grads: called.append("after") or grads, "after"))
-    args = SimpleNamespace(step=3, epoch=0, model=None, skip_requested_at=-1)
-    args.trainer = SimpleNamespace(skip_step=lambda reason: setattr(args, "skip_requested_at", 3))
+    args = SimpleNamespace(step=3, epoch=0, model=None, skip_reason=None)
+    args.trainer = SimpleNamespace(skip_step=lambda reason: setattr(args, "skip_reason", reason))
     fired = bench.registry.slots.on_update
     fired(args)
     assert called == ["before"]
-    args.step = 4
+    args.step, args.skip_reason = 4, None
     args.trainer.skip_step = lambda reason: None
     fired(args)
     assert called == ["before", "before", "after"]

@@ -104,8 +104,7 @@ class UpdateChain:
                     handler(args)
                 self.known.clear()  # its hooks may write or replace gradients
         # Only a hook that has the trainer can skip a step.
-        asked_at = getattr(args, "skip_requested_at", None) if "trainer" in item.named else None
-        return asked_at is None or asked_at != args.step
+        return "trainer" not in item.named or getattr(args, "skip_reason", None) is None
 
     def _report_norm(self, reporter: ChainItem, item: ChainItem, when: str, args: Any) -> None:
         """Log the norm of what a hook selects, for a hook that `reports_norms` and is due."""

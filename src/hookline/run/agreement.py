@@ -49,7 +49,7 @@ class Agreement:
         Raises:
             RankError: If the calling hook would skip the step on this rank alone.
         """
-        self._run.event_args.skip_step(reason)
+        self._run.event_args.skip_reason = reason
 
     def note_assignment(self, name: str, value: Any, by: str | None) -> None:
         """Compare an assignment to an attribute of the run with those of the other ranks, after the next step.

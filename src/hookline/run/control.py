@@ -209,7 +209,7 @@ class RunView:
     @property
     def gradients_overflowed(self) -> bool:
         """Whether the current step is skipped because its scaled gradients overflowed; no transform has seen them."""
-        return self.event_args.overflowed_at == self.progress.step
+        return self.event_args.overflowed
 
     @property
     def skipped_steps(self) -> int:

@@ -51,7 +51,7 @@ class EventArgs:
         self.trainer, self.progress, self.grads = run, run.progress, Gradients(run.params)
         self.batch: Any = None
         self.forget_loss()
-        self.micro_batches: list[MicroBatch] = []  # of this step; empty if a step is one micro-batch
+        self.forget_step()
         self.step_metrics: dict[str, Any] = {}  # what step_fn returned beside the loss
         # Of the model, until the batch ends, if a hook or a metric needs them; `UNKNOWN` where nothing tells.
         self.live_output: Any = UNKNOWN
@@ -65,16 +65,10 @@ class EventArgs:
         self.checkpoint_path = ""
         self.val_metrics: dict[str, Any] = {}
         self.eval_metrics: dict[str, Any] = {}
-        self.skip_reason: str | None = None
-        self.skip_requested_at = -1  # the step whose optimizer step is to be skipped
-        self.overflowed_at = -1  # the step whose scaled gradients overflowed
         self.validating: list[str | None] = []  # the hooks that called the validations in progress, outermost first
         # Where batch_idx and the loader are read from: the run's progress, or the batch of a validation.
         self.source: Any = run.progress
         self._train_batch: dict[str, Any] | None = None  # the training batch's values while other batches run
-        self._norm: DeviceNumber = [math.nan]  # of the step's gradients
-        self._clipped: torch.Tensor | float = math.nan  # the norm before the last clipping
-        self._norm_at = self._clipped_at = 0  # their steps
         self._state: dict[str, Any] = {}
         self._parameters = 0
         self._counted_for: tuple[int, int] | None = None  # the epoch, and how many tensors were trained
@@ -190,15 +184,13 @@ class EventArgs:
 
     # ---- the step ------------------------------------------------------------------------------------------------
 
-    def skip_step(self, reason: str) -> None:
-        """Skip the optimizer step of the current window."""
-        self.skip_reason, self.skip_requested_at = reason, self.step
-
     def forget_step(self) -> None:
-        """Forget what was stored for a step's number: the counters were restored."""
-        self.skip_requested_at = self.overflowed_at = -1
-        self._norm_at = 0
-        self.micro_batches = []
+        """Forget the last step: another one begins, or the counters were restored."""
+        self.micro_batches: list[MicroBatch] = []  # of this step; empty if a step is one micro-batch
+        self.skip_reason: str | None = None  # if the optimizers are not to step
+        self.overflowed = False  # whether the step is skipped because its scaled gradients overflowed
+        self._norm: DeviceNumber | None = None  # of its gradients
+        self._clipped: torch.Tensor | float | None = None  # the norm before the last clipping
 
     # ---- losses and metrics ----------------------------------------------------------------------------------------
 
@@ -291,24 +283,23 @@ class EventArgs:
 
     def clipped(self, norm: torch.Tensor, is_global: bool) -> None:
         """Store the norm that a clipping hook found; the global norm before the first one is the step's."""
-        self._clipped, self._clipped_at = norm, self.step
-        if is_global and self._norm_at != self.step:
-            self._norm, self._norm_at = [norm], self.step
+        self._clipped = norm
+        if is_global and self._norm is None:
+            self._norm = [norm]
 
     @property
     def clipped_norm(self) -> float:
         """The norm before the clipping hook that ran last."""
-        return float(self._clipped)
+        return math.nan if self._clipped is None else float(self._clipped)
 
     def norm_before_clipping(self) -> torch.Tensor | float | None:
         """Return this step's global norm if something clipped, still on the device if nothing read it; else None."""
-        return self._norm[0] if self._clipped_at == self._norm_at == self.step else None
+        return None if self._norm is None or self._clipped is None else self._norm[0]
 
     def measure_norm(self) -> DeviceNumber:
         """Return the norm of this step's gradients, before clipping; NaN if there are none."""
-        if self._norm_at != self.step:
+        if self._norm is None:
             self._norm = [self.grads.norm() if self.grads.tensors() else math.nan]
-            self._norm_at = self.step
         return self._norm
 
     @property

@@ -35,7 +35,7 @@ NUMBERS = ("step", "epoch", "batch_idx")
 """What is the same at all events of a micro-batch that carry it."""
 ALWAYS_KNOWN = {
     "trainer", "step", "epoch", "batch_idx", "dataloader_idx", "dataloader_name", "tokens_seen", "phase", "resumed",
-    "state", "request_stop", "clipped", "skip_requested_at", "note_metric",
+    "state", "request_stop", "clipped", "skip_reason", "note_metric",
 }  # fmt: skip
 OF_MODEL, OF_OPTIMIZER = {"model", "device", "grads"}, {"optimizer", "optimizer_idx", "optimizer_lr", "lr"}
 OF_LOSS = {"loss", "live_loss", "window_loss", "metrics"}
@@ -262,6 +262,7 @@ class OwnLoop(Run):
         self._ended_by, self._carried = set(), {}
         self.event_args.batch = self.event_args.used_lr = None
         self.event_args.forget_loss()
+        self.event_args.forget_step()
 
     def _decide_due_hooks(self) -> None:
         """Decide which hooks are due, if the loop is at another place than when that was last decided."""

@@ -70,6 +70,7 @@ class Steps(RunControl):
         progress.batch_idx += 1
         if self.accumulation.begin(batch):
             progress.step += 1
+            args.forget_step()
         args.used_lr = args.detached_loss = None
         args.batch = batch = self.engine.place(batch)
         progress.tokens_seen += self.count_tokens(batch)
@@ -113,12 +114,12 @@ class Steps(RunControl):
             Whether the optimizers step. If a hook or an overflow skips the step, it is False, and
             on_before_optimizer_step and on_step_skipped have been fired for each optimizer.
         """
-        args, slots, step, self._skipped = self.event_args, self.hooks.slots, self.progress.step, []
+        args, slots, self._skipped = self.event_args, self.hooks.slots, []
         self.accumulation.finish_gradients()
         if handler := slots.on_gradients_ready:
             handler(args)
         self.agreement.before_update()
-        if slots.on_update and args.skip_requested_at != step:
+        if slots.on_update and args.skip_reason is None:
             self.find_new_parameters()
             if (handler := slots.on_update) is not None:  # which may be another one now
                 handler(args)
@@ -127,7 +128,7 @@ class Steps(RunControl):
         if slots.on_step_end and not NEED_GRAD_NORM.isdisjoint(self.hooks.dispatch_table.named_at("on_step_end")):
             self.find_new_parameters()
             args.measure_norm()  # on its device: at on_step_end the gradients are gone
-        if args.skip_requested_at != step:
+        if args.skip_reason is None:
             return True
         for optimizer in self.optimizers:
             self.step_optimizer(optimizer)
@@ -146,7 +147,7 @@ class Steps(RunControl):
         if handler := self.hooks.slots.on_before_optimizer_step:
             handler(args)
         self.agreement.before_optimizer()
-        if args.skip_requested_at != self.progress.step:
+        if args.skip_reason is None:
             return True
         self._skipped.append(optimizer)
         args.reason = args.skip_reason

@@ -284,14 +284,14 @@ class RankAgreement(RankMeans):
 
     def _decide_skip(self) -> None:
         """Skip the step on all ranks if a hook has asked for it on one; waits for all ranks."""
-        args, step = self._trainer.event_args, self._trainer.progress.step
-        if args.skip_requested_at == step:  # on all ranks
+        args = self._trainer.event_args
+        if args.skip_reason is not None:  # on all ranks
             return
-        reason = self._skip[1] if self._skip[0] == step else None
+        reason = self._skip[1] if self._skip[0] == self._trainer.progress.step else None
         if self._ranks.decide(reason is not None):
             reasons = self._ranks.gather(reason)
             rank, reason = next((rank, reason) for rank, reason in enumerate(reasons) if reason is not None)
-            args.skip_step(f"{reason} (rank {rank})")
+            args.skip_reason = f"{reason} (rank {rank})"
 
     # ---- what must not differ ----------------------------------------------------------------------------------------
 

@@ -63,8 +63,6 @@ class AccumulationWindow(Window):
     def backward(self, loss: Tensor) -> None:
         """Run the backward pass of a micro-batch with its share of the window."""
         args, progress, weight = self._trainer.event_args, self._trainer.progress, self.weight
-        if self.count == 0:
-            args.micro_batches = []  # hooks may have kept the last one
         weighted = loss
         if self._weighted:
             weighted = loss * weight
@@ -90,8 +88,7 @@ class AccumulationWindow(Window):
         args, trainer = self._trainer.event_args, self._trainer
         trainer.find_new_parameters()
         if self._engine.unscale(trainer.optimizers):
-            args.overflowed_at = trainer.progress.step
-            args.skip_step(OVERFLOW_REASON)
+            args.overflowed, args.skip_reason = True, OVERFLOW_REASON
         if self._weighted:
             weight, world_size = sum(part.weight for part in args.micro_batches), self._ranks.world_size
             total = self._ranks.total([weight])[0]  # this waits for the slowest rank, as reducing the gradients did
@@ -124,7 +121,7 @@ class AccumulationWindow(Window):
             if trainer.reader is None:
                 raise TrainingError(f"the step would train nothing: {self._why_uncounted()}")
             logger.warning("step %d is skipped: %s", progress.step, self._why_uncounted())
-        trainer.event_args.skip_step(f"no {self._loss_weight.removesuffix('s')} counts")
+        trainer.event_args.skip_reason = f"no {self._loss_weight.removesuffix('s')} counts"
 
     def _why_uncounted(self) -> str:
         return (
