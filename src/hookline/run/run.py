@@ -218,7 +218,7 @@ class Run(Steps):
 
     def _close(self, error: BaseException | None, signal: str | None) -> None:
         """Fire on_train_end, close the hooks, decide the outcome and close the record."""
-        args, hooks, status = self.event_args, self.hooks, self.run_status
+        args, status = self.event_args, self.run_status
         if error is None and signal is not None:
             rank = next((stop.rank for stop in status.stops if stop.by == SIGNAL), 0)
             self.note("stop_requested", reason=signal, by=SIGNAL, **({"rank": rank} if rank else {}))
@@ -232,10 +232,7 @@ class Run(Steps):
             bad_weights = self._bad_weights(outcome)
             self.record_non_finite_losses(bad_losses)
         args.end_run(bad_weights or reason or outcome.value)
-        failure = _first_failure(partial(handler, args) if (handler := hooks.slots.on_train_end) else None)
-        failure = failure or _first_failure(self.agreement.after_train_end)
-        closing = _first_failure(hooks.close)
-        failure = failure or closing
+        failure = _first_failure(self._fire_train_end, self.hooks.close)
         if failure is not None:
             self.ranks.failed(self.progress.step, describe_error(failure))
 
@@ -265,6 +262,12 @@ class Run(Steps):
             self._write_report(path)
         if failure is not None:
             raise failure
+
+    def _fire_train_end(self) -> None:
+        """Fire on_train_end, and carry out what hooks have asked for in it unless one failed."""
+        if handler := self.hooks.slots.on_train_end:
+            handler(self.event_args)
+        self.agreement.after_train_end()
 
     def _write_report(self, path: Path) -> None:
         """Write report.html from the files of the record; a failure is a warning."""
@@ -451,10 +454,10 @@ def describe_error(error: BaseException) -> str:
     return "; ".join([error_text(error), *hook_notes(error)])
 
 
-def _first_failure(*calls: Callable[[], object] | None) -> BaseException | None:
+def _first_failure(*calls: Callable[[], object]) -> BaseException | None:
     """Make all calls, whatever they raise, and return what was raised first."""
     raised: BaseException | None = None
-    for call in filter(None, calls):
+    for call in calls:
         try:
             call()
         except BaseException as error:
