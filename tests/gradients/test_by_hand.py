@@ -56,7 +56,7 @@ def test_the_transformed_gradients_are_returned(kind: type[HookRegistry]) -> Non
     registry.register(Double())
     registry.register("clip_value", max_value=3.0)
     made = registry.on_update(grads, step=4)
-    assert {name: one.tolist() for name, one in made.items()} == {"a": [2.0] * 2, "b": [3.0] * 3}
+    assert {name: grad.tolist() for name, grad in made.items()} == {"a": [2.0] * 2, "b": [3.0] * 3}
     assert registry.get("double").step == 4 and grads["b"].tolist() == [2.0] * 3
     assert registry.get("double").model == "none"
     registry.on_step_end()
@@ -129,7 +129,7 @@ def test_a_wrapped_model_has_plain_names(plain: bool) -> None:
     model, runner = make_model(), HookRunner()
     runner.register("scale", factor=0.0, params="1.*")
     wrapped = torch.compile(model, backend="eager")
-    named = {(name if plain else f"_orig_mod.{name}"): one for name, one in gradients(model).items()}
+    named = {(name if plain else f"_orig_mod.{name}"): grad for name, grad in gradients(model).items()}
     made = runner.on_update(named, model=wrapped)
     assert list(made) == list(named)
     for name, gradient in made.items():

@@ -101,7 +101,7 @@ def test_a_failing_hook_changes_nothing(bench: Bench, wrong: str) -> None:
     bench.registry.register(make_hook(returns[wrong], "broken"))
     bench.registry.register(make_hook(scaled(10), "scale"))
     assert bench.step() == [10.0, 20.0]
-    assert [(one.kind, one.hook) for one in bench.incidents] == [("failed", "broken")]
+    assert [(incident.kind, incident.hook) for incident in bench.incidents] == [("failed", "broken")]
 
 
 @pytest.mark.hooks_fail(raises=ValueError)
@@ -388,7 +388,7 @@ def test_gradients_are_freed_after_the_chain(bench: Bench) -> None:
     for param in bench.params.values():
         param.grad = None
     gc.collect()
-    assert [one() for one in grads] == [None, None]
+    assert [grad() for grad in grads] == [None, None]
 
 
 # ---- what a user's hook may do without declaring it ------------------------------------------------------------------
@@ -517,7 +517,7 @@ def test_what_a_hook_returns_is_copied(bench: Bench) -> None:
         returns = make_hook(lambda grads, new=returned: dict(new), "returns")
         with bench.registry.register(returns), bench.registry.register("scale", factor=0.5):
             assert bench.step() == [value[0].item() / 2 for value in values]
-        assert all(torch.equal(one, before) for one, before in zip(returned.values(), values, strict=True))
+        assert all(torch.equal(tensor, before) for tensor, before in zip(returned.values(), values, strict=True))
         bench.reset()
 
 

@@ -240,7 +240,7 @@ def test_norms_between_transforms_are_right(
     """Whether or not a transform reports its norms, the norm measured after it is that of the gradients."""
     hooks = [{**entry, "as": f"hook_{place}"} for place, entry in enumerate(chosen)]
     measures = [{"name": "measure", "as": f"measure_{place}"} for place in range(len(hooks))]
-    everything = [one for pair in zip(hooks, measures, strict=True) for one in pair]
+    everything = [entry for pair in zip(hooks, measures, strict=True) for entry in pair]
     measured = rig(on_device(params(seed=seed), device), *everything)
     after = measured.step()
     step_by_step = rig(on_device(params(seed=seed), device))

@@ -46,7 +46,7 @@ def test_gradients_that_are_not_finite_do_not_enter_the_average(rig: Any, when: 
     given = [torch.ones(2)] * 4
     given.insert(when, torch.tensor([1.0, float("inf")]))
     after = [chain.step({"w": grad})["w"] for grad in given]
-    assert all(one.isfinite().all() for place, one in enumerate(after) if place != when)
+    assert all(grad.isfinite().all() for place, grad in enumerate(after) if place != when)
     if when:  # the average was one, and stays so
         torch.testing.assert_close(after[-1], torch.full((2,), 2.0))
 

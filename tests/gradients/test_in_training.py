@@ -39,8 +39,8 @@ def weights(trainer: Trainer) -> list[torch.Tensor]:
     return [param.detach().clone() for param in trainer.model.parameters()]
 
 
-def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+def same(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 @pytest.mark.req("000-21", "000-39")
@@ -63,7 +63,7 @@ def test_doubling_doubles_the_step_of_sgd() -> None:
         nn.init.zeros_(model.bias)
         make_trainer(model=model, data=make_batches(1), hooks={"update": entries}).train()
         ends.append([param.detach() for param in model.parameters()])
-    assert all(one.any() and torch.equal(two, 2 * one) for one, two in zip(*ends, strict=True))
+    assert all(single.any() and torch.equal(double, 2 * single) for single, double in zip(*ends, strict=True))
 
 
 @pytest.mark.req("000-25")
@@ -78,9 +78,9 @@ def test_equal_micro_batches_are_one_big_batch() -> None:
     big = make_batches(3, size=12)
     small = [(x[i : i + 4], y[i : i + 4]) for x, y in big for i in (0, 4, 8)]
     entries = ["centralize", {"name": "clip_norm", "max_norm": 0.5}]
-    one, many = trained(*entries, data=big), trained(*entries, data=small, accumulate=3)
-    assert one.step == many.step == 3
-    for a, b in zip(weights(one), weights(many), strict=True):
+    whole, many = trained(*entries, data=big), trained(*entries, data=small, accumulate=3)
+    assert whole.step == many.step == 3
+    for a, b in zip(weights(whole), weights(many), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
 
 
@@ -246,8 +246,8 @@ def test_sparse_gradients_are_handled_or_raise(hook: dict[str, Any]) -> None:
             trained_on_words(hook, sparse=True)
         trained_on_words({**hook, "params": "head.*"}, sparse=True)
         return
-    one, other = trained_on_words(hook, sparse=True), trained_on_words(hook, sparse=False)
-    for a, b in zip(weights(one), weights(other), strict=True):
+    sparse, dense = trained_on_words(hook, sparse=True), trained_on_words(hook, sparse=False)
+    for a, b in zip(weights(sparse), weights(dense), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
@@ -445,17 +445,17 @@ def test_a_resumed_run_equals_the_uninterrupted_one(hook: Any) -> None:
     assert_same_tree(second.chain.states[name], whole.chain.states[name])
 
 
-def assert_same_tree(one: Any, other: Any) -> None:
+def assert_same_tree(first: Any, second: Any) -> None:
     """Check that nested values are equal; a NaN equals a NaN."""
-    if isinstance(one, dict):
-        assert one.keys() == other.keys()
-        for key in one:
-            assert_same_tree(one[key], other[key])
-    elif isinstance(one, torch.Tensor):
-        assert torch.equal(one.nan_to_num(-1.0) if one.is_floating_point() else one,
-                           other.nan_to_num(-1.0) if other.is_floating_point() else other)  # fmt: skip
+    if isinstance(first, dict):
+        assert first.keys() == second.keys()
+        for key in first:
+            assert_same_tree(first[key], second[key])
+    elif isinstance(first, torch.Tensor):
+        assert torch.equal(first.nan_to_num(-1.0) if first.is_floating_point() else first,
+                           second.nan_to_num(-1.0) if second.is_floating_point() else second)  # fmt: skip
     else:
-        assert one == other
+        assert first == second
 
 
 @pytest.mark.parametrize(("hook", "named"), [("drops", "in on_update, step 1"), ("cannot_begin", "in init")])

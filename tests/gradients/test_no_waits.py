@@ -58,7 +58,7 @@ def waits_of(rig: Any, params: Callable[..., Any], *entries: Any) -> int:
         chain.registry.register(hook, event="update") if callable(hook) else chain.registry.load({"update": [hook]})
     with SingleNumbers() as numbers, WholeTensors() as tensors:
         for seed in range(3):
-            chain.step({name: one.grad for name, one in params(seed=seed).items() if one.grad is not None})
+            chain.step({name: param.grad for name, param in params(seed=seed).items() if param.grad is not None})
     return numbers.waits + tensors.waits
 
 

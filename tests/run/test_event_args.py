@@ -186,7 +186,7 @@ def test_a_context_is_copied_like_any_dataclass() -> None:
         assert numbers(replaced) == (10, *numbers(ctx)[1:])
         assert tuple(as_dict) == tuple(field.name for field in fields(StepContext))
         assert (as_dict["loss"], as_dict["grad_norm"]) == (ctx.loss, ctx.grad_norm)
-        assert all(numbers(one) == numbers(ctx) and type(one) is StepContext for one in copies)
+        assert all(numbers(copied) == numbers(ctx) and type(copied) is StepContext for copied in copies)
         assert copies[0] == ctx == replace(ctx) != replaced
     assert f"loss={kept[0].loss!r}" in repr(kept[0])
 
@@ -210,7 +210,7 @@ def test_what_a_kept_context_holds() -> None:
 
     trainer.on("gradients_ready", name="grads")(lambda grads: gradients.append(ref(grads["0.weight"])))
     trainer.on("step_end", at=2, name="keeps")(lambda ctx: kept.append(ctx))
-    trainer.on("train_batch_start", name="count")(lambda: alive.append(sum(one() is not None for one in gradients)))
+    trainer.on("train_batch_start", name="count")(lambda: alive.append(sum(grad() is not None for grad in gradients)))
     trainer.train()
     assert alive == [0, 0, 0, 0]
     assert [graph() for graph in graphs] == [None] * 4

@@ -117,7 +117,7 @@ def test_a_hook_that_writes_to_them_changes_nothing() -> None:
             self.given += [predictions, target]
 
         def compute(self) -> torch.Tensor:
-            return sum(one.double().sum() for one in self.given)
+            return sum(output.double().sum() for output in self.given)
 
     class Write(TrainingHook):
         def on_train_batch_end(self, output: Any, target: Any) -> None:
@@ -133,7 +133,7 @@ def test_a_hook_that_writes_to_them_changes_nothing() -> None:
         trainer = classifier(batches, *hooks, val_dataloader=batches, metrics={"sum": Keeps()}, max_epochs=2)
         trainer.train()
         curves.append([{**row, "time": 0} for row in trainer.record.metrics])
-        assert all(torch.equal(one[1], other[1]) for one, other in zip(batches, labelled_batches(), strict=True))
+        assert all(torch.equal(seen[1], given[1]) for seen, given in zip(batches, labelled_batches(), strict=True))
     assert curves[0] == curves[1]
 
 
