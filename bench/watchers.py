@@ -99,7 +99,7 @@ class OurMonitor(Plain):
 
     def after_forward(self, step: int) -> None:
         """Call the hook before the backward pass."""
-        self.monitor.on_before_backward(self.recorder)
+        self.monitor.on_before_backward()
 
     def after_backward(self, step: int, gradients: list[Tensor]) -> None:
         """End the step, and begin the next one."""

@@ -205,7 +205,7 @@ def test_percentiles_are_torchs() -> None:
     monitor = Monitor(metrics=[], percentiles=[5, 50, 99.5])
     outputs = [torch.randn(2000) * 3 + 1, torch.randn(2000)]
     for output in outputs:
-        monitor.on_forward("a", output, 1)
+        monitor.on_forward("a", output, 1, "train")
     found = monitor.latest()["a"]
     assert list(found) == ["p5", "p50", "p99.5"]
     true = torch.quantile(torch.cat(outputs), torch.tensor([0.05, 0.5, 0.995]))
@@ -264,9 +264,9 @@ def test_gradients_of_gradients() -> None:
 def test_a_window_of_dead_units_is_saved_with_the_run() -> None:
     """A resumed monitor continues the window."""
     first, second = (Monitor("0", ["dead_units"], dead_window=4) for _ in range(2))
-    first.on_forward("0", torch.tensor([[1.0, -1.0, -1.0]]), 1)
+    first.on_forward("0", torch.tensor([[1.0, -1.0, -1.0]]), 1, "train")
     second.load_state_dict(first.state_dict())
-    second.on_forward("0", torch.tensor([[-1.0, 1.0, -1.0]]), 2)
+    second.on_forward("0", torch.tensor([[-1.0, 1.0, -1.0]]), 2, "train")
     assert second.dead_units("0") == [2]
     assert Monitor().state_dict() == {}
 
@@ -486,7 +486,7 @@ def test_metrics_that_were_not_requested_cannot_be_read() -> None:
     with pytest.raises(HooklineError, match="needs 'dead_units' among its metrics"):
         Monitor().dead_units("0")
     monitor = Monitor(metrics=["histogram", "dead_units"])
-    monitor.on_forward("blocks.0", torch.ones(2, 2), 0)
+    monitor.on_forward("blocks.0", torch.ones(2, 2), 0, "train")
     with pytest.raises(HooklineError, match=r"did you mean 'blocks\.0'"):
         monitor.histogram("block.0")
     with pytest.raises(HooklineError, match=r"did you mean 'blocks\.0'"):
@@ -560,9 +560,9 @@ def test_a_monitored_step_never_waits_for_the_device() -> None:
         try:
             monitor.on_train_batch_start()
             loss = model(torch.ones(16, 64, device="cuda")).square().mean()
-            monitor.on_before_backward(trainer)
+            monitor.on_before_backward()
             loss.backward()
-            monitor.on_after_backward(trainer)
+            monitor.on_after_backward()
             monitor.on_step_end(step, trainer)
         finally:
             torch.cuda.set_sync_debug_mode("default")

@@ -48,6 +48,6 @@ def test_validation_does_not_count_as_training() -> None:
     trainer.train()
     assert abs(trainer.hooks.get("activation_stats").latest()["0"]["mean"]) < 10
     hook = ActivationStats()
-    hook.on_forward("x", torch.ones(2, dtype=torch.long), 0)
-    hook.on_forward("y", {"logits": [torch.ones(2)]}, 0)
+    hook.on_forward("x", torch.ones(2, dtype=torch.long), 0, "train")
+    hook.on_forward("y", {"logits": [torch.ones(2)]}, 0, "train")
     assert list(hook.latest()) == ["y"]

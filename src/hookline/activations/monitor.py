@@ -80,8 +80,7 @@ class Monitor(BuiltInForwardHook):
         super().__init__(modules)
         listed = (metrics,) if callable(metrics) else metrics
         self.metrics = DEFAULT_METRICS if listed is None else listed if isinstance(listed, str) else tuple(listed)
-        requested = _check_metrics(self.metrics, percentiles)
-        functions = _by_name(self.metrics)
+        requested, functions = _parse_metrics(self.metrics, percentiles)
         statistics = tuple(metric for metric in requested if metric in STATISTICS)
         points = tuple(percentiles)
         costs = tuple(metric for metric in requested if metric in COSTS)
@@ -102,27 +101,24 @@ class Monitor(BuiltInForwardHook):
         # Compiled code can accumulate statistics by itself, and nothing else.
         self.statistics_only = requested == statistics and not points and not gradients
         self._trainer: RunControl | None = None
-        self.validating = self._before_backward = False
+        self._before_backward = False
         self._calls = 0  # without a run, since results were last moved to the history
         self._lock = threading.RLock()
         # Each method names only the arguments that are needed, because measuring time and memory costs extra.
-        observes = any(source is not None for source in (self._outputs, self._dead_units, self._functions))
-        measures = self._observe_and_measure if observes else self._measure
-        self.on_forward: Any = self._observe if self._costs is None else measures
+        self._reads_outputs = any(source is not None for source in (self._outputs, self._dead_units, self._functions))
+        self.on_forward: Any = self._observe if self._costs is None else self._observe_and_measure
 
     # ---- forward and backward ----------------------------------------------------------------------------------------
 
-    def _observe(self, name: str, live_output: Any, step: int) -> None:
-        if self.validating:
+    def _observe(self, name: str, live_output: Any, step: int, phase: str) -> None:
+        if phase == "validation" or not self._reads_outputs:
             return
-        if isinstance(live_output, Tensor):  # nearly always
-            tensor, measured = live_output, measurable(live_output)
-        elif (first := _first_measurable(live_output)) is not None:
-            tensor, measured = first
-        else:
-            return
-        if measured is None:
-            self._pass_over(name, tensor)
+        tensors = [live_output] if isinstance(live_output, Tensor) else list(iter_tensors(live_output))
+        pairs = ((tensor, measured) for tensor in tensors if (measured := measurable(tensor)) is not None)
+        tensor, measured = next(pairs, (None, None))
+        if tensor is None or measured is None:
+            if tensors:
+                self._pass_over(name, tensors[0])
             return
         with self._lock:
             if self._outputs is not None:
@@ -156,16 +152,15 @@ class Monitor(BuiltInForwardHook):
             if not step:
                 self._count_call()
 
-    def _measure(self, name: str, seconds: float, memory: int, step: int) -> None:
-        if self._costs is not None and not self.validating:
+    def _observe_and_measure(
+        self, name: str, live_output: Any, seconds: float, memory: int, step: int, phase: str
+    ) -> None:
+        self._observe(name, live_output, step, phase)
+        if self._costs is not None and phase != "validation":
             with self._lock:
                 self._costs.add(name, seconds, memory, step)
                 if not step:
                     self._count_call()
-
-    def _observe_and_measure(self, name: str, live_output: Any, seconds: float, memory: int, step: int) -> None:
-        self._observe(name, live_output, step)
-        self._measure(name, seconds, memory, step)
 
     def _count_call(self) -> None:
         """Move results to the bounded history from time to time, because without a run (step 0) no step ends."""
@@ -179,7 +174,7 @@ class Monitor(BuiltInForwardHook):
         if self._costs is not None:
             return None
         observe = self._observe
-        return lambda inputs, kwargs, output: observe(name, output, run.step)
+        return lambda inputs, kwargs, output: observe(name, output, run.step, run.phase)
 
     # ---- statistics from compiled code -------------------------------------------------------------------------------
 
@@ -203,14 +198,19 @@ class Monitor(BuiltInForwardHook):
         """Note that a backward pass will follow this forward pass."""
         self._before_backward = True
 
-    def on_before_backward(self, trainer: RunControl | None = None) -> None:
+    def on_before_backward(self) -> None:
         """Read the collected outputs, before the backward pass frees them."""
         self._before_backward = False
-        self._send(self._outputs, trainer)
+        self._send(self._outputs)
 
-    def on_after_backward(self, trainer: RunControl | None = None) -> None:
+    def on_after_backward(self) -> None:
         """Read the collected gradients."""
-        self._send(self._gradients, trainer)
+        self._send(self._gradients)
+
+    def _send(self, source: TensorStatistics | None) -> None:
+        if source is not None:
+            with self._lock:
+                source.send()
 
     def on_step_end(self, step: int, trainer: RunControl | None = None) -> None:
         """Complete the step, and record what has arrived so far."""
@@ -221,14 +221,6 @@ class Monitor(BuiltInForwardHook):
                 source.end_step(step)
             self._share(trainer)
             self._collect(wait=False)
-
-    def on_validation_start(self) -> None:
-        """Stop monitoring during validation."""
-        self.validating, self._before_backward = True, False
-
-    def on_validation_end(self) -> None:
-        """Resume monitoring."""
-        self.validating = False
 
     def on_train_end(self, trainer: RunControl | None = None) -> None:
         """Record what is still on the device, and the part of a step that was not completed."""
@@ -242,7 +234,7 @@ class Monitor(BuiltInForwardHook):
                         source.end_step(trainer.step)
                 for table in self._collect_all():
                     self._record(table._replace(step=table.step or trainer.step))
-        self._trainer, self.validating, self._before_backward = None, False, False
+        self._trainer, self._before_backward = None, False
 
     def close(self) -> None:
         """Release the collected tensors."""
@@ -323,32 +315,21 @@ class Monitor(BuiltInForwardHook):
 
     # ---- from the device to the record -------------------------------------------------------------------------------
 
-    def _send(self, source: TensorStatistics | None, trainer: RunControl | None) -> None:
-        if source is not None:
-            self._trainer = trainer
-            with self._lock:
-                source.send()
-                self._collect(wait=False)
-
     def _collect(self, wait: bool) -> None:
         """Record the tables of complete steps that have arrived; those of several ranks arrive with an exchange."""
-        for source in self._local_sources():
+        for source in self._local_sources:
             for table in source.complete(wait):
                 self._record(table)
 
-    def _local_sources(self) -> list[Source]:
-        """Return the sources that are not shared with other ranks; time, memory and functions are rank 0's own."""
-        is_local = CallCosts if self._is_shared else object
-        return [source for source in self._sources if isinstance(source, is_local)]
-
     @property
-    def _is_shared(self) -> bool:
-        """Whether the outputs of a step are those of several ranks together."""
-        return self._trainer is not None and self._trainer.ranks.act_together
+    def _local_sources(self) -> list[Source]:
+        """The sources that are not shared with other ranks; time, memory and functions are rank 0's own."""
+        shares = self._trainer is not None and self._trainer.ranks.act_together
+        return [source for source in self._sources if not shares or isinstance(source, CallCosts)]
 
     def _share(self, trainer: RunControl | None, at_end: bool = False) -> None:
         """Hand in what was measured, if there are several ranks: time and memory are rank 0's own."""
-        if trainer is None or not self._is_shared:
+        if trainer is None or not trainer.ranks.act_together:
             return
 
         def use(table: StepTable) -> dict[str, float]:
@@ -371,7 +352,7 @@ class Monitor(BuiltInForwardHook):
     def _collect_all(self) -> list[StepTable]:
         """Wait for and record all complete steps; return the tables of the current step."""
         self._collect(wait=True)
-        return [table for source in self._local_sources() for table in source.current()]
+        return [table for source in self._local_sources for table in source.current()]
 
     def _record(self, table: StepTable) -> None:
         if self._trainer is None:
@@ -403,34 +384,22 @@ class ActivationStats(Monitor):
         super().__init__(modules, metrics=("mean", "std"))
 
 
-def _first_measurable(output: Any) -> tuple[Tensor, Tensor | None] | None:
-    """Return the first tensor of a nested output that can be measured, and what to measure of it.
+def _parse_metrics(
+    metrics: Sequence[Any], points: Sequence[float]
+) -> tuple[tuple[Any, ...], dict[str, Callable[[Tensor], Any]]]:
+    """Return the metrics that are requested, each once, and the functions among them by their names.
 
-    If none can be, the first tensor and None; without tensors, None.
+    Raises:
+        ConfigError: If there is none, or one does not exist.
     """
-    first: Tensor | None = None
-    for tensor in iter_tensors(output):
-        if (measured := measurable(tensor)) is not None:
-            return tensor, measured
-        first = tensor if first is None else first
-    return None if first is None else (first, None)
-
-
-def _by_name(metrics: Sequence[Any]) -> dict[str, Callable[[Tensor], Any]]:
-    """Return the functions among metrics by their names; one that is taken gets a number."""
-    functions: dict[str, Callable[[Tensor], Any]] = {}
-    for function in filter(callable, metrics):
-        name = getattr(function, "__name__", type(function).__name__).strip("<>")
-        functions[numbered(name, {*METRICS, *functions})] = function
-    return functions
-
-
-def _check_metrics(metrics: Sequence[Any], points: Sequence[float]) -> tuple[Any, ...]:
-    """Return the metrics that are requested, each once; raise if there is none, or one does not exist."""
     if isinstance(metrics, str) or not (metrics or points):
         raise ConfigError("metrics", f"expected a list with some of {', '.join(METRICS)}, got {metrics!r}")
+    functions: dict[str, Callable[[Tensor], Any]] = {}
     for metric in metrics:
-        if not callable(metric) and metric not in METRICS:
+        if callable(metric):  # A name that is taken gets a number.
+            name = getattr(metric, "__name__", type(metric).__name__).strip("<>")
+            functions[numbered(name, {*METRICS, *functions})] = metric
+        elif metric not in METRICS:
             remedy = nearest(str(metric), METRICS, "docs/activations.md")
             raise ConfigError("metrics", f"unknown metric {metric!r}; {remedy}")
-    return tuple(dict.fromkeys(metrics))
+    return tuple(dict.fromkeys(metrics)), functions

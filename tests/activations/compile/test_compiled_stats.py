@@ -176,9 +176,9 @@ def test_silence_validation_and_switching_off() -> None:
     manager.dispatcher.run.step = 1
     with manager.silenced():
         run(INPUT)
-    monitor.on_validation_start()
+    manager.dispatcher.run.phase = "validation"
     run(INPUT)
-    monitor.on_validation_end()
+    manager.dispatcher.run.phase = "train"
     manager.disable("hook0")
     run(INPUT)
     assert monitor.latest() == {}

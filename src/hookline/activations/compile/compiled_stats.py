@@ -58,7 +58,7 @@ class ServedHook:
     def is_due(self, dispatcher: ForwardDispatcher) -> bool:
         """Return whether the monitor would be called if one of its modules ran now."""
         registry, entry = dispatcher.registry, self.entry
-        if not dispatcher.is_listening(entry) or not entry.is_called_here(registry.ranks) or entry.hook.validating:
+        if not dispatcher.is_listening(entry) or not entry.is_called_here(registry.ranks):
             return False
         return entry.is_called(ON_FORWARD, registry.scheduler.decision.due_for(ON_FORWARD))
 
@@ -191,6 +191,8 @@ class CompiledStats:
             return None
         if dispatcher.begin_batch is not None:
             dispatcher.begin_batch()
+        if dispatcher.run.phase == "validation":  # Monitors leave it out.
+            return None
         hooks = tuple([hook for hook in self._hooks if hook.is_due(dispatcher)])
         return Pending(dispatcher.run.step, hooks) if hooks else None
 
