@@ -109,16 +109,19 @@ class TensorStatistics(StepCollector):
         """
         copies = dict(self._copies)
 
-        def is_copied(module: str) -> bool:
-            return copies.get(module, has_same_batch)
-
         def use_rows(rows: StepRows) -> Mapping[str, float]:
             self._newest = rows
             return {name: total for table in self._tables(rows) for name, total in use(table).items()}
 
-        has_bins, name = bool(self._points or self._histogram), f"{key} {self._prefix}outputs"
         return [
-            sent.share(name, epoch, with_histograms=has_bins, is_copy=is_copied, scale=scale, use=use_rows)
+            sent.share(
+                f"{key} {self._prefix}outputs",
+                epoch,
+                with_histograms=bool(self._points or self._histogram),
+                is_copy=lambda module: copies.get(module, has_same_batch),
+                scale=scale,
+                use=use_rows,
+            )
             for sent in self.take()
         ]
 
@@ -156,9 +159,7 @@ class CallCosts:
     def __init__(self, columns: tuple[str, ...]) -> None:
         self._columns = columns
         self._step = 0
-        self._names: list[str] = []
-        self._values: list[list[Any]] = []
-        self._indices: dict[str, int] = {}  # The places of the names in the current step.
+        self._rows: dict[tuple[str, int], list[Any]] = {}  # By module and, without a run, the number of the row.
         self._complete: list[StepTable] = []
 
     def add(self, name: str, seconds: float, memory: int, step: int) -> None:
@@ -169,18 +170,14 @@ class CallCosts:
         if step != self._step:
             self.end_step(self._step)
             self._step = step
-        index = self._indices.get(name) if step else None
-        if index is None:
-            self._indices[name] = len(self._names)
-            self._names.append(name)
-            self._values.append(values)
-        else:
-            self._values[index] = [old + new for old, new in zip(self._values[index], values, strict=True)]
+        key = name, 0 if step else len(self._rows)
+        earlier = self._rows.get(key)
+        self._rows[key] = values if earlier is None else [a + b for a, b in zip(earlier, values, strict=True)]
 
     def end_step(self, step: int) -> None:
         """Mark a step as complete."""
         self._complete += self.current()
-        self._names, self._values, self._indices = [], [], {}
+        self._rows = {}
 
     def complete(self, wait: bool) -> Iterator[StepTable]:
         """Yield the tables of complete steps; never waits, because costs are measured on the host."""
@@ -190,11 +187,14 @@ class CallCosts:
         yield from tables
 
     def current(self) -> list[StepTable]:
-        """Return the costs of the current step so far."""
-        if not self._names:
+        """Return the numbers of the current step so far."""
+        if not self._rows:
             return []
-        values = torch.tensor(self._values, dtype=torch.float64)
-        return [StepTable(self._step, tuple(self._names), self._columns, values)]
+        values = torch.tensor([self._totals(row) for row in self._rows.values()], dtype=torch.float64)
+        return [StepTable(self._step, tuple(name for name, _ in self._rows), self._columns, values)]
+
+    def _totals(self, row: list[Any]) -> list[float]:
+        return row
 
 
 class FunctionValues(CallCosts):
@@ -215,12 +215,8 @@ class FunctionValues(CallCosts):
         # The last number counts the calls.
         self._add(name, [*(value.reshape(()).to(torch.float32) for value in made), 1.0], step)
 
-    def current(self) -> list[StepTable]:
-        """Return the means of the current step so far; waits for the device."""
-        means = [[float(value) / row[-1] for value in row[:-1]] for row in self._values]
-        if not means:
-            return []
-        return [StepTable(self._step, tuple(self._names), self._columns, torch.tensor(means, dtype=torch.float64))]
+    def _totals(self, row: list[Any]) -> list[float]:
+        return [float(value) / row[-1] for value in row[:-1]]  # Waits for the device.
 
 
 # ---- dead units ------------------------------------------------------------------------------------------------------

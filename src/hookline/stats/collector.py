@@ -48,10 +48,6 @@ class SentRows(NamedTuple):
         """Each key once, in the order in which they first appear."""
         return list(dict.fromkeys(key for keys, _, _ in self.parts for key in keys))
 
-    def is_ready(self) -> bool:
-        """Return whether all rows have arrived."""
-        return all(copy.is_ready() for _, copy, _ in self.parts)
-
     def read(self) -> StepRows:
         """Wait for the rows, and return one for each key, in the order in which keys first appear.
 
@@ -208,7 +204,6 @@ class StepCollector:
         self._open: SentRows | None = None  # the step that was not complete when this was last asked
         self._step = self._ended = 0
         self._last_added = 0  # the step of the newest rows of `add_rows`
-        self._count = 0  # tensors that were added since the last `send`
         self._forget_tensors()
 
     def _forget_tensors(self) -> None:
@@ -226,8 +221,7 @@ class StepCollector:
         self._collected.append((key, tensor, tensor_version(tensor)))
         self._unshared.append(tensor)
         self._bytes += tensor.nbytes
-        self._count += 1
-        if self._count >= MOST_COLLECTED:
+        if len(self._collected) + len(self._measured) >= MOST_COLLECTED:
             self.send()
         elif key in self._overwritten:
             self._read()
@@ -277,7 +271,6 @@ class StepCollector:
     def send(self) -> None:
         """Read what was collected, before it is freed, and start the copy to the host."""
         self._read()
-        self._count = 0
         if self._measured:
             self._copy_to_host()
 
@@ -309,7 +302,7 @@ class StepCollector:
         """Yield the complete steps that have arrived, oldest first; with `wait`, all complete ones that were sent."""
         self._open = None
         # A step is complete when rows of the next one have arrived, or when it has ended and none of its rows wait.
-        while self._sent and (wait or all(sent.is_ready() for sent in self._sent[:2])):
+        while self._sent and (wait or all(copy.is_ready() for sent in self._sent[:2] for _, copy, _ in sent.parts)):
             oldest = self._sent[0]
             has_ended = oldest.step <= self._ended and all(part.step != oldest.step for part in self._added)
             if len(self._sent) == 1 and not has_ended:
