@@ -49,45 +49,31 @@ _COMPARISON = re.compile(rf"\s*({'|'.join(COMPARISONS)})\s*(\S+)\s*")
 _HIDDEN_FILES = (str(Path(__file__).parents[1]), "<hookline", str(Path(torch.__file__).parent))
 
 
-@dataclass(frozen=True)
-class Condition:
-    """A comparison of one statistic of an activation, or of its gradient, with a number: ``absmax > 1e4``."""
-
-    statistic: str
-    sign: str
-    limit: float
-    of_gradient: bool = False
-
-    def check(self, name: str, value: Any, statistics: Iterable[dict[str, float]]) -> dict[str, Any] | None:
-        """Return the fields of a finding about the first tensor that meets the condition; NaN meets none."""
-        for numbers in statistics:
-            number = numbers[self.statistic]
-            if not math.isnan(number) and COMPARISONS[self.sign](number, self.limit):
-                return {"condition": str(self), "value": number, "statistics": numbers}
-        return None
-
-    def __str__(self) -> str:
-        return f"{GRADIENT * self.of_gradient}{self.statistic} {self.sign} {self.limit:g}"
-
-
 Predicate = Callable[[str, Any], Any]
 
 
 @dataclass(frozen=True)
-class FunctionCondition:
-    """A user's function of a module's name and its output, or of its name and a gradient."""
+class Condition:
+    """A comparison of one statistic of an activation with a number (``absmax > 1e4``), or a user's function of it."""
 
-    function: Predicate
+    text: str
+    holds: Callable[..., Any]
+    """Of the statistic, or of the module's name and its output."""
+    statistic: str = ""
+    """Empty for a function."""
     of_gradient: bool = False
+    """Whether it is about the gradient of the activation."""
 
-    def check(self, name: str, value: Any, statistics: Iterable[dict[str, float]]) -> dict[str, Any] | None:
-        """Return the fields of a finding, with the statistics of the first tensor; None if the function returns no."""
-        if not self.function(name, value):
-            return None
-        return {"condition": str(self), "value": None, "statistics": next(iter(statistics), {})}
-
-    def __str__(self) -> str:
-        return str(getattr(self.function, "__name__", type(self.function).__name__))
+    def check(self, name: str, value: Any, statistics: list[dict[str, float]]) -> dict[str, Any] | None:
+        """Return the fields of a finding about the first tensor that meets the condition; NaN meets none."""
+        if self.statistic:
+            for numbers in statistics:
+                number = numbers[self.statistic]
+                if not math.isnan(number) and self.holds(number):
+                    return {"condition": self.text, "value": number, "statistics": numbers}
+        elif self.holds(name, value):
+            return {"condition": self.text, "value": None, "statistics": statistics[0] if statistics else {}}
+        return None
 
 
 @dataclass(frozen=True)
@@ -208,10 +194,10 @@ class Debug(BuiltInForwardHook):
         """Compute the output's statistics in one read, and check every condition; gradients are checked later."""
         call = next(self._calls.setdefault(name, itertools.count(1)))
         where = {"module": name, "step": step, "phase": phase, "call": call}
+        described_inputs = describe_tensors((inputs, kwargs))
         if self._conditions or self.inspect:
-            self._check_output(where, inputs, kwargs, output, trainer)
+            self._check_output(where, described_inputs, output, trainer)
         if self._gradient_conditions:
-            described_inputs = describe_tensors((inputs, kwargs))
             entry = self._registry.entry(self._registered_name)
             for tensor in iter_tensors(live_output):
                 if tensor.requires_grad:
@@ -230,7 +216,7 @@ class Debug(BuiltInForwardHook):
             return  # It was switched off or removed since the forward pass.
         try:
             gradient = gradient.detach()
-            self._check(where, self._gradient_conditions, gradient, statistics_of([gradient]), lambda: inputs, trainer)
+            self._check(where, self._gradient_conditions, gradient, statistics_of([gradient]), inputs, trainer)
         except StopTraining:
             raise
         except Exception as error:
@@ -241,28 +227,26 @@ class Debug(BuiltInForwardHook):
             entry.failures.in_a_row.pop(BACKWARD, None)
 
     def _check_output(
-        self, where: dict[str, Any], inputs: Any, kwargs: Any, output: Any, trainer: RunControl | None
+        self, where: dict[str, Any], inputs: tuple[str, ...], output: Any, trainer: RunControl | None
     ) -> None:
         tensors = list(iter_tensors(output))
         statistics = statistics_of(tensors)
         for tensor, numbers in zip(tensors, statistics, strict=True):
             if not numbers and not is_dense(tensor):  # Dense integers and empty tensors cannot meet a condition.
                 self._pass_over(where["module"], tensor)
-        if self.inspect:
-            for tensor, numbers in zip(tensors, statistics, strict=True):
+            if self.inspect:
                 shape, dtype, device = shape_of(tensor), _dtype_name(tensor), str(tensor.device)
                 shown: dict[str, Any] = {name: numbers.get(name, math.nan) for name in ("mean", "std", "absmax")}
                 self.inspected.append(Inspection(**where, shape=shape, dtype=dtype, device=device, **shown))
-        described_inputs = partial(describe_tensors, (inputs, kwargs))
-        self._check(where, self._conditions, output, statistics, described_inputs, trainer)
+        self._check(where, self._conditions, output, statistics, inputs, trainer)
 
     def _check(
         self,
         where: dict[str, Any],
-        conditions: Sequence[Condition | FunctionCondition],
+        conditions: Sequence[Condition],
         value: Any,
         statistics: list[dict[str, float]],
-        describe_inputs: Callable[[], tuple[str, ...]],
+        inputs: tuple[str, ...],
         trainer: RunControl | None,
     ) -> None:
         """Check an output or a gradient, and report each condition that holds."""
@@ -277,7 +261,7 @@ class Debug(BuiltInForwardHook):
                 keeps = self.found <= self.keep
             if keeps or breaks:
                 outputs, stack = describe_tensors(value), _user_stack()
-                finding = Finding(**where, **result, inputs=describe_inputs(), outputs=outputs, stack=stack)
+                finding = Finding(**where, **result, inputs=inputs, outputs=outputs, stack=stack)
                 if keeps:
                     self._report(finding, trainer)
                 if breaks:
@@ -336,7 +320,7 @@ def at_terminal() -> bool:
 # ---- conditions ------------------------------------------------------------------------------------------------------
 
 
-def parse_conditions(given: Any) -> Iterator[Condition | FunctionCondition]:
+def parse_conditions(given: Any) -> Iterator[Condition]:
     """Yield the conditions in the form users write them; None stands for the default ones.
 
     Raises:
@@ -364,26 +348,25 @@ def parse_conditions(given: Any) -> Iterator[Condition | FunctionCondition]:
         raise ConfigError("conditions", f"invalid condition {given!r}; {choice}")
 
 
-def _parse_function(function: Predicate) -> FunctionCondition:
-    condition = FunctionCondition(function)
+def _parse_function(function: Predicate) -> Condition:
+    name = str(getattr(function, "__name__", type(function).__name__))
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # A built-in function may have no signature.
-        return condition
+        return Condition(name, function)
     try:
         signature.bind("name", None)
     except TypeError:
         choice = "write one with the parameters (name, output) or (name, gradient)"
-        raise ConfigError("conditions", f"{condition}{signature} takes other arguments; {choice}") from None
+        raise ConfigError("conditions", f"{name}{signature} takes other arguments; {choice}") from None
     second = [*signature.parameters, ""][1]
-    return FunctionCondition(function, of_gradient=second in GRADIENT_PARAMETERS)
+    return Condition(name, function, of_gradient=second in GRADIENT_PARAMETERS)
 
 
 def _parse_condition(name: str, value: Any) -> Condition:
-    statistic, of_gradient = name.removeprefix(GRADIENT), name.startswith(GRADIENT)
-    if value is True and statistic in COUNTS:
-        return Condition(statistic, ">", 0.0, of_gradient)
-    match = _COMPARISON.fullmatch(value) if isinstance(value, str) else None
+    statistic = name.removeprefix(GRADIENT)
+    given = "> 0" if value is True and statistic in COUNTS else value
+    match = _COMPARISON.fullmatch(given) if isinstance(given, str) else None
     try:
         limit = float(match[2]) if match else math.nan
     except ValueError:
@@ -392,7 +375,9 @@ def _parse_condition(name: str, value: Any) -> Condition:
         choice = "True or '> 3'" if statistic in COUNTS else "'> 1e4'"
         problem = f"invalid comparison {value!r}; write {choice}, with one of {' '.join(COMPARISONS)}"
         raise ConfigError(f"conditions.{name}", problem)
-    return Condition(statistic, match[1], limit, of_gradient)
+    compare = COMPARISONS[match[1]]
+    text = f"{name} {match[1]} {limit:g}"
+    return Condition(text, lambda number: compare(number, limit), statistic, name.startswith(GRADIENT))
 
 
 # ---- describing tensors ----------------------------------------------------------------------------------------------
