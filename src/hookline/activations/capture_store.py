@@ -99,7 +99,7 @@ class CaptureStore:
 
     Args:
         max_states: The number of states per hook, unless a hook has its own limit; None for no limit.
-        limit_bytes: The number of bytes of all states together; None for no limit.
+        limit_mb: The size of all states together; None for no limit.
         max_age: The number of seconds after which `sweep` drops a state; None for no limit.
 
     Raises:
@@ -110,10 +110,11 @@ class CaptureStore:
     """
 
     def __init__(
-        self, max_states: int | None = 100, limit_bytes: int | None = None, max_age: float | None = None
+        self, max_states: int | None = 100, limit_mb: float | None = None, max_age: float | None = None
     ) -> None:
         self.max_states = check(max_states, NonNegativeInt | None, "max_captured_states")
-        self.limit_bytes = limit_bytes
+        limit = check(limit_mb, NonNegativeFloat | None, "memory_limit_mb")
+        self.limit_bytes = None if limit is None else int(limit * 2**20)
         self.max_age = check(max_age, NonNegativeFloat | None, "max_age_seconds")
         self.dropped = 0
         self._states: defaultdict[str, deque[CapturedState]] = defaultdict(deque)  # by hook, oldest first

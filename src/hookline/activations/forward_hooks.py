@@ -111,10 +111,6 @@ class ForwardArgs:
         listener = self.hook.listener
         return listener.arguments({name: getattr(self, name) for name in listener.wanted})
 
-    def wrote_into_views(self) -> bool:
-        """Return whether the hook wrote into one of the views that it was given."""
-        return any(tensor_version(view) != version for view, version in self.views)
-
     def _view(self, tensor: torch.Tensor) -> torch.Tensor | None:
         view = observer_view(tensor)
         if view is None:
@@ -185,8 +181,7 @@ class ForwardDispatcher:
         self._passed_over: set[tuple[str, str]] = set()  # Hooks and modules of which that was reported.
         # Held while modules are selected, and while torch hooks are attached or removed.
         self._lock = threading.RLock()
-        self._finalizer = weakref.finalize(registry.slots, detach_all, self._hooked)
-        self._finalizer.atexit = False
+        weakref.finalize(registry.slots, detach_all, self._hooked).atexit = False
         registry.add_registration_check(self._check)
         registry.on_change(self.sync)
         registry.dispatch_table.set_maker("on_forward", self.make_dispatch)
@@ -219,10 +214,6 @@ class ForwardDispatcher:
             if self.model is not model:
                 self._update([])
                 self._hooked.clear()
-            if for_trainer:  # It attaches hooks only while it runs, so that they are not missed when it is gone.
-                self._finalizer.detach()
-                self._finalizer = weakref.finalize(self.registry.slots, detach_all, self._hooked, warn=False)
-                self._finalizer.atexit = False
             self.attached = not for_trainer
             self._model = weakref.ref(model)
             self._selected = {}
@@ -351,11 +342,13 @@ class ForwardDispatcher:
                 try:
                     if observe is None:
                         output = self._call(hook, hooked, name, module, values, measured)
-                    elif hook.built_in:
-                        if invoke(ON_FORWARD, hook, failures, self.run, values, call=observe) is not FAILED:
+                    else:
+                        if hook.built_in:
+                            returned = invoke(ON_FORWARD, hook, failures, self.run, values, call=observe)
+                        else:
+                            returned = self._call_bound(hook, name, observe, values)
+                        if returned is not FAILED:
                             hooked.fired[hook.hook] += 1
-                    elif self._call_bound(hook, name, observe, values) is not FAILED:
-                        hooked.fired[hook.hook] += 1
                 except Exception as error:
                     raised = first_raised(raised, error)
                 except ForwardStopped:
@@ -399,7 +392,7 @@ class ForwardDispatcher:
             returned = invoke(ON_FORWARD, hook, failures, args, read=ForwardArgs.read, grad=intervenes)
         finally:  # A hook that raises may have written before.
             _check_unwritten(versions, f"hook {hook.hook!r} wrote into live_output of {name!r}, which is read-only")
-            if args.wrote_into_views():
+            if any(tensor_version(view) != version for view, version in args.views):
                 message = f"wrote into its copy of the activations of {name!r}; the model's tensors are unchanged"
                 failures.report_revert(hook.hook, ON_FORWARD.name, step_of(args), message)
         if returned is FAILED:
@@ -443,12 +436,12 @@ def _check_unwritten(versions: Iterable[tuple[torch.Tensor, int]], message: str)
         raise LiveWrite(message)
 
 
-def detach_all(hooked: Mapping[torch.nn.Module, HookedModule], warn: bool = True) -> None:
+def detach_all(hooked: Mapping[torch.nn.Module, HookedModule]) -> None:
     """Remove the torch hooks of a manager that is gone; while a graph is made, each leaves when it is next called."""
     attached = [module for module in list(hooked.values()) if module.handle is not None]
     for module in list(hooked.values()) if not is_faked() else ():
         module.update(attached=False)
-    if warn and attached:
+    if attached:
         words = "nothing refers to a HookManager any more: its hooks left %d modules; keep it in a variable"
         logger.warning(words, len(attached))
 

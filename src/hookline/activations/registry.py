@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 
-from hookline._parameters import NonNegativeFloat, PositiveInt, check
+from hookline._parameters import PositiveInt, check
 from hookline._text import format_table
 from hookline.activations.attention import AttentionMaps, attention_session
 from hookline.activations.capture import Cache, Capture, capture_session
@@ -71,10 +71,8 @@ class ModelRegistry(Registry):
     """A registry whose forward hooks are called whenever their modules run.
 
     Args:
-        max_captured_states: How many states each capture hook keeps; None for no limit.
-        memory_limit_mb: How much memory the states of all capture hooks may use; None for no limit.
+        captures: Keeps the states of all capture hooks.
         cleanup_interval: After how many module calls states that are too old are dropped.
-        max_age_seconds: How long states are kept; None for no limit.
         enable_intervention: Whether hooks with `intervene = True` are accepted.
 
     Raises:
@@ -82,20 +80,12 @@ class ModelRegistry(Registry):
     """
 
     def __init__(
-        self,
-        *,
-        max_captured_states: int | None = 100,
-        memory_limit_mb: float | None = None,
-        cleanup_interval: int = 1000,
-        max_age_seconds: float | None = None,
-        enable_intervention: bool = False,
+        self, captures: CaptureStore, *, cleanup_interval: int = 1000, enable_intervention: bool = False
     ) -> None:
         super().__init__()
-        check(memory_limit_mb, NonNegativeFloat | None, "memory_limit_mb")
+        self.captures = captures
         self.enable_intervention = enable_intervention
         self.cleanup_interval = check(cleanup_interval, PositiveInt, "cleanup_interval")
-        limit = None if memory_limit_mb is None else int(memory_limit_mb * 2**20)
-        self.captures = CaptureStore(max_captured_states, limit, max_age_seconds)
         self.dispatcher = ForwardDispatcher(self)
         self._stays_attached = True  # After the last `attached` block.
         self._attached_blocks = 0  # Several threads may be in one.
@@ -321,7 +311,7 @@ class ModelRegistry(Registry):
         >>> cache["blocks.3.mlp"]
         """
         cache = Cache(Capture(modules, what, **options), model)
-        with capture_session(ModelRegistry(max_captured_states=None), model, cache, early_stop):
+        with capture_session(ModelRegistry(CaptureStore(max_states=None)), model, cache, early_stop):
             yield cache
 
     def attention_maps(
@@ -343,4 +333,4 @@ class ModelRegistry(Registry):
         ...     model(batch)
         >>> maps["blocks.3.attention"]
         """
-        return attention_session(ModelRegistry(max_captured_states=None), model, modules, options)
+        return attention_session(ModelRegistry(CaptureStore(max_states=None)), model, modules, options)

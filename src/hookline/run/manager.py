@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 
+from hookline.activations.capture_store import CaptureStore
 from hookline.activations.forward_hooks import ForwardDispatcher
 from hookline.activations.registry import ModelRegistry
 from hookline.core.base import StepContext
@@ -80,10 +81,8 @@ class HookManager(ModelRegistry, Events):
             ConfigError: If a parameter has an invalid value.
         """
         super().__init__(
-            max_captured_states=max_captured_states,
-            memory_limit_mb=memory_limit_mb,
+            CaptureStore(max_captured_states, memory_limit_mb, max_age_seconds),
             cleanup_interval=cleanup_interval,
-            max_age_seconds=max_age_seconds,
             enable_intervention=enable_intervention,
         )
         self._run: Run | None = None
