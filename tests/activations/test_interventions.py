@@ -8,6 +8,7 @@ import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import pytest
 import torch
@@ -41,9 +42,13 @@ def rest(changed: torch.Tensor) -> torch.Tensor:
     return output
 
 
+managers: WeakKeyDictionary[nn.Module, HookManager] = WeakKeyDictionary()
+
+
 def changing(model: nn.Module, *hooks: Intervention) -> HookManager:
-    """A manager that watches a model and lets these hooks intervene."""
-    return watch(model, *hooks, enable_intervention=True)
+    """A manager that watches a model and lets these hooks intervene, as long as the model lives."""
+    managers[model] = watch(model, *hooks, enable_intervention=True)
+    return managers[model]
 
 
 MEAN = torch.tensor([5.0, 6.0, 7.0, 8.0])

@@ -147,10 +147,7 @@ class CaptureStore:
             states.append(state)
             limit = self.max_states if max_states is None else max_states
             if limit is not None and len(states) > limit:  # by one, because every state is added here
-                self.dropped += 1
-                oldest = states.popleft()
-                if oldest.storages:
-                    self._release(oldest)
+                self._drop(states, states[0])
             if self.limit_bytes is not None and states:
                 self._enforce_limit(state, self.limit_bytes)
 
@@ -174,9 +171,8 @@ class CaptureStore:
         """Remove and return the states of one hook, oldest first; they do not count as dropped."""
         with self._lock:
             states = list(self._states.pop(hook, ()))
-            if self.limit_bytes is not None:
-                for state in states:
-                    self._release(state)
+            for state in states:
+                self._release(state)
             return states
 
     def sweep(self) -> None:

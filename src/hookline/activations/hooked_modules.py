@@ -83,8 +83,7 @@ class ModuleTimer(TorchHook):
             return None
         started, allocated = starts.pop()
         seconds = (perf_counter_ns() - started) / 1e9
-        now = _allocated(module) if allocated >= 0 else -1
-        return Measured(seconds, now - allocated if now >= 0 else -1)
+        return Measured(seconds, -1 if allocated < 0 else _allocated(module) - allocated)
 
 
 def _allocated(module: torch.nn.Module) -> int:

@@ -71,7 +71,10 @@ class Intervention(ForwardHook):
         return HooklineError(f"{self._label}: {problem}")
 
     def _broadcast(self, value: Any, tensor: Tensor, what: str, name: str) -> Tensor:
-        """Return a value with the shape, dtype and device of a module's output."""
+        """Return a value with the shape, dtype and device of a module's output.
+
+        It may be the user's own tensor: clone it before the model gets it, because an in-place ReLU would change it.
+        """
         given = torch.as_tensor(value).to(tensor)
         try:
             return given.broadcast_to(tensor.shape)
@@ -80,10 +83,6 @@ class Intervention(ForwardHook):
                 f"{what} has shape {tuple(given.shape)}, but the output of {name!r} has shape {tuple(tensor.shape)}; "
                 "give one that broadcasts to it"
             ) from None
-
-    def _fit(self, value: Any, tensor: Tensor, what: str, name: str) -> Tensor:
-        # Cloned, because the model may write into it: an in-place ReLU would change the user's own tensor.
-        return self._broadcast(value, tensor, what, name).clone()
 
     def _operand(self, value: Any, tensor: Tensor, what: str, name: str) -> Tensor | float:
         # A number is not converted: with a half-precision output it would lose digits.
@@ -128,7 +127,7 @@ class Replace(Intervention):
     def change(self, name: str, tensor: Tensor) -> Tensor:
         """Return the value, or the function's result, in the output's shape."""
         if not callable(self.value):
-            return self._fit(self.value, tensor, "value", name)
+            return self._broadcast(self.value, tensor, "value", name).clone()
         result = self.value(tensor)
         if not isinstance(result, Tensor) or result.shape != tensor.shape:
             shown = f"a tensor of shape {tuple(result.shape)}" if isinstance(result, Tensor) else type(result).__name__
@@ -195,7 +194,7 @@ class Ablate(Intervention):
     def change(self, name: str, tensor: Tensor) -> Tensor:
         """Return the output with the ablated units at zero or at their mean."""
         if isinstance(self.to, Tensor):
-            value = self._fit(self.to, tensor, "the mean", name)
+            value = self._broadcast(self.to, tensor, "the mean", name).clone()
         elif self.to == "zero":
             value = torch.zeros_like(tensor)
         else:
@@ -247,7 +246,7 @@ class Patch(Intervention):
         replacement = first_floating(source)
         if replacement is None:
             raise self._error(f"the source has no floating-point output of {name!r}; capture outputs")
-        value = self._fit(replacement, tensor, "the source", name)
+        value = self._broadcast(replacement, tensor, "the source", name).clone()
         return self._merge(self.positions, value, tensor, self.dim, "positions", name)
 
 
@@ -295,6 +294,4 @@ class Steer(Intervention):
 
 def first_floating(value: Any) -> torch.Tensor | None:
     """Return the first floating-point tensor of a nested value."""
-    if isinstance(value, torch.Tensor):  # Nearly always.
-        return value if value.is_floating_point() else None
     return next((tensor for tensor in iter_tensors(value) if tensor.is_floating_point()), None)

@@ -7,7 +7,7 @@ merge it in `split_rows` and `join_rows`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.util import find_spec
 
 import torch
@@ -106,12 +106,13 @@ def norms(tensors: Sequence[Tensor], names: Sequence[object] | None = None, meta
     meta = meta or tensor_meta(tensors)
     if not meta.plain or meta.devices != {_CPU}:
         return summarize(tensors, names, meta)[:, L2]
+    add_up = partial(torch.sum, dim=0)
     with torch.no_grad():
-        squares = _measure(tensors, lambda rows: rows.square().sum(1), _add_up)
+        squares = _measure(tensors, lambda rows: rows.square().sum(1), add_up)
         sound = (squares > FAINT) & (squares < torch.inf)
         if not sound.all():  # They may be over- or underflown in float32.
             again = (~sound).nonzero().flatten().tolist()
-            squares[again] = _measure([tensors[i] for i in again], lambda rows: rows.double().square().sum(1), _add_up)
+            squares[again] = _measure([tensors[i] for i in again], lambda rows: rows.double().square().sum(1), add_up)
         return squares.sqrt()
 
 
@@ -278,7 +279,3 @@ def _sums_of_rows(rows: Tensor) -> Tensor:
 
 def _join_sums(parts: Tensor) -> Tensor:
     return torch.cat([parts[..., :3].sum(0), parts[..., 3:4].amin(0), parts[..., 4:].amax(0)], dim=1)
-
-
-def _add_up(parts: Tensor) -> Tensor:
-    return parts.sum(0)

@@ -8,7 +8,6 @@ Hooks that change the output or measure time need the graph broken at their modu
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -115,16 +114,14 @@ def enter_graphs(dispatcher: ForwardDispatcher, entries: Sequence[Entry]) -> Non
     stats = dispatcher.compiled_stats
     if stats is None:
         stats = dispatcher.compiled_stats = CompiledStats(dispatcher)
-    modules_by_part: defaultdict[str, dict[HookedModule, str]] = defaultdict(dict)
-    for entry in filter(dispatcher.is_listening, entries):
-        for part in wanted_parts(entry):
-            modules_by_part[part].update(dispatcher.selected_by(entry))
+    listening = filter(dispatcher.is_listening, entries)
+    wanted = [(dispatcher.selected_by(entry), wanted_parts(entry)) for entry in listening]
     for hooked in dispatcher.modules:
         if hooked.graph_id is None and hooked.handle is not None:
             hooked.graph_id = take_id(hooked)
             hooked.stats_key = str(int(hooked.graph_id))
         if hooked.graph_id is not None:
-            wants = combine({part for part, modules in modules_by_part.items() if hooked in modules})
+            wants = combine({part for modules, parts in wanted for part in parts if hooked in modules})
             hooked.wants = stats.key if wants == STATISTICS else wants
     served = tuple(hooked for hooked in dispatcher.modules if hooked.wants == stats.key)
     monitors = [(entry, dispatcher.selected_by(entry)) for entry in entries if _needs_statistics_only(entry)]
