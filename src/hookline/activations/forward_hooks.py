@@ -198,12 +198,12 @@ class ForwardDispatcher:
         """The modules that hooks select or have selected."""
         return list(self._hooked.values())
 
-    def watch(self, model: torch.nn.Module, for_trainer: bool = False) -> None:
+    def watch(self, model: torch.nn.Module, attached: bool = True) -> None:
         """Resolve patterns against this model from now on.
 
         Args:
             model: The model.
-            for_trainer: Whether a trainer has the hooks: they are attached only while it runs the model.
+            attached: Whether hooks are called from now on; those of a trainer are only while it runs the model.
 
         Raises:
             HooklineError: If a pattern matches nothing in the model.
@@ -214,7 +214,7 @@ class ForwardDispatcher:
             if self.model is not model:
                 self._update([])
                 self._hooked.clear()
-            self.attached = not for_trainer
+            self.attached = attached
             self._model = weakref.ref(model)
             self._selected = {}
             for entry, modules in selections:
@@ -315,7 +315,6 @@ class ForwardDispatcher:
             is_wrapped = not hook.built_in and hook.call is not hook.listener.call
             bind = None if is_wrapped else hook_attribute(hook.owner, "bind_module")
             for hooked, name in self.selected_by(entry).items():
-                hooked.fired.setdefault(hook.hook, 0)
                 module = hooked.module_ref()
                 observe = bind(name, module, self.run) if bind is not None and module is not None else None
                 calls.setdefault(hooked, []).append((hook, name, observe))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from time import perf_counter_ns
@@ -105,7 +106,7 @@ class HookedModule(TorchHook):
 
     def __init__(self, module: torch.nn.Module, slots: EventSlots) -> None:
         self.calls = 0
-        self.fired: dict[str, int] = {}  # How often each hook was called here and returned without an error.
+        self.fired: Counter[str] = Counter()  # How often each hook was called here and returned without an error.
         self.module_ref = weakref.ref(module)
         self.timer: ModuleTimer | None = None
         self.handle: RemovableHandle | None = None  # Of the torch hook, while it is on the module.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 from torch.nn import Module
 
@@ -23,7 +25,6 @@ from hookline.activations.series import (
     Source,
     StepTable,
     TensorStatistics,
-    column_means,
 )
 from hookline.core.entry import numbered
 from hookline.core.shared_part import SharedPart
@@ -149,8 +150,6 @@ class Monitor(BuiltInForwardHook):
             if measured is not gradient:
                 source.note_part(name, gradient)
             source.add(name, measured.detach() if measured is gradient else measured, step)
-            if not step:
-                self._count_call()
 
     def _observe_and_measure(
         self, name: str, live_output: Any, seconds: float, memory: int, step: int, phase: str
@@ -290,7 +289,12 @@ class Monitor(BuiltInForwardHook):
 
     def running(self, name: str) -> dict[str, float]:
         """Return the mean over all kept values of one module."""
-        return column_means(self.history(name))
+        columns: defaultdict[str, list[float]] = defaultdict(list)
+        for _, values in self.history(name):
+            for column, value in values.items():
+                columns[column].append(value)
+        kept = {column: torch.tensor(numbers, dtype=torch.float64) for column, numbers in columns.items()}
+        return {column: numbers.nanmean().item() for column, numbers in kept.items()}
 
     def histogram(self, name: str, gradient: bool = False) -> Histograms:
         """Return the newest histogram of a module's output, or of its gradient, as in `hookline.stats.histograms`."""

@@ -109,7 +109,7 @@ class ModelRegistry(Registry):
             model: The model.
             args: Where forward hooks read step, epoch and phase.
         """
-        self.dispatcher.watch(model, for_trainer=True)
+        self.dispatcher.watch(model, attached=False)
         self.dispatcher.run, self.dispatcher.begin_batch = args, None
         self._stays_attached = False
 
@@ -233,7 +233,7 @@ class ModelRegistry(Registry):
 
     def _fire_rows(self, entry: Entry) -> Iterator[FireRow]:
         for hooked, name in self.dispatcher.selected_by(entry).items():
-            fired = hooked.fired.get(entry.name, 0)
+            fired = hooked.fired[entry.name]
             yield FireRow(entry.name, name, hooked.calls, fired, "" if fired else self._why_not(entry, hooked))
         # Modules that are passed as objects need no model.
         waiting = [pattern for pattern in patterns_of(entry) if not isinstance(pattern, (torch.nn.Module, weakref.ref))]

@@ -424,12 +424,3 @@ class History:
         names = dict.fromkeys(str(name) for table in self._tables for name in table.names)
         states = [MonitoredState(name, *entry) for name in names for entry in self.of(name)]
         return sorted(states, key=lambda state: state.step)
-
-
-def column_means(entries: Sequence[tuple[int, dict[str, float]]]) -> dict[str, float]:
-    """Return the mean of each column over the entries of a history, ignoring NaN."""
-    columns: dict[str, list[float]] = {}
-    for _, values in entries:
-        for column, value in values.items():
-            columns.setdefault(column, []).append(value)
-    return {column: torch.tensor(values, dtype=torch.float64).nanmean().item() for column, values in columns.items()}

@@ -211,8 +211,7 @@ class CompiledStats:
                     hooked.calls += int(calls)
                 for hook in hooks:
                     for index in hook.indices:
-                        fired, name = modules[index].fired, hook.entry.name
-                        fired[name] = fired.get(name, 0) + int(counts[index][1])
+                        modules[index].fired[hook.entry.name] += int(counts[index][1])
             self._counts = {}
 
     def _take(self) -> None:
