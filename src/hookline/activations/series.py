@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, count
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -358,46 +360,43 @@ Source = TensorStatistics | CallCosts | FunctionValues | DeadUnits
 
 
 class History:
-    """The tables of the last steps, oldest first; of each kind of table, `limit` values per module are kept."""
+    """The tables of the last steps; of each kind of table, which its columns identify, `limit` values per module."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._tables: deque[StepTable] = deque()
-        self._rows: dict[tuple[str, ...], int] = {}  # per kind of table, which its columns identify
+        self._tables: defaultdict[tuple[str, ...], deque[tuple[int, StepTable]]] = defaultdict(deque)  # By kind.
+        self._rows: Counter[tuple[str, ...]] = Counter()  # Of the tables of a kind.
+        self._numbers = count()  # Of the tables, in the order in which they came.
 
     def add(self, table: StepTable) -> None:
         """Append a table, unless it has histograms; the oldest ones of its kind are dropped."""
         if table.is_histogram:
             return
-        self._tables.append(table)
-        kind, enough = table.columns, self._limit * len(set(table.names))
-        rows = self._rows.get(kind, 0) + len(table.names)
-        while True:
-            index = next(index for index, kept in enumerate(self._tables) if kept.columns == kind)
-            remaining = rows - len(self._tables[index].names)
-            if remaining < enough:
-                break
-            rows = remaining
-            del self._tables[index]
-        self._rows[kind] = rows
+        kind, tables = table.columns, self._tables[table.columns]
+        tables.append((next(self._numbers), table))
+        self._rows[kind] += len(table.names)
+        enough = self._limit * len(set(table.names))
+        while self._rows[kind] - len(tables[0][1].names) >= enough:
+            self._rows[kind] -= len(tables.popleft()[1].names)
+
+    def tables(self) -> list[StepTable]:
+        """Return all tables, oldest first."""
+        return [table for _, table in sorted(chain(*self._tables.values()), key=itemgetter(0))]
 
     def plus(self, tables: Iterable[StepTable]) -> History:
         """Return a history that has these tables of the current step, too."""
         history = History(self._limit)
-        history._tables = self._tables.copy()
-        history._tables.extend(table for table in tables if not table.is_histogram)
+        for table in (*self.tables(), *tables):
+            history.add(table)
         return history
 
     def latest(self) -> dict[str, dict[str, float]]:
         """Return the newest values of every module."""
         newest: dict[str, dict[str, float]] = {}
-        done: set[tuple[str, tuple[str, ...]]] = set()
-        for table in reversed(self._tables):
-            for index in reversed(range(len(table.names))):
-                name = table.names[index]
-                if (name, table.columns) not in done:
-                    done.add((name, table.columns))
-                    newest[name] = table.row(index) | newest.get(name, {})
+        for tables in self._tables.values():
+            rows = {name: (table, index) for _, table in tables for index, name in enumerate(table.names)}
+            for name, (table, index) in rows.items():
+                newest.setdefault(name, {}).update(table.row(index))
         return newest
 
     def of(self, name: str) -> list[tuple[int, dict[str, float]]]:
@@ -405,7 +404,7 @@ class History:
 
         Without a run there are rows of calls instead of steps; kinds with equally many are joined call by call.
         """
-        tables = [table for table in self._tables if name in table.names]
+        tables = [table for table in self.tables() if name in table.names]
         calls = Counter(table.columns for table in tables if not table.step for other in table.names if other == name)
         most_calls = max(calls.values(), default=0)
         entries: dict[tuple[Any, ...], dict[str, float]] = {}
@@ -421,6 +420,6 @@ class History:
 
     def states(self) -> list[MonitoredState]:
         """Return what is kept of all modules, oldest first."""
-        names = dict.fromkeys(str(name) for table in self._tables for name in table.names)
+        names = dict.fromkeys(name for table in self.tables() for name in table.names)
         states = [MonitoredState(name, *entry) for name in names for entry in self.of(name)]
         return sorted(states, key=lambda state: state.step)
