@@ -18,7 +18,6 @@ from hookline.stats.borrowed import borrowing
 from hookline.stats.collector import StepCollector
 
 COUNT, MEAN, STD = map(STATISTICS.index, ("count", "mean", "std"))
-TOGETHER = 8  # steps whose rows are copied together
 
 
 class Counting:
@@ -381,70 +380,41 @@ def add_rows(collector: StepCollector, step: int, value: float) -> None:
     collector.end_step(step)
 
 
-def arrivals(steps: range) -> list[int]:
-    """Add rows at each of these steps; return the steps after which some arrive."""
-    collector, found = StepCollector(), []
-    for step in steps:
-        add_rows(collector, step, step)
-        for rows in collector.ready():
-            assert rows.rows[0, MEAN] == rows.step
-            found.append(step)
-    return sorted(set(found))
-
-
-@pytest.mark.parametrize(
-    ("steps", "times"),
-    [
-        (range(1, 2 * TOGETHER + 1), [TOGETHER, 2 * TOGETHER]),
-        (range(3 * TOGETHER, 9 * TOGETHER, TOGETHER), list(range(3 * TOGETHER, 9 * TOGETHER, TOGETHER))),
-        (range(3, 25, 3), [9, 18]),
-        (range(1), []),
-    ],
-    ids=["every step", "rarely", "every third step", "no step"],
-)
-def test_no_added_row_waits_for_more_than_a_few_steps(steps: range, times: list[int]) -> None:
-    """Rows of every step are copied eight at a time; those of a schedule as rare as that at once."""
-    assert arrivals(steps) == times
-
-
-def test_drain_returns_added_rows_that_wait(collector: StepCollector) -> None:
+def test_added_rows_arrive_with_their_step(collector: StepCollector) -> None:
     """Each step has its own values, and is returned once."""
-    for step in range(1, TOGETHER + 3):
+    found: list[tuple[int, float]] = []
+    for step in (1, 2, 5, 40):
         add_rows(collector, step, step)
-    found = [(rows.step, rows.rows[0, MEAN].item()) for rows in collector.drain()]
-    assert found == [(step, step) for step in range(1, TOGETHER + 3)]
+        found += [(rows.step, rows.rows[0, MEAN].item()) for rows in collector.ready()]
+    assert found == [(step, step) for step in (1, 2, 5, 40)]
     assert steps_of(collector.drain()) == []
 
 
-def test_without_steps_added_rows_are_copied_after_some_calls() -> None:
+def test_without_steps_added_rows_arrive_at_once() -> None:
     """A model that runs without a trainer has step 0 all the time."""
     collector, found = StepCollector(), []
-    for _ in range(TOGETHER):
+    for _ in range(3):
         collector.add_rows(["a"], summarize([torch.ones(1)]), 0)
         found.append(sum(len(rows.keys) for rows in collector.ready()))
-    assert found == [0] * (TOGETHER - 1) + [TOGETHER]
+    assert found == [1, 1, 1]
 
 
-def test_added_rows_of_a_rewound_run_do_not_wait_without_end(collector: StepCollector) -> None:
-    """Later steps are never far from a first one that is ahead of them."""
-    add_rows(collector, 1000, 0.0)
-    assert steps_of(collector.ready()) == [1000]
-    add_rows(collector, 1000, 0.0)
+def test_added_rows_of_a_rewound_run_arrive(collector: StepCollector) -> None:
+    """Steps that are repeated come after the later ones that were there first."""
     found: list[int] = []
-    for step in range(1, TOGETHER):
+    for step in (1000, 1, 2):
         add_rows(collector, step, step)
         found += steps_of(collector.ready())
-    assert found
+    assert found == [1000, 1, 2]
 
 
-def test_a_step_is_not_returned_while_rows_of_it_wait(collector: StepCollector) -> None:
+def test_a_step_that_was_drained_under_way_is_one_row(collector: StepCollector) -> None:
     """The first half of it was drained already; both become one row all the same."""
     collector.add_rows(["a"], summarize([torch.zeros(2)]), 1)
     assert steps_of(collector.drain()) == []
     collector.add_rows(["a"], summarize([torch.ones(2)]), 1)
     collector.end_step(1)
-    assert steps_of(collector.ready()) == []
-    (found,) = collector.drain()
+    (found,) = collector.ready()
     assert found.rows[0, [COUNT, MEAN]].tolist() == [4, 0.5]
 
 
@@ -457,8 +427,8 @@ def test_added_rows_stay_in_step_with_those_of_tensors(collector: StepCollector)
     assert found == [(step, ["a", "b", "c"]) for step in (1, 2, 3)]
 
 
-def test_added_rows_that_wait_come_before_those_of_later_tensors(collector: StepCollector) -> None:
-    """Tensors of a later step send the rows that wait, and steps arrive in order."""
+def test_added_rows_come_before_those_of_later_tensors(collector: StepCollector) -> None:
+    """Steps arrive in order."""
     for step in (1, 2):
         add_rows(collector, step, step)
     collector.add("c", torch.ones(2), 3)

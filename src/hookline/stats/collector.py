@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import cache
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +20,6 @@ from hookline.stats.histograms import USUAL_TOP, merge_rows, move_ranges
 from hookline.stats.rows import ABSMAX, COUNT, L2, MAX, MEAN, MIN, STATISTICS, STD, join_rows, split_rows, summarize
 
 MOST_COLLECTED = 4096  # tensors; small ones cost more in bookkeeping than in memory
-STEPS_TOGETHER = 8  # steps whose rows are copied to the host together; without steps, as many batches of rows
 _SCALED = (MEAN, STD, MIN, MAX, ABSMAX, L2)
 _PEAKS, _SUMS = 2, 8  # what `split_rows` makes of a row
 
@@ -40,13 +39,13 @@ class SentRows(NamedTuple):
     """The rows of one step that were sent to the host and may still be on their way; the keys are known."""
 
     step: int
-    parts: list[tuple[Sequence[Any], HostCopy, int]]
-    """The keys of some rows, the copy that they are in, and where they begin in it."""
+    parts: list[tuple[Sequence[Any], HostCopy]]
+    """The keys of some rows, and the copy of these."""
 
     @property
     def keys(self) -> list[Any]:
         """Each key once, in the order in which they first appear."""
-        return list(dict.fromkeys(key for keys, _, _ in self.parts for key in keys))
+        return list(dict.fromkeys(key for keys, _ in self.parts for key in keys))
 
     def read(self) -> StepRows:
         """Wait for the rows, and return one for each key, in the order in which keys first appear.
@@ -55,10 +54,8 @@ class SentRows(NamedTuple):
         """
         keys: list[Any] = []
         parts: list[Tensor] = []
-        for sent_keys, copy, begin in self.parts:
+        for sent_keys, copy in self.parts:
             part = copy.wait()
-            if len(part) > len(sent_keys):  # Rows of several steps were copied together.
-                part = part[begin : begin + len(sent_keys)]
             is_filled = ~part[:, COUNT].isnan()
             if not is_filled.all():  # Else nothing is copied out of the pinned memory.
                 sent_keys = [sent_keys[index] for index in is_filled.nonzero().flatten().tolist()]
@@ -198,12 +195,10 @@ class StepCollector:
     def __init__(self, measure: Measure = summarize) -> None:
         self._measure = measure
         self._overwritten: set[Hashable] = set()  # keys
-        self._measured: list[StepRows] = []  # rows of tensors of this step, on their devices
-        self._added: list[StepRows] = []  # rows of `add_rows`
+        self._measured: list[tuple[Sequence[Hashable], Tensor]] = []  # keys and rows of this step, on their devices
         self._sent: list[SentRows] = []
         self._open: SentRows | None = None  # the step that was not complete when this was last asked
         self._step = self._ended = 0
-        self._last_added = 0  # the step of the newest rows of `add_rows`
         self._forget_tensors()
 
     def _forget_tensors(self) -> None:
@@ -234,17 +229,12 @@ class StepCollector:
                 self._read()
 
     def add_rows(self, keys: Sequence[Hashable], rows: Tensor, step: int) -> None:
-        """Add rows that were made elsewhere on the device; a row whose count is NaN stands for nothing.
-
-        They are copied to the host together with those of the next steps, because each copy costs the host as much as
-        making the rows: with those of `STEPS_TOGETHER` steps at most, or together with rows of tensors.
-        """
+        """Add rows that were made elsewhere on the device; a row whose count is NaN stands for nothing."""
         if step != self._step:
             self._start(step)
-        self._added.append(StepRows(step, keys, rows))
-        next_step, self._last_added = 2 * step - self._last_added, step
-        if len(self._added) >= STEPS_TOGETHER or next_step - self._added[0].step >= STEPS_TOGETHER:
-            self._copy_to_host()
+        self._measured.append((keys, rows))
+        if not step:  # No step will end.
+            self.send()
 
     def _start(self, step: int) -> None:
         self.send()
@@ -266,27 +256,18 @@ class StepCollector:
                 self._overwritten.add(key)
         for pairs in by_device.values():
             keys, tensors = zip(*pairs, strict=True)
-            self._measured.append(StepRows(self._step, keys, self._measure(tensors, keys)))
+            self._measured.append((keys, self._measure(tensors, keys)))
 
     def send(self) -> None:
-        """Read what was collected, before it is freed, and start the copy to the host."""
+        """Read what was collected, before it is freed, and start the copies to the host, one for each device."""
         self._read()
-        if self._measured:
-            self._copy_to_host()
-
-    def _copy_to_host(self) -> None:
-        """Start the copies, one for all adjacent rows that are on one device."""
-        # Added rows are first, because steps must arrive in order and measured ones are of the newest step.
-        parts, self._added, self._measured = self._added + self._measured, [], []
-        for _, adjacent in groupby(parts, key=lambda part: part.rows.device):
-            some = list(adjacent)
-            copy = HostCopy(torch.cat([part.rows for part in some]) if len(some) > 1 else some[0].rows)
-            begin = 0
-            for step, keys, _ in some:
-                if not self._sent or self._sent[-1].step != step:
-                    self._sent.append(SentRows(step, []))
-                self._sent[-1].parts.append((keys, copy, begin))
-                begin += len(keys)
+        measured, self._measured = self._measured, []
+        if measured and (not self._sent or self._sent[-1].step != self._step):
+            self._sent.append(SentRows(self._step, []))
+        for _, adjacent in groupby(measured, key=lambda part: part[1].device):
+            keys, rows = zip(*adjacent, strict=True)
+            copy = HostCopy(torch.cat(rows) if len(rows) > 1 else rows[0])
+            self._sent[-1].parts.append((list(chain(*keys)), copy))
 
     def end_step(self, step: int) -> None:
         """Send what was collected; nothing more comes for this step."""
@@ -301,11 +282,10 @@ class StepCollector:
     def ready(self, wait: bool = False) -> Iterator[StepRows]:
         """Yield the complete steps that have arrived, oldest first; with `wait`, all complete ones that were sent."""
         self._open = None
-        # A step is complete when rows of the next one have arrived, or when it has ended and none of its rows wait.
-        while self._sent and (wait or all(copy.is_ready() for sent in self._sent[:2] for _, copy, _ in sent.parts)):
+        # A step is complete when rows of the next one have arrived, or when it has ended.
+        while self._sent and (wait or all(copy.is_ready() for sent in self._sent[:2] for _, copy in sent.parts)):
             oldest = self._sent[0]
-            has_ended = oldest.step <= self._ended and all(part.step != oldest.step for part in self._added)
-            if len(self._sent) == 1 and not has_ended:
+            if len(self._sent) == 1 and oldest.step > self._ended:
                 self._open = oldest
                 return
             del self._sent[0]
@@ -316,13 +296,11 @@ class StepCollector:
     def drain(self) -> Iterator[StepRows]:
         """Yield the complete steps, oldest first; waits for copies in progress."""
         self.send()
-        self._copy_to_host()  # added rows that wait for more
         yield from self.ready(wait=True)
 
     def take(self) -> list[SentRows]:
         """Take out all steps so far as complete ones, oldest first, without waiting for their rows."""
         self.send()
-        self._copy_to_host()
         sent, self._sent, self._open = self._sent, [], None
         return sent
 

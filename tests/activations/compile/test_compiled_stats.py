@@ -274,8 +274,8 @@ class Recording:
         self.steps.append(step)
 
 
-def test_a_checkpoint_leaves_no_step_behind() -> None:
-    """Rows of several steps cross together; those that have not are recorded before a state is saved."""
+def test_rows_are_recorded_with_their_step() -> None:
+    """None waits for later steps, so that a checkpoint leaves none behind."""
     model, monitor, trainer = Model().eval(), Monitor("head"), Recording()
     manager = watching(model, monitor)
     run = whole(model)
@@ -283,8 +283,7 @@ def test_a_checkpoint_leaves_no_step_behind() -> None:
         manager.dispatcher.run.step = step
         run(INPUT)
         monitor.on_step_end(step, trainer)
-    assert trainer.steps == [] and monitor.state_dict() == {}
-    assert trainer.steps == [1, 2, 3]
+    assert trainer.steps == [1, 2, 3] and monitor.state_dict() == {}
 
 
 def test_the_last_hook_frees_the_rows() -> None:
