@@ -27,7 +27,7 @@ from hookline.run.status import Stop
 from hookline.trainer.data.loader_state import set_epochs
 from hookline.trainer.data.rank_checks import check_all_read, check_first_batch, check_lengths
 from hookline.trainer.rank_means import RankMeans
-from hookline.trainer.stragglers import RankTimes, TimedBatches
+from hookline.trainer.stragglers import RankTimes
 
 if TYPE_CHECKING:
     from hookline.trainer.trainer import Trainer
@@ -147,7 +147,7 @@ class RankAgreement(RankMeans):
         """Return the batches of an epoch with a clock around each; the first ones of the ranks are compared."""
         if self._trainer.engine.averages and not self._has_compared:
             self._has_compared, batches = True, check_first_batch(self._ranks, iter(batches), loaders)
-        return TimedBatches(batches, self.times)
+        return self.times.batches(batches)
 
     def before_update(self) -> None:
         """Decide whether the step is skipped because a hook has asked for it on some rank."""

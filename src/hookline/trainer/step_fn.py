@@ -59,10 +59,6 @@ class ForwardPass:
         self.compute = self._trainer.agreement.measure(self.compute_with(self.model))
         self._is_unchecked = self._trainer.step_fn is not None  # whether the next batch shows if it calls backward
 
-    def eval_compute(self) -> Callable[[Any], Any]:
-        """Return the same function for eval mode."""
-        return self.compute if self.eval_model is self.model else self.compute_with(self.eval_model)
-
     def compute_with(self, model: Any) -> Callable[[Any], Any]:
         """Return the forward pass of one batch through a model, in the run's precision."""
         trainer = self._trainer

@@ -49,7 +49,7 @@ class RankTimes:
         """Return the forward pass with a clock around it."""
 
         def timed(batch: Any) -> Any:
-            if self._mark is None:  # a validation
+            if self._mark is None:  # a step by hand, whose batch nothing has read
                 return compute(batch)
             began = perf_counter()
             self.other += began - self._mark
@@ -60,13 +60,20 @@ class RankTimes:
 
         return timed
 
-    def begin_batch(self, began: float) -> None:
-        """Note that a batch has been read since the time `began`."""
-        now = perf_counter()
-        if self._mark is not None:
-            self.other += began - self._mark
-        self._mark, self._in_backward = now, False
-        self.data += now - began
+    def batches(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Return batches with a clock around the reading of each."""
+        try:
+            began = perf_counter()
+            for batch in batches:
+                now = perf_counter()
+                if self._mark is not None:
+                    self.other += began - self._mark
+                self._mark, self._in_backward = now, False
+                self.data += now - began
+                yield batch
+                began = perf_counter()
+        finally:
+            del batches  # the traceback of a failure must not keep the workers of a DataLoader
 
     def end_backward(self) -> None:
         """Note that the gradients of a step are complete."""
@@ -144,23 +151,3 @@ class RankTimes:
             logger.warning(words + " and wait for it; see ranks/… in metrics.jsonl", rank, busy, others)
             if self._trainer.ranks.rank == 0:
                 self._trainer.note("slow_rank", step, slow_rank=rank, seconds=busy, others=others)
-
-
-class TimedBatches:
-    """Batches of a loader with a clock around each."""
-
-    def __init__(self, batches: Iterable[Any], times: RankTimes) -> None:
-        self._batches, self._times = iter(batches), times
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        began = perf_counter()
-        try:
-            batch = next(self._batches)
-        except BaseException:
-            self._batches = iter(())  # the traceback must not keep the workers of a DataLoader
-            raise
-        self._times.begin_batch(began)
-        return batch

@@ -80,7 +80,7 @@ def _measure(
     """Run the loaders through the model, and return the metrics over all batches, those of the user included."""
     args, averages, tokens, ranks = trainer.event_args, SampleAverages(), 0, trainer.ranks
     user = ValidationMetrics(trainer.validation_metrics, loaders, trainer.device, nested=len(args.validating) > 1)
-    compute, reader = trainer.forward.eval_compute(), OutputReader()
+    compute, reader = trainer.forward.compute_with(trainer.forward.eval_model), OutputReader()
     named = trainer.hooks.dispatch_table.named_at("on_validation_batch_end")
     reads = bool(trainer.validation_metrics) or not OUTPUT_AND_TARGET.isdisjoint(named)
     with reader.attached(trainer.forward.eval_model) if reads else nullcontext():
