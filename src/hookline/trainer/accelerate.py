@@ -28,7 +28,6 @@ from hookline.trainer.parallel import DataParallelEngine, ShardedEngine, kind_of
 Precision = Literal["fp32", "bf16", "fp16"]
 PRECISIONS: dict[str, Precision] = {"no": "fp32", "bf16": "bf16", "fp16": "fp16"}  # Accelerate's words, and ours
 UNSUPPORTED = {"DEEPSPEED": "DeepSpeed", "MEGATRON_LM": "Megatron-LM", "XLA": "TPUs (XLA)"}
-_OF_LAUNCHER = {"ACCELERATE_USE_DEEPSPEED": "DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM": "MEGATRON_LM"}
 
 
 # ---- the Accelerator -------------------------------------------------------------------------------------------------
@@ -50,7 +49,7 @@ def find_accelerator(accelerator: Any, device: Any, options: Mapping[str, Any]) 
         from accelerate import Accelerator
     except ImportError as error:
         raise TrainingError("Accelerate is not installed: pip install 'hookline[accelerate]'") from error
-    refuse_unsupported(_asked_of_launcher() or "")
+    refuse_unsupported(_asked_of_launcher())
     if accelerator is None:
         wanted = {ours: theirs for theirs, ours in PRECISIONS.items()}.get(options.get("precision", ""))
         try:
@@ -129,9 +128,9 @@ def device_of(accelerator: Any) -> torch.device:
     return torch.device("cpu") if device.type == "cpu" else _device.with_index(device)
 
 
-def _asked_of_launcher() -> str | None:
-    """Return the engine that `accelerate launch` asks for, if it is one of its own."""
-    return next((kind for name, kind in _OF_LAUNCHER.items() if _is_on(name)), None)
+def _asked_of_launcher() -> str:
+    """Return the engine that `accelerate launch` asks for, if it is one that the loop cannot run, else ""."""
+    return next((kind for kind in UNSUPPORTED if _is_on(f"ACCELERATE_USE_{kind}")), "")
 
 
 def check_launcher(options: TrainerOptions) -> None:
@@ -139,7 +138,7 @@ def check_launcher(options: TrainerOptions) -> None:
 
     Such a run does not use Accelerate, which is where the launcher's settings take effect.
     """
-    if (kind := _asked_of_launcher()) is not None:
+    if kind := _asked_of_launcher():
         why = f"`accelerate launch` asks for {UNSUPPORTED[kind]}, which is not supported; use 'ddp' or 'fsdp2'"
         raise ConfigError("trainer.parallel", why)
     if _is_on("ACCELERATE_USE_FSDP") and options.parallel != "fsdp2":

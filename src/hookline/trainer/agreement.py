@@ -8,7 +8,6 @@ a request is carried out one step later than in one process. Hooks that decide b
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,9 +48,7 @@ class RankAgreement(RankMeans):
     def __init__(self, trainer: Trainer) -> None:
         super().__init__(trainer)
         self.times = RankTimes(trainer)
-        self._stops: list[Stop] = []  # requested since numbers were last sent
-        self._saves: list[SaveName] = []
-        self._signal: str | None = None
+        self._requests = _no_requests()  # since numbers were last sent
         self._sent: dict[str, Any] = {}  # what the numbers that were sent last are about
         self._receive: Callable[[], list[int]] | None = None  # waits for their sums
         self._exchanged_at = 0.0  # when an exchange was last prepared, by rank 0's clock
@@ -86,7 +83,7 @@ class RankAgreement(RankMeans):
         if self._is_agreed(stop.by):
             super().request_stop(stop)
         else:
-            self._stops.append(stop)
+            self._requests["stops"].append(stop)
 
     def request_save(self, name: SaveName) -> bool:
         """Write a checkpoint at a boundary, once all ranks know of it."""
@@ -95,12 +92,12 @@ class RankAgreement(RankMeans):
         elif self._is_agreed(self._trainer.hooks.calling_hook()):
             super().request_save(name)
         else:
-            self._saves.append(name)
+            self._requests["saves"].append(name)
         return False
 
     def request_end(self, signal: str) -> None:
-        """Save and end the run. A signal handler calls this, so it only assigns."""
-        self._signal = signal
+        """Save and end the run. A signal handler calls this, so it does nothing else."""
+        self._requests["signals"].append(signal)
 
     def _is_agreed(self, hook: str | None) -> bool:
         """Return whether all ranks make a request of this hook at the same time."""
@@ -124,8 +121,7 @@ class RankAgreement(RankMeans):
 
     def begin_run(self) -> None:
         """Forget what was requested in the last run; schedules read rank 0's clock."""
-        self._stops, self._saves, self._sent, self._receive = [], [], {}, None
-        self._signal, self._has_compared = None, False
+        self._requests, self._sent, self._receive, self._has_compared = _no_requests(), {}, None, False
         self._trainer.progress.set_agreed()
 
     def restored(self) -> None:
@@ -215,13 +211,9 @@ class RankAgreement(RankMeans):
             self._is_changed = False
             self._read_hooks()
         progress, hooks = self._trainer.progress, self._changes_mark
-        signals = []
-        if self._signal is not None:  # a second one is not assigned
-            signals, self._signal = [self._signal], None
-        self._sent = {"stops": self._stops, "saves": self._saves, "signals": signals}
+        self._sent, self._requests = self._requests, _no_requests()
         requests = sum(map(len, self._sent.values()))
         self._sent |= {"skips": self._skips, "changes": self._changes}
-        self._stops, self._saves = [], []
         clock = round(progress.own_seconds * 1000) if self._ranks.rank == 0 else 0
         tokens = self.count_once(progress.tokens_seen)
         return [requests, clock, tokens, hooks, hooks * hooks, rows, rows * rows]
@@ -246,8 +238,8 @@ class RankAgreement(RankMeans):
             self._record.exchange(self._ranks.are_equal(rows, rows_squared))
         if not requests:
             return
-        names = [name() if callable(name) else name for name in sent["saves"]]
-        requested_here = {"stops": sent["stops"], "saves": names, "signals": sent["signals"]}
+        requested_here = {name: sent[name] for name in ("stops", "signals")}
+        requested_here["saves"] = [name() if callable(name) else name for name in sent["saves"]]
         for rank, requested in enumerate(self._ranks.gather(requested_here)):
             for reason, by, _ in requested["stops"]:
                 if rank:
@@ -324,6 +316,10 @@ class RankAgreement(RankMeans):
         )
 
 
+def _no_requests() -> dict[str, Any]:
+    return {"stops": [], "saves": [], "signals": []}
+
+
 def _compared(trainer: Trainer) -> dict[str, Any]:
     """Return what must be the same on all ranks, by what an error calls it."""
     parameters = {hook.name: hook.parameters for hook in trainer.hooks.list_hooks()}
@@ -341,7 +337,7 @@ def _compared(trainer: Trainer) -> dict[str, Any]:
     }
     config = {key: value for key, value in trainer.describe().items() if key not in ("trainer", "hooks")}
     return {
-        "the options": asdict(trainer.options),
+        "the options": vars(trainer.options),
         "the config": config,
         "the hooks": hooks,
         "the metrics": sorted(trainer.validation_metrics),

@@ -53,14 +53,16 @@ class CheckpointedRun(EpochRun):
     val_loaders: dict[str, Any]  # `Trainer` makes them.
 
     can_save = True
+    requested_checkpoints: AbstractSet[str] = frozenset()
+    """Names of checkpoints that were requested by `save`, which no retention policy may delete."""
+    last_saved_step: int | None = None
+    """The step of the checkpoint that was written or loaded last in this run."""
     _requests: tuple[SaveName, ...] = ()  # names of the checkpoints to write at the next boundary
-    _requested_names: frozenset[str] = frozenset()  # The names that were requested by `save`.
     _needs_save = False  # whether to write a checkpoint at the next boundary unless there is one of that state
     _pending: PendingSave | None = None
     # The state that is durable and was saved last, at a boundary. A checkpoint that a hook writes in on_step_end is of
     # another one: the step's validation and its schedulers come after it.
     _saved: SavedState | None = None
-    _last_step: int | None = None  # the step of the checkpoint that was written or loaded last in this run
     _has_initial_weights = False  # whether the weights of `init_from` or of a checkpoint were loaded
     _frozen: Fingerprints | None = None  # the frozen parameters as the model came, with `trainable_only`
 
@@ -74,22 +76,12 @@ class CheckpointedRun(EpochRun):
         """Why the next step boundary writes a checkpoint: "signal", "request", or None if it writes none."""
         return "signal" if self._needs_save else "request" if self._requests else None
 
-    @property
-    def requested_checkpoints(self) -> AbstractSet[str]:
-        """Names of checkpoints that were requested by `save`, which no retention policy may delete."""
-        return self._requested_names
-
-    @property
-    def last_saved_step(self) -> int | None:
-        """The step of the checkpoint that was written or loaded last in this run."""
-        return self._last_step
-
     # ---- the run -----------------------------------------------------------------------------------------------------
 
     def open(self, record: Record | None = None) -> None:
         """Open the record, and forget which checkpoints of the last run were requested and written."""
-        self._requested_names, self._memory = frozenset(), HostMemory()
-        self._needs_save, self._saved, self._last_step = False, None, None
+        self.requested_checkpoints, self._memory = frozenset(), HostMemory()
+        self._needs_save, self._saved, self.last_saved_step = False, None, None
         super().open(record)
         self.until_end.callback(self._release_copies)
 
@@ -203,7 +195,7 @@ class CheckpointedRun(EpochRun):
                 else:  # a run that is closing has nothing else to do
                     self.save_checkpoint(name)
                     self._saved = self._state
-        self._requested_names |= {given or unnamed for given in names if not callable(given)}
+        self.requested_checkpoints |= {given or unnamed for given in names if not callable(given)}
 
     def _begin_save(self, name: str, copies: bool) -> Save:
         """Begin a checkpoint of this state, on all ranks.
@@ -218,7 +210,12 @@ class CheckpointedRun(EpochRun):
         alike = alike_sections(self.model)
 
         def collect() -> dict[str, Section]:
-            sections = {key: encode_section(key, tree, with_shards=True) for key, tree in self._collect().items()}
+            trees = collect_sections(self)
+            if self._frozen is not None:
+                unsaved = self.unsaved_parameters()
+                trees["frozen"] = {name: now for name, now in unsaved.items() if name in trees["model"]}
+                trees["model"] = {name: value for name, value in trees["model"].items() if name not in unsaved}
+            sections = {key: encode_section(key, tree, with_shards=True) for key, tree in trees.items()}
             if ranks.rank:
                 sections = without_alike(sections, alike)
             return self._memory.snapshot(sections) if copies else sections
@@ -265,22 +262,13 @@ class CheckpointedRun(EpochRun):
             "lineage": self.record.run.get("lineage"),
         }
 
-    def _collect(self) -> dict[str, Any]:
-        """Return the sections of a checkpoint, with `trainable_only` without the frozen parameters."""
-        sections = collect_sections(self)
-        if self._frozen is not None:
-            unsaved = self.unsaved_parameters()
-            sections["frozen"] = {name: now for name, now in unsaved.items() if name in sections["model"]}
-            sections["model"] = {name: value for name, value in sections["model"].items() if name not in unsaved}
-        return sections
-
     def _step_name(self) -> str:
         return f"step-{self.progress.steps_done:08d}"
 
     def _report_saved(self, path: Path, args: EventArgs | GivenArgs) -> None:
         """Record a durable checkpoint and fire on_checkpoint_save, with the arguments of the step that was saved."""
         self.event_args.set_checkpoint(str(path))
-        self._last_step = args.step
+        self.last_saved_step = args.step
         self.note("checkpoint_saved", args.step, path=str(path))
         if handler := self.hooks.slots.on_checkpoint_save:
             handler(args)
@@ -362,7 +350,7 @@ class CheckpointedRun(EpochRun):
             raise CheckpointError(f"{checkpoint} lacks something that a run needs to resume: {error!r}") from error
         self._has_initial_weights = True
         self.event_args.set_checkpoint(str(checkpoint), resumed=True)
-        self._last_step = self.progress.steps_done
+        self.last_saved_step = self.progress.steps_done
         self.note("checkpoint_loaded", path=str(checkpoint))
         if self.running:
             self.record.resume_at(self.progress.step, self.progress.epoch)

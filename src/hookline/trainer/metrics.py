@@ -217,15 +217,13 @@ class ValidationMetrics:
         computed: list[dict[str, float]] = []
         groups = {f"val/{loader}/": copies for loader, copies in self._copies.items()} | {"val/": self._objects}
         for prefix, objects in groups.items():
-            values: dict[str, float] = {}
             for name, metric in objects.items():
                 if isinstance(metric, SumMetric):
                     built_in[f"{prefix}{name}"] = metric
                     continue
                 with _note_in_errors(f"in the metric {name!r}, computing {prefix}{name}"):
                     numbers = _as_numbers(name, metric.compute())
-                    values.update({f"{prefix}{key}": float(value) for key, value in numbers.items()})
-            computed.append(values)
+                    computed.append({f"{prefix}{key}": float(value) for key, value in numbers.items()})
         built_in = dict(sorted(built_in.items()))  # ranks may have listed them in different orders
         # A rank without batches has no sums.
         sums = {name: metric.sums for name, metric in built_in.items() if metric.sums is not None}

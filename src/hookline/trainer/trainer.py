@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never, Unpack
 
 import torch
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hookline._console import logger, print_line
 from hookline._words import nearest
@@ -323,13 +324,13 @@ class Trainer(CheckpointedRun):
         """Step the schedulers of the optimizers that stepped (all by default), except those that need a metric."""
         for scheduler in self.schedulers:
             optimizer = getattr(scheduler, "optimizer", None)
-            if not _needs_metric(scheduler) and (stepped is None or optimizer in (None, *stepped)):
+            if not isinstance(scheduler, ReduceLROnPlateau) and (stepped is None or optimizer in (None, *stepped)):
                 scheduler.step()
 
     def step_plateau_schedulers(self, metrics: Mapping[str, float]) -> None:
         """Step the schedulers that need the validation loss."""
         for scheduler in self.schedulers:
-            if _needs_metric(scheduler):
+            if isinstance(scheduler, ReduceLROnPlateau):
                 scheduler.step(metrics["val/loss"])
 
     # ---- boundaries --------------------------------------------------------------------------------------------------
@@ -392,7 +393,7 @@ class Trainer(CheckpointedRun):
 
     def begin(self) -> None:
         """Begin as every run does; first add a hook that prints progress, unless the user has one."""
-        self.until_end.callback(add_console(self))
+        add_console(self)
         super().begin()
 
     def prepare(self) -> dict[str, Any] | None:
@@ -498,7 +499,3 @@ def _refuse_arguments(method: str, unknown: Iterable[str]) -> None:
 
 def _name_of(function: Any) -> str | None:
     return None if function is None else getattr(function, "__qualname__", type(function).__name__)
-
-
-def _needs_metric(scheduler: Any) -> bool:
-    return isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)

@@ -9,7 +9,7 @@ import atexit
 import os
 import sys
 from bdb import BdbQuit
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from itertools import count
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import torch
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hookline._console import logger, print_line
 from hookline._fs import describe_process, relative_to_here
@@ -175,19 +176,16 @@ def _check_loader_schedule(trainer: Trainer, entry: Entry) -> None:
             raise ConfigError(f"{entry.name}.every", why)
 
 
-def add_console(trainer: Trainer) -> Callable[[], None]:
-    """Register a `console_log` hook for this run, unless another hook shows the progress, be it switched off.
-
-    Returns:
-        A function that removes it.
-    """
+def add_console(trainer: Trainer) -> None:
+    """Register a `console_log` hook for this run, unless another hook shows the progress, be it switched off."""
     if not trainer.options.console or any(hook_attribute(hook, "shows_progress") for hook in trainer.hooks.hooks):
-        return lambda: None
+        return
     # Rank 0 decides for all, because its output counts and the ranks must have the same hooks.
     if trainer.ranks.first(lambda: can_redraw(sys.stdout)):
-        others = [entry for entry in trainer.hooks.entries() if entry.origin != "default"]
-        return trainer.hooks.register("console_log", origin="default", costs=bool(others)).remove
-    return trainer.hooks.register("console_log", origin="default", costs=False, pause=_SECONDS_BETWEEN_LINES).remove
+        parameters: dict[str, Any] = {"costs": any(entry.origin != "default" for entry in trainer.hooks.entries())}
+    else:
+        parameters = {"costs": False, "pause": _SECONDS_BETWEEN_LINES}
+    trainer.until_end.callback(trainer.hooks.register("console_log", origin="default", **parameters).remove)
 
 
 def prepare_training(trainer: Trainer, resume: Path | None) -> dict[str, Any] | None:
@@ -203,8 +201,8 @@ def prepare_training(trainer: Trainer, resume: Path | None) -> dict[str, Any] | 
     trainer.model.zero_grad(set_to_none=True)
     if not trainer.model.training:  # as a model from a hub comes; single modules that are left in eval mode stay so
         trainer.model.train()
-    plateaus = [isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau) for scheduler in trainer.schedulers]
-    if any(plateaus) and not trainer.validates_on_schedule:
+    needs_metric = any(isinstance(scheduler, ReduceLROnPlateau) for scheduler in trainer.schedulers)
+    if needs_metric and not trainer.validates_on_schedule:
         raise TrainingError("ReduceLROnPlateau waits for val/loss: give a validation loader and validate_every")
     # A run that was killed before its first checkpoint starts again, with everything that a new one begins with.
     is_new = resume is None or trainer.ranks.first(partial(has_no_checkpoint_yet, resume))
@@ -317,25 +315,17 @@ def _continued_run(trainer: Trainer, launch: dict[str, Any] | None, resume: Path
 
 def _find_run(places: list[Path], launch: dict[str, Any], config: str) -> str | None:
     """Return the newest run of a launch, given the hash of its config."""
-
-    def is_of_launch(attempt: Any) -> bool:
-        begun_by = attempt.get("launch") if isinstance(attempt, dict) else None
-        if not isinstance(begun_by, dict) or not isinstance(begun_by.get("launchers"), list):
-            return False
-        is_same = all(begun_by.get(key) == launch[key] for key in ("id", "run"))
-        return is_same and any(launcher in launch["launchers"] for launcher in begun_by["launchers"])
-
     for place in places:
-        runs = sorted(place.iterdir(), reverse=True) if place.is_dir() else []
-        for run in runs:
+        for run in sorted(place.iterdir(), reverse=True) if place.is_dir() else []:
             try:
                 described = read_json(run / "run.json")
             except (OSError, RecordError):
                 continue
-            attempts = described.get("attempts")
-            attempts = attempts if isinstance(attempts, list) else []
-            if described.get("config_hash") == config and any(map(is_of_launch, attempts)):
-                return str(run)
+            for attempt in described["attempts"] if described.get("config_hash") == config else []:
+                begun_by = attempt.get("launch") or {}
+                is_same = all(begun_by.get(key) == launch[key] for key in ("id", "run"))
+                if is_same and not set(launch["launchers"]).isdisjoint(begun_by["launchers"]):
+                    return str(run)
     return None
 
 

@@ -99,7 +99,7 @@ class SequentialBatches(_EpochBatches):
         self._before_peek: dict[str, Any] | None = None  # the position, while the next batch has been read already
         self._rest: Iterator[Any] = iter(())
         self._following: Any = _UNREAD
-        self._enter(0)
+        self._index = 0  # of the loader that batches come from
 
     def _check_loaders(self, position: Mapping[str, Any]) -> None:
         name = position["loader"]
@@ -116,9 +116,8 @@ class SequentialBatches(_EpochBatches):
         """Continue after `count` batches, at a saved position; random streams keep their states."""
         self.check(position, count)
         name, before, states = position["loader"], position["before"], position["states"]
-        self._enter(self._names.index(name))
-        self.offset, self._idle_states = count, states
-        start, loader = position.get("start", 0), self._loader[name]
+        start, loader = position.get("start", 0), self._loaders[name]
+        self._index, self.offset, self._idle_states = self._names.index(name), count, states
         if (sampler := shared_sampler(loader)) is not None:
             before_by_ranks = position.get("world_size", 1)
             size = position.get("batch_size", loader.batch_size)  # type: ignore[attr-defined]
@@ -131,7 +130,7 @@ class SequentialBatches(_EpochBatches):
             left = [known_length(self._loaders[other]) or 0 for other in self._names[self._index :]]
             self.length = smallest(before + sum(left), self._loaders.limit)
         with preserve_rng():
-            restore_start(self._loader, position["beginning"])
+            restore_start({name: loader}, position["beginning"])
             restore_loader_states(self._loaders, states)
             return self._read(iterate_from(name, loader, 0 if name in states else count - before, start))
 
@@ -140,12 +139,11 @@ class SequentialBatches(_EpochBatches):
         """The current loader, the state it was started with, and the state_dicts of all that were read before."""
         if self._before_peek is not None:
             return self._before_peek
-        if self._idle_states is None:
-            with preserve_rng():  # some loaders start an iterator to return their state
-                self._idle_states = loader_states(
-                    {name: self._loaders[name] for name in self._names[self._index + 1 :]}
-                )
         entered = {name: self._loaders[name] for name in self._names[: self._index + 1]}
+        if self._idle_states is None:
+            idle = {name: loader for name, loader in self._loaders.items() if name not in entered}
+            with preserve_rng():  # some loaders start an iterator to return their state
+                self._idle_states = loader_states(idle)
         return {**self._position, "states": {**self._idle_states, **loader_states(entered)}}
 
     @property
@@ -181,17 +179,11 @@ class SequentialBatches(_EpochBatches):
             with preserve_rng():  # a run that continues reads the batch again
                 self.has_more(count)
 
-    def _enter(self, index: int) -> str:
-        """Make a loader the one that batches come from, and return its name."""
-        name = self._names[index]
-        self._index, self._loader = index, {name: self._loaders[name]}
-        return name
-
     def _start_loader(self, index: int, before: int) -> Iterator[Any]:
         """Start a loader and note the states that decide its order first."""
-        name = self._enter(index)
-        self._position = self._describe(name, before, start_state(self._loader))
-        return iter(self._loader[name])
+        self._index, name = index, self._names[index]
+        self._position = self._describe(name, before, start_state({name: self._loaders[name]}))
+        return iter(self._loaders[name])
 
     def _describe(self, name: str, before: int, beginning: dict[str, Any], start: int = 0) -> dict[str, Any]:
         """Return the position of a pass over a loader that begins.
@@ -203,7 +195,7 @@ class SequentialBatches(_EpochBatches):
             start: The indices of its sampler's order before the pass, if it continues one of other batches.
         """
         position = {"loader": name, "before": before, "beginning": beginning, **self._ranks}
-        if shared_sampler(loader := self._loader[name]) is not None:
+        if shared_sampler(loader := self._loaders[name]) is not None:
             position |= {"batch_size": loader.batch_size}  # type: ignore[attr-defined]
         return position | ({"start": start} if start else {})
 
@@ -225,7 +217,8 @@ class SequentialBatches(_EpochBatches):
                 count += 1
                 yield batch
             if count == self._position["before"]:  # an iterator in its second epoch: other loaders would hide it
-                raise_no_batches("training", *next(iter(self._loader.items())))
+                name = self._names[self._index]
+                raise_no_batches("training", name, self._loaders[name])
             if self._index + 1 == len(self._names):
                 return
             batches = self._start_loader(self._index + 1, count)

@@ -29,11 +29,10 @@ def check_lengths(ranks: Ranks, loaders: TrainLoaders, options: TrainerOptions) 
     """
     lengths = {name: smallest(known_length(loader), loaders.limit) for name, loader in loaders.items()}
     unknown = [name for name, length in lengths.items() if length is None]
-    if not ranks.all_equal(fingerprint(lengths.items())):
-        try:
-            compare(ranks, {"the number of training batches": lengths})
-        except RankError as error:
-            raise TrainingError(f"{error}; {_SHARE}, or end epochs earlier with limit_train_batches") from None
+    try:
+        compare(ranks, {"the number of training batches": lengths})
+    except RankError as error:
+        raise TrainingError(f"{error}; {_SHARE}, or end epochs earlier with limit_train_batches") from None
     if unknown and (options.max_steps is None or options.max_epochs is not None):
         raise TrainingError(
             f"the number of batches of the training loader {unknown[0]!r} is unknown, so {ranks.world_size} processes "
