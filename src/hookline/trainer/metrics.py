@@ -199,20 +199,6 @@ class ValidationMetrics:
         Returns:
             All metrics; the user's come last, in the order in which they were given.
         """
-        metrics = merge_metrics(averages, *self._compute(ranks))
-        return dict(sorted(metrics.items(), key=lambda item: self._place(item[0])))
-
-    def _place(self, recorded_as: str) -> int:
-        """Return the place of a metric in the user's order; -1 if it is not one of the user's."""
-        name = recorded_as.removeprefix("val/")
-        for loader in self._loaders:
-            name = name.removeprefix(f"{loader}/")
-        return next((at for at, metric in enumerate(self._names) if f"{name}/".startswith(f"{metric}/")), -1)
-
-    def _compute(self, ranks: Ranks) -> tuple[dict[str, float], dict[str, float]]:
-        """Return the values of the user's objects, and those of built-in ones."""
-        if not self._objects:
-            return {}, {}
         built_in: dict[str, SumMetric] = {}
         computed: list[dict[str, float]] = []
         groups = {f"val/{loader}/": copies for loader, copies in self._copies.items()} | {"val/": self._objects}
@@ -228,9 +214,18 @@ class ValidationMetrics:
         # A rank without batches has no sums.
         sums = {name: metric.sums for name, metric in built_in.items() if metric.sums is not None}
         means = {f"mean {name}": [value, 1.0] for name, value in merge_metrics(*computed).items()}
-        added = ranks.add_up({**means, **sums})
+        added = ranks.add_up({**means, **sums}) if self._objects else {}
         from_sums = {name: float(built_in[name].value(added.pop(name))) for name in built_in if name in added}
-        return {name.removeprefix("mean "): float(total / count) for name, (total, count) in added.items()}, from_sums
+        others = {name.removeprefix("mean "): float(total / count) for name, (total, count) in added.items()}
+        metrics = merge_metrics(averages, others, from_sums)
+        return dict(sorted(metrics.items(), key=lambda item: self._place(item[0])))
+
+    def _place(self, recorded_as: str) -> int:
+        """Return the place of a metric in the user's order; -1 if it is not one of the user's."""
+        name = recorded_as.removeprefix("val/")
+        for loader in self._loaders:
+            name = name.removeprefix(f"{loader}/")
+        return next((at for at, metric in enumerate(self._names) if f"{name}/".startswith(f"{metric}/")), -1)
 
 
 def check_measurable(names: Collection[str], result: Any, output: Any) -> None:

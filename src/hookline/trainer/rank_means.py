@@ -77,6 +77,7 @@ class SampleAverages:
 
     def __init__(self) -> None:
         self._sums: dict[tuple[str, str], tuple[Any, int]] = {}  # a total and its samples, by loader and key
+        self.tokens = 0
 
     def add(self, loader: str, samples: int, results: Mapping[str, Any]) -> None:
         """Add the results of one batch; a batch without samples has no weight."""
@@ -85,32 +86,26 @@ class SampleAverages:
             total, count = self._sums.get((loader, key), (0.0, 0))
             self._sums[loader, key] = total + wide * samples, count + samples
 
-    def add_up(self, ranks: Ranks, tokens: int) -> int:
-        """Add the sums of all ranks, so that each sample counts once; waits for the device and for all ranks.
-
-        Args:
-            ranks: The ranks.
-            tokens: The tokens of this rank.
-
-        Returns:
-            The tokens of all ranks.
-        """
-        named: dict[str, list[float]] = {"": [tokens]}
+    def add_up(self, ranks: Ranks) -> None:
+        """Add the sums of all ranks, so that each sample counts once; waits for the device and for all ranks."""
+        named: dict[str, list[float]] = {"": [self.tokens]}
         for (loader, key), (total, samples) in self._sums.items():
             named[f"{loader}\n{key}"] = [float(total), samples]
         added = {name: numbers.tolist() for name, numbers in ranks.add_up(named).items()}
-        tokens, self._sums = int(added.pop("")[0]), {}
+        self.tokens, self._sums = int(added.pop("")[0]), {}
         for name, (total, samples) in added.items():
             loader, _, key = name.partition("\n")
             self._sums[loader, key] = total, int(samples)
-        return tokens
 
     def loaders(self) -> list[str]:
         """Return the loaders that had samples."""
         return list(dict.fromkeys(loader for loader, _ in self._sums))
 
-    def metrics(self, language_model: bool) -> dict[str, float]:
-        """Return `val/<key>`, and with several loaders `val/<loader>/<key>`, once `add_up` has read the sums."""
+    def metrics(self) -> dict[str, float]:
+        """Return `val/<key>`, and with several loaders `val/<loader>/<key>`, once `add_up` has read the sums.
+
+        Batches with tokens are a language model's, which has a perplexity.
+        """
         totals: dict[str, tuple[float, int]] = {}
         for (_, key), (total, samples) in self._sums.items():
             total_so_far, samples_so_far = totals.get(key, (0.0, 0))
@@ -119,6 +114,6 @@ class SampleAverages:
         if len(self.loaders()) > 1:
             of_each = ({f"val/{loader}/{key}": part[0] / part[1]} for (loader, key), part in self._sums.items())
             metrics = merge_metrics(*of_each, metrics)
-        if language_model:
+        if self.tokens:
             metrics["val/perplexity"] = math.exp(metrics["val/loss"]) if metrics["val/loss"] < 700 else math.inf
         return metrics

@@ -113,7 +113,7 @@ def pending_stop(run: CheckpointedRun) -> tuple[str, str | None] | None:
         return None
     attempts = run.record.run["attempts"][stop["attempt"] - 1 : -1]
     # Without an outcome, the attempt was killed.
-    outcomes = [attempt.get("outcome") for attempt in attempts if isinstance(attempt, dict)]
+    outcomes = [attempt.get("outcome") for attempt in attempts]
     was_carried_out = any(outcome not in (None, "interrupted") for outcome in outcomes)
     return None if was_carried_out else (stop["reason"], stop["by"])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from inspect import signature
 from pathlib import Path
@@ -105,7 +105,6 @@ class Trainer(CheckpointedRun):
         self.validation_metrics = metrics["validation"]
         self.forward = ForwardPass(self, metrics["train"])
         self.optional_metrics = self.forward.metrics.optional
-        self.until_last_step = ExitStack()  # what ends before the closing events of the run in progress
         self.resume_from: Path | None = None
         self.reset_steps()
 

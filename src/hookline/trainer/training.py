@@ -10,7 +10,7 @@ import os
 import sys
 from bdb import BdbQuit
 from collections.abc import Generator, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import cache, partial
 from itertools import count
 from pathlib import Path
@@ -69,16 +69,15 @@ def training(trainer: Trainer, resume: Path | None, fork: bool = False) -> Itera
         with SignalHandler(trainer.agreement.request_end, trainer.prints, saves) as signals:
             trainer.signals = signals
             try:
-                with ExitStack() as trainer.until_last_step:
-                    trainer.resume_from = resume
-                    trainer.begin()
-                    try:
-                        yield
-                    except Exception as failed:
-                        if not _ends_with_signal(trainer, failed):
-                            raise
-                        _leave_loader(trainer, failed)
-                    trainer.finish()
+                trainer.resume_from = resume
+                trainer.begin()
+                try:
+                    yield
+                except Exception as failed:
+                    if not _ends_with_signal(trainer, failed):
+                        raise
+                    _leave_loader(trainer, failed)
+                trainer.finish()
             except BaseException as raised:
                 signals.waits_for = "everything is written"
                 # A user who quits the debugger, outside of any hook, interrupts the run.
@@ -191,13 +190,12 @@ def add_console(trainer: Trainer) -> None:
 def prepare_training(trainer: Trainer, resume: Path | None) -> dict[str, Any] | None:
     """Clear gradients, load weights, resume, warn, and try a validation, whose metrics are returned."""
     options = trainer.options
-    until_last_step = trainer.until_last_step
     if options.deterministic:
         before = torch.are_deterministic_algorithms_enabled()
         warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-        until_last_step.callback(torch.use_deterministic_algorithms, before, warn_only=warn_only)
+        trainer.until_end.callback(torch.use_deterministic_algorithms, before, warn_only=warn_only)
         torch.use_deterministic_algorithms(True)
-    until_last_step.callback(trainer.hooks.add_registration_check(partial(_check_loader_schedule, trainer)))
+    trainer.until_end.callback(trainer.hooks.add_registration_check(partial(_check_loader_schedule, trainer)))
     trainer.model.zero_grad(set_to_none=True)
     if not trainer.model.training:  # as a model from a hub comes; single modules that are left in eval mode stay so
         trainer.model.train()

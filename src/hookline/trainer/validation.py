@@ -78,7 +78,7 @@ def _measure(
     trainer: Trainer, loaders: Mapping[str, Iterable[Any]], limit: int | None, slots: EventSlots
 ) -> dict[str, Any]:
     """Run the loaders through the model, and return the metrics over all batches, those of the user included."""
-    args, averages, tokens, ranks = trainer.event_args, SampleAverages(), 0, trainer.ranks
+    args, averages, ranks = trainer.event_args, SampleAverages(), trainer.ranks
     user = ValidationMetrics(trainer.validation_metrics, loaders, trainer.device, nested=len(args.validating) > 1)
     compute, reader = trainer.forward.compute_with(trainer.forward.eval_model), OutputReader()
     named = trainer.hooks.dispatch_table.named_at("on_validation_batch_end")
@@ -101,14 +101,14 @@ def _measure(
                 metrics = {**metrics, **user.measure_batch(name, placed, result, output)}
                 results = trainer.end_validation_batch(loss, metrics, output, target, slots)
                 averages.add(name, count_samples(placed), results)
-                tokens += trainer.count_tokens(placed)
-        tokens = averages.add_up(ranks, tokens)
+                averages.tokens += trainer.count_tokens(placed)
+        averages.add_up(ranks)
         empty = {name: loader for name, loader in loaders.items() if name not in averages.loaders()}
         if len(empty) == len(loaders):
             raise TrainingError(f"the validation loaders gave no batches{why_empty(empty)}")
         for name, loader in empty.items():  # if the others hid it, val/loss would mean something else
             raise_no_batches("validation", name, loader)
-        return user.compute(ranks, averages.metrics(language_model=tokens > 0))
+        return user.compute(ranks, averages.metrics())
 
 
 def _in_step(ranks: Ranks, loader: str, batches: Iterator[tuple[Any, bool]]) -> Iterator[tuple[Any, bool]]:

@@ -215,10 +215,16 @@ def raise_shorter_loader(name: str, loader: Iterable[Any], count: int, length: i
 
 def shared_sampler(loader: Any) -> SharedSampler | None:
     """Return the sampler of a DataLoader that can start at any place of an order that ranks share, if it is one."""
-    if not isinstance(loader, DataLoader) or not isinstance(loader.sampler, SharedSampler):
-        return None
-    plain = loader.batch_size is not None and type(loader.batch_sampler) is BatchSampler
-    return loader.sampler if plain else None
+    sampler = index_sampler(loader) if isinstance(loader, DataLoader) and loader.batch_size is not None else None
+    return sampler if isinstance(sampler, SharedSampler) else None
+
+
+def index_sampler(loader: DataLoader[Any]) -> Any:
+    """Return the sampler whose indices a DataLoader reads; None if that depends on a batch sampler of another kind."""
+    if loader.batch_sampler is None:
+        return loader.sampler
+    # A loader with a batch sampler that was given has a sampler, too, which it does not use.
+    return loader.batch_sampler.sampler if type(loader.batch_sampler) is BatchSampler else None
 
 
 def set_epochs(loaders: NamedLoaders, epoch: int) -> None:

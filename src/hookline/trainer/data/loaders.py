@@ -9,7 +9,6 @@ from itertools import accumulate, islice
 from typing import Any, NoReturn
 
 from torch.utils.data import (
-    BatchSampler,
     DataLoader,
     DistributedSampler,
     RandomSampler,
@@ -22,7 +21,7 @@ from hookline._words import nearest
 from hookline.core.rng_guard import as_tuples
 from hookline.errors import ConfigError, TrainingError, with_article
 from hookline.run.rng import preserve_rng, seed_everything
-from hookline.trainer.data.loader_state import has_state, known_length
+from hookline.trainer.data.loader_state import has_state, index_sampler, known_length
 from hookline.trainer.data.sampler import ResumableSampler, ShareOf
 from hookline.trainer.options import TrainerOptions
 
@@ -246,11 +245,8 @@ def trusted_length(loader: Iterable[Any]) -> int | None:
     if has_state(loader):
         return None
     if isinstance(loader, DataLoader):
-        sampler = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
-        inner = getattr(sampler, "sampler", sampler)
         plain = type(loader).__len__ is DataLoader.__len__ and type(loader).__iter__ is DataLoader.__iter__
-        counts = type(inner) in _COUNTING_SAMPLERS and type(sampler) in (type(inner), BatchSampler)
-        return known_length(loader) if plain and counts else None
+        return known_length(loader) if plain and type(index_sampler(loader)) in _COUNTING_SAMPLERS else None
     return len(loader) if isinstance(loader, Sequence) else None
 
 

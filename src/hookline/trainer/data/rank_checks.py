@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import chain, islice
 from typing import Any
 
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, Subset
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, Subset
 
 from hookline._console import logger
 from hookline._tensors import iter_tensors, map_tensors
@@ -14,7 +14,7 @@ from hookline.checkpoints import frozen
 from hookline.checkpoints.format import problem_with
 from hookline.errors import RankError, TrainingError
 from hookline.ranks import Ranks, compare, fingerprint
-from hookline.trainer.data.loader_state import known_length
+from hookline.trainer.data.loader_state import index_sampler, known_length
 from hookline.trainer.data.loaders import TrainLoaders, smallest
 from hookline.trainer.options import TrainerOptions
 
@@ -71,10 +71,7 @@ def _warn_of_whole_datasets(ranks: Ranks, loaders: TrainLoaders) -> None:
     for name, loader in loaders.items():
         if not isinstance(loader, DataLoader) or isinstance(loader.dataset, Subset):
             continue
-        batch_sampler: Any = loader.batch_sampler
-        sampler: Any = loader.sampler
-        if batch_sampler is not None:  # a loader with one that was given has a sampler, too, which it does not use
-            sampler = batch_sampler.sampler if type(batch_sampler) is BatchSampler else None
+        sampler = index_sampler(loader)
         if isinstance(sampler, (RandomSampler, SequentialSampler)):
             logger.warning(
                 "the loader %r gives each of %d ranks all %d samples of its dataset: %s, unless their datasets differ",
