@@ -16,7 +16,7 @@ import torch
 from hookline import __version__
 from hookline._console import logger
 from hookline.core.base import hook_attribute
-from hookline.errors import RankError
+from hookline.errors import RankError, TrainingError
 from hookline.ranks import compare, fingerprint, on_ranks
 from hookline.record.across_ranks import SharedRecord
 from hookline.record.provenance import git_state
@@ -24,7 +24,7 @@ from hookline.record.record import Record
 from hookline.run.agreement import SaveName
 from hookline.run.status import Stop
 from hookline.trainer.data.loader_state import set_epochs
-from hookline.trainer.data.rank_checks import check_all_read, check_first_batch, check_lengths
+from hookline.trainer.data.rank_checks import check_first_batch, check_lengths
 from hookline.trainer.rank_means import RankMeans
 from hookline.trainer.stragglers import RankTimes
 
@@ -179,8 +179,13 @@ class RankAgreement(RankMeans):
         self._trainer.step_log.flush(wait=True)
 
     def after_epoch(self, read: int, expected: int | None) -> None:
-        """Check that the ranks have read equally many batches: `read` of those that were `expected`."""
-        check_all_read(self._ranks, read, expected)
+        """Raise TrainingError on this rank if it has come to the end of its data before the others do."""
+        if read != expected:
+            raise TrainingError(
+                f"rank {self._ranks.rank} has read all {read} batches of an epoch, which has "
+                f"{'no known end' if expected is None else expected}: the ranks need equally many; set "
+                "limit_train_batches to a number that every rank has"
+            )
 
     def after_train_end(self) -> None:
         """Write what hooks have asked to save in on_train_end, once all ranks know of it; not after a failure."""

@@ -33,9 +33,7 @@ class SumMetric(ABC):
     """What a config calls it."""
     label: str | None = None
     """What it is recorded as, instead of its name in the config."""
-
-    def __init__(self) -> None:
-        self.sums: Tensor | None = None
+    sums: Tensor | None = None
 
     def reset(self) -> None:
         """Forget all batches."""
@@ -72,7 +70,6 @@ class _OfClasses(SumMetric):
     """
 
     def __init__(self, ignore_index: int = IGNORE_INDEX, shift: bool = False, threshold: float = 0.0) -> None:
-        super().__init__()
         self.ignore_index = check(ignore_index, int, "ignore_index")
         self.shift = check(shift, bool, "shift")
         self.threshold = check(threshold, float, "threshold")

@@ -60,15 +60,20 @@ class ForwardPass:
         self._is_unchecked = self._trainer.step_fn is not None  # whether the next batch shows if it calls backward
 
     def compute_with(self, model: Any) -> Callable[[Any], Any]:
-        """Return the forward pass of one batch through a model, in the run's precision."""
+        """Return the function from a batch to a loss, or to a result that contains one, in the run's precision."""
         trainer = self._trainer
-        plain = make_step(model, trainer.step_fn, trainer.loss_fn)
+        if trainer.step_fn is not None:
+            compute = partial(trainer.step_fn, model)
+        elif trainer.loss_fn is not None:
+            compute = partial(_call_loss_fn, model, trainer.loss_fn)
+        else:
+            compute = partial(_call_model, model)
         if trainer.options.precision == "fp32":
-            return plain
+            return compute
 
         def in_precision(batch: Any) -> Any:
             with trainer.engine.autocast():
-                return plain(batch)
+                return compute(batch)
 
         return in_precision
 
@@ -112,38 +117,23 @@ class ForwardPass:
         return loss
 
 
-def make_step(model: Any, step_fn: StepFunction | None, loss_fn: Callable[..., Any] | None) -> Callable[[Any], Any]:
-    """Return the function that a run calls with every batch.
+def _call_loss_fn(model: Any, loss_fn: Callable[..., Any], batch: Any) -> Any:
+    """Return the loss: of a tuple, the first item goes to the model, the second to `loss_fn`, which else gets all."""
+    if isinstance(batch, (tuple, list)):  # first, because isinstance(…, Mapping) is slow
+        return loss_fn(model(batch[0]), batch[1])
+    return loss_fn(model(**batch) if isinstance(batch, Mapping) else model(batch), batch)
 
-    Args:
-        model: The model, compiled or not.
-        step_fn: The user's function of model and batch.
-        loss_fn: The loss function for the default step. A dict batch becomes keyword arguments of the model. The first
-            item of a tuple goes to the model, the second to `loss_fn`. A tensor is passed as it is.
 
-    Returns:
-        A function from a batch to a loss, or to a result that contains one.
-    """
-
-    def with_loss_fn(batch: Any) -> Any:
-        assert loss_fn is not None
-        if isinstance(batch, (tuple, list)):  # first, because isinstance(…, Mapping) is slow
-            return loss_fn(model(batch[0]), batch[1])
-        return loss_fn(model(**batch) if isinstance(batch, Mapping) else model(batch), batch)
-
-    def model_only(batch: Any) -> Any:
-        if not isinstance(batch, (tuple, list)):
-            return model(**batch) if isinstance(batch, Mapping) else model(batch)
-        try:
-            return model(*batch)
-        except TypeError as error:
-            remedy = "pass loss_fn, in a config `loss: mse` or another, or a step_fn"
-            add_note(error, f"without a loss_fn every item of the batch goes into the model; {remedy}")
-            raise
-
-    if step_fn is not None:
-        return partial(step_fn, model)
-    return model_only if loss_fn is None else with_loss_fn
+def _call_model(model: Any, batch: Any) -> Any:
+    """Return what the model makes of a batch: each item of a tuple or a dict is an argument."""
+    if not isinstance(batch, (tuple, list)):
+        return model(**batch) if isinstance(batch, Mapping) else model(batch)
+    try:
+        return model(*batch)
+    except TypeError as error:
+        remedy = "pass loss_fn, in a config `loss: mse` or another, or a step_fn"
+        add_note(error, f"without a loss_fn every item of the batch goes into the model; {remedy}")
+        raise
 
 
 def loss_and_metrics(result: Any) -> tuple[torch.Tensor, dict[str, Any]]:

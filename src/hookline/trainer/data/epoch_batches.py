@@ -88,10 +88,11 @@ class SequentialBatches(_EpochBatches):
     def __init__(self, loaders: TrainLoaders, on_loader: OnLoader, epoch: int, world_size: int) -> None:
         super().__init__(loaders, on_loader, world_size)
         self._trusted = all(trusted_length(loader) is not None for loader in loaders.values())
-        promised = loaders.total(None if has_state(loader) else known_length(loader) for loader in loaders.values())
-        self.length = smallest(promised if self._trusted else None, self._loaders.limit)
         # Where len() says that the epoch ends, though it may be wrong.
-        self._promised = None if self._trusted else promised
+        self._promised = loaders.total(
+            None if has_state(loader) else known_length(loader) for loader in loaders.values()
+        )
+        self.length = smallest(self._promised if self._trusted else None, self._loaders.limit)
         # The state_dicts of loaders that this epoch has not reached; None if they are to be read when a checkpoint
         # needs them. Before an epoch has read every loader to its end, there is nothing to save.
         self._idle_states: Mapping[str, Any] | None = None if epoch > 0 and self.length is None else {}

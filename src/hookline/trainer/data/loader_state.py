@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import islice
 from operator import attrgetter
 from typing import Any, NoReturn
 from weakref import WeakValueDictionary
@@ -189,11 +190,8 @@ def iterate_from(name: str, loader: Iterable[Any], count: int, start: int = 0) -
             sampler.start_at(start + count * loader.batch_size * sampler.world_size)  # type: ignore[attr-defined]
             return iter(loader)
     batches = iter(loader)
-    for read in range(count):
-        try:
-            next(batches)
-        except StopIteration:
-            raise_shorter_loader(name, loader, count, read)
+    if (read := sum(1 for _ in islice(batches, count))) < count:
+        raise_shorter_loader(name, loader, count, read)
     return batches
 
 

@@ -77,22 +77,3 @@ def _warn_of_whole_datasets(ranks: Ranks, loaders: TrainLoaders) -> None:
                 "the loader %r gives each of %d ranks all %d samples of its dataset: %s, unless their datasets differ",
                 name, ranks.world_size, len(sampler), _SHARE,
             )  # fmt: skip
-
-
-def check_all_read(ranks: Ranks, read: int, expected: int | None) -> None:
-    """Check that this rank has not come to the end of its data before the others do.
-
-    Args:
-        ranks: The ranks.
-        read: The batches of the epoch that it has read.
-        expected: The batches that the epoch has; None if that is unknown.
-
-    Raises:
-        TrainingError: On this rank, if it has fewer batches.
-    """
-    if read != expected:
-        raise TrainingError(
-            f"rank {ranks.rank} has read all {read} batches of an epoch, which has "
-            f"{'no known end' if expected is None else expected}: the ranks need equally many; set "
-            "limit_train_batches to a number that every rank has"
-        )
