@@ -7,25 +7,27 @@ a request is carried out one step later than in one process. Hooks that decide b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from hookline import __version__
 from hookline._console import logger
 from hookline.core.base import hook_attribute
+from hookline.core.shared_part import SharedPart, Sizes
 from hookline.errors import RankError, TrainingError
 from hookline.ranks import compare, fingerprint, on_ranks
 from hookline.record.across_ranks import SharedRecord
 from hookline.record.provenance import git_state
 from hookline.record.record import Record
-from hookline.run.agreement import SaveName
+from hookline.run.agreement import Agreement, SaveName
 from hookline.run.status import Stop
 from hookline.trainer.data.loader_state import set_epochs
 from hookline.trainer.data.rank_checks import check_first_batch, check_lengths
-from hookline.trainer.rank_means import RankMeans
 from hookline.trainer.stragglers import RankTimes
 
 if TYPE_CHECKING:
@@ -40,13 +42,14 @@ LATE_EVENTS = {"on_update", "on_gradient_clip", "on_before_optimizer_step"}
 """Events after the gradients are ready at which a hook may still skip the step."""
 
 
-class RankAgreement(RankMeans):
+class RankAgreement(Agreement):
     """The requests of this rank, and what the ranks have agreed on."""
 
     exchanges = True
 
     def __init__(self, trainer: Trainer) -> None:
         super().__init__(trainer)
+        self._trainer, self._ranks = trainer, trainer.ranks
         self.times = RankTimes(trainer)
         self._requests = _no_requests()  # since numbers were last sent
         self._sent: dict[str, Any] = {}  # what the numbers that were sent last are about
@@ -59,6 +62,7 @@ class RankAgreement(RankMeans):
         self._assigned: dict[str, str] = {}  # how attributes of the trainer were last assigned, by name
         self._is_changed = True  # whether these or the hooks were changed since `_read_hooks`
         self._has_compared = False  # whether the first batches of the ranks have been compared
+        self._tokens = -1, 0  # micro-batches, and the tokens of all ranks by then
         trainer.hooks.on_change(self._note_change)
 
     def _note_change(self) -> None:
@@ -289,6 +293,48 @@ class RankAgreement(RankMeans):
             reasons = self._ranks.gather(reason)
             rank, reason = next((rank, reason) for rank, reason in enumerate(reasons) if reason is not None)
             args.skip_reason = f"{reason} (rank {rank})"
+
+    # ---- numbers -----------------------------------------------------------------------------------------------------
+
+    # The loss of a step is logged like any number: `Window.weigh` weights it by what was in the window of this rank,
+    # and the record takes the mean in its next exchange. Most of these methods wait for the other ranks, because hooks
+    # decide by what they return.
+
+    def tokens_seen(self) -> int:
+        """Return the tokens of all ranks; waits for them, once per micro-batch."""
+        progress = self._trainer.progress
+        if self._tokens[0] != progress.batches:
+            tokens = self.count_once(progress.tokens_seen)
+            self._tokens = progress.batches, self._ranks.total([tokens])[0]
+        return self._tokens[1]
+
+    def count_once(self, count: int) -> int:
+        """Return what this rank adds to a count over all ranks: nothing if rank 0 has the same batches."""
+        return count if self._trainer.engine.averages or self._ranks.rank == 0 else 0
+
+    def record_mean(self, name: str, value: Any, is_optional: bool) -> None:
+        """Record a metric of the step as the mean over the ranks; a rank may have no value of an optional one."""
+        trainer, window = self._trainer, self._trainer.accumulation
+        if not is_optional:
+            trainer.log(name, window.weigh(value))
+            return
+        weight = window.rank_weight
+
+        def sums(_: Tensor) -> Tensor:
+            number = float(value)  # waits for its device; NaN if this rank has no value, which then has no weight
+            return torch.tensor([0.0, 0.0] if math.isnan(number) else [number * weight, weight], dtype=torch.float64)
+
+        def finish(sizes: Sizes, maxima: Tensor, sums: Tensor) -> dict[str, float]:
+            total, weights = sums.tolist()
+            return {name: total / weights if weights else math.nan}
+
+        trainer.share(SharedPart(name, trainer.step, trainer.epoch, {name: (0, 2)}, finish, sums=sums))
+
+    def average_stats(self) -> None:
+        """Make means, latest values and the step's loss those of all ranks, where hooks decide by them."""
+        trainer, loss = self._trainer, self._trainer.event_args.window_loss
+        trainer.stats.average_over_ranks(self._ranks, trainer.step, loss, trainer.accumulation)
+        self.tokens_seen()  # kept; a rank that has no validation batch would not ask for it
 
     # ---- what must not differ ----------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from itertools import count, islice, repeat
@@ -15,12 +16,12 @@ from hookline.core.catalog import find_event
 from hookline.core.dispatch import EventSlots
 from hookline.errors import TrainingError
 from hookline.ranks import Ranks
+from hookline.run.outputs import as_python_number
 from hookline.run.outputs import OUTPUT_AND_TARGET, OutputReader, find_target
 from hookline.trainer.data.loader_state import preserve_parts
 from hookline.trainer.data.loaders import raise_no_batches, why_empty
 from hookline.trainer.data.sampler import ResumableSampler
-from hookline.trainer.metrics import ValidationMetrics
-from hookline.trainer.rank_means import SampleAverages
+from hookline.trainer.metrics import ValidationMetrics, merge_metrics
 from hookline.trainer.step_fn import loss_and_metrics
 
 if TYPE_CHECKING:
@@ -132,3 +133,53 @@ def _in_step(ranks: Ranks, loader: str, batches: Iterator[tuple[Any, bool]]) -> 
                 "model needs one from each rank: validate on more samples, or with smaller batches"
             )
         yield last, counts
+
+
+class SampleAverages:
+    """Means weighted by samples, summed on the device and read once. A batch without a key has no part in its mean.
+
+    A key that only some ranks have is averaged over their samples.
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[tuple[str, str], tuple[Any, int]] = {}  # a total and its samples, by loader and key
+        self.tokens = 0
+
+    def add(self, loader: str, samples: int, results: Mapping[str, Any]) -> None:
+        """Add the results of one batch; a batch without samples has no weight."""
+        for key, value in results.items() if samples else ():
+            wide = value.detach().double() if isinstance(value, torch.Tensor) else float(as_python_number(value))
+            total, count = self._sums.get((loader, key), (0.0, 0))
+            self._sums[loader, key] = total + wide * samples, count + samples
+
+    def add_up(self, ranks: Ranks) -> None:
+        """Add the sums of all ranks, so that each sample counts once; waits for the device and for all ranks."""
+        named: dict[str, list[float]] = {"": [self.tokens]}
+        for (loader, key), (total, samples) in self._sums.items():
+            named[f"{loader}\n{key}"] = [float(total), samples]
+        added = {name: numbers.tolist() for name, numbers in ranks.add_up(named).items()}
+        self.tokens, self._sums = int(added.pop("")[0]), {}
+        for name, (total, samples) in added.items():
+            loader, _, key = name.partition("\n")
+            self._sums[loader, key] = total, int(samples)
+
+    def loaders(self) -> list[str]:
+        """Return the loaders that had samples."""
+        return list(dict.fromkeys(loader for loader, _ in self._sums))
+
+    def metrics(self) -> dict[str, float]:
+        """Return `val/<key>`, and with several loaders `val/<loader>/<key>`, once `add_up` has read the sums.
+
+        Batches with tokens are a language model's, which has a perplexity.
+        """
+        totals: dict[str, tuple[float, int]] = {}
+        for (_, key), (total, samples) in self._sums.items():
+            total_so_far, samples_so_far = totals.get(key, (0.0, 0))
+            totals[key] = total_so_far + total, samples_so_far + samples
+        metrics = {f"val/{key}": total / samples for key, (total, samples) in totals.items()}
+        if len(self.loaders()) > 1:
+            of_each = ({f"val/{loader}/{key}": part[0] / part[1]} for (loader, key), part in self._sums.items())
+            metrics = merge_metrics(*of_each, metrics)
+        if self.tokens:
+            metrics["val/perplexity"] = math.exp(metrics["val/loss"]) if metrics["val/loss"] < 700 else math.inf
+        return metrics
