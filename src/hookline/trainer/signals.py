@@ -16,7 +16,6 @@ from torch.utils.data import get_worker_info
 
 from hookline._terminal import begin_line
 
-ChildHandler = Callable[[int, FrameType | None], Any]
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # Schedulers signal every process of a job, and torchrun passes on the signal that it gets itself, some time later:
 # each rank gets two of one request. A person presses Ctrl-C once for each SIGINT.
@@ -25,22 +24,6 @@ ACKNOWLEDGED = {
     signal.SIGINT: "Ctrl-C: ending when {done}; press Ctrl-C again to end now",
     signal.SIGTERM: f"SIGTERM: ending when {{done}}; a second one after {REPEAT_SECONDS:g} s ends now",
 }
-
-
-class HeldHandler:
-    """A signal handler of other code whose exceptions a `SignalHandler` keeps; they are raised in forked processes."""
-
-    def __init__(self, handler: ChildHandler, holder: SignalHandler, replaced: ChildHandler) -> None:
-        self.handler, self._holder, self.replaced = handler, holder, replaced
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        """Call the handler."""
-        try:
-            self.handler(number, frame)
-        except Exception as error:
-            if os.getpid() != self._holder.pid:
-                raise
-            self._holder.worker_error = error
 
 
 class SignalHandler:
@@ -60,10 +43,11 @@ class SignalHandler:
         self.waits_for = "this step is saved" if saves else "this step is done"
         """What must happen before the run ends, for the sentence that is printed."""
         self._on_signal, self._console = on_signal, console
-        self.pid = os.getpid()
+        self._pid = os.getpid()
         self._caught_at = 0.0
         self._previous: dict[int, Any] = {}
-        self._held: HeldHandler | None = None
+        self._child_handler: Any = None  # the handler of SIGCHLD that this one calls
+        self._replaced: Any = None  # the handler of SIGCHLD that was installed
 
     def __enter__(self) -> SignalHandler:
         """Install the handlers if this is the main thread; an ignored signal stays ignored."""
@@ -84,10 +68,9 @@ class SignalHandler:
                     signal.signal(number, previous)
         self._previous.clear()
         # After SIGTERM the process is about to exit, and its workers may still be dying.
-        held = signal.getsignal(signal.SIGCHLD)
-        if isinstance(held, HeldHandler) and held == self._held and self.caught != signal.SIGTERM:
+        if signal.getsignal(signal.SIGCHLD) == self._keep_error and self.caught != signal.SIGTERM:
             with contextlib.suppress(ValueError):
-                signal.signal(signal.SIGCHLD, held.replaced)
+                signal.signal(signal.SIGCHLD, self._replaced)
 
     def hold_worker_errors(self) -> None:
         """Keep the handler of SIGCHLD from raising into the run; call this when loaders have started.
@@ -97,13 +80,23 @@ class SignalHandler:
         itself reports a dead worker when it is read, where nothing is half done.
         """
         current = signal.getsignal(signal.SIGCHLD)
-        if current == self._held or not callable(current):  # torch installs its handler once per process
+        if current == self._keep_error or not callable(current):  # torch installs its handler once per process
             return
-        # Another run may hold it: one around this one, or one of this process that SIGTERM has ended.
-        handler = current.handler if isinstance(current, HeldHandler) else current
+        # Another run may have replaced it: one around this one, or one of this process that SIGTERM has ended.
+        other = getattr(current, "__self__", None)
+        self._child_handler = other._child_handler if isinstance(other, SignalHandler) else current
+        self._replaced = current
         with contextlib.suppress(ValueError):  # not the main thread
-            self._held = HeldHandler(handler, self, replaced=current)
-            signal.signal(signal.SIGCHLD, self._held)
+            signal.signal(signal.SIGCHLD, self._keep_error)
+
+    def _keep_error(self, number: int, frame: FrameType | None) -> None:
+        """Call torch's handler of SIGCHLD, and keep what it raises; in a forked process it is raised."""
+        try:
+            self._child_handler(number, frame)
+        except Exception as error:
+            if os.getpid() != self._pid:
+                raise
+            self.worker_error = error
 
     def adopt(self, name: str | None) -> None:
         """End as if this process had caught the signal that another rank has caught; None does nothing."""
@@ -118,7 +111,7 @@ class SignalHandler:
             raise KeyboardInterrupt
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self.pid:
+        if os.getpid() != self._pid:
             self._handle_in_child(number, frame)
         elif self.caught is not None:  # a second signal: its sender cannot wait
             if number == signal.SIGINT:  # ends what runs in a notebook, but not the notebook
