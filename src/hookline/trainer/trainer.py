@@ -243,9 +243,7 @@ class Trainer(CheckpointedRun):
         Args:
             random_state: The random streams that every call starts from, as `random_state` returned them.
         """
-        model = self.model
-        if isinstance(model, torch.nn.parallel.DistributedDataParallel):
-            model = model.module  # the wrapper would wait for ranks that do not run this batch
+        model = self.engine.eval_model(self.model)  # a wrapper would wait for ranks that do not run this batch
         compute = self.forward.compute_with(model)
         buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
 
