@@ -16,8 +16,7 @@ from hookline.core.catalog import find_event
 from hookline.core.dispatch import EventSlots
 from hookline.errors import TrainingError
 from hookline.ranks import Ranks
-from hookline.run.outputs import as_python_number
-from hookline.run.outputs import OUTPUT_AND_TARGET, OutputReader, find_target
+from hookline.run.outputs import OUTPUT_AND_TARGET, OutputReader, as_python_number, find_target
 from hookline.trainer.data.loader_state import preserve_parts
 from hookline.trainer.data.loaders import raise_no_batches, why_empty
 from hookline.trainer.data.sampler import ResumableSampler
