@@ -86,6 +86,7 @@ def test_the_view_fits_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatc
     assert shown[4].endswith("so far") and "steps/s" in shown[4]
     assert all(len(line) < columns for line in shown)
     assert (trainer.record.run_id in shown[1]) == (columns == 200)
+    assert len(shown[1]) > columns - 5  # the bars take the room that is left
 
 
 def test_the_number_of_the_epoch_is_shown_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,6 +149,8 @@ def test_the_loss_comes_from_the_record(monkeypatch: pytest.MonkeyPatch) -> None
     written = next(step for step, screen in looks.screens.items() if "mean -" not in region(screen)[2]) - 1
     shown = f"loss        {losses[written - 1]:.4f}  mean {sum(losses[:written]) / written:.4f}"
     assert region(looks.screens[written + 1])[2].startswith(shown)
+    stale = f"loss        {losses[written - 1]:.4f} at step {written}  mean"
+    assert region(looks.screens[written + 5])[2].startswith(stale)
 
 
 def test_metrics_of_training_are_in_the_line_of_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +207,7 @@ def test_the_parts_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     report.values["data_wait_seconds"] = 0.001
     monkeypatch.setenv("COLUMNS", "100")
     view.draw(run, 1.0, report)
-    assert region(terminal.screen())[4].endswith("data 10%  forward-backward 30%  optimizer 5%  hooks 1%  other 54%")
+    assert region(terminal.screen(100))[4].endswith("data 10%  forward-backward 30%  optimizer 5%  hooks 1%  other 54%")
     view.place.close()
 
 

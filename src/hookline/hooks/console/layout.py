@@ -14,7 +14,7 @@ from rich.style import Style
 from hookline._console import can_encode, printable
 
 LABEL = 12  # columns; more where a label needs them
-MIN_BAR, MAX_BAR = 8, 40  # columns
+MIN_BAR = 8  # columns
 STYLES = {
     name: Style.parse(name) for name in ("dim", "bold", "green", "magenta", "cyan", "yellow", "bold red", "bold yellow")
 }
@@ -66,7 +66,7 @@ class Layout:
         widths = [max(map(len, column)) for column in zip(*(texts for _, texts in rows.values()), strict=True)]
         while len(widths) > 1 and self._label + MIN_BAR + sum(widths) + 2 * len(widths) > self.width:
             widths.pop()
-        room = min(self.width - self._label - sum(widths) - 2 * len(widths), MAX_BAR)
+        room = self.width - self._label - sum(widths) - 2 * len(widths)
         lines = []
         for label, (share, texts) in rows.items():
             pieces: list[Part] = [(f"{label:<{self._label}}", "dim")]

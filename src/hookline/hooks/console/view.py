@@ -20,6 +20,7 @@ from hookline.run.control import RunControl
 TERMINAL_SECONDS, NOTEBOOK_SECONDS = 0.25, 0.5  # between two drawings
 NOTEBOOK_COLUMNS = 101
 NARROW, WIDE = 70, 120  # columns from which there is room for words, and for what is only nice to have
+MAX_WIDTH = 200  # columns; a longer bar says nothing more
 WORTH_NAMING = 0.01  # the share of a step's time from which what belongs to no part is shown
 INPUT_BOUND = 0.4  # the share of a step's time from which waiting for data is worth a word
 SHOWN_ANYWAY = ("loss", "lr", "grad_norm")  # These have their own place, or are not worth one beside the loss.
@@ -77,6 +78,7 @@ class LiveView:
         self._first_step = 0
         self._first: tuple[float, int] | None = None  # time and number of the first steps, which pay for warming up
         self._loss: float | None = None  # none yet
+        self._loss_step = 0  # The record is written later than the step, so that the view may be behind.
         self._epoch, self._sum, self._count = -1, 0.0, 0  # The epoch, and the sum and count of its losses.
         self._step_metrics: dict[str, float] = {}  # the last ones of training, beside the loss
         self._metrics: dict[str, float] = {}
@@ -103,7 +105,7 @@ class LiveView:
             self.place.draw([], 0)  # until the hook draws again
         for row in rows:
             if (loss := row.get("train/loss")) is not None:
-                self.add_loss(loss, row["epoch"])
+                self.add_loss(loss, row["epoch"], row["step"])
             self._step_metrics |= {key: row[key] for key in row if _is_step_metric(key)}
 
     def write_layers(self, rows: Sequence[Any], /) -> None:
@@ -112,9 +114,9 @@ class LiveView:
     def write_events(self, rows: Sequence[Mapping[str, Any]], /) -> None:
         """Do nothing."""
 
-    def add_loss(self, loss: float, epoch: int) -> None:
+    def add_loss(self, loss: float, epoch: int, step: int) -> None:
         """Take the loss of a step; the mean is that of the epoch so far."""
-        self._loss = loss
+        self._loss, self._loss_step = loss, step
         if epoch > self._epoch:
             self.start_epoch(epoch)
         if epoch == self._epoch and math.isfinite(loss):  # else its epoch is over: the record is written later
@@ -167,6 +169,7 @@ class LiveView:
             mean: The mean of the epoch.
         """
         self._loss, self._sum, self._count, self.validation_batches = loss, mean, 1, None
+        self._loss_step = self.step
         layout, steps = self._fitting_layout(), of_total(self.step, trainer.total_steps, "steps")
         epochs = f"epoch {of_total(trainer.epoch + 1, trainer.total_epochs)}"
         pace = (self.step - self._first_step) / max(now - self._started, 1e-9)
@@ -183,7 +186,7 @@ class LiveView:
             print_line(line, self._stream)
 
     def _fitting_layout(self) -> Layout:
-        width = self.place.columns - 1
+        width = min(self.place.columns - 1, MAX_WIDTH)
         if self._layout is None or self._layout.width != width:
             self._layout = Layout(self._stream, width, plain=self._in_notebook)
         return self._layout
@@ -214,8 +217,9 @@ class LiveView:
     def _loss_parts(self, trainer: RunControl) -> list[Part]:
         whose = " on rank 0" if trainer.ranks.world_size > 1 else ""
         is_bad = self._loss is not None and not math.isfinite(self._loss)
+        at = "" if self._loss_step == self.step else f" at step {self._loss_step:,}"
         return [
-            ("-" if self._loss is None else f"{number(self._loss)}{whose}", "bold red" if is_bad else "bold"),
+            ("-" if self._loss is None else f"{number(self._loss)}{whose}{at}", "bold red" if is_bad else "bold"),
             f"mean {number(self._sum / self._count)}" if self._count else "mean -",
             f"lr {trainer.lr:.3g}",
             *(f"{key.removeprefix('train/')} {number(value)}" for key, value in self._step_metrics.items()),
