@@ -10,7 +10,7 @@ import warnings
 from typing import Any
 
 READABLE = "hookline_readable"  # an error handler of codecs: replaces what an encoding lacks by readable ASCII
-_IN_ASCII = {"→": "->", "…": "...", "±": "+-", "µ": "u", "≤": "<=", "≥": ">="}
+_IN_ASCII = {"→": "->", "…": "...", "±": "+-", "\N{MINUS SIGN}": "-", "µ": "u", "≤": "<=", "≥": ">="}
 
 
 def _replace(error: UnicodeError) -> tuple[str | bytes, int]:

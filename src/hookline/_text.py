@@ -32,6 +32,19 @@ def number(value: float) -> str:
     return f"{value:.3e}"
 
 
+def short_number(value: float, digits: int = 4) -> str:
+    """Return a number with so many digits; integers and thousands are written out.
+
+    >>> [short_number(value) for value in (2.40812, 20.0, 12345.0, 12345.6, 1.2e-5, 3.3e8)]
+    ['2.408', '20', '12,345', '12,350', '1.2e-05', '3.3e+08']
+    """
+    if not math.isfinite(value) or abs(value) >= 1e7 or (abs(value) >= 1e6 and value % 1):
+        return f"{value:.{digits}g}"
+    if value % 1 == 0:
+        return f"{value:,.0f}"
+    return f"{value:.{digits}g}" if abs(value) < 1000 else f"{float(f'{value:.{digits}g}'):,.10g}"
+
+
 def rate(per_second: float, unit: str) -> str:
     """Return a rate as text, of slow things as a duration."""
     if per_second >= 100:

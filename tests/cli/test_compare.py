@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -189,11 +190,10 @@ def test_the_best_value_is_shown_where_a_direction_is_known(capsys: pytest.Captu
     highest = metrics["train/epoch_loss"][0]["best"]
     assert highest["step"] == 10 and highest["value"] > 0
     assert metrics["train/lr"][0] == {"last": {"step": 20, "value": 0.01}, "best": None}
-    rows = [line.split() for line in compare(capsys, *runs).splitlines()]
-    best = rows.index(["best", "value", "(step)"])
-    assert ["train/lr", "0.01", "0.01"] in rows[:best] and ["val/wer", "20", "20"] in rows[:best]
-    assert ["val/wer", "1", "(1)", "1", "(1)"] in rows[best:]
-    assert not [row for row in rows[best:] if row[:1] == ["train/lr"]]
+    shown = " ".join(compare(capsys, *runs).split())
+    last, best = shown.partition(" last value ")[2].split(" best value (step) ")
+    assert "val/wer 20" in last and "train/lr 0.01" in last  # in the line of equal ones
+    assert "val/wer 1 (1)" in best and "train/lr" not in best.partition(" differences")[0]
 
 
 class ManyMetrics(hookline.TrainingHook):
@@ -216,7 +216,8 @@ def test_five_runs_are_readable_in_80_columns(
     shown = compare(capsys, *runs)
     lines = shown.splitlines()
     assert max(map(len, lines)) <= 80
-    last = lines[lines.index("last value") : lines.index("best value (step)")]
+    begin, end = (next(at for at, line in enumerate(lines) if line.startswith(title)) for title in ("last", "best"))
+    last = lines[begin:end]
     assert sum(len(line.split()) - 1 for line in last if line.startswith("train/loss")) == 5
     names = [line.split()[0] for line in last if line.startswith("train/epo")]
     assert len(names) == 20 and len(set(names)) == 10  # in two tables
@@ -254,3 +255,204 @@ def test_a_damaged_line_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None
         error = error_of(capsys, ["compare", str(first), str(second)], 0)
     warning = f"hookline: warning: {second}/metrics.jsonl: line 3 is damaged; the other lines were read"
     assert error.splitlines() == [warning]
+
+
+# ---- which run is better ---------------------------------------------------------------------------------------------
+
+
+class Score(hookline.TrainingHook):
+    """Logs values of a metric, one per step from the first one on."""
+
+    name = "score"
+
+    def __init__(self, *values: float, metric: str = "val/loss") -> None:
+        self.values, self.metric = values, metric
+
+    def on_step_end(self, trainer: hookline.RunControl, step: int) -> None:
+        if step <= len(self.values):
+            trainer.log(self.metric, self.values[step - 1])
+
+
+def scored(name: str, *values: float, seed: int = 1, lr: float = 0.1, hooks: Any = (), **options: Any) -> Path:
+    """Train a run; its scores are not in its config, as those of a real run are not."""
+    run = train(*hooks, name=name, seed=seed, lr=lr, steps=4, **options)
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    lines += [
+        json.dumps({"step": step, "epoch": 0, "time": 1.0, "val/loss": value}) for step, value in enumerate(values, 1)
+    ]
+    (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    return run
+
+
+def monitoring(run: Path, metric: str, mode: str | None = None) -> Path:
+    """Let the record say that a hook monitors a metric."""
+    described = json.loads((run / "run.json").read_text())
+    next(hook for hook in described["hooks"] if hook["name"] == "score")["parameters"] = {
+        "monitor": metric,
+        "mode": mode,
+    }
+    (run / "run.json").write_text(json.dumps(described))
+    return run
+
+
+def headline(capsys: pytest.CaptureFixture[str], *runs: Path) -> str:
+    return str(json_of(capsys, "compare", *runs)["headline"])
+
+
+MINUS = "\N{MINUS SIGN}"
+
+
+def test_a_comparison_begins_with_the_better_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """Wherever it stands on the command line; the change is against the other one."""
+    good, bad = scored("s1", 3.0, 2.408, lr=0.1), scored("s2", 3.0, 2.455, lr=0.2)
+    for runs in ((good, bad), (bad, good)):
+        shown = compare(capsys, *runs).splitlines()
+        assert shown[0] == f"s1 is better: val/loss 2.408 against 2.455 ({MINUS}1.9 %)"
+        assert shown[1] == "    val/loss is the last value of each run."
+    third = scored("s3", 3.0, 2.6, lr=0.3)
+    assert headline(capsys, bad, third, good) == (
+        "s1 is the best of 3: val/loss 2.408, then s2 2.455 (+2.0 %), s3 2.6 (+8.0 %)"
+    )
+
+
+def test_the_metric_that_hooks_monitor_decides_and_counts_at_its_best(capsys: pytest.CaptureFixture[str]) -> None:
+    """A run whose best checkpoint is better wins, although it ends worse, which is said."""
+    runs = [
+        monitoring(train(Score(*values, metric="val/score"), name=name, steps=4, lr=lr), "val/score", "max")
+        for name, lr, values in (("peak", 0.1, (0.5, 0.9, 0.6)), ("steady", 0.2, (0.5, 0.7, 0.8)))
+    ]
+    found = json_of(capsys, "compare", *runs)
+    assert found["headline"] == "peak is better: val/score 0.9 against 0.8 (+12 %)"
+    assert "By the last value, steady is better." in found["notes"]
+    assert (found["judged"]["kind"], found["judged"]["direction"], found["judged"]["best"]) == ("best", "high", 0)
+
+
+def test_without_a_validation_the_mean_of_the_last_losses_decides(capsys: pytest.CaptureFixture[str]) -> None:
+    """A single batch that happens to be easy does not."""
+    runs = [train(name=name, lr=lr, steps=40) for name, lr in (("one", 0.1), ("two", 0.2))]
+    for run, losses in zip(runs, ([1.0] * 40, [2.0] * 39 + [0.1]), strict=True):
+        rows = [
+            json.dumps({"step": step, "epoch": 0, "time": 1.0, "train/loss": loss})
+            for step, loss in enumerate(losses, 1)
+        ]
+        (run / "metrics.jsonl").write_text("\n".join(rows) + "\n")
+    assert headline(capsys, *runs).startswith("one is better: train/loss 1 against 1.")
+
+
+@pytest.mark.parametrize(
+    "values, said",
+    [
+        ((2.0, 2.0), "a and b are equal: val/loss 2"),
+        ((2.0, float("nan")), "a is better: val/loss 2 against nan"),
+        ((float("nan"), float("nan")), "none is better: val/loss is not finite (a nan, b nan)"),
+        ((2.00001, 2.00002), f"a is better: val/loss 2.00001 against 2.00002 ({MINUS}<0.01 %)"),
+        ((0.0, 1.0), f"a is better: val/loss 0 against 1 ({MINUS}100 %)"),
+        ((-1.0, 0.0), "a is better: val/loss -1 against 0"),
+    ],
+)
+def test_values_that_are_equal_or_not_finite(
+    values: tuple[float, float], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert headline(capsys, scored("a", values[0]), scored("b", values[1], lr=0.2)) == said
+
+
+def test_runs_that_are_the_same_are_called_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """Unless one of them went on, which is then said."""
+    first, second, longer = scored("a", 2.0), scored("b", 2.0), scored("c", 2.0, 1.5)
+    assert compare(capsys, first, second).startswith("a and b are the same, bit for bit, in all 4 steps\n")
+    found = json_of(capsys, "compare", first, longer)
+    assert found["headline"] == f"c is better: val/loss 1.5 against 2 ({MINUS}25 %)"
+    assert "Their last val/loss is at different steps: a at step 1 and c at step 2." in found["notes"]
+
+
+def test_a_metric_without_a_direction_makes_no_run_better(capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [
+        monitoring(train(Score(value, metric="val/own"), name=name, steps=4), "val/own")
+        for name, value in (("a", 1.0), ("b", 2.0))
+    ]
+    assert headline(capsys, *runs) == "it is not known whether a low or a high val/own is better: a 1, b 2"
+
+
+def test_runs_without_a_common_metric_are_not_ranked(capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = train(name="a"), train(name="b")
+    (second / "metrics.jsonl").write_text("")
+    assert headline(capsys, first, second) == "a and b have no metric in common that says which is better"
+
+
+# ---- seeds -----------------------------------------------------------------------------------------------------------
+
+
+def seeds(name: str, *values: float, **options: Any) -> list[Path]:
+    return [scored(f"{name}-s{seed}", value, seed=seed, **options) for seed, value in enumerate(values, 1)]
+
+
+def test_seeds_of_one_config_are_compared_as_a_group(capsys: pytest.CaptureFixture[str]) -> None:
+    """By their means, with the range of each group, and the word that their spread deserves."""
+    apart = seeds("base", 2.0, 2.1, 2.2), seeds("wide", 2.4, 2.6, lr=0.2)
+    found = json_of(capsys, "compare", *apart[0], *apart[1])
+    assert found["headline"] == f"base (3 runs) is better: mean val/loss 2.1 against 2.5 ({MINUS}16 %)"
+    assert [(group["name"], group["seeds"]) for group in found["groups"]] == [
+        ("base (3 runs)", [1, 2, 3]), ("wide (2 runs)", [1, 2]),
+    ]  # fmt: skip
+    (note,) = [note for note in found["notes"] if note.startswith("wide")]
+    assert note.endswith("but for the seed: val/loss is 2.5 on average, from 2.4 to 2.6 over 2 runs.")
+    (row,) = [row for row in found["rows"] if (row["metric"], row["kind"]) == ("val/loss", "last")]
+    assert [row["values"][0][key] for key in ("least", "greatest", "runs")] == [2.0, 2.2, 3]
+    assert row["best"] == 0 and row["changes"] == [None, pytest.approx(0.4 / 2.1)]
+    assert "2.1 (2 to 2.2)" in compare(capsys, *apart[0], *apart[1])
+    overlapping = seeds("third", 2.15, 2.3, lr=0.3)
+    found = json_of(capsys, "compare", *apart[0], *overlapping)
+    assert found["headline"] == (
+        f"base (3 runs) and third (2 runs) are not clearly different: mean val/loss 2.1 against 2.225 ({MINUS}5.6 %), "
+        "and the ranges of their runs overlap"
+    )
+    assert found["judged"]["best"] is None
+
+
+def test_seeds_of_a_single_config_say_their_spread(capsys: pytest.CaptureFixture[str]) -> None:
+    found = json_of(capsys, "compare", *seeds("base", 2.0, 2.2))
+    assert found["headline"] == f"base-s1 is better: val/loss 2 against 2.2 ({MINUS}9.1 %)"
+    assert found["notes"][1].startswith(
+        "These 2 runs have the same config but for the seed: val/loss is 2.1 on average, from 2 to 2.2 over 2 runs."
+    )
+
+
+def test_what_is_no_group_of_seeds(capsys: pytest.CaptureFixture[str]) -> None:
+    """Another option of the config or of a script, other code with the same seeds, and one seed twice."""
+
+    def sizes(*runs: Path) -> list[int]:
+        return [len(group["runs"]) for group in json_of(capsys, "compare", *runs)["groups"]]
+
+    def edit(run: Path, **fields: Any) -> Path:
+        described = json.loads((run / "run.json").read_text())
+        for name, values in fields.items():
+            described[name] |= values
+        (run / "run.json").write_text(json.dumps(described))
+        return run
+
+    other = scored("other", 1.0, lr=0.3)
+    first, second = seeds("base", 2.0, 2.2)
+    assert sizes(first, second, other) == [2, 1]
+    assert sizes(first, scored("again", 2.0), other) == [1, 1, 1]
+    for script in (first, second):
+        edit(script, environment={"argv": ["train.py", "--seed", script.name]})
+    assert sizes(first, second, other) == [2, 1]
+    edit(second, environment={"argv": ["train.py", "--seed", "2", "--dropout", "0.5"]})
+    assert sizes(first, second, other) == [1, 1, 1]
+    newer = [edit(run, git={"commit": "other"}) for run in seeds("newer", 2.0, 2.2, accumulate=2)]
+    assert sizes(*newer, *seeds("older", 2.0, 2.2, accumulate=2)) == [2, 2]
+
+
+def test_equal_metrics_are_folded_and_the_best_is_bold(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    first, second = (
+        scored("a", 2.0, hooks=[Score(7.0, metric="val/own")]),
+        scored("b", 3.0, lr=0.2, hooks=[Score(7.0, metric="val/own")]),
+    )
+    lines = compare(capsys, first, second).splitlines()
+    (row,) = [line for line in lines if "val/loss" in line and "+50 %" in line and "(1)" not in line]
+    assert "\x1b[1m2\x1b[0m" in row.replace(" ", "") and "\x1b[1m3" not in row
+    assert lines.index(row) < next(at for at, line in enumerate(lines) if "train/loss" in line and "(" not in line)
+    assert any(re.search(r"equal.*val/own 7", line) for line in lines)

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent.parent
-SUITE = '''
+SUITE = """
 import threading
 
 import pytest
@@ -47,7 +47,7 @@ def test_expected():
 def test_raised():
     with pytest.raises(AssertionError):
         fire(AssertionError(), on_error="raise")
-'''
+"""
 
 
 def test_an_assertion_inside_a_hook_fails_the_test(tmp_path: Path) -> None:

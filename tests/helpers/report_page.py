@@ -26,9 +26,7 @@ def curve_of(page: dict[str, Any], name: str, part: str = "mean", run: int = 0) 
     return list(np.frombuffer(data, "<f8" if part == "steps" else "<f4").tolist())
 
 
-def write_record(
-    root: Path, run_id: str, steps: int = 60, *, lr: float = 0.1, text: str = "", layers: int = 6
-) -> Path:
+def write_record(root: Path, run_id: str, steps: int = 60, *, lr: float = 0.1, text: str = "", layers: int = 6) -> Path:
     """Write the record of a run with everything that a report shows; `text` is added to every name and text."""
     hook = {"name": f"watch{text}", "kind": "lifecycle", "enabled": True, "policy": "warn", "schedule": f"always{text}",
             "failures": 1, "parameters": {f"key{text}": f"value{text}"}}  # fmt: skip

@@ -280,12 +280,15 @@ def test_a_comparison_draws_runs_over_each_other(chromium: Browser, tmp_path: Pa
 
 
 def test_a_comparison_says_where_runs_diverge_and_why(chromium: Browser, tmp_path: Path) -> None:
-    """The first section says for each run at which step it diverges from the first one, with the likely cause."""
+    """The first section says which run is better, the second for each one where it diverges from the first, and why."""
     names = (("first", 0.1), ("second", 0.2), ("third", 0.1))
     runs = [write_record(tmp_path, name, lr=lr) for name, lr in names]
     assert main(["report", *map(str, runs), "--output", str(tmp_path / "all.html")]) == 0
     chromium.open(tmp_path / "all.html")
-    assert chromium.run("document.querySelector('main section').id") == "divergences"
+    sections = chromium.run("[...document.querySelectorAll('main section')].map(({ id }) => id)")
+    assert sections[:2] == ["comparison", "divergences"]
+    said = chromium.run("document.querySelector('.headline').innerText")
+    assert said.splitlines()[0] == "first and second are equal: val/loss 1.23."
     second, third = chromium.run("[...document.querySelectorAll('.divergence')].map((one) => one.innerText)")
     assert "first and second diverge at step 1 (the first step): train/loss is " in second
     assert "optimizer.lr: 0.1 and 0.2" in second
@@ -295,14 +298,14 @@ def test_a_comparison_says_where_runs_diverge_and_why(chromium: Browser, tmp_pat
 
 @pytest.mark.parametrize("width", [1280, 400])
 def test_a_comparison_is_readable_on_any_screen(chromium: Browser, tmp_path: Path, width: int) -> None:
-    """Names break only where they have a dot, and every metric of a validation is in the overview."""
+    """Names break only where they have a dot, and every metric of a validation is in the comparison."""
     runs = [write_record(tmp_path, name, lr=lr) for name, lr in (("first", 0.1), ("second", 0.2))]
     for run in runs:
         with (run / "metrics.jsonl").open("a") as file:
             file.write(json.dumps({"step": 60, **{f"val/metric{index}": index for index in range(20)}}) + "\n")
     assert main(["report", *map(str, runs), "--output", str(tmp_path / "both.html")]) == 0
     chromium.open(tmp_path / "both.html", width=width)
-    text: Any = chromium.run("document.querySelector('#overview').innerText")
+    text: Any = chromium.run("document.querySelector('#comparison').innerText")
     assert all(f"val/metric{index}" in text for index in range(20))
     setting = "[...document.querySelectorAll('#differences .setting')].find((one) => one.innerText === 'optimizer.lr')"
     assert chromium.run(f"{setting}.getBoundingClientRect().height") < 40

@@ -27,8 +27,7 @@ def norms(tensors: list[torch.Tensor]) -> torch.Tensor:
 def test_more_small_tensors_than_fit_into_one_block(assert_rows: AssertRows) -> None:
     """Rows and norms of two dtypes are in the order of the tensors."""
     tensors = [
-        torch.randn(BLOCK // 8 - place % 2, dtype=[torch.float32, torch.float64][place % 3 == 0])
-        for place in range(46)
+        torch.randn(BLOCK // 8 - place % 2, dtype=[torch.float32, torch.float64][place % 3 == 0]) for place in range(46)
     ]
     assert_rows(summarize(tensors), tensors)
     expected = [tensor.double().square().sum().sqrt().item() for tensor in tensors]

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from hookline._console import can_encode, printable
-from hookline.cli.formatting import cut, heading, paragraph
+from hookline.cli.formatting import MAX_WIDTH, cut, heading, paragraph
 from hookline.runs.curves import Curve
 
 Numbers = NDArray[np.float64]
@@ -21,7 +21,6 @@ Numbers = NDArray[np.float64]
 COLORS = ("cyan", "yellow", "magenta", "green", "red", "blue")
 MARKERS = "*+ox#@"
 MIN_POINTS = 5  # of a chart that was not asked for: the table of metrics says more than a nearly empty one
-_MAX_WIDTH = 240  # columns; rich reports any width for a pipe that sets COLUMNS
 _MIN_WIDTH = 10  # columns of the plot, also in a terminal that is too narrow for it
 _ROWS_PER_TICK, _COLUMNS_PER_TICK = 2, 10  # at least
 _MAX_DRAWN, _MIN_DRAWN = 1e300, 1e-300  # larger values are drawn there; smaller ones are 0, or there on a log axis
@@ -116,7 +115,7 @@ def _draw(console: Console, series: Sequence[_Series], height: int, log: bool, w
     last = max(last, first + max(1.0, abs(first) * _ROUNDING))  # beyond 2^53, adding 1 changes nothing
     labels = _value_labels(bottom, top, height, log)
     margin = max(len(text) for text in ("step", *labels.values())) + 1
-    columns = max(min(console.width, _MAX_WIDTH) - margin - 1, _MIN_WIDTH)
+    columns = max(min(console.width, MAX_WIDTH) - margin - 1, _MIN_WIDTH)
     shape = (height * 4, columns * 2) if with_dots else (height, columns)
     bits, owners = np.zeros((height, columns), dtype=np.uint32), np.full((height, columns), -1)
     for curve in series:
@@ -263,7 +262,7 @@ def _step_axis(first: float, last: float, columns: int, frame: str) -> tuple[str
 
 def _print_legend(console: Console, series: Sequence[_Series], indent: int, line: str) -> None:
     """Print what each color or marker is, as many as fit on a line."""
-    width = max(min(console.width, _MAX_WIDTH), 20)
+    width = max(min(console.width, MAX_WIDTH), 20)
     shown = Text(" " * indent)
     for curve in series:
         sign = line * 2 or MARKERS[curve.index % len(MARKERS)]
@@ -282,5 +281,5 @@ def _shorten(label: str) -> str:
 
 def _print(console: Console, line: Text) -> None:
     line.rstrip()
-    line.truncate(min(console.width, _MAX_WIDTH), overflow="ellipsis")
+    line.truncate(min(console.width, MAX_WIDTH), overflow="ellipsis")
     console.print(line, no_wrap=True, crop=False, soft_wrap=True)

@@ -1,9 +1,10 @@
-"""`hookline compare`: what differs between runs, their curves over each other, and the step at which they diverge."""
+"""`hookline compare`: which run is better, what differs between runs, and the step at which they diverge."""
 
 from __future__ import annotations
 
 import argparse
 import math
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -11,32 +12,40 @@ from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console
+from rich.text import Text
 
 from hookline._console import printable
+from hookline._text import short_number
 from hookline.cli.arguments import JSON, RUNS
 from hookline.cli.charts import MIN_POINTS, draw_chart
 from hookline.cli.formatting import (
-    LOSSES,
+    MAX_WIDTH,
     cut,
     heading,
     labeled,
-    metric_order,
     open_console,
     paragraph,
-    point_text,
     print_json,
     shorten,
     table,
 )
 from hookline.errors import HooklineError
 from hookline.runs.compare import Difference, Divergence, find_differences, find_divergence, likely_causes, value_text
-from hookline.runs.curves import Curve, Point
-from hookline.runs.direction import Direction, better
 from hookline.runs.find import RunFiles, run_labels
+from hookline.runs.ranking import (
+    LOSSES,
+    Ranking,
+    Row,
+    Value,
+    best_point,
+    change_text,
+    describe_ranking,
+    rank_runs,
+)
 from hookline.runs.summary import RunSummary
 
 _MAX_DIFFERENCES, _MAX_CAUSES, _MAX_METRICS = 40, 5, 12  # what a person reads; --json has all
-_MAX_NAME_LENGTH, _MAX_TITLE_LENGTH, _MIN_CELL_WIDTH = 60, 12, 14  # so that five runs fit 80 columns
+_MAX_NAME_LENGTH, _MIN_TITLE_LENGTH, _MIN_CELL_WIDTH = 60, 12, 14  # so that five runs fit 80 columns
 _NO_DIVERGENCE = dict.fromkeys(field.name for field in fields(Divergence))  # of runs without a common step
 
 ARGUMENTS = RUNS | JSON
@@ -58,14 +67,16 @@ def run(options: argparse.Namespace) -> int:
         for other, divergence in zip(others, divergences, strict=True)
     ]
     names = shorten(run_labels(files), _MAX_NAME_LENGTH)
+    ranking = rank_runs(summaries, names, divergences)
     if options.json:
-        print_json(describe(files, summaries, differences, divergences, causes))
+        print_json(describe(files, summaries, differences, divergences, causes, ranking))
         return 0
     console = open_console()
+    print_ranking(console, ranking)
+    print_metrics(console, ranking)
     print_divergences(console, names, divergences, causes)
     print_differences(console, names, differences)
     print_curves(console, names, summaries)
-    print_metrics(console, names, summaries)
     return 0
 
 
@@ -75,9 +86,11 @@ def describe(
     differences: Sequence[Difference],
     divergences: Sequence[Divergence | None],
     causes: Sequence[Sequence[str]],
+    ranking: Ranking,
 ) -> dict[str, Any]:
     """Return a comparison for programs."""
     return {
+        **describe_ranking(ranking, summaries),
         "runs": [{"run_id": record.run_id, "name": record.labels.name, "path": str(record.path)} for record in files],
         "differences": differences,
         "divergences": [
@@ -89,11 +102,12 @@ def describe(
             for record, divergence, why in zip(files[1:], divergences, causes, strict=True)
         ],
         "metrics": {
-            name: [
-                None if curve is None else {"last": curve.last, "best": _best(curve, direction)}
-                for curve in _curves(summaries, name)
+            row.metric: [
+                None if curve is None else {"last": curve.last, "best": best_point(curve, row.direction)}
+                for curve in (summary.curves.get(row.metric) for summary in summaries)
             ]
-            for name, direction in _directions(summaries).items()
+            for row in ranking.rows
+            if row.kind == "last"
         },
     }
 
@@ -102,6 +116,7 @@ def print_divergences(
     console: Console, names: Sequence[str], divergences: Sequence[Divergence | None], causes: Sequence[Sequence[str]]
 ) -> None:
     """Print for each run where it diverges from the first one, and why that may be."""
+    console.print()
     for name, divergence, why in zip(names[1:], divergences, causes, strict=True):
         heading(console, f"{names[0]} and {name}")
         if divergence is None:
@@ -156,29 +171,60 @@ def print_curves(console: Console, names: Sequence[str], summaries: Sequence[Run
             draw_chart(console, drawn, title=metric)
 
 
-def print_metrics(console: Console, names: Sequence[str], summaries: Sequence[RunSummary]) -> None:
-    """Print the last value of each run side by side, then the best one of metrics whose better direction is known."""
-    metrics = _directions(summaries)
-    shown = dict(list(metrics.items())[:_MAX_METRICS])
-    last = [
-        (name, ["-" if curve is None else point_text(curve.last, False) for curve in _curves(summaries, name)])
-        for name in shown
-    ]
-    best = [
-        (name, ["-" if curve is None else point_text(_best(curve, direction)) for curve in _curves(summaries, name)])
-        for name, direction in shown.items()
-        if direction is not None
-    ]
-    for title, rows in (("last value", last), ("best value (step)", best)):
-        if rows:
-            console.print()
-            heading(console, title)
-            print_side_by_side(console, names, rows)
-    if len(metrics) > len(shown):
-        paragraph(console, f"and {len(metrics) - len(shown)} more metrics; --json has all", indent=0)
+def print_ranking(console: Console, ranking: Ranking) -> None:
+    """Print which run is better, and what that rests on."""
+    for line in textwrap.wrap(printable(ranking.headline), max(min(console.width, MAX_WIDTH), 20)):
+        console.print(Text(line, "bold"))
+    for note in ranking.notes:
+        paragraph(console, note, hanging=2)
 
 
-def print_side_by_side(console: Console, names: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> None:
+def print_metrics(console: Console, ranking: Ranking) -> None:
+    """Print the last value of each run or group side by side, then the best one of metrics with a direction."""
+    names = [group.name for group in ranking.groups]
+    for title, kind in (("last value", "last"), ("best value (step)", "best")):
+        rows = [row for row in ranking.rows if row.kind == kind]
+        different = [row for row in rows if not row.is_same]
+        if not rows:
+            continue
+        console.print()
+        heading(console, title, "" if len(names) < 2 or not different else f"changes are against {names[0]}")
+        if different:
+            print_side_by_side(console, names, _metric_cells(different[:_MAX_METRICS]))
+        if len(different) > _MAX_METRICS:
+            paragraph(console, f"and {len(different) - _MAX_METRICS} more metrics; --json has all", indent=0)
+        if same := [f"{row.metric} {_value_text(row, row.values[0])}" for row in rows if row.is_same]:
+            more = f" and {len(same) - _MAX_METRICS} more; --json has all" if len(same) > _MAX_METRICS else ""
+            labeled(console, "equal", f"{cut(', '.join(same[:_MAX_METRICS]), 1000)}{more}", indent=0, width=7)
+
+
+def _metric_cells(rows: Sequence[Row]) -> list[tuple[str, list[Text]]]:
+    """Return the rows of a table: values with their changes in a column of their own; the best one is bold."""
+    values = [[_value_text(row, value) for value in row.values] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*values, strict=True)]
+    cells: list[tuple[str, list[Text]]] = []
+    for row, texts in zip(rows, values, strict=True):
+        cells.append((row.metric, []))
+        for place, (text, width, change) in enumerate(zip(texts, widths, row.changes, strict=True)):
+            cell = Text().append(text, "bold" if place == row.best else "")
+            cells[-1][1].append(
+                cell if change is None else cell.append(f"{' ' * (width - len(text) + 2)}{change_text(change)}")
+            )
+    return cells
+
+
+def _value_text(row: Row, value: Value | None) -> str:
+    """Return a value, with its step if it is the best one of a run, or with the range of a group."""
+    if value is None:
+        return "-"
+    if value.runs > 1:
+        return f"{short_number(value.mean)} ({short_number(value.least)} to {short_number(value.greatest)})"
+    return f"{short_number(value.mean)} ({value.step:,})" if row.kind == "best" else short_number(value.mean)
+
+
+def print_side_by_side(
+    console: Console, names: Sequence[str], rows: Sequence[tuple[str, Sequence[str | Text]]]
+) -> None:
     """Print a column per run; those that do not fit the terminal follow in further tables with the same rows.
 
     Args:
@@ -186,8 +232,9 @@ def print_side_by_side(console: Console, names: Sequence[str], rows: Sequence[tu
         names: Different names of the runs.
         rows: A key, and a cell for each run.
     """
-    titles = shorten(names, _MAX_TITLE_LENGTH)
-    width = max(cell_len(printable(text)) for text in (*titles, *(cell for _, cells in rows for cell in cells))) + 2
+    titles = shorten(names, max(console.width * 2 // 3 // len(names) - 2, _MIN_TITLE_LENGTH))
+    texts = (*titles, *(str(cell) for _, cells in rows for cell in cells))
+    width = max(cell_len(printable(text)) for text in texts) + 2
     # Keys are cut if otherwise the runs would not fit beside each other.
     keys = shorten([key for key, _ in rows], max(console.width // 3, console.width - 2 - width * len(names)))
     key_width = max(cell_len(printable(key)) for key in keys) + 2
@@ -202,18 +249,3 @@ def print_side_by_side(console: Console, names: Sequence[str], rows: Sequence[tu
             for key, (_, cells) in zip(keys, rows, strict=True)
         ]
         table(console, {title: {"overflow": "fold"} for title in columns}, shown, width=console.width)
-
-
-def _curves(summaries: Sequence[RunSummary], metric: str) -> list[Curve | None]:
-    return [summary.curves.get(metric) for summary in summaries]
-
-
-def _directions(summaries: Sequence[RunSummary]) -> dict[str, Direction | None]:
-    """Return the metrics that runs have, the losses first, and which direction is better."""
-    hooks = [hook for summary in summaries for hook in summary.hooks]
-    names = sorted({name for summary in summaries for name in summary.curves}, key=metric_order)
-    return {name: better(name, hooks) for name in names}
-
-
-def _best(curve: Curve, direction: Direction | None) -> Point | None:
-    return None if direction is None else curve.least if direction == "low" else curve.greatest

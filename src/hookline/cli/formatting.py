@@ -16,16 +16,15 @@ from rich.table import Table
 from rich.text import Text
 
 from hookline._console import CommandOutput, printable
+from hookline._text import short_number
 from hookline.errors import HooklineError
 from hookline.record import strict_json
 
 if TYPE_CHECKING:
     from hookline.runs.curves import Point
 
-LOSSES = ("train/loss", "val/loss")  # what is drawn unless other metrics are asked for
-MAX_WIDTH = 100  # longer lines are tiring to read
+MAX_WIDTH = 200  # of output in a wider terminal
 _MAX_NAME_LENGTH = 200  # characters of a name that is shortened, also if it is then like another one
-_FIRST_METRICS = ("val/", "train/", "lr", "throughput/samples", "throughput/tokens", "throughput/steps", "throughput/")
 
 
 def cut(text: str, longest: int = 300) -> str:
@@ -52,18 +51,12 @@ def shorten(names: Sequence[str], longest: int) -> list[str]:
         longest = min(longest * 5 // 4, _MAX_NAME_LENGTH)
 
 
-def metric_order(name: str) -> tuple[int, str]:
-    """Return what sorts metrics: the losses, those of validation, of training, then the others."""
-    ranks = [index for index, prefix in enumerate(_FIRST_METRICS) if name.startswith(prefix)]
-    place = LOSSES.index(name) if name in LOSSES else len(LOSSES) + min(ranks, default=len(_FIRST_METRICS))
-    return place, name
-
-
 def point_text(point: Point | None, with_step: bool = True) -> str:
     """Return a value and, in parentheses, its step."""
     if point is None:
         return "-"
-    return f"{point.value:.4g} ({point.step:,})" if with_step else f"{point.value:.4g}"
+    value = short_number(point.value)
+    return f"{value} ({point.step:,})" if with_step else value
 
 
 def check_output(path: Path) -> None:
@@ -109,7 +102,7 @@ def print_json(value: Any, indent: int | None = 1) -> None:
 def table(
     console: Console,
     columns: Mapping[str, Mapping[str, Any]],
-    rows: Iterable[tuple[Sequence[str], str]],
+    rows: Iterable[tuple[Sequence[str | Text], str]],
     width: int = MAX_WIDTH,
 ) -> None:
     """Print a table without lines that fits the terminal; long cells wrap.
@@ -117,14 +110,14 @@ def table(
     Args:
         console: Where to print.
         columns: By header: keyword arguments of `rich.table.Table.add_column`.
-        rows: Cells and a style each.
+        rows: Cells and a style each; a `Text`, which has styles of its own, must be safe to print.
         width: The most columns of characters that it takes.
     """
     made = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     for title, options in columns.items():
         made.add_column(printable(title), **options)
     for cells, style in rows:
-        made.add_row(*map(printable, cells), style=style)
+        made.add_row(*(cell if isinstance(cell, Text) else printable(cell) for cell in cells), style=style)
     with console.capture() as captured:
         console.print(made, width=min(console.width, width))
     # rich pads every cell to its column; files and pipes need no trailing spaces.

@@ -13,10 +13,11 @@ from hookline._fs import explain
 from hookline._words import nearest
 from hookline.cli.arguments import JSON, REPEATED, RUNS, argument, flag
 from hookline.cli.charts import draw_chart
-from hookline.cli.formatting import LOSSES, check_output, cut, metric_order, open_console, paragraph, print_json
+from hookline.cli.formatting import check_output, cut, open_console, paragraph, print_json
 from hookline.errors import HooklineError
 from hookline.runs.curves import Curve
 from hookline.runs.find import RunFiles, run_labels
+from hookline.runs.ranking import LOSSES, metric_order
 from hookline.runs.reader import columns_of_rows
 from hookline.runs.summary import RunSummary
 

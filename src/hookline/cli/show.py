@@ -18,11 +18,9 @@ from hookline.cli.arguments import JSON, RUN, flag
 from hookline.cli.charts import MIN_POINTS, draw_chart
 from hookline.cli.command_lines import is_whole, recorded_resume_command, report_command
 from hookline.cli.formatting import (
-    LOSSES,
     cut,
     heading,
     labeled,
-    metric_order,
     open_console,
     paragraph,
     point_text,
@@ -33,6 +31,7 @@ from hookline.errors import RecordError
 from hookline.report import REPORT
 from hookline.runs.alerts import Alert, find_alerts
 from hookline.runs.find import RUNNING, RunFiles
+from hookline.runs.ranking import LOSSES, metric_order
 from hookline.runs.summary import RunSummary
 
 _MAX_ALERTS, _MAX_METRICS, _MAX_HOOKS = 12, 14, 6  # together with a chart they fill a screen or two

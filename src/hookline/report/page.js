@@ -2,6 +2,7 @@
 
 import { groupBy, markColor, markKinds, markOf, page, runs, several } from "./data.js";
 import { duration, el, named, number, percent, plural, short, time, toNumber, visible, words } from "./format.js";
+import { headlineCard, metricTable } from "./compare.js";
 import { GradientFlow, HeatMap, HistogramPlot } from "./layers.js";
 import { CurvePlot, isDark, lineName, marks, setTheme, swatch, themeChanged, view } from "./plots.js";
 
@@ -162,7 +163,7 @@ const FACTS = [
   ["attempts", (run) => (run.run.attempts.length > 1 ? run.run.attempts.length : null)],
 ];
 
-const MAX_CAUSES = 5, MAX_TILES = 12, MAX_METRICS = 40; // of a run, and of a comparison
+const MAX_CAUSES = 5, MAX_TILES = 12; // of a run
 
 /** Name the metrics for which an overview has no room. */
 function notHere(metrics, most) {
@@ -199,14 +200,8 @@ function breakable(name) {
 }
 
 function sideBySide() {
-  const byRun = runs.map((run) => new Map(headline(run).map((metric) => [metric.curve.name, metric])));
-  const metrics = [...new Map(byRun.flatMap((ofRun) => [...ofRun])).values()];
-  const rows = [...FACTS, ...metrics.slice(0, MAX_METRICS).map(({ curve: { name } }) => [name, (run) => {
-    const metric = byRun[run.index].get(name);
-    return metric ? `${metric.last} (${metric.note})` : null;
-  }])];
-  const filled = rows.map(([label, read]) => [label, runs.map(read)]).filter(([, values]) => values.some(isThere));
-  return el("div", {}, compareRuns([["", filled]]), notHere(metrics, MAX_METRICS));
+  const filled = FACTS.map(([label, read]) => [label, runs.map(read)]).filter(([, values]) => values.some(isThere));
+  return compareRuns([["", filled]]);
 }
 
 /** Say where each run diverges from the first one, and why that may be. */
@@ -615,6 +610,7 @@ function build() {
   const unnamed = runs[0].name === runs[0].id;
   const subtitle = several ? "Hookline comparison" : unnamed ? "Hookline report" : short(runs[0].id, 60);
   byId("subtitle").textContent = `${subtitle} · written ${time(page.written)}`;
+  if (several) section("comparison", "Comparison", headlineCard(), metricTable());
   if (several) section("divergences", "Where the runs diverge", ...divergences());
   section("alerts", "Alerts", ...alerts());
   section("overview", "Overview", overview());

@@ -11,7 +11,7 @@ import re
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
@@ -27,16 +27,24 @@ from hookline.record import strict_json
 from hookline.record.events import EVENTS, describe_event
 from hookline.record.format import MediaRow, utc_now
 from hookline.runs.alerts import find_alerts
-from hookline.runs.compare import find_differences, find_divergence, likely_causes
+from hookline.runs.compare import Divergence, find_differences, find_divergence, likely_causes
 from hookline.runs.curves import Curve
 from hookline.runs.direction import better
 from hookline.runs.find import run_labels
+from hookline.runs.ranking import describe_ranking, rank_runs
 from hookline.runs.summary import HistogramTable, LayerTable, RunSummary, merge_pairs
 
 Array = NDArray[Any]
 
 STYLES = ("uPlot.min.css", "report.css")
-SCRIPTS = ("format.js", "data.js", "plots.js", "layers.js", "page.js")  # each imports only from those before it
+SCRIPTS = (
+    "format.js",
+    "data.js",
+    "plots.js",
+    "layers.js",
+    "compare.js",
+    "page.js",
+)  # each imports only from those before it
 LIBRARY = "uPlot.iife.min.js"
 
 # A page of 3 MB has 2.1 MB of numbers, because base64 takes 4 characters for 3 bytes. Further runs of a comparison get
@@ -47,6 +55,7 @@ _CURVE_FIELDS = 200  # bytes, about: the name of a curve, its last and best valu
 # What people look at in a page. The record has the rest, and the page says how much that is.
 MAX_TABLE_ROWS, MAX_TABLE_COLUMNS = 200, 50
 MAX_DIFFERENCES, MAX_LEFT_OUT, MAX_EVENTS = 1000, 50, 600
+MAX_COMPARED = 80  # rows of the comparison's table
 MAX_CONFIG_LENGTH, MAX_TEXT_LENGTH, MAX_CELL_LENGTH = 100_000, 2000, 1000  # characters
 
 # Fields of run.json that the script reads, for a run that has not written them yet.
@@ -121,8 +130,14 @@ def make_report(summaries: Sequence[RunSummary]) -> bytes:
     page = {"version": 1, "written": utc_now(), "marks": {"kinds": kinds, "colors": MARK_COLORS}, "runs": runs}
     if count > 1:
         differences = map(strict_json.field_values, find_differences(summaries)[:MAX_DIFFERENCES])
-        divergences = [_divergence(summaries[0], other) for other in summaries[1:]]
+        found = [find_divergence(summaries[0], other) for other in summaries[1:]]
+        divergences = [
+            _divergence(summaries[0], other, where) for other, where in zip(summaries[1:], found, strict=True)
+        ]
         page |= {"differences": _cut([*differences]), "divergences": _cut(divergences)}
+        ranking = rank_runs(summaries, names, found)
+        shown_rows = replace(ranking, rows=ranking.rows[:MAX_COMPARED])
+        page["ranking"] = _cut(strict_json.simplify(describe_ranking(shown_rows, summaries)))
     data = strict_json.dumps(page)
     # Base64 needs no care, and converting megabytes of it as other texts would take most of the time.
     listed = '","'.join(arrays.encoded)
@@ -266,9 +281,8 @@ def _left_out(numbers: PageNumbers, media: int) -> dict[str, Any]:
     return {"names": names, "counts": {kind: len(kinds) for kind, kinds in numbers.left_out.items()} | {"media": media}}
 
 
-def _divergence(first: RunSummary, other: RunSummary) -> dict[str, Any]:
+def _divergence(first: RunSummary, other: RunSummary, divergence: Divergence | None) -> dict[str, Any]:
     """Return where a run diverges from the first one, and the likely causes."""
-    divergence = find_divergence(first, other)
     if divergence is None:
         return {"text": "have no step in common", "causes": []}
     causes = likely_causes(first, other, divergence, find_differences([first, other]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ _CANNOT_CHANGE_NUMBERS = frozenset({
     "async_save", "console", "debug", "on_save_error", "output_dir", "rank_timeout", "record", "report",
     "trainable_only", "validate_every", "sanity_batches", "warn_above",
 })  # fmt: skip
+_SEED_ARGUMENT = re.compile(r"(seed)[= ]+\S+", re.IGNORECASE)  # of a script
 _LABELS = frozenset({"name", "tags", "notes"})  # options of the trainer that only describe a run
 
 
@@ -170,6 +172,54 @@ def _command_text(argv: Sequence[str]) -> str:
     program = PurePath(argv[0]).name if argv else ""
     words = ["hookline" if program == "__main__.py" else program, *argv[1:]]
     return shlex.join(word for word in words if not word.startswith(labels))
+
+
+# ---- runs of one config ----------------------------------------------------------------------------------------------
+
+
+def group_runs(runs: Sequence[RunSummary]) -> list[list[int]]:
+    """Return the places of runs whose configs are the same but for seeds, in groups; in the order of their first runs.
+
+    Runs of a script must have been started by the same command, because their config does not say all that the script
+    does with its arguments. If a group has a seed twice, runs of other code are a group of their own; runs of one seed
+    are no group.
+    """
+    groups: dict[str, list[int]] = {}
+    for place, run in enumerate(runs):
+        groups.setdefault(_without_seeds(run) or f"run {place}", []).append(place)
+    seeds = [_text(_seeds(run)) for run in runs]
+    parts: dict[tuple[str, str], list[int]] = {}
+    for key, places in groups.items():
+        is_repeated = len({seeds[place] for place in places}) < len(places)
+        for place in places:
+            git = runs[place].run.get("git", {})
+            code = _text([git.get("commit"), git.get("diff_hash")]) if is_repeated else ""
+            parts.setdefault((key, code), []).append(place)
+    split: list[list[int]] = []
+    for places in parts.values():
+        is_group = len({seeds[place] for place in places}) > 1
+        split += [places] if is_group else [[place] for place in places]
+    return sorted(split)
+
+
+def _seeds(run: RunSummary) -> dict[str, Any]:
+    """Return every seed of a run whose config can be read."""
+    config = flatten_config(run.files.config).items() if _without_seeds(run) else ()
+    return {"seed": run.run.get("seed")} | {key: value for key, value in config if key.rpartition(".")[2] == "seed"}
+
+
+def _without_seeds(run: RunSummary) -> str | None:
+    """Return a run's config and command without seeds, labels and places; None if its config cannot be read."""
+    try:
+        config = flatten_config(run.files.config)
+    except RecordError:
+        return None
+    left_out = {f"trainer.{name}" for name in (_CANNOT_CHANGE_NUMBERS | _LABELS) - {"validate_every"}}
+    values = {key: value for key, value in config.items() if key not in left_out and key.rpartition(".")[2] != "seed"}
+    argv = run.run.get("environment", {}).get("argv", [])
+    command = _command_text(argv)
+    command = "" if command.partition(" ")[0] == "hookline" else _SEED_ARGUMENT.sub(r"\1", command)
+    return _text([values, command])
 
 
 # ---- the first step at which runs diverge ----------------------------------------------------------------------------

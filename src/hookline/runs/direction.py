@@ -35,7 +35,7 @@ def better(name: str, hooks: Iterable[Mapping[str, Any]] = ()) -> Direction | No
         parameters = hook.get("parameters", {})
         if parameters.get("mode") not in ("min", "max"):
             continue
-        if re.sub(r"^eval/", "val/", str(parameters.get("monitor"))) == name:
+        if monitored_metric(hook) == name:
             return "low" if parameters["mode"] == "min" else "high"
     last = name[-200:].rpartition("/")[2]
     split = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", last)  # valLoss is two words, mAP is one
@@ -47,3 +47,9 @@ def better(name: str, hooks: Iterable[Mapping[str, Any]] = ()) -> Direction | No
     if words & _LOW or _LOW_PHRASE.search(last):
         return "low"
     return "high" if words & _HIGH or _HIGH_PHRASE.search(last) else None
+
+
+def monitored_metric(hook: Mapping[str, Any]) -> str | None:
+    """Return the metric that a hook monitors, as the record names it; None if it monitors none."""
+    monitor = hook.get("parameters", {}).get("monitor")
+    return re.sub(r"^eval/", "val/", monitor) if isinstance(monitor, str) and hook.get("enabled", True) else None
