@@ -16,6 +16,8 @@ from commands import error_of, json_of, output_of
 
 import hookline
 
+MINUS = "\N{MINUS SIGN}"
+
 
 class Change(hookline.TrainingHook):
     """Changes the learning rate once."""
@@ -204,7 +206,7 @@ class ManyMetrics(hookline.TrainingHook):
     def on_step_end(self, trainer: hookline.RunControl, step: int) -> None:
         for name in ("accuracy", "accuracy_top5", "f1"):
             for group in ("first", "second", "third"):
-                trainer.log(f"train/epoch_{group}_group_of_samples_{name}", step / 3)
+                trainer.log(f"train/epoch_{group}_group_of_samples_{name}", step * trainer.lr)
 
 
 def test_five_runs_are_readable_in_80_columns(
@@ -218,14 +220,15 @@ def test_five_runs_are_readable_in_80_columns(
     assert max(map(len, lines)) <= 80
     begin, end = (next(at for at, line in enumerate(lines) if line.startswith(title)) for title in ("last", "best"))
     last = lines[begin:end]
-    assert sum(len(line.split()) - 1 for line in last if line.startswith("train/loss")) == 5
+    values = [re.sub(rf"[+{MINUS}]\S+ %", "", line).split()[1:] for line in last if line.startswith("train/loss")]
+    assert sum(map(len, values)) == 5
     names = [line.split()[0] for line in last if line.startswith("train/epo")]
     assert len(names) == 20 and len(set(names)) == 10  # in two tables
-    best = lines[lines.index("best value (step)") :]
+    best = lines[end:]
     assert sum(line.count("(") for line in best if line.startswith("train/loss")) == 5
     runs = [train(ManyMetrics(), hookline.GradientMonitor(log_frequency=1), steps=6) for _ in range(2)]
     found = json_of(capsys, "compare", *runs)["metrics"]
-    assert len(found) > 12 and f"and {len(found) - 12} more metrics; --json has all" in compare(capsys, *runs)
+    assert len(found) > 12 and f"and {len(found) - 12} more; --json has all" in " ".join(compare(capsys, *runs).split())
 
 
 def test_the_step_before_is_one_step(capsys: pytest.CaptureFixture[str]) -> None:
@@ -297,9 +300,6 @@ def monitoring(run: Path, metric: str, mode: str | None = None) -> Path:
 
 def headline(capsys: pytest.CaptureFixture[str], *runs: Path) -> str:
     return str(json_of(capsys, "compare", *runs)["headline"])
-
-
-MINUS = "\N{MINUS SIGN}"
 
 
 def test_a_comparison_begins_with_the_better_run(capsys: pytest.CaptureFixture[str]) -> None:
@@ -456,3 +456,12 @@ def test_equal_metrics_are_folded_and_the_best_is_bold(
     assert "\x1b[1m2\x1b[0m" in row.replace(" ", "") and "\x1b[1m3" not in row
     assert lines.index(row) < next(at for at, line in enumerate(lines) if "train/loss" in line and "(" not in line)
     assert any(re.search(r"equal.*val/own 7", line) for line in lines)
+
+
+def test_two_groups_of_seeds_fit_80_columns_beside_each_other(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = compare(capsys, *seeds("base", 2.1234, 2.2345), *seeds("wide", 2.3456, 2.4567, lr=0.2)).splitlines()
+    assert max(map(len, shown)) <= 80
+    assert any(line.startswith("val/loss") and "2.346 to 2.457" in line and "2.123 to 2.235" in line for line in shown)

@@ -233,19 +233,21 @@ def print_side_by_side(
         rows: A key, and a cell for each run.
     """
     titles = shorten(names, max(console.width * 2 // 3 // len(names) - 2, _MIN_TITLE_LENGTH))
-    texts = (*titles, *(str(cell) for _, cells in rows for cell in cells))
-    width = max(cell_len(printable(text)) for text in texts) + 2
+    columns = zip(titles, *(map(str, cells) for _, cells in rows), strict=True)
+    widths = [max(cell_len(printable(text)) for text in column) + 2 for column in columns]
     # Keys are cut if otherwise the runs would not fit beside each other.
-    keys = shorten([key for key, _ in rows], max(console.width // 3, console.width - 2 - width * len(names)))
-    key_width = max(cell_len(printable(key)) for key in keys) + 2
-    tables = math.ceil(len(names) / max((console.width - key_width) // width, 1))
-    step = math.ceil(len(names) / tables)
+    keys = shorten([key for key, _ in rows], max(console.width // 3, console.width - 2 - sum(widths)))
+    room = min(console.width, MAX_WIDTH) + 2 - (max(cell_len(printable(key)) for key in keys) + 2)
+    for tables in range(1, len(names) + 1):
+        step = math.ceil(len(names) / tables)
+        if all(sum(widths[begin : begin + step]) <= room for begin in range(0, len(names), step)):
+            break
     for begin in range(0, len(names), step):
         if begin:
             console.print()
-        columns = ("", *titles[begin : begin + step])
+        heads = ("", *titles[begin : begin + step])
         shown = [
             ([key, *cells[begin : begin + step]], "" if any(cells) else "dim")
             for key, (_, cells) in zip(keys, rows, strict=True)
         ]
-        table(console, {title: {"overflow": "fold"} for title in columns}, shown, width=console.width)
+        table(console, {title: {"overflow": "fold"} for title in heads}, shown, width=console.width)
