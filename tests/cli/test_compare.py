@@ -356,6 +356,13 @@ def test_values_that_are_equal_or_not_finite(
     assert headline(capsys, scored("a", values[0]), scored("b", values[1], lr=0.2)) == said
 
 
+def test_what_follows_equal_runs_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    runs = scored("c", 3.0, lr=0.3), scored("a", 2.0), scored("b", 2.0, lr=0.2)
+    assert headline(capsys, *runs) == "a and b are equal: val/loss 2, then c 3 (+50 %)"
+    groups = [*seeds("base", 2.0, 2.2), *seeds("wide", 2.1, 2.3, lr=0.2), runs[0]]
+    assert headline(capsys, *groups).endswith("and the ranges of their runs overlap, then c 3 (+43 %)")
+
+
 def test_runs_that_are_the_same_are_called_so(capsys: pytest.CaptureFixture[str]) -> None:
     """Unless one of them went on, which is then said."""
     first, second, longer = scored("a", 2.0), scored("b", 2.0), scored("c", 2.0, 1.5)

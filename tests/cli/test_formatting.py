@@ -31,6 +31,19 @@ def test_every_layout_is_safe(capsys: Captured) -> None:
         assert f"{word}\\x1b[31m" in out
 
 
+@pytest.mark.parametrize("columns", [80, 200, 300])
+def test_lines_use_the_width_of_the_terminal(columns: int, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to 200 columns, in paragraphs, beside labels and in tables."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    console, text = open_console(), "word " * 100
+    for show in (paragraph, lambda console, text: labeled(console, "label", text)):
+        show(console, text)
+        widest = max(map(len, capsys.readouterr().out.splitlines()))
+        assert min(columns, 200) - 5 <= widest <= min(columns, 200)
+    table(console, {"one": {}, "two": {}}, [([text, text], "")])
+    assert min(columns, 200) - 20 <= max(map(len, capsys.readouterr().out.splitlines())) <= min(columns, 200)
+
+
 def test_an_entry_point_cannot_control_the_terminal(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     """Neither its name, what its import raises, nor what its class says about itself."""
 

@@ -175,6 +175,17 @@ def test_the_table_fits_the_terminal(width: int, capsys: Captured, monkeypatch: 
     assert any("not shown" in line for line in lines) is (width < 200)
 
 
+def test_a_wide_terminal_shows_cells_as_a_whole(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name of 50 characters is cut where there is no room for it, and only there."""
+    name = "n" * 50
+    write_run("20261117-085800-bkz4c0k5", labels=Labels(name, (), None))
+    monkeypatch.setattr(runs, "is_terminal", lambda stream: True)
+    for width, is_whole in ((80, False), (200, True)):
+        console = Console(width=width, markup=False, highlight=False)
+        monkeypatch.setattr(runs, "open_console", lambda console=console: console)
+        assert (name in output_of(capsys, ["runs"])) is is_whole
+
+
 def test_listing_needs_no_torch() -> None:
     """The command reads the small files itself and does not wait for torch to be imported."""
     write_run("one")

@@ -17,7 +17,7 @@ from hookline._words import nearest
 from hookline.cli import one_line
 from hookline.cli.arguments import JSON, REPEATED, argument, flag, positive
 from hookline.cli.find_run import RUNS
-from hookline.cli.formatting import open_console, paragraph, print_json, table
+from hookline.cli.formatting import MAX_WIDTH, open_console, paragraph, print_json, table
 from hookline.errors import HooklineError
 from hookline.record.outcome import Outcome
 from hookline.runs.direction import better
@@ -170,8 +170,12 @@ def print_table(rows: Sequence[dict[str, str]], ids: Sequence[str]) -> None:
     In a narrow terminal ids are as short as tells them from all `ids` of the directory.
     """
     console = open_console()
-    widths = _widths(rows, _MAX_CELL_WIDTHS)
-    full = sum(widths.values()) + 2 * (len(widths) - 1)
+    widths = _widths(rows, {})
+    if not is_terminal(sys.stdout):
+        console.width = MAX_WIDTH
+    if (full := _full_width(widths)) > min(console.width, MAX_WIDTH):
+        widths = _widths(rows, _MAX_CELL_WIDTHS)
+        full = _full_width(widths)
     if not is_terminal(sys.stdout):
         console.width = full
     if full > console.width:
@@ -194,6 +198,10 @@ def print_table(rows: Sequence[dict[str, str]], ids: Sequence[str]) -> None:
     table(console, columns, styled, width=console.width)
     if hidden := [name for name in widths if name not in columns]:
         paragraph(console, f"not shown for lack of width: {', '.join(hidden)}; --json has everything", indent=0)
+
+
+def _full_width(widths: Mapping[str, int]) -> int:
+    return sum(widths.values()) + 2 * (len(widths) - 1)
 
 
 def _widths(rows: Sequence[dict[str, str]], widest: Mapping[str, int]) -> dict[str, int]:

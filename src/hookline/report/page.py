@@ -56,6 +56,7 @@ _CURVE_FIELDS = 200  # bytes, about: the name of a curve, its last and best valu
 MAX_TABLE_ROWS, MAX_TABLE_COLUMNS = 200, 50
 MAX_DIFFERENCES, MAX_LEFT_OUT, MAX_EVENTS = 1000, 50, 600
 MAX_COMPARED = 80  # rows of the comparison's table
+MAX_NAME_LENGTH = 60  # characters of a run's name in a sentence
 MAX_CONFIG_LENGTH, MAX_TEXT_LENGTH, MAX_CELL_LENGTH = 100_000, 2000, 1000  # characters
 
 # Fields of run.json that the script reads, for a run that has not written them yet.
@@ -135,7 +136,7 @@ def make_report(summaries: Sequence[RunSummary]) -> bytes:
             _divergence(summaries[0], other, where) for other, where in zip(summaries[1:], found, strict=True)
         ]
         page |= {"differences": _cut([*differences]), "divergences": _cut(divergences)}
-        ranking = rank_runs(summaries, names, found)
+        ranking = rank_runs(summaries, [name[:MAX_NAME_LENGTH] for name in names], found)
         shown_rows = replace(ranking, rows=ranking.rows[:MAX_COMPARED])
         page["ranking"] = _cut(strict_json.simplify(describe_ranking(shown_rows, summaries)))
     data = strict_json.dumps(page)

@@ -260,20 +260,23 @@ def _headline(row: Row, groups: Sequence[Group]) -> str:
         return f"it is not known whether a low or a high {row.metric} is better: {values}"
     if not math.isfinite(first.mean):
         return f"none is better: {row.metric} is not finite ({values})"
-    if _is_equal(first.mean, other.mean):
-        return f"{best} and {second} are equal: {kind}{row.metric} {texts[0]}"
-    against = f"{kind}{row.metric} {texts[0]} against {texts[1]}{_in_parentheses(_change(other, first))}"
-    if _overlap(first, other):
-        return f"{best} and {second} are not clearly different: {against}, and the ranges of their runs overlap"
-    if len(known) == 2:
-        return f"{best} is better: {against}"
+    tied = sum(_is_equal(first.mean, value.mean) for _, value in known)
+    is_apart = tied > 1 or not _overlap(first, other)
+    begin = tied if tied > 1 else 1 if is_apart and len(known) > 2 else 2
     following = [
         f"{name} {text}{_in_parentheses(_change(first, value))}"
-        for (name, value), text in zip(known[1 : 1 + _MAX_FOLLOWING], texts[1:], strict=False)
+        for (name, value), text in zip(known[begin : begin + _MAX_FOLLOWING], texts[begin:], strict=False)
     ]
-    more = len(known) - 1 - len(following)
-    rest = f"{', '.join(following)}{f' and {more} more' if more else ''}"
-    return f"{best} is the best of {len(known)}: {kind}{row.metric} {texts[0]}, then {rest}"
+    more = len(known) - begin - len(following)
+    rest = f", then {', '.join(following)}{f' and {more} more' if more else ''}" if following else ""
+    if tied > 1:
+        return f"{_listed([name for name, _ in known[:tied]])} are equal: {kind}{row.metric} {texts[0]}{rest}"
+    against = f"{kind}{row.metric} {texts[0]} against {texts[1]}{_in_parentheses(_change(other, first))}"
+    if not is_apart:
+        return f"{best} and {second} are not clearly different: {against}, and the ranges of their runs overlap{rest}"
+    if len(known) == 2:
+        return f"{best} is better: {against}"
+    return f"{best} is the best of {len(known)}: {kind}{row.metric} {texts[0]}{rest}"
 
 
 def _notes(
