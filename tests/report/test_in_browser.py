@@ -288,7 +288,7 @@ def test_a_comparison_says_where_runs_diverge_and_why(chromium: Browser, tmp_pat
     sections = chromium.run("[...document.querySelectorAll('main section')].map(({ id }) => id)")
     assert sections[:2] == ["comparison", "divergences"]
     said = chromium.run("document.querySelector('.headline').innerText")
-    assert said.splitlines()[0] == "first and second are equal: val/loss 1.23."
+    assert said.splitlines()[0] == "first, second and third are equal: val/loss 1.23."
     second, third = chromium.run("[...document.querySelectorAll('.divergence')].map((one) => one.innerText)")
     assert "first and second diverge at step 1 (the first step): train/loss is " in second
     assert "optimizer.lr: 0.1 and 0.2" in second
