@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 BINS, PER_OCTAVE = 512, 8
 PER_SIGN = (BINS - 4) // 2
+FEWEST_BINS = 6  # one of each sign, zero, the infinities and NaN
 
 Doubles = NDArray[np.float64]
 

@@ -14,7 +14,9 @@ import secrets
 import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+from hookline._sizes import size_limit
 
 Part = bytes | memoryview
 
@@ -30,6 +32,10 @@ class NotAPlainFile(OSError):
     """A symbolic link, a pipe or a device is where a plain file or a directory of a run belongs."""
 
 
+class TooLarge(OSError):
+    """A file has more bytes than one of its name may have; see `_sizes.py`."""
+
+
 def open_plain(path: Path, flags: int) -> int:
     """Open a file and return its descriptor. Raises `NotAPlainFile` for a link, which may lead anywhere, and a pipe."""
     refuse_link(path)
@@ -38,6 +44,25 @@ def open_plain(path: Path, flags: int) -> int:
         os.close(fd)
         raise NotAPlainFile(errno.EINVAL, "it is not a plain file", str(path))
     return fd
+
+
+def open_to_read(path: Path) -> BinaryIO:
+    """Open a plain file for reading. Raises `NotAPlainFile` for a link, a pipe and a device."""
+    return open(open_plain(path, os.O_RDONLY), "rb")
+
+
+def read_whole(path: Path, limit: int | None = None) -> bytes:
+    """Read a plain file. Raises `TooLarge`, before reading, if it is larger than files of its name may be."""
+    limit = size_limit(path.name) if limit is None else limit
+    with open_to_read(path) as file:
+        check_size(path, os.fstat(file.fileno()).st_size, limit)
+        return file.read(limit)  # it may be growing
+
+
+def check_size(path: Path, size: int, limit: int) -> None:
+    """Raise `TooLarge` if a file has, or would get, more bytes than it may have."""
+    if size > limit:
+        raise TooLarge(errno.EFBIG, f"it has {size:,} bytes, and {limit:,} is the limit", str(path))
 
 
 def refuse_link(path: Path) -> None:
@@ -120,6 +145,14 @@ def rename_to_free_name(temporary: Path, path: Path) -> Path:
         free = path.with_name(f"{path.name}-{count}")
 
 
+def current_directory() -> Path:
+    """Return the current directory; one that was removed by its last name, to which no file can be written."""
+    try:
+        return Path.cwd()
+    except OSError:
+        return Path(os.environ.get("PWD", os.curdir))
+
+
 def relative_to_here(path: Path) -> Path:
     """Return a path relative to the current directory, unless it is elsewhere or that directory was removed."""
     with contextlib.suppress(OSError, ValueError):
@@ -132,6 +165,10 @@ def explain(path: Path, error: OSError, verb: str = "write") -> str:
     remedy = "free space, fix its permissions or choose another directory"
     if isinstance(error, NotAPlainFile):
         remedy = "remove it, or replace it by a copy of what it leads to"
+    elif isinstance(error, TooLarge) and verb == "read":
+        remedy = "it is damaged or was not written by Hookline, so replace it by a copy that is whole"
+    elif isinstance(error, TooLarge):
+        remedy = "keep large values in tensors or in files of your own, and only their names here"
     return f"cannot {verb} {path}: {error.strerror or error}; {remedy}"
 
 

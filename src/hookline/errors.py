@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
+from hookline._sizes import MAX_TEXT
+
 _MAX_SHOWN = 60  # characters of a value in a message
 
 
@@ -83,7 +85,17 @@ def error_text(error: BaseException) -> str:
         message = str(error)
     except Exception as problem:  # The exception's own __str__ failed.
         message = f"(its message cannot be shown: __str__ raised {type(problem).__name__})"
-    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+    return cut(f"{type(error).__name__}: {message}" if message else type(error).__name__)
+
+
+def cut(text: str) -> str:
+    """Return a text of at most about `MAX_TEXT` characters: the rest is left out, and its length is stated."""
+    if len(text) <= MAX_TEXT:
+        return text
+    from hookline.record.redaction import redact_text  # the half of a secret would no longer be known as one
+
+    kept = redact_text(text[: 2 * MAX_TEXT])[:MAX_TEXT]
+    return f"{kept}… ({len(text) - MAX_TEXT:,} more characters)"
 
 
 def add_note(error: BaseException, note: str) -> None:

@@ -72,7 +72,7 @@ def test_json_is_read_as_python_reads_it(tree: dict[str, Any], indent: int | str
         ("deeper.json", b"[" * 200_000, "deeper"),
         ("wide.json", b'{"a": [' + b"1," * 100_000 + b"1]}", "more than 10000 values"),
         ("bytes.yaml", b"a: \xff\xfe", "UTF-8"),
-        ("huge.yaml", b"#" * 250_001, "larger than 250 kB"),
+        ("huge.yaml", b"#" * 250_001, "it has 250,001 bytes, and 250,000 is the limit; put"),
         ("run.txt", b"a: 1", "format"),
     ],
 )

@@ -20,13 +20,25 @@ import secrets
 import shutil
 import stat
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from hookline._fs import Part, explain, is_pid_alive, make_directory, rename_to_free_name, sync_directory, write_file
+from hookline._fs import (
+    NotAPlainFile,
+    Part,
+    check_size,
+    explain,
+    is_pid_alive,
+    make_directory,
+    read_whole,
+    rename_to_free_name,
+    sync_directory,
+    write_file,
+)
+from hookline._sizes import size_limit
 from hookline.checkpoints.errors import failing_as, inside
 from hookline.checkpoints.format import Section, decode, encode, encode_section, safetensors_parts
 from hookline.checkpoints.shards import Like, SavedTensors
@@ -288,15 +300,26 @@ def write_part(
     state: dict[str, Any] = {"sections": values}
     if meta is not None:
         state["meta"] = _encode_meta(meta)
-    files[state_file(rank)] = [json.dumps(state, allow_nan=False).encode("ascii")]
+    name = state_file(rank)
+    files[name] = [text := json.dumps(state, allow_nan=False).encode("ascii")]
+    try:
+        check_size(directory / name, len(text), size_limit(name))
+    except OSError as error:
+        raise CheckpointError(explain(directory / name, error)) from error
     # Hash the memory, not the files: a disk may already have changed those. Hashing takes as long as writing, so
     # threads do it meanwhile, the largest file first; with a core to spare it costs no time.
     sizes = {name: sum(map(len, parts)) for name, parts in files.items()}
     with ThreadPoolExecutor(HASHERS, thread_name_prefix="hookline-sha256") as threads:
-        hashes = {name: threads.submit(sha256, files[name]) for name in sorted(sizes, key=lambda name: -sizes[name])}
+        hashes = dict[str, Future[str]]()
+        with contextlib.suppress(RuntimeError):  # the system has no more threads: this one hashes below
+            for name in sorted(sizes, key=lambda name: -sizes[name]):
+                hashes[name] = threads.submit(sha256, files[name])
         for name, parts in files.items():
             write_file(directory / name, parts)
-        return {name: {"sha256": hashes[name].result(), "bytes": sizes[name]} for name in sorted(sizes)}
+        return {
+            name: {"sha256": hashes[name].result() if name in hashes else sha256(files[name]), "bytes": sizes[name]}
+            for name in sorted(sizes)
+        }
 
 
 def _encode_meta(meta: Mapping[str, Any]) -> Any:
@@ -340,9 +363,11 @@ def _age_key(path: Path) -> tuple[int, float, str]:
 
 def _load_state(path: Path, name: str = STATE) -> dict[str, Any]:
     try:
-        state = json.loads((path / name).read_bytes())
+        state = json.loads(read_whole(path / name))
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{name}: is not JSON ({error})") from error
+    except OSError as error:
+        raise CheckpointError(explain(path / name, error, "read")) from error
     is_whole = isinstance(state, dict) and isinstance(state.get("sections"), dict)
     if not is_whole or ("meta" not in state and name == STATE):
         raise CheckpointError(f"{name}: lacks sections or meta")
@@ -357,13 +382,13 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if not path.is_dir():
         raise CheckpointError(f"{path} is not a directory")
     try:
-        if not stat.S_ISREG((path / MANIFEST).lstat().st_mode):
-            raise CheckpointError(f"{MANIFEST}: is a link or not a plain file")
-        raw = (path / MANIFEST).read_bytes()
+        raw = read_whole(path / MANIFEST)
     except FileNotFoundError:
         raise CheckpointError(f"{MANIFEST}: is missing") from None
+    except NotAPlainFile:
+        raise CheckpointError(f"{MANIFEST}: is a link or not a plain file") from None
     except OSError as error:
-        raise CheckpointError(f"{MANIFEST}: cannot be read: {error.strerror}") from error
+        raise CheckpointError(f"{MANIFEST}: cannot be read: {error.strerror or error}") from error
     try:
         manifest = json.loads(raw)
         unchanged = _spell(manifest).encode("ascii") == raw

@@ -189,7 +189,10 @@ def user_imports(options: argparse.Namespace) -> Iterator[None]:
     current directory are found first, and those hosts are allowed.
     """
     modules, allowed, hosts = (getattr(options, name, []) for name in ("imports", "allow", "allow_host"))
-    here = str(Path.cwd())
+    try:
+        here = str(Path.cwd())
+    except OSError as error:  # in such a place torch's libraries end the process without a word that helps
+        raise HooklineError("the current directory was removed; change to one that exists (cd ..)") from error
     with ExitStack() as stack:
         if modules or allowed:
             sys.path.insert(0, here)

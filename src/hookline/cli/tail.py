@@ -13,11 +13,12 @@ from rich.console import Console
 from rich.text import Text
 
 from hookline._console import printable
-from hookline._fs import open_plain
+from hookline._fs import open_to_read
+from hookline._sizes import line_limit
 from hookline.cli.arguments import JSON, RUN, argument, positive
 from hookline.cli.formatting import open_console, print_json
 from hookline.errors import written
-from hookline.record.json_lines import as_number, parse_lines
+from hookline.record.json_lines import as_number, parse_lines, read_blocks, whole_end
 from hookline.runs.find import KILLED, RUNNING, RunFiles
 
 POLL_SECONDS = 0.5
@@ -73,18 +74,17 @@ class FollowedFile:
     def read_new(self) -> list[dict[str, Any]]:
         """Return the rows since the last call; a line that is not whole yet is left for the next one."""
         try:
-            with open(open_plain(self.path, os.O_RDONLY), "rb") as file:  # noqa: PTH123 - a descriptor, not a path
+            with open_to_read(self.path) as file:
                 status = os.fstat(file.fileno())
                 if status.st_size < self._place or self._inode not in (None, status.st_ino):
                     self._place = 0
                 self._inode = status.st_ino
-                file.seek(self._place)
-                content = file.read(status.st_size - self._place)
+                begin, end = self._place, whole_end(file, lambda: True)
+                self._place = max(begin, end)
+                blocks = read_blocks(file, begin, end, line_limit(self.path.name))
+                return [row for _, text in blocks for _, rows, _ in parse_lines(text.split(b"\n")) for row in rows]
         except OSError:
             return []
-        whole = content[: content.rfind(b"\n") + 1]
-        self._place += len(whole)
-        return [row for _, rows, _ in parse_lines(whole.split(b"\n")) for row in rows]
 
 
 def print_row(console: Console, row: dict[str, Any], as_json: bool) -> None:

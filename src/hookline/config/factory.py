@@ -15,10 +15,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 from typing import Any, get_args
 
 from hookline._checks import names
+from hookline._fs import current_directory
 from hookline._parameters import ParameterError, alternatives, parameters_of, type_adapter, type_hint
 from hookline._words import nearest
 from hookline.core.plugins import DATA, HOOKS, LOSSES, MODELS, OPTIMIZERS, SCHEDULERS, PluginTable
@@ -83,7 +83,8 @@ def search_path_hint(error: Exception, module: str) -> str:
     """Say where modules are searched, if this module was not found; return "" if it failed while being imported."""
     if not isinstance(error, ModuleNotFoundError) or not f"{module}.".startswith(f"{error.name}."):
         return ""
-    return f"; a `hookline` command looks in the current directory ({Path.cwd()}), then among installed packages"
+    here = current_directory()
+    return f"; a `hookline` command looks in the current directory ({here}), then among installed packages"
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ stands for its entry, whichever list it is in: ``hooks.clip_norm.max_norm=0.5``.
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -14,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from hookline._checks import names
+from hookline._fs import NotAPlainFile, TooLarge, read_whole
 from hookline._nesting import MAX_DEPTH, TOO_DEEP
+from hookline._sizes import MAX_YAML
 from hookline._words import nearest
 from hookline.config.schema import HOOKS_PAGE, HooksConfig, RunConfig
 from hookline.config.values import plain_copy, read_yaml
@@ -23,7 +26,6 @@ from hookline.errors import ConfigError, shown
 from hookline.trainer.options import OPTIONS_PAGE, TrainerOptions
 
 FORMATS = (".yaml", ".yml", ".toml", ".json")
-MAX_BYTES = 250_000
 
 # A key of many parts, `a.b.c…`: tomllib takes quadratic time to parse one, minutes for a file full of them.
 _PART = r"""(?:"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+'|[\w-]++)"""
@@ -73,10 +75,7 @@ def _read_file(path: Path) -> Any:
     if suffix not in FORMATS:
         raise ConfigError(where, f"cannot tell its format; use one of the suffixes {', '.join(FORMATS)}")
     try:
-        with path.open("rb") as stream:
-            content = stream.read(MAX_BYTES + 1)  # one byte more tells whether there is more, even of /dev/zero
-        if len(content) > MAX_BYTES:
-            raise ConfigError(where, f"is larger than {MAX_BYTES // 1000} kB, the limit for a config")
+        content = read_whole(Path(os.path.realpath(path)), MAX_YAML)  # a link is fine here; a pipe would wait
         text = content.decode("utf-8-sig")  # editors on Windows begin files with a byte-order mark
     except UnicodeDecodeError as error:
         raise ConfigError(where, f"is not text in UTF-8 (byte {error.start})") from None
@@ -84,7 +83,9 @@ def _read_file(path: Path) -> Any:
         remedy = "`hookline example` prints a config to start from"
         raise ConfigError(where, f"cannot be read: it does not exist; {remedy}") from None
     except OSError as error:
-        raise ConfigError(where, f"cannot be read: {error.strerror or error}") from None
+        remedies = {TooLarge: "; put what is large into files that it names", NotAPlainFile: "; copy it into one"}
+        problem = f"cannot be read: {error.strerror or error}{remedies.get(type(error), '')}"
+        raise ConfigError(where, problem) from None
     except ValueError as error:  # a NUL in the file's name
         raise ConfigError(repr(where), f"cannot be read: {error}") from None
     try:

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hookline._bins import FEWEST_BINS
+from hookline._sizes import MAX_LAYER_VALUES
 from hookline.errors import RecordError
 
 FORMAT = 1  # of a run's directory; a reader refuses a newer one
@@ -118,7 +120,13 @@ def read_header(record: dict[str, Any]) -> SeriesHeader:
     is_plain = isinstance(names, list) and isinstance(columns, list) and (bins is None or type(bins) is int)
     if not is_plain or not all(isinstance(text, str) for text in (name, *names, *columns)) or (bins or 0) < 0:
         raise ValueError("not a header")
-    return SeriesHeader(name, tuple(names), tuple(columns), bins)
+    header = SeriesHeader(name, tuple(names), tuple(columns), bins)
+    is_of_monitor = any((name, column) in WINDOW_COLUMNS for column in columns)
+    if bins is not None and is_of_monitor and (bins < FEWEST_BINS or bins % 2):  # as many of each sign
+        raise ValueError("not the bins of a monitor")
+    if math.prod(header.shape) > MAX_LAYER_VALUES:  # a histogram's line has a bit for an empty bin
+        raise ValueError("too large")
+    return header
 
 
 def unpack(record: dict[str, Any], shape: tuple[int, ...]) -> Floats:

@@ -8,17 +8,30 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from hookline._console import warn
-from hookline._fs import explain, open_plain, write_atomic
+from hookline._fs import (
+    NotAPlainFile,
+    TooLarge,
+    check_size,
+    explain,
+    open_plain,
+    open_to_read,
+    read_whole,
+    write_atomic,
+)
 from hookline._nesting import MAX_DEPTH, TOO_DEEP, is_too_deep
+from hookline._sizes import line_limit, size_limit
 from hookline.errors import RecordError
 from hookline.record import strict_json
 from hookline.record.format import NON_FINITE, TEXT_FIELDS
 from hookline.record.lock import has_owner
 
+TOO_LONG = b"\0"  # stands for a line that is longer than a line may be
 _BATCH = 10_000  # lines
+_BLOCK = 8 << 20  # bytes that are parsed together
+_STEP_BACK = 64 << 10  # bytes
 _APPEND = os.O_RDWR | os.O_APPEND | os.O_CREAT
 
 
@@ -60,6 +73,7 @@ class JsonLines:
             raise RecordError(f"{self.path} is closed: this line came after the end of the run's record")
         line = b"\n" + record + b"\n" if self._torn else record + b"\n"
         with writing(self.path):
+            check_size(self.path, len(record), line_limit(self.path.name))
             written = os.write(self._fd, line)
             while written < len(line):  # the rest of a short write follows; if that fails, the line stays torn
                 self._torn = True
@@ -89,8 +103,10 @@ def write_json_atomic(path: Path | str, value: Any) -> None:
 
 def write_text_atomic(path: Path | str, text: str) -> None:
     """Replace a text file atomically. Raises `RecordError` and leaves the old file if the disk refuses."""
+    data = text.encode("utf-8")
     with writing(Path(path)):
-        write_atomic(Path(path), text.encode("utf-8"))
+        check_size(Path(path), len(data), size_limit(Path(path).name))
+        write_atomic(Path(path), data)
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
@@ -109,13 +125,60 @@ def read_jsonl(path: Path | str) -> tuple[list[dict[str, Any]], bool]:
 
     The strings that stand for non-finite numbers become numbers again, except in fields that contain text.
     """
-    content = read_bytes(Path(path))
-    if content and not content.endswith(b"\n") and has_owner(Path(path).parent):  # its last line is being written
-        content = content[: content.rfind(b"\n") + 1]
-    lines = [line for line in content.split(b"\n") if line]
-    records = [record for _, batch, _ in parse_lines(lines) for record in batch]
+    path = Path(path)
+    records, count = list[dict[str, Any]](), 0
+    with reading(path), open_to_read(path) as file:
+        for _, block in read_blocks(file, 0, whole_end(file, lambda: has_owner(path.parent)), line_limit(path.name)):
+            lines = [line for line in block.split(b"\n") if line]
+            records += [record for _, batch, _ in parse_lines(lines) for record in batch]
+            count += len(lines)
     restore_numbers(records)
-    return records, len(records) < len(lines)
+    return records, len(records) < count
+
+
+def whole_end(file: BinaryIO, is_written: Callable[[], bool]) -> int:
+    """Return where a file ends, without a last line that a process is still writing."""
+    end = file.seek(0, os.SEEK_END)
+    file.seek(max(end - 1, 0))
+    if file.read(1) in (b"", b"\n") or not is_written():
+        return end
+    while end:
+        begin = max(end - _STEP_BACK, 0)
+        file.seek(begin)
+        if (newline := file.read(end - begin).rfind(b"\n")) >= 0:
+            return begin + newline + 1
+        end = begin
+    return 0
+
+
+def read_blocks(file: BinaryIO, begin: int, end: int, longest: int) -> Iterator[tuple[int, bytes]]:
+    """Yield a part of a file in blocks of whole lines, and where they begin.
+
+    Of a line that is longer than `longest`, a block of its own, `TOO_LONG`, is all that is read into memory.
+    """
+    at, rest, is_too_long = begin, b"", False
+    file.seek(begin)
+    while begin < end:
+        block = file.read(min(_BLOCK, end - begin))
+        if not block:  # the file was truncated
+            break
+        begin += len(block)
+        whole, newline, last = block.rpartition(b"\n")
+        if newline and is_too_long:
+            yield at, TOO_LONG
+            tail, newline, whole = whole.partition(b"\n")
+            at, is_too_long = begin - len(block) + len(tail) + 1, False
+        if newline:
+            yield at, rest + whole
+        if len(last) < len(block):
+            at, rest = begin - len(last), last
+        elif not is_too_long:
+            rest += block
+        if len(rest) > longest:
+            rest, is_too_long = b"", True
+        file.seek(begin)  # what gets the block may have read elsewhere
+    if rest or is_too_long:
+        yield at, TOO_LONG if is_too_long else rest
 
 
 def restore_numbers(records: Iterable[dict[str, Any]]) -> None:
@@ -185,9 +248,17 @@ def as_mapping(value: Any) -> Mapping[str, Any]:
 
 def read_bytes(path: Path) -> bytes:
     """Read a plain file. Raises `RecordError` if it cannot be read."""
+    with reading(path):
+        return read_whole(path)
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Raise `RecordError`, with a remedy, if a file cannot be read in the block."""
     try:
-        with open(open_plain(path, os.O_RDONLY), "rb") as stream:  # noqa: PTH123 - a descriptor, not a path
-            return stream.read()
+        yield
+    except (NotAPlainFile, TooLarge) as error:
+        raise RecordError(explain(path, error, "read")) from error
     except (OSError, ValueError, MemoryError) as error:  # ValueError: a NUL in the path
         reason = getattr(error, "strerror", None) or str(error) or "it does not fit into memory"
         raise RecordError(f"cannot read {path}: {reason}. A run's directory is runs/<run_id>") from error

@@ -22,7 +22,7 @@ from hookline._console import logger
 from hookline._fs import explain, refuse_link
 from hookline._words import nearest
 from hookline.core.shared_part import SharedPart
-from hookline.errors import RecordError
+from hookline.errors import RecordError, cut, error_text
 from hookline.record import strict_json
 from hookline.record.format import FORMAT, NOT_METRICS, MediaRow, SeriesHeader, utc_now
 from hookline.record.labels import Labels, read_labels, redact_labels
@@ -74,7 +74,7 @@ class Record:
         self._seed = seed
         self._labels = Labels()  # those of a new run; people may change them during the run
         self._is_first = True  # whether this is rank 0's record, which alone has layers, tables and images
-        self._closed = False
+        self._closed, self._started = False, time.monotonic()
         self._entries: list[Entry] = []  # metrics that no flush has taken yet
         self._headers: dict[str, SeriesHeader] = {}  # the newest of each series
         self._pending: deque[Pending] = deque()  # on their way to the host, in order
@@ -98,8 +98,9 @@ class Record:
         """
         if run_id is not None and not _SAFE_NAME.fullmatch(run_id):
             raise RecordError(f"{run_id!r} cannot be a run_id; use letters, digits, . _ = - and no leading .")
-        path = (Path(root) / (run_id or new_run_id())).absolute()
+        path = Path(root) / (run_id or new_run_id())
         try:
+            path = path.absolute()  # fails where the current directory was removed
             path.parent.mkdir(parents=True, exist_ok=True)
             path.mkdir(exist_ok=run_id is not None)  # a new run's must not exist: two runs never share one by accident
         except OSError as error:
@@ -204,7 +205,7 @@ class Record:
             RecordError: If the disk refuses; the run must not begin.
         """
         self._secrets.add(find_secrets(hooks))
-        now = utc_now()
+        now, self._started = utc_now(), time.monotonic()
         attempt = {"started": now, "pid": os.getpid(), "host": platform.node(), **_ranks(hosts)}
         self.run = {
             "format": FORMAT,
@@ -460,6 +461,7 @@ class Record:
             raise RecordError(f"{outcome!r} is not an outcome of a run; {nearest(outcome, map(str, Outcome))}")
         if self._closed:
             return
+        reason = None if reason is None else cut(reason)
         self._closed = True  # before anything can fail, so that a close after an error in this one does nothing
         if not self.run:  # the run failed before it began
             try:
@@ -471,8 +473,9 @@ class Record:
         finally:  # Ctrl-C in a sink leaves a whole record, too
             end = {"outcome": str(outcome), "reason": redact(reason), "closed": utc_now()}
             self.run.update(end, hooks=redact(hooks), costs=redact(costs), counters=redact(counters), lost=self.lost)
+            seconds = round(time.monotonic() - self._started, 3)  # the clock on the wall may be set meanwhile
             if self.run.get("attempts"):  # a resumed run replaces the run's outcome, and the attempt keeps its own
-                self.run["attempts"][-1].update(end)
+                self.run["attempts"][-1].update(end, seconds=seconds)
             try:
                 self._sinks.close(self.run, self._report_sink)  # first: a sink may report what it could not deliver
             finally:
@@ -487,7 +490,7 @@ class Record:
         self._sinks.put(kind, rows)
 
     def _report_sink(self, sink: Sink, step: int | None, error: Exception) -> None:
-        name, text = type(sink).__name__, f"{type(error).__name__}: {error}"
+        name, text = type(sink).__name__, error_text(error)
         logger.warning("the sink %s failed and was removed, training continues: %s", name, redact_text(text))
         self.event("sink_failed", step, sink=name, error=text)
 

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from hookline._console import logger, warn
 from hookline._fs import make_directory
+from hookline._sizes import MAX_YAML
 from hookline.core.failures import raise_if_quit
 from hookline.errors import RecordError, shown
 from hookline.record import strict_json
@@ -359,10 +360,13 @@ class RankStorage(Storage):
 
 
 def _as_yaml(config: Any) -> str:
-    """Return readable YAML; without PyYAML, or for what it cannot express, JSON, which YAML readers read, too."""
+    """Return readable YAML; without PyYAML, for what it cannot express, and beyond `MAX_YAML`, JSON, which is YAML."""
     try:
         import yaml
 
-        return str(yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
+        text = str(yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
+        if len(text.encode("utf-8")) <= MAX_YAML:
+            return text
     except Exception:
-        return strict_json.dumps(config, indent=2) + "\n"
+        pass
+    return strict_json.dumps(config, indent=2) + "\n"

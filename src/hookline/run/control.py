@@ -19,7 +19,7 @@ from hookline._names import unwrap_module
 from hookline._words import nearest
 from hookline.core.catalog import CAPABILITIES, CATALOG, MOST_LISTED, Event
 from hookline.core.entry import Entry
-from hookline.errors import HooklineError, RegistrationError
+from hookline.errors import HooklineError, RegistrationError, cut
 from hookline.record.metrics import REDUCTIONS
 from hookline.record.record import Record
 from hookline.run.rng import preserve_rng, rng_state
@@ -468,7 +468,7 @@ class RunControl(RunLog):
 
         A stop that is requested in a validation takes effect after it, at the same boundary.
         """
-        by = by or self.hooks.calling_hook()
+        reason, by = cut(reason), by or self.hooks.calling_hook()
         self.note("stop_requested", reason=reason, by=by)
         self.agreement.request_stop(Stop(reason, by, self.ranks.rank))
         self.request_boundary()

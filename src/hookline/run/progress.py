@@ -7,6 +7,8 @@ from operator import attrgetter
 from time import monotonic
 from typing import Any
 
+from hookline.errors import CheckpointError, shown
+
 
 class Progress:
     """How far the run is. It is also the clock that schedules read."""
@@ -112,7 +114,11 @@ class Progress:
         return {**counters, "step": self.steps_done, "tokens_seen": self.tokens, "seconds": self.seconds}
 
     def load_state_dict(self, state: Mapping[str, Any], position: dict[str, Any] | None) -> None:
-        """Restore the counters and the position in the data."""
+        """Restore the counters and the position in the data. Raises `CheckpointError` for what is not a counter."""
+        is_of: dict[str, Any] = {"epoch_over": bool, "loader_batches": dict, "seconds": (int, float)}
+        for name in (*self.SAVED, "seconds"):
+            if not isinstance(state[name], is_of.get(name, int)):
+                raise CheckpointError(f"the checkpoint's progress has {name} {shown(state[name])}; use another one")
         for name in self.SAVED:
             setattr(self, name, state[name])
         self._seconds_before, self.position = state["seconds"], position

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from hookline._sizes import MAX_YAML
 from hookline.errors import RecordError
 from hookline.record import strict_json
 from hookline.record.json_lines import as_mapping
@@ -18,6 +19,9 @@ def read_config(content: bytes, path: Path) -> Any:
         return json.loads(content)  # what the record writes where PyYAML is missing; YAML would read 1e-05 as text
     except (ValueError, RecursionError):
         pass
+    if len(content) > MAX_YAML:  # the record writes JSON beyond
+        limit = f"it has {len(content):,} bytes of YAML, and {MAX_YAML:,} is the limit"
+        raise RecordError(f"cannot read {path}: {limit}; write it as JSON, which is read faster")
     try:
         import yaml
     except ImportError as error:

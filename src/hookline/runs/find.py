@@ -104,6 +104,9 @@ class RunFiles(RunReader):
         attempts = self.run.get("attempts", [])
         times: list[float | None] = []
         for attempt, following in zip(attempts, [*attempts[1:], None], strict=False):
+            if (measured := as_number(attempt.get("seconds"))) is not None:
+                times.append(max(measured, 0.0))
+                continue
             begin, end = read_time(attempt.get("started")), read_time(attempt.get("closed"))
             if end is None and following is None and self.outcome == RUNNING:
                 end = datetime.now().astimezone()

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from hookline._bins import bin_edges
+from hookline._sizes import has_too_many_gaps
+from hookline.errors import RecordError
 from hookline.record import strict_json
 from hookline.record.format import WINDOW_COLUMNS, MediaRow
 from hookline.record.json_lines import directory_of
@@ -77,6 +79,10 @@ def load_run(path: Path | str | None) -> LoadedRun:
 def columns_of(rows: Sequence[dict[str, Any]], first: Iterable[str] = ()) -> Columns:
     """Return rows as columns, in the order of their first appearance after `first`; None where a row has no value."""
     names = dict.fromkeys([*first, *(name for row in rows for name in row)])
+    places, values = len(names) * len(rows), sum(map(len, rows))
+    if has_too_many_gaps(places, values):
+        have = f"{len(names):,} names in {len(rows):,} rows, a table of {places:,} places for {values:,} values"
+        raise RecordError(f"the rows have {have}; give what is logged once in a while one name, and read them as rows")
     return {name: _of_one_type([row.get(name) for row in rows]) for name in names}
 
 

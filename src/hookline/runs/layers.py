@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hookline._sizes import has_too_many_gaps
 from hookline._words import nearest
 from hookline.errors import RecordError
 from hookline.record.format import Floats, SeriesHeader
@@ -19,7 +20,6 @@ from hookline.runs.reader import RunReader
 if TYPE_CHECKING:
     import torch
 
-_MAX_GAPS = 1000  # places of a table per value in the file: hooks that change leave some places without a value
 _Steps = dict[int, dict[SeriesHeader, Floats]]  # the values of a series that were read so far
 
 
@@ -92,7 +92,7 @@ def _merge_headers(written: _Steps) -> SeriesTable:
     shape = (len(steps), *SeriesHeader("", names, columns, bins).shape)
     in_file = sum(own.size for by_header in written.values() for own in by_header.values())
     places = max(math.prod(shape), math.prod(shape[:3]))  # the mask has places also for histograms of no bins
-    if places > _MAX_GAPS * max(in_file, _MAX_GAPS):  # a small file must not fill the memory
+    if has_too_many_gaps(places, in_file):
         have = f"{in_file:,} values for a table of {places:,}"
         raise RecordError(f"layers.jsonl has {have}: it is damaged or was not written by Hookline")
     values, mask = np.full(shape, np.nan, np.float32), np.zeros(shape[:3], np.bool_)

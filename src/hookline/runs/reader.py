@@ -16,7 +16,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hookline._fs import open_plain
+from hookline._fs import NotAPlainFile, TooLarge, explain, open_to_read, read_whole
+from hookline._sizes import line_limit
 from hookline.errors import RecordError
 from hookline.record.format import (
     DAMAGED,
@@ -31,13 +32,17 @@ from hookline.record.format import (
     unpack,
 )
 from hookline.record.json_lines import (
+    TOO_LONG,
     as_number,
     directory_of,
     parse_json,
     parse_lines,
+    read_blocks,
     read_bytes,
+    reading,
     restore_numbers,
     warn_at_caller,
+    whole_end,
 )
 from hookline.record.labels import Labels, read_labels
 from hookline.record.lock import has_owner
@@ -46,9 +51,7 @@ from hookline.runs.config import read_config
 RUN, CONFIG = "run.json", "config.yaml"
 METRICS, LAYERS, EVENTS, MEDIA = "metrics.jsonl", "layers.jsonl", "events.jsonl", "media.jsonl"
 MAX_TAIL_BYTES = 4 << 20  # from the end of a file: all that a list of runs may read of each, to stay quick
-_MAX_RUN_BYTES = 64 << 20  # of a run.json: a thousand times what a large run writes
 TAIL_BYTES = 64 << 10  # hundreds of rows of metrics
-_BLOCK = 8 << 20  # bytes that are parsed together
 _MARK = b'"resumed":'
 
 
@@ -61,6 +64,8 @@ class Damage:
     count: int = 0
     is_torn: bool = True
     """Whether a kill explains them: each is the last line of an attempt, and is not whole."""
+    longest: int | None = None
+    """How many bytes a line may have, if one of them has more."""
 
     def __str__(self) -> str:
         """Return what is wrong, without the file.
@@ -71,7 +76,8 @@ class Damage:
         lines = f"line {self.first:,}" + (f" and {self.count - 1:,} more" if self.count > 1 else "")
         if self.is_torn:
             return f"{lines} {'were' if self.count > 1 else 'was'} torn because the run was killed"
-        return f"{lines} {'are' if self.count > 1 else 'is'} damaged"
+        why = "" if self.longest is None else f" (a line has more than {self.longest:,} bytes, the limit)"
+        return f"{lines} {'are' if self.count > 1 else 'is'} damaged{why}"
 
 
 class RunReader:
@@ -90,8 +96,9 @@ class RunReader:
     def run(self) -> dict[str, Any]:
         """The fields of run.json. Raises `RecordError` if the directory is not a run, or has a newer format."""
         try:
-            with _open(self.path / RUN) as file:
-                run = parse_json(file.read(_MAX_RUN_BYTES), parse_int=_parse_int)
+            run = parse_json(read_whole(self.path / RUN), parse_int=_parse_int)
+        except (NotAPlainFile, TooLarge) as error:
+            raise RecordError(explain(self.path / RUN, error, "read")) from error
         except (OSError, ValueError) as error:
             missing = isinstance(error, (FileNotFoundError, NotADirectoryError))
             why = f"has no {RUN}" if missing else f"its {RUN} cannot be read or is damaged"
@@ -217,24 +224,27 @@ class RunReader:
         attempt, and damaged otherwise.
         """
         path = self.path / name
-        try:
-            file = _open(path)
-        except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-            reason = getattr(error, "strerror", None) or str(error)
-            raise RecordError(f"cannot read {path}: {reason}. A run's directory is runs/<run_id>") from error
+        with reading(path):
+            file = open_to_read(path)
         with file:
-            end = self._whole_end(file)
+            end = whole_end(file, lambda: self.has_owner)
             file.seek(max(end - MAX_TAIL_BYTES, 0))
             self._ends[name] = file.read(end - file.tell())
             is_ended = self._ends[name].endswith(b"\n")
-            marks = [*_resume_marks(file, end)]
+            longest = line_limit(path.name)
+            marks = [*_resume_marks(file, end, longest)]
             begins = [0, *(begin for begin, _ in marks)]
             # The rows of an attempt count up to the first step that a later one began after.
             limits = [*accumulate((step for _, step in reversed(marks)), min, initial=math.inf)][::-1]
             number = 1  # of the next line
             for begin, stop, limit in zip(begins, [*begins[1:], end], limits, strict=True):
                 broken: list[int] = []  # the number of the last line that is not whole
-                for block in _blocks(file, begin, stop):
+                for _, block in read_blocks(file, begin, stop, longest):
+                    if block == TOO_LONG:
+                        self._note_damage(name, number)
+                        self.damage[name].longest = longest
+                        number += 1
+                        continue
                     lines = block.split(b"\n")
                     for numbers, rows, not_whole in parse_lines(lines, number):
                         broken += not_whole
@@ -249,20 +259,6 @@ class RunReader:
                 for place in broken:
                     was_killed = place == number - 1 and (stop < end or not is_ended)
                     self._note_damage(name, place, is_torn=was_killed)
-
-    def _whole_end(self, file: BinaryIO) -> int:
-        """Return where a file ends, without a last line that the process which owns the run is still writing."""
-        end = file.seek(0, os.SEEK_END)
-        file.seek(max(end - 1, 0))
-        if file.read(1) in (b"", b"\n") or not self.has_owner:
-            return end
-        while end:
-            begin = max(end - TAIL_BYTES, 0)
-            file.seek(begin)
-            if (newline := file.read(end - begin).rfind(b"\n")) >= 0:
-                return begin + newline + 1
-            end = begin
-        return 0
 
     # ---- the ends of files -------------------------------------------------------------------------------------------
 
@@ -291,7 +287,7 @@ class RunReader:
         """Read the last 4 MB of a file, so that `last_lines` need not open it again each time."""
         if name in self._ends:
             return
-        with suppress(OSError), _open(self.path / name) as file:
+        with suppress(OSError), open_to_read(self.path / name) as file:
             file.seek(max(file.seek(0, os.SEEK_END) - MAX_TAIL_BYTES, 0))
             self._ends[name] = file.read(MAX_TAIL_BYTES)
 
@@ -301,7 +297,7 @@ class RunReader:
             end = self._ends[name]
             yield from reversed(end.split(b"\n")[len(end) == MAX_TAIL_BYTES :])  # the first one may begin before
             return
-        with suppress(OSError), _open(self.path / name) as file:
+        with suppress(OSError), open_to_read(self.path / name) as file:
             size = begin = file.seek(0, os.SEEK_END)
             first = b""  # the line that begins before what was read
             while begin > 0 and size - begin < MAX_TAIL_BYTES:
@@ -319,34 +315,9 @@ def _parse_int(digits: str) -> float:
     return int(digits) if len(digits) < 300 else float(digits)
 
 
-def _open(path: Path) -> BinaryIO:
-    return open(open_plain(path, os.O_RDONLY), "rb")  # noqa: PTH123 - a descriptor, not a path
-
-
-def _blocks(file: BinaryIO, begin: int, end: int) -> Iterator[bytes]:
-    """Yield a part of a file in blocks of whole lines."""
-    rest = b""
-    file.seek(begin)
-    while begin < end:
-        block = file.read(min(_BLOCK, end - begin))
-        if not block:  # the file was truncated
-            break
-        begin += len(block)
-        whole, newline, last = block.rpartition(b"\n")
-        if newline:
-            yield rest + whole
-            rest = last
-        else:
-            rest += block
-        file.seek(begin)  # what gets the block may have read elsewhere
-    if rest:
-        yield rest
-
-
-def _resume_marks(file: BinaryIO, end: int) -> Iterator[tuple[int, int]]:
+def _resume_marks(file: BinaryIO, end: int, longest: int) -> Iterator[tuple[int, int]]:
     """Yield where the lines begin at which the run was resumed, and the step that it resumed at."""
-    begin = 0
-    for block in _blocks(file, 0, end):
+    for begin, block in read_blocks(file, 0, end, longest):
         place = block.find(_MARK)
         while place >= 0:
             line_begin, line_end = block.rfind(b"\n", 0, place) + 1, block.find(b"\n", place)
@@ -355,7 +326,6 @@ def _resume_marks(file: BinaryIO, end: int) -> Iterator[tuple[int, int]]:
                 if (step := _resumed_at(row)) is not None:
                     yield begin + line_begin, step
             place = block.find(_MARK, line_end)
-        begin += len(block) + 1
 
 
 def _resumed_at(row: dict[str, Any]) -> int | None:

@@ -153,7 +153,7 @@ class Numbers:
 
 def _hashes(histograms: Array) -> Array:
     """Return a hash of each histogram, [names, columns]."""
-    hashes = [hash(counts.tobytes()) for counts in histograms.reshape(-1, histograms.shape[2])]
+    hashes = [hash(counts.tobytes()) for of_name in histograms for counts in of_name]
     return np.array(hashes, np.int64).reshape(histograms.shape[:2])
 
 

@@ -395,5 +395,5 @@ def _compared(trainer: Trainer) -> dict[str, Any]:
         "the loaders": {"training": list(trainer.train_loaders), "validation": list(trainer.val_loaders)},
         "the number of optimizers and schedulers": [len(trainer.optimizers), len(trainer.schedulers)],
         "the parameters": {name: list(param.shape) for name, param in trainer.params.items()},
-        "the versions": {"hookline": __version__, "torch": torch.__version__, "git": git_state(Path.cwd())},
+        "the versions": {"hookline": __version__, "torch": torch.__version__, "git": git_state(Path())},
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ from hookline.checkpoints.frozen import Fingerprints, frozen_parameters
 from hookline.checkpoints.saves import HostMemory, OneSave, Save, SharedSave, on_all, without_alike
 from hookline.checkpoints.store import SavedCheckpoint
 from hookline.core.failures import hook_notes
-from hookline.errors import CheckpointError, TrainingError, add_note, error_text
+from hookline.errors import CheckpointError, TrainingError, add_note, cut, error_text
 from hookline.record.record import Record
 from hookline.run.agreement import SaveName
 from hookline.run.event_args import EventArgs, GivenArgs
@@ -184,13 +184,11 @@ class CheckpointedRun(EpochRun):
             with self._on_save_error(self.progress.steps_done):
                 if self.options.async_save and self.status == "training":
                     save = self._begin_save(name, copies=True)
-                    threads = ThreadPoolExecutor(1, thread_name_prefix="hookline-save")
-                    written = threads.submit(save.write)
+                    written = _in_thread(save.write)
                     # on_checkpoint_save is fired at a later step, with the counters of this one.
                     now = self.event_args
                     args = GivenArgs(now, SimpleNamespace(step=now.step, epoch=now.epoch, tokens_seen=now.tokens_seen))
                     self._pending = PendingSave(name, args, save, written, self._state)
-                    threads.shutdown(wait=False)  # the thread ends with its work: between saves there is none to fork
                     self.request_boundary()  # from the next step on, `_poll_save` is called after each, on all ranks
                 else:  # a run that is closing has nothing else to do
                     self.save_checkpoint(name)
@@ -282,7 +280,7 @@ class CheckpointedRun(EpochRun):
             if hook_notes(error):  # a hook's own failure, which its policy decides about
                 raise
             self.run_status.failed_saves += 1
-            self.note("checkpoint_failed", step, error=str(error))
+            self.note("checkpoint_failed", step, error=cut(str(error)))
             if self.options.on_save_error == "stop":
                 raise
             logger.warning("step %d has no checkpoint, training continues: %s", step, error)
@@ -346,7 +344,7 @@ class CheckpointedRun(EpochRun):
         self.find_frozen()
         try:
             restore_sections(self, SavedCheckpoint(checkpoint, verify=False))
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError, IndexError, OverflowError) as error:
             raise CheckpointError(f"{checkpoint} lacks something that a run needs to resume: {error!r}") from error
         self._has_initial_weights = True
         self.event_args.set_checkpoint(str(checkpoint), resumed=True)
@@ -359,3 +357,20 @@ class CheckpointedRun(EpochRun):
         if handler := self.hooks.slots.on_checkpoint_load:
             handler(self.event_args)
         return checkpoint
+
+
+def _in_thread(write: Callable[[], Any]) -> Future[Any]:
+    """Call a function in a thread that ends with it, or in this one if the system has no more threads."""
+    threads = ThreadPoolExecutor(1, thread_name_prefix="hookline-save")
+    try:
+        return threads.submit(write)
+    except RuntimeError as error:  # what failed there fails below, too, and is reported as always
+        logger.warning("training waits for this save, because the system gives no thread: %s", error)
+        written: Future[Any] = Future()
+        try:
+            written.set_result(write())
+        except Exception as failure:
+            written.set_exception(failure)
+        return written
+    finally:
+        threads.shutdown(wait=False)  # between saves there is no thread, so that the process can fork

@@ -21,6 +21,7 @@ from hookline.core.failures import raise_if_quit
 from hookline.errors import CheckpointError, error_text
 from hookline.ranks import fingerprint
 from hookline.record.provenance import config_hash
+from hookline.record.redaction import redact_text
 from hookline.run.epoch_stats import add_losses
 from hookline.run.hook_state import hooks_state, load_hooks_state
 from hookline.run.rng import restore_rng, rng_state, seed_everything
@@ -87,7 +88,7 @@ def _stop(run: CheckpointedRun) -> dict[str, Any]:
         return {}
     reason, by, _ = run.run_status.lasting_stop
     attempt, terms = len(run.record.run["attempts"]), _stop_terms(run, by)
-    return {"stop": {"run_id": run.run_id, "attempt": attempt, "reason": reason, "by": by, "under": terms}}
+    return {"stop": {"run_id": run.run_id, "attempt": attempt, "reason": redact_text(reason), "by": by, "under": terms}}
 
 
 def _stop_terms(run: CheckpointedRun, by: str | None) -> str:
