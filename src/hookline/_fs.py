@@ -55,8 +55,9 @@ def read_whole(path: Path, limit: int | None = None) -> bytes:
     """Read a plain file. Raises `TooLarge`, before reading, if it is larger than files of its name may be."""
     limit = size_limit(path.name) if limit is None else limit
     with open_to_read(path) as file:
-        check_size(path, os.fstat(file.fileno()).st_size, limit)
-        return file.read(limit)  # it may be growing
+        size = os.fstat(file.fileno()).st_size
+        check_size(path, size, limit)
+        return file.read(size)  # it may be growing
 
 
 def check_size(path: Path, size: int, limit: int) -> None:

@@ -20,6 +20,8 @@ from hookline.runs.summary import RunSummary
 
 HUGE = "1" + "0" * 400
 HEADER = '{"series":1,"name":"g","names":["a"],"columns":["c"]}\n'
+BINS = HEADER.replace("}", ',"bins":%d}')
+MONITORED = BINS.replace('"g"', '"gradient_histograms"').replace('"c"', '"count"')
 MEDIA = '{"step":1,"epoch":%s,"time":%s,"name":"t","type":"table","file":"media/t.json"}\n'
 LINES = {
     "metric that no float holds": ("metrics.jsonl", '{"step":1,"train/loss":HUGE}\n'.replace("HUGE", HUGE)),
@@ -38,6 +40,10 @@ LINES = {
     "huge best value": ("events.jsonl", '{"kind":"best_checkpoint","value":HUGE}\n'.replace("HUGE", HUGE)),
     "series that is a list": ("layers.jsonl", HEADER.replace('"series":1', '"series":[1]')),
     "values of a series that is a list": ("layers.jsonl", '{"series":[1],"step":1,"data":"AAAAAA=="}\n'),
+    "histograms of a monitor without bins": ("layers.jsonl", MONITORED % 0),
+    "histograms of a monitor with odd bins": ("layers.jsonl", MONITORED % 7),
+    "histograms without bins": ("layers.jsonl", BINS % 0 + '{"series":1,"step":1,"data":""}\n'),
+    "histograms of a million million bins": ("layers.jsonl", BINS % 10**12),
     "columns that are a number": ("layers.jsonl", HEADER.replace('["c"]', "5")),
     "layers at a huge step": (
         "layers.jsonl",
@@ -50,7 +56,7 @@ LINES = {
 
 LEFT_OUT = {  # values that are not usable in rows that are
     "metric that no float holds", "metrics that are lists", "huge time of an event", "hook that is a list",
-    "huge loss of a spike", "huge best value",
+    "huge loss of a spike", "huge best value", "histograms without bins",
 }  # fmt: skip
 
 

@@ -484,6 +484,10 @@ class Record:
                 else:
                     self._storage.close(self.run)
 
+    def release(self) -> None:
+        """Let the next writer in, also if closing has failed; a second call does nothing."""
+        self._storage.release()
+
     def _write(self, kind: str, rows: list[Any]) -> None:
         """Write rows to the storage at once, and to the added sinks with the next delivery."""
         self.defer(partial(self._storage.write, kind, rows))

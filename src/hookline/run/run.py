@@ -214,7 +214,10 @@ class Run(Steps):
                 else:
                     self.run_status.close(failed=False)
             finally:  # Ctrl-C in on_exception comes here, too.
-                self._close(error, signal)
+                try:
+                    self._close(error, signal)
+                finally:
+                    self.record.release()
 
     def _close(self, error: BaseException | None, signal: str | None) -> None:
         """Fire on_train_end, close the hooks, decide the outcome and close the record."""
