@@ -7,7 +7,6 @@ from __future__ import annotations
 
 MB = 1_000_000
 
-MAX_TEXT = 10_000  # characters of an error or a reason; the rest is left out, and its length is stated
 MAX_YAML = 250_000  # bytes of a config: PyYAML takes seven seconds per MB. Longer ones are recorded as JSON.
 
 _FILES = {  # bytes of files that are read whole, by name

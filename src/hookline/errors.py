@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from hookline._sizes import MAX_TEXT
-
 _MAX_SHOWN = 60  # characters of a value in a message
+MAX_TEXT = 10_000  # characters of an error or a reason; the rest is left out, and its length is stated
+before_cut: list[Callable[[str], str]] = []
+"""Functions that a long text goes through before it is cut; record/redaction.py adds one."""
 
 
 class HooklineError(Exception):
@@ -92,10 +94,10 @@ def cut(text: str) -> str:
     """Return a text of at most about `MAX_TEXT` characters: the rest is left out, and its length is stated."""
     if len(text) <= MAX_TEXT:
         return text
-    from hookline.record.redaction import redact_text  # the half of a secret would no longer be known as one
-
-    kept = redact_text(text[: 2 * MAX_TEXT])[:MAX_TEXT]
-    return f"{kept}… ({len(text) - MAX_TEXT:,} more characters)"
+    kept = text[: 2 * MAX_TEXT]
+    for redact in before_cut:  # the half of a secret would no longer be known as one
+        kept = redact(kept)
+    return f"{kept[:MAX_TEXT]}… ({len(text) - MAX_TEXT:,} more characters)"
 
 
 def add_note(error: BaseException, note: str) -> None:

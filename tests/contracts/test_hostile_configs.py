@@ -143,7 +143,7 @@ CASES: dict[str, Hostile] = {
     "a value that contains itself": Hostile("model: &a [*a]", "the alias '*a' is refused"),
     "an alias to nothing": Hostile("model: *x", "the alias '*x' is refused"),
     "a merge with a number": Hostile("model: {<<: 3}", "the merge key '<<' is refused"),
-    "ten megabytes of nesting": Hostile("[" * 10_000_000, "is larger than"),
+    "ten megabytes of nesting": Hostile("[" * 10_000_000, "is the limit; put what is large"),
     "nesting": Hostile("model: " + "[" * 200_000, "nested deeper than"),
     "nesting by indentation": Hostile("".join(f"{' ' * i}a:\n" for i in range(600)), "nested deeper than"),
     "nesting by question marks": Hostile("? " * 100_000, "nested deeper than"),

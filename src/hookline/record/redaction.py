@@ -20,6 +20,7 @@ from weakref import WeakSet
 from hookline._console import logger
 from hookline._nesting import MAX_DEPTH
 from hookline._secrets import SHORTEST_SECRET, replace_secrets
+from hookline.errors import before_cut
 from hookline.record import strict_json
 
 REDACTED = "<redacted>"
@@ -261,6 +262,9 @@ def redact_text(text: str) -> str:
     for shape, redacted in _RULES:
         text = shape.sub(redacted, text)
     return text
+
+
+before_cut.append(redact_text)
 
 
 def _redact_url(match: re.Match[str]) -> str:
