@@ -147,6 +147,57 @@ def test_every_kind_of_collective_is_refused_in_a_hook_that_does_not_declare_it(
         assert len(norms) == (0 if rank else 8)
 
 
+class InMethods(TrainingHook):
+    """Tries collectives in methods that are not events: on a group of its own, and over the shards of the gradients."""
+
+    def __init__(self) -> None:
+        self.own, self.refused = distributed.new_group(backend="gloo"), dict[str, list[str]]()
+
+    def _try(self, where: str) -> None:
+        said = self.refused.setdefault(where, [])
+        for call in (
+            lambda: distributed.all_reduce(torch.ones(2), group=self.own),
+            lambda: torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0),
+        ):
+            try:
+                call()
+            except RankError as error:
+                said.append(str(error))
+
+    def on_gradients_ready(self, model: Any) -> None:
+        self.model = model
+        self.gradients = {name: param.grad for name, param in model.named_parameters()}
+        self._try("on_gradients_ready")
+
+    def state_dict(self) -> dict[str, Any]:
+        for name, param in self.model.named_parameters():
+            param.grad = self.gradients[name]
+        self._try("state_dict")
+        self.model.zero_grad(set_to_none=True)
+        return {}
+
+    def close(self) -> None:
+        self._try("close")
+
+
+def try_in_methods(rank: int, folder: str) -> dict[str, list[str]]:
+    trainer = make_trainer("fsdp2", rank, 2, folder, max_steps=1)
+    hook = InMethods()
+    trainer.add_hook(hook, "careless", on_error="raise")
+    trainer.add_hook("checkpoint")
+    trainer.train()
+    return hook.refused
+
+
+def test_collectives_on_a_group_of_its_own_and_over_shards_are_refused_in_every_method(tmp_path: Path) -> None:
+    for result in run_on_ranks(try_in_methods, 2, str(tmp_path)):
+        assert {where: len(said) for where, said in result.value.items()} == {
+            "on_gradients_ready": 2, "state_dict": 2, "close": 1
+        }  # fmt: skip
+        for where, said in result.value.items():
+            assert all(f"hook 'careless' calls a collective in {where} (" in one for one in said)
+
+
 class InsideOthers(TrainingHook):
     """Tries a collective inside of what all ranks take part in, and validates, which it may."""
 

@@ -7,7 +7,7 @@ ranks call, would be paired with a collective of training, and put its numbers i
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -54,19 +54,37 @@ class CollectiveGuard:
 
     def wrap(self, event: Event, hook: BoundHook) -> BoundHook:
         """Return a listener of an event as it is called."""
-        if self._registry.ranks.world_size == 1 or hook.built_in or hook_attribute(hook.owner, "collective"):
+        if self._may_call(hook.built_in, hook.owner):
             return hook
         call, mode = hook.call, _RefuseCollectives(self, hook.hook, event.name)
 
         def guarded(*args: Any, **kwargs: Any) -> Any:
-            before, self.allowed = self.allowed, False  # what a validation or a save may call, its hooks may not
-            try:
-                with mode:
-                    return call(*args, **kwargs)
-            finally:
-                self.allowed = before
+            with self._refusing(mode):
+                return call(*args, **kwargs)
 
         return hook.with_call(guarded)
+
+    def around(self, hook: str, method: str) -> AbstractContextManager[None]:
+        """Return the context in which a method of a hook runs that is not an event, such as `state_dict`.
+
+        `setup` is left alone: it runs when the hook is registered, before any run.
+        """
+        entry = self._registry.entry(hook) if hook in self._registry else None
+        if method == "setup" or entry is None or self._may_call(entry.built_in, entry.hook):
+            return nullcontext()
+        return self._refusing(_RefuseCollectives(self, hook, method))
+
+    def _may_call(self, built_in: bool, hook: Any) -> bool:
+        return self._registry.ranks.world_size == 1 or built_in or bool(hook_attribute(hook, "collective"))
+
+    @contextmanager
+    def _refusing(self, mode: _RefuseCollectives) -> Iterator[None]:
+        before, self.allowed = self.allowed, False  # what a validation or a save may call, its hooks may not
+        try:
+            with mode:
+                yield
+        finally:
+            self.allowed = before
 
     @contextmanager
     def allow(self, method: str) -> Iterator[None]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bdb import BdbQuit
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Literal
@@ -120,6 +120,8 @@ class FailureHandler:
         """Returns the run's step, for failures outside of events."""
         self.calling: dict[int, tuple[str, str] | None] = {}
         """The hook that each thread is calling, by the thread's id, and the event or the method."""
+        self.around_method: Callable[[str, str], AbstractContextManager[None]] = lambda hook, method: nullcontext()
+        """Returns the context in which a method of a hook runs that is not an event."""
 
     def subscribe(self, subscriber: Callable[[Incident], Any]) -> Callable[[], None]:
         """Call a function with every incident; returns a function that ends the subscription."""
@@ -232,7 +234,8 @@ class FailureHandler:
         outer = self.calling.get(thread)
         self.calling[thread] = hook, method
         try:
-            yield
+            with self.around_method(hook, method):
+                yield
         finally:
             self.calling[thread] = outer
 

@@ -66,6 +66,7 @@ class Registry:
         self.rng_guard = RngGuard(self.failures, self._changed)
         self.device_timer = DeviceTimer()
         self.collectives = CollectiveGuard(self)
+        self.failures.around_method = self.collectives.around
         self.dispatch_table = DispatchTable(self)
         self.slots, self.scheduler = self.dispatch_table.slots, self.dispatch_table.scheduler
         self.ranks = self.failures.ranks = own_rank()
