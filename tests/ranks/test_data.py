@@ -13,7 +13,7 @@ import torch
 from rank_processes import run_on_ranks
 from rank_runs import DEVICE, FEATURES, make_batches, make_model, make_trainer, whole_weights
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, RandomSampler
 
 from hookline import HooklineError, ResumableSampler, Trainer, TrainingHook, trainer_from_config
 
@@ -285,21 +285,46 @@ def run(world_size: int, *arguments: Any) -> list[dict[str, Any]]:
     return [result.value for result in run_on_ranks(train_in, world_size, world_size, *arguments)]
 
 
-def read_whole_datasets(rank: int, folder: str) -> None:
-    """Train on loaders that shuffle the whole dataset, as one forgets to share it."""
-    data = [(torch.full((FEATURES,), float(index)), torch.zeros(1)) for index in range(16)]
+def read_whole_datasets(rank: int, kind: str) -> list[str]:
+    """Train on a loader that shuffles a whole dataset on each rank; the datasets are one, or differ, or draw."""
+    first = 16.0 * rank if kind == "own files" else 0.0
+    data = [(torch.full((FEATURES,), first + index), torch.zeros(1)) for index in range(16)]
+    if kind == "augmented":
+        data = Augmented()
     torch.manual_seed(rank)
+    drawn = RandomSampler(data, replacement=True) if kind == "drawn" else None
     shared = DataLoader(data, batch_sampler=BatchSampler(DistributedSampler(data), 4, drop_last=True))
-    loaders = {"whole": DataLoader(data, 4, shuffle=True), "shared": shared}
-    make_trainer("ddp", rank, 2, folder, batches=loaders, max_steps=2).train()
+    loaders = {"shared": shared, "whole": DataLoader(data, 4, shuffle=drawn is None, sampler=drawn)}
+    try:
+        make_trainer("ddp", rank, 2, None, batches=loaders, max_steps=2, seed=None).train()
+    except HooklineError as error:
+        return [str(error)]
+    return []
 
 
-def test_loaders_that_give_each_rank_the_whole_dataset_are_reported(tmp_path: Path) -> None:
-    first, second = run_on_ranks(read_whole_datasets, 2, str(tmp_path))
-    assert "the loader 'whole' gives each of 2 ranks all 16 samples of its dataset" in first.output
-    assert "ResumableSampler" in first.output
-    assert "'shared'" not in first.output
-    assert "samples of its dataset" not in second.output
+class Augmented:
+    """A dataset whose samples draw."""
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.full((FEATURES,), float(index)) + torch.rand(FEATURES), torch.zeros(1)
+
+
+@pytest.mark.parametrize("kind", ["one file", "augmented"])
+def test_ranks_that_shuffle_one_whole_dataset_each_are_refused(kind: str) -> None:
+    for result in run_on_ranks(read_whole_datasets, 2, kind):
+        said = result.value[0]
+        assert "the loader 'whole' gives each of 2 ranks all 16 samples of one dataset" in said
+        assert "ResumableSampler" in said and "a sampler of your own" in said
+        assert "samples of its dataset" not in result.output
+
+
+@pytest.mark.parametrize("kind", ["own files", "drawn"])
+def test_ranks_with_datasets_of_their_own_or_independent_draws_train(kind: str) -> None:
+    for result in run_on_ranks(read_whole_datasets, 2, kind):
+        assert result.value == [] and "samples of" not in result.output
 
 
 def validate_on_one_rank(rank: int) -> None:

@@ -8,12 +8,13 @@ from typing import Any
 
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, Subset
 
-from hookline._console import logger
 from hookline._tensors import iter_tensors, map_tensors
 from hookline.checkpoints import frozen
 from hookline.checkpoints.format import problem_with
+from hookline.core.failures import raise_if_quit
 from hookline.errors import RankError, TrainingError
 from hookline.ranks import Ranks, compare, fingerprint
+from hookline.run.rng import preserve_rng, seed_everything
 from hookline.trainer.data.loader_state import index_sampler, known_length
 from hookline.trainer.data.loaders import TrainLoaders, smallest
 from hookline.trainer.options import TrainerOptions
@@ -49,31 +50,47 @@ def check_first_batch(ranks: Ranks, batches: Iterator[Any], loaders: TrainLoader
         loaders: Where they come from.
 
     Raises:
-        TrainingError: On every rank, if the first batches of all of them are the same.
+        TrainingError: On every rank, if the first batches of all of them are the same, or if each shuffles the whole
+            of one dataset.
     """
     first = list(islice(batches, 1))  # none if there are no batches, of which the loop complains on all ranks
-    mark = fingerprint(
-        [
-            map_tensors(lambda tensor: None, first),
-            *(frozen.fingerprint(tensor) for tensor in iter_tensors(first) if problem_with(tensor) is None),
-        ]
-    )
-    if ranks.all_equal(mark) and first:
+    if ranks.all_equal(_mark(first)) and first:
         raise TrainingError(
             f"the first batch is the same on all {ranks.world_size} ranks, which would train on the same data: {_SHARE}"
         )
-    _warn_of_whole_datasets(ranks, loaders)
+    for name, loader in loaders.items():
+        _check_whole_dataset(ranks, name, loader)
     return chain(first, batches)
 
 
-def _warn_of_whole_datasets(ranks: Ranks, loaders: TrainLoaders) -> None:
-    """Warn of DataLoaders that give each rank a whole dataset: in another order, so that first batches differ."""
-    for name, loader in loaders.items():
-        if not isinstance(loader, DataLoader) or isinstance(loader.dataset, Subset):
-            continue
-        sampler = index_sampler(loader)
-        if isinstance(sampler, (RandomSampler, SequentialSampler)):
-            logger.warning(
-                "the loader %r gives each of %d ranks all %d samples of its dataset: %s, unless their datasets differ",
-                name, ranks.world_size, len(sampler), _SHARE,
-            )  # fmt: skip
+def _check_whole_dataset(ranks: Ranks, name: str, loader: Any) -> None:
+    """Raise TrainingError if a DataLoader of each rank shuffles one whole dataset, each in an order of its own.
+
+    The datasets of ranks may differ, as files that were divided before do. So some samples of them are compared, with
+    random streams that are the same on all ranks and restored afterwards.
+    """
+    sampler = index_sampler(loader) if isinstance(loader, DataLoader) else None
+    is_whole = isinstance(sampler, (RandomSampler, SequentialSampler)) and not getattr(sampler, "replacement", False)
+    if not is_whole or isinstance(loader.dataset, Subset):
+        mark = [0, 0]
+    else:
+        try:
+            with preserve_rng():
+                seed_everything(0)
+                size = len(loader.dataset)
+                mark = [size, _mark([loader.dataset[index] for index in (0, size // 2, size - 1)])]
+        except Exception as error:  # a dataset may have other indices
+            raise_if_quit(error, f"the dataset of the loader {name!r}")
+            mark = [0, 0]
+    if len({tuple(one) for one in ranks.gather(mark)}) == 1 and mark[0]:
+        raise TrainingError(
+            f"the loader {name!r} gives each of {ranks.world_size} ranks all {mark[0]} samples of one dataset, each in "
+            f"an order of its own, so that an epoch trains on each sample {ranks.world_size} times: {_SHARE}. If that "
+            "is what you want, give the loader a sampler of your own"
+        )
+
+
+def _mark(batch: Any) -> int:
+    """Return a fingerprint of a batch or a sample."""
+    tensors = (frozen.fingerprint(tensor) for tensor in iter_tensors(batch) if problem_with(tensor) is None)
+    return fingerprint([map_tensors(lambda tensor: None, batch), *tensors])
