@@ -199,9 +199,13 @@ class RankWatch:
             self._know(json.loads(self._store.get(FAILED)))
             return
         watched = (self._rank - 1) % self._world_size
+        now = monotonic()
         if not self._store.check([f"beat/{watched}", f"process/{watched}"]):
+            if now - self._moved_at > self._timeout:
+                error = f"it has not begun for {self._timeout:g} s (rank_timeout)"
+                self._report({"rank": watched, "step": self._run.position()[0], "error": error})
             return
-        beat, now = json.loads(self._store.get(f"beat/{watched}")), monotonic()
+        beat = json.loads(self._store.get(f"beat/{watched}"))
         if beat["beat"] != self._heard:
             self._heard, self._heard_at = beat["beat"], now
         if beat["position"] != self._seen_position:

@@ -21,6 +21,7 @@ from datetime import timedelta
 from functools import cached_property, partial
 from itertools import chain
 from secrets import token_hex
+from time import monotonic, sleep
 from typing import Any, TypeVar
 
 import torch
@@ -195,8 +196,7 @@ class Ranks:
         if self._group is None:
             yield
             return
-        if self._store is None:
-            self._store = self._connect()
+        self._begin_together(timeout)
         self._runs += 1
         store = torch.distributed.PrefixStore(f"run {self._runs}", self._store)  # type: ignore[attr-defined]
         watch = self._watch = RankWatch(self.rank, self.world_size, store, run, timeout)
@@ -208,6 +208,26 @@ class Ranks:
         finally:
             watch.stop()
             self._watch = None
+
+    def _begin_together(self, timeout: float) -> None:
+        """Wait until all ranks begin the run, and connect to rank 0's store in the first one.
+
+        No watch would notice a rank that freezes before it begins.
+
+        Raises:
+            RankError: If a rank does not begin within the timeout.
+        """
+        seconds = max(timeout, CONNECT_SECONDS)
+        meeting = torch.distributed.all_reduce(torch.zeros(1), group=self._group, async_op=True)
+        deadline = monotonic() + seconds
+        while not meeting.is_completed():
+            if monotonic() > deadline:
+                self._group, self._has_failed = None, True
+                what = f"rank {self.rank} has waited {seconds:g} s for the other ranks to begin the run"
+                raise RankError(f"{what}; raise rank_timeout if one of them has more to prepare")
+            sleep(0.002)
+        meeting.wait()
+        self._store = self._store or self._connect()
 
     def _connect(self) -> Any:
         """Return a store that rank 0 hosts, beside torch's own: that one belongs to the process group.

@@ -53,3 +53,27 @@ def wait_for_all(rank: int) -> str:
 
 def test_the_start_does_not_wait_forever_for_a_rank() -> None:
     assert [one.exit_code for one in run_on_ranks(wait_for_all, 2, check=False)] == [0, 3]
+
+
+def freeze_before_training(rank: int, first_run: bool) -> None:
+    """Freeze rank 1 between the constructor and `train()`, of the first run or of the second one."""
+    ranks.CONNECT_SECONDS = 1.0
+    trainer = make_trainer("ddp", rank, 2, None, max_steps=2, rank_timeout=5.0)
+    pids = trainer.ranks.gather(os.getpid())
+    if not first_run:
+        trainer.train()
+        trainer = make_trainer("ddp", rank, 2, None, max_steps=2, rank_timeout=5.0)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    try:
+        trainer.train()
+    except RankError as error:
+        is_right = "rank 0 has waited 5 s for the other ranks to begin the run; raise rank_timeout" in str(error)
+        os.kill(pids[1], signal.SIGKILL)
+        os._exit(3 if is_right else 4)
+
+
+@pytest.mark.parametrize("first_run", [True, False])
+def test_a_rank_that_freezes_before_its_run_begins_is_noticed(first_run: bool) -> None:
+    codes = [one.exit_code for one in run_on_ranks(freeze_before_training, 2, first_run, check=False)]
+    assert codes == [3, -signal.SIGKILL]

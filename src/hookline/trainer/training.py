@@ -60,10 +60,10 @@ def training(trainer: Trainer, resume: Path | None, fork: bool = False) -> Itera
         resume: A run or a checkpoint to resume from.
         fork: Whether to continue as a new run.
     """
-    launch = _describe_launch(trainer)
-    if (run := _continued_run(trainer, launch, resume)) is not None:
-        resume, fork = run, False
-    with trainer.ranks.watch(_watched(trainer), trainer.options.rank_timeout):
+    with trainer.ranks.watch(_watched(trainer), trainer.options.rank_timeout):  # before anything waits for other ranks
+        launch = _describe_launch(trainer)
+        if (run := _continued_run(trainer, launch, resume)) is not None:
+            resume, fork = run, False
         _open(trainer, resume, fork, launch)
         saves = trainer.checkpoint_dir is not None and not trainer.options.fast_dev_run
         with SignalHandler(trainer.agreement.request_end, trainer.prints, saves) as signals:
