@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import cache
@@ -16,7 +17,7 @@ from hookline._host_copy import HostCopy
 from hookline._tensors import inside_transform, tensor_version
 from hookline.core.shared_part import SharedPart, Sizes
 from hookline.stats import borrowed
-from hookline.stats.histograms import USUAL_TOP, merge_rows, move_ranges
+from hookline.stats.histograms import has_range, merge_rows, move_ranges, tops_of
 from hookline.stats.rows import ABSMAX, COUNT, L2, MAX, MEAN, MIN, STATISTICS, STD, join_rows, split_rows, summarize
 
 MOST_COLLECTED = 4096  # tensors; small ones cost more in bookkeeping than in memory
@@ -122,8 +123,8 @@ class SentRows(NamedTuple):
             rows, _ = read()
             _, peaks = split_rows(rows[:, : len(STATISTICS)])
             if with_histograms:
-                filled = rows[:, len(STATISTICS) : -1].sum(1) > 0
-                peaks = torch.cat([peaks, torch.where(filled, rows[:, -1], float("-inf")).unsqueeze(1)], dim=1)
+                ranged = has_range(rows[:, len(STATISTICS) : -1])
+                peaks = torch.cat([peaks, torch.where(ranged, rows[:, -1], float("-inf")).unsqueeze(1)], dim=1)
             return peaks.reshape(-1)
 
         def sums(maxima: Tensor) -> Tensor:
@@ -141,9 +142,12 @@ class SentRows(NamedTuple):
             rows = join_rows(totals[:, :_SUMS], peaks[:, :_PEAKS])
             rows[:, _SCALED] *= scale
             if with_histograms:
-                top = torch.where(peaks[:, -1].isfinite(), peaks[:, -1], USUAL_TOP)
-                shift = torch.tensor(scale, dtype=torch.float64).log2()
-                rows = torch.cat([rows, totals[:, _SUMS + 1 :], (top + shift).unsqueeze(1)], dim=1)
+                shift = math.log2(scale)
+                scaled, usual = peaks[:, -1] + shift, tops_of(rows).to(peaks.dtype)
+                # One process would have chosen the usual one, which is higher if there are zeros only, or infinities.
+                top = torch.where(scaled.isneginf() | ((usual > scaled) & shift.is_integer()), usual, scaled)
+                counts = move_ranges(totals[:, _SUMS + 1 :], scaled, top)
+                rows = torch.cat([rows, counts, top.unsqueeze(1)], dim=1)
             present = totals[:, _SUMS] > 0
             known = [name for name, has_row in zip(sizes, present.tolist(), strict=True) if has_row]
             return use(StepRows(self.step, known, rows[present]))

@@ -67,7 +67,7 @@ def _bins_of(values: Tensor, top: Tensor) -> Tensor:
 
 def tops_of(rows: Tensor) -> Tensor:
     """Return the octave in which each tensor's range ends, from its statistics row."""
-    absmax = rows[:, ABSMAX]
+    absmax = rows[..., ABSMAX]
     octaves = torch.frexp(absmax).exponent - 1  # exact; a logarithm may end up just below a power of two
     return torch.where(absmax.isfinite(), octaves.float().clamp(LOWEST_TOP, HIGHEST_TOP), USUAL_TOP)
 
@@ -119,6 +119,11 @@ def _per_sign(per_octave: int) -> int:
     return -(-PER_SIGN * per_octave // PER_OCTAVE)
 
 
+def has_range(counts: Tensor) -> Tensor:
+    """Return which histograms, [..., bins], have values whose bins depend on the range: others than zeros and NaN."""
+    return counts.sum(-1) > counts[..., ZERO] + counts[..., NOT_A_NUMBER] + counts[..., 0] + counts[..., INFINITE]
+
+
 def move_ranges(counts: Tensor, tops: Tensor, top: Tensor) -> Tensor:
     """Return histograms, [..., bins], as counted in ranges that end with the octave `top`, which is not below `tops`.
 
@@ -151,9 +156,9 @@ def merge_rows(parts: Tensor) -> Tensor:
     if parts.shape[-1] == columns:
         return merged
     counts, tops = parts[..., columns:-1], parts[..., -1]
-    filled = counts.sum(-1) > 0
-    top = torch.where(filled, tops, float("-inf")).amax(0)
-    top = torch.where(filled.any(0), top, tops[0])
+    ranged = has_range(counts)
+    top = torch.where(ranged, tops, float("-inf")).amax(0)
+    top = torch.where(ranged.any(0), top, tops_of(merged).to(tops.dtype))
     return torch.cat([merged, move_ranges(counts, tops, top).sum(0), top.unsqueeze(-1)], dim=-1)
 
 
