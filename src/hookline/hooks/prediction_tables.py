@@ -89,7 +89,7 @@ class ConfusionMatrix(NamedHook):
             return {}
 
         part = SharedPart(self.registered_name, step, trainer.epoch, {}, finish)
-        if mine is not None:  # else this rank has no validation batch
+        if mine is not None and trainer.agreement.count_once(1):  # else it has no batch of its own
             part.sizes, part.sums = {"counts": (0, mine.numel())}, lambda maxima: mine.cpu()
         trainer.share(part)
 

@@ -105,8 +105,7 @@ class ThroughputMonitor(TimedHook):
                     values["device_utilisation"] = _device.utilization(trainer.device)
                 except Exception:  # no pynvml, or a driver that cannot tell, each with its error: do not ask again
                     self._has_utilization = False
-        shares_batches = trainer.data_ranks < trainer.ranks.world_size
         for name, value in values.items():
-            reduce: str | None = REDUCTIONS.get(name, "mean")
-            reduce = None if reduce == "sum" and shares_batches else reduce
-            trainer.log(f"throughput/{name}", value, report.step, reduce=reduce)
+            reduce = REDUCTIONS.get(name, "mean")
+            own = trainer.agreement.count_once(value) if reduce == "sum" else value
+            trainer.log(f"throughput/{name}", own, report.step, reduce=reduce)

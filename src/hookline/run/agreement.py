@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from hookline.ranks import Number
 from hookline.run.status import Stop
 
 if TYPE_CHECKING:
@@ -128,6 +129,6 @@ class Agreement:
     def after_train_end(self) -> None:
         """Carry out what hooks have asked for in on_train_end, which all ranks know only now."""
 
-    def count_once(self, count: int) -> int:
-        """Return what this rank adds to a count over all ranks: nothing if rank 0 has the same batches."""
+    def count_once(self, count: Number) -> Number:
+        """Return what this rank adds to a count over all ranks: nothing if a lower rank has the same batches."""
         return count

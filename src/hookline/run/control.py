@@ -343,8 +343,8 @@ class RunView:
 
     @property
     def data_ranks(self) -> int:
-        """How many ranks train on separate batches; with tensor parallelism alone all have the same one."""
-        return self.ranks.world_size if self.engine.averages else 1
+        """How many ranks train on separate batches; those of a tensor-parallel group count once."""
+        return self.ranks.world_size // self.engine.copies
 
     def random_state(self) -> dict[str, Any]:
         """Return the state of every random stream that training draws from."""

@@ -22,6 +22,9 @@ class Engine:
     averages = False
     """Whether the ranks train on different batches, and the backward pass takes the mean of their gradients."""
 
+    copies = 1
+    """How many ranks have each batch, as those of a tensor-parallel group have."""
+
     forward_is_collective = False
     """Whether a forward pass waits for the other ranks, so that all of them need equally many."""
 
@@ -30,6 +33,10 @@ class Engine:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+
+    def first_with_batch(self, rank: int) -> int:
+        """Return the lowest rank that has this rank's batches: it counts them, and all of these draw alike."""
+        return rank
 
     def place(self, batch: Any) -> Any:
         """Return a batch with its tensors on the device."""

@@ -210,6 +210,8 @@ def prepared_engine(accelerator: Any, model: torch.nn.Module) -> DeviceEngine:
     kind = kind_of_parallel(model)
     engine = kinds.get(kind, PreparedEngine)(accelerator)
     engine.averages = kind in ("ddp", "fsdp2")
+    if isinstance(engine, ShardedEngine):
+        engine.find_copies(model)
     return engine
 
 

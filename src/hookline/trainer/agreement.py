@@ -20,7 +20,7 @@ from hookline._console import logger
 from hookline.core.base import hook_attribute
 from hookline.core.shared_part import SharedPart, Sizes
 from hookline.errors import RankError, TrainingError
-from hookline.ranks import compare, fingerprint, on_ranks
+from hookline.ranks import Number, compare, fingerprint, on_ranks
 from hookline.record.across_ranks import SharedRecord
 from hookline.record.provenance import git_state
 from hookline.record.record import Record
@@ -308,9 +308,10 @@ class RankAgreement(Agreement):
             self._tokens = progress.batches, self._ranks.total([tokens])[0]
         return self._tokens[1]
 
-    def count_once(self, count: int) -> int:
-        """Return what this rank adds to a count over all ranks: nothing if rank 0 has the same batches."""
-        return count if self._trainer.engine.averages or self._ranks.rank == 0 else 0
+    def count_once(self, count: Number) -> Number:
+        """Return what this rank adds to a count over all ranks: nothing if a lower rank has the same batches."""
+        rank = self._ranks.rank
+        return count if self._trainer.engine.first_with_batch(rank) == rank else count * 0
 
     def record_mean(self, name: str, value: Any, is_optional: bool) -> None:
         """Record a metric of the step as the mean over the ranks; a rank may have no value of an optional one."""

@@ -16,7 +16,7 @@ from hookline._names import plain_modules, unwrap_module
 from hookline._tensors import is_sharded
 from hookline.core.patterns import select
 from hookline.errors import ConfigError, TrainingError
-from hookline.ranks import Ranks, find_ranks, host, leave_ranks
+from hookline.ranks import Ranks, find_ranks, host, leave_ranks, rank_and_world_size
 from hookline.trainer.engine import DeviceEngine
 from hookline.trainer.options import TrainerOptions
 
@@ -58,15 +58,26 @@ class ShardedEngine(DeviceEngine):
     Args:
         device: Where the shards and the batches are.
         precision: As for `Engine`.
-        averages: Whether the ranks train on different batches; with tensor parallelism alone they share each batch.
     """
 
     forward_is_collective = True
+    averages = True
+    _first_rank: int | None = None
 
-    def __init__(self, device: torch.device, precision: str = "fp32", averages: bool = True) -> None:
+    def __init__(self, device: torch.device, precision: str = "fp32") -> None:
         super().__init__(device, precision)
-        self.averages = averages
         self._syncs = True
+
+    def find_copies(self, model: torch.nn.Module) -> None:
+        """Find out which ranks have the same batches: those of a tensor-parallel group, all of them without FSDP."""
+        rank, world_size = rank_and_world_size()
+        of_batch = list(range(world_size)) if kind_of_parallel(model) == "tensor" else ranks_of_batch(model, rank)
+        self.copies, self._first_rank = len(of_batch), min(of_batch)
+        self.averages = len(of_batch) < world_size or world_size == 1
+
+    def first_with_batch(self, rank: int) -> int:
+        """Return the lowest rank that has this rank's batches."""
+        return rank if self._first_rank is None else self._first_rank
 
     def prepare(self, model: torch.nn.Module) -> torch.nn.Module:
         """Return the model; it was sharded on its device, before its optimizer was made."""
@@ -110,6 +121,22 @@ def kind_of_parallel(model: torch.nn.Module) -> str:
     if any(hasattr(module, "set_requires_gradient_sync") for module in model.modules()):
         return "fsdp2"
     return "tensor" if any(map(is_sharded, model.parameters())) else "none"
+
+
+def ranks_of_batch(model: torch.nn.Module, rank: int) -> list[int]:
+    """Return the ranks that have the same batches as this one, given a model with FSDP2.
+
+    The mesh of a parameter has a dimension over which FSDP2 shards, before it perhaps one of replicas, and after it
+    those of tensor parallelism. The first dimension that is not replicated is FSDP2's.
+    """
+    found = [rank]
+    for param in filter(is_sharded, model.parameters()):
+        mesh, placements = param.device_mesh, param.placements  # type: ignore[attr-defined]
+        by_data = next((place for place, one in enumerate(placements, 1) if not one.is_replicate()), mesh.ndim)
+        here = mesh.get_coordinate()
+        if here is not None:
+            found = max(found, mesh.mesh[tuple(here[:by_data])].flatten().tolist(), key=len)
+    return found
 
 
 @cache
@@ -156,7 +183,9 @@ def make_engine(model: torch.nn.Module, device: torch.device, options: TrainerOp
     if kind != "none" or requested == "ddp":
         _check_devices(ranks, device)
     if kind in ("fsdp2", "tensor"):
-        return ShardedEngine(device, options.precision, averages=kind == "fsdp2")
+        engine = ShardedEngine(device, options.precision)
+        engine.find_copies(model)
+        return engine
     if kind == "ddp" or (requested == "ddp" and ranks.world_size > 1):
         return DataParallelEngine(device, options.precision)
     return DeviceEngine(device, options.precision)

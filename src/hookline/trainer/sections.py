@@ -221,7 +221,7 @@ def _sections_of_rank(run: CheckpointedRun, saved: SavedCheckpoint, sections: di
     )
     logger.warning("%s", why)
     run.note("resume_not_exact", why=why)
-    drawing = ranks.rank if run.engine.averages else 0  # Ranks that share each batch draw the same numbers.
+    drawing = run.engine.first_with_batch(ranks.rank)  # Ranks that share each batch draw the same numbers.
     if drawing < count:
         of_rank = {name: saved.section(name, drawing) for name in ("rng", "streams")}
     else:

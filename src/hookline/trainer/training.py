@@ -121,7 +121,7 @@ def _open(trainer: Trainer, resume: Path | None, fork: bool, launch: dict[str, A
     if resume is None and options.init_from and not Path(options.init_from).exists():
         raise ConfigError("trainer.init_from", f"{options.init_from} does not exist; expected a checkpoint or a run")
     # Ranks that share each batch draw the same random numbers.
-    seed_rank(options.seed, ranks.rank if trainer.engine.averages else 0)
+    seed_rank(options.seed, trainer.engine.first_with_batch(ranks.rank))
     run_dir = None if resume is None or fork else run_directory(resume)
     lineage = source = None
     if resume is not None and run_dir is None:
