@@ -10,7 +10,7 @@ import torch
 from rank_processes import DEVICE
 from torch import distributed, nn
 
-from hookline import SimpleTrainer, Trainer, rank_watch
+from hookline import SimpleTrainer, Trainer, rank_watch, read_layers, read_metrics
 
 SAMPLES, FEATURES = 32, 6
 PATIENCE = 30
@@ -105,3 +105,22 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 def whole_weights(trainer: Trainer) -> list[float]:
     """Return all weights as one list, gathered if they are sharded."""
     return [number for param in trainer.params.values() for number in whole(param).flatten().tolist()]
+
+
+def layers_of(path: Path) -> dict[tuple[str, str, str], torch.Tensor]:
+    """Return the numbers of layers.jsonl by series, layer and column."""
+    return {
+        (name, layer, column): series.of(layer, column)[torch.tensor(series.steps).argsort()]
+        for name, series in read_layers(path).items()
+        for layer in series.names
+        for column in series.columns
+    }
+
+
+def metrics_of(path: Path) -> dict[tuple[int, str], Any]:
+    """Return the numbers of metrics.jsonl by step and name, without what is about the ranks themselves."""
+    left_out = ("step", "epoch", "time")
+    found: dict[tuple[int, str], Any] = {}
+    for row in read_metrics(path):
+        found |= {(row["step"], name): value for name, value in row.items() if name not in left_out}
+    return {key: value for key, value in found.items() if not key[1].startswith("ranks/")}

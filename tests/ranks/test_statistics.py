@@ -7,7 +7,18 @@ from typing import Any
 import pytest
 import torch
 from rank_processes import run_on_ranks
-from rank_runs import DEVICE, FEATURES, SAMPLES, make_batches, make_mesh, make_model, make_trainer, wrap
+from rank_runs import (
+    DEVICE,
+    FEATURES,
+    SAMPLES,
+    layers_of,
+    make_batches,
+    make_mesh,
+    make_model,
+    make_trainer,
+    metrics_of,
+    wrap,
+)
 from torch import nn
 
 from hookline import Trainer, read_layers, read_metrics
@@ -16,7 +27,6 @@ from hookline.hooks.console import times
 
 METRICS = ("mean", "std", "min", "max", "absmax", "l2", "zeros", "nans", "infs", "count", "histogram", "dead_units")
 EXACT = {"zeros", "nans", "infs", "count", "counts", "dead_units", "units"}
-Numbers = dict[tuple[str, str, str], torch.Tensor]
 no_tensor_parallelism_over_gloo = pytest.mark.skipif(
     DEVICE == "cuda", reason="torch's functional collectives crash over gloo for tensors on a GPU (torch 2.11)"
 )
@@ -60,24 +70,6 @@ def run(kind: str, world_size: int, folder: Path) -> Path:
     run_on_ranks(watch, world_size, kind, world_size, str(folder))
     (found,) = folder.iterdir()
     return found
-
-
-def layers_of(path: Path) -> Numbers:
-    """Return the numbers of layers.jsonl by series, layer and column."""
-    return {
-        (name, layer, column): series.of(layer, column)[torch.tensor(series.steps).argsort()]
-        for name, series in read_layers(path).items()
-        for layer in series.names
-        for column in series.columns
-    }
-
-
-def metrics_of(path: Path) -> dict[tuple[int, str], Any]:
-    left_out = ("step", "epoch", "time")
-    found: dict[tuple[int, str], Any] = {}
-    for row in read_metrics(path):
-        found |= {(row["step"], name): value for name, value in row.items() if name not in left_out}
-    return {key: value for key, value in found.items() if not key[1].startswith("ranks/")}
 
 
 TENSOR_PARALLEL = pytest.param("tensor", 2, marks=no_tensor_parallelism_over_gloo)

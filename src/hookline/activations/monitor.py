@@ -341,11 +341,12 @@ class Monitor(BuiltInForwardHook):
                 self._log_layers(table, trainer)
             return {f"{SERIES}/{name}": total for name, total in table.totals.items()}
 
-        key, epoch, data_ranks = self._registered_name, trainer.epoch, trainer.data_ranks
-        has_same_batch = data_ranks == 1 and trainer.ranks.rank > 0  # as rank 0: tensor parallelism
+        key, epoch, has_same_batch = self._registered_name, trainer.epoch, not trainer.agreement.count_once(1)
         parts: list[SharedPart] = []
         # The loss of a rank is the mean over its own batch: its gradients are larger than those of the global mean.
-        for source, scale in ((self._outputs, 1.0), (self._gradients, 1.0 / data_ranks)):
+        # A loss with a weight is multiplied by it, on a rank as in one process.
+        share = 1.0 if trainer.accumulation.is_weighted else 1.0 / trainer.data_ranks
+        for source, scale in ((self._outputs, 1.0), (self._gradients, share)):
             if source is not None:
                 parts += source.share(key, epoch, has_same_batch, scale, use)
         if self._dead_units is not None:

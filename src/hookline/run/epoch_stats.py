@@ -10,6 +10,7 @@ import torch
 
 from hookline.ranks import Ranks
 from hookline.run.step_log import LOSS
+from hookline.run.window import without_nan
 
 if TYPE_CHECKING:
     from hookline.run.window import Window
@@ -32,7 +33,7 @@ class EpochStats:
         self.pending_losses: list[Number] = []  # detached tensors; the loop appends to it
         self._pending = {LOSS: self.pending_losses}  # losses and metrics that are not in the sums yet
         self._sums: dict[str, Number] = {LOSS: 0.0}
-        self._counts: dict[str, torch.Tensor | int] = {LOSS: 0}
+        self._counts: dict[str, torch.Tensor | float] = {LOSS: 0}  # with weights, sums of these
         self._non_finite: torch.Tensor | int = 0  # losses that are NaN or infinite
         self._latest: dict[str, tuple[int, Number]] = {}  # with the step
         self._began = -1  # the last step before the epoch
@@ -48,6 +49,16 @@ class EpochStats:
     def add(self, name: str, value: Number) -> None:
         """Add a detached metric of one micro-batch."""
         self._pending.setdefault(name, []).append(value)
+
+    def add_share(self, name: str, value: Number, share: float) -> None:
+        """Add a detached metric of one micro-batch, of which this rank has a share of the samples or tokens."""
+        wide = value.double() if isinstance(value, torch.Tensor) else value
+        total, weight = without_nan(wide * share, share) if name in self._optional else (wide * share, share)
+        self._means_over_ranks = None
+        self._sums[name] = self._sums.get(name, 0.0) + total
+        self._counts[name] = self._counts.get(name, 0) + weight
+        if name == LOSS:
+            self._non_finite = self._non_finite + ~torch.as_tensor(value).isfinite()
 
     def set_latest(self, step: int, name: str, value: Number) -> None:
         """Store a detached metric of a step."""
@@ -101,7 +112,7 @@ class EpochStats:
         return self._mean(LOSS)
 
     def _mean(self, name: str) -> float:
-        count = int(self._counts[name])
+        count = float(self._counts[name])
         return float(self._sums[name]) / count if count else math.nan
 
     def average_over_ranks(self, ranks: Ranks, step: int, loss: float, window: Window) -> None:
@@ -163,7 +174,9 @@ class EpochStats:
     def state_dict(self) -> dict[str, Any]:
         """Return the sums as numbers; waits for the device."""
         self.fold()
-        sums = {name: [int(self._counts[name]), float(total)] for name, total in self._sums.items()}
+        counts = {name: float(count) for name, count in self._counts.items()}
+        counts = {name: int(count) if count.is_integer() else count for name, count in counts.items()}
+        sums = {name: [counts[name], float(total)] for name, total in self._sums.items()}
         count, total = sums.pop(LOSS)
         newest = {name: [step, float(value)] for name, (step, value) in self._latest.items()}
         metrics = {"sums": sums, "newest": newest, "began": self._began}
@@ -174,7 +187,7 @@ class EpochStats:
         for values in self._pending.values():
             values.clear()
         metrics = state["beside"]
-        sums = {**metrics["sums"], LOSS: [int(state["count"]), state["sum"]]}
+        sums = {**metrics["sums"], LOSS: [state["count"], state["sum"]]}
         self._counts = {name: count for name, (count, _) in sums.items()}
         self._sums = {name: total for name, (_, total) in sums.items()}
         self._non_finite = int(state["bad"])

@@ -178,10 +178,13 @@ class Steps(RunControl):
         for loader, parts in self.event_args.parts_by_loader().items() if self.has_loader_losses else ():
             # `train/<loader>/loss` is the step's loss for each loader that had micro-batches in it.
             name, loss = f"train/{loader}/loss", weighted_mean(parts)
-            self.step_log.add(name, loss)
+            self.step_log.add(name, self.accumulation.weigh(loss))
             self.stats.set_latest(self.progress.step, name, loss)
             for part in parts:
-                self.stats.add(name, part.loss)
+                if self.accumulation.has_shares:
+                    self.stats.add_share(name, part.loss, part.share)
+                else:
+                    self.stats.add(name, part.loss)
         if self.schedulers:
             self._note_lr()
             self.step_schedulers_after(self._skipped)
@@ -229,7 +232,7 @@ class Steps(RunControl):
     def end_batch(self) -> None:
         """Fire on_train_batch_end; if the window is complete, record the step's metrics and fire on_step_end, too."""
         progress, args, window = self.progress, self.event_args, self.accumulation
-        if window.weight and args.detached_loss is not None:
+        if window.weight and args.detached_loss is not None and not window.has_shares:
             self.stats.pending_losses.append(args.detached_loss)
         if handler := self.hooks.slots.on_train_batch_end:
             if window.is_complete:  # else the rate that the step will use may still change

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from hookline._tensors import count_samples
 from hookline.run.engine import Engine
 
 
@@ -21,6 +22,8 @@ class MicroBatch(NamedTuple):
     loader: str
     metrics: dict[str, Any]
     """Numbers that `step_fn` returned beside the loss."""
+    share: float = 1.0
+    """What it counts in means over an epoch; on several ranks its part in the global micro-batch."""
 
 
 class Window:
@@ -36,6 +39,10 @@ class Window:
     """What the current micro-batch counts in the step's mean; without weight it has no part in it."""
     has_weight = True
     """Whether something in the window has a weight, on any rank."""
+    is_weighted = False
+    """Whether losses are multiplied by their weights before the backward pass."""
+    has_shares = False
+    """Whether `share` of a micro-batch is known at the end of the window only."""
     rank_weight = 1.0
     """Weight of this rank's means in the mean over all ranks; 1.0 if all ranks count equally."""
 
@@ -48,6 +55,10 @@ class Window:
         """Prepare for a micro-batch, whose tensors are where the loader put them; return whether it begins a window."""
         self.count = 1
         return True
+
+    def weigh_batch(self, batch: Any) -> float:
+        """Return what a batch counts in a validation's means; its tensors are where the loader put them."""
+        return count_samples(batch)
 
     def backward(self, loss: Tensor) -> None:
         """Run the backward pass of a micro-batch with its share of the window."""

@@ -100,7 +100,7 @@ def _measure(
                 output, target = reader.take(result), find_target(result, placed)
                 metrics = {**metrics, **user.measure_batch(name, placed, result, output)}
                 results = trainer.end_validation_batch(loss, metrics, output, target, slots)
-                averages.add(name, count_samples(placed), results)
+                averages.add(name, count_samples(placed), trainer.accumulation.weigh_batch(batch), results)
                 averages.tokens += trainer.count_tokens(placed)
         averages.add_up(ranks)
         empty = {name: loader for name, loader in loaders.items() if name not in averages.loaders()}
@@ -135,21 +135,21 @@ def _in_step(ranks: Ranks, loader: str, batches: Iterator[tuple[Any, bool]]) -> 
 
 
 class SampleAverages:
-    """Means weighted by samples, summed on the device and read once. A batch without a key has no part in its mean.
+    """Means weighted by samples, or as `loss_weight` says by tokens, summed on the device and read once.
 
-    A key that only some ranks have is averaged over their samples.
+    A batch without a key has no part in its mean. A key that only some ranks have is averaged over their samples.
     """
 
     def __init__(self) -> None:
-        self._sums: dict[tuple[str, str], tuple[Any, int]] = {}  # a total and its samples, by loader and key
+        self._sums: dict[tuple[str, str], tuple[Any, float]] = {}  # a total and its weight, by loader and key
         self.tokens = 0
 
-    def add(self, loader: str, samples: int, results: Mapping[str, Any]) -> None:
-        """Add the results of one batch; a batch without samples has no weight."""
+    def add(self, loader: str, samples: int, weight: float, results: Mapping[str, Any]) -> None:
+        """Add the results of one batch; one without samples is not there, one without weight may have a loss of NaN."""
         for key, value in results.items() if samples else ():
             wide = value.detach().double() if isinstance(value, torch.Tensor) else float(as_python_number(value))
             total, count = self._sums.get((loader, key), (0.0, 0))
-            self._sums[loader, key] = total + wide * samples, count + samples
+            self._sums[loader, key] = (total + wide * weight if weight else total), count + weight
 
     def add_up(self, ranks: Ranks) -> None:
         """Add the sums of all ranks, so that each sample counts once; waits for the device and for all ranks."""
@@ -160,7 +160,7 @@ class SampleAverages:
         self.tokens, self._sums = int(added.pop("")[0]), {}
         for name, (total, samples) in added.items():
             loader, _, key = name.partition("\n")
-            self._sums[loader, key] = total, int(samples)
+            self._sums[loader, key] = total, samples
 
     def loaders(self) -> list[str]:
         """Return the loaders that had samples."""
@@ -171,14 +171,18 @@ class SampleAverages:
 
         Batches with tokens are a language model's, which has a perplexity.
         """
-        totals: dict[str, tuple[float, int]] = {}
+        totals: dict[str, tuple[float, float]] = {}
         for (_, key), (total, samples) in self._sums.items():
             total_so_far, samples_so_far = totals.get(key, (0.0, 0))
             totals[key] = total_so_far + total, samples_so_far + samples
-        metrics = {f"val/{key}": total / samples for key, (total, samples) in totals.items()}
+        metrics = {f"val/{key}": _mean(*part) for key, part in totals.items()}
         if len(self.loaders()) > 1:
-            of_each = ({f"val/{loader}/{key}": part[0] / part[1]} for (loader, key), part in self._sums.items())
+            of_each = ({f"val/{loader}/{key}": _mean(*part)} for (loader, key), part in self._sums.items())
             metrics = merge_metrics(*of_each, metrics)
         if self.tokens:
-            metrics["val/perplexity"] = math.exp(metrics["val/loss"]) if metrics["val/loss"] < 700 else math.inf
+            metrics["val/perplexity"] = math.inf if metrics["val/loss"] >= 700 else math.exp(metrics["val/loss"])
         return metrics
+
+
+def _mean(total: float, weight: float) -> float:
+    return total / weight if weight else math.nan

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from hookline._console import logger
-from hookline._tensors import count_samples, iter_tensors
+from hookline._tensors import iter_tensors
 from hookline.errors import TrainingError
+from hookline.run.step_log import LOSS
 from hookline.run.window import MicroBatch, Window
 from hookline.trainer.step_fn import count_loss_terms, count_tokens
 
@@ -28,8 +30,9 @@ class AccumulationWindow(Window):
         self._trainer, self._ranks = trainer, trainer.ranks
         self.size = options.accumulate
         self._loss_weight = options.loss_weight
-        self._weighted = options.loss_weight != "batches"
-        self._had_weight = not self._weighted  # whether something had a weight in some step
+        self.is_weighted = options.loss_weight != "batches"
+        self.has_shares = self.is_weighted and self._ranks.world_size > 1
+        self._had_weight = not self.is_weighted  # whether something had a weight in some step
         # Gradients are reduced over the ranks once a step, unless that takes too much memory.
         self._reduces_once = self._engine.averages and self.size > 1 and not options.sync_each_batch
         # Then every rank runs each backward pass, because the others wait for it.
@@ -38,8 +41,8 @@ class AccumulationWindow(Window):
 
     def begin(self, batch: Any) -> bool:
         """Weigh a micro-batch, and prepare the model for what its backward pass does to gradients of other ranks."""
-        if self._weighted:
-            self.weight = self._weigh(batch)
+        if self.is_weighted:
+            self.weight = self.weigh_batch(batch)
             if not self.weight and self._has_reductions:
                 self._zeroing = self._trainer.forward.model.register_forward_hook(zero_gradients)
         if self._reduces_once:
@@ -47,11 +50,11 @@ class AccumulationWindow(Window):
             self._engine.sync_gradients(self._trainer.model, is_last)
         return self.count == 0
 
-    def _weigh(self, batch: Any) -> float:
-        """Return the weight of a micro-batch. Its tensors are still where the loader put them."""
+    def weigh_batch(self, batch: Any) -> float:
+        """Return the weight of a batch, by tokens or samples. Its tensors are still where the loader put them."""
         trainer = self._trainer
-        if self._loss_weight == "samples":
-            return float(count_samples(batch))
+        if self._loss_weight != "tokens":
+            return super().weigh_batch(batch)
         if trainer.count_tokens is not count_tokens:
             return float(trainer.count_tokens(batch))
         return float(count_loss_terms(batch, trainer.loss_fn, trainer.model, self._warn_once))
@@ -64,7 +67,7 @@ class AccumulationWindow(Window):
         """Run the backward pass of a micro-batch with its share of the window."""
         args, progress, weight = self._trainer.event_args, self._trainer.progress, self.weight
         weighted = loss
-        if self._weighted:
+        if self.is_weighted:
             weighted = loss * weight
         elif self.size > 1:
             weighted = loss / self.size
@@ -89,9 +92,12 @@ class AccumulationWindow(Window):
         trainer.find_new_parameters()
         if self._engine.unscale(trainer.optimizers):
             args.overflowed, args.skip_reason = True, OVERFLOW_REASON
-        if self._weighted:
-            weight, world_size = sum(part.weight for part in args.micro_batches), self._ranks.world_size
-            total = self._ranks.total([weight])[0]  # this waits for the slowest rank, as reducing the gradients did
+        if self.is_weighted:
+            weights, world_size = [part.weight for part in args.micro_batches], self._ranks.world_size
+            totals = self._ranks.total(weights)  # this waits for the slowest rank, as reducing the gradients did
+            weight, total = sum(weights), sum(totals)
+            if self.has_shares:
+                self._add_shares(totals)
             self.has_weight = total > 0
             if not weight:
                 args.micro_batches = args.micro_batches[-1:]  # several without a weight have no mean
@@ -106,6 +112,22 @@ class AccumulationWindow(Window):
         else:
             return
         args.grads.writable().multiply_(scale)
+
+    def _add_shares(self, totals: Sequence[float]) -> None:
+        """Add the window to the means of the epoch: each rank's micro-batches by their part in the global ones.
+
+        Args:
+            totals: The weights of the global micro-batches.
+        """
+        args, stats, world_size = self._trainer.event_args, self._trainer.stats, self._ranks.world_size
+        args.micro_batches = [
+            part._replace(share=part.weight * world_size / total) if total else part
+            for part, total in zip(args.micro_batches, totals, strict=True)
+        ]
+        for part in (part for part in args.micro_batches if part.weight):
+            stats.add_share(LOSS, part.loss, part.share)
+            for key, value in part.metrics.items():
+                stats.add_share(f"train/{key}", value, part.share)
 
     def _skip_uncounted(self) -> None:
         """Skip a step in which nothing has a weight, for instance because all its labels are ignored.
