@@ -35,7 +35,8 @@ def make_run(ranks: ThreadRanks) -> Any:
     run.save_at_boundary = run.saved.append
     run.note = lambda kind, **fields: run.noted.append(kind)
     run.end_on_signal = lambda name, rank: run.run_status.stops.append(Stop(name, "signal", rank))
-    run.engine, run.step_log = SimpleNamespace(averages=True), SimpleNamespace(write_rows=lambda: None)
+    run.engine = SimpleNamespace(averages=True, first_with_batch=lambda rank: rank)
+    run.step_log = SimpleNamespace(write_rows=lambda: None)
     run.record = SimpleNamespace(prepare=lambda: 1, exchange=lambda names_agree: None)
     run.agreement = RankAgreement(run)
     return run
