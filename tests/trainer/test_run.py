@@ -636,6 +636,17 @@ def test_the_closing_line_of_a_stop(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.splitlines()[-1].startswith("stopped (by bored: nothing new): 1 step in ")
 
 
+def test_the_closing_line_has_the_duration_as_everything_else_has_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Minutes and seconds from a minute on."""
+    trainer = make_trainer(console=True)
+    clock = iter([0.0])
+    monkeypatch.setattr("hookline.run.progress.monotonic", lambda: next(clock, 134.0))
+    trainer.fit(max_steps=1)
+    assert capsys.readouterr().out.splitlines()[-1] == "completed: 1 step in 2 m 14 s"
+
+
 # ---- seeds -------------------------------------------------------------------------------------------------
 
 

@@ -69,15 +69,17 @@ export function tick(value) {
   return minus(String(Number(value.toPrecision(6))));
 }
 
-/** Return seconds as milliseconds, seconds, minutes or hours. */
+/** Return seconds in one or two units, from a minute on as a terminal shows them: 4 ms, 4.2 s, 1 m 15 s, 2 d 07 h. */
 export function duration(seconds) {
   seconds = toNumber(seconds);
   if (seconds === null || !Number.isFinite(seconds)) return number(seconds);
   if (seconds < 1e-3) return `${number(seconds * 1e6, 3)} µs`;
   if (seconds < 1) return `${number(seconds * 1e3, 3)} ms`;
-  if (seconds < 60) return `${number(seconds, 3)} s`;
-  const whole = Math.round(seconds), hours = Math.floor(whole / 3600), minutes = Math.floor((whole % 3600) / 60);
-  return hours ? `${hours} h ${minutes} min` : `${minutes} min ${whole % 60} s`;
+  if (Math.round(10 * seconds) < 600) return `${number(seconds, 3)} s`;
+  const whole = Math.round(seconds);
+  const units = [[86400, "d", 3600, "h"], [3600, "h", 60, "m"], [60, "m", 1, "s"]];
+  const [size, unit, smaller, name] = units.find(([length]) => whole >= length);
+  return `${Math.floor(whole / size)} ${unit} ${String(Math.floor((whole % size) / smaller)).padStart(2, "0")} ${name}`;
 }
 
 export const percent = (share) => `${number(100 * toNumber(share), 3)} %`;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hookline._text import duration_text
 from hookline.core.base import hook_attribute
 from hookline.ranks import on_ranks
 from hookline.record.outcome import Outcome
@@ -21,7 +22,7 @@ def closing_line(run: Run, outcome: Outcome, reason: str | None) -> str:
     # A hook that explains NaN has stopped the run before they reached the weights.
     non_finite = "non-finite loss" if reason and reason.startswith("stopped") else "non-finite weights"
     named = non_finite if outcome is Outcome.NON_FINITE else outcome
-    words = [f"{named}{why}: {counted(count['step'], 'step')} in {count['seconds']:.1f} s"]
+    words = [f"{named}{why}: {counted(count['step'], 'step')} in {duration_text(count['seconds'])}"]
     for key, noun in (
         ("hook_failures", "hook failure"),
         ("non_finite_losses", "non-finite loss"),

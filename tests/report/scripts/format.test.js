@@ -24,7 +24,8 @@ test("numbers of an axis are short", () => {
 
 test("durations are in a unit that suits them", () => {
   check(duration, [
-    ["12 µs", 12e-6], ["1.5 ms", 0.0015], ["2.35 s", 2.3456], ["1 min 5 s", 65], ["1 min 0 s", 59.9999 + 0.0001], ["2 h 0 min", 7200],
+    ["12 µs", 12e-6], ["1.5 ms", 0.0015], ["2.35 s", 2.3456], ["1 m 05 s", 65], ["1 m 00 s", 59.96], ["2 h 00 m", 7200],
+    ["2 m 14 s", 134], ["1 d 01 h", 90000],
     ["–", null], ["∞", Infinity],
   ]);
 });
