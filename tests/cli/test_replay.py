@@ -61,6 +61,15 @@ def test_a_replay_reproduces_the_nan(capsys: Captured) -> None:
     assert not Path("a-crash/runs").exists()
 
 
+def test_what_a_replay_finds_is_at_the_step_of_the_crash(caplog: pytest.LogCaptureFixture) -> None:
+    """The trainer that replays it has made no step."""
+    folder = crash()
+    step = read_crash(folder)[0]["step"]
+    caplog.clear()
+    assert main(["replay", str(folder), "--device", "cpu"]) == 0
+    assert f"nan > 0 (1) at step {step}, train" in caplog.text
+
+
 def test_a_nan_that_is_not_reproduced_is_status_1(capsys: Captured) -> None:
     """If the replay does not fail in the same way, the exit status is 1."""
     folder = crash()

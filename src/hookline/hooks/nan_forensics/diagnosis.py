@@ -83,7 +83,7 @@ class Diagnosis:
 
 
 def diagnose(
-    trainer: RunControl, batch: Any, random_state: dict[str, Any], by: str, *, backward: bool = True
+    trainer: RunControl, batch: Any, random_state: dict[str, Any], by: str, *, backward: bool = True, step: int = -1
 ) -> Diagnosis:
     """Run a batch again on the current weights; the run continues as if nothing had happened.
 
@@ -93,11 +93,12 @@ def diagnose(
         random_state: What `trainer.random_state()` returned before its forward pass.
         by: The name that errors of the temporary hooks mention.
         backward: Whether to run the backward pass again if the loss is finite.
+        step: The step of the batch; by default the current one.
 
     Returns:
         What went wrong, if anything did.
     """
-    model, step, trace = trainer.model, trainer.step, BackwardTrace()
+    model, step, trace = trainer.model, trainer.step if step < 0 else step, BackwardTrace()
     # A model that writes into its input must not change the run's batch.
     copied = map_tensors(torch.Tensor.clone, batch)
     nan, inf = (Debug(torch.nn.Module, {kind: True}, break_at_terminal=False, keep=1) for kind in ("nan", "inf"))

@@ -187,7 +187,7 @@ def replay_crash(path: str | Path, trainer: RunControl, weights_loaded: bool = F
     for name, module in plain_modules(trainer.model).items():
         module.training = name not in in_eval_mode
     with _explained(path, "running its batch raised an error"):
-        now = diagnose(trainer, sections["batch"], sections["random_state"], by="replay")
+        now = diagnose(trainer, sections["batch"], sections["random_state"], by="replay", step=meta["step"])
     # Shapes and statistics may differ in detail, and anomaly detection may name another operation.
     found_now = strict_json.simplify(now.as_dict())
     compared = found_now.keys() - {"summary", "inputs", "outputs", "statistics", "operation"}
