@@ -574,7 +574,8 @@ def test_a_step_that_was_saved_before_the_run_went_back_is_saved_again() -> None
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_failure_in_a_step_is_saved_apart(accumulate: int, tmp_path: Path) -> None:
-    """The unfinished step is skipped; the run resumes after the batch that failed."""
+    """The unfinished step is skipped, also for the checkpoint's event; the run resumes after the batch that failed."""
+    told: dict[str, int] = {}
 
     def step(model: Any, batch: torch.Tensor) -> torch.Tensor:
         if batch.isnan().any():
@@ -584,6 +585,7 @@ def test_a_failure_in_a_step_is_saved_apart(accumulate: int, tmp_path: Path) -> 
     def train_on(bad: float, resume: Path | None = None) -> Trainer:
         options = {"output_dir": str(tmp_path), "step_fn": step, "accumulate": accumulate}
         trainer = make_scripted([], {"save_on_exception": True}, **options)
+        trainer.on("checkpoint_save", name="told")(lambda step, checkpoint_path: told.update({checkpoint_path: step}))
         trainer.fit([torch.full((2,), float(value)) for value in (1, 1, 1, bad, 1, 1)], max_epochs=1, resume=resume)
         return trainer
 
@@ -593,6 +595,7 @@ def test_a_failure_in_a_step_is_saved_apart(accumulate: int, tmp_path: Path) -> 
     done = 3 // accumulate
     (path,) = tmp_path.glob("*/exception/*")
     assert path.name == f"step-{done:08d}" and not (path.parent.parent / "checkpoints").exists()
+    assert told == {str(path): done}
     trainer = train_on(1.0, resume=path)
     assert (trainer.step, trainer.model.weight.item()) == (done + 2 // accumulate, done + 2 // accumulate)
 

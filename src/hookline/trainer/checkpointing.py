@@ -22,7 +22,7 @@ from hookline.core.failures import hook_notes
 from hookline.errors import CheckpointError, TrainingError, add_note, cut, error_text
 from hookline.record.record import Record
 from hookline.run.agreement import SaveName
-from hookline.run.event_args import EventArgs, GivenArgs
+from hookline.run.event_args import GivenArgs
 from hookline.trainer.epochs import EpochRun
 from hookline.trainer.sections import alike_sections, collect_sections, load_weights, restore_sections
 
@@ -144,7 +144,9 @@ class CheckpointedRun(EpochRun):
         with self.hooks.collectives.allow("save_checkpoint()"):
             save = self._begin_save(name or self._step_name(), copies=False)
             path = save.finish(save.write)
-            self._report_saved(path, self.event_args)
+            # After a failure in the middle of a step it is of the step before.
+            args = GivenArgs(self.event_args, SimpleNamespace(step=self.progress.steps_done))
+            self._report_saved(path, args)
             return path
 
     def find_frozen(self) -> None:
@@ -263,7 +265,7 @@ class CheckpointedRun(EpochRun):
     def _step_name(self) -> str:
         return f"step-{self.progress.steps_done:08d}"
 
-    def _report_saved(self, path: Path, args: EventArgs | GivenArgs) -> None:
+    def _report_saved(self, path: Path, args: GivenArgs) -> None:
         """Record a durable checkpoint and fire on_checkpoint_save, with the arguments of the step that was saved."""
         self.event_args.set_checkpoint(str(path))
         self.last_saved_step = args.step
