@@ -234,7 +234,7 @@ class RunView:
     @property
     def hook_failures(self) -> int:
         """Exceptions of hooks."""
-        return self.run_status.hook_failures
+        return self.run_status.hook_failures + self.run_status.failures_elsewhere
 
     # ---- directories and checkpoints ---------------------------------------------------------------------------------
 

@@ -337,12 +337,14 @@ class Run(Steps):
 
     def _collect_failures(self) -> None:
         """Count the failures of hooks on other ranks, where they are no error: rank 0 writes the run's summary."""
-        counts = {hook.name: hook.failures for hook in self.hooks.list_hooks() if hook.failures}
-        for rank, failures in self.ranks.gather([self.ranks.rank, counts]):  # after a failure, of this rank alone
+        status, names = self.run_status, [hook.name for hook in self.hooks.list_hooks() if hook.failures]
+        mine = [self.ranks.rank, status.hook_failures, names]
+        status.failures_elsewhere = 0  # those of the last run are counted again
+        for rank, count, failed in self.ranks.gather(mine):  # after a failure, of this rank alone
             if rank != self.ranks.rank:
-                for name, count in failures.items():
-                    self.run_status.failed_on_ranks.setdefault(name, []).append(rank)
-                    self.run_status.hook_failures += count
+                status.failures_elsewhere += count
+                for name in failed:
+                    status.failed_on_ranks.setdefault(name, []).append(rank)
 
     def end_on_signal(self, name: str, rank: int = 0) -> None:
         """End the run now, because of a signal that a rank received."""
@@ -440,7 +442,7 @@ class Run(Steps):
             "skipped_steps": status.skipped_steps,
             "failed_saves": status.failed_saves,
             "non_finite_losses": status.non_finite_losses,
-            "hook_failures": status.hook_failures,
+            "hook_failures": self.hook_failures,
         }
 
     def _record_incident(self, incident: Incident) -> None:
