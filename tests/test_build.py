@@ -13,6 +13,7 @@ import pytest
 import torch
 import yaml
 
+import hookline
 from hookline import (
     ForwardHook,
     GenericTrainer,
@@ -24,6 +25,7 @@ from hookline import (
     SimpleTrainer,
     Trainer,
     TrainingHook,
+    get_trainer,
     load_config,
     register_data,
     register_model,
@@ -225,6 +227,31 @@ def test_the_default_config_is_valid() -> None:
     assert [hook.name for hook in trainer.hooks.list_hooks()].count("clip_norm") == 1
     assert trainer.options.max_steps == 1300
     assert trainer.config.hooks == HooksConfig(**config["hooks"])
+
+
+@pytest.mark.parametrize("name", ["HookManager", "HookRegistry", "HookRunner"])
+def test_every_trainer_takes_the_hooks_under_every_name(name: str) -> None:
+    """A manager is used as it is; beside a config that lists hooks it is refused, because one of them would be lost."""
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader, calls = [torch.ones(2, 3)] * 2, list[int]()
+    options: dict[str, Any] = {"loss_fn": lambda output, batch: output.mean(), "record": False, "console": False}
+    manager = getattr(hookline, name)()
+    manager.register(lambda step: calls.append(step), "ear", event="on_step_end")
+    for make in (
+        lambda hooks: SimpleTrainer(model, loader, optimizer, "cpu", hooks=hooks, **options),
+        lambda hooks: GenericTrainer(
+            {"max_epochs": 1}, model, optimizer, device="cpu", hooks=hooks, train_loaders=loader, **options
+        ),
+        lambda hooks: get_trainer("simple", model, loader, optimizer, "cpu", hooks=hooks, **options),
+        lambda hooks: get_trainer("generic", model, loader, optimizer, "cpu", hooks=hooks, **options),
+    ):
+        trainer = make(manager)
+        trainer.fit()
+        assert trainer.hooks is manager and calls == [1, 2]
+        calls.clear()
+    with pytest.raises(ConfigError, match="hooks: the config lists hooks, too; pass them in one of the two places"):
+        GenericTrainer(HooksConfig(lifecycle=[]), model, optimizer, hooks=manager)
 
 
 def test_a_config_read_from_a_file_stays_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -166,6 +166,7 @@ class GenericTrainer(Trainer):
         optimizers: One optimizer, or several.
         schedulers: One learning-rate scheduler, or several.
         device: Where to train; the best device there is by default.
+        hooks: A list of hooks, a config of hooks, or a `HookManager`, unless the config lists hooks.
         allow: Prefixes under which a config that was read from a file may name dotted paths.
         train_loaders: One loader of training batches, or several by name; `fit` takes them, too.
         val_loaders: One loader of validation batches, or several by name; `fit` takes them, too.
@@ -180,6 +181,7 @@ class GenericTrainer(Trainer):
         schedulers: Any = None,
         *,
         device: Any = None,
+        hooks: Any = None,
         allow: Iterable[str] = (),
         train_loaders: Loaders = None,
         val_loaders: Loaders = None,
@@ -189,11 +191,14 @@ class GenericTrainer(Trainer):
 
         check_keywords(GenericTrainer, more)
         settings = as_trainer_config(config)
+        if hooks is not None and settings.hooks.model_fields_set:
+            raise ConfigError("hooks", "the config lists hooks, too; pass them in one of the two places")
         if schedulers is not None:
             more["scheduler"] = schedulers
+        hooks, from_file = (settings.hooks, is_from_file(config)) if hooks is None else (hooks, False)
         super().__init__(make_parts(
-            model, optimizers, device, settings.hooks, allow, is_from_file(config), settings.options(), train_loaders,
-            val_loaders, config=settings, **more,
+            model, optimizers, device, hooks, allow, from_file, settings.options(), train_loaders, val_loaders,
+            config=settings, **more,
         ))  # fmt: skip
 
 
@@ -205,13 +210,14 @@ def generic_trainer(
     *,
     schedulers: Any = None,
     config: Any = None,
+    hooks: Any = None,
     allow: Iterable[str] = (),
     val_loaders: Loaders = None,
     **more: Any,
 ) -> Trainer:
     """Make a `GenericTrainer` with the argument order of `SimpleTrainer`, for `get_trainer("generic", …)`."""
     check_keywords(generic_trainer, more)
-    more |= {"device": device, "allow": allow, "train_loaders": dataloader, "val_loaders": val_loaders}
+    more |= {"device": device, "hooks": hooks, "allow": allow, "train_loaders": dataloader, "val_loaders": val_loaders}
     return GenericTrainer(config, model, optimizer, schedulers, **more)
 
 
