@@ -16,7 +16,7 @@ import torch
 from builders import make_batches, make_model
 from torch import nn
 
-from hookline import BaseTrainer, HooklineError, SimpleTrainer, Trainer, TrainingHook
+from hookline import BaseTrainer, HooklineError, SimpleTrainer, Trainer, TrainingHook, read_metrics
 from hookline.errors import TrainingError
 
 COMPILERS = [os.environ.get("CXX", "g++"), "clang++"]  # one of which inductor calls
@@ -345,6 +345,31 @@ def test_training_steps_outside_of_a_run() -> None:
     trainer.training_step(make_batches(3)[1])
     assert not torch.equal(before, trainer.model[0].weight) and trainer.step == 1
     assert first.shape == () and not first.requires_grad
+
+
+def test_a_run_that_continues_inside_an_epoch_records_the_mean_of_the_whole_epoch() -> None:
+    """As the unbroken run does, also if the trainer validates in between."""
+    means = []
+    for lengths in ([4], [1, 3, 4]):
+        trainer = make_trainer(val_dataloader=make_batches(1), record=True)
+        for length in lengths:
+            trainer.fit(max_steps=length)
+            trainer.validate()
+        means.append(read_metrics(trainer.run_dir)[-1]["train/epoch_loss"])
+    assert means[0] == means[1]
+
+
+def test_the_length_of_a_run_counts_steps_outside_of_its_epochs() -> None:
+    """Steps by hand, and epochs of another length, which an earlier run has made."""
+    totals = []
+    for begin in (lambda trainer: trainer.training_step(make_batches(1)[0]), lambda trainer: trainer.fit()):
+        trainer = make_trainer()
+        trainer.on("step_end", name="ask")(lambda trainer: totals.append(trainer.total_steps))
+        begin(trainer)
+        totals.clear()
+        trainer.fit(make_batches(2), max_epochs=trainer.progress.epochs_done + 2)
+        assert set(totals) == {trainer.step, trainer.total_steps}
+    assert trainer.step == 8
 
 
 def test_training_step_after_a_run() -> None:

@@ -36,14 +36,14 @@ class EpochStats:
         self._counts: dict[str, torch.Tensor | float] = {LOSS: 0}  # with weights, sums of these
         self._non_finite: torch.Tensor | int = 0  # losses that are NaN or infinite
         self._latest: dict[str, tuple[int, Number]] = {}  # with the step
-        self._began = -1  # the last step before the epoch
+        self.began = -1  # the last step before the epoch
         self._means_over_ranks: dict[str, float] | None = None  # the means over all ranks, until something is added
         self._loss_over_ranks = -1, math.nan  # the last step whose loss was averaged over the ranks, and that loss
 
     def next_epoch(self, step: int) -> EpochStats:
         """Return the statistics of an epoch that starts after a step: new means, and the latest values so far."""
         following = EpochStats(self._optional)
-        following._latest, following._began = self._latest, step
+        following._latest, following.began = self._latest, step
         return following
 
     def add(self, name: str, value: Number) -> None:
@@ -162,7 +162,7 @@ class EpochStats:
 
     def latest(self, since: int | None = None) -> dict[str, float]:
         """Return the latest values of steps after `since`, or else of this epoch; waits for the device."""
-        after = self._began if since is None else since
+        after = self.began if since is None else since
         return {name: float(value) for name, (step, value) in self._latest.items() if step > after}
 
     def take_non_finite(self) -> int:
@@ -179,7 +179,7 @@ class EpochStats:
         sums = {name: [counts[name], float(total)] for name, total in self._sums.items()}
         count, total = sums.pop(LOSS)
         newest = {name: [step, float(value)] for name, (step, value) in self._latest.items()}
-        metrics = {"sums": sums, "newest": newest, "began": self._began}
+        metrics = {"sums": sums, "newest": newest, "began": self.began}
         return {"count": count, "sum": total, "bad": int(self._non_finite), "beside": metrics}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -192,7 +192,7 @@ class EpochStats:
         self._sums = {name: total for name, (_, total) in sums.items()}
         self._non_finite = int(state["bad"])
         self._latest = {name: (step, value) for name, (step, value) in metrics["newest"].items()}
-        self._began = metrics["began"]
+        self.began = metrics["began"]
 
 
 def _epoch_name(name: str) -> str:

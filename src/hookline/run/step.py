@@ -50,7 +50,8 @@ class Steps(RunControl):
 
     def reset_steps(self) -> None:
         """Begin with no step in progress: a run begins, or steps outside of a run."""
-        self.stats = EpochStats([f"train/{name}" for name in self.optional_metrics])
+        if self.progress.position is None:  # else the run continues inside an epoch
+            self.stats = EpochStats([f"train/{name}" for name in self.optional_metrics])
         self.step_log = StepLog(self)
         self.accumulation = self.make_window()  # the micro-batches of the current step
         self.cost_monitor = CostMonitor(self, self.warn_above)

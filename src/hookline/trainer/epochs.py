@@ -41,9 +41,15 @@ class EpochRun(Run):
 
     @property
     def total_steps(self) -> int | None:
-        """The number of optimizer steps the run will make, if it can be known."""
-        length, epochs = self.epoch_batches, self.total_epochs
-        by_epochs = None if length is None or epochs is None else -(-length // self.options.accumulate) * epochs
+        """The number of optimizer steps the run will make, if it can be known.
+
+        Steps may have been made by hand, and earlier epochs may have had another length.
+        """
+        length, epochs, progress, by_epochs = self.epoch_batches, self.total_epochs, self.progress, None
+        if length is not None and epochs is not None:
+            inside = progress.position is not None
+            begun, done = (self.stats.began, progress.epoch) if inside else (progress.steps_done, progress.epochs_done)
+            by_epochs = begun + -(-length // self.options.accumulate) * max(epochs - done, 0)
         return smallest(self.options.max_steps, by_epochs)
 
     def has_steps_left(self) -> bool:
