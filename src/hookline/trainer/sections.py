@@ -26,6 +26,7 @@ from hookline.run.epoch_stats import add_losses
 from hookline.run.hook_state import hooks_state, load_hooks_state
 from hookline.run.rng import restore_rng, rng_state, seed_everything
 from hookline.trainer.data.loader_state import restore_loader_states, restore_source_states, source_states
+from hookline.trainer.schedules import restore_schedulers
 
 if TYPE_CHECKING:
     from hookline.trainer.checkpointing import CheckpointedRun
@@ -150,10 +151,7 @@ def restore_sections(run: CheckpointedRun, saved: SavedCheckpoint) -> None:
         reader = run.make_reader(sections["progress"]["epoch"])
         reader.check(position, sections["progress"]["batch_idx"] + 1)
     _load_model(run.model, sections)
-    for optimizer, state in zip(run.optimizers, sections["optimizers"], strict=True):
-        optimizer.load_state_dict(state)
-    for scheduler, state in zip(run.schedulers, sections["schedulers"], strict=True):
-        scheduler.load_state_dict(state)
+    restore_schedulers(run, sections["schedulers"], sections["optimizers"])
     if run.engine.scaler is not None and sections["scaler"]:
         run.engine.scaler.load_state_dict(sections["scaler"])
     run.progress.load_state_dict(sections["progress"], sections["position"])

@@ -40,6 +40,7 @@ from hookline.run.messages import closing_line, counted
 from hookline.run.rng import seed_rank
 from hookline.trainer.data.loader_state import resume_warnings
 from hookline.trainer.parallel import kind_of_parallel
+from hookline.trainer.schedules import warn_of_ends
 from hookline.trainer.sections import pending_stop
 from hookline.trainer.signals import SignalHandler
 from hookline.trainer.validation import sanity_check
@@ -213,6 +214,7 @@ def prepare_training(trainer: Trainer, resume: Path | None) -> dict[str, Any] | 
         trainer.record.resume_at(0, 0)
     elif resume is not None:
         _resume(trainer, resume)
+    warn_of_ends(trainer)
     is_cut = trainer.train_loaders.limit is not None
     for why in resume_warnings(trainer.train_loaders, is_cut) if trainer.run_dir is not None else []:
         logger.warning("resuming this run inside an epoch may not be exact: %s", why)

@@ -1,0 +1,163 @@
+"""Resume learning-rate schedules: at the step of the checkpoint, with the end that they have been made with now.
+
+A checkpoint of a scheduler has its settings, too, and torch loads both, so that a longer `T_max` was lost.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
+
+from hookline._console import logger
+from hookline.errors import CheckpointError
+from hookline.run.messages import counted
+
+if TYPE_CHECKING:
+    from hookline.trainer.checkpointing import CheckpointedRun
+
+State = Mapping[str, Any]
+
+SETTINGS = (
+    "T_max", "eta_min", "total_steps", "total_iters", "start_factor", "end_factor", "power", "gamma", "step_size",
+    "milestones", "T_0", "T_mult",
+)  # fmt: skip
+"""What schedulers of torch are made with, by the names in their state; the rest of a state is where they are."""
+AFTER_END = {
+    "T_max": "the learning rate rises again",
+    "total_steps": "the scheduler raises an error",
+    "total_iters": "the learning rate is 0",
+}
+
+
+def restore_schedulers(
+    run: CheckpointedRun, states: Sequence[State], optimizer_states: Sequence[dict[str, Any]]
+) -> None:
+    """Restore optimizers and schedulers; a scheduler with other settings goes to its place on the curve that it has.
+
+    It is stepped there from its beginning, as in a run that had these settings from its first step.
+
+    Args:
+        run: The run.
+        states: The states of its schedulers.
+        optimizer_states: The states of its optimizers.
+
+    Raises:
+        CheckpointError: If a scheduler ends before the step of the checkpoint, and cannot go there.
+    """
+    pairs = list(zip(run.schedulers, states, strict=True))
+    changes = [_changes(scheduler, state) for scheduler, state in pairs]
+    owners: list[Any] = [getattr(scheduler, "optimizer", None) for scheduler in run.schedulers]
+    changed = [owner for owner, change in zip(owners, changes, strict=True) if change]
+    # All schedulers of one optimizer move together, because each multiplies the rate that the others left.
+    moved = [index for index, owner in enumerate(owners) if any(owner is other for other in changed)]
+    places = {index: _place(states[index]) for index in moved}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of schedulers that step before their optimizer
+        for place in range(max(places.values(), default=0)):
+            for index in moved:
+                if place < places[index]:
+                    _step(run.schedulers[index], changes[index])
+    on_curve = {id(owner): [_values(group) for group in owner.param_groups] for owner in changed}
+    for optimizer, saved in zip(run.optimizers, optimizer_states, strict=True):
+        optimizer.load_state_dict(saved)
+    for index, (scheduler, state) in enumerate(pairs):
+        if index not in moved:
+            scheduler.load_state_dict(state)
+    for owner, change in zip(owners, changes, strict=True):
+        if change:
+            old = float(owner.param_groups[0]["lr"])
+            for group, values in zip(owner.param_groups, on_curve[id(owner)], strict=True):
+                _assign(group, values)
+            new = float(owner.param_groups[0]["lr"])
+            why = f"{change}: the learning rate goes from {old:.4g} to {new:.4g}, its place on the new schedule"
+            logger.warning("%s", why)
+            run.note("resume_not_exact", why=why)
+
+
+def warn_of_ends(run: CheckpointedRun) -> None:
+    """Warn if a run that continues goes on after the end of a schedule, for which it was not made."""
+    by_epochs = run.options.scheduler_interval == "epoch"
+    total = run.total_epochs if by_epochs else run.total_steps
+    done = run.progress.epochs_done if by_epochs else run.progress.steps_done
+    if total is None or not done:
+        return
+    for scheduler in run.schedulers:
+        state = scheduler.state_dict() if hasattr(scheduler, "state_dict") else {}
+        last = _place(state) + total - done
+        name, value, end = min(_ends(state), key=lambda found: found[2], default=("", 0, inf))
+        if last > end:
+            needs = value + last - end
+            early = counted(int(last - end), "epoch" if by_epochs else "step")
+            words = (
+                "the schedule of %s (%s=%d) ends %s before this run, and then %s; make it with %s=%d and resume the run"
+            )
+            logger.warning(words, type(scheduler).__name__, name, value, early, AFTER_END[name], name, needs)
+
+
+def _changes(scheduler: Any, saved: State) -> str:
+    """Say in which settings a scheduler differs from its saved state; empty if in none, or if it has begun."""
+    now = scheduler.state_dict()
+    if isinstance(scheduler, ReduceLROnPlateau) or not hasattr(scheduler, "optimizer") or _place(now):
+        return ""
+    name, old, new = type(scheduler).__name__, list(_settings(saved)), list(_settings(now))
+    odd = [(key, then, value) for (key, then), (_, value) in zip(old, new, strict=False) if then != value]
+    if [key for key, _ in old] == [key for key, _ in new] and odd:
+        listed = " and ".join(f"{key}={value}, which was {then}" for key, then, value in odd)
+        keep = ", ".join(f"{key}={then}" for key, then, _ in odd)
+        return f"{name} has {listed} (to keep its schedule, make it with {keep})"
+    if isinstance(scheduler, LambdaLR) and len(scheduler.lr_lambdas) == len(saved["_last_lr"]):
+        place = _place(saved)
+        pairs = zip(saved["base_lrs"], scheduler.lr_lambdas, strict=True)
+        if [float(rate * factor(place)) for rate, factor in pairs] != list(map(float, saved["_last_lr"])):
+            keep = "make it with the parameters that it had, such as total_steps"
+            return f"{name} has another function (to keep its schedule, {keep})"
+    return ""
+
+
+def _settings(state: State) -> Iterator[tuple[str, Any]]:
+    """Yield the settings of a scheduler and of those inside of it."""
+    yield from ((key.lstrip("_"), value) for key, value in state.items() if key.lstrip("_") in SETTINGS)
+    for inner in state.get("_schedulers", ()):
+        yield from _settings(inner)
+
+
+def _place(state: State) -> int:
+    """Return how often a scheduler has stepped."""
+    inner = state.get("_schedulers", ())
+    return int(state["last_epoch"]) if "last_epoch" in state else max(map(_place, inner), default=0)
+
+
+def _ends(state: State, begin: int = 0) -> Iterator[tuple[str, int, int]]:
+    """Yield the settings that end a schedule, with their value and the step of the scheduler at which it ends."""
+    inner, milestones = state.get("_schedulers", ()), state.get("_milestones")
+    begins = [0] * len(inner) if milestones is None else [0, *milestones]
+    nexts = [inf] * len(inner) if milestones is None else [*milestones, inf]
+    for part, at, following in zip(inner, begins, nexts, strict=True):
+        yield from (found for found in _ends(part, begin + at) if found[2] < begin + following)
+    for name in AFTER_END.keys() & state.keys():
+        if name != "total_iters" or "power" in state or state.get("end_factor") == 0:  # others stay at a rate
+            yield name, state[name], begin + state[name]
+
+
+def _step(scheduler: Any, change: str) -> None:
+    try:
+        scheduler.step()
+    except ValueError as error:
+        raise CheckpointError(f"{change}: it cannot be where the checkpoint is: {error}") from error
+
+
+def _values(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a scheduler may change in an optimizer's group."""
+    return {"lr": float(group["lr"]), **{key: group[key] for key in ("momentum", "betas") if key in group}}
+
+
+def _assign(group: dict[str, Any], values: Mapping[str, Any]) -> None:
+    for key, value in values.items():
+        if hasattr(group[key], "fill_"):  # a rate that is a tensor
+            group[key].fill_(value)
+        else:
+            group[key] = value
