@@ -61,12 +61,12 @@ def load_hooks_state(run: Run, sections: Mapping[str, Any]) -> None:
     )
     for problem, names in hooks.load_state_dict(sections["hooks"]).items():
         for name in names:
-            run.record.event("hook_state", step, hook=name, problem=problem)
+            run.note("hook_state", step, hook=name, problem=problem)
     before, now = sections["hook_names"], list(hooks)
     if before != now:
         added, removed = [name for name in now if name not in before], [name for name in before if name not in now]
         moved = [name for name in now if name in before] != [name for name in before if name in now]
-        run.record.event("hooks_changed", step, added=added, removed=removed, reordered=moved)
+        run.note("hooks_changed", step, added=added, removed=removed, reordered=moved)
         with_state = [name for name in removed if sections["update_state"].get(name) or sections["hooks"].get(name)]
         if with_state:
             logger.warning(
