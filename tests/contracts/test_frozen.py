@@ -46,7 +46,7 @@ EVENTS = {
     "on_validation_batch_start": BATCH,
     "on_validation_batch_end": f"{BATCH} loss metrics output target",
     "on_validation_end on_eval_end": f"{RUN} metrics",
-    "on_epoch_end": RUN,
+    "on_epoch_end": f"{RUN} metrics",
     "on_checkpoint_save": f"{RUN} checkpoint_path path",
     "on_checkpoint_load": f"{RUN} checkpoint_path path",
     "on_exception": f"{RUN} exception",

@@ -5,6 +5,7 @@ import copy
 import io
 import logging
 import random
+import re
 import sys
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from builders import make_batches, make_trainer
 from run_control import PlainRun
 from terminal import Terminal
 
-from hookline import ConsoleLogHook
+from hookline import ConsoleLogHook, read_metrics
 
 logger = logging.getLogger("hookline")
 
@@ -37,6 +38,18 @@ def test_progress_lines() -> None:
     assert lines[0].startswith(f"epoch 1/1  step 2/4  loss {losses[1]:.4f}  mean {sum(losses[:2]) / 2:.4f}")
     assert lines[0].endswith("left") and not lines[1].endswith("left")
     assert lines[1].startswith("epoch 1/1  step 4/4")
+
+
+@pytest.mark.parametrize("every", [1, 2, 50])
+def test_the_printed_loss_is_the_recorded_one(every: int) -> None:
+    """With accumulation it is the mean over the step, and its line comes when the step is complete."""
+    out = io.StringIO()
+    hook = ConsoleLogHook(log_every_n_batches=every, stream=out, costs=False)
+    trainer = make_trainer(hook, data=make_batches(8), accumulate=3, record=True)
+    trainer.train()
+    recorded = {row["step"]: row["train/loss"] for row in read_metrics(trainer.run_dir)}
+    printed = re.findall(r"step (\d)/3  loss (\S+)", out.getvalue())
+    assert printed == [(str(step), f"{loss:.4f}") for step, loss in recorded.items() if step == 3 or every < 50]
 
 
 @pytest.mark.req("001-25", "001-29", "001-30")

@@ -372,6 +372,36 @@ def test_the_length_of_a_run_counts_steps_outside_of_its_epochs() -> None:
     assert trainer.step == 7
 
 
+def test_a_checkpoint_that_is_loaded_after_the_run_loses_no_data(recwarn: pytest.WarningsRecorder) -> None:
+    """The run had a default console, which the trainer has no more: no event of that comes after the record's end."""
+    trainer = make_trainer(val_dataloader=make_batches(1), record=True, console=True, max_epochs=2)
+    trainer.add_checkpointing(monitor="val/loss")
+    trainer.train()
+    trainer.load_checkpoint(trainer.checkpoint_dir / "best")
+    assert not [str(warning.message) for warning in recwarn if "losing data" in str(warning.message)]
+
+
+def test_the_metrics_of_an_epoch_are_those_that_are_recorded() -> None:
+    """Losses, means, what step_fn returned, the validation at its end, and the keys that hooks before it added."""
+    seen: list[dict[str, Any]] = []
+
+    def step(model: nn.Module, batch: Any) -> dict[str, Any]:
+        loss = nn.functional.mse_loss(model(batch[0]), batch[1])
+        return {"loss": loss, "size": batch[0].abs().mean()}
+
+    trainer = make_trainer(
+        step_fn=step, loss_fn=None, val_dataloader=make_batches(1), record=True, max_epochs=3, accumulate=2,
+        validate_every="2 epochs",
+    )  # fmt: skip
+    trainer.on("epoch_end", name="adds")(lambda metrics: metrics.update(mine=len(seen)))
+    trainer.on("epoch_end", name="reads")(lambda metrics: seen.append(dict(metrics)))
+    trainer.train()
+    rows = [row for row in read_metrics(trainer.run_dir) if "train/epoch_loss" in row]
+    recorded = [{key: row[key] for key in row if key not in ("step", "epoch", "time")} for row in rows]
+    assert list(map(pytest.approx, seen)) == recorded
+    assert [("val/loss" in metrics, metrics["mine"]) for metrics in seen] == [(False, 0), (True, 1), (False, 2)]
+
+
 def test_training_step_after_a_run() -> None:
     """A finished run leaves a trainer that can be stepped by hand, with windows of the right size."""
     trainer = train(accumulate=2)

@@ -53,7 +53,7 @@ _ARGUMENTS = [
     Argument("tokens_seen", "tokens of all batches so far"),
     Argument("lr", "learning rate the step uses or used: first group of the event's optimizer, else of the first"),
     Argument("loss", "this micro-batch's loss as a float; in on_before_backward the live tensor", HOST_READ),
-    Argument("metrics", "a dict with 'loss' and what step_fn returned; keys that hooks add are recorded", HOST_READ),
+    Argument("metrics", "numbers of the batch, validation or epoch; keys that hooks add are recorded", HOST_READ),
     Argument("state", "the run as one plain dict: latest_loss, avg_loss, status, …", HOST_READ),
     Argument("ctx", "a StepContext; its loss and grad_norm are computed when first read"),
     Argument("grad_norm", "global norm of the gradients before clipping, as a float", f"device work + {HOST_READ}"),
@@ -359,7 +359,7 @@ class Events:
 
     on_eval_end = on_validation_end
 
-    @event(RUN, order="epoch state", fires="every epoch")
+    @event(RUN + " metrics=epoch_metrics", order="epoch state", fires="every epoch")
     def on_epoch_end(self, *args: Any, **kwargs: Any) -> None:
         """An epoch is done, its validation included; its checkpoint comes after."""
 

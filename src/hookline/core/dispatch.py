@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Dispatch = Callable[..., Any]
 Arguments = tuple[Sequence[Any], Mapping[str, Any] | None]
 """What a hook is called with, by position and by keyword."""
-METRICS = ("metrics", "val_metrics", "eval_metrics")
+METRICS = ("metrics", "val_metrics", "eval_metrics", "epoch_metrics")
 FAILED: Final = object()
 """What `invoke` returns if the hook raised and its failure policy lets the run continue."""
 

@@ -313,12 +313,20 @@ class RunView:
         return self.event_args.step_means()
 
     def step_loss(self) -> float:
-        """Return the loss of the last step as it is recorded, the mean over its window; waits for the device.
+        """Return the loss of the last completed step as it is recorded, the mean over its window; waits for the device.
 
         Where the ranks have averaged it, it is their mean.
         """
         loss = self.stats.loss_over_ranks(self.step)
-        return self.event_args.window_loss if loss is None else loss
+        if loss is None:
+            last = self.event_args.last_loss
+            loss = self.event_args.window_loss if last is None else float(last[0])
+        return loss
+
+    @property
+    def in_window(self) -> bool:
+        """Whether more micro-batches of the current step follow."""
+        return self.accumulation.count > 0 and not self.accumulation.is_complete
 
     def epoch_metrics(self) -> dict[str, float]:
         """Return the means of the current epoch so far, by recorded name; waits for the device."""

@@ -65,6 +65,9 @@ class EventArgs:
         self.checkpoint_path = ""
         self.val_metrics: dict[str, Any] = {}
         self.eval_metrics: dict[str, Any] = {}
+        self.last_loss: DeviceNumber | None = None  # of the last step that was completed, as it is recorded
+        self.validated: tuple[int, dict[str, Any]] = -1, {}  # the step and the metrics of the last validation
+        self.forget_epoch()
         self.validating: list[str | None] = []  # the hooks that called the validations in progress, outermost first
         # Where batch_idx and the loader are read from: the run's progress, or the batch of a validation.
         self.source: Any = run.progress
@@ -216,6 +219,31 @@ class EventArgs:
             return {}
         measured = {"loss", *self.step_metrics}
         return single_numbers({key: value for key, value in self._metrics.items() if key not in measured})
+
+    def forget_epoch(self) -> None:
+        """Have no metrics of an epoch: they are made when a hook names them."""
+        self._epoch_metrics: dict[str, Any] | None = None
+        self._measured: frozenset[str] = frozenset()
+
+    @property
+    def epoch_metrics(self) -> dict[str, Any]:
+        """The epoch's means, the newest values of training, and a validation after its last step: one dict per event.
+
+        Of other validations nothing is here, because a run that resumes after them would not have it.
+        """
+        if self._epoch_metrics is None:
+            (step, validated), loss = self.validated, {}
+            if self.live_loss is not None:
+                loss = {"train/loss": self.trainer.step_loss()}
+            self._epoch_metrics = {**self.trainer.latest_metrics(), **loss, **self.trainer.epoch_metrics()}
+            self._epoch_metrics |= validated if step == self.step else {}
+            self._measured = frozenset(self._epoch_metrics)
+        return self._epoch_metrics
+
+    def added_epoch_metrics(self) -> dict[str, Any]:
+        """Return the single numbers that hooks added to the metrics of the epoch."""
+        metrics = self._epoch_metrics or {}
+        return single_numbers({key: value for key, value in metrics.items() if key not in self._measured})
 
     def mirror_metrics(self, name: str) -> None:
         """Copy keys that were added to `val_metrics` to `eval_metrics`, the event's other spelling, or back."""

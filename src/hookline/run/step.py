@@ -235,6 +235,8 @@ class Steps(RunControl):
         progress, args, window = self.progress, self.event_args, self.accumulation
         if window.weight and args.detached_loss is not None and not window.has_shares:
             self.stats.pending_losses.append(args.detached_loss)
+        if window.is_complete and args.detached_loss is not None:
+            args.last_loss = [args.window_tensor()] if len(args.micro_batches) > 1 else args._loss
         if handler := self.hooks.slots.on_train_batch_end:
             if window.is_complete:  # else the rate that the step will use may still change
                 self._note_lr()
@@ -271,12 +273,16 @@ class Steps(RunControl):
     def end_epoch(self) -> None:
         """Record the means of the epoch, and fire on_epoch_end; the epoch is over, also if a hook fails there."""
         self.record_non_finite_losses(self.stats.take_non_finite())
+        args = self.event_args
+        args.forget_epoch()
         for name, mean in self.stats.means().items():
             self.log(name, mean, reduce=None)
         try:
             if handler := self.hooks.slots.on_epoch_end:
-                handler(self.event_args)
+                handler(args)
         finally:
+            for name, value in args.added_epoch_metrics().items():
+                self.log(name, value)
             self.progress.end_epoch()
         self.agreement.end_epoch()
 
@@ -305,8 +311,11 @@ class Steps(RunControl):
                     handler(args)
                 args.mirror_metrics("eval_metrics")
             finally:  # what was measured is recorded, also if a hook ends the run here
-                for key, value in single_numbers(metrics).items():
+                numbers = single_numbers(metrics)
+                for key, value in numbers.items():
                     self.log(key, value)
+                if self.validations_in_progress == 1:
+                    args.validated = self.progress.step, numbers
         if self.running:
             self.agreement.after_validation()
 

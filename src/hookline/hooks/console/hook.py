@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import sys
 from collections.abc import Iterator, Mapping
@@ -96,9 +97,9 @@ class ConsoleLogHook(TimedHook):
     def on_train_end(self, trainer: RunControl, state: Mapping[str, Any]) -> None:
         """Replace the live view by a summary, or print a last progress line; then print the table of costs."""
         if self._view is not None:
-            self._view.close(trainer, perf_counter(), state["latest_loss"], state["avg_loss"])
+            self._view.close(trainer, perf_counter(), self._last_loss(trainer), state["avg_loss"])
         elif self._step > self._printed_step:
-            self._print_progress(trainer, self._step, perf_counter(), state["latest_loss"], state["avg_loss"])
+            self._print_progress(trainer, self._step, perf_counter(), self._last_loss(trainer), state["avg_loss"])
         self.close()
         if self.costs and (rows := trainer.hooks.costs()):
             print_costs(rows, perf_counter() - self._started, self._out)
@@ -125,13 +126,15 @@ class ConsoleLogHook(TimedHook):
         self._report = report
 
     def on_train_batch_end(self, trainer: RunControl, step: int, batch_idx: int) -> None:
-        """Print the progress line if it is due, or draw the live view if it is time."""
+        """Print the progress line if it is due and the step is complete, or draw the live view if it is time."""
         self._end_batch(step)
         now = perf_counter()
         if self._view is not None:
             self._view.end_batch(batch_idx)
             if now >= self._draw_at:
                 self._draw(trainer, now)
+        elif trainer.in_window:
+            return  # its line comes with the last batch of the step, whose loss is the mean over all of them
         elif self._is_due and now >= self._print_at:
             loss, mean = trainer.step_loss(), trainer.epoch_metrics()["train/epoch_loss"]  # waits for the device
             self._print_progress(trainer, step, now, loss, mean)
@@ -143,6 +146,14 @@ class ConsoleLogHook(TimedHook):
         self._step = step
         if self._view is not None:
             self._view.end_step(step)
+
+    def _last_loss(self, trainer: RunControl) -> float:
+        try:
+            return trainer.step_loss()
+        except RuntimeError:  # after a device error no loss can be read
+            if trainer.status != "error":
+                raise
+            return math.nan
 
     def _draw(self, trainer: RunControl, now: float) -> None:
         assert self._view is not None
