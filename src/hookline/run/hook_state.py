@@ -54,19 +54,24 @@ def load_hooks_state(run: Run, sections: Mapping[str, Any]) -> None:
     The present hooks and their order count: a new hook starts without a state, and the state of a removed one is left
     out; renaming a hook is both.
     """
-    hooks, step = run.hooks, run.progress.step
+    hooks = run.hooks
+
+    def tell(kind: str, **fields: Any) -> None:
+        if not run.run_ended:  # then its record is closed
+            run.record.event(kind, run.progress.step, **fields)
+
     # Update hooks meet gradients on the device, so their state goes there, too; shards are there.
     run.chain.restore(
         map_tensors(lambda tensor: tensor if is_sharded(tensor) else tensor.to(run.device), sections["update_state"])
     )
     for problem, names in hooks.load_state_dict(sections["hooks"]).items():
         for name in names:
-            run.note("hook_state", step, hook=name, problem=problem)
+            tell("hook_state", hook=name, problem=problem)
     before, now = sections["hook_names"], list(hooks)
     if before != now:
         added, removed = [name for name in now if name not in before], [name for name in before if name not in now]
         moved = [name for name in now if name in before] != [name for name in before if name in now]
-        run.note("hooks_changed", step, added=added, removed=removed, reordered=moved)
+        tell("hooks_changed", added=added, removed=removed, reordered=moved)
         with_state = [name for name in removed if sections["update_state"].get(name) or sections["hooks"].get(name)]
         if with_state:
             logger.warning(
