@@ -1,0 +1,49 @@
+"""What deserves attention in a run, and the verdict on it: healthy, look at this, or broken."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from hookline.record.events import SEVERITIES, Severity
+
+Health = Literal["healthy", "look at this", "broken"]
+_HEALTH: Mapping[Severity, Health] = {"error": "broken", "warning": "look at this", "info": "healthy"}
+
+
+@dataclass(frozen=True)
+class Alert:
+    """Something that deserves attention."""
+
+    kind: str
+    """What it is in one word, such as ``loss_spike``."""
+    severity: Severity
+    step: int | None
+    text: str
+    place: Mapping[str, str] = field(default_factory=dict)
+    """Where to look: a curve, a hook, or the series, name and column of a layer's statistic."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a run can be trusted, and why not."""
+
+    health: Health
+    reason: str = ""
+    """The text of the worst alert, of several the earliest; empty if the run is healthy."""
+    step: int | None = None
+    """The step of that alert, if it has one."""
+
+    def __str__(self) -> str:
+        """Return the verdict in one line."""
+        at = "" if self.step is None else f"step {self.step:,}: "
+        return f"{self.health}: {at}{self.reason}" if self.reason else self.health
+
+
+def judge(alerts: Sequence[Alert]) -> Verdict:
+    """Return the verdict on a run, given its alerts: the worst of them decides."""
+    worst = min(alerts, key=lambda alert: SEVERITIES.index(alert.severity), default=None)
+    if worst is None or worst.severity == "info":
+        return Verdict("healthy")
+    return Verdict(_HEALTH[worst.severity], worst.text, worst.step)
