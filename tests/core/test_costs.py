@@ -1,6 +1,7 @@
 """Costs: exact on the host, estimated on the device, and reported if a hook takes too much of a run."""
 
 import gc
+import io
 import sys
 import threading
 import time
@@ -286,6 +287,15 @@ def test_above_the_limit_it_is_said_once(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(Entry, "inner_seconds", seconds)
     (reported,) = costly(trainer, monkeypatch)
     assert reported.startswith("often: takes ") and "% of the run's time (limit 10%); give it a schedule" in reported
+
+
+def test_the_console_does_not_accuse_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run has it by default; another hook that takes as much is reported."""
+    trainer, began = sleepy_trainer({"other": None}), time.perf_counter()
+    trainer.add_hook("console_log", stream=io.StringIO())
+    monkeypatch.setattr(Entry, "inner_seconds", property(lambda entry: 0.5 * (time.perf_counter() - began)))
+    reported = {text.partition(":")[0] for text in costly(trainer, monkeypatch)}
+    assert "other" in reported and "console_log" not in reported
 
 
 def test_time_outside_of_steps_counts(monkeypatch: pytest.MonkeyPatch) -> None:

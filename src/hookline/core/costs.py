@@ -10,6 +10,7 @@ from time import perf_counter, perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from hookline import _device
+from hookline.core.base import hook_attribute
 from hookline.core.catalog import CATALOG, Event
 from hookline.core.failures import Incident
 
@@ -160,15 +161,15 @@ class CostMonitor:
             if share <= self._limit or entry.name in self._reported:
                 continue
             self._reported.add(entry.name)
-            if entry.intervenes:
-                continue  # It is part of training, and works as often as it must.
+            if entry.intervenes or (entry.built_in and hook_attribute(entry.hook, "shows_progress")):
+                continue  # It is part of training, or the console, and works as often as it must.
             if outer > inner:
                 remedy = "most of it outside of steps: do less in it"
             elif entry.schedule.always:
                 remedy = "give it a schedule, such as every=10, or read fewer values"
             else:
                 remedy = "give it a longer period, or read fewer values"
-            message = f"takes {share:.0%} of the run's time (limit {self._limit:.0%}); {remedy}"
+            message = f"takes {share:.1%} of the run's time (limit {self._limit:.0%}); {remedy}"
             incident = Incident("costly", entry.name, "all events", self._run.step, message)
             self._run.hooks.failures.report(incident, True)
 
