@@ -147,7 +147,9 @@ def gradient_flow(
 
     Args:
         model: The model whose parameters have gradients.
-        vanishing: A gradient vanishes if its norm is below this, or below `ratio` times the median norm.
+        vanishing: A gradient vanishes if its norm is below this, or below `ratio` times the median norm. A bias whose
+            gradient is that small beside a healthy one of its layer's weight is healthy: before a normalization its
+            gradient is zero but for rounding.
         exploding: A gradient explodes if its norm is above this, or above the median norm divided by `ratio`.
         ratio: How far a norm may be from the median, between 0 and 1.
 
@@ -199,10 +201,27 @@ def judge_norms(params: Mapping[str, torch.nn.Parameter], norms: Mapping[str, fl
     finite = [norm for norm in norms.values() if math.isfinite(norm)]
     middle = median(finite) if finite else math.nan
     low, high = limits.range_around(middle)
-    rows = [
-        GradientRow(name, param.numel(), norms.get(name), _verdict(param, norms.get(name), low, high))
-        for name, param in params.items()
-    ]
+    layers: dict[str, tuple[float, int]] = {}  # by layer: the largest norm, and the size of that parameter
+    for name, norm in norms.items():
+        if math.isfinite(norm) and name in params:
+            layer = name.rpartition(".")[0]
+            layers[layer] = max(layers.get(layer, (0.0, 0)), (norm, params[name].numel()))
+
+    def cancels(name: str) -> bool:
+        """Return whether a gradient is zero but for rounding: it is a sum whose terms reach the layer's weight.
+
+        So is that of a bias before a normalization, and of the bias of attention keys. A weight that gets nothing
+        beside its bias has inputs of zero, which is trouble.
+        """
+        largest, size = layers.get(name.rpartition(".")[0], (0.0, 0))
+        return params[name].numel() < size and norms[name] <= limits.ratio * largest and largest >= low
+
+    rows = []
+    for name, param in params.items():
+        verdict = _verdict(param, norms.get(name), low, high)
+        if verdict == "vanishing" and cancels(name):
+            verdict = "ok"
+        rows.append(GradientRow(name, param.numel(), norms.get(name), verdict))
     return GradientFlow(tuple(rows), middle)
 
 
