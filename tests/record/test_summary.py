@@ -508,6 +508,10 @@ def alerts_of(*events: dict[str, Any], **curves: list[Any]) -> list[tuple[str, s
     return [(alert.kind, alert.severity, alert.step) for alert in find_alerts(summary)]
 
 
+def falling_loss(steps: int) -> list[float]:
+    return [2.0 + math.exp(-5 * step / steps) + 0.01 * math.sin(step) for step in range(steps)]
+
+
 def test_a_healthy_run_has_no_alerts() -> None:
     assert (
         alerts_of({"kind": "checkpoint_saved", "step": 1}, **{"train/loss": [1 / (step + 1) for step in range(500)]})
@@ -522,26 +526,26 @@ def test_events_that_mean_trouble_are_alerts_the_worst_first() -> None:
         {"kind": "gradient_flow", "step": 5, "verdict": "gradients vanish in a", "parameters": {"a": "vanishing"}},
         {"kind": "gradient_flow", "step": 6, "verdict": "gradients are healthy", "parameters": {}},
     )  # fmt: skip
-    assert found == [("hook_disabled", "error", 9), ("hook_costly", "warning", 3), ("gradient_flow", "warning", 5)]
+    assert found == [("hook_disabled", "warning", 9), ("hook_costly", "info", 3), ("gradient_flow", "info", 5)]
 
 
 def test_events_that_say_the_same_are_one_alert_and_many_others_a_few() -> None:
     summary = LiveSummary()
     failed = {"kind": "hook_failed", "hook": "bad", "message": "failed"}
     summary.write_events({**failed, "step": step} for step in range(100))
-    summary.write_events({"kind": "stall", "step": step, "seconds": float(step)} for step in range(20))
+    summary.write_events({"kind": "slow_rank", "step": step, "slow_rank": step} for step in range(20))
     found = find_alerts(summary)
     assert (found[0].step, found[0].text) == (0, "bad: failed (100 times)")
-    assert [alert.kind for alert in found] == ["hook_failed", *["stall"] * 6]
-    assert found[-1].text == "15 more stall events"
+    assert [alert.kind for alert in found] == ["hook_failed", *["slow_rank"] * 6]
+    assert found[-1].text == "15 more slow rank events"
 
 
 def test_events_that_are_not_listed_are_all_counted() -> None:
     """Those that say the same as another one that is not listed count, too."""
     summary = LiveSummary()
-    stalls = [*range(5), 7, 7, 7]
-    summary.write_events({"kind": "stall", "step": 1, "seconds": float(seconds)} for seconds in stalls)
-    assert find_alerts(summary)[-1].text == "3 more stall events"
+    ranks = [*range(5), 7, 7, 7]
+    summary.write_events({"kind": "slow_rank", "step": 1, "slow_rank": rank} for rank in ranks)
+    assert find_alerts(summary)[-1].text == "3 more slow rank events"
 
 
 def flow_event(step: int, over: list[str] | None = None, **parameters: str) -> dict[str, Any]:
@@ -634,14 +638,14 @@ def test_events_are_described_in_sentences() -> None:
 
 
 def test_a_loss_that_spikes_once_is_an_alert_at_its_step() -> None:
-    loss = [2.0 + 0.01 * math.sin(step) for step in range(400)]
+    loss = falling_loss(400)
     loss[222] = 9.0
     assert alerts_of(**{"train/loss": loss}) == [("spike", "warning", 222)]
 
 
 def test_a_spike_of_a_long_run_is_an_alert_at_its_step() -> None:
     """Also where a range of many steps is one point of the curve."""
-    loss = [2.0 + 0.01 * math.sin(step) for step in range(20_000)]
+    loss = falling_loss(20_000)
     loss[10_010] = 9.0
     assert alerts_of(**{"train/loss": loss}) == [("spike", "warning", 10_010)]
 
@@ -649,7 +653,7 @@ def test_a_spike_of_a_long_run_is_an_alert_at_its_step() -> None:
 @pytest.mark.parametrize("name", ["loss_spike", "other"])
 def test_spikes_are_not_looked_for_where_a_hook_did(name: str) -> None:
     summary = LiveSummary({"hooks": [{"name": name}]})
-    loss = [2.0 + 0.01 * math.sin(step) for step in range(400)]
+    loss = falling_loss(400)
     loss[222] = 9.0
     summary.write_metrics([{"step": step, "train/loss": value} for step, value in enumerate(loss)])
     assert [alert.kind for alert in find_alerts(summary)] == ([] if name == "loss_spike" else ["spike"])
@@ -667,9 +671,9 @@ def test_events_that_say_the_same_are_counted_however_many_there_are() -> None:
     summary = LiveSummary()
     summary.write_events({"kind": "step_skipped", "step": step, "reason": "inf"} for step in range(10_000))
     assert [alert.text for alert in find_alerts(summary)] == ["an optimizer step was skipped: inf (10,000 times)"]
-    summary.write_events({"kind": "stall", "step": step, "seconds": float(step)} for step in range(3_000))
+    summary.write_events({"kind": "slow_rank", "step": step, "slow_rank": step} for step in range(3_000))
     (more,) = [alert.text for alert in find_alerts(summary) if "more" in alert.text]
-    assert more == "2,995 more stall events"
+    assert more == "2,995 more slow rank events"
 
 
 def test_a_metric_that_is_not_finite_is_an_alert() -> None:
@@ -684,7 +688,9 @@ def test_layers_with_nan_and_dead_units_are_alerts_with_their_places() -> None:
     record.log_layers("activations", 1, ("a", "b"), columns, torch.tensor([[0.0, 0, 8], [0, 1, 8]]))
     record.log_layers("activations", 2, ("a", "b"), columns, torch.tensor([[0.0, 0, 8], [5, 7, 8]]))
     record.flush(wait=True)
-    nan, dead = find_alerts(summary)
+    (story,) = find_alerts(summary)
+    assert story.place == {"series": "activations", "name": "b", "column": "nans"}
+    nan, dead = story.parts
     assert (nan.kind, nan.step, nan.place) == (
         "non_finite",
         2,

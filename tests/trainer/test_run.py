@@ -331,7 +331,7 @@ def test_a_hook_that_only_warns(capsys: pytest.CaptureFixture[str], caplog: pyte
     assert run["counters"]["hook_failures"] == 3
     assert {hook["name"]: (hook["enabled"], hook["failures"]) for hook in run["hooks"]}["flaky"] == (False, 3)
     closing = capsys.readouterr().out.splitlines()[-1]
-    assert closing.startswith("completed: 6 steps in ")
+    assert closing.startswith("completed, look at this: 6 steps in ")
     assert "3 hook failures" in closing and "switched off: flaky" in closing
     assert sum("ZeroDivisionError" in (record.exc_text or str(record.exc_info)) for record in caplog.records) == 1
 
@@ -633,7 +633,7 @@ def test_the_closing_line_of_a_stop(capsys: pytest.CaptureFixture[str]) -> None:
     trainer.on("step_end", name="bored")(lambda trainer: trainer.request_stop("nothing new", by="bored"))
     trainer.on("step_end", name="tired")(lambda trainer: trainer.request_stop("too late", by="tired"))
     trainer.train()
-    assert capsys.readouterr().out.splitlines()[-1].startswith("stopped (by bored: nothing new): 1 step in ")
+    assert capsys.readouterr().out.splitlines()[-1].startswith("stopped (by bored: nothing new), healthy: 1 step in ")
 
 
 def test_the_closing_line_has_the_duration_as_everything_else_has_it(

@@ -61,7 +61,7 @@ _KINDS = (
     ),
     EventKind("non_finite", "{reason}", "error", _NAN, _LOSS),
     EventKind("metric_not_finite", "{monitor} is {value}", "warning", _NAN),
-    EventKind("crash", "{reason}; everything about that step is in {path}", "error", _NAN),
+    EventKind("crash", "{reason}: {autopsy}; everything about that step is in {path}", "error", _NAN),
     EventKind(
         "loss_spike", "the loss rose to {loss:.4g}, {spreads:.3g} spreads above the median {median:.4g}", "warning",
         "loss spike", _LOSS, trackers_alert=True,
@@ -108,12 +108,12 @@ _KINDS = (
     ),
     # ---- hooks
     EventKind("hook_failed", "{message}", "warning", _HOOK_FAILURE),
-    EventKind("hook_disabled", "the hook was switched off: {message}", "error", _HOOK_FAILURE),
+    EventKind("hook_disabled", "the hook was switched off: {message}", "warning", _HOOK_FAILURE),
     EventKind("hook_overruled", "{message}", "warning"),
     EventKind(
         "hook_wrote", "the hook changed training without declaring it: {what}", "warning", changes_numbers=True
     ),
-    EventKind("hook_costly", "{message}", "warning"),
+    EventKind("hook_costly", "{message}", "info"),
     # Its random streams were restored, so that training is as without it.
     EventKind("hook_drew", "{message}", "info"),
     EventKind("hook_passed_over", "{message}"),

@@ -44,6 +44,8 @@ _RUN_FIELDS = {
     "costs?": [{"hook": str, "seconds": (int, float)}],
     "counters?": {"step?": int, "epoch?": int},
     "lost?": int,
+    "optimizers?": [str],
+    "verdict?": {"health": str, "reason": str},
 }
 
 

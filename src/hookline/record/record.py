@@ -189,6 +189,7 @@ class Record:
         hosts: Sequence[str] | None = None,
         launch: Mapping[str, Any] | None = None,
         labels: Labels | None = None,
+        optimizers: Sequence[str] = (),
     ) -> None:
         """Write run.json, config.yaml and labels.json; a run that continues keeps its start and its labels.
 
@@ -200,6 +201,7 @@ class Record:
             hosts: The machine of each rank, if there are several.
             launch: The launch that the run belongs to, if a launcher would start it again.
             labels: Name, tags and notes of a new run.
+            optimizers: The classes of the optimizers.
 
         Raises:
             RecordError: If the disk refuses; the run must not begin.
@@ -216,6 +218,7 @@ class Record:
             "environment": {},
             "seed": self._seed,
             "hooks": redact(hooks),
+            "optimizers": list(optimizers),
             "lineage": None if lineage is None else redact(lineage),
             "attempts": [attempt if launch is None else {**attempt, "launch": dict(launch)}],
             "outcome": None,
@@ -443,6 +446,7 @@ class Record:
         counters: dict[str, Any],
         *,
         wait: bool = True,
+        judge: Callable[[], Mapping[str, Any] | None] | None = None,
     ) -> None:
         """Write what is left, then run.json with the outcome; a second call does nothing.
 
@@ -453,6 +457,7 @@ class Record:
             costs: The time that each hook took.
             counters: The numbers of steps, failures and so on.
             wait: Whether to wait for a device; False leaves out what is not on the host yet.
+            judge: Returns the verdict on the run, once everything but run.json is written; None if there is none.
 
         Raises:
             RecordError: If the outcome is not one of these; never for a failing disk or device.
@@ -482,7 +487,14 @@ class Record:
                 if self.is_tentative:
                     self._storage.release()
                 else:
-                    self._storage.close(self.run)
+                    self._close_storage(judge)
+
+    def _close_storage(self, judge: Callable[[], Mapping[str, Any] | None] | None) -> None:
+        try:  # before the lock is released, so that run.json is written once
+            if judge is not None and (verdict := judge()) is not None:
+                self.run["verdict"] = dict(verdict)
+        finally:
+            self._storage.close(self.run)
 
     def release(self) -> None:
         """Let the next writer in, also if closing has failed; a second call does nothing."""

@@ -33,6 +33,7 @@ from hookline.runs.direction import better
 from hookline.runs.find import run_labels
 from hookline.runs.ranking import describe_ranking, rank_runs
 from hookline.runs.summary import HistogramTable, LayerTable, RunSummary, merge_pairs
+from hookline.runs.verdict import Alert, judge
 
 Array = NDArray[Any]
 
@@ -54,7 +55,7 @@ BYTES_OF_MEDIA = 400_000
 _CURVE_FIELDS = 200  # bytes, about: the name of a curve, its last and best values and where its arrays are
 # What people look at in a page. The record has the rest, and the page says how much that is.
 MAX_TABLE_ROWS, MAX_TABLE_COLUMNS = 200, 50
-MAX_DIFFERENCES, MAX_LEFT_OUT, MAX_EVENTS = 1000, 50, 600
+MAX_DIFFERENCES, MAX_LEFT_OUT, MAX_EVENTS, MAX_PARTS = 1000, 50, 600, 100
 MAX_COMPARED = 80  # rows of the comparison's table
 MAX_NAME_LENGTH = 60  # characters of a run's name in a sentence
 MAX_CONFIG_LENGTH, MAX_TEXT_LENGTH, MAX_CELL_LENGTH = 100_000, 2000, 1000  # characters
@@ -101,6 +102,7 @@ def make_report(summaries: Sequence[RunSummary]) -> bytes:
     names = run_labels([summary.files for summary in summaries])
     hooks = [hook for summary in summaries for hook in summary.hooks]
     for index, summary in enumerate(summaries):
+        alerts = find_alerts(summary)
         shown, events = numbers[index], _first_and_last(summary.events)
         runs.append(
             {
@@ -122,7 +124,8 @@ def make_report(summaries: Sequence[RunSummary]) -> bytes:
                 "events": _cut(events),
                 "event_texts": [_cut(describe_event(event)) for event in events],
                 "event_count": len(summary.events),
-                "alerts": [_cut(strict_json.field_values(alert)) for alert in find_alerts(summary)],
+                "verdict": _cut(strict_json.field_values(judge(alerts))),
+                "alerts": [_cut(_alert(alert)) for alert in alerts],
                 "media": [_shown_media(row) for row in media[index]],
                 "left_out": _left_out(shown, len(summary.media_lines) - len(media[index])),
             }
@@ -256,6 +259,11 @@ def _size_in_page(table: CurveArrays | LayerTable | HistogramTable) -> int:
 
 
 # ---- the parts of a run ----------------------------------------------------------------------------------------------
+
+
+def _alert(alert: Alert) -> dict[str, Any]:
+    """Return an alert, and those that it tells together."""
+    return {**strict_json.field_values(alert), "parts": [_alert(part) for part in alert.parts[:MAX_PARTS]]}
 
 
 def _completed_epochs(summary: RunSummary) -> int | None:

@@ -9,20 +9,26 @@ from hookline.core.base import hook_attribute
 from hookline.ranks import on_ranks
 from hookline.record.outcome import Outcome
 from hookline.record.redaction import redact_text
+from hookline.runs.verdict import Verdict
 
 if TYPE_CHECKING:
     from hookline.run.run import Run
 
 
 def closing_line(run: Run, outcome: Outcome, reason: str | None) -> str:
-    """Return the line that is printed after the run: outcome, duration, and everything that went wrong."""
+    """Return what is printed after the run: outcome, duration, and everything that went wrong.
+
+    If the run came to its end and is not healthy, a line before it says why.
+    """
     count = run.counters()
     # The text of an exception may quote a secret.
     why = f" ({redact_text(reason.removeprefix('stopped '))})" if reason else ""
     # A hook that explains NaN has stopped the run before they reached the weights.
     non_finite = "non-finite loss" if reason and reason.startswith("stopped") else "non-finite weights"
     named = non_finite if outcome is Outcome.NON_FINITE else outcome
-    words = [f"{named}{why}: {counted(count['step'], 'step')} in {duration_text(count['seconds'])}"]
+    verdict = run.record.run.get("verdict") if outcome.is_clean else None
+    health = f", {verdict['health']}" if verdict and outcome is not Outcome.NON_FINITE else ""
+    words = [f"{named}{why}{health}: {counted(count['step'], 'step')} in {duration_text(count['seconds'])}"]
     for key, noun in (
         ("hook_failures", "hook failure"),
         ("non_finite_losses", "non-finite loss"),
@@ -45,7 +51,8 @@ def closing_line(run: Run, outcome: Outcome, reason: str | None) -> str:
         words.append(f"{name} failed on {on_ranks(ranks)}")
     if run.change_audit.summary:
         words.append(run.change_audit.summary)
-    return ", ".join(words)
+    line = ", ".join(words)
+    return f"{redact_text(str(Verdict(**verdict)))}\n{line}" if verdict and verdict["reason"] else line
 
 
 def counted(count: int, noun: str) -> str:

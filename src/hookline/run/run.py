@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -42,6 +42,9 @@ from hookline.run.rng import preserve_rng
 from hookline.run.status import SIGNAL, RunStatus, Stop
 from hookline.run.step import Steps
 from hookline.run.step_log import GRAD_NORM, LR
+
+if TYPE_CHECKING:
+    from hookline.runs.summary import RunSummary
 
 
 class Run(Steps):
@@ -136,7 +139,7 @@ class Run(Steps):
                 record = Record.in_memory(config=config, seed=self.seed)
             else:
                 record = Record.on_disk(directory, config=config, seed=self.seed)
-            record.start(hooks=self.describe_hooks())
+            record.start(hooks=self.describe_hooks(), optimizers=self.describe_optimizers())
         if before is not None:
             record.share_sinks(before)  # Sinks may have been added before the run.
         # The last run may have stopped inside an epoch; this one continues there.
@@ -259,10 +262,16 @@ class Run(Steps):
             outcome, reason = Outcome.NON_FINITE, "; ".join(filter(None, [bad_weights, reason]))
         self.step_log.write_rows()
         self.change_audit.finish()
-        self.close_record(outcome, reason)
-        path = None if self.record.is_tentative else self.record.path
-        if self.writes_report and path is not None and not self.ranks.rank:
-            self._write_report(path)
+        summary: RunSummary | None = None
+
+        def judge() -> Mapping[str, Any] | None:
+            nonlocal summary
+            summary, verdict = self._judge()
+            return verdict
+
+        self.close_record(outcome, reason, judge=judge)
+        if summary is not None:
+            self._write_report(summary)
         if failure is not None:
             raise failure
 
@@ -272,14 +281,32 @@ class Run(Steps):
             handler(self.event_args)
         self.agreement.after_train_end()
 
-    def _write_report(self, path: Path) -> None:
-        """Write report.html from the files of the record; a failure is a warning."""
-        from hookline.report import REPORT
-        from hookline.report.page import write_report
+    def _judge(self) -> tuple[RunSummary | None, Mapping[str, Any] | None]:
+        """Read what the record has written so far, and judge it; a failure is a warning."""
+        path = None if self.record.is_tentative else self.record.path
+        if not self.writes_report or path is None or self.ranks.rank:
+            return None, None
+        from hookline.runs.alerts import find_alerts
+        from hookline.runs.find import RunFiles
         from hookline.runs.summary import RunSummary
+        from hookline.runs.verdict import judge
 
         try:
-            write_report(path / REPORT, [RunSummary.read(path, media=True)])
+            files = RunFiles(path)
+            files.run = self.record.run  # run.json does not have the outcome yet
+            summary = RunSummary.read(files, media=True)
+            return summary, field_values(judge(find_alerts(summary)))
+        except Exception as error:  # no report is worth a run
+            logger.warning("the report was not written: %s", error_text(error))
+            return None, None
+
+    def _write_report(self, summary: RunSummary) -> None:
+        """Write report.html; a failure is a warning."""
+        from hookline.report import REPORT
+        from hookline.report.page import write_report
+
+        try:
+            write_report(summary.files.path / REPORT, [summary])
         except Exception as error:  # no report is worth a run
             logger.warning("the report was not written: %s", error_text(error))
 
@@ -319,10 +346,16 @@ class Run(Steps):
         finally:
             self.after_exception(error)
 
-    def close_record(self, outcome: Outcome, reason: str | None, wait: bool = True) -> None:
+    def close_record(
+        self,
+        outcome: Outcome,
+        reason: str | None,
+        wait: bool = True,
+        judge: Callable[[], Mapping[str, Any] | None] | None = None,
+    ) -> None:
         """Close the record and print the closing line; without `wait`, leave out what is not on the host yet."""
         costs = self.hooks.costs(wait=wait)
-        self.record.close(outcome, reason, self.describe_hooks(), costs, self.counters(), wait=wait)
+        self.record.close(outcome, reason, self.describe_hooks(), costs, self.counters(), wait=wait, judge=judge)
         if self.prints:
             print_line(closing_line(self, outcome, reason))
 
@@ -428,6 +461,10 @@ class Run(Steps):
             if hook["name"] in elsewhere:
                 hook["failed_on_ranks"] = elsewhere[hook["name"]]
         return hooks
+
+    def describe_optimizers(self) -> list[str]:
+        """Return the class of every optimizer: a run with several may have losses that need not fall, as a GAN's."""
+        return [type(optimizer).__name__ for optimizer in self.optimizers]
 
     def counters(self) -> dict[str, Any]:
         """Return the counters that run.json ends with."""

@@ -10,18 +10,24 @@ from typing import Any
 import numpy as np
 
 from hookline.record.events import EVENTS, SEVERITIES, Severity, describe_event, hook_of
-from hookline.record.json_lines import as_mapping
+from hookline.record.json_lines import as_mapping, as_number
+from hookline.runs.find import KILLED
+from hookline.runs.learning import find_learning_alerts
+from hookline.runs.stories import tell_stories
 from hookline.runs.summary import LayerTable, RunSummary
+from hookline.runs.verdict import Alert
 
 _NAMES_SHOWN = 3
 _MAX_PER_KIND = 5  # alerts; the last one says how many more there are
 _SPIKE_SPREADS = 8.0  # a range of steps whose highest value is this many spreads above those before it has a spike
+_SPIKE_OF_LEARNED = 0.05  # and that share of what was learned so far: near 0, where spreads are tiny, less is nothing
 _BEFORE = 20  # ranges
 _DEAD_SHARE, _WAIT_SHARE = 0.5, 0.3
 
-# How bad events are, by kind. Those about gradients are summed up over the run.
+# How bad events are, by kind. Those about gradients and stalls are summed up over the run.
+_SUMMED_UP = ("gradient_flow", "stall")
 _TROUBLE = {
-    name: kind.severity for name, kind in EVENTS.items() if kind.severity is not None and name != "gradient_flow"
+    name: kind.severity for name, kind in EVENTS.items() if kind.severity is not None and name not in _SUMMED_UP
 }
 
 _VERDICTS = {  # of gradient_flow events: what gradients do, and whether the smallest (1) or largest norm is the worst
@@ -32,59 +38,100 @@ _VERDICTS = {  # of gradient_flow events: what gradients do, and whether the sma
 }
 
 
-@dataclass(frozen=True)
-class Alert:
-    """Something that deserves attention."""
-
-    kind: str
-    """What it is in one word, such as ``loss_spike``."""
-    severity: Severity
-    step: int | None
-    text: str
-    place: Mapping[str, str] = field(default_factory=dict)
-    """Where to look: a curve, a hook, or the series, name and column of a layer's statistic."""
-
-
 def find_alerts(summary: RunSummary) -> list[Alert]:
-    """Return what deserves attention, the worst first and then in the order of steps."""
+    """Return what deserves attention, the worst first and then in the order of steps.
+
+    Alerts with one cause are one, a story, whose parts they are.
+    """
     layers = summary.layers
     flow = _from_gradient_flow(summary, layers.get("gradients"))
-    alerts = [*_from_outcome(summary), *_from_events(summary), *flow, *_from_curves(summary)]
-    alerts += _from_layers(summary, layers)
+    alerts = [*_from_layers(summary, layers), *_from_events(summary, layers), *_from_stalls(summary), *flow]
+    with np.errstate(over="ignore", invalid="ignore"):  # values near the largest float
+        alerts += [*_from_curves(summary), *find_learning_alerts(summary), *_from_outcome(summary)]
+    alerts = tell_stories(alerts)
     alerts.sort(key=lambda alert: (SEVERITIES.index(alert.severity), alert.step is None, alert.step or 0))
     return alerts
 
 
 def _from_outcome(summary: RunSummary) -> Iterator[Alert]:
-    run = summary.run
+    run, files = summary.run, summary.files
+    outcome, reason = run.get("outcome"), run.get("reason") or ""
+    if outcome == "non_finite":
+        yield Alert("non_finite", "error", None, f"the run ended with non-finite numbers: {reason}")
+    elif outcome == "failed":
+        yield Alert("failed", "error", files.step, f"the run failed: {reason}{_remedy(summary)}")
+    elif outcome == "interrupted":
+        text = f"the run was interrupted{f' ({reason})' if reason else ''}{_remedy(summary)}"
+        yield Alert("interrupted", "info", files.step, text)
+    elif "run_id" in run and files.outcome == KILLED:
+        yield Alert("killed", "warning", files.step, f"the run was killed{_remedy(summary)}")
     if run.get("lost"):
         yield Alert("lost", "error", None, f"{run['lost']:,} lines or values of the record could not be written")
-    for file, damage in summary.files.damage.items():
+    for file, damage in files.damage.items():
         severity: Severity = "info" if damage.is_torn else "error"
         yield Alert("incomplete" if damage.is_torn else "damaged", severity, None, f"{file}: {damage}")
+
+
+def _remedy(summary: RunSummary) -> str:
+    """Return how to go on with a run that did not come to its end."""
+    saved = [event["step"] for event in summary.events if event["kind"] == "checkpoint_saved" and event.get("step")]
+    if not saved:
+        return "; it has no checkpoint, so start it again"
+    return f"; resume it from its checkpoint of step {saved[-1]:,}: `hookline resume {summary.files.run_id}`"
 
 
 # ---- events ----------------------------------------------------------------------------------------------------------
 
 
-def _from_events(summary: RunSummary) -> Iterator[Alert]:
+def _from_events(summary: RunSummary, layers: Mapping[str, LayerTable]) -> Iterator[Alert]:
     """Yield an alert for the events that mean trouble: one for all that say the same, and of many others the first."""
     alike: dict[tuple[str, str], list[dict[str, Any]]] = {}  # by kind and text
     for event in summary.events:
-        if event["kind"] in _TROUBLE:
+        if event["kind"] in _TROUBLE and not _is_how_it_ended(event, summary.run):
             alike.setdefault((event["kind"], describe_event(event)), []).append(event)
     listed: Counter[tuple[str, str]] = Counter()
     more: Counter[str] = Counter()
     for (kind, text), (event, *others) in alike.items():
-        place = _place(event)
+        place = _place(event, layers)
         listed[kind, str(place)] += 1
         if listed[kind, str(place)] > _MAX_PER_KIND:
             more[kind] += 1 + len(others)
         else:
             times = f" ({1 + len(others):,} times)" if others else ""
-            yield Alert(kind, _TROUBLE[kind], event.get("step"), f"{text}{times}", place)
+            # The outcome of the run says it better; an exception before a resume is history.
+            severity = "info" if kind == "exception" else _TROUBLE[kind]
+            yield Alert(kind, severity, event.get("step"), f"{text}{times}", place)
     for kind, count in more.items():
         yield Alert(kind, _TROUBLE[kind], None, f"{count:,} more {kind.replace('_', ' ')} events")
+
+
+def _is_how_it_ended(event: Mapping[str, Any], run: Mapping[str, Any]) -> bool:
+    """Return whether the run's outcome says what an event says."""
+    return event["kind"] == "exception" and event.get("error") == run.get("reason")
+
+
+def _from_stalls(summary: RunSummary) -> Iterator[Alert]:
+    """Yield for each hook and rank one alert for the stalls that were over, and one for a stall that is not."""
+    stalls: dict[tuple[Any, Any], list[Mapping[str, Any]]] = {}
+    open_ones: dict[tuple[Any, Any], Mapping[str, Any]] = {}
+    for event in summary.events:
+        source = hook_of(event), event.get("rank")
+        if event["kind"] == "stall":
+            stalls.setdefault(source, []).append(event)
+            open_ones[source] = event
+        elif event["kind"] == "stall_over":
+            open_ones.pop(source, None)
+    for source, events in stalls.items():
+        current = open_ones.get(source)
+        if current is not None and (summary.files.step or 0) <= (current.get("step") or 0):
+            text = f"{describe_event(current)} at step {current.get('step')}, and the stall is not over"
+            yield Alert("stall", "error", current.get("step"), text, _place(current, {}))
+            events = events[:-1]
+        if events:
+            longest = max(events, key=lambda event: as_number(event.get("seconds")) or 0.0)
+            times = f"; {len(events):,} stalls, this is the longest" if len(events) > 1 else ""
+            text = f"{describe_event(longest)}{times}"
+            yield Alert("stall", "warning", longest.get("step"), text, _place(longest, {}))
 
 
 @dataclass
@@ -147,7 +194,9 @@ def _from_gradient_flow(summary: RunSummary, norms: LayerTable | None) -> Iterat
             text += f": {', '.join(names)}{f' and {more} more' if more > 0 else ''}"
         text += f" ({trouble.times:,} times)" if trouble.times > 1 else ""
         place = {"series": "gradients", "name": worst, "column": "norm"}
-        yield Alert("gradient_flow", "warning", trouble.first, f"{hook}: {text}" if hook else text, place)
+        # Layers that begin at zero get no gradient in the first step, as beside the second matrix of LoRA.
+        severity: Severity = "info" if trouble.is_over and trouble.times == 1 else "warning"
+        yield Alert("gradient_flow", severity, trouble.first, f"{hook}: {text}" if hook else text, place)
 
 
 def _worst_norm(names: Mapping[str, None], sign: int, norms: LayerTable | None) -> tuple[str, float | None]:
@@ -162,7 +211,12 @@ def _worst_norm(names: Mapping[str, None], sign: int, norms: LayerTable | None) 
     return next(iter(names)), None
 
 
-def _place(event: Mapping[str, Any]) -> dict[str, str]:
+def _place(event: Mapping[str, Any], layers: Mapping[str, LayerTable]) -> dict[str, str]:
+    """Return where an event leads: to the layer that it names, to its curve, or to its hook."""
+    for series, table in layers.items():
+        if event.get("module") in table.names:
+            column = "nans" if "nans" in table.columns else table.columns[0]
+            return {"series": series, "name": event["module"], "column": column}
     curve, hook = EVENTS[event["kind"]].curve or event.get("monitor"), hook_of(event)
     if isinstance(curve, str):
         return {"curve": curve}
@@ -180,7 +234,8 @@ def _from_curves(summary: RunSummary) -> Iterator[Alert]:
             values = "value is" if count == 1 else "values are"
             # A batch without counted targets has no accuracy; if training diverges, its loss says so, too.
             may_be_missing = name.startswith("train/") and not name.endswith("loss") and curve.finite
-            severity: Severity = "info" if may_be_missing else "error"
+            is_over = not name.endswith("loss") and curve.last is not None and np.isfinite(curve.last.value)
+            severity: Severity = "info" if may_be_missing else "warning" if is_over else "error"
             yield Alert("non_finite", severity, step, f"{name}: {count:,} {values} not finite", {"curve": name})
     # A hook that looked for spikes has reported those that there are.
     looked = any(hook["name"] == "loss_spike" and hook.get("enabled") is not False for hook in summary.hooks)
@@ -202,16 +257,16 @@ def _spikes(summary: RunSummary, name: str) -> Iterator[Alert]:
     known = np.isfinite(curve.mean)
     arrays = (curve.highest_at, curve.lowest, curve.highest, curve.mean)
     steps, lowest, highest, mean = (array[known] for array in arrays)
-    spikes = []
+    spikes, begin = [], float(np.median(mean[:_BEFORE])) if len(mean) else 0.0
     for index in range(_BEFORE, len(steps)):
         before = slice(index - _BEFORE, index)
-        with np.errstate(over="ignore", invalid="ignore"):  # differences of values near the largest float
-            middle = float(np.median(mean[before]))
-            # The extremes of a wide range of steps are farther from its mean than those of a narrow one.
-            typical = float(np.median(highest[before] - lowest[before]))
-            spread = max(1.4826 * float(np.median(np.abs(mean[before] - middle))), typical, 1e-3 * abs(middle))
-            above = float((highest[index] - middle) / spread) if spread else 0.0
-        if above > _SPIKE_SPREADS:
+        middle = float(np.median(mean[before]))
+        # The extremes of a wide range of steps are farther from its mean than those of a narrow one.
+        typical = float(np.median(highest[before] - lowest[before]))
+        spread = max(1.4826 * float(np.median(np.abs(mean[before] - middle))), typical, 1e-3 * abs(middle))
+        above = float((highest[index] - middle) / spread) if spread else 0.0
+        is_large = highest[index] - middle > _SPIKE_OF_LEARNED * (begin - middle)
+        if above > _SPIKE_SPREADS and is_large:
             spikes.append((above, int(steps[index]), float(highest[index]), middle))
     for above, step, value, middle in sorted(spikes, reverse=True)[:_MAX_PER_KIND]:
         text = f"{name} rose to {value:.4g}, {above:.3g} spreads above the median {middle:.4g} before it"

@@ -58,6 +58,12 @@ class RunFiles(RunReader):
         stopped = _STOPPED_BY.match(self.run.get("reason") or "")
         return f"stopped by {stopped[1]}" if self.outcome == "stopped" and stopped else self.outcome
 
+    @property
+    def health(self) -> str | None:
+        """The verdict that the run ended with: healthy, look at this, or broken; None if it has none."""
+        health: str | None = self.run.get("verdict", {}).get("health")
+        return health
+
     @cached_property
     def started(self) -> datetime | None:
         """When the first attempt began, in local time."""

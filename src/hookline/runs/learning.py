@@ -1,19 +1,21 @@
 """Judge by its curves whether a run learned: not if it diverged, never improved, lost what it had, or overfits.
 
 A rule needs enough values, and a change far above their noise. Where a healthy run may look like that, there is no
-alert: a GAN's losses do not fall, so the training loss of a run with several optimizers is not judged.
+alert: a GAN's losses do not fall, so the training loss of a run with several optimizers is not judged, and a run that
+begins with trained weights need not improve.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hookline.record.events import Severity
 from hookline.runs.curves import Curve
 from hookline.runs.direction import better
 from hookline.runs.summary import RunSummary
@@ -26,6 +28,7 @@ _NOISES = 4.0  # how many times the noise a change must be
 _MUCH, _NEARLY_ALL = 0.5, 0.75  # shares of what was gained: losing this much is a warning, or an error
 _OVERFIT = 0.1  # how far above its lowest value, relatively, a validation loss must be
 _KNOWN = 0.6  # an accuracy that a model without any training seldom has
+_INIT_FROM = re.compile(r"^\s*init_from: (?!null)", re.MULTILINE)  # the option of a config.yaml
 
 Values = NDArray[np.float64]
 
@@ -39,6 +42,8 @@ class Course:
     steps: NDArray[np.int64]
     losses: Values
     noise: float
+    curve: tuple[NDArray[np.int64], Values]
+    """The steps and the values that the levels are made of, in the same direction."""
     first: float
     """The value at the very beginning."""
     begins_high: bool
@@ -51,6 +56,7 @@ class Course:
         steps, values = curve.steps[known], sign * curve.mean[known]
         if not steps.size:
             return None
+        points = steps, values
         first, peaks = float(values[0]), (curve.highest if sign > 0 else -curve.lowest)[known]
         begins_high = bool(peaks[0] > np.median(peaks) + _NOISES * _spread(peaks))
         if blocks is not None and steps.size > blocks:
@@ -59,7 +65,7 @@ class Course:
             values = np.array([np.median(values[part]) for part in parts])
         # What neighbours differ by, without the trend.
         noise = _spread(np.diff(values)) / math.sqrt(2) if values.size > 1 else 0.0
-        return cls(name, sign, steps, values, noise, first, begins_high)
+        return cls(name, sign, steps, values, noise, points, first, begins_high)
 
     @property
     def start(self) -> float:
@@ -109,6 +115,12 @@ class Course:
         """Return the step of a level."""
         return int(self.steps[index])
 
+    def first_above(self, limit: float) -> int:
+        """Return the first step after the best level with a value above a limit; that of the end if there is none."""
+        steps, values = self.curve
+        above = steps[(steps > self.at(self.best_at)) & (values > limit)]
+        return int(above[0] if above.size else steps[-1])
+
 
 def _spread(values: Values) -> float:
     """Return the standard deviation of values without their outliers."""
@@ -121,22 +133,25 @@ def find_learning_alerts(summary: RunSummary) -> Iterator[Alert]:
     checks = [*_validations(summary)]
     if loss is not None:
         yield from _diverged(loss) if _has_diverged(loss) else _never_improved(loss, summary)
+    # The run went back to its best weights by itself.
+    is_restored = any(event["kind"] == "best_weights_restored" for event in summary.events)
     overfit = next((course for course in checks if _overfits(course, loss)), None)
     if overfit is not None and loss is not None:
         yield _alert(
-            "overfitting", "warning", overfit,
-            f"overfits from step {overfit.at(overfit.best_at):,} on: {overfit.name} rose from "
-            f"{overfit.text(overfit.best)} to {overfit.text(overfit.end)} while {loss.name} fell to {loss.text(loss.end)}",
+            "overfitting", "info" if is_restored else "warning", overfit, overfit.at(overfit.best_at),
+            f"overfits: {overfit.name} rose from {overfit.text(overfit.best)} at step {overfit.at(overfit.best_at):,} "
+            f"to {overfit.text(overfit.end)} while {loss.name} fell to {loss.text(loss.end)}",
         )  # fmt: skip
     fallen = [course for course in checks if _fell_back(course)]
     if not fallen and not checks and loss is not None and _fell_back(loss) and not _has_diverged(loss):
         fallen = [loss]
     if fallen and (overfit is None or any(course.sign < 0 for course in fallen)):
         worst = max(fallen, key=lambda course: course.lost / course.gained)
-        share = worst.lost / worst.gained
+        severity: Severity = "error" if worst.lost >= _NEARLY_ALL * worst.gained else "warning"
         others = ", ".join(course.name for course in fallen if course is not worst)
         yield _alert(
-            "worse_than_best", "error" if share >= _NEARLY_ALL else "warning", worst,
+            "worse_than_best", "info" if is_restored else severity, worst,
+            worst.first_above(worst.best + _MUCH * worst.gained),
             f"worse than at its best, and not back: {worst.name} was {worst.text(worst.best)} at step "
             f"{worst.at(worst.best_at):,} and is {worst.text(worst.end)} at the end"
             f"{f'; so are {others}' if others else ''}",
@@ -163,39 +178,45 @@ def _validations(summary: RunSummary) -> Iterator[Course]:
 
 
 def _has_diverged(loss: Course) -> bool:
-    return loss.end > loss.start + max(_NOISES * loss.noise, 0.5 * abs(loss.start))
+    return loss.end > _highest_healthy(loss)
+
+
+def _highest_healthy(loss: Course) -> float:
+    """Return the value above which a training loss has diverged."""
+    return loss.start + max(_NOISES * loss.noise, _MUCH * abs(loss.start))
 
 
 def _diverged(loss: Course) -> Iterator[Alert]:
+    step = loss.first_above(_highest_healthy(loss))
     yield _alert(
-        "diverged", "error", loss,
-        f"diverged: {loss.name} was {loss.text(loss.start)} at first and is {loss.text(loss.end)} at the end; "
-        f"it was lowest at step {loss.at(loss.best_at):,}, {loss.text(loss.best)}",
+        "diverged", "error", loss, step,
+        f"diverged: {loss.name} was {loss.text(loss.start)} at first, {loss.text(loss.best)} at best, around step "
+        f"{loss.at(loss.best_at):,}, and is {loss.text(loss.end)} at the end",
     )  # fmt: skip
 
 
 def _never_improved(loss: Course, summary: RunSummary) -> Iterator[Alert]:
     """Yield an alert for a loss that stays where it was, unless the model was good at the beginning."""
-    if not loss.is_flat:
+    if not loss.is_flat or _fell_back(loss) or _begins_trained(summary):
         return
-    accuracies = [curve for name, curve in summary.curves.items() if _is_accuracy(name) and curve.finite]
-    if any(float(np.nanmedian(curve.mean)) >= _KNOWN for curve in accuracies):
+    accuracies = {name: curve for name, curve in summary.curves.items() if _is_accuracy(name) and curve.finite}
+    if any(float(np.nanmedian(curve.mean)) >= _KNOWN for curve in accuracies.values()):
         return
-    at_chance = f" and {_percent(accuracies)} of the answers are right" if accuracies else ""
+    known = [f", and {name} is {curve.last.value:.0%}" for name, curve in accuracies.items() if curve.last]
     yield _alert(
-        "never_learned", "error" if accuracies else "warning", loss,
+        "never_learned", "error" if accuracies else "warning", loss, None,
         f"never learned: {loss.name} was {loss.text(loss.start)} at first and is {loss.text(loss.end)} at the end"
-        f"{at_chance}",
+        f"{''.join(known[-1:])}",
     )  # fmt: skip
+
+
+def _begins_trained(summary: RunSummary) -> bool:
+    """Return whether a run continues another one, or takes weights from a file."""
+    return bool(summary.run.get("lineage") or _INIT_FROM.search(summary.config))
 
 
 def _is_accuracy(name: str) -> bool:
     return name.startswith(("train/", "val/")) and name.rpartition("/")[2].lower() in ("accuracy", "acc")
-
-
-def _percent(accuracies: list[Curve]) -> str:
-    last: Any = accuracies[-1].last
-    return f"{last.value:.0%}"
 
 
 def _overfits(course: Course, loss: Course | None) -> bool:
@@ -203,7 +224,7 @@ def _overfits(course: Course, loss: Course | None) -> bool:
     if course.sign < 0 or loss is None or course.lost <= max(_OVERFIT * abs(course.best), _NOISES * course.noise):
         return False
     then = loss.losses[max(int(np.searchsorted(loss.steps, course.at(course.best_at), side="right")) - 1, 0)]
-    return loss.end < then
+    return bool(loss.end < then)
 
 
 def _fell_back(course: Course) -> bool:
@@ -213,5 +234,5 @@ def _fell_back(course: Course) -> bool:
     return course.lost > max(_MUCH * course.gained, _NOISES * course.noise)
 
 
-def _alert(kind: str, severity: Any, course: Course, text: str) -> Alert:
-    return Alert(kind, severity, course.at(course.best_at), text, {"curve": course.name})
+def _alert(kind: str, severity: Severity, course: Course, step: int | None, text: str) -> Alert:
+    return Alert(kind, severity, step, text, {"curve": course.name})

@@ -23,6 +23,8 @@ class Alert:
     text: str
     place: Mapping[str, str] = field(default_factory=dict)
     """Where to look: a curve, a hook, or the series, name and column of a layer's statistic."""
+    parts: Sequence[Alert] = ()
+    """Of a story, the alerts that it tells together, in their order; empty for an alert of its own."""
 
 
 @dataclass(frozen=True)

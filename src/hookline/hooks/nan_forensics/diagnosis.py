@@ -54,6 +54,11 @@ class Diagnosis:
         """Whether nothing went wrong this time."""
         return math.isfinite(self.loss) and not self.gradients
 
+    @property
+    def origin(self) -> str | None:
+        """The module that the bad numbers came from, if it is known."""
+        return self.module if self.backward_module is None else self.backward_module
+
     def __str__(self) -> str:
         if self.finite:
             return f"run again, the batch gave the loss {self.loss:.6g} and finite gradients: it cannot be reproduced"

@@ -182,12 +182,13 @@ class NanForensics(NamedHook):
         """Write a crash folder, a note and a warning; a trial run writes no folder."""
         if trainer.is_trial_run or not write:
             logger.warning("step %d: %s; %s", trainer.step, reason, diagnosis)
-            self.note(trainer, "non_finite", reason=reason, autopsy=str(diagnosis))
+            self.note(trainer, "non_finite", reason=reason, autopsy=str(diagnosis), module=diagnosis.origin)
             return
         root = (trainer.run_dir or Path(tempfile.mkdtemp(prefix="hookline-"))) / "crashes"
         self.crash = write_crash(root, trainer, recorded, reason, diagnosis, self.state)
         logger.warning("step %d: %s; %s; the crash is in %s", trainer.step, reason, diagnosis, self.crash)
-        self.note(trainer, "crash", reason=reason, autopsy=str(diagnosis), path=str(self.crash))
+        found = {"autopsy": str(diagnosis), "module": diagnosis.origin}
+        self.note(trainer, "crash", reason=reason, path=str(self.crash), **found)
 
 
 class DebugHook(NanForensics):
