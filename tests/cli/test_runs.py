@@ -63,7 +63,8 @@ def test_fields(capsys: Captured) -> None:
     assert two["score"] == {"metric": "val/loss", "value": 0.25, "kind": "last"} and two["steps"] == 4
     assert two["lineage"] == source and one["attempts"] == 1 and 0 <= one["seconds"] < 100
     header, second, first = output_of(capsys, ["runs"]).splitlines()
-    assert header.split() == ["id", "name", "tags", "outcome", "best", "steps", "duration", "started", "from"]
+    assert " ".join(header.split()) == "id name tags verdict outcome best steps duration started from"
+    assert two["verdict"] is None and " -  " in second  # a report of its end would have judged it
     assert "stopped by early_stopping  val/acc 0.5 " in first and "val/loss 0.25 (last)" in second
     assert second.endswith("one @ 2")
 

@@ -24,11 +24,12 @@ from hookline.runs.direction import better
 from hookline.runs.find import KILLED, RUNNING, RunFiles, list_runs
 
 # The columns from the most to the least important: those that do not fit the terminal are left out.
-PRIORITY = ("id", "outcome", "name", "best", "steps", "duration", "tags", "from", "started")
-COLUMNS = ("id", "name", "tags", "outcome", "best", "steps", "duration", "started", "from")
+PRIORITY = ("id", "verdict", "outcome", "name", "best", "steps", "duration", "tags", "from", "started")
+COLUMNS = ("id", "name", "tags", "verdict", "outcome", "best", "steps", "duration", "started", "from")
 _LARGEST_FIRST = ("started", "steps", "duration")
-_STYLES = {RUNNING: "green", "failed": "red", "non_finite": "red", KILLED: "yellow", "interrupted": "yellow"}
-_MAX_CELL_WIDTHS = {"name": 32, "tags": 32, "outcome": 28, "best": 32, "from": 36}
+_STYLES = {"broken": "red", "look at this": "yellow"}  # by verdict, otherwise by outcome
+_OUTCOME_STYLES = {RUNNING: "green", "failed": "red", "non_finite": "red", KILLED: "yellow", "interrupted": "yellow"}
+_MAX_CELL_WIDTHS = {"name": 32, "tags": 32, "verdict": 12, "outcome": 28, "best": 32, "from": 36}
 _NARROW_CELL_WIDTHS = {**_MAX_CELL_WIDTHS, "name": 16, "tags": 16}
 _WHOLE = ("id", "steps", "duration", "started")  # never cut
 _MIN_ID_LENGTH = len("20261117-085800")
@@ -133,6 +134,7 @@ def describe(record: RunFiles) -> dict[str, Any]:
         "name": record.labels.name,
         "tags": list(record.labels.tags),
         "notes": record.labels.notes,
+        "verdict": record.run.get("verdict"),
         "outcome": record.outcome,
         "reason": record.run.get("reason"),
         "score": None
@@ -155,6 +157,7 @@ def cells(record: RunFiles) -> dict[str, str]:
         "id": record.path.name,
         "name": record.labels.name or "",
         "tags": ", ".join(record.labels.tags),
+        "verdict": record.health or "-",
         "outcome": record.ending,
         "best": best,
         "steps": "" if record.step is None else f"{record.step:,}",
@@ -194,7 +197,7 @@ def print_table(rows: Sequence[dict[str, str]], ids: Sequence[str]) -> None:
         for name in COLUMNS
         if name in kept
     }
-    styled = [([row[name] for name in columns], _STYLES.get(row["outcome"], "")) for row in rows]
+    styled = [([row[name] for name in columns], _style(row)) for row in rows]
     table(console, columns, styled, width=console.width)
     if hidden := [name for name in widths if name not in columns]:
         paragraph(console, f"not shown for lack of width: {', '.join(hidden)}; --json has everything", indent=0)
@@ -202,6 +205,10 @@ def print_table(rows: Sequence[dict[str, str]], ids: Sequence[str]) -> None:
 
 def _full_width(widths: Mapping[str, int]) -> int:
     return sum(widths.values()) + 2 * (len(widths) - 1)
+
+
+def _style(row: Mapping[str, str]) -> str:
+    return _STYLES.get(row["verdict"], _OUTCOME_STYLES.get(row["outcome"], ""))
 
 
 def _widths(rows: Sequence[dict[str, str]], widest: Mapping[str, int]) -> dict[str, int]:

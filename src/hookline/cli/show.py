@@ -1,4 +1,4 @@
-"""`hookline show`: one run at a glance: where it came from, how it ended, its curves, alerts, costs and checkpoints."""
+"""`hookline show`: one run at a glance: the verdict and its story, how it ended, its curves, costs and checkpoints."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
 from hookline._console import printable
 from hookline._fs import relative_to_here
@@ -29,31 +30,37 @@ from hookline.cli.formatting import (
 )
 from hookline.errors import RecordError
 from hookline.report import REPORT
-from hookline.runs.alerts import Alert, find_alerts
+from hookline.runs.alerts import find_alerts
 from hookline.runs.find import RUNNING, RunFiles
 from hookline.runs.ranking import LOSSES, metric_order
+from hookline.runs.stories import first_of_each_kind
 from hookline.runs.summary import RunSummary
+from hookline.runs.verdict import Alert, Verdict, judge
 
-_MAX_ALERTS, _MAX_METRICS, _MAX_HOOKS = 12, 14, 6  # together with a chart they fill a screen or two
+_MAX_PARTS, _MAX_ALERTS, _MAX_METRICS, _MAX_HOOKS = 6, 6, 6, 3  # together with a chart they fill a screen
+_MIN_SECONDS = 0.001  # of a hook that is listed
 UNKNOWN = "unknown"  # instead of a commit
+_HEALTH_STYLES = {"healthy": "bold green", "look at this": "bold yellow", "broken": "bold red"}
 _STYLES = {"error": "red", "warning": "yellow", "info": ""}
 
 ARGUMENTS = RUN | flag("--metrics", "print all metrics of the run, and nothing else") | JSON
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print everything about a run that fits a screen or two."""
+    """Print the verdict on a run and why, and what fits a screen."""
     files = RunFiles.read(options.run)
     summary = RunSummary.read(files)
     alerts = find_alerts(summary)
+    verdict = judge(alerts)
     if options.json:
-        print_json(describe(files, summary, alerts))
+        print_json(describe(files, summary, alerts, verdict))
         return 0
     console = open_console()
     if options.metrics:
         print_metrics(console, summary, most=None)
         return 0
-    print_origin(console, files, summary)
+    print_verdict(console, verdict, alerts)
+    print_origin(console, files)
     print_alerts(console, alerts, summary)
     print_curves(console, summary)
     console.print()
@@ -63,13 +70,14 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def describe(files: RunFiles, summary: RunSummary, alerts: list[Alert]) -> dict[str, Any]:
+def describe(files: RunFiles, summary: RunSummary, alerts: list[Alert], verdict: Verdict) -> dict[str, Any]:
     """Return a run for programs."""
     last, best = find_checkpoints(files.path, summary)
     return {
         "run_id": files.run_id,
         "path": str(files.path),
         "labels": files.labels.to_json(),
+        "verdict": verdict,
         "outcome": files.outcome,
         "steps": files.step,
         "seconds": files.seconds,
@@ -94,8 +102,22 @@ def describe(files: RunFiles, summary: RunSummary, alerts: list[Alert]) -> dict[
 # ---- where the run came from, and how it ended -----------------------------------------------------------------------
 
 
-def print_origin(console: Console, files: RunFiles, summary: RunSummary) -> None:
-    """Print the name, outcome and provenance of a run."""
+def print_verdict(console: Console, verdict: Verdict, alerts: list[Alert]) -> None:
+    """Print whether the run can be trusted and, if not, the story of why; alerts begin with what decided."""
+    console.print(Text(cut(verdict.health), style=_HEALTH_STYLES[verdict.health]))
+    if verdict.reason:
+        story = alerts[0]
+        parts = story.parts or (story,)
+        told = first_of_each_kind(parts)[:_MAX_PARTS]
+        for part in told:
+            labeled(console, "" if part.step is None else f"step {part.step:,}", cut(part.text))
+        if len(parts) > len(told):
+            paragraph(console, f"and {len(parts) - len(told)} more; --json has all")
+    console.print()
+
+
+def print_origin(console: Console, files: RunFiles) -> None:
+    """Print the name and outcome of a run, and where it came from."""
     run, labels = files.run, files.labels
     heading(console, cut(labels.name or files.run_id), cut(files.run_id) if labels.name else "")
     steps = "" if files.step is None else f", {files.step:,} step{'' if files.step == 1 else 's'}"
@@ -105,17 +127,12 @@ def print_origin(console: Console, files: RunFiles, summary: RunSummary) -> None
         labeled(console, "tags", cut(", ".join(labels.tags)))
     if labels.notes:
         labeled(console, "notes", cut(labels.notes, 1000))
-    labeled(console, "started", "unknown" if files.started is None else f"{files.started:%Y-%m-%d %H:%M:%S}")
-    git, environment = run.get("git", {}), run.get("environment", {})
-    commit = str(git.get("commit", UNKNOWN))[:12]
-    changed = ", with changes that are not committed" if git.get("dirty") else ""
-    labeled(console, "code", "not in a git repository" if commit == UNKNOWN else f"git {commit}{changed}")
+    started = "unknown" if files.started is None else f"{files.started:%Y-%m-%d %H:%M:%S}"
     seed = "" if run.get("seed") is None else f", seed {cut(str(run['seed']), 30)}"
-    labeled(console, "config", f"{str(run.get('config_hash', 'unknown'))[:12]}{seed}")
-    cores = f"{environment.get('cpu_count', '?')} CPU cores"
-    devices = ", ".join(environment.get("gpus", [])) or cores
-    versions = f"hookline {environment.get('hookline', '?')}, torch {environment.get('torch', '?')}"
-    labeled(console, "machine", cut(f"{environment.get('hostname', '?')}, {devices}, {versions}"))
+    commit = str(run.get("git", {}).get("commit", UNKNOWN))[:12]
+    changed = " with uncommitted changes" if run.get("git", {}).get("dirty") else ""
+    code = "not in a git repository" if commit == UNKNOWN else f"git {commit}{changed}"
+    labeled(console, "started", cut(f"{started}, {code}{seed}"))
     if lineage := run.get("lineage"):
         labeled(console, "from", cut(f"run {lineage.get('run_id')}, step {lineage.get('step')}"))
     attempts = run.get("attempts", [])
@@ -140,15 +157,19 @@ def _ending(files: RunFiles) -> str:
 
 
 def print_alerts(console: Console, alerts: list[Alert], summary: RunSummary) -> None:
-    """Print what deserves attention, the worst first."""
-    console.print()
-    heading(console, "alerts", "" if alerts else "none")
-    for alert in alerts[:_MAX_ALERTS]:
-        at = "" if alert.step is None else f"step {alert.step:,}: "
-        labeled(console, alert.severity, f"{at}{cut(alert.text)}", style=_STYLES[alert.severity])
-    if len(alerts) > _MAX_ALERTS:
-        paragraph(console, f"and {len(alerts) - _MAX_ALERTS} more; --json has all", indent=0)
+    """Print what else deserves attention, the worst first; the verdict has the first one unless it is a notice."""
+    others = alerts if judge(alerts).health == "healthy" else alerts[1:]
     off = [hook["name"] for hook in summary.hooks if hook.get("enabled") is False and hook.get("failures")]
+    if not others and not off:
+        return
+    console.print()
+    heading(console, "alerts" if len(others) == len(alerts) else "also")
+    for alert in others[:_MAX_ALERTS]:
+        at = "" if alert.step is None else f"step {alert.step:,}: "
+        severity = "notice" if alert.severity == "info" else alert.severity
+        labeled(console, severity, f"{at}{cut(alert.text)}", style=_STYLES[alert.severity])
+    if len(others) > _MAX_ALERTS:
+        paragraph(console, f"and {len(others) - _MAX_ALERTS} more; --json has all", indent=0)
     if off:
         paragraph(console, f"switched off: {cut(', '.join(map(str, off)))}", indent=0)
 
@@ -184,20 +205,20 @@ def print_metrics(console: Console, summary: RunSummary, most: int | None) -> No
 
 
 def print_costs(console: Console, files: RunFiles, summary: RunSummary) -> None:
-    """Print the slowest hooks, and where a step's time goes if the run recorded it."""
-    costs = files.run.get("costs", [])
+    """Print the slowest hooks, and where a step's time goes if the run recorded it; each on a line."""
+    costs = sorted(files.run.get("costs", []), key=lambda cost: -cost["seconds"])[:_MAX_HOOKS]
     seconds = files.last_attempt_seconds
-    if costs:
-        console.print()
-        heading(console, "slowest hooks")
-        rows = []
-        for cost in sorted(costs, key=lambda cost: -cost["seconds"])[:_MAX_HOOKS]:
-            share = f"{cost['seconds'] / seconds:.1%}" if seconds else "-"
-            rows.append(([cut(cost["hook"], 100), f"{cost['seconds']:.3f} s", share], ""))
-        whole = "of the last attempt" if len(files.run.get("attempts", [])) > 1 else "of the run"
-        table(console, {"hook": {}, "time": {"justify": "right"}, whole: {"justify": "right"}}, rows)
+    shares = [
+        f"{cut(cost['hook'], 100)} {cost['seconds']:.3f} s" + (f" ({cost['seconds'] / seconds:.1%})" if seconds else "")
+        for cost in costs
+        if cost["seconds"] >= _MIN_SECONDS
+    ]
     phrases = {"step": "a step"} | {name: part.phrase for name, part in STEP_PARTS.items()}
     times = [f"{phrases[part]} {seconds * 1e3:.3g} ms" for part, seconds in summary.step_seconds.items()]
+    if shares or len(times) > 1:
+        console.print()
+    if shares:
+        labeled(console, "slowest hooks", ", ".join(shares), indent=0)
     if len(times) > 1:
         labeled(console, "mean time", ", ".join(times), indent=0)
 

@@ -1,0 +1,381 @@
+"""The verdict on real runs, small and seeded: sick ones are recognized, and healthy ones of many kinds stay healthy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from builders import make_trainer
+from commands import json_of, output_of
+from live_summary import LiveSummary
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+import hookline
+from hookline.gradients.gradient_flow import gradient_flow
+from hookline.runs.alerts import find_alerts
+from hookline.runs.summary import RunSummary
+from hookline.runs.verdict import Alert, Verdict, judge
+
+CLASSES = 4
+
+
+@pytest.fixture(autouse=True)
+def one_seed() -> Iterator[None]:
+    """Draw the same weights and batches whatever ran before, with the sums of one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(threads)
+
+
+def images(count: int, noise: float = 0.7, seed: int = 0) -> TensorDataset:
+    """Make noisy pictures of a few classes."""
+    shapes = torch.randn(CLASSES, 1, 8, 8, generator=torch.Generator().manual_seed(99))
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(CLASSES, (count,), generator=generator)
+    return TensorDataset(shapes[labels] + noise * torch.randn(count, 1, 8, 8, generator=generator), labels)
+
+
+def loader(data: TensorDataset, size: int = 16) -> DataLoader[Any]:
+    return DataLoader(data, size, shuffle=True)
+
+
+def make_cnn() -> nn.Sequential:
+    """Make a classifier whose convolutions have biases before batch norms."""
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 8, 3), nn.BatchNorm2d(8), nn.ReLU(),
+        nn.Flatten(), nn.Linear(128, CLASSES),
+    )  # fmt: skip
+
+
+def run(model: nn.Module, optimizer: Any, *hooks: Any, data: Any = None, steps: int = 120, **options: Any) -> Path:
+    """Train a classifier of pictures, with a validation every tenth of the run, and return the run's directory."""
+    classifies = "step_fn" not in options
+    defaults: dict[str, Any] = {"loss_fn": F.cross_entropy, "metrics": ["accuracy"]} if classifies else {}
+    if classifies and "val_dataloader" not in options:
+        defaults["val_dataloader"] = DataLoader(images(64, seed=5), 64)
+    if "val_dataloader" in {**defaults, **options}:
+        defaults["validate_every"] = steps // 10
+    trainer = make_trainer(
+        *hooks, model=model, optimizer=optimizer, data=data or loader(images(400)), record=True, max_epochs=1000,
+        max_steps=steps, **{**defaults, **options},
+    )  # fmt: skip
+    trainer.train()
+    assert trainer.run_dir is not None
+    return trainer.run_dir
+
+
+def verdict_of(path: Path) -> tuple[Verdict, list[Alert]]:
+    alerts = find_alerts(RunSummary.read(path))
+    return judge(alerts), alerts
+
+
+def trained_cnn() -> nn.Sequential:
+    model = make_cnn()
+    run(model, torch.optim.Adam(model.parameters(), 3e-3))
+    return model
+
+
+# ---- healthy runs ----------------------------------------------------------------------------------------------------
+
+
+class Attention(nn.Module):
+    """A small causal transformer with separate projections; the gradient of the keys' bias is zero but for rounding."""
+
+    def __init__(self, symbols: int = 8, width: int = 16) -> None:
+        super().__init__()
+        self.embed, self.place = nn.Embedding(symbols, width), nn.Parameter(0.1 * torch.randn(16, width))
+        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, symbols)
+
+    def forward(self, symbols: Tensor) -> Tensor:
+        hidden = self.embed(symbols) + self.place
+        mixed = F.scaled_dot_product_attention(self.query(hidden), self.key(hidden), self.value(hidden), is_causal=True)
+        out: Tensor = self.head(self.norm(hidden + mixed))
+        return out.flatten(0, 1)
+
+
+class LowRank(nn.Module):
+    """A frozen layer with two trained factors, of which the second begins at zero, as LoRA's."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.layer = layer.requires_grad_(False)
+        self.down = nn.Parameter(torch.randn(layer.in_features, 4) / 10)
+        self.up = nn.Parameter(torch.zeros(4, layer.out_features))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        out: Tensor = self.layer(inputs) + inputs @ self.down @ self.up
+        return out
+
+
+def cnn() -> Path:
+    model = make_cnn()
+    return run(model, torch.optim.Adam(model.parameters(), 3e-3), hookline.GradientMonitor(every=10))
+
+
+def transformer() -> Path:
+    symbols = torch.randint(8, (3000,)).repeat_interleave(2)
+    inputs = torch.stack([symbols[i : i + 16] for i in range(0, 5000, 9)])
+    targets = torch.stack([symbols[i + 1 : i + 17] for i in range(0, 5000, 9)])
+    model, data = Attention(), TensorDataset(inputs, targets)
+    return run(
+        model, torch.optim.Adam(model.parameters(), 1e-2), hookline.GradientMonitor(every=10), data=loader(data),
+        loss_fn=lambda out, target: F.cross_entropy(out, target.flatten()), metrics=[],
+        val_dataloader=DataLoader(data, 64),
+    )  # fmt: skip
+
+
+def low_rank() -> Path:
+    model = trained_cnn().requires_grad_(False)
+    model[-1] = LowRank(model[-1])
+    trained = [param for param in model.parameters() if param.requires_grad]
+    data = loader(images(400, noise=1.5, seed=7))
+    return run(model, torch.optim.Adam(trained, 1e-3), hookline.GradientMonitor(every=10), data=data)
+
+
+def fine_tuning() -> Path:
+    """The model is good at the beginning, and hardly improves."""
+    model = trained_cnn()
+    return run(model, torch.optim.Adam(model.parameters(), 1e-6), data=loader(images(400, seed=7)))
+
+
+def short() -> Path:
+    model = make_cnn()
+    return run(model, torch.optim.Adam(model.parameters(), 1e-3), steps=10)
+
+
+def gan() -> Path:
+    """The losses of a generator and a discriminator rise and fall against each other."""
+    model = nn.ModuleDict({
+        "makes": nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 2)),
+        "judges": nn.Sequential(nn.Linear(2, 16), nn.LeakyReLU(0.2), nn.Linear(16, 1)),
+    })  # fmt: skip
+
+    def step(model: Any, batch: Any) -> Tensor:
+        fake = model["makes"](torch.randn(len(batch[0]), 4))
+        real, false = model["judges"](batch[0]), model["judges"](fake.detach())
+        judged = F.softplus(-real).mean() + F.softplus(false).mean()
+        model["judges"].requires_grad_(False)
+        made = F.softplus(-model["judges"](fake)).mean()
+        model["judges"].requires_grad_(True)
+        return judged + made
+
+    angles = 6.28 * torch.rand(1000)
+    data = loader(TensorDataset(torch.stack([angles.cos(), angles.sin()], 1)), 32)
+    optimizers = [torch.optim.Adam(part.parameters(), 1e-3) for part in model.values()]
+    return run(model, optimizers, data=data, step_fn=step, steps=300)
+
+
+@pytest.mark.parametrize("train", [cnn, transformer, low_rank, fine_tuning, short, gan])
+def test_a_healthy_run_stays_healthy(train: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    path = train()
+    verdict, alerts = verdict_of(path)
+    assert verdict == Verdict("healthy"), alerts
+    assert [alert for alert in alerts if alert.severity != "info"] == []
+    assert json_of(capsys, "show", str(path))["verdict"]["health"] == "healthy"
+    assert output_of(capsys, ["show", str(path)]).startswith("healthy\n")
+
+
+def test_a_bias_before_a_batch_norm_gets_no_gradient_and_is_healthy() -> None:
+    """Its gradient is zero but for rounding; a weight without a gradient beside its bias is in trouble."""
+    model = make_cnn()
+    inputs, labels = images(64).tensors
+    F.cross_entropy(model(inputs), labels).backward()
+    gradient, weight = model[0].bias.grad, model[0].weight.grad
+    assert gradient is not None and weight is not None and gradient.norm() < 1e-4 * weight.norm()
+    assert gradient_flow(model).troubled == {}
+    model[-1].weight.grad.zero_()
+    assert gradient_flow(model).troubled == {"7.weight": "vanishing"}
+    model[3].weight.grad.zero_()
+    assert gradient_flow(model).troubled == {"3.weight": "vanishing", "3.bias": "vanishing", "7.weight": "vanishing"}
+
+
+def test_the_classes_of_the_optimizers_are_recorded() -> None:
+    assert json.loads((gan() / "run.json").read_text())["optimizers"] == ["Adam", "Adam"]
+
+
+# ---- sick runs -------------------------------------------------------------------------------------------------------
+
+
+class Raises(hookline.TrainingHook):
+    """Sets a learning rate at a step."""
+
+    def __init__(self, at: int, lr: float) -> None:
+        self.at, self.lr = at, lr
+
+    def on_step_end(self, step: int, trainer: Any) -> None:
+        if step == self.at:
+            trainer.optimizers[0].param_groups[0]["lr"] = self.lr
+
+
+def never_learned() -> Path:
+    model = make_cnn()
+    return run(model, torch.optim.SGD(model.parameters(), 1e-9), steps=200)
+
+
+def diverged() -> Path:
+    model = make_cnn()
+    return run(model, torch.optim.SGD(model.parameters(), 0.05), Raises(100, 30.0), steps=200)
+
+
+def overfitting() -> Path:
+    """There is nothing to learn but the labels of single pictures."""
+    noise = TensorDataset(torch.randn(64, 1, 8, 8), torch.randint(CLASSES, (64,)))
+    model = make_cnn()
+    return run(model, torch.optim.Adam(model.parameters(), 1e-2), data=loader(noise), steps=200)
+
+
+def worse_than_best() -> Path:
+    """The accuracy falls to chance and does not come back, without a training loss to tell."""
+
+    class Forgets(hookline.TrainingHook):
+        def on_step_end(self, step: int, trainer: Any) -> None:
+            if step == 80:
+                with torch.no_grad():
+                    trainer.model[-1].weight.zero_()
+                trainer.optimizers[0].param_groups[0]["lr"] = 0.0
+
+    model = make_cnn()
+    return run(model, torch.optim.Adam(model.parameters(), 3e-3), Forgets(), steps=160)
+
+
+@pytest.mark.parametrize(
+    ("train", "kind", "health", "steps"),
+    [
+        (never_learned, "never_learned", "broken", None),
+        (diverged, "diverged", "broken", (100, 115)),
+        (overfitting, "overfitting", "look at this", (20, 120)),
+        (worse_than_best, "worse_than_best", "broken", (80, 96)),
+    ],
+)
+def test_a_run_whose_curves_are_sick_is_not_healthy(
+    train: Any, kind: str, health: str, steps: tuple[int, int] | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = train()
+    verdict, alerts = verdict_of(path)
+    found, *others = alerts
+    assert kind in (found.kind, *(part.kind for part in found.parts))
+    assert {other.kind for other in others} <= {"hook_wrote"}  # one cause, one alert
+    assert verdict.health == health and found.severity == ("error" if health == "broken" else "warning")
+    assert found.step is None if steps is None else steps[0] <= (found.step or 0) <= steps[1]
+    (listed,) = [one for one in json_of(capsys, "runs", str(path.parent)) if one["run_id"] == path.name]
+    assert listed["verdict"]["health"] == health and listed["outcome"] == "completed"
+
+
+def test_spikes_behind_a_divergence_belong_to_it() -> None:
+    _, alerts = verdict_of(diverged())
+    (story,) = [alert for alert in alerts if alert.severity == "error"]
+    assert {"diverged", "spike"} <= {part.kind for part in story.parts}
+    assert not any(alert.kind == "spike" for alert in alerts)
+
+
+def test_a_nan_is_one_story_from_its_layer_on(capsys: pytest.CaptureFixture[str]) -> None:
+    """A weight that becomes NaN ruins outputs, losses, validations and weights, which is told in their order."""
+
+    class Ruins(hookline.TrainingHook):
+        def on_step_end(self, step: int, trainer: Any) -> None:
+            if step == 32:
+                with torch.no_grad():
+                    trainer.model[3].weight[0] = float("nan")
+
+    model = make_cnn()
+    path = run(
+        model, torch.optim.Adam(model.parameters(), 1e-3), Ruins(), hookline.GradientMonitor(every=1), steps=60,
+        console=True, hooks={"forward": [{"name": "monitor", "every": 1}]},
+    )  # fmt: skip
+    verdict, alerts = verdict_of(path)
+    story, *others = alerts
+    assert not [alert for alert in others if alert.severity == "error"]
+    assert (verdict.health, verdict.step, story.step) == ("broken", 33, 33)
+    assert story.place["series"] == "activations" and story.place["name"] == "3"
+    assert story.parts[0].text.startswith("activations: NaN in 3 ")
+    kinds = [part.kind for part in story.parts]
+    assert {"non_finite", "non_finite_loss", "non_finite_weights"} <= {*kinds}
+    assert all((a.step or 1000) <= (b.step or 1000) for a, b in pairwise(story.parts))
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[-2].startswith("broken: step 33: activations: NaN in 3 ")
+    assert printed[-1].startswith("non-finite weights (")
+    shown = output_of(capsys, ["show", str(path)])
+    assert shown.startswith("broken\n    step 33    activations: NaN in 3 ")
+    assert json_of(capsys, "show", str(path))["alerts"][0]["parts"][0]["place"]["name"] == "3"
+
+
+def test_a_run_that_stopped_because_of_nan_is_broken_and_leads_to_the_module() -> None:
+    """Its weights are good, and its outcome says non-finite."""
+
+    class Poisons(nn.Module):
+        calls = 0
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            self.calls += 1
+            return inputs * float("nan") if self.calls > 20 and self.training else inputs
+
+    model = make_cnn()
+    model.insert(4, Poisons())
+    path = run(model, torch.optim.Adam(model.parameters(), 1e-3), hookline.NanForensics(), steps=60)
+    verdict, (story, *others) = verdict_of(path)
+    assert json.loads((path / "run.json").read_text())["outcome"] == "non_finite"
+    assert verdict.health == "broken" and not [alert for alert in others if alert.severity == "error"]
+    assert "the first bad output is that of module '4'" in story.text
+
+
+# ---- rules -----------------------------------------------------------------------------------------------------------
+
+
+def alerts_of(*events: dict[str, Any], run: dict[str, Any] | None = None) -> list[Alert]:
+    summary = LiveSummary(run)
+    summary.write_events(events)
+    return find_alerts(summary)
+
+
+def test_a_stall_that_is_not_over_is_an_error() -> None:
+    stall = {"kind": "stall", "step": 7, "by": "stall_watchdog", "seconds": 300.0}
+    over = {"kind": "stall_over", "step": 7, "by": "stall_watchdog", "seconds": 400.0}
+    (alert,) = alerts_of(stall)
+    assert (alert.severity, alert.step) == ("error", 7) and alert.text.endswith("and the stall is not over")
+    (alert,) = alerts_of(stall, over)
+    assert (alert.severity, alert.text) == ("warning", "stall_watchdog: no progress for 300 s")
+    (alert,) = alerts_of(stall, over, {**stall, "step": 9, "seconds": 500.0}, over)
+    assert (alert.step, alert.text) == (9, "stall_watchdog: no progress for 500 s; 2 stalls, this is the longest")
+
+
+def test_a_run_that_did_not_come_to_its_end_says_how_to_go_on() -> None:
+    saved = {"kind": "checkpoint_saved", "step": 40, "path": "checkpoints/step-40"}
+    (killed,) = alerts_of(saved, run={"run_id": "abc", "outcome": None})
+    assert (killed.kind, killed.severity) == ("killed", "warning")
+    assert killed.text.endswith("; resume it from its checkpoint of step 40: `hookline resume abc`")
+    error = {"kind": "exception", "step": 41, "error": "ValueError: x"}
+    (failed,) = alerts_of(error, run={"run_id": "abc", "outcome": "failed", "reason": "ValueError: x"})
+    assert failed.severity == "error"
+    assert failed.text == "the run failed: ValueError: x; it has no checkpoint, so start it again"
+    (resumed,) = alerts_of(error, run={"run_id": "abc", "outcome": "completed"})
+    assert resumed.severity == "info"
+
+
+def test_weights_that_were_restored_are_no_reason_to_look() -> None:
+    """Early stopping that goes back to the best weights is the remedy."""
+    for events, severity in (([], "warning"), ([{"kind": "best_weights_restored", "step": 200}], "info")):
+        summary = LiveSummary()
+        for step in range(200):
+            rising = 1 + 0.01 * abs(step - 40) if step % 5 == 0 else None
+            row = {"step": step, "train/loss": 2 * 0.98**step}
+            summary.write_metrics([row if rising is None else {**row, "val/loss": rising}])
+        summary.write_events(events)
+        (alert,) = find_alerts(summary)
+        assert (alert.kind, alert.severity) == ("overfitting", severity)
+
+
+def test_a_run_that_continues_another_one_need_not_improve() -> None:
+    for run, kinds in (({}, ["never_learned"]), ({"lineage": {"run_id": "a", "step": 9}}, [])):
+        summary = LiveSummary(run)
+        summary.write_metrics({"step": step, "train/loss": 0.3 + 0.01 * (step * 7 % 5)} for step in range(200))
+        assert [alert.kind for alert in find_alerts(summary)] == kinds
