@@ -379,3 +379,26 @@ def test_a_run_that_continues_another_one_need_not_improve() -> None:
         summary = LiveSummary(run)
         summary.write_metrics({"step": step, "train/loss": 0.3 + 0.01 * (step * 7 % 5)} for step in range(200))
         assert [alert.kind for alert in find_alerts(summary)] == kinds
+
+
+def test_a_loss_that_falls_late_has_learned() -> None:
+    """A trend is not noise."""
+    summary = LiveSummary()
+    falling = [2.3 * min(1.0, 0.99 ** (step - 150)) + 0.01 * (step * 7 % 5) for step in range(400)]
+    summary.write_metrics({"step": step, "train/loss": loss} for step, loss in enumerate(falling))
+    assert find_alerts(summary) == []
+
+
+def test_only_a_spike_that_is_unlike_those_before_it_is_one() -> None:
+    """Single samples give losses with heavy tails."""
+    for highs, steps in (([8.0] * 40, []), ([2.0] * 39 + [8.0], [390])):
+        summary = LiveSummary()
+        losses = [2 * 0.99**step + 0.01 * (step * 7 % 5) for step in range(400)]
+        losses[::10] = [loss * high for loss, high in zip(losses[::10], highs, strict=True)]
+        summary.write_metrics({"step": step, "train/loss": loss} for step, loss in enumerate(losses))
+        assert [alert.step for alert in find_alerts(summary)] == steps
+
+
+def test_the_reason_of_a_verdict_is_short_however_long_an_exception_is() -> None:
+    run = {"run_id": "abc", "outcome": "failed", "reason": "x" * 10**6}
+    assert len(judge(alerts_of(run=run)).reason) == 1000

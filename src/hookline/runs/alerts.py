@@ -112,10 +112,10 @@ def _is_how_it_ended(event: Mapping[str, Any], run: Mapping[str, Any]) -> bool:
 
 def _from_stalls(summary: RunSummary) -> Iterator[Alert]:
     """Yield for each hook and rank one alert for the stalls that were over, and one for a stall that is not."""
-    stalls: dict[tuple[Any, Any], list[Mapping[str, Any]]] = {}
-    open_ones: dict[tuple[Any, Any], Mapping[str, Any]] = {}
+    stalls: dict[tuple[str | None, str], list[Mapping[str, Any]]] = {}
+    open_ones: dict[tuple[str | None, str], Mapping[str, Any]] = {}
     for event in summary.events:
-        source = hook_of(event), event.get("rank")
+        source = hook_of(event), str(event.get("rank"))
         if event["kind"] == "stall":
             stalls.setdefault(source, []).append(event)
             open_ones[source] = event
@@ -254,9 +254,9 @@ def _spikes(summary: RunSummary, name: str) -> Iterator[Alert]:
     curve = summary.curves.get(name)
     if curve is None:
         return
-    known = np.isfinite(curve.mean)
+    finite = np.isfinite(curve.mean)
     arrays = (curve.highest_at, curve.lowest, curve.highest, curve.mean)
-    steps, lowest, highest, mean = (array[known] for array in arrays)
+    steps, lowest, highest, mean = (array[finite] for array in arrays)
     spikes, begin = [], float(np.median(mean[:_BEFORE])) if len(mean) else 0.0
     for index in range(_BEFORE, len(steps)):
         before = slice(index - _BEFORE, index)
@@ -265,7 +265,9 @@ def _spikes(summary: RunSummary, name: str) -> Iterator[Alert]:
         typical = float(np.median(highest[before] - lowest[before]))
         spread = max(1.4826 * float(np.median(np.abs(mean[before] - middle))), typical, 1e-3 * abs(middle))
         above = float((highest[index] - middle) / spread) if spread else 0.0
-        is_large = highest[index] - middle > _SPIKE_OF_LEARNED * (begin - middle)
+        # Of neighboring spikes the first one counts, and losses with heavy tails have high values all the time.
+        known = 2 * (float(highest[before].max()) - middle)
+        is_large = highest[index] - middle > max(_SPIKE_OF_LEARNED * (begin - middle), known)
         if above > _SPIKE_SPREADS and is_large:
             spikes.append((above, int(steps[index]), float(highest[index]), middle))
     for above, step, value, middle in sorted(spikes, reverse=True)[:_MAX_PER_KIND]:

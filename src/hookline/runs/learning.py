@@ -102,9 +102,8 @@ class Course:
         """Whether the last quarter is not better than the first, nor any level much better than the beginning."""
         quarter = max(len(self.losses) // 4, 1)
         first, last = (float(np.median(part)) for part in (self.losses[:quarter], self.losses[-quarter:]))
-        spread = _spread(self.losses)
-        doubt = max(3.5 * spread / math.sqrt(quarter), 1e-3 * abs(first))
-        is_level = first - last < doubt and self.start - self.best < _NOISES * max(spread, doubt)
+        doubt = max(3.5 * self.noise / math.sqrt(quarter), 1e-3 * abs(first))
+        is_level = first - last < doubt and self.start - self.best < _NOISES * max(self.noise, doubt)
         return is_level and not self.begins_high
 
     def text(self, loss: float) -> str:

@@ -11,6 +11,8 @@ from hookline.record.events import SEVERITIES, Severity
 Health = Literal["healthy", "look at this", "broken"]
 _HEALTH: Mapping[Severity, Health] = {"error": "broken", "warning": "look at this", "info": "healthy"}
 
+_MAX_LENGTH = 1000  # characters of a reason: exceptions may quote any text
+
 
 @dataclass(frozen=True)
 class Alert:
@@ -33,7 +35,7 @@ class Verdict:
 
     health: Health
     reason: str = ""
-    """The text of the worst alert, of several the earliest; empty if the run is healthy."""
+    """The text of the worst alert, of several the earliest, shortened; empty if the run is healthy."""
     step: int | None = None
     """The step of that alert, if it has one."""
 
@@ -48,4 +50,5 @@ def judge(alerts: Sequence[Alert]) -> Verdict:
     worst = min(alerts, key=lambda alert: SEVERITIES.index(alert.severity), default=None)
     if worst is None or worst.severity == "info":
         return Verdict("healthy")
-    return Verdict(_HEALTH[worst.severity], worst.text, worst.step)
+    reason = worst.text if len(worst.text) <= _MAX_LENGTH else f"{worst.text[: _MAX_LENGTH - 1]}…"
+    return Verdict(_HEALTH[worst.severity], reason, worst.step)
