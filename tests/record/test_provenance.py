@@ -276,8 +276,8 @@ def test_a_run_is_described_before_it_begins() -> None:
     record = Record.in_memory({"lr": 1}, 7)
     record.start([{"name": "slack", "params": {"webhook": "https://x"}}])
     assert list(record.run) == [
-        "format", "run_id", "started", "git", "config_hash", "environment", "seed", "hooks", "lineage", "attempts",
-        "outcome",
+        "format", "run_id", "started", "git", "config_hash", "environment", "seed", "hooks", "optimizers",
+        "lineage", "attempts", "outcome",
     ]  # fmt: skip
     assert record.run["outcome"] is None
     assert record.run["hooks"] == [{"name": "slack", "params": {"webhook": "<redacted>"}}]
