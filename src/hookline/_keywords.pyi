@@ -139,6 +139,7 @@ class TrainingKeywords(TypedDict, total=False):
     deterministic: bool
     compile: bool
     init_from: str | None
+    resume: Literal['auto'] | None
     fast_dev_run: int
     limit_train_batches: int | float | None
     overfit_batches: int
@@ -188,6 +189,7 @@ class AnyTrainerKeywords(TypedDict, total=False):
     deterministic: bool
     compile: bool
     init_from: str | None
+    resume: Literal['auto'] | None
     fast_dev_run: int
     limit_train_batches: int | float | None
     overfit_batches: int

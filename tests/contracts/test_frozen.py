@@ -58,8 +58,8 @@ TRAINER_KEYS = """
     accumulate async_save compile console debug deterministic enable_intervention fast_dev_run init_from
     limit_train_batches loader_end loader_schedule loader_weights
     loss_weight max_epochs max_grad_norm max_steps name notes on_save_error output_dir overfit_batches parallel
-    precision rank_timeout record replicas report sanity_batches scheduler_interval seed shard_modules sync_each_batch
-    tags trainable_only validate_every warn_above
+    precision rank_timeout record replicas report resume sanity_batches scheduler_interval seed shard_modules
+    sync_each_batch tags trainable_only validate_every warn_above
 """
 HOOKS_KEYS = """
     early_stopping_config enable_early_stopping_hook enable_gradient_monitor enable_logging_hook enable_lr_monitor

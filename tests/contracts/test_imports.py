@@ -109,7 +109,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": SHARED | {"core", "record", "runs"},
     "run": below("run"),
     "hooks": below("hooks"),
-    "trainer": SHARED | {"core", "gradients", "record", "checkpoints", "run"},
+    "trainer": SHARED | {"core", "gradients", "record", "runs", "checkpoints", "run"},
     "config": SHARED | {"core", "trainer.metrics", "trainer.options"},
     "demo": below("demo"),
     "verify": below("verify"),

@@ -124,3 +124,30 @@ def test_a_run_is_continued_by_its_own_launch_and_config_only(
     assert len(list(tmp_path.iterdir())) == (2 if trained else 1)
     said = "a new run begins" if trained else "continuing"
     assert f"the processes were started again (restart 1): {said}" in again[0].output
+
+
+def resumed_or_started(rank: int, folder: str, kill_at: int | None) -> list[int]:
+    trainer = make_trainer("ddp", rank, 2, folder, resume="auto")
+    trainer.add_hook("checkpoint", every=2)
+    steps: list[int] = []
+
+    def collect(step: int) -> None:
+        steps.append(step)
+        if step == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    trainer.on("step_end")(collect)
+    trainer.train()
+    return steps
+
+
+def test_resume_or_start_is_decided_for_all_ranks(tmp_path: Path) -> None:
+    """A launch of its own continues the killed run on every rank, and the next launch begins another."""
+    killed = run_on_ranks(resumed_or_started, 2, str(tmp_path), 5, check=False)
+    assert [one.exit_code for one in killed] == [-9, -9]
+    (run,) = tmp_path.iterdir()
+    assert [one.value for one in run_on_ranks(resumed_or_started, 2, str(tmp_path), None)] == [[5, 6, 7, 8]] * 2
+    assert json.loads((run / "run.json").read_text())["outcome"] == "completed"
+    started = run_on_ranks(resumed_or_started, 2, str(tmp_path), None)
+    assert [one.value for one in started] == [[*range(1, 9)]] * 2
+    assert len(list(tmp_path.iterdir())) == 2

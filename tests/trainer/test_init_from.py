@@ -51,7 +51,7 @@ def test_they_are_loaded_once() -> None:
 
 def test_a_path_that_does_not_exist() -> None:
     """The run does not begin, and has no directory."""
-    with pytest.raises(ConfigError, match=r"trainer\.init_from: nowhere does not exist"):
+    with pytest.raises(ConfigError, match=r"trainer\.init_from: nowhere: no run is in runs/"):
         make_trainer(init_from="nowhere", record=True).train()
     assert not Path("runs").exists()
 

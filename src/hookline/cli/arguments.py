@@ -11,7 +11,7 @@ from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any
 
-from hookline.cli.find_run import resolve_run
+from hookline.runs.named import find_run
 
 Arguments = dict[str, dict[str, Any]]
 """By name of an argument: what `ArgumentParser.add_argument` takes."""
@@ -31,6 +31,9 @@ def argument(name: str, metavar: str, about: str, **settings: Any) -> Arguments:
 def flag(name: str, about: str) -> Arguments:
     """Return an option without a value."""
     return {name: {"action": "store_true", "help": about}}
+
+
+_CHECKPOINT_NAMES = "RUN/best, RUN/last and RUN/step-00000120 are its checkpoints"
 
 
 def run_argument(about: str = "a run's directory", metavar: str = "RUN") -> Arguments:
@@ -70,9 +73,9 @@ def positive(word: str) -> int:
 def resolve_runs(options: argparse.Namespace) -> None:
     """Replace the names of runs by their directories."""
     if hasattr(options, "run"):
-        options.run = resolve_run(options.run)
+        options.run = str(find_run(options.run))
     if hasattr(options, "runs"):
-        options.runs = [resolve_run(given) for given in options.runs]
+        options.runs = [str(find_run(given)) for given in options.runs]
 
 
 def suggest_override(option: str, arguments: Sequence[str]) -> str:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from hookline.cli import FAILED
 from hookline.cli.arguments import DEVICE, JSON, PERMISSIONS, argument
-from hookline.cli.find_run import resolve_run
 from hookline.cli.formatting import heading, labeled, open_console, print_json
 from hookline.errors import ConfigError, HooklineError
+from hookline.runs.named import find_run
 
 if TYPE_CHECKING:
     from hookline.trainer.trainer import Trainer
@@ -27,7 +27,7 @@ ARGUMENTS = (
 def run(options: argparse.Namespace) -> int:
     """Rebuild the run that crashed, without its hooks, and run the batch; return 0 if it fails in the same way."""
     if options.weights is not None:
-        options.weights = resolve_run(options.weights, must_exist=False)  # it may also be a checkpoint
+        options.weights = str(find_run(options.weights))  # it may also be a checkpoint
     from hookline.hooks.nan_forensics.dump import read_crash, replay_crash
 
     report, _, _ = read_crash(options.crash)

@@ -16,12 +16,12 @@ from hookline._text import duration_text
 from hookline._words import nearest
 from hookline.cli import one_line
 from hookline.cli.arguments import JSON, REPEATED, argument, flag, positive
-from hookline.cli.find_run import RUNS
 from hookline.cli.formatting import MAX_WIDTH, open_console, paragraph, print_json, table
 from hookline.errors import HooklineError
 from hookline.record.outcome import Outcome
 from hookline.runs.direction import better
 from hookline.runs.find import KILLED, RUNNING, RunFiles, list_runs
+from hookline.runs.named import RUNS
 
 # The columns from the most to the least important: those that do not fit the terminal are left out.
 PRIORITY = ("id", "verdict", "outcome", "name", "best", "steps", "duration", "tags", "from", "started")

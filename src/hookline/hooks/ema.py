@@ -14,10 +14,12 @@ from annotated_types import Ge, Le
 from hookline._names import plain_buffers, plain_parameters
 from hookline._words import nearest
 from hookline.checkpoints import read_checkpoint
+from hookline.checkpoints.find import find_checkpoint
 from hookline.checkpoints.shards import like
 from hookline.errors import CheckpointError
 from hookline.hooks.base import NamedHook
 from hookline.run.control import RunControl
+from hookline.runs.named import find_run
 
 if TYPE_CHECKING:
     from hookline.core.registry import Registry
@@ -223,7 +225,7 @@ class EMAHook(NamedHook):
         """Read the averaged weights of a checkpoint: ``model.load_state_dict(EMAHook.weights_in(path), strict=False)``.
 
         Args:
-            checkpoint: The checkpoint's directory.
+            checkpoint: A checkpoint or a run, by its path or name.
             name: The name the hook was registered under.
 
         Returns:
@@ -232,7 +234,7 @@ class EMAHook(NamedHook):
         Raises:
             CheckpointError: If the checkpoint has no such hook.
         """
-        states = read_checkpoint(Path(checkpoint))[0]["hooks"]
+        states = read_checkpoint(find_checkpoint(find_run(checkpoint))[0])[0]["hooks"]
         if name not in states or "average" not in states[name]:
             raise CheckpointError(f"{checkpoint} has no averaged weights of a hook {name!r}; {nearest(name, states)}")
         average: dict[str, torch.Tensor] = states[name]["average"]

@@ -15,9 +15,9 @@ from hookline._sizes import has_too_many_gaps
 from hookline.errors import RecordError
 from hookline.record import strict_json
 from hookline.record.format import WINDOW_COLUMNS, MediaRow
-from hookline.record.json_lines import directory_of
 from hookline.runs.layers import SeriesTable, read_layer_tables
 from hookline.runs.media import read_media
+from hookline.runs.named import find_run
 from hookline.runs.reader import RunReader, rows_of_steps
 
 Columns = dict[str, list[Any]]  # equally long
@@ -64,7 +64,7 @@ def load_run(path: Path | str | None) -> LoadedRun:
 
     >>> pandas.DataFrame(load_run("runs/20261115-092219-8k69kgy6").metrics).plot(x="step", y="train/loss")
     """
-    reader = RunReader(directory_of(path))
+    reader = RunReader(find_run(path))
     run, config = reader.run, reader.config  # first: without run.json the directory is not a run
     metrics = columns_of(rows_of_steps(reader), _FIRST)
     events, tables = reader.events(), read_layer_tables(reader)

@@ -14,7 +14,7 @@ from hookline._sizes import has_too_many_gaps
 from hookline._words import nearest
 from hookline.errors import RecordError
 from hookline.record.format import Floats, SeriesHeader
-from hookline.record.json_lines import directory_of
+from hookline.runs.named import find_run
 from hookline.runs.reader import RunReader
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def read_layers(run_dir: Path | str | None) -> dict[str, LayerSeries]:
     """
     import torch
 
-    reader = RunReader(directory_of(run_dir))
+    reader = RunReader(find_run(run_dir))
     tables = read_layer_tables(reader)
     reader.warn_of_damage()
     return {

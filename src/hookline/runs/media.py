@@ -14,10 +14,10 @@ from hookline.errors import RecordError
 from hookline.record.format import MAX_IMAGE_SIDE, NON_FINITE, Image, MediaRow, Table, size_of_png
 from hookline.record.json_lines import (
     as_number,
-    directory_of,
     read_bytes,
     warn_at_caller,
 )
+from hookline.runs.named import find_run
 from hookline.runs.reader import MEDIA, RunReader
 
 _FILE = re.compile(r"media/[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -30,7 +30,7 @@ def read_media(run_dir: Path | str | None) -> list[MediaRow]:
     Of several with one name and step, the last counts. Those whose file is missing or damaged are left out with a
     `RuntimeWarning`, as are lines that are torn or damaged.
     """
-    reader = RunReader(directory_of(run_dir))
+    reader = RunReader(find_run(run_dir))
     lines = reader.media_lines()
     reader.warn_of_damage()
     return [*read_newest_media(reader.path, lines)][::-1]

@@ -34,7 +34,6 @@ from hookline.record.format import (
 from hookline.record.json_lines import (
     TOO_LONG,
     as_number,
-    directory_of,
     parse_json,
     parse_lines,
     read_blocks,
@@ -387,7 +386,9 @@ def read_metrics(run_dir: Path | str | None) -> list[dict[str, Any]]:
     comes later. The line that marks where it resumed is not a row. Lines that are torn by a kill or damaged are left
     out with a `RuntimeWarning`, which has their number.
     """
-    reader = RunReader(directory_of(run_dir))
+    from hookline.runs.named import find_run  # which reads runs with this module
+
+    reader = RunReader(find_run(run_dir))
     rows = rows_of_steps(reader)
     reader.warn_of_damage()
     return rows
@@ -410,7 +411,9 @@ def rows_of_steps(reader: RunReader) -> list[dict[str, Any]]:
 
 def read_events(run_dir: Path | str | None) -> list[dict[str, Any]]:
     """Read a run's events in the order of their times; those that concern one rank other than 0 have its `rank`."""
-    reader = RunReader(directory_of(run_dir))
+    from hookline.runs.named import find_run  # which reads runs with this module
+
+    reader = RunReader(find_run(run_dir))
     events = reader.events()
     reader.warn_of_damage()
     return events

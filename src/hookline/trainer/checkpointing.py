@@ -19,10 +19,11 @@ from hookline.checkpoints.frozen import Fingerprints, frozen_parameters
 from hookline.checkpoints.saves import HostMemory, OneSave, Save, SharedSave, on_all, without_alike
 from hookline.checkpoints.store import SavedCheckpoint
 from hookline.core.failures import hook_notes
-from hookline.errors import CheckpointError, TrainingError, add_note, cut, error_text
+from hookline.errors import CheckpointError, ConfigError, RecordError, TrainingError, add_note, cut, error_text
 from hookline.record.record import Record
 from hookline.run.agreement import SaveName
-from hookline.run.event_args import GivenArgs
+from hookline.run.event_args import EventArgs, GivenArgs
+from hookline.runs.named import find_run
 from hookline.trainer.epochs import EpochRun
 from hookline.trainer.sections import alike_sections, collect_sections, load_weights, restore_sections
 
@@ -329,10 +330,31 @@ class CheckpointedRun(EpochRun):
             )
         if path is None:
             raise CheckpointError("the path is None: a run with record=False, or that has not begun, has no directory")
-        return self.restore(path)
+        return self.restore(self.find_saved(path))
+
+    def find_saved(self, given: str | Path) -> Path:
+        """Return the run or the checkpoint that a path or a name stands for; names are those of runs in `output_dir`.
+
+        Raises:
+            CheckpointError: If there is none.
+        """
+        try:
+            return Path(self.ranks.first(lambda: str(find_run(given, self.options.output_dir))))
+        except RecordError as error:
+            raise CheckpointError(str(error)) from error
+
+    def find_initial_weights(self) -> None:
+        """Replace a name in `init_from` by the path that it stands for now, which is what the record says."""
+        options = self.options
+        if options.init_from and not self._has_initial_weights:
+            try:
+                options.init_from = str(self.find_saved(options.init_from))
+            except CheckpointError as error:
+                raise ConfigError("trainer.init_from", str(error)) from error
 
     def load_initial_weights(self) -> None:
         """Load the weights that `init_from` names, once: before the first run, validation or prediction."""
+        self.find_initial_weights()
         if self.options.init_from and not self._has_initial_weights:
             load_weights(self.model, self.options.init_from)
         self._has_initial_weights = True

@@ -13,7 +13,7 @@ from hookline._checks import names
 from hookline._parameters import FinitePositive, NonNegativeInt, PositiveInt, check
 from hookline._words import nearest
 from hookline.core.schedule import Quantity
-from hookline.errors import ConfigError
+from hookline.errors import ConfigError, shown
 from hookline.record.labels import check_name, check_notes, check_tags
 
 OPTIONS_PAGE = "docs/training.md"
@@ -57,6 +57,9 @@ class TrainerOptions:
     deterministic: bool = option(False, "use torch's deterministic algorithms")
     compile: bool = option(False, "run the model through torch.compile")
     init_from: str | None = option(None, "a checkpoint to take the weights from, and nothing else")
+    resume: Literal["auto"] | None = option(
+        None, "auto: continue the newest unfinished run of this config in output_dir, or begin a new one"
+    )
     fast_dev_run: int = option(0, "try this many batches of everything, write nothing, let hooks raise")
     limit_train_batches: int | float | None = option(None, "end an epoch after this many batches; 0.1: a tenth")
     overfit_batches: int = option(0, "train only on the first batches of each loader, this many; 0 for all")
@@ -92,6 +95,9 @@ class TrainerOptions:
                 check(getattr(self, name), kind, f"trainer.{name}")
         for name, bounded in _BOUNDS.items():
             check(getattr(self, name), bounded, f"trainer.{name}")
+        if self.resume not in (None, "auto"):
+            why = f"expected 'auto' or null, got {shown(self.resume)}; to continue one run call fit(resume=…)"
+            raise ConfigError("trainer.resume", why)
         if self.shard_modules is not None:
             names(self.shard_modules, "trainer.shard_modules")
         for name in ("shard_modules", "replicas"):

@@ -132,7 +132,8 @@ class Trainer(CheckpointedRun):
             val_loaders: The same for validation.
             max_epochs: The most epochs.
             max_steps: The most optimizer steps.
-            resume: The directory of a run or of a checkpoint. The run continues in its directory.
+            resume: A run or a checkpoint, by its path or name. The run continues in its directory. With "auto" the
+                newest unfinished run of this config continues, or a new one begins.
             fork: Whether to resume as a new run, which names the old one in its lineage.
 
         Returns:
@@ -176,7 +177,9 @@ class Trainer(CheckpointedRun):
             )
         if count := self.options.overfit_batches:
             self._set_train_loaders(first_batches(self.train_loaders, count, self.options.seed))
-        steps = train(self, training(self, None if resume is None else Path(resume), fork))
+        if resume is None and not self.step:
+            resume = self.options.resume
+        steps = train(self, training(self, resume, fork))
         unfinished_runs().add(steps)
         return steps
 
@@ -407,8 +410,9 @@ class Trainer(CheckpointedRun):
     def describe(self) -> Mapping[str, Any]:
         """Return the run's configuration as the record stores it."""
         resolved, options = self._components.resolved, asdict(self.options)
+        del options["resume"]  # how the run was started; a run like it may be started in another way
         if resolved is not None:
-            return {**resolved, "trainer": {**resolved.get("trainer", {}), **options}}
+            return {**resolved, "trainer": options}
         described = dict(super().describe())
         hooks = described.pop("hooks")
         return {**described, "trainer": options, "hooks": hooks}

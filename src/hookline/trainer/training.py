@@ -32,12 +32,12 @@ from hookline.core.entry import Entry
 from hookline.errors import ConfigError, RankError, RecordError, TrainingError, add_note, error_text
 from hookline.rank_watch import WatchedRun
 from hookline.ranks import host
-from hookline.record.json_lines import read_json
 from hookline.record.labels import Labels, read_labels
 from hookline.record.outcome import Outcome
 from hookline.record.record import Record
 from hookline.run.messages import closing_line, counted
 from hookline.run.rng import seed_rank
+from hookline.runs.find import KILLED, RunFiles
 from hookline.trainer.data.loader_state import resume_warnings
 from hookline.trainer.parallel import kind_of_parallel
 from hookline.trainer.schedules import warn_of_ends
@@ -49,28 +49,38 @@ if TYPE_CHECKING:
     from hookline.trainer.trainer import Trainer
 
 _SECONDS_BETWEEN_LINES = 30.0  # where nothing can be redrawn: often enough for a log file, and not too long a file
+AUTO = "auto"
+UNFINISHED = (KILLED, Outcome.INTERRUPTED, Outcome.FAILED)
 _numbers = count(1)  # Numbers the runs of a process: a script that starts again makes the same runs in the same order.
 
 
 @contextmanager
-def training(trainer: Trainer, resume: Path | None, fork: bool = False) -> Iterator[None]:
+def training(trainer: Trainer, resume: str | Path | None, fork: bool = False) -> Iterator[None]:
     """Begin a run before the block and end it afterwards, with the exception or the signal that ends the block.
 
     Args:
         trainer: The trainer.
-        resume: A run or a checkpoint to resume from.
+        resume: A run or a checkpoint to resume from, by its path or name; "auto" for the newest unfinished run like it.
         fork: Whether to continue as a new run.
     """
+    is_auto = resume == AUTO
+    if is_auto and fork:
+        raise TrainingError("resume='auto' continues a run, and fork=True begins one: name the run to fork")
     with trainer.ranks.watch(_watched(trainer), trainer.options.rank_timeout):  # before anything waits for other ranks
+        start = None if resume is None or is_auto else trainer.find_saved(resume)
+        if start is None:
+            trainer.find_initial_weights()
         launch = _describe_launch(trainer)
-        if (run := _continued_run(trainer, launch, resume)) is not None:
-            resume, fork = run, False
-        _open(trainer, resume, fork, launch)
+        if (run := _continued_run(trainer, launch, start)) is not None:
+            start, fork = run, False
+        elif is_auto:
+            start = _unfinished_run(trainer)
+        _open(trainer, start, fork, launch)
         saves = trainer.checkpoint_dir is not None and not trainer.options.fast_dev_run
         with SignalHandler(trainer.agreement.request_end, trainer.prints, saves) as signals:
             trainer.signals = signals
             try:
-                trainer.resume_from = resume
+                trainer.resume_from = start
                 trainer.begin()
                 try:
                     yield
@@ -119,8 +129,6 @@ def _open(trainer: Trainer, resume: Path | None, fork: bool, launch: dict[str, A
     options, ranks = trainer.options, trainer.ranks
     trainer.agreement.before_run()
     trainer.check_run()  # before the run has a directory and a name
-    if resume is None and options.init_from and not Path(options.init_from).exists():
-        raise ConfigError("trainer.init_from", f"{options.init_from} does not exist; expected a checkpoint or a run")
     # Ranks that share each batch draw the same random numbers.
     seed_rank(options.seed, trainer.engine.first_with_batch(ranks.rank))
     run_dir = None if resume is None or fork else run_directory(resume)
@@ -306,28 +314,60 @@ def _continued_run(trainer: Trainer, launch: dict[str, Any] | None, resume: Path
     places = [Path(trainer.options.output_dir)]
     if resume is not None and (run := run_directory(resume)) is not None:
         places.append(run.parent)
-    described = Record.in_memory(config=trainer.describe())
-    described.start(hooks=[])  # computes the hash of the config as in run.json, without its secrets
-    newest = trainer.ranks.first(partial(_find_run, places, launch, described.run["config_hash"]))
+    newest = trainer.ranks.first(partial(_find_launched, _runs_like(trainer, places), launch))
     then = f"continuing {newest}" if newest is not None else "a new run begins, because they had begun none like it"
     logger.warning("the processes were started again (restart %d): %s", restarts, then)
     return None if newest is None else Path(newest)
 
 
-def _find_run(places: list[Path], launch: dict[str, Any], config: str) -> str | None:
-    """Return the newest run of a launch, given the hash of its config."""
-    for place in places:
-        for run in sorted(place.iterdir(), reverse=True) if place.is_dir() else []:
-            try:
-                described = read_json(run / "run.json")
-            except (OSError, RecordError):
-                continue
-            for attempt in described["attempts"] if described.get("config_hash") == config else []:
-                begun_by = attempt.get("launch") or {}
-                is_same = all(begun_by.get(key) == launch[key] for key in ("id", "run"))
-                if is_same and not set(launch["launchers"]).isdisjoint(begun_by["launchers"]):
-                    return str(run)
+def _find_launched(runs: Iterator[RunFiles], launch: dict[str, Any]) -> str | None:
+    """Return the newest run of a launch."""
+    for run in runs:
+        for attempt in run.run.get("attempts", []):
+            begun_by = attempt.get("launch") or {}
+            is_same = all(begun_by.get(key) == launch[key] for key in ("id", "run"))
+            if is_same and not set(launch["launchers"]).isdisjoint(begun_by["launchers"]):
+                return str(run.path)
     return None
+
+
+# ---- resume or start -------------------------------------------------------------------------------------------------
+
+
+def _runs_like(trainer: Trainer, places: list[Path]) -> Iterator[RunFiles]:
+    """Yield the runs in some directories that have the config of the run that begins, the newest of each first."""
+    described = Record.in_memory(config=trainer.describe())
+    described.start(hooks=[])  # computes the hash of the config as in run.json, without its secrets
+    for place in places:
+        for path in sorted(place.iterdir(), reverse=True) if place.is_dir() else []:
+            try:
+                run = RunFiles.read(path)
+            except RecordError:
+                continue
+            if run.run.get("config_hash") == described.run["config_hash"]:
+                yield run
+
+
+def _unfinished_run(trainer: Trainer) -> Path | None:
+    """Return the newest run with this config that was killed, was interrupted or has failed, and print which it is.
+
+    A run that another process is training is not one of them.
+    """
+    options = trainer.options
+    if not options.record:
+        return None
+
+    def find() -> list[str] | None:
+        runs = _runs_like(trainer, [Path(options.output_dir)])
+        return next(([str(run.path), run.outcome] for run in runs if run.outcome in UNFINISHED), None)
+
+    found = trainer.ranks.first(find)
+    if trainer.prints:
+        continued = "no unfinished run of this config: a new one begins"
+        if found is not None:
+            continued = f"{relative_to_here(Path(found[0]))} ({found[1]}) continues"
+        print_line(f"resume or start, in {options.output_dir}/: {continued}")
+    return None if found is None else Path(found[0])
 
 
 # ---- the end ---------------------------------------------------------------------------------------------------------

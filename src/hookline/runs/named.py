@@ -1,4 +1,4 @@
-"""Find the run that `latest`, a name or the beginning or end of an id stand for, from what a command line says."""
+"""Find the run that `latest`, a name or a part of an id stands for, and the checkpoint that `best` or `last` is of it."""
 
 from __future__ import annotations
 
@@ -8,66 +8,105 @@ import sys
 from pathlib import Path
 
 from hookline._console import print_line, printable
-from hookline.errors import HooklineError, RecordError
+from hookline.errors import RecordError
+from hookline.record.json_lines import directory_of
 from hookline.record.labels import LATEST, read_labels
 from hookline.runs.find import RunFiles
 from hookline.runs.reader import RUN
 
 RUNS = "runs"
+BEST, LAST = "best", "last"
 _MAX_LISTED = 10  # runs in a message
 
 
-def resolve_run(given: str, *, must_exist: bool = True) -> str:
-    """Return the directory of the run that is named: a path that exists, or what is found in runs/ or in its DIR.
+def find_run(given: Path | str | None, runs: Path | str = RUNS) -> Path:
+    """Return the directory that is named: a path that exists, a run in `runs` or in its DIR, or a run's checkpoint.
 
     ``latest`` and ``DIR/latest`` are the newest run; otherwise ``TEXT`` and ``DIR/TEXT`` are, in this order, the run
     with this id, the newest run with this name, the run whose id begins with it, and the run whose id ends with it.
+    Of a run that is named like this, ``RUN/best`` is the best checkpoint, ``RUN/last`` the newest whole one, and
+    ``RUN/step-00000120`` the one with this name.
 
     Args:
-        given: What a command line names.
-        must_exist: Whether it can only be a run; otherwise what names no run is returned as it is.
+        given: What a command line or a script names.
+        runs: Where runs are whose directory is not given.
 
     Raises:
-        HooklineError: If there is no such run, or several runs have this beginning or end of an id.
+        RecordError: If there is no such run, or several runs have this beginning or end of an id.
     """
-    path = Path(given)
+    path = directory_of(given)
     if os.path.exists(path) or not path.name:  # noqa: PTH110 - unlike Path's, it never raises
-        return given
-    directory = path.parent if len(path.parts) > 1 else Path(RUNS)
+        return path
+    try:
+        return _find_run(str(given), path, Path(runs))
+    except RecordError:
+        checkpoint = _find_checkpoint(path, Path(runs)) if len(path.parts) > 1 else None
+        if checkpoint is None:
+            raise
+        return checkpoint
+
+
+def _find_checkpoint(path: Path, runs: Path) -> Path | None:
+    """Return the checkpoint that the last part of a path names, None if the other parts are no run.
+
+    The newest whole one is found, and all are verified, when the directory of all is read.
+    """
+    try:
+        run = find_run(path.parent, runs)
+    except RecordError:
+        if path.name in (BEST, LAST) and not path.parent.is_dir():  # then the name of the run is what is wrong
+            raise
+        return None
+    if not os.path.lexists(run / RUN):
+        return None
+    checkpoints = run / "checkpoints"
+    if path.name == LAST:
+        return checkpoints
+    named = checkpoints / path.name
+    if os.path.exists(named):  # noqa: PTH110
+        return named.with_name(named.resolve().name)  # what the link to the best one leads to now
+    if path.name == BEST:
+        why = "has no best checkpoint: no checkpoint hook with a `monitor` has saved one"
+        raise RecordError(f"{path}: {run} {why}; {path.parent}/{LAST} is the newest")
+    saved = sorted(found.name for found in checkpoints.glob("[!.]*"))
+    listed = ", ".join(saved[-_MAX_LISTED:]) or "none"
+    raise RecordError(f"{path}: {run} has no checkpoint {path.name!r}; it has {listed}")
+
+
+def _find_run(given: str, path: Path, root: Path) -> Path:
+    directory = path.parent if len(path.parts) > 1 else root
     runs = _runs_in(directory)
     if path.name == LATEST:
         newest = _newest(runs)
         if newest is None:
-            raise HooklineError(f"{given}: no run is in {directory}/; give a run's directory, or DIR/{LATEST}")
-        return str(newest)
+            raise RecordError(f"{given}: no run is in {directory}/; give a run's directory, or DIR/{LATEST}")
+        return newest
     if directory / path.name in runs:
-        return str(directory / path.name)
+        return directory / path.name
     if named := [run for run in runs if _name_of(run) == path.name]:
         return _newest_of(named, given)
-    if len(path.parts) > 1 and (named := [run for run in _runs_in(Path(RUNS)) if _name_of(run) == given]):
+    if len(path.parts) > 1 and (named := [run for run in _runs_in(root) if _name_of(run) == given]):
         return _newest_of(named, given)
     where, matching = "begin", [run for run in runs if run.name.startswith(path.name)]
     if not matching:  # the ids of one day begin alike
         where, matching = "end", [run for run in runs if run.name.endswith(path.name)]
-    if not matching and not must_exist:
-        return given
     if not matching:
-        raise HooklineError(_unknown_text(given, directory, runs))
+        raise RecordError(_unknown_text(given, directory, runs))
     if len(matching) > 1:
         more = f" and {len(matching) - _MAX_LISTED} more" if len(matching) > _MAX_LISTED else ""
         listed = ", ".join(map(_described, matching[:_MAX_LISTED]))
         what = f"{len(matching)} runs in {directory}/ {where} with it: {listed}{more}"
-        raise HooklineError(f"{given}: {what}; give more of the id")
-    return str(matching[0])
+        raise RecordError(f"{given}: {what}; give more of the id")
+    return matching[0]
 
 
-def _newest_of(runs: list[Path], given: str) -> str:
+def _newest_of(runs: list[Path], given: str) -> Path:
     """Return the newest of the runs with a name; the one that is used is printed if there are several."""
     newest = _newest(runs) or runs[-1]
     if len(runs) > 1:
         text = f"{len(runs)} runs are named {given}; the newest, {newest.name}, is used"
         print_line(f"hookline: {printable(text)}", sys.stderr)
-    return str(newest)
+    return newest
 
 
 def _unknown_text(given: str, directory: Path, runs: list[Path]) -> str:
