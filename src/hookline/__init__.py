@@ -68,6 +68,7 @@ _PROVIDED.update(
     metrics="hookline.trainer.built_in_metrics:BUILT_IN",
     trainers="hookline.build:TRAINERS",
     make_hook="hookline.config.hooks:make_hook",
+    load_trainer="hookline.build:load_trainer",
     load_hooks="hookline.config.hooks:load_hooks",
 )
 

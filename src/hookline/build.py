@@ -10,14 +10,22 @@ from typing import TYPE_CHECKING, Any, Never, Unpack
 import torch
 
 from hookline._device import find_device
+from hookline._parameters import parameters_of
+from hookline.checkpoints.find import checkpoints_of, find_checkpoint, run_directory
+from hookline.checkpoints.store import SavedCheckpoint, list_checkpoints, read_manifest
 from hookline.config.factory import COMPONENTS, Factory, ImportPolicy, find_factory
 from hookline.config.hooks import is_from_file, read_hook_specs, register_specs
+from hookline.config.load import load_config
 from hookline.config.metrics import make_metrics
+from hookline.config.recorded import read_recorded
 from hookline.core.plugins import TRAINERS as TRAINER_NAMES
-from hookline.errors import ConfigError, HooklineError, TrainingError, with_article
+from hookline.errors import CheckpointError, ConfigError, HooklineError, TrainingError, with_article
+from hookline.hooks.ema import EMAHook
 from hookline.ranks import find_ranks
 from hookline.run.manager import HookManager
-from hookline.run.rng import seed_everything
+from hookline.run.rng import preserve_rng, seed_everything
+from hookline.runs.named import BEST, LAST, find_run
+from hookline.runs.reader import CONFIG
 from hookline.trainer.accelerate import (
     PRECISIONS,
     check_launcher,
@@ -269,12 +277,18 @@ def trainer_from_config(
     Raises:
         ConfigError: If a key, a name or a value of the config is wrong.
     """
+    return _make_trainer(config, ImportPolicy(allow, from_file or is_from_file(config)), device)
+
+
+def _make_trainer(
+    config: Mapping[str, Any] | RunConfig, policy: ImportPolicy, device: Any, trained_on: Any = None
+) -> Trainer:
+    """Make a trainer from a config; `trained_on` is the section `data` that the model comes from, if it is another."""
     from hookline.config.references import resolve_references, restore_references
     from hookline.config.schema import RunConfig, as_run_config
 
     written = config.as_mapping() if isinstance(config, RunConfig) else config
     settings = as_run_config(resolve_references(written))
-    policy = ImportPolicy(allow, from_file or is_from_file(config))
     specs = read_hook_specs(settings, allow=policy.allow, from_file=policy.from_file)
     factories = find_factories(settings, policy)
     metrics = make_metrics([metric.model_dump() for metric in settings.metrics or ()], policy)
@@ -283,6 +297,9 @@ def trainer_from_config(
     if options.seed is not None:
         seed_everything(options.seed)
     data = factories["data"].make()
+    if trained_on is not None and getattr(data, "vocab", None) is not None:
+        former = as_run_config({**settings.as_mapping(), "data": resolve_references(trained_on)})
+        data = _with_vocab(factories["data"], data, find_factories(former, policy)["data"].make())
     if getattr(data, "train", None) is None:
         kind = with_article(type(data).__name__)
         raise ConfigError("data", f"{settings.data.name!r} made {kind}, which has no `train` to iterate over")
@@ -305,6 +322,95 @@ def trainer_from_config(
     if vocab is not None:
         trainer.hook_data["vocab"] = vocab
     return trainer
+
+
+def _with_vocab(factory: Factory, data: Any, former: Any) -> Any:
+    """Return data with the vocabulary of the data that the model was trained on: ids mean nothing without it.
+
+    Raises:
+        ConfigError: If the data has another one, and its function takes none.
+    """
+    vocab = getattr(former, "vocab", None)
+    if data.vocab == vocab or getattr(data.vocab, "__dict__", None) == getattr(vocab, "__dict__", ()):
+        return data
+    if "vocab" not in (parameters_of(factory.function) or {}):
+        why = "makes another vocabulary than that of the data which the model was trained on"
+        raise ConfigError("data", f"{factory.name!r} {why}; give it a parameter `vocab`, which gets that one")
+    return factory.make(vocab=vocab)
+
+
+def load_trainer(
+    run: str | Path,
+    overrides: Iterable[str] = (),
+    checkpoint: str | int | Path | None = None,
+    allow: Iterable[str] = (),
+    device: Any = None,
+    data: Mapping[str, Any] | None = None,
+) -> tuple[Trainer, Path]:
+    """Make a trainer from the config that a run has recorded, with the weights of a checkpoint; return both.
+
+    `Trainer.load` describes it. `data` is a section `data` to use instead of the recorded one.
+    """
+    path = find_run(run)
+    directory = run_directory(path)
+    if directory is None:
+        remedy = f"build the trainer as the script does, then call trainer.load_checkpoint({str(path)!r})"
+        raise HooklineError(f"{path} belongs to no run, so no config says how to build a trainer; {remedy}")
+    is_run = path.resolve() == directory
+    saved = choose_checkpoint(directory, checkpoint) if is_run or checkpoint is not None else find_checkpoint(path)[0]
+    disabled: list[str] = []
+
+    def change(config: dict[str, Any]) -> None:
+        """Keep the hooks that a validation needs, and take nothing but the weights from the run."""
+        hooks = config.get("hooks") or {}
+        entries = [entry for entry in hooks.get("lifecycle") or () if isinstance(entry, dict)]
+        disabled.extend(str(entry.get("as", entry.get("name"))) for entry in entries if not entry.get("enabled", True))
+        settings = config["trainer"] = dict(config.get("trainer") or {})
+        kept = hooks.get("forward") if settings.get("enable_intervention") else []
+        config.update(hooks={"forward": kept or [], "update": []}, trackers=[])
+        settings.update(name=None, tags=None, notes=None)
+        if not settings.get("trainable_only"):  # otherwise the frozen weights may come from there
+            settings["init_from"] = None
+
+    call = f"trainer.load_checkpoint({str(saved)!r})"
+    config = read_recorded(directory, overrides, call=call, data=data, change=change)
+    former = load_config(directory / CONFIG)[0]["data"]
+    with preserve_rng():
+        trained_on = None if config["data"] == former else former
+        trainer = _make_trainer(config, ImportPolicy(allow, True), device, trained_on)
+        for entry in trainer.hooks.entries():
+            if not entry.intervenes:
+                trainer.hooks.remove(entry.name)
+        trainer.load_weights(saved)
+        states = SavedCheckpoint(saved, verify=False).section("hooks")
+    for name, state in states.items():
+        if isinstance(state, dict) and {*state} == {"updates", "average"} and name not in disabled:
+            average = EMAHook(buffers=True)
+            average.load_state_dict(state)
+            average.copy_to(trainer.model)
+            break  # the first one is what validations have measured
+    return trainer, saved
+
+
+def choose_checkpoint(run: Path, which: str | int | Path | None) -> Path:
+    """Return a checkpoint of a run: "best", "last", a step, a name or a path; None for the best or else the last.
+
+    Raises:
+        HooklineError: If there is none.
+    """
+    if which is None:
+        is_ranked = (run / "checkpoints" / BEST).exists()
+        return find_checkpoint(find_run(run / (BEST if is_ranked else LAST)))[0]
+    text = str(which)
+    if text.isdecimal():
+        saved = list_checkpoints(checkpoints_of(run))
+        steps = {read_manifest(path)["meta"].get("step"): path for path in reversed(saved)}
+        if int(text) not in steps:
+            listed = ", ".join(map(str, sorted(steps))) or "none"
+            raise CheckpointError(f"{run} has no checkpoint of step {text}; it has {listed}")
+        return steps[int(text)]
+    is_path = text not in (BEST, LAST) and Path(text).exists()
+    return find_checkpoint(Path(text) if is_path else find_run(run / text))[0]
 
 
 def find_factories(settings: RunConfig, policy: ImportPolicy) -> dict[str, Factory]:

@@ -110,7 +110,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "run": below("run"),
     "hooks": below("hooks"),
     "trainer": SHARED | {"core", "gradients", "record", "runs", "checkpoints", "run"},
-    "config": SHARED | {"core", "trainer.metrics", "trainer.options"},
+    "config": SHARED | {"core", "record", "runs", "trainer.metrics", "trainer.options"},
     "demo": below("demo"),
     "verify": below("verify"),
     "build": below("build"),

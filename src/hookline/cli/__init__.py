@@ -55,6 +55,8 @@ COMMANDS = {
     "train": "train from a config",
     "example": "print the config of the default job, to start from",
     "resume": "continue a run from its newest good checkpoint",
+    "evaluate": "measure a trained model on its validation data, or on other data",
+    "predict": "write what a trained model predicts, one line of JSON per example",
     "runs": "list the runs of a directory",
     "label": "print or change the name, tags and notes of a run",
     "tail": "print the last metrics and events of a run, and follow it",

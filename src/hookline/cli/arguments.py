@@ -37,8 +37,9 @@ _CHECKPOINT_NAMES = "RUN/best, RUN/last and RUN/step-00000120 are its checkpoint
 
 
 def run_argument(about: str = "a run's directory", metavar: str = "RUN") -> Arguments:
-    """Return the argument of one run, which `resolve_runs` finds."""
-    return argument("run", metavar, f"{about}; {_RUN_NAMES}")
+    """Return the argument of one run, or of its checkpoint, which `resolve_runs` finds."""
+    checkpoints = f"; {_CHECKPOINT_NAMES}" if "CHECKPOINT" in metavar else ""
+    return argument("run", metavar, f"{about}; {_RUN_NAMES}{checkpoints}")
 
 
 RUN = run_argument()

@@ -11,7 +11,6 @@ from typing import Any
 
 from hookline import cli
 from hookline._fs import relative_to_here
-from hookline.record.json_lines import as_mapping
 from hookline.report import REPORT
 from hookline.runs.find import KILLED, RunFiles
 
@@ -39,13 +38,6 @@ def command_like(options: argparse.Namespace, *words: str) -> str:
     for option, given in {"--allow": "allow", "--allow-host": "allow_host", "--import": "imports"}.items():
         repeated += [word for value in getattr(options, given) for word in (option, value)]
     return redact_text(shlex.join(["hookline", *words, *repeated]))
-
-
-def is_whole(config: Any) -> bool:
-    """Return whether a run can be built from a config alone, without objects that were made in code."""
-    from hookline.config.schema import RunConfig
-
-    return {"model", "data", "optimizer"} <= as_mapping(config).keys() <= set(RunConfig.model_fields)
 
 
 def resume_command(run_dir: Path, options: argparse.Namespace, processes: int | None = None) -> str:

@@ -8,7 +8,8 @@ from typing import Any
 from hookline._console import CommandOutput
 
 SHELLS = ("bash", "zsh")
-FILES, DIRECTORIES = ("config", "output"), ("run", "path", "crash", "weights")  # arguments that are paths
+# Arguments that are paths.
+FILES, DIRECTORIES = ("config", "output", "data"), ("run", "path", "crash", "weights", "checkpoint")
 
 
 class PrintCompletion(argparse.Action):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.resources import as_file
 from typing import Any
 
-from hookline.cli.command_lines import is_file, is_whole, overrides_among
+from hookline.cli.command_lines import is_file, overrides_among
 from hookline.cli.example import DEFAULT
 from hookline.config.factory import OWN_CODE_HINT
 from hookline.config.hooks import KINDS
@@ -63,15 +63,3 @@ def add_hook(config: dict[str, Any], name: str) -> None:
     if name in [entry.get("as") or entry.get("name") if isinstance(entry, dict) else entry for entry in entries]:
         raise HooklineError(f"--hook {name}: the config has it already; hooks.{name}.key=value changes it")
     entries.append({"name": name})
-
-
-def check_whole(config: Mapping[str, Any], where: str, call: str) -> None:
-    """Raise an error unless a run can be built from this config alone, without objects that were made in code.
-
-    Args:
-        config: The config in a run's record.
-        where: The place of the record, for the message.
-        call: What to call instead, in code.
-    """
-    if not is_whole(config):
-        raise HooklineError(f"{where}: that run was made in code; build the same trainer there and call {call}")

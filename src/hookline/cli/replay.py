@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
 def rebuild(report: dict[str, Any], options: argparse.Namespace) -> Trainer:
     """Make a trainer like the one that crashed. The folder counts as a file: it may name registered components only."""
     from hookline.build import trainer_from_config
-    from hookline.cli.config_args import check_whole
+    from hookline.config.recorded import check_whole
 
     recorded = report.get("config")
     config = dict(recorded) if isinstance(recorded, dict) else {}

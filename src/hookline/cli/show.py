@@ -17,7 +17,7 @@ from hookline._step_parts import STEP_PARTS
 from hookline._text import duration_text
 from hookline.cli.arguments import JSON, RUN, flag
 from hookline.cli.charts import MIN_POINTS, draw_chart
-from hookline.cli.command_lines import is_whole, recorded_resume_command, report_command
+from hookline.cli.command_lines import recorded_resume_command, report_command
 from hookline.cli.formatting import (
     cut,
     heading,
@@ -28,6 +28,7 @@ from hookline.cli.formatting import (
     print_json,
     table,
 )
+from hookline.config.recorded import is_whole
 from hookline.errors import RecordError
 from hookline.report import REPORT
 from hookline.runs.alerts import find_alerts

@@ -89,6 +89,7 @@ def stdlib_text(
     seed: int = 0,
     path: str | None = None,
     pattern: str = "*.py",
+    vocab: Vocabulary | None = None,
 ) -> TextData:
     """Read source text and serve it as batches `{"input_ids", "labels"}`, both [batch_size, context].
 
@@ -105,6 +106,7 @@ def stdlib_text(
             from the global one.
         path: A directory to read instead of the standard library's top-level modules.
         pattern: Which files of the directory to read.
+        vocab: The vocabulary of other data, for a model that was trained on it; made of the training text by default.
 
     Raises:
         HooklineError: If no file matches, or there is too little text for one batch.
@@ -113,7 +115,7 @@ def stdlib_text(
         raise HooklineError(f"validation_fraction={validation_fraction} must be between 0 and 1")
     texts = _read_texts(path, pattern, max_bytes)
     train_text, validation_text = _hold_out(texts, validation_fraction)
-    vocab = Vocabulary(train_text)
+    vocab = vocab or Vocabulary(train_text)
     train = Windows(torch.tensor(vocab.encode(train_text)), context)
     validation = Windows(torch.tensor(vocab.encode(validation_text)), context)
     rank, world_size = rank_and_world_size()

@@ -1,4 +1,4 @@
-"""Find the run that `latest`, a name or a part of an id stands for, and the checkpoint that `best` or `last` is of it."""
+"""Find the run that `latest`, a name or a part of an id stands for, and its checkpoint that `best` or `last` is."""
 
 from __future__ import annotations
 

@@ -359,6 +359,13 @@ class CheckpointedRun(EpochRun):
             load_weights(self.model, self.options.init_from)
         self._has_initial_weights = True
 
+    def load_weights(self, path: str | Path) -> None:
+        """Load the weights of a checkpoint, and nothing else, instead of those that `init_from` names."""
+        if self.options.trainable_only:
+            self.load_initial_weights()
+        load_weights(self.model, path)
+        self._has_initial_weights = True
+
     def restore(self, path: str | Path) -> Path:
         """Restore the run from a checkpoint: its directory, a run's, or one that holds checkpoints."""
         name, problems = self.ranks.first(partial(find_whole, Path(path)))

@@ -16,6 +16,8 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from hookline._console import logger, print_line
 from hookline._words import nearest
 from hookline.core.handle import Handle
+from hookline.core.plugins import load_reference
+from hookline.core.provided import PROVIDED
 from hookline.errors import TrainingError
 from hookline.ranks import find_ranks
 from hookline.record.record import Record
@@ -107,6 +109,38 @@ class Trainer(CheckpointedRun):
         self.optional_metrics = self.forward.metrics.optional
         self.resume_from: Path | None = None
         self.reset_steps()
+
+    @classmethod
+    def load(
+        cls,
+        run: str | Path,
+        overrides: Iterable[str] = (),
+        *,
+        checkpoint: str | int | Path | None = None,
+        allow: Iterable[str] = (),
+        device: Any = None,
+    ) -> Trainer:
+        """Make a trainer from the config of a run, with the weights of a checkpoint, to validate and predict.
+
+        Of the run's hooks only those are made that change activations. If the run has averaged its weights (`ema`), the
+        trainer has the average, which validations of the run have measured. Nothing is written, and the random streams
+        of the caller stay as they are. To train on, use `fit(resume=…)`.
+
+        >>> metrics = Trainer.load("latest").validate()
+
+        Args:
+            run: A run or a checkpoint, by its path or name.
+            overrides: Changes of single values of the config, each written as ``"a.b=value"``.
+            checkpoint: "best", "last", a step, or a checkpoint's name or path; without it the best one, if a hook has
+                ranked them, else the last.
+            allow: Prefixes under which the config may name dotted paths.
+            device: Where to run; the best device there is by default.
+
+        Raises:
+            HooklineError: If there is no such run or checkpoint, or the run was made in code.
+        """
+        trainer: Trainer = load_reference(PROVIDED["load_trainer"])(run, overrides, checkpoint, allow, device)[0]
+        return trainer
 
     # ---- running ---------------------------------------------------------------------------------------------------
 
@@ -221,12 +255,19 @@ class Trainer(CheckpointedRun):
                 self.agreement.average_stats()
             return validate(self, chosen, self.options.validation_limit)
 
-    def predict(self, loaders: Loaders) -> list[Any]:
-        """Return the model's outputs for every batch, in eval mode; of a tuple batch the first item is the input."""
+    def predict(self, loaders: Loaders = None) -> list[Any]:
+        """Return the model's outputs for every batch, in eval mode; of a tuple batch the first item is the input.
+
+        Args:
+            loaders: A loader, a list or a dict of them; those of the validation by default.
+        """
+        chosen = named_loaders(loaders, "predict") or self.val_loaders
+        if not chosen:
+            raise TrainingError("there is nothing to predict: give loaders")
         self.load_initial_weights()
         outputs, model = [], self.engine.eval_model(self.model)
         with self.other_batches("inference"), self.hooks.attached(), self.engine.autocast():
-            for loader in named_loaders(loaders, "predict").values():
+            for loader in chosen.values():
                 for batch in loader:
                     placed = self.engine.place(batch)
                     first = placed[0] if isinstance(placed, (tuple, list)) else placed

@@ -1,0 +1,84 @@
+"""Read the config that a run has recorded, from which the run can be built again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hookline.errors import ConfigError, HooklineError
+from hookline.record.json_lines import as_mapping
+
+_LABELS = ("trainer.name", "trainer.tags", "trainer.notes")
+
+
+def read_recorded(
+    run: Path,
+    overrides: Iterable[str] = (),
+    *,
+    call: str,
+    data: Mapping[str, Any] | None = None,
+    change: Callable[[dict[str, Any]], None] | None = None,
+) -> dict[str, Any]:
+    """Return the config of a run with overrides. It counts as read from a file, wherever the run comes from.
+
+    Args:
+        run: The run's directory.
+        overrides: Changes of single values, each written as ``"a.b=value"``.
+        call: What to call instead in the code that made a run without a config, for the message.
+        data: Replaces the section `data` before the overrides are applied.
+        change: Changes the config in place before secrets are looked for in it.
+
+    Raises:
+        HooklineError: If the run was made in code, or a secret that was not recorded is not given again.
+    """
+    from hookline.config.load import load_config
+    from hookline.record.record import refuse_links
+    from hookline.runs.reader import CONFIG
+
+    refuse_links(run)
+    recorded, _ = load_config(run / CONFIG)
+    check_whole(recorded, str(run), call)
+    config, _ = load_config(recorded if data is None else {**recorded, "data": data}, overrides)
+    if change is not None:
+        change(config)
+    for secret in _redacted(config, ""):
+        if secret.startswith(_LABELS):  # a run keeps those of its labels.json
+            continue
+        remedy = f"give it again: {secret}=value, or as ${{env:NAME}}"
+        raise ConfigError(secret, f"was a secret and is not recorded; {remedy}")
+    return config
+
+
+def is_whole(config: Any) -> bool:
+    """Return whether a run can be built from a config alone, without objects that were made in code."""
+    from hookline.config.schema import RunConfig
+
+    return {"model", "data", "optimizer"} <= as_mapping(config).keys() <= set(RunConfig.model_fields)
+
+
+def check_whole(config: Mapping[str, Any], where: str, call: str) -> None:
+    """Raise an error unless a run can be built from this config alone, without objects that were made in code.
+
+    Args:
+        config: The config in a run's record.
+        where: The place of the record, for the message.
+        call: What to call instead, in code.
+    """
+    if not is_whole(config):
+        raise HooklineError(f"{where}: that run was made in code; build the same trainer there and call {call}")
+
+
+def _redacted(tree: Any, path: str) -> Iterator[str]:
+    """Yield the dotted paths of redacted values; an entry in a list of hooks goes by its name."""
+    from hookline.record.redaction import REDACTED
+
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from _redacted(value, f"{path}.{key}" if path else str(key))
+    elif isinstance(tree, list):
+        for index, value in enumerate(tree):
+            named = value.get("as", value.get("name")) if isinstance(value, dict) else None
+            yield from _redacted(value, f"hooks.{named}" if named and path.startswith("hooks.") else f"{path}.{index}")
+    elif isinstance(tree, str) and REDACTED in tree:
+        yield path
