@@ -221,8 +221,9 @@ def test_overrides_on_the_pages_are_valid() -> None:
     assert len(with_overrides) >= 5
     Path("shown.yaml").write_text(shown.text, encoding="utf-8")
     for words in with_overrides:
-        added = getattr(read_arguments(words), "hook", [])
-        overrides = [word for word in words if "=" in word]
+        options = read_arguments(words)
+        added = getattr(options, "hook", [])
+        overrides = [word for word in options.words if "=" in word]
         assert hookline.RunConfig(**read_config(["shown.yaml", *overrides], hooks=added)[0])
 
 
