@@ -51,7 +51,7 @@ def test_one_checkpoint_is_verified(run: Path, capsys: Captured) -> None:
     (path / "state.json").write_text("{}")
     assert "state.json: has 2 bytes instead of" in output_of(capsys, ["verify-checkpoint", str(path)], 1)
     assert main(["verify-checkpoint", "nowhere"]) == 2
-    assert "error: nowhere is not a directory; give a checkpoint's" in capsys.readouterr().err
+    assert "error: nowhere: no run is in runs/; give a run's directory" in capsys.readouterr().err
 
 
 def test_a_checkpoint_cannot_control_the_terminal(run: Path, capsys: Captured) -> None:

@@ -93,6 +93,15 @@ def test_what_a_checkpoint_may_be(run: Path, capsys: Captured) -> None:
     assert json_of(capsys, "evaluate", "small/last")["step"] == 6
 
 
+def test_checkpoints_by_name(run: Path, capsys: Captured) -> None:
+    """Other commands that take a checkpoint find it in the same way."""
+    assert "step-00000002  good" in output_of(capsys, ["verify-checkpoint", "latest/best"])
+    (run / "checkpoints" / "step-00000006" / "model.safetensors").write_bytes(b"x")
+    assert "step-00000006  damaged" in output_of(capsys, ["verify-checkpoint", "small/last"], 1)
+    assert main(["resume", "small/best", "trainer.max_steps=3", "--device", "cpu"]) == 2  # a secret is missing
+    assert "environment variable 'HOOK_URL' is not set" in capsys.readouterr().err
+
+
 def test_other_data(run: Path, capsys: Captured) -> None:
     """`--data` changes parameters or takes the section of a file; ids keep their meaning."""
     texts = Path("texts")

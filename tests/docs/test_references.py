@@ -39,7 +39,7 @@ ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = re.compile(rf"docs/[\w/-]+\.md|hookline (?:COMMAND|{'|'.join(COMMANDS)}|--help)\b[^`\n;:.)]*")
 NOT_LISTS = {
     "hookline example", "hookline verify", "hookline train", "hookline train --hook NAMENAME",
-    "hookline replay --weights",
+    "hookline predict", "hookline replay --weights",
     "hookline COMMAND", "hookline COMMAND --help", "hookline hooks NAME prints one hook in full",
     "hookline events --event NAME prints one event in full",
     "hookline label NAME", "hookline plot", "hookline resume NAME", "hookline runs",

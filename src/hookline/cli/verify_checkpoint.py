@@ -8,13 +8,18 @@ from pathlib import Path
 from hookline.cli.arguments import JSON, argument
 from hookline.cli.checkpoints import verify_and_print
 from hookline.errors import HooklineError
+from hookline.runs.named import LAST, find_run
 
-ARGUMENTS = argument("path", "CHECKPOINT", "the checkpoint's directory") | JSON
+ARGUMENTS = argument("path", "CHECKPOINT", "a checkpoint: its directory, or RUN/best, RUN/last or RUN/NAME") | JSON
 
 
 def run(options: argparse.Namespace) -> int:
     """Verify and print a checkpoint; return 1 if it is damaged."""
-    path = Path(options.path)
+    path = find_run(options.path)
     if not path.is_dir():
         raise HooklineError(f"{path} is not a directory; give a checkpoint's, runs/<run_id>/checkpoints/step-…")
+    if Path(options.path).name == LAST and path.name == "checkpoints":
+        from hookline.checkpoints.store import list_checkpoints
+
+        path = next(iter(list_checkpoints(path)), path)  # the newest, damaged or not
     return verify_and_print([path], options.json)
