@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from hookline._fs import relative_to_here
 from hookline.cli.arguments import DEVICE, JSON, OVERRIDES, PERMISSIONS, argument, run_argument
-from hookline.cli.formatting import cut, heading, labeled, metric_order, open_console, print_json
+from hookline.cli.formatting import cut, heading, labeled, open_console, print_json
 from hookline.errors import ConfigError, HooklineError
+from hookline.runs.ranking import metric_order
 
 if TYPE_CHECKING:
     from hookline.trainer.trainer import Trainer

@@ -22,7 +22,7 @@ from hookline.core.failures import hook_notes
 from hookline.errors import CheckpointError, ConfigError, RecordError, TrainingError, add_note, cut, error_text
 from hookline.record.record import Record
 from hookline.run.agreement import SaveName
-from hookline.run.event_args import EventArgs, GivenArgs
+from hookline.run.event_args import GivenArgs
 from hookline.runs.named import find_run
 from hookline.trainer.epochs import EpochRun
 from hookline.trainer.sections import alike_sections, collect_sections, load_weights, restore_sections
