@@ -201,7 +201,7 @@ def test_searching_a_layer(chromium: Browser, real_run: Path) -> None:
 
 def test_zoom_by_drag_and_by_keys(chromium: Browser, run: Path) -> None:
     """Dragging over one plot zooms all of them; + and - zoom, and 0 shows all steps."""
-    open_report(chromium, run, height=2000)
+    open_report(chromium, run, height=6000)
     show(chromium, curve("mine/number"))
     assert shown_steps(chromium) == pytest.approx([1, 60], abs=0.1)
     over = f"{curve('loss')} .u-over"
@@ -225,7 +225,7 @@ def test_zoom_by_drag_and_by_keys(chromium: Browser, run: Path) -> None:
 
 def test_the_cursor_is_linked_and_moved_by_keys(chromium: Browser, real_run: Path) -> None:
     """Arrow keys move the cursor of the focused plot, and every plot shows its value at that step."""
-    chromium.open(real_run / "report.html", height=2000)
+    chromium.open(real_run / "report.html", height=6000)
     show(chromium, curve("loss"))
     chromium.run(f"{element(curve('loss'))}.focus()")
     chromium.key("Home")
@@ -236,9 +236,9 @@ def test_the_cursor_is_linked_and_moved_by_keys(chromium: Browser, real_run: Pat
     assert text_in(chromium, f"{curve('lr')} .value").startswith("last ")
 
 
-def test_smoothing_and_log_axis(chromium: Browser, real_run: Path) -> None:
+def test_smoothing_and_log_axis(chromium: Browser, run: Path) -> None:
     """Both change what is drawn; a plot has its own log axis until that of all plots is switched."""
-    chromium.open(real_run / "report.html")
+    open_report(chromium, run)
     show(chromium, curve("loss"))
     plain, button = picture(chromium, curve("loss")), f"{element(curve('loss'))}.querySelector('button').ariaPressed"
     chromium.run(SMOOTH)
@@ -274,7 +274,7 @@ def test_a_comparison_draws_runs_over_each_other(chromium: Browser, tmp_path: Pa
         chromium.key("Escape")
         pictures.add(picture(chromium, HEAT_MAP))
         ((_, shown_norm),) = cells(chromium, 1, "ArrowUp")
-        assert float(shown_norm) == pytest.approx(float(read_layers(run)["gradients"].values[-1, 0, 1]), rel=1e-3)
+        assert float(shown_norm) == pytest.approx(float(read_layers(run)["gradients"].values[2, 0, 1]), rel=1e-3)
     assert len(pictures) == 2
     assert chromium.problems() == []
 
@@ -546,3 +546,195 @@ def test_printing_draws_every_plot(chromium: Browser, real_run: Path, tmp_path: 
     chromium.print(tmp_path / "report.pdf")
     assert chromium.run(undrawn) == 0
     assert (tmp_path / "report.pdf").stat().st_size > 20_000
+
+
+def write_metrics(root: Path, rows: list[dict[str, Any]], **run: Any) -> Path:
+    """Write the record of a run with these metrics."""
+    record = start_record(root, "one", seed=1)
+    for row in rows:
+        for name, value in row.items():
+            if name != "step":
+                record.log(row["step"], 0, name, value)
+    close_record(record, **{"step": rows[-1]["step"], **run})
+    return root / "one"
+
+
+def test_the_first_screen(chromium: Browser, run: Path) -> None:
+    """The verdict with its story, five tiles and the loss come first, then the layers, then everything else."""
+    open_report(chromium, run)
+    sections: Any = chromium.run("[...document.querySelectorAll('main section')].map((one) => one.id)")
+    assert sections[:3] == ["alerts", "loss", "layers"] and sections.index("curves") > sections.index("histograms")
+    verdict = text_in(chromium, ".verdict")
+    assert verdict.startswith("Broken") and "step 40" in verdict
+    assert chromium.run("document.querySelectorAll('.tile').length") <= 5
+    assert chromium.run("document.querySelector('.tiles').getBoundingClientRect().bottom < innerHeight")
+    assert chromium.run(f"{element(curve('loss'))}.querySelector('canvas').clientHeight") >= 300
+    assert chromium.run("document.querySelector('#loss h4').innerText") == "loss"
+
+
+def test_a_healthy_run_says_so(chromium: Browser, real_run: Path) -> None:
+    chromium.open(real_run / "report.html")
+    assert text_in(chromium, ".verdict").startswith("Healthy")
+
+
+def test_further_lines_of_a_story_are_folded(chromium: Browser, run: Path) -> None:
+    """An alert that has parts shows them behind one line."""
+    open_report(chromium, run)
+    page = (run / "report.html").read_text(encoding="utf-8")
+    parts = '"parts": ["the loss was NaN next", {"step": 7, "text": "so was the gradient"}], "severity"'
+    (run / "report.html").write_text(page.replace('"severity"', parts, 1), encoding="utf-8")
+    assert parts in (run / "report.html").read_text(encoding="utf-8")
+    chromium.open(run / "report.html")
+    assert text_in(chromium, ".alert details").startswith("2 further lines")
+    assert "step 7: so was the gradient" in text_in(chromium, ".alert details")
+
+
+def test_a_spike_does_not_flatten_a_curve(chromium: Browser, tmp_path: Path) -> None:
+    """It is named beside the curve; a log axis shows it."""
+    losses = [2 + (step % 7) / 7 for step in range(1, 61)]
+    losses[29] = 1e6
+    run = write_metrics(tmp_path, [{"step": step, "train/loss": loss} for step, loss in enumerate(losses, start=1)])
+    open_report(chromium, run)
+    show(chromium, curve("train/loss"))
+    note = f"{curve('train/loss')} p.note"
+    assert "1,000,000 at step 30" in text_in(chromium, note)
+    chromium.run(f"{element(curve('train/loss'))}.focus()")
+    chromium.key("l")
+    assert chromium.run(f"{element(note)}.hidden") is True
+
+
+def test_the_cursor_names_its_step(chromium: Browser, run: Path) -> None:
+    open_report(chromium, run)
+    show(chromium, curve("loss"))
+    chromium.run(f"{element(curve('loss'))}.focus()")
+    chromium.key("Home")
+    assert text_in(chromium, f"{curve('loss')} .tip") == "step 1"
+
+
+def test_smoothing_leaves_curves_of_few_points(chromium: Browser, run: Path) -> None:
+    """Those of a validation stay where they were measured; scripts/plots.test.js checks the others."""
+    with (run / "metrics.jsonl").open("a") as file:
+        for step in range(10, 60, 10):
+            file.write(json.dumps({"step": step, "val/own": 10 - step / 7}) + "\n")
+    open_report(chromium, run, height=6000)
+    pictures = []
+    for smooth in (False, True):
+        if smooth:
+            chromium.run(SMOOTH)
+        for title in ("val/own", "mine/number"):
+            show(chromium, curve(title))
+            pictures.append(picture(chromium, curve(title)))
+    assert pictures[0] == pictures[2] and pictures[1] != pictures[3]
+
+
+def test_a_legend_hides_a_curve(chromium: Browser, run: Path) -> None:
+    open_report(chromium, run)
+    show(chromium, curve("loss"))
+    entry = f"{element(curve('loss'))}.querySelector('.legend button')"
+    pictures, states = [picture(chromium, curve("loss"))], []
+    for _ in range(2):
+        chromium.run(f"{entry}.click()")
+        chromium.frames()
+        pictures.append(picture(chromium, curve("loss")))
+        states.append(chromium.run(f"{entry}.ariaPressed"))
+    assert pictures[0] == pictures[2] != pictures[1] and states == ["false", "true"]
+
+
+def test_twelve_runs_have_twelve_colors(chromium: Browser, tmp_path: Path) -> None:
+    """And in a comparison a legend hides its run in every plot."""
+    runs = [write_record(tmp_path, f"run{index}", 20, lr=0.1 + index / 100) for index in range(12)]
+    assert main(["report", *map(str, runs), "--output", str(tmp_path / "all.html")]) == 0
+    chromium.open(tmp_path / "all.html", height=9000)
+    show(chromium, curve("lr"))
+    swatches = f"[...{element(curve('lr'))}.querySelectorAll('.swatch')]"
+    assert len(set(chromium.run(f"{swatches}.map((swatch) => getComputedStyle(swatch).borderTopColor)"))) == 12
+    chromium.run(f"{element(curve('lr'))}.querySelector('.legend button').click()")
+    chromium.frames()
+    assert chromium.run(f"{element(curve('loss'))}.querySelector('.legend button').ariaPressed") == "false"
+
+
+def test_heat_maps_of_many_layers_are_not_cut(chromium: Browser, tmp_path: Path) -> None:
+    open_report(chromium, write_record(tmp_path, "one", layers=120))
+    show(chromium, HEAT_MAP)
+    box = element(f"{HEAT_MAP} .scroll")
+    assert chromium.run(f"{box}.scrollHeight <= {box}.clientHeight")
+
+
+def test_layers_of_several_hooks_have_no_gaps(chromium: Browser, tmp_path: Path) -> None:
+    """A layer that is measured every ten steps is drawn as one that is measured at each."""
+    record = start_record(tmp_path, "one", seed=1)
+    for step in range(1, 41):
+        for name in ["often", "seldom"] if step % 10 == 0 else ["often"]:
+            record.log_layers("gradients", step, [name], ["norm", "nans"], torch.tensor([[float(step), 0.0]]))
+    close_record(record, step=40)
+    open_report(chromium, tmp_path / "one")
+    show(chromium, HEAT_MAP)
+    often, seldom = (row_colors(chromium, row) for row in range(2))
+    assert "0,0,0,0" not in often and seldom.count("0,0,0,0") < 0.15 * len(seldom)
+    show(chromium, FLOW)
+    point_at(chromium, f"{FLOW} .u-over", 0.75)
+    assert text_in(chromium, f"{FLOW} .readout").startswith("seldom")
+
+
+def test_searching_leaves_the_header_as_it_is(chromium: Browser, run: Path) -> None:
+    for width in (1280, 400):
+        open_report(chromium, run, width=width)
+        height = "document.querySelector('header').getBoundingClientRect().height"
+        before = chromium.run(height)
+        chromium.key("/")
+        chromium.key("m")
+        assert text_in(chromium, "#found") and chromium.run(height) == before
+
+
+def test_touch_targets_on_a_phone(chromium: Browser, run: Path) -> None:
+    """What a finger can press is 44 pixels high and wide; a checkbox has its label."""
+    open_report(chromium, run, width=400, height=6000)
+    chromium.frames()
+    small = """[...document.querySelectorAll('button, select, input, a, summary')].filter((one) => {
+      const { width, height } = one.getBoundingClientRect();
+      return height && (height < 44 || width < 44);
+    }).map((one) => one.outerHTML.slice(0, 80))"""
+    assert chromium.run(small) == []
+
+
+def test_parts_of_a_step_do_not_exceed_it(chromium: Browser, tmp_path: Path) -> None:
+    """Hooks run inside of the other parts, so that their time is named beside them."""
+    parts = {"step": 0.1, "data_wait": 0.01, "forward_backward": 0.07, "optimizer": 0.02, "hooks": 0.05}
+    rows = [{"step": step, **{f"throughput/{name}_seconds": value for name, value in parts.items()}} for step in (1, 2)]
+    open_report(chromium, write_metrics(tmp_path, rows))
+    assert "A step takes 100 ms" in text_in(chromium, "#cost")
+    shares: Any = chromium.run("[...document.querySelectorAll('#cost .legend li')].map((one) => one.innerText)")
+    assert [text.partition(" (")[2] for text in shares] == ["10 %)", "70 %)", "20 %)"]
+    assert "Hooks take 50 ms of it (50 %)" in text_in(chromium, "#cost .note")
+
+
+def test_throughput_is_one_chart(chromium: Browser, real_run: Path, tmp_path: Path) -> None:
+    """The times of a step's parts are lines; the legend has the speeds and shares."""
+    rows = [
+        {"step": step, **{f"throughput/{name}": step / 7 for name in ("step_seconds", "hooks_seconds", "samples_per_s")}}
+        for step in range(1, 9)
+    ]
+    open_report(chromium, write_metrics(tmp_path, rows))
+    assert chromium.run(TITLES) == ["Time of a step"]
+    texts: Any = chromium.run("[...document.querySelectorAll('#curves .legend li')].map((one) => one.innerText)")
+    assert len(texts) == 3 and chromium.run("document.querySelectorAll('#curves .legend button').length") == 2
+
+
+def test_time_and_tokens_as_axes(chromium: Browser, tmp_path: Path) -> None:
+    """Curves and the cursor follow the axis that is chosen; only those are offered that the record has."""
+    run = write_metrics(tmp_path, [{"step": step, "train/loss": 1 / step} for step in range(1, 11)], tokens_seen=1000)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    timed = [{**line, "time": 1e9 + 10 * line["step"] ** 2} for line in lines]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in timed))
+    open_report(chromium, run)
+    options = "[...document.querySelectorAll('#axis option')].map((one) => one.textContent)"
+    assert chromium.run(options) == ["step", "time (min)", "tokens"]
+    found = []
+    for name in ("time", "tokens"):
+        select = element("#axis")
+        chromium.run(f"{select}.value = '{name}'; {select}.dispatchEvent(new Event('change'))")
+        show(chromium, curve("train/loss"))
+        point_at(chromium, f"{curve('train/loss')} .u-over", 0.5)
+        found.append(text_in(chromium, f"{curve('train/loss')} .tip"))
+    assert found[0].endswith("step 7") and found[1].endswith("tokens · step 5") or "step 6" in found[1]
+    assert chromium.problems() == []

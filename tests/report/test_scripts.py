@@ -55,13 +55,15 @@ def page_data(tmp_path: Path) -> Path:
             counted = histograms([tensor])
             record.log_layers("gradients", step, [name], ["top_octave"], counted.tops.unsqueeze(1))
             record.log_layers("gradient_histograms", step, [name], ["count"], counted.counts.unsqueeze(1).float())
+        record.log_layers("two hooks", step, ["a"], ["norm", "nans"], torch.tensor([[1.0, 0.0]]))
+    record.log_layers("two hooks", 2, ["b"], ["norm", "nans"], torch.tensor([[1.0, 0.0]]))
     record.log_layers("counted", 1, ["a", "b", "c"], ["norm", "nans"], torch.tensor([[1.0, 0], [nan, 2], [nan, 0]]))
     record.log_layers("plain", 1, ["a", "b"], ["norm"], torch.tensor([[2.0], [nan]]))
     record.event("checkpoint_saved", 1, path="checkpoints/step-00000001")
     for kind in range(8):
         for _ in range(8 - kind):
             record.event(f"own_{kind}", 1)
-    record.close("completed", None, [], [], {"step": 2})
+    record.close("completed", None, [], [], {"step": 2, "tokens_seen": 100})
     assert main(["report", str(tmp_path / "one")]) == 0
     path = tmp_path / "page.json"
     path.write_text(json.dumps(read_page(tmp_path / "one" / "report.html")))
@@ -134,16 +136,18 @@ def test_every_class_and_color_of_the_style_is_used() -> None:
         assert re.search(rf"(?<![\w-]){re.sub(r'-[0-9]$', '-', name)}", users), f".{name}"
     colors = set(re.findall(r"(--[\w-]+):", style))
     used = set(re.findall(r"var\((--[\w-]+)\)", style)) | {
-        f"--{name}" for name in re.findall(r'color\("(\w+)"\)', users)
+        f"--{name}" for name in re.findall(r'(?:color|swatch)\("([\w-]+)"', users)
     }
+    used |= {f"--line-{index}" for index in range(int(re.findall(r"LINE_COLORS = (\d+)", users)[0]))}
     assert used <= colors | {"--runs"} and colors <= used
 
 
 def test_every_mark_has_a_color() -> None:
-    """The groups of marks are those of the table of events."""
-    assert {known.mark for known in EVENTS.values()} - {None} == set(page.MARK_COLORS)
+    """The groups of marks are those of the table of events, and no two have the same sign."""
+    assert {known.mark for known in EVENTS.values()} - {None} == set(page.MARKS)
+    assert len({sign for sign, _ in page.MARKS.values()}) == len(page.MARKS)
     style = (REPORT / "report.css").read_text(encoding="utf-8")
-    assert all(f"--{color}:" in style for color in page.MARK_COLORS.values())
+    assert all(f"--{color}:" in style for _, color in page.MARKS.values())
 
 
 def test_severities_are_in_the_order_of_python() -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from hookline import cli
 from hookline._console import drop_unwritten_output, print_line
-from hookline._fs import current_directory, relative_to_here
+from hookline._fs import current_directory
 from hookline.cli.arguments import CONFIG, DEVICE, HOOK, OVERRIDES, PERMISSIONS, argument
 from hookline.cli.command_lines import resume_command
 from hookline.errors import CheckpointError, error_text
@@ -85,8 +85,6 @@ def train_and_report(
             print_how_to_continue(trainer, options)
         except (OSError, CheckpointError) as error:  # the current directory is gone, for instance
             print_line(f"hookline: the run cannot be continued: {error_text(error)}", sys.stderr)
-    if trainer.prints and trainer.run_dir is not None and (report := trainer.run_dir / "report.html").exists():
-        print_line(f"report: {relative_to_here(report)}")
     # Scripts read the last line: lines on stderr are flushed when they are printed, so none comes after it in a file.
     print_line(str(trainer.run_dir) if trainer.run_dir is not None else "no record was written")
     if (failure := drop_unwritten_output()) is not None:  # which changes nothing about the run

@@ -1,9 +1,9 @@
 // Statistics per layer: heat maps of layer × step on a canvas, histograms over time, the gradient flow at a step.
 
-import { allSteps, firstAtLeast, nearest, several } from "./data.js";
+import { axis, firstAtLeast, nearest, several } from "./data.js";
 import { clamp, el, named, number, plural, short, tick } from "./format.js";
 import {
-  FONT, LOG_AXIS, NAMED_AXIS, Plot, addBand, color, drawLine, lineColor, lineName, logRange, pale, rgb, roundUp, swatch, usable, view,
+  FONT, LOG_AXIS, NAMED_AXIS, Plot, addBand, asPlace, color, drawLine, lineColor, lineName, logRange, pale, rgb, roundUp, swatch, usable, view,
 } from "./plots.js";
 
 // Viridis and a blue–orange pair: both keep their order in gray and for color-blind readers.
@@ -69,7 +69,7 @@ class Grid extends Plot {
     const figure = el("figure", { class: "card wide", tabindex: "0", "aria-label": `${kind} ${short(name, 200)}; arrow keys move over ${keys}` },
       el("figcaption", {}, named("h4", name), run, el("label", {}, `${choice.toLowerCase()} `, select)), readout);
     super(figure, el("div", { class: "heat" }, canvas));
-    Object.assign(this, { table: tables[0], canvas, readout, select, row: null, rows: [] });
+    Object.assign(this, { table: tables[0], canvas, readout, select, row: null, rows: [], timed: tables[0] });
     run?.append(...tables.map((table, index) => el("option", { value: index }, short(table.run.name, 40))));
     run?.addEventListener("change", () => {
       this.table = tables[Number(run.value)];
@@ -98,20 +98,22 @@ class Grid extends Plot {
     this.select.selectedIndex = [before, ...preferred].map((text) => texts.indexOf(text)).find((index) => index >= 0) ?? 0;
   }
 
+  /** Return the place of the cursor among steps; by default the last one before a run was not finite. */
+  placeIn(timed) { return view.placeIn(timed, this.table.run.data.last_finite); }
   x(step) { return this.left + ((step - view.range[0]) / (view.range[1] - view.range[0])) * this.width; }
   stepAt(x) { return view.range[0] + (clamp(x - this.left, 0, this.width) / this.width) * (view.range[1] - view.range[0]); }
 
   point(event) {
     const place = Math.floor((event.offsetY - TOP) / this.rowHeight);
     if (place >= 0 && place < this.rows.length) this.row = place;
-    view.moveTo(Math.round(this.stepAt(event.offsetX)), this);
+    view.moveTo(asPlace(this.stepAt(event.offsetX)), this);
   }
 
   key(key, jump) {
     const rows = { ArrowUp: (this.row ?? 0) - jump, ArrowDown: (this.row ?? -1) + jump };
     if (!Object.hasOwn(rows, key) || !this.rows.length) return super.key(key, jump);
     this.row = clamp(rows[key], 0, this.rows.length - 1);
-    view.moveTo(view.step ?? this.steps.at(-1));
+    view.moveTo(view.step ?? this.timed.at[this.placeIn(this.timed)]);
     return true;
   }
 
@@ -131,7 +133,7 @@ class Grid extends Plot {
     const ctx = this.drawn.getContext("2d");
     ctx.scale(ratio, ratio);
     ctx.font = FONT;
-    if (count && this.steps.length) this.drawCells(ctx, ratio);
+    if (count && this.timed.at.length) this.drawCells(ctx, ratio);
     this.drawNames(ctx);
     this.drawAxis(ctx, height - AXIS_HEIGHT);
   }
@@ -144,30 +146,23 @@ class Grid extends Plot {
 
   /** Draw one pixel column after the other, each with the bucket of its step; of several buckets the farthest from 0. */
   drawCells(ctx, ratio) {
-    const { steps } = this, columns = Math.max(Math.round(this.width * ratio), 1), count = this.rows.length;
+    const columns = Math.max(Math.round(this.width * ratio), 1), count = this.rows.length;
     const image = new ImageData(columns, count), bad = [...rgb(color("nan")), 255];
-    const gap = steps.length > 1 ? (steps.at(-1) - steps[0]) / (steps.length - 1) : allSteps[1] - allSteps[0];
-    const perPixel = (view.range[1] - view.range[0]) / columns;
-    for (let column = 0; column < columns; column++) {
-      const from = view.range[0] + column * perPixel, to = from + perPixel;
-      // A bucket is drawn around its step, so that what was recorded every 100 steps fills the 100 steps.
-      let first = firstAtLeast(steps, from - gap / 2), last = firstAtLeast(steps, to + gap / 2);
-      if (perPixel < gap) {
-        first = nearest(steps, (from + to) / 2);
-        if (Math.abs(steps[first] - (from + to) / 2) > gap * 0.75) continue;
-        last = first + 1;
-      }
-      for (let row = 0; row < count; row++) {
+    const spans = new Map(); // by the steps at which layers were measured
+    for (let row = 0; row < count; row++) {
+      const timed = this.measured(this.rows[row]), { places } = timed;
+      if (!spans.has(timed)) spans.set(timed, spansOf(timed.at, columns));
+      spans.get(timed).forEach(([first, last], column) => {
         let chosen = NaN, there = false, wrong = false;
-        for (let place = first; place < last; place++) {
-          const value = this.cell(place, this.rows[row]);
+        for (let index = first; index < last; index++) {
+          const value = this.cell(places[index], this.rows[row]);
           if (value === undefined) continue; // nothing was recorded
           if (!Number.isFinite(value)) wrong = true;
           else if (!there || Math.abs(value) > Math.abs(chosen)) chosen = value;
           there = true;
         }
         if (there) image.data.set(wrong ? bad : this.scale.color(chosen), 4 * (row * columns + column));
-      }
+      });
     }
     const small = new OffscreenCanvas(columns, count);
     small.getContext("2d").putImageData(image, 0, 0);
@@ -190,7 +185,7 @@ class Grid extends Plot {
     ctx.fillStyle = color("muted");
     ctx.strokeStyle = color("grid");
     ctx.textBaseline = "top";
-    const unit = Math.max(roundUp((view.range[1] - view.range[0]) / Math.max(Math.floor(this.width / 80), 2)), 1);
+    const unit = Math.max(roundUp((view.range[1] - view.range[0]) / Math.max(Math.floor(this.width / 80), 2)), axis.name === "step" ? 1 : 0);
     for (let step = Math.ceil(view.range[0] / unit) * unit; step <= view.range[1]; step += unit) {
       const x = this.x(step), text = tick(step), half = ctx.measureText(text).width / 2;
       drawLine(ctx, x, top, x, top + 4);
@@ -198,7 +193,7 @@ class Grid extends Plot {
       ctx.fillText(text, x, top + 6);
     }
     ctx.textAlign = "center";
-    ctx.fillText("step", this.left + this.width / 2, top + 20);
+    ctx.fillText(axis.label, this.left + this.width / 2, top + 20);
   }
 
   drawCursor() {
@@ -218,6 +213,19 @@ class Grid extends Plot {
       ctx.strokeRect(this.left - 0.5, TOP + this.row * this.rowHeight + 0.5, this.width + 1, this.rowHeight - 1);
     }
   }
+}
+
+/** Return for each pixel column the first and the last bucket that it shows, of those at places on the axis. */
+function spansOf(at, columns) {
+  const [left, right] = view.range, perPixel = (right - left) / columns;
+  const gap = at.length > 1 ? (at.at(-1) - at[0]) / (at.length - 1) : right - left;
+  return Array.from({ length: columns }, (_, column) => {
+    const from = left + column * perPixel, to = from + perPixel, middle = (from + to) / 2;
+    // A bucket is drawn around its step, so that what was recorded every 100 steps fills the 100 steps.
+    if (perPixel >= gap) return [firstAtLeast(at, from - gap / 2), firstAtLeast(at, to + gap / 2)];
+    const first = nearest(at, middle);
+    return first >= 0 && Math.abs(at[first] - middle) <= gap * 0.75 ? [first, first + 1] : [0, 0];
+  });
 }
 
 const fitted = new Map();
@@ -247,7 +255,7 @@ export class HeatMap extends Grid {
 
   prepare() {
     const { names, steps, run } = this.table, key = `${run.index}/${this.chosen}`;
-    this.steps = steps;
+    this.timed = this.table;
     this.rows = view.matching(names);
     if (this.row !== null && this.row >= this.rows.length) this.row = null;
     if (this.scaleKey === key) return;
@@ -257,7 +265,8 @@ export class HeatMap extends Grid {
     this.drawLegend(values.some((value) => value !== undefined && !Number.isFinite(value)));
   }
 
-  heightOfRows(count) { return count <= 40 ? 16 : count <= 100 ? 12 : 7; }
+  heightOfRows(count) { return clamp(Math.floor(500 / count), 2, 16); } // all rows at once, of up to 250 layers
+  measured(row) { return this.table.measured(row, this.chosen); }
   cell(place, row) { return this.table.cell(place, row, this.chosen); }
   nameOf(row) { return this.table.names[row]; }
   drawNames(ctx) {
@@ -276,10 +285,11 @@ export class HeatMap extends Grid {
   }
 
   showValue() {
-    const place = view.placeIn(this.steps), row = this.rows[this.row], { names, columns } = this.table;
-    this.readout.textContent = row === undefined || place < 0
-      ? `${plural(this.rows.length, "layer")}, ${plural(this.steps.length, "step")}; point at a cell for its value`
-      : `${short(names[row], 70)} · step ${number(this.steps[place])} · ${short(columns[this.chosen], 30)} ${number(this.cell(place, row))}`;
+    const row = this.rows[this.row], { names, columns, steps } = this.table, timed = row === undefined ? { steps: [], at: [] } : this.measured(row);
+    const place = this.placeIn(timed);
+    this.readout.textContent = !timed.steps.length
+      ? `${plural(this.rows.length, "layer")}, ${plural(steps.length, "step")}; point at a cell for its value`
+      : `${short(names[row], 70)} · step ${number(timed.steps[place])} · ${short(columns[this.chosen], 30)} ${number(this.cell(timed.places[place], row))}`;
   }
 
   drawLegend(hasBad) {
@@ -293,7 +303,7 @@ export class HeatMap extends Grid {
     const ticks = el("div", { class: "ticks" }, ...texts.map((text) => el("span", {}, text)));
     const note = !log ? "linear scale" : signed ? `log on both sides of 0, from ±${rounded(small)}` : "log scale";
     this.legend.replaceChildren(el("div", { class: "bar" }, bar, ticks), el("span", { class: "note" }, note),
-      ...(hasBad ? [el("span", { class: "note" }, swatch("box nan"), "NaN or infinity")] : []));
+      ...(hasBad ? [el("span", { class: "note" }, swatch("nan", "box"), "NaN or infinity")] : []));
   }
 }
 
@@ -312,9 +322,8 @@ export class HistogramPlot extends Grid {
 
   prepare() {
     if (this.filledFor !== view.find) this.fillChoices();
-    this.places = this.table.placesOf(this.chosen);
-    this.steps = this.places.map((place) => this.table.steps[place]);
-    const line = rgb(lineColor(0)), isUsed = (bin) => this.steps.some((_, step) => this.cell(step, bin));
+    this.timed = this.table.measured(this.chosen);
+    const line = rgb(lineColor(0)), isUsed = (bin) => this.timed.places.some((place) => this.cell(place, bin));
     this.scale.ramp = ramp([mixed(rgb(color("card")), line, 0.12), line]);
     // From the greatest value at the top to the least; a row of null stands for bins that are empty at every step.
     this.rows = [];
@@ -326,7 +335,8 @@ export class HistogramPlot extends Grid {
   }
 
   heightOfRows(count) { return clamp(Math.floor(240 / Math.max(count, 1)), 2, 12); }
-  cell(place, bin) { return bin === null ? undefined : this.table.count(this.places[place], this.chosen, bin) || undefined; }
+  measured() { return this.timed; }
+  cell(place, bin) { return bin === null ? undefined : this.table.count(place, this.chosen, bin) || undefined; }
   nameOf(bin) { return bin === null ? "…" : this.table.label(this.chosen, bin); }
   drawNames(ctx) {
     ctx.fillStyle = color("muted");
@@ -340,13 +350,13 @@ export class HistogramPlot extends Grid {
   }
 
   showValue() {
-    if (!this.steps.length || !this.rows.length) {
+    if (!this.timed.steps.length || !this.rows.length) {
       this.readout.textContent = "no values";
       return;
     }
-    const place = view.placeIn(this.steps);
-    this.readout.textContent = `${short(this.table.names[this.chosen], 70)} · histogram at step ${number(this.steps[place])}, as a share of its fullest bin`;
-    this.drawBars(place);
+    const place = this.placeIn(this.timed);
+    this.readout.textContent = `${short(this.table.names[this.chosen], 70)} · histogram at step ${number(this.timed.steps[place])}, as a share of its fullest bin`;
+    this.drawBars(this.timed.places[place]);
   }
 
   /** Draw the histogram of one step. */
@@ -377,21 +387,23 @@ export class GradientFlow extends Plot {
     const figure = el("figure", { class: "card wide", tabindex: "0", "aria-label": "Gradient flow; arrow keys move over steps" },
       el("figcaption", {}, el("h4", {}, "Gradient norm per layer"), el("label", { class: "slide" }, "step ", slider, shown)), readout, body, legend);
     super(figure, body);
-    Object.assign(this, { tables, steps, names, slider, shown, legend, readout });
-    slider.addEventListener("input", () => view.moveTo(steps[Number(slider.value)]));
+    Object.assign(this, { tables, timed: tables[0], steps, names, slider, shown, legend, readout });
+    slider.addEventListener("input", () => view.moveTo(this.timed.at[Number(slider.value)]));
     legend.append(...(several
       ? tables.map(({ run }) => el("li", {}, swatch(lineName(run.index)), named("span", run.name, 40)))
-      : [el("li", {}, swatch("line-0"), "at this step"), el("li", {}, swatch("box band"), "least to greatest over all steps")]));
+      : [el("li", {}, swatch("line-0"), "at this step"), el("li", {}, swatch("line-0", "box band"), "least to greatest over all steps")]));
   }
 
   /** Return the layers' numbers and, for each run, the norms at the step; of a single run, too, the least and the greatest
    * norms over all steps. */
   makeData() {
     const norm = (table, step, row) => usable(table.value(step, row, Math.max(table.columns.indexOf("norm"), 0)), true);
-    const columns = this.tables.map((table) => {
-      const place = view.placeIn(table.steps), rows = this.rows.map((row) => table.names.indexOf(this.names[row]));
-      return rows.map((row) => (row < 0 ? null : norm(table, place, row)));
-    });
+    const columns = this.tables.map((table) => this.rows.map((place) => {
+      const row = table.names.indexOf(this.names[place]);
+      if (row < 0) return null;
+      const measured = table.measured(row, Math.max(table.columns.indexOf("norm"), 0));
+      return measured.steps.length ? norm(table, measured.places[view.placeIn(measured, table.run.data.last_finite)], row) : null;
+    }));
     if (several) return [[...this.rows.keys()], ...columns];
     this.extremes ??= this.names.map((_, row) => {
       const values = Array.from(this.steps, (_, step) => norm(this.tables[0], step, row)).filter((value) => value !== null);
@@ -402,8 +414,9 @@ export class GradientFlow extends Plot {
 
   showRange() {}
   showStep() {
-    this.slider.value = String(view.placeIn(this.steps));
-    const steps = this.tables.map((table) => number(table.steps[view.placeIn(table.steps)]));
+    const places = this.tables.map((table) => view.placeIn(table, table.run.data.last_finite));
+    this.slider.value = String(places[0]);
+    const steps = this.tables.map((table, index) => number(table.steps[places[index]]));
     this.shown.textContent = [...new Set(steps)].join(", ");
     this.chart?.setData(this.makeData(), false);
     this.chart?.redraw();

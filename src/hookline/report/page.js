@@ -1,10 +1,10 @@
 // The page: its sections in their order, the links between them, and the keys.
 
-import { groupBy, markColor, markKinds, markOf, page, runs, several } from "./data.js";
+import { axes, groupBy, markKinds, markLook, markOf, page, runs, several } from "./data.js";
 import { duration, el, named, number, percent, plural, short, time, toNumber, visible, words } from "./format.js";
 import { headlineCard, metricTable } from "./compare.js";
 import { GradientFlow, HeatMap, HistogramPlot } from "./layers.js";
-import { CurvePlot, isDark, lineName, marks, setTheme, swatch, themeChanged, view } from "./plots.js";
+import { CurvePlot, inColor, isDark, lineName, marks, setTheme, swatch, themeChanged, view } from "./plots.js";
 
 const main = document.getElementById("main");
 const byId = (id) => document.getElementById(id);
@@ -91,20 +91,36 @@ function leftOut(kind, nouns) {
 
 // ---- alerts and overview ----------------------------------------------------------------------------------------------
 
-const SEVERITIES = { error: "Error", warning: "Warning", info: "Note" }, MAX_ALERTS = 12;
+const SEVERITIES = { error: "Error", warning: "Warning", info: "Note" }, MAX_ALERTS = 5;
+
+/** Say for each run whether it can be trusted, and why not. */
+function verdicts() {
+  return runs.map((run) => {
+    const { health, reason, step } = run.data.verdict;
+    const text = reason || "nothing was found that needs attention", at = step === null ? "" : `step ${number(step)}: `;
+    return el("p", { class: `verdict ${{ healthy: "good", broken: "bad" }[health] ?? "open"}` }, several ? runName(run) : null,
+      el("strong", {}, `${health[0].toUpperCase()}${health.slice(1)}`), named("span", `${at}${text}`, 300));
+  });
+}
 
 function alerts() {
   const rank = ({ severity }) => Object.keys(SEVERITIES).indexOf(severity);
   const all = runs.flatMap((run) => run.alerts).sort((a, b) => rank(a) - rank(b)); // those of each run are sorted already
-  if (!all.length) return [el("p", { class: "quiet" }, "Nothing was found that needs attention.")];
   const items = all.map((alert) => {
     const click = (event) => (event.preventDefault(), goTo(alert));
     const link = el("a", { href: "#curves", on: { click } }, visible(alert.text).slice(0, 500));
     const where = alert.step === null ? "" : `step ${number(alert.step)}`;
     return el("li", { class: `alert ${alert.severity}` }, el("span", { class: "severity" }, SEVERITIES[alert.severity]),
-      el("span", { class: "what" }, several ? runName(alert.run) : null, link), el("span", { class: "where" }, where));
+      el("span", { class: "what" }, several ? runName(alert.run) : null, link, partsOf(alert)), el("span", { class: "where" }, where));
   });
-  return foldRest(items, MAX_ALERTS, (shown) => el("ul", { class: "alerts" }, ...shown));
+  return !all.length ? [] : foldRest(items, MAX_ALERTS, (shown) => el("ul", { class: "alerts" }, ...shown));
+}
+
+/** Fold the further lines of the story of an alert. */
+function partsOf({ parts }) {
+  if (!parts?.length) return null;
+  const lines = parts.map((part) => el("li", {}, named("span", typeof part === "string" ? part : `${isThere(part.step) ? `step ${number(part.step)}: ` : ""}${part.text}`, 300)));
+  return el("details", { class: "fields" }, el("summary", {}, `${plural(lines.length, "further line")}`), el("ul", {}, ...lines));
 }
 
 /** Scroll to what an alert is about, with the cursor at its step. */
@@ -117,14 +133,15 @@ function goTo(alert) {
     map?.choose(place.name, place.column);
     target = map?.figure;
   } else if ("hook" in place) target = places.hooks.get(place.hook);
-  target ??= byId("curves") ?? byId("overview");
+  target ??= byId("loss") ?? byId("curves") ?? byId("overview");
   target.closest("details")?.setAttribute("open", "");
   target.scrollIntoView({ block: "center", behavior: "instant" });
   if (!target.hasAttribute("tabindex")) target.setAttribute("tabindex", "-1");
   target.focus({ preventScroll: true });
   if (alert.step !== null) {
-    if (alert.step < view.range[0] || alert.step > view.range[1]) view.zoom(null);
-    view.moveTo(alert.step);
+    const place = alert.run.at(alert.step);
+    if (place < view.range[0] || place > view.range[1]) view.zoom(null);
+    view.moveTo(place);
   }
 }
 
@@ -132,7 +149,8 @@ function goTo(alert) {
  * be better, with the lowest and the highest one. */
 function headline(run) {
   const isFirst = ({ name }) => /^val\//.test(name) || name === "train/loss";
-  return [...run.curves.values()].filter(isFirst).map((curve) => {
+  const rank = ({ name }) => ["train/loss", "val/loss", name].indexOf(name);
+  return [...run.curves.values()].filter(isFirst).sort((a, b) => rank(a) - rank(b)).map((curve) => {
     const extremes = { low: [["lowest", curve.data.least]], high: [["highest", curve.data.greatest]] };
     const shown = extremes[curve.data.better] ?? [...extremes.low, ...extremes.high];
     const { format } = curve.unit;
@@ -163,7 +181,8 @@ const FACTS = [
   ["attempts", (run) => (run.run.attempts.length > 1 ? run.run.attempts.length : null)],
 ];
 
-const MAX_CAUSES = 5, MAX_TILES = 12; // of a run
+const MAX_CAUSES = 5, MAX_TILES = 5; // of a run
+const SPEEDS = ["tokens_per_s", "samples_per_s", "steps_per_s"].map((name) => `throughput/${name}`);
 
 /** Name the metrics for which an overview has no room. */
 function notHere(metrics, most) {
@@ -171,15 +190,22 @@ function notHere(metrics, most) {
   return names.length ? el("p", { class: "note" }, "Below, among the curves: ", named("span", names.join(", "), 400)) : null;
 }
 
+/** Make five tiles: the steps, the metrics that a reader asks for first, and the speed. */
+function tiles() {
+  if (several) return [];
+  const [run] = runs, metrics = headline(run), speed = SPEEDS.map((name) => run.curves.get(name)).find(Boolean);
+  const steps = run.run.counters.step ?? lastStep(run), room = MAX_TILES - (steps === null ? 0 : 1) - (speed ? 1 : 0);
+  const tile = (name, value, note) => el("div", { class: "tile" }, named("span", name, 30, { class: "tile-name" }),
+    el("span", { class: "tile-value" }, value), el("span", { class: "tile-note" }, note));
+  const made = metrics.slice(0, room).map(({ curve, last, note }) => tile(curve.name, last, note));
+  if (steps !== null) made.unshift(tile("steps", number(steps), el("span", {}, outcome(run), run.data.seconds ? ` in ${duration(run.data.seconds)}` : "")));
+  if (speed) made.push(tile("speed", speed.unit.format(speed.data.last?.[1]), "at the last measurement"));
+  return made.length ? [el("div", { class: "tiles" }, ...made), notHere(metrics, room)] : [];
+}
+
 function overview() {
   if (several) return sideBySide();
-  const [run] = runs;
-  const metrics = headline(run);
-  const tiles = metrics.slice(0, MAX_TILES).map(({ curve, last, note }) => el("div", { class: "tile" },
-    named("span", curve.name, 30, { class: "tile-name" }), el("span", { class: "tile-value" }, last),
-    el("span", { class: "tile-note" }, note)));
-  return el("div", {}, tiles.length ? el("div", { class: "tiles" }, ...tiles) : null, notHere(metrics, MAX_TILES),
-    facts(Object.fromEntries(FACTS.map(([label, read]) => [label, read(run)]))));
+  return facts(Object.fromEntries(FACTS.map(([label, read]) => [label, read(runs[0])])));
 }
 
 /** Make a table with a column for each run; of several parts, each with a title and rows of a name and values. */
@@ -232,12 +258,20 @@ function lineage(run) {
 
 const TRAINING = "Training and validation";
 
+/** Return what the chart of a step's times draws, and what it lists beside them; null for other metrics. In a comparison the
+ * parts of a step have plots of their own. */
+function roleInStep(name) {
+  if (/^throughput\/.*_seconds$/.test(name)) return several && name !== "throughput/step_seconds" ? null : "line";
+  return /^throughput\/.*_(per_s|share)$/.test(name) && !several ? "value" : null;
+}
+
 /** Return the group and the title of the plot of a metric: training with validation and the learning rate, throughput, then
  * by what stands before the "/". */
 function plotOf(name, names) {
   const [, prefix, rest] = /^([^/]*)\/(.*)$/s.exec(name) ?? [null, "", name];
   if (/^(train\/|val\/)?lr(\/|$|-)|^lr_/.test(name)) return { group: TRAINING, title: name };
-  if (!["train", "val"].includes(prefix)) return { group: prefix === "throughput" ? "Throughput" : prefix || "Other", title: name };
+  if (prefix === "throughput") return { group: "Throughput", title: roleInStep(name) ? "Time of a step" : name };
+  if (!["train", "val"].includes(prefix)) return { group: prefix || "Other", title: name };
   return { group: TRAINING, title: names.includes(`train/${rest}`) && names.includes(`val/${rest}`) ? rest : name };
 }
 
@@ -250,6 +284,7 @@ function isConstant(curves) {
 
 function curves() {
   const content = [], constants = [];
+  let mainFigure = null;
   const all = [...new Set(runs.flatMap((run) => [...run.curves.keys()]))];
   const groupOrder = (group) => [TRAINING, "Throughput"].indexOf(group) + 1 || 3;
   const titleOrder = (title) => (title === "loss" || title === "train/loss" ? 0 : /^(train\/)?lr/.test(title) ? 1 : 2);
@@ -267,19 +302,24 @@ function curves() {
         constants.push(constants.length ? ", " : "", place.figure);
       } else if (place) place.alike(names);
       else {
-        place = new CurvePlot(title, shown);
-        if (title === "loss" || (title === "train/loss" && !drawn.size)) place.figure.classList.add("main");
+        const more = shown.filter(({ name }) => roleInStep(name) === "value"), lines = shown.filter((curve) => !more.includes(curve));
+        place = lines.length ? new CurvePlot(title, lines, more) : new CurvePlot(title, more);
         drawn.set(key, place);
+        if (!mainFigure && (title === "loss" || title === "train/loss")) {
+          Object.assign(place, { isMain: true, height: 340 });
+          mainFigure = place.figure;
+        }
+        if (more.length) place.figure.classList.add("wide");
       }
       for (const name of names) places.curves.set(name, place);
     }
     if (!drawn.size) continue;
-    const cards = el("div", { class: "cards" }, ...[...drawn.values()].map((plot) => plot.figure));
-    content.push(el("div", { class: "group" }, named("h3", group, 60), cards));
+    const figures = [...drawn.values()].map((plot) => plot.figure).filter((figure) => figure !== mainFigure);
+    if (figures.length) content.push(el("div", { class: "group" }, named("h3", group, 60), el("div", { class: "cards" }, ...figures)));
   }
   if (constants.length) content.push(el("p", { class: "note constants" }, "Constant: ", ...constants));
-  if (!content.length) return [el("p", { class: "quiet" }, "No metrics were recorded.")];
-  return [eventLegend(), ...content];
+  if (!content.length && !mainFigure) content.push(el("p", { class: "quiet" }, "No metrics were recorded."));
+  return { loss: mainFigure ? [eventLegend(), mainFigure] : [], others: mainFigure ? content : [eventLegend(), ...content] };
 }
 
 /** Make the legend of the events' marks; a click hides those of a kind. */
@@ -295,7 +335,7 @@ function eventLegend() {
     };
     const title = "Show or hide these marks";
     return el("button", { type: "button", class: "chip", "aria-pressed": "true", title, on: { click } },
-      el("span", { class: `mark ${markColor(kind)}` }, kind === "checkpoint" ? "▲" : "▼"),
+      el("span", { class: `mark ${markLook(kind).color}` }, markLook(kind).sign),
       `${short(words(kind), 40)} (${number(byKind.get(kind).length)})`);
   });
   return el("div", { class: "chips", role: "group", "aria-label": "Events on the time axis" },
@@ -332,7 +372,7 @@ const secondsOf = (cost) => toNumber(cost.seconds) || 0;
 const sum = (values) => values.reduce((total, value) => total + value, 0);
 
 /** Make an element that fills a share of the width. */
-function filled(share, className) {
+function filled(share, className = null) {
   const element = el("span", { class: className });
   element.style.width = `${100 * share}%`;
   return element;
@@ -340,23 +380,23 @@ function filled(share, className) {
 
 /** Return the parts of a step with their share of its time over the whole run. */
 function anatomy(run) {
-  const { step: ofStep, ...ofParts } = run.data.step_seconds, step = toNumber(ofStep);
+  const { step: ofStep, hooks: ofHooks, ...ofParts } = run.data.step_seconds, step = toNumber(ofStep);
   if (!step) return null;
   const parts = Object.entries(ofParts).map(([name, seconds]) => [words(name), toNumber(seconds)]);
   const has = (wanted) => parts.some(([name]) => name === wanted), { costs } = run.run, { steps } = run.data.attempt;
-  // The costs of hooks are those of the last attempt.
-  if (!has("hooks") && costs.length && steps > 0) {
-    parts.push(["hooks", sum(costs.map(secondsOf)) / steps]);
-  }
+  // Hooks run between the other parts and inside of them, so that their time is not one more part. The costs of hooks are
+  // those of the last attempt.
+  const inHooks = toNumber(ofHooks) ?? (costs.length && steps > 0 ? sum(costs.map(secondsOf)) / steps : null);
   const rest = Math.max(step - sum(parts.map(([, value]) => value)), 0);
   if (rest > step * 0.001) parts.push([has("forward backward") ? "other" : "model and optimizer", rest]);
-  const total = Math.max(step, sum(parts.map(([, value]) => value)));
+  const total = sum(parts.map(([, value]) => value));
+  const note = inHooks === null ? null : el("p", { class: "note" }, `Hooks take ${duration(inHooks)} of it (${percent(Math.min(inHooks / total, 1))}), partly inside of the other parts.`);
   const label = parts.map(([name, value]) => `${name} ${percent(value / total)}`).join(", ");
   const bar = el("div", { class: "stack", role: "img", "aria-label": label },
-    ...parts.map(([, value], index) => filled(value / total, lineName(index))));
+    ...parts.map(([, value], index) => inColor(filled(value / total), lineName(index))));
   const legend = el("ul", { class: "legend" }, ...parts.map(([name, value], index) =>
-    el("li", {}, swatch(`box ${lineName(index)}`), `${name} ${duration(value)} (${percent(value / total)})`)));
-  return el("div", { class: "card wide" }, el("h4", {}, `A step takes ${duration(step)} on average`), bar, legend);
+    el("li", {}, swatch(lineName(index), "box"), `${name} ${duration(value)} (${percent(value / total)})`)));
+  return el("div", { class: "card wide" }, el("h4", {}, `A step takes ${duration(total)} on average`), bar, legend, note);
 }
 
 function hookCosts(run) {
@@ -388,12 +428,12 @@ const MAX_EVENTS = 20, MAX_CELL_LENGTH = 1000; // characters
 function events(run) {
   if (!run.events.length) return null;
   const rows = run.events.map((event) => {
-    const mark = el("span", { class: `mark ${markColor(markOf(event))}` }, "● ");
+    const { sign, color } = markLook(markOf(event)), mark = el("span", { class: `mark ${color}` }, `${sign} `);
     const row = el("tr", {}, el("td", { class: "number" }, typeof event.step === "number" ? number(event.step) : "–"),
       el("td", { class: "kind" }, mark, short(words(event.kind), 40)),
       el("td", { class: "text" }, named("span", event.text, MAX_CELL_LENGTH), fieldsOf(event)),
       el("td", { class: "time" }, typeof event.time === "number" ? time(event.time) : "–"));
-    if (typeof event.step === "number") row.addEventListener("click", () => view.moveTo(event.step));
+    if (typeof event.step === "number") row.addEventListener("click", () => view.moveTo(run.at(event.step)));
     return row;
   });
   const heads = ["step", "event", "what", "time"];
@@ -553,6 +593,8 @@ function connect() {
     byId("smoothing-value").textContent = target.value;
     view.setOptions({ smoothing: Number(target.value) });
   });
+  byId("axis").append(...axes.map(({ name, label }) => el("option", { value: name }, label)));
+  byId("axis").addEventListener("change", ({ target }) => view.setAxis(target.value));
   byId("log").addEventListener("change", ({ target }) => view.setOptions({ log: target.checked }));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", themeChanged);
   const dialog = byId("keys");
@@ -612,15 +654,18 @@ function build() {
   byId("subtitle").textContent = `${subtitle} · written ${time(page.written)}`;
   if (several) section("comparison", "Comparison", headlineCard(), metricTable());
   if (several) section("divergences", "Where the runs diverge", ...divergences());
-  section("alerts", "Alerts", ...alerts());
-  section("overview", "Overview", overview());
+  const { loss, others } = curves();
+  section("alerts", several ? "Verdicts" : "Verdict", ...verdicts(), ...alerts(), ...tiles());
+  if (several) section("overview", "Overview", overview());
   if (several) section("differences", "Differences", ...differences());
-  section("curves", "Curves", ...curves(), ...leftOut("curves", "metrics"));
+  section("loss", "Loss", ...loss);
   section("layers", "Layers", ...layers(), ...leftOut("layers", "series"));
   section("flow", "Gradient flow", ...gradientFlow());
   section("histograms", "Histograms", ...histograms(), ...leftOut("histograms", "series"));
+  section("curves", loss.length ? "Other curves" : "Curves", ...others, ...leftOut("curves", "metrics"));
   section("cost", "Cost", ...perRun(anatomy), ...perRun(hookCosts));
   section("media", "Tables and images", ...perRun(media));
+  if (!several) section("overview", "Run", overview());
   section("events", "Events", ...perRun(events));
   section("hooks", "Hooks", ...perRun(hookList));
   section("about", "Environment", ...perRun(about));

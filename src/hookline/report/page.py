@@ -63,15 +63,15 @@ MAX_CONFIG_LENGTH, MAX_TEXT_LENGTH, MAX_CELL_LENGTH = 100_000, 2000, 1000  # cha
 # Fields of run.json that the script reads, for a run that has not written them yet.
 _EMPTY: dict[str, Any] = {"counters": {}, "environment": {}, "git": {}, "attempts": [], "hooks": [], "costs": []}
 
-# The groups of marks in charts, in the order of their legend, with the names of their colors in report.css.
-MARK_COLORS = {
-    "failure": "error",
-    "stop": "warning",
-    "restart": "line-0",
-    "NaN or infinity": "nan",
-    "loss spike": "warning",
-    "checkpoint": "muted",
-    "hook failure": "error",
+# The groups of marks in charts, in the order of their legend: their signs, and the names of their colors in report.css.
+MARKS = {
+    "failure": ("✖", "error"),
+    "stop": ("■", "warning"),
+    "restart": ("↻", "line-0"),
+    "NaN or infinity": ("◆", "nan"),
+    "loss spike": ("▲", "warning"),
+    "checkpoint": ("|", "muted"),
+    "hook failure": ("!", "error"),
 }
 
 
@@ -102,8 +102,7 @@ def make_report(summaries: Sequence[RunSummary]) -> bytes:
     names = run_labels([summary.files for summary in summaries])
     hooks = [hook for summary in summaries for hook in summary.hooks]
     for index, summary in enumerate(summaries):
-        alerts = find_alerts(summary)
-        shown, events = numbers[index], _first_and_last(summary.events)
+        shown, events, alerts = numbers[index], _first_and_last(summary.events), find_alerts(summary)
         runs.append(
             {
                 "run_id": summary.run.get("run_id"),
@@ -126,12 +125,14 @@ def make_report(summaries: Sequence[RunSummary]) -> bytes:
                 "event_count": len(summary.events),
                 "verdict": _cut(strict_json.field_values(judge(alerts))),
                 "alerts": [_cut(_alert(alert)) for alert in alerts],
+                "last_finite": _last_finite_step(summary),
+                "clock": _clock(summary, arrays),
                 "media": [_shown_media(row) for row in media[index]],
                 "left_out": _left_out(shown, len(summary.media_lines) - len(media[index])),
             }
         )
     kinds = {kind: known.mark for kind, known in EVENTS.items() if known.mark is not None}
-    page = {"version": 1, "written": utc_now(), "marks": {"kinds": kinds, "colors": MARK_COLORS}, "runs": runs}
+    page = {"version": 1, "written": utc_now(), "marks": {"kinds": kinds, "groups": MARKS}, "runs": runs}
     if count > 1:
         differences = map(strict_json.field_values, find_differences(summaries)[:MAX_DIFFERENCES])
         found = [find_divergence(summaries[0], other) for other in summaries[1:]]
@@ -182,8 +183,9 @@ def _parts() -> tuple[str, str, str, str]:
 
 # ---- numbers that fit ------------------------------------------------------------------------------------------------
 #
-# Neighboring ranges of steps are merged until all numbers fit. A spike survives: curves keep the lowest and the highest
-# value of a range, layers the value farthest from 0.
+# Neighboring ranges of steps are merged until all numbers fit, those of the longest tables first: a validation has few
+# points, and loses none for the sake of the others. A spike survives: curves keep the lowest and the highest value of a
+# range, layers the value farthest from 0.
 
 
 @dataclass(frozen=True)
@@ -235,10 +237,11 @@ def fit(runs: Sequence[PageNumbers], budget: int) -> None:
     while sum(sizes.values()) > budget:
         mergeable = [kind for kind in sizes if any(len(table.steps) > 1 for table in tables(kind))]
         kind = max(mergeable or sizes, key=sizes.__getitem__)
+        longest = max((len(table.steps) for table in tables(kind)), default=0)
         for run in runs:
             own = getattr(run, kind)
             if mergeable:
-                own.update({name: table.halved() for name, table in own.items() if len(table.steps) > 1})
+                own.update({name: table.halved() for name, table in own.items() if 2 * len(table.steps) > longest})
                 continue
             for name in list(own)[len(own) // 2 :]:
                 del own[name]
@@ -274,6 +277,27 @@ def _completed_epochs(summary: RunSummary) -> int | None:
         return None
     ended = losses is not None and losses.last is not None and losses.last.step == counters.get("step")
     return int(epoch + ended)
+
+
+def _last_finite_step(summary: RunSummary) -> int | None:
+    """Return the step before the first NaN or infinity of a layer or of the loss; None if there is none."""
+    first = [step for steps in summary.first_non_finite.values() for step in steps.values()]
+    loss = summary.curves.get("train/loss")
+    if loss is not None and loss.non_finite is not None:
+        first.append(loss.non_finite[0])
+    return min(first) - 1 if first else None
+
+
+def _clock(summary: RunSummary, arrays: Arrays) -> dict[str, Any]:
+    """Return the seconds since the first row at each range of steps, and how many tokens a step had on average."""
+    times, counters = summary.times, summary.run.get("counters", {})
+    seconds = np.maximum.accumulate(times.mean - times.mean[0]) if times.points else times.mean
+    tokens, steps = counters.get("tokens_seen"), counters.get("step")
+    return {
+        "steps": arrays.add(times.steps, "<f8"),
+        "seconds": arrays.add(seconds, "<f8"),
+        "tokens_per_step": tokens / steps if tokens and steps else None,
+    }
 
 
 def _last_attempt(summary: RunSummary) -> dict[str, Any]:

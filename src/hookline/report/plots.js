@@ -1,26 +1,27 @@
 // What all plots share (zoom, cursor, search, theme), and curves over steps, drawn by uPlot.
 // The mean is a line, and what lies between the lowest and the highest value a band.
 
-import { allSteps, groupBy, markColor, markOf, nearest, runs, several } from "./data.js";
+import { axes, axis, extent, firstAtLeast, groupBy, markLook, markOf, nearest, runs, several } from "./data.js";
 import { clamp, el, named, number, short, tick, words } from "./format.js";
 
 export const view = {
-  range: allSteps, // the steps that are shown
-  step: null, // of the cursor
+  range: extent(), // what is shown of the axis
+  step: null, // the place of the cursor on the axis
   pointed: null, // the plot under the mouse, if that moved the cursor
   smoothing: 0,
   log: false,
   find: "",
   hiddenMarks: new Set(),
+  hidden: new Set(), // curves, or in a comparison runs
   plots: [], // everything that draws; see Plot
 
   zoom(range) {
-    const [first, last] = allSteps, least = Math.min(2, last - first);
+    const [first, last] = extent(), least = axis.name === "step" ? Math.min(2, last - first) : (last - first) / 1000;
     if (range) {
       const middle = (range[0] + range[1]) / 2, half = Math.max(range[1] - range[0], least) / 2;
       range = [Math.max(first, middle - half), Math.min(last, middle + half)];
     }
-    this.range = range && range[1] - range[0] < last - first ? range : allSteps;
+    this.range = range && range[1] - range[0] < last - first ? range : [first, last];
     this.update((plot) => plot.showRange());
   },
   zoomBy(factor) {
@@ -29,14 +30,19 @@ export const view = {
     this.zoom([middle - (middle - from) * factor, middle + (to - middle) * factor]);
   },
   pan(share) {
-    const width = this.range[1] - this.range[0], [first, last] = allSteps;
+    const width = this.range[1] - this.range[0], [first, last] = extent();
     const from = clamp(this.range[0] + share * width, first, last - width);
     this.zoom([from, from + width]);
   },
   moveTo(step, pointed = null) {
     this.pointed = pointed;
-    this.step = step === null ? null : clamp(step, ...allSteps);
+    this.step = step === null ? null : clamp(step, ...extent());
     this.update((plot) => plot.showStep());
+  },
+  setAxis(name) {
+    Object.assign(axis, axes.find((known) => known.name === name));
+    Object.assign(this, { range: extent(), step: null });
+    this.update((plot) => plot.draw());
   },
   /** Set options that only curves have: smoothing, the log axis of all of them, or the marks that are hidden. */
   setOptions(options) {
@@ -63,14 +69,18 @@ export const view = {
     const all = [...names.keys()], matching = all.filter((index) => this.matches(names[index]));
     return matching.length ? matching : all;
   },
-  /** Return the place of the cursor among steps; without a cursor the last one. */
-  placeIn(steps) {
-    return this.step === null ? steps.length - 1 : nearest(steps, this.step);
+  /** Return the place of the cursor among steps; without a cursor the last one, up to a given step. */
+  placeIn({ at, steps }, last = null) {
+    if (this.step !== null) return nearest(at, this.step);
+    return last === null ? steps.length - 1 : Math.max(firstAtLeast(steps, last + 1) - 1, 0);
   },
 };
 
+/** Return where the cursor goes: on a whole step, or anywhere on another axis. */
+export const asPlace = (value) => (axis.name === "step" ? Math.round(value) : value);
+
 /** Something in a figure that draws into an element when that comes into view, and again when what it shows changes.
- * Subclasses have `steps`, over which keys move the cursor, and draw in `paint`. */
+ * Subclasses have `timed`, over whose steps keys move the cursor, and draw in `paint`. */
 export class Plot {
   constructor(figure, element) {
     Object.assign(this, { figure, element, stale: true, isOnScreen: false });
@@ -79,7 +89,7 @@ export class Plot {
     seen.observe(element);
     resized.observe(element);
     figure.addEventListener("keydown", (event) => {
-      if (event.target !== figure || event.ctrlKey || event.metaKey || event.altKey || !this.steps?.length) return;
+      if (event.target !== figure || event.ctrlKey || event.metaKey || event.altKey || !this.timed?.at.length) return;
       if (this.key(event.key, event.shiftKey ? 10 : 1)) event.preventDefault();
     });
   }
@@ -97,10 +107,10 @@ export class Plot {
 
   /** Move the cursor, and return whether the key was one that does so. */
   key(key, jump) {
-    const here = view.placeIn(this.steps), last = this.steps.length - 1;
+    const { at } = this.timed, last = at.length - 1, here = view.step === null ? last : nearest(at, view.step);
     const places = { ArrowLeft: here - (view.step === null ? 0 : jump), ArrowRight: here + jump, Home: 0, End: last };
     if (!Object.hasOwn(places, key)) return false;
-    view.moveTo(this.steps[clamp(places[key], 0, last)]);
+    view.moveTo(at[clamp(places[key], 0, last)]);
     return true;
   }
 
@@ -132,7 +142,7 @@ const resized = new ResizeObserver((entries) => {
 // ---- colors -----------------------------------------------------------------------------------------------------------
 
 export const FONT = '12px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif';
-const LINE_COLORS = 8;
+const LINE_COLORS = 16;
 let colors = new Map();
 
 /** Return a color of the style sheet, which has one set for light and one for dark. */
@@ -170,46 +180,74 @@ export function themeChanged() {
 
 // ---- curves -----------------------------------------------------------------------------------------------------------
 
-/** Return values with an exponential moving average that begins without a bias; gaps stay gaps. */
-export function smooth(values, weight) {
-  let sum = 0, total = 0;
-  return values.map((value) => {
+/** Return values with an exponential moving average that begins without a bias; gaps stay gaps. A value's weight falls with
+ * the steps after it, in units of `unit` steps, so that curves with more and fewer points lag by as many steps. */
+export function smooth(values, weight, steps, unit) {
+  let sum = 0, total = 0, before = steps[0] - unit;
+  return values.map((value, index) => {
     if (value === null) return null;
-    sum = weight * sum + (1 - weight) * value;
-    total = weight * total + (1 - weight);
+    const kept = weight ** ((steps[index] - before) / unit);
+    before = steps[index];
+    sum = kept * sum + (1 - kept) * value;
+    total = kept * total + (1 - kept);
     return sum / total;
   });
+}
+
+/** Return whether a curve has so few points that each is drawn; it is not smoothed. */
+const isSparse = ({ steps }) => steps.length <= 40;
+const gapOf = ({ steps }) => (steps.length > 1 ? (steps.at(-1) - steps[0]) / (steps.length - 1) : Infinity);
+
+/** Return the lowest and the highest value, without those beside which the others would take less than a tenth of the axis. */
+export function usualRange(values) {
+  const sorted = Float64Array.from(values).sort(), last = sorted.length - 1;
+  const low = sorted[Math.ceil(0.02 * last)], high = sorted[Math.floor(0.98 * last)], room = 9 * (high - low);
+  if (last < 7 || !(room > 0)) return [sorted[0], sorted[last]];
+  return [sorted.find((value) => value >= low - room), sorted.findLast((value) => value <= high + room)];
 }
 
 /** Return what an axis can show: finite numbers, on a log axis those above 0; otherwise null, which is a gap. */
 export const usable = (value, log) => (Number.isFinite(value) && (!log || value > 0) ? value : null);
 
 /** Add two invisible series, and the band between them. */
-export function addBand(series, bands, stroke, opacity) {
-  for (let count = 0; count < 2; count++) series.push({ stroke: "transparent", width: 0, points: { show: false } });
+export function addBand(series, bands, stroke, opacity, show = true) {
+  for (let count = 0; count < 2; count++) series.push({ show, stroke: "transparent", width: 0, points: { show: false } });
   bands.push({ series: [series.length - 1, series.length - 2], fill: () => pale(stroke(), opacity) });
 }
 
-export const swatch = (className) => el("span", { class: `swatch ${className}` });
+/** Give an element a color of the style sheet. */
+export const inColor = (element, name) => (element.style.setProperty("color", `var(--${name})`), element);
+export const swatch = (name, kind = "") => inColor(el("span", { class: `swatch ${kind}` }), name);
 
-/** The plot of a few curves: one metric of every run, or a training metric with its validation metric. */
+/** The plot of a few curves: one metric of every run, or a training metric with its validation metric. Of `more` curves, in
+ * other units, the legend has the values. */
 export class CurvePlot extends Plot {
-  constructor(title, curves) {
+  constructor(title, curves, more = []) {
     const log = el("button", { type: "button", class: "small", "aria-pressed": "false", title: "Log axis (l)" }, "log");
     const legend = el("ul", { class: "legend" }), body = el("div", { class: "plot" });
     const unit = curves[0].unit.unit;
     const figure = el("figure", { class: "card", tabindex: "0", "aria-label": `Curve ${short(title, 200)}; arrow keys move the cursor` },
       el("figcaption", {}, named("h4", title, 48), unit ? el("span", { class: "unit" }, unit) : null, log), body, legend);
     super(figure, body);
-    const names = [...new Set(curves.map((curve) => curve.name))];
-    Object.assign(this, { curves, names, searched: names.join(" "), legend, button: log, ownLog: null, others: [] });
+    const names = [...new Set(curves.map((curve) => curve.name))], listed = [...curves, ...more];
+    const searched = listed.map((curve) => curve.name).join(" ");
+    Object.assign(this, { curves, listed, names, searched, legend, button: log, ownLog: null, others: [], height: 220 });
+    this.beyond = el("p", { class: "note", hidden: true });
+    figure.insertBefore(this.beyond, body);
     this.tip = el("div", { class: "tip", hidden: true });
     log.addEventListener("click", () => this.toggleLog());
-    this.values = curves.map((curve, index) => {
+    this.entries = [];
+    this.values = listed.map((curve, index) => {
       const value = el("span", { class: "value" });
       const label = !several ? curve.name : names.length > 1 ? `${curve.run.name} · ${curve.name}` : curve.run.name;
-      const line = swatch(`${this.lineOf(index)}${this.dashOf(curve) ? " dashed" : ""}`);
-      legend.append(el("li", {}, line, named("span", label, 40, { class: "name" }), value));
+      const name = named("span", label, 40, { class: "name" });
+      if (index >= curves.length) legend.append(el("li", {}, name, value));
+      else {
+        const line = swatch(this.lineOf(index), this.dashOf(curve) ? "dashed" : "");
+        const click = () => (view.hidden.delete(this.owner(curve)) || view.hidden.add(this.owner(curve)), view.setOptions({}));
+        this.entries.push(el("button", { type: "button", title: "Show or hide", on: { click } }, line, name));
+        legend.append(el("li", {}, this.entries.at(-1), value));
+      }
       return value;
     });
   }
@@ -222,6 +260,9 @@ export class CurvePlot extends Plot {
     this.note.replaceChildren(named("span", `same values: ${this.others.join(", ")}`, 90));
   }
 
+  /** What a legend hides: one curve, or in a comparison a run in all plots. */
+  owner(curve) { return several ? curve.run : curve; }
+  get shown() { return this.curves.filter((curve) => !view.hidden.has(this.owner(curve))); }
   get log() { return this.ownLog ?? view.log; }
   toggleLog() {
     this.ownLog = !this.log;
@@ -231,7 +272,7 @@ export class CurvePlot extends Plot {
   /** Return the dashes of a curve: with several runs the color says which run, so the dashes say which metric. */
   dashOf(curve) { return several ? [null, [6, 4], [2, 3], [10, 3, 2, 3]][this.names.indexOf(curve.name) % 4] : null; }
 
-  get steps() { return this.chart?.data[0].filter((step) => step >= view.range[0] && step <= view.range[1]); }
+  get timed() { return this.chart && { at: this.chart.data[0].filter((at) => at >= view.range[0] && at <= view.range[1]) }; }
   key(key, jump) {
     if (key !== "l") return super.key(key, jump);
     this.toggleLog();
@@ -244,33 +285,54 @@ export class CurvePlot extends Plot {
 
   /** Return the values for uPlot: the steps of all curves, then for each curve mean, smoothed, lowest, highest. */
   makeData() {
-    const read = (values) => Array.from(values, (value) => usable(value, this.log));
+    const read = (values) => Array.from(values, (value) => usable(value, this.log)), unit = Math.min(...this.curves.map(gapOf));
     const tables = this.curves.map((curve) => {
-      const mean = read(curve.mean), smoothed = view.smoothing > 0 ? smooth(mean, view.smoothing) : mean.map(() => null);
-      return [Array.from(curve.steps), mean, smoothed, ...(curve.exact ? [] : [read(curve.lowest), read(curve.highest)])];
+      const mean = read(curve.mean);
+      const smoothed = this.isSmoothed(curve) ? smooth(mean, view.smoothing, curve.steps, unit) : mean.map(() => null);
+      return [Array.from(curve.at), mean, smoothed, ...(curve.exact ? [] : [read(curve.lowest), read(curve.highest)])];
     });
     return tables.length === 1 ? tables[0] : uPlot.join(tables);
   }
 
+  isSmoothed(curve) { return view.smoothing > 0 && !isSparse(curve); }
+
+  /** Return the range of a linear axis, and name the values that are beyond it, which would flatten all others. */
+  linearRange() {
+    const [from, to] = view.range, isShown = (curve) => (place) => curve.at[place] >= from && curve.at[place] <= to;
+    const points = this.shown.flatMap((curve) => [...curve.steps.keys()].filter(isShown(curve)).flatMap((place) =>
+      [curve.lowest, curve.mean, curve.highest].map((values) => ({ curve, place, value: values[place] })))).filter(({ value }) => Number.isFinite(value));
+    const [low, high] = usualRange(points.map(({ value }) => value)), beyond = points.filter(({ value }) => value < low || value > high);
+    const worst = beyond.sort((a, b) => Math.abs(b.value) - Math.abs(a.value))[0];
+    this.beyond.hidden = !worst;
+    if (worst) {
+      const { curve, place, value } = worst, known = [curve.data.greatest, curve.data.least].find((point) => point && Math.fround(point[1]) === value);
+      const more = new Set(beyond.map((point) => point.place)).size - 1;
+      this.beyond.textContent = `Beyond the axis: ${curve.unit.format(value)} at step ${number(known?.[0] ?? curve.steps[place])}${more ? ` and ${number(more)} more` : ""}; a log axis shows all`;
+    }
+    return yRange(low ?? null, high ?? null);
+  }
+
   paint() {
     this.button.setAttribute("aria-pressed", String(this.log));
+    this.beyond.hidden = true;
+    this.entries.forEach((entry, index) => entry.setAttribute("aria-pressed", String(this.shown.includes(this.curves[index]))));
     const series = [{}], bands = [], factor = this.curves[0].unit.factor ?? 1;
     this.curves.forEach((curve, index) => {
       const stroke = () => color(this.lineOf(index)), dash = this.dashOf(curve);
       // With smoothing, the smoothed line is the strong one and the mean is pale behind it.
-      const meanStroke = () => (view.smoothing > 0 ? pale(stroke(), 0.35) : stroke());
-      series.push({ stroke: meanStroke, width: 1.6, dash, points: { show: curve.steps.length <= 40, size: 5, fill: stroke } });
-      series.push({ stroke, width: 2, dash, points: { show: false } });
-      if (!curve.exact) addBand(series, bands, stroke, 0.22);
+      const meanStroke = () => (this.isSmoothed(curve) ? pale(stroke(), 0.35) : stroke()), show = this.shown.includes(curve);
+      series.push({ show, stroke: meanStroke, width: 1.6, dash, points: { show: isSparse(curve), size: 5, fill: stroke } });
+      series.push({ show, stroke, width: 2, dash, points: { show: false } });
+      if (!curve.exact) addBand(series, show ? bands : [], stroke, 0.22, show);
     });
-    this.drawChart(220, {
+    this.drawChart(this.height, {
       series, bands,
       scales: {
         x: { time: false, range: () => view.range },
-        y: this.log ? { distr: 3, range: logRange } : { range: (u, low, high) => yRange(low, high) },
+        y: this.log ? { distr: 3, range: logRange } : { range: () => this.linearRange() },
       },
       axes: [
-        { ...NAMED_AXIS, label: "step", values: (u, values) => values.map((v) => (Number.isInteger(v) ? tick(v) : "")) },
+        { ...NAMED_AXIS, label: axis.label, values: (u, values) => values.map((v) => (Number.isInteger(v) || axis.name !== "step" ? tick(v) : "")) },
         { ...(this.log ? LOG_AXIS : {}), size: 58, gap: 4, values: (u, values) => values.map((v) => (v === null ? null : tick(v * factor))) },
       ],
       cursor: {
@@ -287,7 +349,7 @@ export class CurvePlot extends Plot {
         setCursor: [(u) => {
           if (!(u.cursor.left >= 0)) return;
           this.isPointed = true; // its own cursor stays under the mouse, also while a range is dragged
-          view.moveTo(Math.round(u.posToVal(u.cursor.left, "x")), this);
+          view.moveTo(asPlace(u.posToVal(u.cursor.left, "x")), this);
           this.isPointed = false;
         }],
         draw: [(u) => this.drawMarks(u)],
@@ -299,8 +361,8 @@ export class CurvePlot extends Plot {
   /** Show the values at the cursor, or the last ones, and place the cursor line. */
   showStep() {
     const { step } = view;
-    this.curves.forEach((curve, index) => {
-      const place = view.placeIn(curve.steps);
+    this.listed.forEach((curve, index) => {
+      const place = view.placeIn(curve);
       this.values[index].textContent = place < 0 ? "–" : `${step === null ? "last " : ""}${curve.text(place)}`;
     });
     if (!this.chart) return;
@@ -310,12 +372,14 @@ export class CurvePlot extends Plot {
     this.showTip(left);
   }
 
-  /** Name the events next to the cursor; of many plots only in the one under the mouse. */
+  /** Name the step of the cursor and the events next to it; of many plots only in the one under the mouse. */
   showTip(left) {
-    const near = left < 0 || (view.pointed && view.pointed !== this) ? [] : marks().filter((event) => Math.abs(this.chart.valToPos(event.step, "x") - left) <= 5);
-    this.tip.hidden = !near.length;
-    if (!near.length) return;
-    const lines = near.slice(0, 4).map((event) => el("div", {}, short(`${several ? event.run.name + ": " : ""}${words(event.kind)}, step ${number(event.step)}`, 70)));
+    this.tip.hidden = left < 0 || (view.pointed !== null && view.pointed !== this);
+    if (this.tip.hidden) return;
+    const near = marks().filter((event) => Math.abs(this.chart.valToPos(event.run.at(event.step), "x") - left) <= 5);
+    const [curve] = this.shown, step = axis.name !== "step" && !several && curve ? ` · step ${number(curve.steps[view.placeIn(curve)])}` : "";
+    const lines = [el("div", {}, axis.text(view.step) + step)];
+    lines.push(...near.slice(0, 4).map((event) => el("div", {}, short(`${several ? event.run.name + ": " : ""}${words(event.kind)}, step ${number(event.step)}`, 70))));
     if (near.length > 4) lines.push(el("div", {}, `and ${near.length - 4} more`));
     this.tip.replaceChildren(...lines);
     const right = left > this.chart.over.clientWidth / 2;
@@ -323,7 +387,7 @@ export class CurvePlot extends Plot {
     this.tip.style.right = right ? `${this.chart.over.clientWidth - left + 8}px` : "";
   }
 
-  /** Draw the events: checkpoints as triangles on the axis, everything else at the top and as lines. */
+  /** Draw the events: checkpoints as ticks on the axis, everything else with its sign at the top and as lines. */
   drawMarks(u) {
     const { ctx } = u, { left, top, width, height } = u.bbox, ratio = devicePixelRatio;
     ctx.save();
@@ -331,25 +395,44 @@ export class CurvePlot extends Plot {
     ctx.rect(left - 6 * ratio, top - 8 * ratio, width + 12 * ratio, height + 8 * ratio);
     ctx.clip();
     for (const [mark, events] of groupBy(marks(), markOf)) {
-      const xs = events.map(({ step }) => Math.round(u.valToPos(step, "x", true))).filter((x) => x >= left - 2 && x <= left + width + 2);
+      const xs = events.map(({ run, step }) => Math.round(u.valToPos(run.at(step), "x", true))).filter((x) => x >= left - 2 && x <= left + width + 2);
       const { places, lines } = placeMarks(mark, xs, width, ratio);
-      ctx.strokeStyle = ctx.fillStyle = color(markColor(mark));
+      const look = markLook(mark);
+      ctx.strokeStyle = ctx.fillStyle = color(look.color);
       ctx.lineWidth = ratio;
+      ctx.font = `${11 * ratio}px system-ui, sans-serif`;
+      ctx.textAlign = "center";
       for (const x of places) {
-        if (mark === "checkpoint") drawTriangle(ctx, x, top + height, 4.5 * ratio, -1);
-        else drawTriangle(ctx, x, top - 5 * ratio, 5 * ratio, 1);
+        if (mark === "checkpoint") drawLine(ctx, x + 0.5, top + height - 7 * ratio, x + 0.5, top + height);
+        else ctx.fillText(look.sign, x, top + 2 * ratio);
       }
       ctx.setLineDash([3 * ratio, 3 * ratio]);
       for (const x of lines) drawLine(ctx, x + 0.5, top, x + 0.5, top + height);
       ctx.setLineDash([]);
     }
-    for (const curve of this.curves) {
+    for (const curve of this.shown) {
       if (!curve.data.non_finite) continue;
-      const x = u.valToPos(curve.data.non_finite[0], "x", true);
+      const x = u.valToPos(curve.run.at(curve.data.non_finite[0]), "x", true);
       ctx.fillStyle = color("nan");
       ctx.fillRect(x - 2 * ratio, top, 4 * ratio, 10 * ratio);
     }
+    if (this.isMain) for (const run of runs) this.drawCause(u, run);
     ctx.restore();
+  }
+
+  /** Draw the step of what a verdict is about, with its text. */
+  drawCause(u, run) {
+    const { health, reason, step } = run.data.verdict, { ctx } = u, { left, top, width, height } = u.bbox, ratio = devicePixelRatio;
+    if (step === null || health === "healthy" || view.hidden.has(run)) return;
+    const x = u.valToPos(run.at(step), "x", true), isRight = x > left + width / 2;
+    if (x < left || x > left + width) return;
+    ctx.strokeStyle = ctx.fillStyle = several ? lineColor(run.index) : color(health === "broken" ? "error" : "warning");
+    ctx.lineWidth = 2 * ratio;
+    drawLine(ctx, x, top, x, top + height);
+    ctx.font = `600 ${12 * ratio}px system-ui, sans-serif`;
+    ctx.textAlign = isRight ? "right" : "left";
+    const room = Math.max(Math.floor((isRight ? x - left : left + width - x) / (7 * ratio)), 8);
+    ctx.fillText(short(reason, room), x + (isRight ? -6 : 6) * ratio, top + (18 + 16 * run.index) * ratio);
   }
 }
 
@@ -364,11 +447,6 @@ export function placeMarks(mark, xs, width, ratio) {
   // Many lines of one kind would hide the curve: only the first one is drawn.
   const lines = mark === "checkpoint" ? [] : places.length > width / ratio / 60 ? places.slice(0, 1) : places;
   return { places, lines };
-}
-
-/** Fill a triangle whose base is at y; its tip points down (1) or up (-1). */
-function drawTriangle(ctx, x, y, size, direction) {
-  ctx.fill(new Path2D(`M ${x - size} ${y} H ${x + size} L ${x} ${y + direction * size * 1.5} Z`));
 }
 
 export function drawLine(ctx, fromX, fromY, toX, toY) {

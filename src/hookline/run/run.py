@@ -20,6 +20,7 @@ import torch
 
 from hookline import _device
 from hookline._console import logger, print_line
+from hookline._fs import relative_to_here
 from hookline.core.base import hook_attribute
 from hookline.core.catalog import Event
 from hookline.core.change_audit import ChangeAudit
@@ -306,7 +307,10 @@ class Run(Steps):
         from hookline.report.page import write_report
 
         try:
-            write_report(summary.files.path / REPORT, [summary])
+            path = summary.files.path / REPORT
+            write_report(path, [summary])
+            if self.prints:
+                print_line(f"report: {relative_to_here(path)}")
         except Exception as error:  # no report is worth a run
             logger.warning("the report was not written: %s", error_text(error))
 

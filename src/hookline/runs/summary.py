@@ -175,6 +175,7 @@ class RunSummary:
         self.config = ""  # the text of config.yaml
         self.numbers = Numbers()  # every one of them, if it was read with them
         self.curves: dict[str, Curve] = {}
+        self.times = Curve()  # when the rows of metrics were written, in seconds since 1970
         self.events: list[dict[str, Any]] = []
         self.media_lines: list[dict[str, Any]] = []  # those of media.jsonl, the newest first
         self.first_non_finite: dict[tuple[str, str], dict[str, int]] = {}
@@ -188,6 +189,8 @@ class RunSummary:
     def add_metrics(self, columns: Mapping[str, tuple[list[int], list[Any]]]) -> None:
         """Add rows of metrics.jsonl as columns."""
         for name, (steps, values) in columns.items():
+            if name == "time":
+                self.times.extend(steps, values)
             if name not in NOT_METRICS:
                 if name not in self.curves:
                     self.curves[name] = Curve()

@@ -6,7 +6,7 @@ import { importScript, setPage } from "./stubs.js";
 
 // The page of a run that the test in Python has made.
 setPage(JSON.parse(readFileSync(process.env.PAGE_DATA)));
-const { allSteps, firstAtLeast, groupBy, markColor, markKinds, markOf, nearest, runs } = await importScript("data.js");
+const { axes, axis, extent, firstAtLeast, groupBy, markKinds, markLook, markOf, nearest, runs } = await importScript("data.js");
 const [run] = runs;
 
 test("the nearest entry of a sorted array", () => {
@@ -31,12 +31,15 @@ test("a bin has the name of its end nearer to 0, and the smallest one that of it
 test("steps at which a layer has no histogram are not its steps", () => {
   const histograms = run.histograms.get("gradient_histograms");
   assert.deepEqual([...histograms.steps], [1, 2]);
-  assert.deepEqual(histograms.names.map((_, row) => histograms.placesOf(row)), [[0, 1], [1]]);
+  assert.deepEqual(histograms.names.map((_, row) => histograms.measured(row).places), [[0, 1], [1]]);
 });
 
 test("a value that was NaN is told from one that was not recorded", () => {
   const counted = run.layers.get("counted"), plain = run.layers.get("plain");
   assert.deepEqual([0, 1, 2].map((row) => counted.cell(0, row, 0)), [1, NaN, undefined]);
+  assert.deepEqual([0, 1, 2].map((row) => counted.cell(0, row, 1)), [0, 2, 0]); // how many NaN there were is a number
+  const ofTwo = run.layers.get("two hooks");
+  assert.deepEqual([0, 1].map((row) => ofTwo.measured(row, 0).steps), [[1, 2], [2]]);
   assert.deepEqual([0, 1].map((row) => plain.cell(0, row, 0)), [2, NaN]);
 });
 
@@ -48,15 +51,28 @@ test("a range of steps is written with its extremes", () => {
 });
 
 test("all steps of curves, layers and histograms are shown", () => {
-  assert.deepEqual(allSteps, [1, 2]);
+  assert.deepEqual(extent(), [1, 2]);
+});
+
+test("steps have a place in time and in tokens", () => {
+  assert.deepEqual(axes.map(({ name }) => name), ["step", "time", "tokens"]);
+  Object.assign(run.clock, { steps: [1, 2], seconds: [0, 6], tokens: 50 });
+  const curve = run.curves.get("train/loss");
+  Object.assign(axis, { name: "time", seconds: 60 });
+  assert.deepEqual([run.at(1.5), [...curve.at], extent()], [0.05, [0, 0.1], [0, 0.1]]);
+  Object.assign(axis, { name: "tokens" });
+  assert.deepEqual([...curve.at], [50, 100]);
+  Object.assign(axis, { name: "step" });
 });
 
 test("events of Python's table have its marks, the most frequent other kinds one each", () => {
   const [saved, ...own] = run.events;
   assert.equal(markOf(saved), "checkpoint");
-  assert.equal(markColor("checkpoint"), "muted");
+  assert.deepEqual(markLook("checkpoint"), { sign: "|", color: "muted" });
+  const signs = markKinds.map((kind) => markLook(kind).sign);
+  assert.equal(new Set(signs).size, signs.length);
   assert.deepEqual(own.slice(0, 2).map(markOf), ["own_0", "own_0"]);
   assert.equal(markOf(own.at(-1)), "other");
-  assert.equal(markColor("constructor"), "muted");
+  assert.equal(markLook("constructor").color, "muted");
   assert.deepEqual(markKinds.slice(-7), ["own_0", "own_1", "own_2", "own_3", "own_4", "own_5", "other"]);
 });

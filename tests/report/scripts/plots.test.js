@@ -6,10 +6,24 @@ import { base64, importScript, setPage } from "./stubs.js";
 const curve = { steps: 0, mean: 1, lowest: 1, highest: 1, last: [100, 1], least: [1, 1], greatest: [1, 1], non_finite: null };
 const run = { curves: { loss: curve }, layers: {}, histograms: {}, events: [], alerts: [] };
 setPage({ arrays: [base64(new Float64Array([0, 100])), base64(new Float32Array([1, 1]))], runs: [run] });
-const { logRange, logSplits, pale, placeMarks, roundUp, smooth, usable, view, yRange } = await importScript("plots.js");
+const { logRange, logSplits, pale, placeMarks, roundUp, smooth, usable, usualRange, view, yRange } = await importScript("plots.js");
 
 test("smoothing has no bias at the beginning and keeps gaps", () => {
-  assert.deepEqual(smooth([4, null, 1], 0.5), [4, null, (0.25 * 4 + 0.5 * 1) / 0.75]);
+  assert.deepEqual(smooth([4, null, 1], 0.5, [1, 2, 3], 1), [4, null, (0.25 * 0.5 * 4 + 0.75 * 1) / (0.25 * 0.5 + 0.75)]);
+});
+
+test("smoothing is per step: a curve with a tenth of the points lags by as many steps", () => {
+  const steps = Array.from({ length: 1001 }, (_, step) => step), tenth = steps.filter((step) => step % 10 === 0);
+  const lag = (at, values) => at.at(-1) - smooth(values, 0.99, at, 1).at(-1);
+  assert.ok(Math.abs(lag(steps, steps) - lag(tenth, tenth)) < 6, `${lag(steps, steps)} and ${lag(tenth, tenth)}`);
+});
+
+test("a spike does not flatten everything, and a slow fall is no spike", () => {
+  const usual = Array.from({ length: 100 }, (_, step) => 2 + (step % 10) / 10);
+  assert.deepEqual([usualRange([...usual, 1e6]), usualRange([...usual, -1e6]), usualRange([...usual, 9])], [[2, 2.9], [2, 2.9], [2, 9]]);
+  assert.deepEqual([usualRange([1, 1, 1, 1, 1, 1, 1, 1, 1, 5]), usualRange([1, 2, 100]), usualRange([])], [[1, 5], [1, 100], [undefined, undefined]]);
+  const falling = usual.map((_, step) => 10 * 0.9 ** step);
+  assert.deepEqual(usualRange(falling), [falling.at(-1), 10]);
 });
 
 test("what an axis cannot show is a gap", () => {
@@ -57,9 +71,10 @@ test("zooming stays within the steps and shows two of them at least", () => {
 
 test("the cursor stays within the steps; without one the last place is shown", () => {
   view.moveTo(1000);
-  assert.deepEqual([view.step, view.placeIn([1, 99, 101])], [100, 1]);
+  const timed = { at: [1, 99, 101], steps: [1, 99, 101] };
+  assert.deepEqual([view.step, view.placeIn(timed, 50)], [100, 1]);
   view.moveTo(null);
-  assert.deepEqual([view.step, view.placeIn([1, 99, 101])], [null, 2]);
+  assert.deepEqual([view.step, view.placeIn(timed), view.placeIn(timed, 100), view.placeIn(timed, 0)], [null, 2, 1, 0]);
 });
 
 test("a search without a match leaves all names", () => {

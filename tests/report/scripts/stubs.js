@@ -7,7 +7,7 @@ const folder = new URL("../../../src/hookline/report/", import.meta.url);
 
 /** Let the scripts read this data as that of the page. */
 export function setPage(page) {
-  const data = { marks: { kinds: {}, colors: {} }, arrays: [], runs: [], ...page };
+  const data = { marks: { kinds: {}, groups: {} }, arrays: [], runs: [], ...page };
   globalThis.document = { getElementById: () => ({ textContent: JSON.stringify(data) }) };
   globalThis.IntersectionObserver = globalThis.ResizeObserver = class { observe() {} };
   globalThis.devicePixelRatio = 1;
