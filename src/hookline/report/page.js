@@ -315,7 +315,8 @@ function curves() {
     }
     if (!drawn.size) continue;
     const figures = [...drawn.values()].map((plot) => plot.figure).filter((figure) => figure !== mainFigure);
-    if (figures.length) content.push(el("div", { class: "group" }, named("h3", group, 60), el("div", { class: "cards" }, ...figures)));
+    const most = group === "Throughput" ? 1 : figures.length, cards = (some) => el("div", { class: "cards" }, ...some);
+    if (figures.length) content.push(el("div", { class: "group" }, named("h3", group, 60), ...foldRest(figures, most, cards)));
   }
   if (constants.length) content.push(el("p", { class: "note constants" }, "Constant: ", ...constants));
   if (!content.length && !mainFigure) content.push(el("p", { class: "quiet" }, "No metrics were recorded."));
@@ -561,18 +562,13 @@ function config(run) {
 // ---- controls ---------------------------------------------------------------------------------------------------------
 
 const KEYS = [
-  ["/", "find a layer or a metric"],
-  ["Tab", "go from plot to plot"],
+  ["/", "find a layer or a metric"], ["Tab", "go from plot to plot"],
   ["← →", "move the cursor in the focused plot; with Shift ten times as far"],
   ["↑ ↓", "choose a layer in a heat map"],
   ["Home End", "go to the first or the last step"],
-  ["+ −", "zoom in or out around the cursor"],
-  ["[ ]", "move the zoomed steps to the left or right"],
-  ["0", "show all steps"],
-  ["l", "log axis of the focused plot"],
-  ["t", "light or dark"],
-  ["Esc", "remove the cursor; leave the search"],
-  ["?", "these keys"],
+  ["+ −", "zoom in or out around the cursor"], ["[ ]", "move the zoomed steps to the left or right"],
+  ["0", "show all steps"], ["l", "log axis of the focused plot"], ["t", "light or dark"],
+  ["Esc", "remove the cursor; leave the search"], ["?", "these keys"],
 ];
 
 /** Show only the plots and layers whose name contains a text; a kind without any match stays as it is. */
@@ -581,6 +577,7 @@ function find(text) {
   const curvePlots = view.plots.filter((plot) => plot instanceof CurvePlot);
   const matching = curvePlots.filter((plot) => view.matches(plot.searched));
   for (const plot of curvePlots) plot.figure.hidden = matching.length > 0 && !matching.includes(plot);
+  if (view.find) for (const { figure } of matching) figure.closest("details")?.setAttribute("open", "");
   for (const group of document.querySelectorAll(".group")) group.hidden = !group.querySelector("figure:not([hidden])");
   const tables = runs.flatMap((run) => [...run.layers.values(), ...run.histograms.values()]);
   const layerNames = new Set(tables.flatMap((table) => table.names).filter((name) => view.matches(name)));
