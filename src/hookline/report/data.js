@@ -194,8 +194,7 @@ export const axes = (() => {
   const longest = Math.max(...runs.map(({ clock }) => clock.seconds.at(-1) ?? 0));
   const [unit, seconds] = longest > 7200 ? ["h", 3600] : longest > 180 ? ["min", 60] : ["s", 1];
   const known = [{ name: "step", label: "step", text: (value) => `step ${number(value)}` }];
-  const isTimed = ({ clock }) => clock.steps.length > 1 && clock.seconds.at(-1) > 0;
-  if (runs.every(isTimed)) known.push({ name: "time", label: `time (${unit})`, seconds, text: (value) => duration(value * seconds) });
+  if (runs.every(({ clock }) => clock.seconds.at(-1) > 0)) known.push({ name: "time", label: `time (${unit})`, seconds, text: (value) => duration(value * seconds) });
   if (runs.every(({ clock }) => clock.tokens > 0)) known.push({ name: "tokens", label: "tokens", text: (value) => `${tick(value)} tokens` });
   return known;
 })();

@@ -166,19 +166,15 @@ function lastStep(run) {
 }
 
 const FACTS = [
-  ["outcome", (run) => outcome(run)],
-  ["reason", (run) => run.run.reason],
+  ["outcome", (run) => outcome(run)], ["reason", (run) => run.run.reason],
   ["steps", (run) => run.run.counters.step ?? lastStep(run)],
   ["completed epochs", (run) => run.data.epochs || null],
   ["duration", (run) => (run.data.seconds ? duration(run.data.seconds) : null)],
   ["tokens", (run) => run.run.counters.tokens_seen || null],
   ["started", (run) => (run.run.started ? time(run.run.started) : null)],
-  ["run id", (run) => run.id],
-  ["name", (run) => (several ? run.labels.name : null)],
-  ["tags", (run) => run.labels.tags?.join(", ") || null],
+  ["run id", (run) => run.id], ["name", (run) => (several ? run.labels.name : null)], ["tags", (run) => run.labels.tags?.join(", ") || null],
   ["notes", (run) => (run.labels.notes ? el("span", { class: "notes" }, visible(run.labels.notes)) : null)],
-  ["resumed from", (run) => lineage(run)],
-  ["attempts", (run) => (run.run.attempts.length > 1 ? run.run.attempts.length : null)],
+  ["resumed from", (run) => lineage(run)], ["attempts", (run) => (run.run.attempts.length > 1 ? run.run.attempts.length : null)],
 ];
 
 const MAX_CAUSES = 5, MAX_TILES = 5; // of a run
@@ -329,10 +325,9 @@ function eventLegend() {
   if (!byKind.size) return null;
   const buttons = markKinds.filter((kind) => byKind.has(kind)).map((kind) => {
     const click = ({ currentTarget }) => {
-      const { hiddenMarks } = view, show = hiddenMarks.delete(kind);
-      if (!show) hiddenMarks.add(kind);
+      const show = view.hiddenMarks.delete(kind) || !view.hiddenMarks.add(kind);
       currentTarget.setAttribute("aria-pressed", String(show));
-      view.setOptions({ hiddenMarks });
+      view.setOptions({});
     };
     const title = "Show or hide these marks";
     return el("button", { type: "button", class: "chip", "aria-pressed": "true", title, on: { click } },
@@ -601,14 +596,9 @@ function connect() {
     el("p", { class: "note" }, "With a mouse: drag over a plot to zoom, double-click to show all steps."),
     el("form", { method: "dialog" }, el("button", {}, "Close")));
   const actions = {
-    "/": () => byId("find").focus(),
-    "?": () => dialog.showModal(),
-    "+": () => view.zoomBy(0.5),
-    "=": () => view.zoomBy(0.5),
-    "-": () => view.zoomBy(2),
-    "[": () => view.pan(-0.25),
-    "]": () => view.pan(0.25),
-    0: () => view.zoom(null),
+    "/": () => byId("find").focus(), "?": () => dialog.showModal(), 0: () => view.zoom(null),
+    "+": () => view.zoomBy(0.5), "=": () => view.zoomBy(0.5), "-": () => view.zoomBy(2),
+    "[": () => view.pan(-0.25), "]": () => view.pan(0.25),
     t: () => setTheme(isDark() ? "light" : "dark"),
     Escape: () => view.moveTo(null),
   };
@@ -653,8 +643,7 @@ function build() {
   if (several) section("divergences", "Where the runs diverge", ...divergences());
   const { loss, others } = curves();
   section("alerts", several ? "Verdicts" : "Verdict", ...verdicts(), ...alerts(), ...tiles());
-  if (several) section("overview", "Overview", overview());
-  if (several) section("differences", "Differences", ...differences());
+  if (several) section("overview", "Overview", overview()), section("differences", "Differences", ...differences());
   section("loss", "Loss", ...loss);
   section("layers", "Layers", ...layers(), ...leftOut("layers", "series"));
   section("flow", "Gradient flow", ...gradientFlow());
