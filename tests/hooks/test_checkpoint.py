@@ -321,7 +321,7 @@ def test_the_end_of_a_run(parameters: dict[str, Any], steps: list[int], words: s
     trainer.add_hook(CheckpointHook(**{"save_every_n_steps": 3, "save_every_n_epochs": None, **parameters}))
     trainer.train()
     assert [name for name in saved(trainer) if name != "last"] == [f"step-{step:08d}" for step in steps]
-    assert capfd.readouterr().out.splitlines()[-1].partition(" s")[2].partition(" s")[2] == words
+    assert capfd.readouterr().out.splitlines()[-2].partition(" s")[2].partition(" s")[2] == words
     again = make_trainer(CheckpointHook(every=3, save_last=True), max_epochs=2)
     again.fit(resume=trainer.run_dir)
     assert saved(again)[-1] == "step-00000008", "a run that trains no further step saves none twice"
@@ -348,7 +348,7 @@ def test_a_run_that_is_interrupted_is_not_told_of_save_last(capfd: Any) -> None:
     trainer.on("train_batch_start", at=5)(interrupt)
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
-    assert capfd.readouterr().out.splitlines()[-1].endswith("1 step after the last checkpoint (step 3)")
+    assert capfd.readouterr().out.splitlines()[-2].endswith("1 step after the last checkpoint (step 3)")
 
 
 def test_a_run_that_fails_says_what_is_not_saved(capfd: Any) -> None:
@@ -357,7 +357,7 @@ def test_a_run_that_fails_says_what_is_not_saved(capfd: Any) -> None:
     trainer.on("train_batch_start", at=6, on_error="raise")(lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         trainer.train()
-    closing = capfd.readouterr().out.splitlines()[-1]
+    closing = capfd.readouterr().out.splitlines()[-2]
     assert closing.endswith(" s, 1 hook failure, 2 steps after the last checkpoint (step 3)")
 
 

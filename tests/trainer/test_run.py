@@ -330,7 +330,7 @@ def test_a_hook_that_only_warns(capsys: pytest.CaptureFixture[str], caplog: pyte
     run = run_json(trainer)
     assert run["counters"]["hook_failures"] == 3
     assert {hook["name"]: (hook["enabled"], hook["failures"]) for hook in run["hooks"]}["flaky"] == (False, 3)
-    closing = capsys.readouterr().out.splitlines()[-1]
+    closing = capsys.readouterr().out.splitlines()[-2]
     assert closing.startswith("completed, look at this: 6 steps in ")
     assert "3 hook failures" in closing and "switched off: flaky" in closing
     assert sum("ZeroDivisionError" in (record.exc_text or str(record.exc_info)) for record in caplog.records) == 1
@@ -633,7 +633,7 @@ def test_the_closing_line_of_a_stop(capsys: pytest.CaptureFixture[str]) -> None:
     trainer.on("step_end", name="bored")(lambda trainer: trainer.request_stop("nothing new", by="bored"))
     trainer.on("step_end", name="tired")(lambda trainer: trainer.request_stop("too late", by="tired"))
     trainer.train()
-    assert capsys.readouterr().out.splitlines()[-1].startswith("stopped (by bored: nothing new), healthy: 1 step in ")
+    assert capsys.readouterr().out.splitlines()[-2].startswith("stopped (by bored: nothing new), healthy: 1 step in ")
 
 
 def test_the_closing_line_has_the_duration_as_everything_else_has_it(
@@ -644,7 +644,7 @@ def test_the_closing_line_has_the_duration_as_everything_else_has_it(
     clock = iter([0.0])
     monkeypatch.setattr("hookline.run.progress.monotonic", lambda: next(clock, 134.0))
     trainer.fit(max_steps=1)
-    assert capsys.readouterr().out.splitlines()[-1] == "completed: 1 step in 2 m 14 s"
+    assert capsys.readouterr().out.splitlines()[-2] == "completed: 1 step in 2 m 14 s"
 
 
 # ---- seeds -------------------------------------------------------------------------------------------------
