@@ -249,6 +249,20 @@ def test_an_interruption_while_a_sink_is_closed_closes_the_others(
     assert other.rows("close") == ["completed"]
 
 
+def test_the_outcome_is_written_before_a_sink_is_waited_for() -> None:
+    """A process that is killed while a tracker hangs at the end leaves a whole record."""
+    found: list[Any] = []
+
+    class Slow(ListSink):
+        def close(self, run: Mapping[str, Any]) -> None:
+            found.append(json.loads((trainer.run_dir / "run.json").read_text())["outcome"])
+
+    trainer = make_trainer(data=make_batches(4), record=True)
+    trainer.record.add_sink(Slow())
+    trainer.train()
+    assert found == ["completed"]
+
+
 def test_a_handle_removes_its_sink() -> None:
     """By `remove` or at the end of a with block; adding a sink twice does not deliver twice."""
     record, sink = started_in_memory(), ListSink()

@@ -482,7 +482,9 @@ class Record:
             if self.run.get("attempts"):  # a resumed run replaces the run's outcome, and the attempt keeps its own
                 self.run["attempts"][-1].update(end, seconds=seconds)
             try:
-                self._sinks.close(self.run, self._report_sink)  # first: a sink may report what it could not deliver
+                if not self.is_tentative:
+                    self._storage.end(self.run)
+                self._sinks.close(self.run, self._report_sink)  # a sink may report what it could not deliver
             finally:
                 if self.is_tentative:
                     self._storage.release()

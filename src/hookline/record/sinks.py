@@ -196,8 +196,12 @@ class Storage:
             if kind in self._files:
                 self._try(self._files[kind].sync)
 
+    def end(self, run: dict[str, Any]) -> None:
+        """Store the run's end, before sinks are waited for: a signal may not wait for them."""
+
     def close(self, run: dict[str, Any]) -> None:
-        """Store the run's end, and close everything."""
+        """Store the run's end, also if `end` was interrupted, and close everything."""
+        self.end(run)
         self.release()
 
     def release(self) -> None:
@@ -284,10 +288,9 @@ class FileStorage(Storage):
             if (self.path / f"{kind}.jsonl").exists():
                 self.write(kind, [{"resumed": step}])
 
-    def close(self, run: dict[str, Any]) -> None:
-        """Write run.json, close the files and release the lock."""
+    def end(self, run: dict[str, Any]) -> None:
+        """Write run.json."""
         self._try(write_json_atomic, self.path / "run.json", run)
-        self.release()
 
     def release(self) -> None:
         """Close the files and release the lock, and leave the directory as it is."""
