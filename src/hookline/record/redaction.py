@@ -17,7 +17,7 @@ from functools import lru_cache, partial
 from typing import Any
 from weakref import WeakSet
 
-from hookline._console import logger
+from hookline._console import logger, printable
 from hookline._nesting import MAX_DEPTH
 from hookline._secrets import SHORTEST_SECRET, replace_secrets
 from hookline.errors import before_cut
@@ -307,7 +307,7 @@ _RULES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]
 
 @contextmanager
 def redacted_log() -> Iterator[None]:
-    """Keep secrets out of Hookline's log inside the block: a hook that raises may quote one in its traceback."""
+    """Keep secrets and control characters out of Hookline's log inside the block: exceptions may quote either."""
     # Runs may overlap, and a logger has the same filter only once, so each run adds one that equals no other.
     redact_record = partial(_redact_log_record)
     logger.logger.addFilter(redact_record)
@@ -318,7 +318,7 @@ def redacted_log() -> Iterator[None]:
 
 
 def _redact_log_record(record: logging.LogRecord) -> bool:
-    record.msg, record.args = redact_text(record.getMessage()), ()
+    record.msg, record.args = printable(redact_text(record.getMessage())), ()
     if record.exc_info and not record.exc_text:
-        record.exc_text = redact_values(_formatter.formatException(record.exc_info))
+        record.exc_text = printable(redact_values(_formatter.formatException(record.exc_info)))
     return True
