@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from time import monotonic
 from typing import Any, NamedTuple
@@ -25,6 +26,34 @@ def sending_suspended() -> Iterator[None]:
 def is_sending_suspended() -> bool:
     """Return whether nothing may leave this process now."""
     return bool(_suspended)
+
+
+class TooLate(TimeoutError):
+    """A call took longer than it may."""
+
+
+def call_within(seconds: float, call: Callable[[], Any], name: str) -> Any:
+    """Call a function in a thread and return its result; the thread is abandoned if that takes too long.
+
+    Raises:
+        TooLate: If it took longer.
+        BaseException: What the function raised.
+    """
+    answer: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(call())
+        except BaseException as error:  # `answer.result` raises it in the thread that waits
+            answer.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    try:
+        return answer.result(seconds)
+    except TimeoutError:
+        if answer.done():  # the function itself has raised it
+            raise
+        raise TooLate from None
 
 
 class _Item(NamedTuple):
@@ -58,6 +87,8 @@ class BackgroundQueue:
         self.dropped = self.left = 0
         """How much was dropped, and how much was left undone when the queue was closed."""
         self.is_closing = False
+        self.has_failed = False
+        """Whether `work` has raised."""
         self.is_abandoned = False
         """Whether nobody waits for the thread any more."""
         self._work, self._limit, self._drop_oldest, self._on_error = work, limit, drop_oldest, on_error
@@ -138,7 +169,7 @@ class BackgroundQueue:
             self._work(self)
         except BaseException as error:  # SystemExit, too: it would end the thread silently.
             with self._changed:
-                self.is_closing = True
+                self.is_closing = self.has_failed = True
                 self._clear()
                 is_of_interest = not self.is_abandoned
             if is_of_interest:

@@ -7,17 +7,15 @@ import ipaddress
 import re
 import socket
 import ssl
-import threading
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import cached_property
 from time import monotonic
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from hookline.errors import HooklineError, RegistrationError
-from hookline.hooks.queue import is_sending_suspended
+from hookline.hooks.queue import call_within, is_sending_suspended
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -197,21 +195,15 @@ class Webhook:
         if self._is_encrypted:
             connection = http.client.HTTPSConnection(self.host, self._port, timeout=self.timeout, context=self._tls)
         deadline = monotonic() + self.timeout
-        answer: Future[tuple[int, float]] = Future()
 
-        def attempt() -> None:
-            try:
-                answer.set_result(self._request(connection, body, deadline))
-            except Exception as error:  # `answer.result` raises it in the thread that waits
-                answer.set_exception(error)
-            finally:
-                connection.close()
+        def attempt() -> tuple[int, float]:
+            with closing(connection):
+                return self._request(connection, body, deadline)
 
         # A look-up cannot be interrupted, and a socket's timeout restarts with every byte a slow server sends. So the
         # attempt has a thread, which is abandoned when the time is over.
-        threading.Thread(target=attempt, name="hookline-webhook", daemon=True).start()
         try:
-            status, wait = answer.result(self.timeout)
+            status, wait = call_within(self.timeout, attempt, "hookline-webhook")
         except DeliveryError:
             raise
         except TimeoutError:

@@ -506,3 +506,50 @@ def test_rows_gather_between_two_calls(monkeypatch: pytest.MonkeyPatch) -> None:
         called.wait(0.05)
     queue.close(60)
     assert written == [[1], [2, 3, 4]]
+
+
+@pytest.mark.parametrize("error", [ValueError("broken\x1b]0;title\x07"), TimeoutError("no answer"), SystemExit(3)])
+def test_a_check_that_fails_for_no_fault_of_the_users_switches_the_tracker_off(
+    error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Only a HooklineError, such as a missing login, ends the run; nothing that a terminal would obey is printed."""
+
+    class Broken(ListTracker):
+        def check(self, run: Any) -> None:
+            raise error
+
+    trainer = make_trainer(tracker := Broken())
+    trainer.train()
+    assert trainer.record.run["outcome"] == "completed" and tracker.calls == []
+    assert kinds_of(trainer) == ["tracker_failed"]
+    (line,) = [line for line in caplog.messages if "training continues" in line]
+    assert type(error).__name__ in line and "\x1b" not in line and "\x07" not in line
+
+
+def test_a_check_that_hangs_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training begins without the tracker."""
+    gate = threading.Event()
+
+    class Hanging(ListTracker):
+        def check(self, run: Any) -> None:
+            gate.wait()
+
+    monkeypatch.setattr("hookline.hooks.trackers.base.MIN_START", 0.05)
+    trainer = make_trainer(tracker := Hanging(timeout=0.05))
+    trainer.train()
+    gate.set()
+    assert trainer.step == 8 and tracker.calls == [] and kinds_of(trainer) == ["tracker_abandoned"]
+
+
+@pytest.mark.hooks_fail(raises=ValueError)
+@pytest.mark.parametrize("method", ["close", "on_step_end", "on_train_end"])
+def test_a_tracker_that_raises_in_a_method_of_its_hook_does_not_end_the_run(method: str) -> None:
+    """The policy of trackers is to switch one off that fails."""
+
+    def fail(self: Any) -> None:
+        raise ValueError("broken")
+
+    trainer = make_trainer(type("Broken", (ListTracker,), {method: fail})())
+    trainer.train()
+    assert trainer.step == 8 and trainer.record.run["outcome"] == "completed"
+    assert "hook_failed" in kinds_of(trainer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bdb import BdbQuit
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,16 +21,19 @@ from numpy.typing import NDArray
 from hookline._bins import bin_edges
 from hookline._parameters import NonNegativeFloat
 from hookline.core.rng_guard import TrainingStreams
-from hookline.errors import TrainingError, error_text
+from hookline.errors import HooklineError, TrainingError, error_text
 from hookline.hooks.base import NamedHook, period
-from hookline.hooks.queue import BackgroundQueue, is_sending_suspended
+from hookline.hooks.queue import BackgroundQueue, TooLate, call_within, is_sending_suspended
+from hookline.hooks.trackers.exit_limit import GRACE, exit_limit
 from hookline.record.layers import LayerRow
+from hookline.record.outcome import Outcome
 from hookline.record.redaction import redact, redact_text
 from hookline.record.sinks import KINDS, SinkHandle
 from hookline.run.control import RunControl
 from hookline.runs.histograms import HistogramReader, HistogramRow
 
 MAX_TIMEOUT = 3600.0  # seconds
+MIN_START = 30.0  # seconds that `check` may take at least: starting the process of wandb can take that long
 PAUSE = 2.0  # seconds between two calls of `_write`, in which rows gather: MLflow takes 5 ms for a call with any rows
 ENTRY_BYTES = 200  # about what one entry of a dict or one cell of a table takes: the key, the value and their slots
 FIELDS = ("step", "epoch", "time")  # Every row of metrics has these.
@@ -102,7 +106,7 @@ class Tracker(NamedHook):
     """
 
     ranks = "zero"
-    on_error = "raise"  # only a missing package raises in training's thread, before the first step
+    on_error = "disable"
     package = ""
     """What to import."""
     extra = ""
@@ -128,7 +132,10 @@ class Tracker(NamedHook):
     # ---- for subclasses ----------------------------------------------------------------------------------------------
 
     def check(self, run: TrackedRun) -> None:
-        """Raise `TrainingError` before the first step if the tracker cannot work; must not wait for a network."""
+        """Raise `TrainingError` before the first step if the tracker cannot work; must not wait for a network.
+
+        Anything else that it raises switches the tracker off, and so does a check that does not return.
+        """
 
     def open(self, run: TrackedRun) -> None:
         """Begin to track a run, or continue one that was tracked before; the package can be imported."""
@@ -168,8 +175,8 @@ class Tracker(NamedHook):
         if trainer.is_trial_run or is_sending_suspended():
             return
         run = describe_run(trainer)
-        self._import_package()  # again: the hook may have been registered or enabled since `check_run`
-        self.check(run)
+        if not self._can_start(trainer, run):
+            return
         self._histograms, self._sent, self._withheld = HistogramReader(), {}, {}
         # The queue reports no failure after it was abandoned: the record is closed by then, and says so.
         on_error = partial(self._report_failure, trainer)
@@ -179,6 +186,25 @@ class Tracker(NamedHook):
         for kind in KINDS:
             setattr(sink, f"write_{kind}", partial(self._put, queue, kind))
         self._tracked = trainer, queue, trainer.record.add_sink(sink)
+
+    def _can_start(self, trainer: RunControl, run: TrackedRun) -> bool:
+        """Import the package and check the tracker; only the user's own mistake ends the run, before the first step."""
+        limit = max(self.timeout, MIN_START)
+        try:
+            self._import_package()  # again: the hook may have been registered or enabled since `check_run`
+            call_within(limit, partial(self.check, run), "hookline-tracker")
+            return True
+        except HooklineError as error:
+            error.always_raise = True  # type: ignore[attr-defined]
+            raise
+        except TooLate:
+            self._report_abandoned(trainer, limit, 0)
+        except (KeyboardInterrupt, BdbQuit):
+            raise
+        except BaseException as error:  # SystemExit, too
+            self._report_failure(trainer, error)
+        self._limit_exit(GRACE, trainer.record.run)
+        return False
 
     def on_train_end(self) -> None:
         """Keep tracking after the hooks are closed: the last rows arrive when the record is closed."""
@@ -200,19 +226,29 @@ class Tracker(NamedHook):
         try:
             queue.close(self.timeout)
         finally:  # Ctrl-C ends the wait, too
+            self._limit_exit(GRACE if queue.is_alive or queue.has_failed else self.timeout, run)
             if queue.is_alive:
-                waited = float(f"{min(monotonic() - began, self.timeout):.3g}")
-                self.warn(f"is not done after {waited:g} s and was abandoned; {queue.left} rows were not sent")
-                self._record(trainer, "tracker_abandoned", seconds=waited, rows=queue.left)
+                self._report_abandoned(trainer, min(monotonic() - began, self.timeout), queue.left)
             if queue.dropped:
                 self.warn(f"dropped {queue.dropped} rows, because more than {self.queue_mb:g} MB were waiting")
                 self._record(trainer, "tracker_dropped_rows", rows=queue.dropped)
+
+    def _limit_exit(self, seconds: float, run: Mapping[str, Any]) -> None:
+        """Limit what the client may do when the process ends."""
+        packages = {name.partition(".")[0] for name in (self.package, type(self).__module__)} - {"hookline", "__main__"}
+        outcome = run.get("outcome")
+        exit_limit.add(packages, seconds, Outcome(outcome).exit_code if outcome else 1)
 
     def _put(self, queue: BackgroundQueue, kind: str, rows: Sequence[Any]) -> None:
         """Queue rows of the record for the thread; returns at once."""
         if queue.is_alive and not (kind == "layers" and self.layers == "none"):
             size = sum(map(len, rows)) * ENTRY_BYTES if kind == "metrics" else sum(map(size_of, rows))
             queue.put((kind, rows), size, len(rows))
+
+    def _report_abandoned(self, trainer: RunControl, seconds: float, rows: int) -> None:
+        waited = float(f"{seconds:.3g}")
+        self.warn(f"is not done after {waited:g} s and was abandoned; {rows} rows were not sent")
+        self._record(trainer, "tracker_abandoned", seconds=waited, rows=rows)
 
     def _report_failure(self, trainer: RunControl, error: BaseException) -> None:
         """Warn that the tracker has failed; called in its thread."""

@@ -7,6 +7,9 @@ import os
 import re
 from collections import deque
 from collections.abc import Mapping, Sequence
+from configparser import ConfigParser
+from configparser import Error as ConfigParserError
+from contextlib import suppress
 from importlib import import_module
 from typing import Any, Literal, Unpack
 
@@ -18,6 +21,7 @@ from hookline.record.events import EVENTS
 STEP = "trainer/step"
 MAX_BINS = 512  # The limit of wandb.
 MAX_EVENTS = 1000  # The newest ones are in the table of events.
+HONORED = {"mode"}  # of wandb/settings in the current folder: what `wandb offline` and `wandb online` write there
 _NOT_IN_IDS = re.compile(r"[^A-Za-z0-9_-]")
 
 
@@ -71,9 +75,19 @@ class WandbTracker(Tracker):
         if run.directory is not None and self.directory is None:
             refuse_link(run.directory / "wandb")  # a run from elsewhere must not lead to any directory
         wandb = import_module(self.package)
-        mode = self.mode or os.environ.get("WANDB_MODE") or wandb.setup().settings.mode
+        settings = wandb.setup().settings
+        path, ignored = ignore_settings_here(settings)
+        if ignored:
+            places = f"set them in {settings.settings_system} or as environment variables such as WANDB_BASE_URL"
+            self.warn(f"ignores {', '.join(ignored)} of {path}; {places}")
+        mode = self.mode or os.environ.get("WANDB_MODE") or settings.mode
         self._is_online = mode not in ("offline", "disabled", "dryrun")
-        if self._is_online and not wandb.login(prompt=False, verify=False):
+        before, settings.silent = settings.silent, True  # it would ask the server for the name of the user
+        try:
+            is_logged_in = self._is_online and wandb.login(prompt=False, verify=False)
+        finally:
+            settings.silent = before
+        if self._is_online and not is_logged_in:
             remedy = "run `wandb login`, set WANDB_API_KEY, or give mode: offline"
             raise TrainingError(f"hook {self.registered_name!r}: you are not logged in to wandb; {remedy}")
 
@@ -205,6 +219,28 @@ class TrackioTracker(WandbTracker):
 
     def _log(self, values: dict[str, Any], step: int) -> None:
         self._run.log(values, step=step)
+
+
+def ignore_settings_here(settings: Any) -> tuple[str, list[str]]:
+    """Undo what wandb/settings in the current folder has chosen; return the file's path, and the names of the settings.
+
+    wandb reads that file when it is set up, and a folder may come from elsewhere: it could send the API key to its own
+    server, or the record to its own account.
+    """
+    path = type(settings)().settings_workspace  # WANDB_DIR, which `settings` has applied, does not move this file
+    file = ConfigParser(interpolation=None, strict=False)
+    with suppress(ConfigParserError, OSError, UnicodeError):  # wandb ignores such a file, too
+        file.read(path)
+    keys = set(file["default"]) if "default" in file else set()
+    ignored = sorted(keys & set(type(settings).model_fields) - HONORED)
+    if ignored:
+        clean = type(settings)(root_dir=os.devnull)  # where no such file can be
+        clean.settings_system = settings.settings_system
+        clean.update_from_system_settings()
+        clean.update_from_env_vars(dict(os.environ))
+        for key in ignored:
+            setattr(settings, key, getattr(clean, key))
+    return path, ignored
 
 
 def config_of(run: TrackedRun) -> dict[str, Any]:
