@@ -6,10 +6,14 @@ Numbers, bools and everything else that an annotation can say are checked by `_p
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 from hookline._words import nearest
 from hookline.errors import ConfigError, got
+
+MADE_FROM_FILE: ContextVar[bool] = ContextVar("MADE_FROM_FILE", default=False)
+"""Whether the parameters of the hook that is being made are those of a config file, which may come from elsewhere."""
 
 
 def one_of(value: Any, choices: Sequence[str], name: str) -> str:

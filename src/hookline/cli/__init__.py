@@ -205,6 +205,11 @@ def user_imports(options: argparse.Namespace) -> Iterator[None]:
             from hookline.hooks.webhook import hosts_allowed
 
             stack.enter_context(hosts_allowed(hosts))
+        overrides = (word.partition("=") for word in getattr(options, "words", []))
+        if stores := [value for name, _, value in overrides if name.endswith(".tracking_uri")]:
+            from hookline.hooks.trackers.mlflow import stores_allowed
+
+            stack.enter_context(stores_allowed(stores))
         yield
 
 

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hookline._checks import names
+from hookline._checks import MADE_FROM_FILE, names
 from hookline._parameters import check, parameters_of
 from hookline._words import nearest
 from hookline.config.factory import Factory, ImportPolicy, find_factory, is_built_in
@@ -51,6 +51,7 @@ class HookSpec:
     origin: str = "config"
     options: dict[str, Any] = field(default_factory=dict)
     parameters: dict[str, Any] = field(default_factory=dict)
+    from_file: bool = False
     unused: bool = False  # a flag is off: the parameters are checked, and no hook is registered
 
 
@@ -113,7 +114,7 @@ def _listed(
             raise ConfigError(f"{path}.as", f"expected a name for this instance, {got(name)}")
         options, parameters = _split({key: given[key] for key in given if key not in ("name", "as")}, path)
         policy.check_name(target, HOOKS, f"{path}.name")
-        yield HookSpec(path, target, name, kind, options=options, parameters=parameters)
+        yield HookSpec(path, target, name, kind, "config", options, parameters, policy.from_file)
 
 
 def _by_class(hooks: HooksConfig, policy: ImportPolicy) -> Iterator[HookSpec]:
@@ -188,6 +189,7 @@ def register_specs(registry: Any, specs: Iterable[HookSpec]) -> list[Any]:
     handles: list[Any] = []
     try:
         for spec in specs:
+            MADE_FROM_FILE.set(spec.from_file)
             # Another list or a hook of the user's code may have brought an update hook.
             if spec.origin == "default" and registry.entries("update"):
                 continue
@@ -210,6 +212,8 @@ def register_specs(registry: Any, specs: Iterable[HookSpec]) -> list[Any]:
         for handle in handles:
             handle.remove()
         raise
+    finally:
+        MADE_FROM_FILE.set(False)
     return handles
 
 

@@ -52,7 +52,7 @@ def wandb_environment(home: Path, **more: str) -> dict[str, str]:
 
 
 def test_wandb_that_cannot_be_reached_does_not_keep_the_process(tmp_path: Path) -> None:
-    """wandb itself tries for a minute and a half to reach a port that is closed, and its exit handler waits for that."""
+    """For a minute and a half wandb tries to reach a port that is closed, and its exit handler waits for that."""
     environment = wandb_environment(tmp_path, WANDB_BASE_URL="http://127.0.0.1:9")
     with subprocess.Popen(
         [sys.executable, "-c", WANDB_RUN], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True

@@ -10,9 +10,11 @@ from typing import Any
 
 import mlflow
 import pytest
+from small_config import PARTS
 from tracked_runs import PNG, make_trainer, send_media
 
 from hookline import HooklineError, MLflowTracker, read_metrics
+from hookline.cli import main
 from hookline.hooks.webhook import hosts_allowed
 from hookline.record import read_events
 
@@ -77,6 +79,42 @@ def test_a_config_cannot_send_the_record_behind_a_firewall() -> None:
     with hosts_allowed(["127.0.0.1"]):
         assert MLflowTracker("http://127.0.0.1:5000").tracking_uri == "http://127.0.0.1:5000"
     assert [MLflowTracker(uri).tracking_uri for uri in ("mlruns", "file:mlruns", "C:\\\\runs")]
+
+
+def write_config(uri: str) -> None:
+    """Write a config with a tracker that has time."""
+    Path("my.yaml").write_text(f"{PARTS}trackers: [{{name: mlflow, tracking_uri: '{uri}', timeout: 600}}]\n")
+
+
+@pytest.mark.parametrize(
+    "place", ["{out}/x.db", "sqlite:///{out}/x.db", "file://{out}/x", "../out/x", "%2e%2e/out/x",
+              "sqlite:///file:{out}/x.db?uri=true", "link/x"],
+)  # fmt: skip
+def test_a_config_file_cannot_choose_a_store_elsewhere(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Typed on the command line it can be anywhere."""
+    out, here = tmp_path / "out", tmp_path / "here"
+    out.mkdir()
+    here.mkdir()
+    (here / "link").symlink_to(out)
+    monkeypatch.chdir(here)
+    uri = place.format(out=out)
+    write_config(uri)
+    assert main(["train", "my.yaml"]) == 1 and list(out.iterdir()) == []
+    assert "outside of the working directory" in capsys.readouterr().err
+    if place.startswith("sqlite:///{"):
+        assert main(["train", "my.yaml", f"trackers.mlflow.tracking_uri={uri}"]) == 0
+        assert [path.name for path in out.iterdir()] == ["x.db"]
+
+
+@pytest.mark.parametrize("uri", ["sqlite:///x.db", "sqlite:///runs/x.db"])
+def test_a_config_file_can_choose_a_store_here(uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The working directory is the usual place."""
+    monkeypatch.chdir(tmp_path)
+    Path("runs").mkdir()
+    write_config(uri)
+    assert main(["train", "my.yaml"]) == 0 and runs_of(uri)
 
 
 @pytest.fixture

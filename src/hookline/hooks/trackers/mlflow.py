@@ -6,12 +6,16 @@ import os
 import re
 import tempfile
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from time import time
 from typing import Any, Literal, Unpack
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
-from hookline.errors import RegistrationError
+from hookline._checks import MADE_FROM_FILE
+from hookline.errors import RegistrationError, TrainingError
 from hookline.hooks.trackers.base import QueueSettings, TrackedRun, Tracker, flatten, values_of
 from hookline.hooks.webhook import PORTS, check_addresses, check_url
 from hookline.record import strict_json
@@ -26,6 +30,7 @@ SETTINGS = {"MLFLOW_HTTP_REQUEST_BACKOFF_JITTER": "0", "MLFLOW_DISABLE_TELEMETRY
 """Both would draw from Python's `random` in a thread: the pauses between retries, and whether telemetry is sent."""
 STATUS = {"completed": "FINISHED", "stopped": "FINISHED", "interrupted": "KILLED"}  # FAILED otherwise
 
+_typed: set[str] = set()  # stores that a person has typed
 _NOT_IN_NAMES = re.compile(r"[^\w\-. :/]")
 
 
@@ -35,9 +40,9 @@ class MLflowTracker(Tracker):
     The run has the tag ``hookline.run_id``, by which a resumed run finds it again. MLflow has no histograms.
 
     Args:
-        tracking_uri: A local store, such as ``sqlite:///mlflow.db``, or a server: like a webhook's, its host must be
-            public and use https, unless it was allowed by `allow_host`, and redirects are not followed. If not given,
-            what MLFLOW_TRACKING_URI says.
+        tracking_uri: A local store, such as ``sqlite:///mlflow.db``; that of a config file must be in the working
+            directory or beside its runs. Or a server: like a webhook's, its host must be public and use https, unless
+            it was allowed by `allow_host`, and redirects are not followed. If not given, what MLFLOW_TRACKING_URI says.
         experiment: The name of the experiment, which is created if there is none.
         layers: Which statistics per layer to send: "all", each as a metric; otherwise none.
         queue_mb: How many megabytes of rows may wait.
@@ -65,6 +70,20 @@ class MLflowTracker(Tracker):
             self._server = host, parts.port or PORTS[scheme], is_allowed
         elif tracking_uri is not None and not is_local(tracking_uri):
             raise RegistrationError("tracking_uri: expected a local store or https://host; set MLFLOW_TRACKING_URI")
+        is_consented = self._server is not None or tracking_uri is None or tracking_uri in _typed
+        self._is_confined = MADE_FROM_FILE.get() and not is_consented
+
+    def check(self, run: TrackedRun) -> None:
+        """Keep the store of a config file inside the working directory, or the directory of its runs."""
+        if not self._is_confined:
+            return
+        path = path_of(str(self.tracking_uri))
+        inside = [Path.cwd(), *([] if run.directory is None else [run.directory.parent.resolve()])]
+        if path is None or not any(path.resolve().is_relative_to(folder) for folder in inside):
+            remedy = f"type it on the command line (trackers.{self.registered_name}.tracking_uri=…)"
+            why = "is outside of the working directory and the directory of the runs, so a config file cannot choose it"
+            where = f"hook {self.registered_name!r}: tracking_uri {str(self.tracking_uri)!r}"
+            raise TrainingError(f"{where} {why}; {remedy} or set MLFLOW_TRACKING_URI")
 
     def import_package(self) -> None:
         """Import MLflow, with settings that the environment may replace."""
@@ -154,6 +173,25 @@ class MLflowTracker(Tracker):
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / name).write_bytes(content)
             self._client.log_artifact(self._id, str(Path(folder) / name), "media")
+
+
+@contextmanager
+def stores_allowed(uris: Iterable[str]) -> Iterator[None]:
+    """Allow local stores anywhere inside a block: those that were typed on a command line."""
+    before = set(_typed)
+    _typed.update(uris)
+    try:
+        yield
+    finally:
+        _typed.intersection_update(before)
+
+
+def path_of(uri: str) -> Path | None:
+    """Return the path of a local store as MLflow reads it; None if it is not plainly a path."""
+    if uri.startswith("sqlite:"):
+        path = uri.removeprefix("sqlite:///").partition("?")[0]
+        return None if path.startswith(("sqlite:", "file:")) else Path(path)  # SQLite reads file: as a URI of its own
+    return Path(url2pathname(urlsplit(uri).path if uri.startswith("file:") else uri))
 
 
 def is_local(uri: str) -> bool:
