@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, count
@@ -21,7 +21,7 @@ from hookline.core.catalog import CAPABILITIES, CATALOG, SPELLINGS, Event, Event
 from hookline.core.costs import Cost
 from hookline.core.dispatch import BoundHook
 from hookline.core.failures import FailureCount, FailureHandler, Policy, raise_if_quit
-from hookline.core.plugins import HOOKS, is_redefinition, load_reference
+from hookline.core.plugins import HOOKS, identity, is_redefinition, load_reference
 from hookline.core.provided import PROVIDED
 from hookline.core.schedule import Schedule
 from hookline.core.signature import Listener, read_signature
@@ -153,9 +153,12 @@ class Entry:
             return False
         if self.hook is other.hook:
             return self.listeners.keys() == other.listeners.keys()  # One function may listen to several events.
-        # What a user wrote: the function, or the class of an object.
-        new, old = (hook if isinstance(hook, FunctionType) else type(hook) for hook in (self.hook, other.hook))
-        return is_redefinition(new, old)
+        return is_redefinition(self.definition, other.definition)
+
+    @property
+    def definition(self) -> Any:
+        """What a user wrote: the function, or the class of an object."""
+        return self.hook if isinstance(self.hook, FunctionType) else type(self.hook)
 
     def record(self) -> HookRecord:
         """Return what is listed and recorded about it."""
@@ -447,9 +450,38 @@ def hook_name(hook: Any, type_name: str = "") -> str:
     return DerivedName(re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", cls.__name__).lower())
 
 
-def numbered(name: str, taken: Container[str]) -> str:
-    """Return a derived name, with a number if it is taken: `my_hook`, `my_hook_2`, `my_hook_3`."""
-    candidates = chain([name], (f"{name}_{number}" for number in count(2)))
+class Definitions:
+    """Finds the hooks without a name of their own that another may replace, without looking at all of them."""
+
+    def __init__(self) -> None:
+        self._lists: dict[int, tuple[list[Entry], list[Entry]]] = {}  # those that a hook is in
+        self._by_hook: dict[int, list[Entry]] = {}  # the same object may listen to several events
+        self._by_code: dict[Hashable, dict[frozenset[int], list[Entry]]] = {}  # by place; mostly one code each
+
+    def add(self, entry: Entry) -> None:
+        """Add a hook that was registered."""
+        place, code = identity(entry.definition)
+        of_code = self._by_code.setdefault(place, {}).setdefault(code, [])
+        self._lists[id(entry)] = self._by_hook.setdefault(id(entry.hook), []), of_code
+        for entries in self._lists[id(entry)]:
+            entries.append(entry)
+
+    def discard(self, entry: Entry) -> None:
+        """Remove a hook."""
+        for entries in self._lists.pop(id(entry)):
+            entries[:] = [other for other in entries if other is not entry]
+
+    def replaced_by(self, entry: Entry) -> list[Entry]:
+        """Return the hooks that a new one replaces, in the order of registration."""
+        place, code = identity(entry.definition)
+        others = [each for known, entries in self._by_code.get(place, {}).items() if known != code for each in entries]
+        found = [other for other in (*self._by_hook.get(id(entry.hook), ()), *others) if entry.replaces(other)]
+        return sorted(found, key=lambda other: other.number)
+
+
+def numbered(name: str, taken: Container[str], first: int = 2) -> str:
+    """Return a derived name, with a number if it is taken: `my_hook`, `my_hook_2`, `my_hook_3`; try `first` first."""
+    candidates = chain([name], (f"{name}_{number}" for number in count(first)))
     return next(candidate for candidate in candidates if candidate not in taken)
 
 

@@ -7,7 +7,7 @@ decorator, or an entry point of an installed package. A config file can name not
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from functools import cached_property
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -119,6 +119,11 @@ def is_redefinition(new: Any, old: Any) -> bool:
         return False
     (new_file, new_line), (old_file, old_line) = _first_line(new_code), _first_line(old_code)
     return new_line == old_line if new_file == old_file else new.__name__ != "_"
+
+
+def identity(definition: Any) -> tuple[Hashable, frozenset[int]]:
+    """Return where a class or function is defined, and its code; a redefinition has the first and not the second."""
+    return _place(definition), frozenset(map(id, _code(definition)))
 
 
 def _place(definition: Any) -> tuple[Any, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,6 +19,7 @@ from hookline.core.costs import DeviceTimer, cost_table
 from hookline.core.dispatch import BoundHook, DispatchTable
 from hookline.core.entry import (
     DEFAULT_HOOKS,
+    Definitions,
     DerivedName,
     Entry,
     HookList,
@@ -54,6 +56,9 @@ class Registry:
         self.audits_every_call = False
         """Whether everything that a hook may write to is compared at every call of it, not only at some."""
         self._entries: dict[str, Entry] = {}
+        self._definitions = Definitions()
+        self._constrained: set[str] = set()  # the hooks with `before` or `after`
+        self._free_numbers: dict[str, int] = {}  # by derived name: below this one all numbers are taken
         self._registered = 0
         self._reserved: set[str] = set()  # Names of hooks whose `setup` has not returned.
         self._removed_defaults: set[str] = set()
@@ -214,7 +219,8 @@ class Registry:
             if before is None:
                 self._registered += 1
             entry.number = self._registered if before is None else before.number  # A replacement keeps the position.
-            check_order(entry, [other for other in self._entries.values() if other is not before])
+            if entry.before or entry.after or self._constrained:
+                check_order(entry, [other for other in self._entries.values() if other is not before])
             for check in self._checks:
                 check(entry)
             self._reserved.add(entry.name)
@@ -228,7 +234,12 @@ class Registry:
                 if before is not None:
                     self.scheduler.forget(entry.name)
                     self.dispatch_table.listener_counts.subtract(before.listeners.keys())
+                    self._forget(before)
                 self._entries[entry.name] = entry
+                if not entry.named:
+                    self._definitions.add(entry)
+                if entry.before or entry.after:
+                    self._constrained.add(entry.name)
                 self.dispatch_table.listener_counts.update(entry.listeners.keys())
                 self._changed()
         finally:
@@ -245,13 +256,20 @@ class Registry:
         Raises:
             RegistrationError: If its name was chosen for it, and another hook has it or is being registered with it.
         """
-        earlier = [other for other in self._entries.values() if entry.replaces(other)]
+        if entry.named:
+            earlier = [
+                other for other in [self._entries.get(entry.name)] if other is not None and entry.replaces(other)
+            ]
+        else:
+            earlier = self._definitions.replaced_by(entry)
         if earlier:
             same_events = [other for other in earlier if other.listeners.keys() == entry.listeners.keys()]
             entry.name = (same_events or earlier)[0].name
             return self._entries[entry.name]
         if not entry.named:
-            entry.name = numbered(entry.name, self._entries.keys() | self._reserved)
+            stem, taken = entry.name, ChainMap[str, Any](self._entries, dict.fromkeys(self._reserved))
+            entry.name = numbered(stem, taken, self._free_numbers.get(stem, 2))
+            self._free_numbers[stem] = int(entry.name.removeprefix(f"{stem}_")) if entry.name != stem else 2
         elif entry.name in self._entries:
             raise _name_taken(entry.name)
         elif entry.name in self._reserved:
@@ -381,10 +399,18 @@ class Registry:
             if self._entries.get(entry.name) is not entry:
                 return
             del self._entries[entry.name]
+            self._forget(entry)
             self.scheduler.forget(entry.name)
             self.dispatch_table.listener_counts.subtract(entry.listeners.keys())
             self._changed()
         entry.close(self.failures)
+
+    def _forget(self, entry: Entry) -> None:
+        """Free what is stored about a hook's name and its definition."""
+        self._free_numbers.clear()
+        self._constrained.discard(entry.name)
+        if not entry.named:
+            self._definitions.discard(entry)
 
     def reopen(self) -> None:
         """Set up the hooks again that the last run closed, because another run begins."""
