@@ -211,6 +211,7 @@ class Run(Steps):
         Raises:
             BaseException: What a hook raised at the end of a run that had not failed, if its policy says so.
         """
+        self.run_status.end_forked_process(error)
         with self.until_end:
             try:
                 if error is not None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
+
+from hookline._console import print_line
 
 SIGNAL = "signal"
 
@@ -25,6 +29,7 @@ class RunStatus:
     def __init__(self) -> None:
         self.status = "training"
         self.running = False
+        self.pid = os.getpid()  # the process in which it began
         self.run_ended = False  # a run has ended and nothing has begun since
         self.by_hand = False  # steps outside of a run have been made since the last one
         self.stops: list[Stop] = []  # Requested stops in order; the reason of the first counts.
@@ -37,7 +42,25 @@ class RunStatus:
     def begin(self) -> None:
         """Begin a run."""
         self.running, self.run_ended, self.by_hand, self.status = True, False, False, "training"
+        self.pid = os.getpid()
         self.stops, self.loaded_stop, self.failed_on_ranks = [], None, {}
+
+    def end_forked_process(self, error: BaseException | None = None) -> None:
+        """End this process if it is a copy that a hook has forked: two processes must not write into one run.
+
+        Args:
+            error: What ends the run in this process; the status of a SystemExit stays.
+        """
+        if self.pid == os.getpid():
+            return
+        code = error.code if isinstance(error, SystemExit) else 1
+        if not isinstance(error, SystemExit):
+            why = f"process {os.getpid()} is a copy of the run's process {self.pid}, which a hook has forked"
+            print_line(f"hookline: {why}; it ends here. End a forked process with os._exit()", sys.stderr)
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):
+                stream.flush()
+        os._exit(code if isinstance(code, int) else int(code is not None))
 
     def close(self, failed: bool) -> None:
         """Note that the last step is done, or that an exception ends the run; the closing events come next."""
@@ -51,6 +74,7 @@ class RunStatus:
     def manual_step(self) -> Iterator[None]:
         """Count as running during a step outside of a run: its events must not start another one."""
         self.running, self.run_ended, self.by_hand = True, False, True
+        self.pid = os.getpid()
         try:
             yield
         finally:

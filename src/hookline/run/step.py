@@ -372,6 +372,7 @@ class Steps(RunControl):
 
         A plain run writes its record; the `work_at_boundary` of a trainer also validates, agrees and saves.
         """
+        self.run_status.end_forked_process()
         is_over, is_due = False, self.progress.step >= self._next_boundary or time() >= self.step_log.flush_by
         if is_due and self.accumulation.is_complete:
             self.work_at_boundary()
