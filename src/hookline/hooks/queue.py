@@ -87,8 +87,6 @@ class BackgroundQueue:
         self.dropped = self.left = 0
         """How much was dropped, and how much was left undone when the queue was closed."""
         self.is_closing = False
-        self.has_failed = False
-        """Whether `work` has raised."""
         self.is_abandoned = False
         """Whether nobody waits for the thread any more."""
         self._work, self._limit, self._drop_oldest, self._on_error = work, limit, drop_oldest, on_error
@@ -169,7 +167,7 @@ class BackgroundQueue:
             self._work(self)
         except BaseException as error:  # SystemExit, too: it would end the thread silently.
             with self._changed:
-                self.is_closing = self.has_failed = True
+                self.is_closing = True
                 self._clear()
                 is_of_interest = not self.is_abandoned
             if is_of_interest:

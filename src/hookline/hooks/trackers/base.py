@@ -24,9 +24,7 @@ from hookline.core.rng_guard import TrainingStreams
 from hookline.errors import HooklineError, TrainingError, error_text
 from hookline.hooks.base import NamedHook, period
 from hookline.hooks.queue import BackgroundQueue, TooLate, call_within, is_sending_suspended
-from hookline.hooks.trackers.exit_limit import GRACE, exit_limit
 from hookline.record.layers import LayerRow
-from hookline.record.outcome import Outcome
 from hookline.record.redaction import redact, redact_text
 from hookline.record.sinks import KINDS, SinkHandle
 from hookline.run.control import RunControl
@@ -203,7 +201,6 @@ class Tracker(NamedHook):
             raise
         except BaseException as error:  # SystemExit, too
             self._report_failure(trainer, error)
-        self._limit_exit(GRACE, trainer.record.run)
         return False
 
     def on_train_end(self) -> None:
@@ -226,18 +223,11 @@ class Tracker(NamedHook):
         try:
             queue.close(self.timeout)
         finally:  # Ctrl-C ends the wait, too
-            self._limit_exit(GRACE if queue.is_alive or queue.has_failed else self.timeout, run)
             if queue.is_alive:
                 self._report_abandoned(trainer, min(monotonic() - began, self.timeout), queue.left)
             if queue.dropped:
                 self.warn(f"dropped {queue.dropped} rows, because more than {self.queue_mb:g} MB were waiting")
                 self._record(trainer, "tracker_dropped_rows", rows=queue.dropped)
-
-    def _limit_exit(self, seconds: float, run: Mapping[str, Any]) -> None:
-        """Limit what the client may do when the process ends."""
-        packages = {name.partition(".")[0] for name in (self.package, type(self).__module__)} - {"hookline", "__main__"}
-        outcome = run.get("outcome")
-        exit_limit.add(packages, seconds, Outcome(outcome).exit_code if outcome else 1)
 
     def _put(self, queue: BackgroundQueue, kind: str, rows: Sequence[Any]) -> None:
         """Queue rows of the record for the thread; returns at once."""

@@ -1,8 +1,6 @@
-"""A process ends in time, whatever the client of a tracker has left, and loses nothing of the user's."""
+"""Where wandb sends the API key is the user's choice, not that of a file in the current folder."""
 
-import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -14,7 +12,6 @@ from typing import Any
 import pytest
 from tracked_runs import OFFLINE
 
-HERE = Path(__file__).parent
 WANDB_RUN = """
 import sys, torch
 from hookline import WandbTracker, get_trainer
@@ -28,38 +25,11 @@ print("trained", flush=True)
 """
 
 
-@pytest.mark.parametrize(
-    ("how", "status", "outcome"),
-    [("exit", 5, "completed"), ("SIGTERM", 143, "interrupted"), ("SIGINT", -signal.SIGINT, "interrupted")],
-)
-def test_a_client_that_hangs_does_not_keep_the_process(how: str, status: int, outcome: str, tmp_path: Path) -> None:
-    """Its thread, its exit handlers and its process are ended; the user's are not, and the exit status stays."""
-    script = [sys.executable, str(HERE / "hanging_run.py"), how, str(tmp_path)]
-    # The pipe is closed when the service process has ended, too.
-    done = subprocess.run(script, capture_output=True, text=True, timeout=300)
-    assert done.returncode == status, done.stderr
-    assert done.stdout.split("\n")[:2] == ["my thread", "my exit handler"]
-    assert "was abandoned" in done.stderr and "LeftBehind" not in done.stderr
-    (run,) = tmp_path.glob("*/run.json")
-    assert json.loads(run.read_text())["outcome"] == outcome
-
-
 def wandb_environment(home: Path, **more: str) -> dict[str, str]:
     """Return an environment in which wandb is online and knows nothing but a key."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
     offline = {name: value for name, value in OFFLINE.items() if name not in ("WANDB_MODE", "WANDB_SILENT")}
     return {**kept, **offline, "HOME": str(home), "WANDB_API_KEY": "a" * 40, **more}
-
-
-def test_wandb_that_cannot_be_reached_does_not_keep_the_process(tmp_path: Path) -> None:
-    """For a minute and a half wandb tries to reach a port that is closed, and its exit handler waits for that."""
-    environment = wandb_environment(tmp_path, WANDB_BASE_URL="http://127.0.0.1:9")
-    with subprocess.Popen(
-        [sys.executable, "-c", WANDB_RUN], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert "trained\n" in iter(process.stdout.readline, "")
-        assert process.wait(timeout=75) == 0
 
 
 @pytest.fixture
