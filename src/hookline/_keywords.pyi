@@ -107,7 +107,7 @@ class CheckpointKeywords(TypedDict, total=False):
     save_every_n_steps: int | None
     save_every: str | None
     monitor: str | None
-    mode: Literal["min", "max"] | None
+    mode: Literal['min', 'max'] | None
     save_top_k: int | None
     save_last: bool
     save_on_train_epoch_end: bool | None
@@ -129,12 +129,12 @@ class TrainingKeywords(TypedDict, total=False):
     max_epochs: int | None
     max_steps: int | None
     accumulate: int
-    loss_weight: Literal["batches", "samples", "tokens"]
+    loss_weight: Literal['batches', 'samples', 'tokens']
     max_grad_norm: float | None
-    precision: Literal["fp32", "bf16", "fp16"]
+    precision: Literal['fp32', 'bf16', 'fp16']
     validate_every: int | str | None
     sanity_batches: int
-    scheduler_interval: Literal["step", "epoch"]
+    scheduler_interval: Literal['step', 'epoch']
     seed: int | None
     deterministic: bool
     compile: bool
@@ -143,13 +143,13 @@ class TrainingKeywords(TypedDict, total=False):
     fast_dev_run: int
     limit_train_batches: int | float | None
     overfit_batches: int
-    loader_schedule: Literal["sequential", "round_robin", "weighted"]
+    loader_schedule: Literal['sequential', 'round_robin', 'weighted']
     loader_weights: Mapping[str, float] | None
-    loader_end: Literal["longest", "shortest"]
-    on_save_error: Literal["stop", "warn"]
+    loader_end: Literal['longest', 'shortest']
+    on_save_error: Literal['stop', 'warn']
     async_save: bool
     trainable_only: bool
-    parallel: Literal["auto", "none", "ddp", "fsdp2"]
+    parallel: Literal['auto', 'none', 'ddp', 'fsdp2']
     shard_modules: str | Sequence[str] | None
     replicas: int
     sync_each_batch: bool
@@ -179,12 +179,12 @@ class AnyTrainerKeywords(TypedDict, total=False):
     max_epochs: int | None
     max_steps: int | None
     accumulate: int
-    loss_weight: Literal["batches", "samples", "tokens"]
+    loss_weight: Literal['batches', 'samples', 'tokens']
     max_grad_norm: float | None
-    precision: Literal["fp32", "bf16", "fp16"]
+    precision: Literal['fp32', 'bf16', 'fp16']
     validate_every: int | str | None
     sanity_batches: int
-    scheduler_interval: Literal["step", "epoch"]
+    scheduler_interval: Literal['step', 'epoch']
     seed: int | None
     deterministic: bool
     compile: bool
@@ -193,13 +193,13 @@ class AnyTrainerKeywords(TypedDict, total=False):
     fast_dev_run: int
     limit_train_batches: int | float | None
     overfit_batches: int
-    loader_schedule: Literal["sequential", "round_robin", "weighted"]
+    loader_schedule: Literal['sequential', 'round_robin', 'weighted']
     loader_weights: Mapping[str, float] | None
-    loader_end: Literal["longest", "shortest"]
-    on_save_error: Literal["stop", "warn"]
+    loader_end: Literal['longest', 'shortest']
+    on_save_error: Literal['stop', 'warn']
     async_save: bool
     trainable_only: bool
-    parallel: Literal["auto", "none", "ddp", "fsdp2"]
+    parallel: Literal['auto', 'none', 'ddp', 'fsdp2']
     shard_modules: str | Sequence[str] | None
     replicas: int
     sync_each_batch: bool
