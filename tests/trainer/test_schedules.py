@@ -129,3 +129,47 @@ def test_a_warm_up_that_ends_is_no_end(caplog: pytest.LogCaptureFixture) -> None
     warm_up = partial(LinearLR, start_factor=0.1)
     trained(lambda optimizer, _: warm_up(optimizer, total_iters=2), 12, 12).fit(max_steps=14)
     assert not [line for line in caplog.messages if "schedule" in line]
+
+
+def test_a_new_setting_of_the_optimizer_counts(caplog: pytest.LogCaptureFixture) -> None:
+    """A resumed run trains with the rate and the decay that its optimizer is made with; what a hook has set stays."""
+
+    def fit(steps: int, optimizer: Any, **options: Any) -> SimpleTrainer:
+        trainer = make_trainer(data=make_batches(4), max_epochs=5, record=True, optimizer=optimizer)
+        trainer.add_checkpointing(save_last=True, save_every_n_epochs=None)
+        trainer.on("step_end", name="doubles", at=2)(lambda trainer: setattr(trainer, "lr", 2 * trainer.lr))
+        trainer.fit(max_steps=steps, **options)
+        return trainer
+
+    first = fit(4, partial(torch.optim.AdamW, lr=0.1, betas=(0.8, 0.9)))
+    caplog.clear()
+    same = fit(6, partial(torch.optim.AdamW, lr=0.1, betas=(0.8, 0.9)), resume=first.run_dir, fork=True)
+    assert same.lr == 0.2 and not [line for line in caplog.messages if "optimizer has" in line]
+    other = fit(6, partial(torch.optim.AdamW, lr=0.01, betas=(0.8, 0.95)), resume=first.run_dir, fork=True)
+    (group,) = other.optimizers[0].param_groups
+    assert (group["lr"], group["betas"]) == (0.01, (0.8, 0.95))
+    (line,) = [line for line in caplog.messages if "optimizer has" in line]
+    assert "lr=0.01, which was 0.1 and betas=[0.8, 0.95], which was [0.8, 0.9]" in line
+
+
+@ALL
+def test_a_new_rate_moves_the_schedule(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The run continues on the curve of a run with that rate from its first step."""
+    if name == "OneCycleLR":
+        pytest.skip("its max_lr decides, not the rate of the optimizer")
+
+    def fit(steps: int, lr: float, **options: Any) -> SimpleTrainer:
+        trainer = make_trainer(
+            scheduler=lambda optimizer: SCHEDULES[name](optimizer, 12), data=make_batches(4), max_epochs=5, lr=lr,
+            record=True,
+        )  # fmt: skip
+        trainer.add_checkpointing(save_last=True, save_every_n_epochs=None)
+        trainer.fit(max_steps=steps, **options)
+        return trainer
+
+    whole, first = rates(fit(12, 0.01)), fit(6, 0.1)
+    caplog.clear()
+    resumed = fit(12, 0.01, resume=first.run_dir, fork=True)
+    assert rates(resumed) == pytest.approx({step: whole[step] for step in range(7, 13)})
+    (line,) = [line for line in caplog.messages if "the learning rate goes from" in line]
+    assert "the optimizer's lr=[0.01], which was [0.1]" in line

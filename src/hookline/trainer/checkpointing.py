@@ -52,6 +52,8 @@ class CheckpointedRun(EpochRun):
     """
 
     val_loaders: dict[str, Any]  # `Trainer` makes them.
+    optimizer_settings: list[list[dict[str, Any]]]
+    """What the groups of the optimizers were made with, by optimizer; a resumed run keeps what it is made with."""
 
     can_save = True
     requested_checkpoints: AbstractSet[str] = frozenset()

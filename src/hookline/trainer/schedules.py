@@ -1,6 +1,7 @@
-"""Resume learning-rate schedules: at the step of the checkpoint, with the end that they have been made with now.
+"""Resume optimizers and learning-rate schedules: at the step of the checkpoint, with the settings that they have now.
 
-A checkpoint of a scheduler has its settings, too, and torch loads both, so that a longer `T_max` was lost.
+A checkpoint has the settings of an optimizer and a scheduler, too, and torch loads both, so that a new `lr` or a longer
+`T_max` would be lost.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any
 
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 from hookline._console import logger
@@ -26,6 +28,7 @@ SETTINGS = (
     "milestones", "T_0", "T_mult",
 )  # fmt: skip
 """What schedulers of torch are made with, by the names in their state; the rest of a state is where they are."""
+_NO_SETTINGS = {"params", "param_names", "initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum"}
 AFTER_END = {
     "T_max": "the learning rate rises again",
     "total_steps": "the scheduler raises an error",
@@ -33,8 +36,19 @@ AFTER_END = {
 }
 
 
+def settings_of(optimizers: Sequence[Optimizer]) -> list[list[dict[str, Any]]]:
+    """Return what the groups of optimizers are made with, such as `lr`, before training or a scheduler changes it."""
+    return [
+        [{key: _plain(value) for key, value in group.items() if key not in _NO_SETTINGS} for group in made.param_groups]
+        for made in optimizers
+    ]
+
+
 def restore_schedulers(
-    run: CheckpointedRun, states: Sequence[State], optimizer_states: Sequence[dict[str, Any]]
+    run: CheckpointedRun,
+    states: Sequence[State],
+    optimizer_states: Sequence[dict[str, Any]],
+    made_with: Sequence[Sequence[State]],
 ) -> None:
     """Restore optimizers and schedulers; a scheduler with other settings goes to its place on the curve that it has.
 
@@ -44,6 +58,7 @@ def restore_schedulers(
         run: The run.
         states: The states of its schedulers.
         optimizer_states: The states of its optimizers.
+        made_with: What the optimizers of the checkpoint's run were made with.
 
     Raises:
         CheckpointError: If a scheduler ends before the step of the checkpoint, and cannot go there.
@@ -64,6 +79,7 @@ def restore_schedulers(
     on_curve = {id(owner): [_values(group) for group in owner.param_groups] for owner in changed}
     for optimizer, saved in zip(run.optimizers, optimizer_states, strict=True):
         optimizer.load_state_dict(saved)
+    _keep_new_settings(run, made_with, changed)
     for index, (scheduler, state) in enumerate(pairs):
         if index not in moved:
             scheduler.load_state_dict(state)
@@ -76,6 +92,22 @@ def restore_schedulers(
             why = f"{change}: the learning rate goes from {old:.4g} to {new:.4g}, its place on the new schedule"
             logger.warning("%s", why)
             run.note("resume_not_exact", why=why)
+
+
+def _keep_new_settings(run: CheckpointedRun, made_with: Sequence[Sequence[State]], scheduled: Sequence[Any]) -> None:
+    """Give loaded groups what they are made with now and were not then; the rate of `scheduled` ones is on a curve."""
+    new: dict[str, str] = {}
+    for optimizer, then, now in zip(run.optimizers, made_with, run.optimizer_settings, strict=False):
+        for group, old, settings in zip(optimizer.param_groups, then, now, strict=False):
+            changed = {key: value for key, value in settings.items() if key in old and old[key] != value}
+            if any(optimizer is owner for owner in scheduled):
+                changed.pop("lr", None)
+            _assign(group, changed)
+            new |= {key: f"{key}={value}, which was {old[key]}" for key, value in changed.items()}
+    if new:
+        why = f"the optimizer has {' and '.join(new.values())}: it continues with what it has now"
+        logger.warning("%s", why)
+        run.note("resume_not_exact", why=why)
 
 
 def warn_of_ends(run: CheckpointedRun) -> None:
@@ -121,6 +153,8 @@ def _changes(scheduler: Any, saved: State) -> str:
 def _settings(state: State) -> Iterator[tuple[str, Any]]:
     """Yield the settings of a scheduler and of those inside of it."""
     yield from ((key.lstrip("_"), value) for key, value in state.items() if key.lstrip("_") in SETTINGS)
+    if "base_lrs" in state:
+        yield "the optimizer's lr", [*map(_plain, state["base_lrs"])]
     for inner in state.get("_schedulers", ()):
         yield from _settings(inner)
 
@@ -155,9 +189,14 @@ def _values(group: Mapping[str, Any]) -> dict[str, Any]:
     return {"lr": float(group["lr"]), **{key: group[key] for key in ("momentum", "betas") if key in group}}
 
 
+def _plain(value: Any) -> Any:
+    """Return a setting as a checkpoint has it: a rate may be a tensor, and pairs are lists there."""
+    return float(value) if hasattr(value, "fill_") else list(value) if isinstance(value, tuple) else value
+
+
 def _assign(group: dict[str, Any], values: Mapping[str, Any]) -> None:
     for key, value in values.items():
         if hasattr(group[key], "fill_"):  # a rate that is a tensor
             group[key].fill_(value)
         else:
-            group[key] = value
+            group[key] = tuple(value) if isinstance(group[key], tuple) else value

@@ -31,7 +31,9 @@ from hookline.trainer.schedules import restore_schedulers
 if TYPE_CHECKING:
     from hookline.trainer.checkpointing import CheckpointedRun
 
-SAME_SECTIONS = ("optimizers", "schedulers", "scaler", "progress", "counts", "hook_names", "frozen")
+SAME_SECTIONS = (
+    "optimizers", "optimizer_settings", "schedulers", "scaler", "progress", "counts", "hook_names", "frozen",
+)  # fmt: skip
 _OF_PARAMETER = re.compile(r"(\d+)\.state\.(\d+)\.")  # names of an optimizer's saved tensors
 
 
@@ -47,6 +49,7 @@ def collect_sections(run: CheckpointedRun) -> dict[str, Any]:
             {key: value for key, value in _state_of(scheduler, "a scheduler").items() if not callable(value)}
             for scheduler in run.schedulers
         ],
+        "optimizer_settings": run.optimizer_settings,
         "scaler": scaler.state_dict() if scaler is not None else None,
         "progress": run.progress.state_dict(),
         "rng": rng_state(),
@@ -151,7 +154,9 @@ def restore_sections(run: CheckpointedRun, saved: SavedCheckpoint) -> None:
         reader = run.make_reader(sections["progress"]["epoch"])
         reader.check(position, sections["progress"]["batch_idx"] + 1)
     _load_model(run.model, sections)
-    restore_schedulers(run, sections["schedulers"], sections["optimizers"])
+    restore_schedulers(
+        run, sections["schedulers"], sections["optimizers"], sections.get("optimizer_settings", ())
+    )
     if run.engine.scaler is not None and sections["scaler"]:
         run.engine.scaler.load_state_dict(sections["scaler"])
     run.progress.load_state_dict(sections["progress"], sections["position"])

@@ -38,6 +38,7 @@ from hookline.trainer.data.loaders import (
 from hookline.trainer.loop import train, train_batch
 from hookline.trainer.metrics import check_metrics
 from hookline.trainer.options import TrainerOptions
+from hookline.trainer.schedules import settings_of
 from hookline.trainer.step_fn import ForwardPass, StepFunction, count_tokens, loss_and_metrics
 from hookline.trainer.training import add_console, opening_line, prepare_training, training, unfinished_runs
 from hookline.trainer.validation import validate
@@ -97,6 +98,7 @@ class Trainer(CheckpointedRun):
             seed=self.options.seed,
         )  # fmt: skip
         self.schedulers, self.optimizer_step = parts.schedulers, parts.optimizer_step
+        self.optimizer_settings = settings_of(self.optimizers)
         self.count_tokens = parts.count_tokens or count_tokens  # type: ignore[method-assign]
         self.best_accuracy = -math.inf
         self._components = parts
