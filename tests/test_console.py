@@ -82,7 +82,7 @@ def test_characters_that_an_encoding_lacks_are_replaced(monkeypatch: pytest.Monk
     trainer.train()
     text = written.getvalue().decode(encoding)
     assert f" on cpu (give max_epochs or max_steps for more) -> runs/{trainer.run_id}\n" in text
-    assert "\\u039b is reached): 2 steps" in text
+    assert "\\u039b is reached), healthy: 2 steps" in text
 
 
 def stop(trainer: Trainer) -> None:

@@ -172,7 +172,7 @@ CONSTRUCTORS: dict[str, Callable[..., Any]] = {
         ("val_loader", "val_loaders"), ("val_dataloaders", "val_loaders"), ("eval_dataset", "val_loaders"),
         ("train_loader", ("dataloader", "train_loaders", "dataloader", "dataloader")),
         ("gradient_clip_val", "max_grad_norm"), ("iterations", "max_steps"), ("num_train_epochs", "max_epochs"),
-        ("callbacks", ("hooks", None, "hooks", None)), ("logger", ("hooks", None, "hooks", None)),
+        ("callbacks", "hooks"), ("logger", "hooks"),
         ("criterion", "loss_fn"), ("lr_scheduler", "scheduler"), ("Max_Steps", "max_steps"),
         ("check_val_every_n_epoch", "validate_every"), ("step_fun", "step_fn"),
         ("learning_rate", ("optimizer", "optimizers", "optimizer", "optimizer")),

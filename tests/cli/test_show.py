@@ -120,7 +120,7 @@ def test_the_share_of_hooks_is_that_of_the_last_attempt(capsys: pytest.CaptureFi
     path = train()
     run = json.loads((path / "run.json").read_text())
     (attempt,) = run["attempts"]
-    attempt |= {"started": "2026-01-02T00:00:00+00:00", "closed": "2026-01-02T00:00:10+00:00"}
+    attempt |= {"started": "2026-01-02T00:00:00+00:00", "closed": "2026-01-02T00:00:10+00:00", "seconds": 10.0}
     run["attempts"] = [{**attempt, "started": "2026-01-01T00:00:00+00:00"}, attempt]
     run["costs"] = [{"hook": "slow", "seconds": 5.0}]
     (path / "run.json").write_text(json.dumps(run))
@@ -131,9 +131,8 @@ def test_every_reader_adds_up_the_seconds_of_all_attempts(capsys: pytest.Capture
     """A pause between two attempts does not count, and `show`, `runs` and the report say the same."""
     path = train()
     run = json.loads((path / "run.json").read_text())
-    times = [("2026-01-01T00:00:00+00:00", "2026-01-01T00:00:30+00:00")]
-    times.append(("2026-01-02T00:00:00+00:00", "2026-01-02T00:00:10+00:00"))
-    run["attempts"] = [{**run["attempts"][0], "started": started, "closed": closed} for started, closed in times]
+    times = [("2026-01-01T00:00:00+00:00", 30.0), ("2026-01-02T00:00:00+00:00", 10.0)]
+    run["attempts"] = [{**run["attempts"][0], "started": started, "seconds": seconds} for started, seconds in times]
     (path / "run.json").write_text(json.dumps(run))
     assert "30 steps in 40.0 s" in show(capsys, path)
     assert json_of(capsys, "show", path)["seconds"] == 40

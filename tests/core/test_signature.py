@@ -59,7 +59,7 @@ def test_arguments_that_no_hook_names_are_never_read() -> None:
 @pytest.mark.parametrize(
     ("name", "remedy"),
     [
-        ("metrics", "available in on_train_batch_end, on_validation_batch_end, on_validation_end$"),
+        ("metrics", "available in on_train_batch_end, on_validation_batch_end, on_validation_end, on_epoch_end$"),
         ("val_metrics", "available in on_validation_end, as 'metrics'$"),
         ("exception", "available in on_exception$"),
         ("live_output", "available in on_forward$"),

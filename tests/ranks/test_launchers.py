@@ -80,7 +80,7 @@ def test_a_launched_train_is_one_run(launcher: tuple[str, ...], tmp_path: Path) 
     run = read_run(tmp_path)
     assert run["outcome"] == "completed"
     assert run["attempts"][0]["world_size"] == 2
-    assert output.count("completed: 6 steps") == 1
+    assert output.count("completed, healthy: 6 steps") == 1
     lines = output.splitlines()
     assert lines.count(str(next((tmp_path / "runs").iterdir()))) == 1
     lines = next((tmp_path / "runs").glob("*/metrics.jsonl")).read_text().splitlines()

@@ -640,14 +640,14 @@ def test_events_are_described_in_sentences() -> None:
 def test_a_loss_that_spikes_once_is_an_alert_at_its_step() -> None:
     loss = falling_loss(400)
     loss[222] = 9.0
-    assert alerts_of(**{"train/loss": loss}) == [("spike", "warning", 222)]
+    assert alerts_of(**{"train/loss": loss}) == [("spike", "info", 222)]
 
 
 def test_a_spike_of_a_long_run_is_an_alert_at_its_step() -> None:
     """Also where a range of many steps is one point of the curve."""
     loss = falling_loss(20_000)
     loss[10_010] = 9.0
-    assert alerts_of(**{"train/loss": loss}) == [("spike", "warning", 10_010)]
+    assert alerts_of(**{"train/loss": loss}) == [("spike", "info", 10_010)]
 
 
 @pytest.mark.parametrize("name", ["loss_spike", "other"])

@@ -302,8 +302,8 @@ def test_a_nan_is_one_story_from_its_layer_on(capsys: pytest.CaptureFixture[str]
     assert {"non_finite", "non_finite_loss", "non_finite_weights"} <= {*kinds}
     assert all((a.step or 1000) <= (b.step or 1000) for a, b in pairwise(story.parts))
     printed = capsys.readouterr().out.splitlines()
-    assert printed[-2].startswith("broken: step 33: activations: NaN in 3 ")
-    assert printed[-1].startswith("non-finite weights (")
+    assert printed[-3].startswith("broken: step 33: activations: NaN in 3 ")
+    assert printed[-2].startswith("non-finite weights (")
     shown = output_of(capsys, ["show", str(path)])
     assert shown.startswith("broken\n    step 33    activations: NaN in 3 ")
     assert json_of(capsys, "show", str(path))["alerts"][0]["parts"][0]["place"]["name"] == "3"

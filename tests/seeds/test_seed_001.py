@@ -52,7 +52,7 @@ def test_quick_start_runs_as_written(parts, capsys):
     """The quick start trains one epoch with five positional arguments, and each of its three hooks has an effect."""
     trainer = quick_start(*parts)
     printed = capsys.readouterr().out
-    assert printed.count("loss ") == 12  # every 10 of 120 batches
+    assert printed.count("  loss ") == 12  # every 10 of 120 batches
     lines = [json.loads(line) for line in (trainer.run_dir / "log.jsonl").read_text().splitlines()]
     assert [line["current_batch_idx"] for line in lines if line["event"] == "batch_end"] == [99]
     assert len(list((trainer.run_dir / "checkpoints").iterdir())) == 1

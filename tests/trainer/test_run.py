@@ -644,7 +644,7 @@ def test_the_closing_line_has_the_duration_as_everything_else_has_it(
     clock = iter([0.0])
     monkeypatch.setattr("hookline.run.progress.monotonic", lambda: next(clock, 134.0))
     trainer.fit(max_steps=1)
-    assert capsys.readouterr().out.splitlines()[-2] == "completed: 1 step in 2 m 14 s"
+    assert capsys.readouterr().out.splitlines()[-2] == "completed, healthy: 1 step in 2 m 14 s"
 
 
 # ---- seeds -------------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from hookline import cli
 from hookline._console import drop_unwritten_output, print_line
-from hookline._fs import current_directory
 from hookline.cli.arguments import CONFIG, DEVICE, HOOK, OVERRIDES, PERMISSIONS, argument
 from hookline.cli.command_lines import resume_command
 from hookline.errors import CheckpointError, error_text
@@ -103,7 +102,7 @@ def print_how_to_continue(trainer: Trainer, options: argparse.Namespace) -> None
     saved = list_checkpoints(trainer.checkpoint_dir)
     start = f"from {saved[0].name}" if saved else "from the first step, as there is no checkpoint"
     # Modules that were imported and paths in the config may be relative to the current directory.
-    here = current_directory()
+    here = Path.cwd()
     count = trainer.ranks.world_size
     processes = None if count == 1 else int(os.environ.get("LOCAL_WORLD_SIZE", count))
     command = resume_command(trainer.run_dir, options, processes)

@@ -56,7 +56,7 @@ def load_hooks_state(run: Run, sections: Mapping[str, Any]) -> None:
     """
     hooks = run.hooks
 
-    def tell(kind: str, **fields: Any) -> None:
+    def note(kind: str, **fields: Any) -> None:
         if not run.run_ended:  # then its record is closed
             run.record.event(kind, run.progress.step, **fields)
 
@@ -66,12 +66,12 @@ def load_hooks_state(run: Run, sections: Mapping[str, Any]) -> None:
     )
     for problem, names in hooks.load_state_dict(sections["hooks"]).items():
         for name in names:
-            tell("hook_state", hook=name, problem=problem)
+            note("hook_state", hook=name, problem=problem)
     before, now = sections["hook_names"], list(hooks)
     if before != now:
         added, removed = [name for name in now if name not in before], [name for name in before if name not in now]
         moved = [name for name in now if name in before] != [name for name in before if name in now]
-        tell("hooks_changed", added=added, removed=removed, reordered=moved)
+        note("hooks_changed", added=added, removed=removed, reordered=moved)
         with_state = [name for name in removed if sections["update_state"].get(name) or sections["hooks"].get(name)]
         if with_state:
             logger.warning(

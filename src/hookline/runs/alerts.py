@@ -272,7 +272,7 @@ def _spikes(summary: RunSummary, name: str) -> Iterator[Alert]:
             spikes.append((above, int(steps[index]), float(highest[index]), middle))
     for above, step, value, middle in sorted(spikes, reverse=True)[:_MAX_PER_KIND]:
         text = f"{name} rose to {value:.4g}, {above:.3g} spreads above the median {middle:.4g} before it"
-        yield Alert("spike", "warning", step, text, {"curve": name})
+        yield Alert("spike", "info", step, text, {"curve": name})
 
 
 # ---- layers ----------------------------------------------------------------------------------------------------------

@@ -55,8 +55,9 @@ def first_of_each_kind(parts: Sequence[Alert]) -> list[Alert]:
 
 
 def _is_number(alert: Alert) -> bool:
-    is_about_numbers = alert.kind in _RUINED or not alert.place.keys().isdisjoint(("curve", "series"))
-    return is_about_numbers and alert.kind not in _NOT_NUMBERS and alert.severity != "info"
+    if alert.kind in _RUINED:
+        return alert.severity != "info"  # a batch without counted targets has no accuracy, which ruins nothing
+    return not alert.place.keys().isdisjoint(("curve", "series")) and alert.kind not in _NOT_NUMBERS
 
 
 def _step(alert: Alert) -> float:
