@@ -23,6 +23,7 @@ _NAMES = {  # By module.
     "core.schedule": "Schedule",
     "errors": "HooklineError StopTraining",
     "gradients.transforms": "ClipNorm Identity",
+    "hosts.attach": "attach",
     "hooks.checkpoint": "CheckpointHook ModelCheckpoint",
     "hooks.console.hook": "ConsoleLogHook",
     "hooks.early_stopping": "EarlyStopping",

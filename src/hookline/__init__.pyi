@@ -54,6 +54,7 @@ from hookline.hooks.trackers.tensorboard import TensorBoardTracker as TensorBoar
 from hookline.hooks.trackers.wandb import TrackioTracker as TrackioTracker
 from hookline.hooks.trackers.wandb import WandbTracker as WandbTracker
 from hookline.hooks.webhook import allow_host as allow_host
+from hookline.hosts.attach import attach as attach
 from hookline.record.format import Image as Image
 from hookline.record.format import MediaRow as MediaRow
 from hookline.record.format import Table as Table

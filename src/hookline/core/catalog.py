@@ -96,6 +96,7 @@ CAPABILITIES = {
     "can_rerun": "can run a batch again",
     "knows_loss": "knows the loss",
     "knows_batches": "knows the batches",
+    "knows_validation_batches": "knows the batches of a validation, and what the model returned for them",
     "knows_windows": "knows the micro-batches of a step",
     "has_unscaled_gradients": "has unscaled gradients before the optimizer step",
 }
@@ -333,7 +334,7 @@ class Events:
         BATCH,
         order="trainer batch batch_idx dataloader_idx dataloader_name",
         fires="every validation batch",
-        needs="can_validate",
+        needs="knows_validation_batches",
     )
     def on_validation_batch_start(self, *args: Any, **kwargs: Any) -> None:
         """A validation batch is on the device."""
@@ -342,7 +343,7 @@ class Events:
         BATCH + " loss metrics output=model_output target",
         order="trainer batch batch_idx dataloader_idx dataloader_name metrics",
         fires="every validation batch",
-        needs="can_validate",
+        needs="knows_validation_batches",
     )
     def on_validation_batch_end(self, *args: Any, **kwargs: Any) -> None:
         """A validation batch is done."""

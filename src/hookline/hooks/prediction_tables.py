@@ -40,6 +40,7 @@ class ConfusionMatrix(NamedHook):
 
     built_in = True
     name = "confusion_matrix"
+    needs = ("knows_validation_batches",)
 
     def __init__(
         self,
@@ -125,6 +126,7 @@ class SamplePredictions(NamedHook):
 
     built_in = True
     name = "sample_predictions"
+    needs = ("knows_validation_batches",)
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from hookline.core.entry import Entry
 from hookline.errors import HooklineError, RegistrationError, cut
 from hookline.record.metrics import REDUCTIONS
 from hookline.record.record import Record
-from hookline.run.rng import preserve_rng, rng_state
+from hookline.run.rng import preserve_rng, restore_rng, rng_state
 from hookline.run.status import Stop
 
 if TYPE_CHECKING:
@@ -64,6 +64,11 @@ class RunView:
     has_unscaled_gradients = True
     """Whether gradients can be read and changed as the optimizer uses them, before any clipping."""
 
+    @property
+    def knows_validation_batches(self) -> bool:
+        """Whether the batches of validations are known, and what the model returned for them."""
+        return self.can_validate
+
     def fires(self, event: Event) -> bool:
         """Return whether this host can fire an event."""
         return not event.needs or bool(getattr(self, event.needs))
@@ -81,10 +86,18 @@ class RunView:
             waits = f" to fire {' and '.join(never[:MOST_LISTED])}, which is all that it listens to"
         if lacking:
             words = " and ".join(f"{CAPABILITIES[name]} (`{name}`)" for name in lacking)
-            raise RegistrationError(
-                f"{entry.name!r} needs a run that {words}{waits}; {type(self).__name__} cannot. Leave the hook "
-                "out, or train with hookline's trainer, which can do all that hooks may need"
-            )
+            problem = f"{entry.name!r} needs a run that {words}{waits}; {self.title} cannot"
+            remedy = self.remedy(lacking)
+            raise RegistrationError(f"{problem}. {remedy[0].upper()}{remedy[1:]}")
+
+    @property
+    def title(self) -> str:
+        """What messages call this run."""
+        return type(self).__name__
+
+    def remedy(self, lacking: Sequence[str]) -> str:
+        """Say what to do about a hook that needs more than this host can do, given the `CAPABILITIES` that it lacks."""
+        return "Leave the hook out, or train with hookline's trainer, which can do all that hooks may need"
 
     # ---- its parts ---------------------------------------------------------------------------------------------------
 
@@ -537,8 +550,40 @@ class RunControl(RunLog):
             finally:
                 self.engine.free_whole_weights(self.model)
 
-    def rerunning(self, random_state: dict[str, Any]) -> AbstractContextManager[Callable[[Any], torch.Tensor]]:
-        """Run a batch again as training ran it, from the given random states; yields ``batch -> loss``."""
+    @contextmanager
+    def rerunning(self, random_state: dict[str, Any]) -> Iterator[Callable[[Any], torch.Tensor]]:
+        """Run a batch again as training ran it, with the same weights and random streams, and leave no trace.
+
+        Modules stay in their modes and the model runs eagerly, so that foreign hooks on any module fire; the run's own
+        hooks do not. Buffers that the forward pass updates (running means) are restored afterwards.
+
+        >>> with trainer.rerunning(state) as forward:
+        ...     loss = forward(batch)  # with its graph
+
+        Args:
+            random_state: The random streams that every call starts from, as `random_state` returned them.
+        """
+        model = self.engine.eval_model(self.model)  # a wrapper would wait for ranks that do not run this batch
+        compute = self.compute_again(model)
+        buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+
+        def forward(batch: Any) -> torch.Tensor:
+            restore_rng(random_state)
+            with torch.enable_grad():
+                return compute(self.engine.place(batch))
+
+        with self.event_args.preserve_train_batch("train"), preserve_rng(), self.hooks.silenced():
+            try:
+                yield forward
+            finally:
+                self.reruns += 1
+                self.engine.free_whole_weights(model)
+                with torch.no_grad():
+                    for buffer, copy in buffers:
+                        buffer.copy_(copy)
+
+    def compute_again(self, model: torch.nn.Module) -> Callable[[Any], torch.Tensor]:
+        """Return what computes the loss of a batch with a model, for `rerunning`."""
         raise HooklineError(f"a run in {type(self).__name__} cannot run a batch again: it does not know the loss")
 
 

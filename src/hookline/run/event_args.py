@@ -22,7 +22,7 @@ from hookline.errors import MissingArgument, TrainingError
 from hookline.gradients.view import Gradients
 from hookline.run.config_view import view_of
 from hookline.run.outputs import UNKNOWN, single_numbers
-from hookline.run.window import MicroBatch, weighted_mean, without_nan
+from hookline.run.window import MicroBatch, without_nan
 
 if TYPE_CHECKING:
     from hookline.run.run import Run
@@ -272,9 +272,9 @@ class EventArgs:
     # ---- windows ---------------------------------------------------------------------------------------------------
 
     def window_tensor(self) -> torch.Tensor:
-        """Return the step's loss on its device: the weighted mean over the window's micro-batches."""
+        """Return the step's loss on its device: in our trainer the weighted mean over the window's micro-batches."""
         if len(self.micro_batches) > 1:
-            return weighted_mean(self.micro_batches)
+            return self.trainer.accumulation.combine(self.micro_batches)
         assert self.detached_loss is not None
         return self.detached_loss
 

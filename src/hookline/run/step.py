@@ -76,7 +76,7 @@ class Steps(RunControl):
         args.batch = batch = self.engine.place(batch)
         progress.tokens_seen += self.count_tokens(batch)
         self.hooks.begin_batch(progress)
-        if handler := self.hooks.slots.on_train_batch_start:
+        if self.knows_batches and (handler := self.hooks.slots.on_train_batch_start):
             handler(args)
         return batch
 
@@ -131,7 +131,7 @@ class Steps(RunControl):
             args.measure_norm()  # on its device: at on_step_end the gradients are gone
         if args.skip_reason is None:
             return True
-        for optimizer in self.optimizers:
+        for optimizer in self.stepping_optimizers():
             self.step_optimizer(optimizer)
         return False
 
@@ -232,12 +232,12 @@ class Steps(RunControl):
 
     def end_batch(self) -> None:
         """Fire on_train_batch_end; if the window is complete, record the step's metrics and fire on_step_end, too."""
-        progress, args, window = self.progress, self.event_args, self.accumulation
+        args, window = self.event_args, self.accumulation
         if window.weight and args.detached_loss is not None and not window.has_shares:
             self.stats.pending_losses.append(args.detached_loss)
         if window.is_complete and args.detached_loss is not None:
             args.last_loss = [args.window_tensor()] if len(args.micro_batches) > 1 else args._loss
-        if handler := self.hooks.slots.on_train_batch_end:
+        if self.knows_batches and (handler := self.hooks.slots.on_train_batch_end):
             if window.is_complete:  # else the rate that the step will use may still change
                 self._note_lr()
             named = self.hooks.dispatch_table.named_at("on_train_batch_end")
@@ -246,8 +246,12 @@ class Steps(RunControl):
                 for name, value in args.added_metrics().items():
                     self.log(name, value)
         args.live_output = args.live_target = UNKNOWN  # they need not live until the next batch
-        if not window.is_complete:
-            return
+        if window.is_complete:
+            self.end_step()
+
+    def end_step(self) -> None:
+        """Record the metrics of the step and fire on_step_end; `end_batch` does so at the end of a window."""
+        progress, args, window = self.progress, self.event_args, self.accumulation
         window.count = 0
         progress.steps_done, self._stepped = progress.step, None
         if window.has_weight and args.detached_loss is not None:  # the mean of nothing may be NaN
@@ -399,6 +403,10 @@ class Steps(RunControl):
     def make_window(self) -> Window:
         """Return the window in which this run accumulates the gradients of a step."""
         return Window(self.engine)
+
+    def stepping_optimizers(self) -> Sequence[torch.optim.Optimizer]:
+        """Return the optimizers of this step; a loop may step some of them alone."""
+        return self.optimizers
 
     def step_schedulers_after(self, skipped: Sequence[torch.optim.Optimizer]) -> None:
         """Step the learning-rate schedulers, except those of optimizers that were skipped; a foreign loop does it."""

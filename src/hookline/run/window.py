@@ -67,6 +67,10 @@ class Window:
     def finish_gradients(self) -> None:
         """Make the accumulated gradients those of the step: unscaled, and the mean over what was in the window."""
 
+    def combine(self, parts: Sequence[MicroBatch]) -> Tensor:
+        """Return the loss of a step, given its micro-batches; it stays on its device."""
+        return weighted_mean(parts)
+
     def weigh(self, value: Any) -> Any:
         """Return what this rank adds to a mean over the ranks that weights each by what was in its window."""
         if self.rank_weight == 1.0:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from inspect import signature
 from pathlib import Path
@@ -24,7 +23,6 @@ from hookline.record.record import Record
 from hookline.run.agreement import Agreement
 from hookline.run.engine import Engine
 from hookline.run.parameters import unowned_parameters
-from hookline.run.rng import preserve_rng, restore_rng
 from hookline.run.step_log import LR
 from hookline.run.window import Window
 from hookline.trainer.agreement import RankAgreement
@@ -276,37 +274,10 @@ class Trainer(CheckpointedRun):
                     outputs.append(model(**first) if isinstance(first, Mapping) else model(first))
         return outputs
 
-    @contextmanager
-    def rerunning(self, random_state: dict[str, Any]) -> Iterator[Callable[[Any], torch.Tensor]]:
-        """Run a batch again as training ran it, with the same weights and random streams, and leave no trace.
-
-        Modules stay in their modes and the model runs eagerly, so that foreign hooks on any module fire; the run's own
-        hooks do not. Buffers that the forward pass updates (running means) are restored afterwards.
-
-        >>> with trainer.rerunning(state) as forward:
-        ...     loss = forward(batch)  # with its graph
-
-        Args:
-            random_state: The random streams that every call starts from, as `random_state` returned them.
-        """
-        model = self.engine.eval_model(self.model)  # a wrapper would wait for ranks that do not run this batch
+    def compute_again(self, model: torch.nn.Module) -> Callable[[Any], torch.Tensor]:
+        """Return what computes the loss of a batch with a model, for `rerunning`."""
         compute = self.forward.compute_with(model)
-        buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-
-        def forward(batch: Any) -> torch.Tensor:
-            restore_rng(random_state)
-            with torch.enable_grad():
-                return loss_and_metrics(compute(self.engine.place(batch)))[0]
-
-        with self.event_args.preserve_train_batch("train"), preserve_rng(), self.hooks.silenced():
-            try:
-                yield forward
-            finally:
-                self.reruns += 1
-                self.engine.free_whole_weights(model)
-                with torch.no_grad():
-                    for buffer, copy in buffers:
-                        buffer.copy_(copy)
+        return lambda batch: loss_and_metrics(compute(batch))[0]
 
     # ---- the step ----------------------------------------------------------------------------------------------------
 

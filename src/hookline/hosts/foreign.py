@@ -1,0 +1,492 @@
+"""`ForeignRun`: the run of a loop that Hookline does not own. Its host reports what happens; it fires the events.
+
+A micro-batch and a step end late: with the next batch, forward pass, backward pass or step, or when the host says so.
+Only then has the loop stepped its scheduler, updated its loss scale and logged what belongs to the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookline._console import logger
+from hookline._names import load_plain_state_dict, plain_state_dict
+from hookline.checkpoints.store import SavedCheckpoint, write_checkpoint
+from hookline.core.entry import Entry
+from hookline.errors import CheckpointError, RegistrationError, cut
+from hookline.hosts.truth import Host
+from hookline.ranks import Ranks
+from hookline.run.agreement import SaveName
+from hookline.run.engine import Engine
+from hookline.run.hook_state import hooks_state, load_hooks_state
+from hookline.run.manager import HookManager
+from hookline.run.rng import restore_rng, rng_state
+from hookline.run.run import Run
+from hookline.run.step_log import LR
+from hookline.run.window import MicroBatch, Window
+from hookline.trainer.step_fn import count_tokens
+
+StepFn = Callable[[torch.nn.Module, Any], Tensor]
+OVERFLOW = "the GradScaler skipped the step: non-finite gradients"
+
+
+class ForeignWindow(Window):
+    """The backward passes between two steps. A loop that accumulates divides its losses: a step's loss is their sum."""
+
+    has_shares = True  # The mean of an epoch is one over steps.
+
+    def begin(self, batch: Any) -> bool:
+        """Count a micro-batch; return whether it begins a step."""
+        self.count += 1
+        return self.count == 1
+
+    def combine(self, parts: Sequence[MicroBatch]) -> Tensor:
+        """Return the sum of the losses."""
+        return torch.stack([part.loss for part in parts]).sum()
+
+
+class ForeignRun(Run):
+    """A run of a foreign loop. Its optimizers report their steps through torch's optimizer hooks.
+
+    Args:
+        model: The model.
+        optimizers: The optimizers: a list steps together, a dict separately, each with its own gradients.
+        hooks: The hooks.
+        host: What kind of loop it is: what its events mean, and what it can do.
+        scaler: The loop's GradScaler.
+        ranks: The process of the run, which acts alone: losses are those of this process.
+        config: What hooks see as `trainer.config`.
+        step_fn: ``(model, batch) -> loss``, to run a batch again.
+        output_dir: The directory that gets the run's directory; None keeps the record in memory.
+        may_change: Whether hooks may change training; else those that do are refused.
+        prints: Whether this process prints the closing line.
+    """
+
+    can_validate = True
+    knows_validation_batches = False  # of runs that validate by themselves, a property
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer] | Mapping[str, torch.optim.Optimizer],
+        hooks: HookManager | Iterable[Any] | None = None,
+        *,
+        host: Host,
+        scaler: Any = None,
+        ranks: Ranks | None = None,
+        config: Any = None,
+        step_fn: StepFn | None = None,
+        output_dir: str | Path | None = None,
+        may_change: bool = True,
+        prints: bool = True,
+    ) -> None:
+        self.host, self._may_change, self._prints = host, may_change, prints
+        self.can_save, self.can_rerun, self._step_fn = output_dir is not None, step_fn is not None, step_fn
+        self._steps_together = not isinstance(optimizers, Mapping)
+        self._stepping: list[torch.optim.Optimizer] = []  # optimizers of the step in progress
+        self._made: list[torch.optim.Optimizer] = []  # those of them that have stepped or were skipped
+        self._batch_is_open = False
+        self._is_over = False  # whether what comes next begins another micro-batch or step
+        self._reads_batches = False  # whether the host says where batches begin
+        self._hidden: list[tuple[torch.nn.Parameter, Tensor]] = []  # gradients that the optimizer must not see
+        self._requests: list[SaveName] = []  # names of the checkpoints to write after the step
+        self._last_saved: int | None = None
+        self._saved_names: frozenset[str] = frozenset()
+        self._repeats = False  # whether an optimizer calls its closure once more
+        self.optimizer_steps = 0  # calls of `step()` that were reported
+        self._steps_after_stop = 0
+        self._has_checked = self._had_loss = False
+        listed = list(optimizers.values() if isinstance(optimizers, Mapping) else optimizers)
+        engine = Engine(next((param.device for param in model.parameters()), torch.device("cpu")))
+        engine.scaler = scaler
+        super().__init__(
+            model, listed, hooks, engine=engine, ranks=ranks, config=config, output_dir=output_dir
+        )
+
+    def connect_hooks(self) -> None:
+        """Let forward hooks begin a micro-batch with the first forward pass of it."""
+        super().connect_hooks()
+        self.hooks.dispatcher.begin_batch = self.forward_begins
+        self.connection.callback(self.hooks.add_registration_check(self._check_changes))
+
+    def _check_changes(self, entry: Entry) -> None:
+        """Refuse a hook that changes training where hooks may not."""
+        if entry.intervenes and not self._may_change:
+            problem = f"hook {entry.name!r} changes training, which is not allowed here"
+            raise RegistrationError(f"{problem}; leave it out, or pass --allow-changes")
+
+    def remedy(self, lacking: Sequence[str]) -> str:
+        """Say what would let a hook work that needs more than this loop can do."""
+        remedies = dict.fromkeys(self.host.lacks[name] for name in lacking if name in self.host.lacks)
+        return "; ".join(remedies) or super().remedy(lacking)
+
+    @property
+    def title(self) -> str:
+        """What messages call this run."""
+        return self.host.title
+
+    # ---- what the host reports ---------------------------------------------------------------------------------------
+
+    def next_batch(self, batch: Any) -> None:
+        """Begin the micro-batch of a batch that the loop has read."""
+        self._reads_batches = True
+        self.settle()
+        self._open_batch(batch)
+
+    def forward_begins(self) -> bool:
+        """Begin a micro-batch if this forward pass is the first of one; return whether it is."""
+        if self._batch_is_open and not self._is_over:
+            return False
+        if self.event_args.phase != "train" or not self.model.training or not torch.is_grad_enabled():
+            return False
+        with self.hooks.lock:  # several threads may run the model
+            return self._enter()
+
+    def backward_begins(self, loss: Tensor) -> None:
+        """Take the loss of a backward pass that begins, and fire on_before_backward."""
+        if self._repeats:
+            return
+        self._enter()
+        args = self.event_args
+        args.set_loss(loss)
+        if handler := self.hooks.slots.on_before_backward:
+            handler(args)
+
+    def backward_ends(self) -> None:
+        """Add the loss to that of the step, and fire on_after_backward."""
+        if self._repeats:
+            return
+        args, progress = self.event_args, self.progress
+        if handler := self.hooks.slots.on_after_backward:
+            handler(args)
+        assert args.detached_loss is not None
+        loss = args.detached_loss.reshape(())
+        args.micro_batches.append(MicroBatch(loss, 1.0, progress.batch_idx, progress.dataloader_name, {}))
+        self._is_over = not self._reads_batches
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Run the update chain before the first optimizer of a step, and fire on_before_optimizer_step.
+
+        If the step is skipped, the optimizer finds no gradients, which leaves weights and state as they are.
+        """
+        if not self._batch_is_open or (self._stepping and (optimizer in self._made or not self._steps_together)):
+            self._is_over = True
+            self._enter()
+        args, window = self.event_args, self.accumulation
+        if not self._stepping:
+            self._stepping = self.optimizers if self._steps_together else [optimizer]
+            window.is_complete = True
+            with self._only(self._stepping):
+                self.gradients_ready()  # A skipped step has fired the events of its optimizers.
+                if args.skip_reason is None:
+                    self.before_optimizer_step(optimizer)
+        elif args.skip_reason is None:
+            self.before_optimizer_step(optimizer)
+        if args.skip_reason is not None:
+            self._hide(param for group in optimizer.param_groups for param in group["params"])
+
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Count the step of an optimizer, and fire on_after_optimizer_step."""
+        self.optimizer_steps += 1
+        self._show()
+        if optimizer in self._stepping:
+            self._made.append(optimizer)
+            if optimizer not in self._skipped:
+                self.after_optimizer_step(optimizer)
+            if len(self._made) == len(self._stepping):
+                self._note_lr()
+                self.step_log.add(LR, self.event_args.used_lr)
+                self._is_over = True
+
+    def around_closure(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """Return a closure after which the gradients are those of the step: it computes them, once or many times.
+
+        The step begins after the first call. The loss of the step is that of the first call, too.
+        """
+        calls = 0
+
+        def evaluate() -> Any:
+            nonlocal calls
+            calls += 1
+            self._repeats = calls > 1
+            try:
+                loss = closure()
+            finally:
+                self._repeats = False
+            if calls == 1:
+                self.before_step(optimizer)
+                return loss
+            with self._only(self._stepping):
+                if self.event_args.skip_reason is None and (handler := self.hooks.slots.on_update):
+                    handler(self.event_args)
+            if self.event_args.skip_reason is not None:
+                self._hide(param for group in optimizer.param_groups for param in group["params"])
+            return loss
+
+        return evaluate
+
+    def step_overflowed(self, optimizer: torch.optim.Optimizer) -> None:
+        """Count a step that the loop's GradScaler has skipped."""
+        if not self._batch_is_open or optimizer in self._made:
+            self._is_over = True
+            self._enter()
+        self.event_args.overflowed, self.event_args.skip_reason = True, OVERFLOW
+        self.before_step(optimizer)
+        self.after_step(optimizer)
+
+    def settle_step(self) -> None:
+        """End what the last optimizer step belongs to, if it is made."""
+        if self._stepping and len(self._made) == len(self._stepping):
+            self.settle()
+
+    def settle(self) -> None:
+        """End the step and the micro-batch in progress: what comes next belongs to the next ones."""
+        if not self._batch_is_open:
+            return
+        self._batch_is_open = self._is_over = False
+        made_step = bool(self._stepping)
+        if made_step:
+            self._end_optimizers()
+        self.accumulation.is_complete = made_step
+        self.end_batch()
+        self._stepping, self._made = [], []
+        if made_step:
+            self._check_first_step()
+            self._check_stop()
+        self.at_boundary()
+
+    # ---- micro-batches and steps -------------------------------------------------------------------------------------
+
+    def _enter(self) -> bool:
+        """Begin the micro-batch, or the further step of a batch, that what happens now belongs to, if it is another."""
+        if self._batch_is_open and not self._is_over:
+            return False
+        if self._batch_is_open and self._reads_batches:
+            self._begin_further_step()
+        else:
+            self.settle()
+            self._open_batch(None)
+        return True
+
+    def _open_batch(self, batch: Any) -> None:
+        self.knows_batches = self.knows_windows = self._reads_batches
+        self.event_args.forget_loss()
+        self._batch_is_open, self._is_over = True, False
+        self.begin_batch(batch)
+
+    def _begin_further_step(self) -> None:
+        """End a step, and begin another one in the same batch, as two optimizers make them that step separately."""
+        self._end_optimizers()
+        self.end_step()
+        self.at_boundary()
+        self._stepping, self._made, self._is_over = [], [], False
+        self.event_args.forget_step()
+        self.event_args.forget_loss()
+        self.event_args.used_lr = None
+        self.progress.step += 1
+        self.accumulation.count = 1
+        self.hooks.begin_batch(self.progress)
+
+    def _end_optimizers(self) -> None:
+        """Count a skipped step, and make the sum of what was passed to backward the loss of the step."""
+        self.end_optimizers(clears=False)
+        args = self.event_args
+        if args.micro_batches:
+            self._had_loss = True
+            args.last_loss = [args.window_tensor()]
+            self.stats.pending_losses.append(args.window_tensor())
+
+    def _check_first_step(self) -> None:
+        """Refuse hooks that would stay blind, once the first step has shown what the loop reports.
+
+        Raises:
+            RegistrationError: It names the hook, and what to change in the loop.
+        """
+        if not self._has_checked:
+            self._has_checked, self.knows_loss = True, self._had_loss
+            for entry in self.hooks.entries():
+                self.check_needs(entry)
+
+    def _check_stop(self) -> None:
+        """Warn once if the loop trains on although a hook has asked it to stop."""
+        self._steps_after_stop += bool(self.run_status.stops)
+        if self._steps_after_stop == 2:
+            stop = self.run_status.stops[0]
+            logger.warning("%s asked to stop (%s), and the loop trains on: %s", stop.by, stop.reason, self.host.stop)
+
+    def stepping_optimizers(self) -> Sequence[torch.optim.Optimizer]:
+        """Return the optimizers of this step."""
+        return self._stepping
+
+    def make_window(self) -> Window:
+        """Return a window that ends where the optimizer steps."""
+        return ForeignWindow(self.engine)
+
+    def reset_steps(self) -> None:
+        """Begin with no step in progress."""
+        super().reset_steps()
+        self._batch_is_open = self._is_over = False
+        self._stepping, self._made = [], []
+
+    @contextmanager
+    def _only(self, optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
+        """Hide the gradients of other optimizers in the block: they are of other losses, or stale."""
+        if len(optimizers) == len(self.optimizers):
+            yield
+            return
+        owned = {id(param) for optimizer in optimizers for group in optimizer.param_groups for param in group["params"]}
+        self._hide(param for param in self.params.values() if id(param) not in owned)
+        try:
+            yield
+        finally:
+            self._show()
+
+    def _hide(self, params: Iterable[torch.nn.Parameter]) -> None:
+        for param in params:
+            if param.grad is not None:
+                self._hidden.append((param, param.grad))
+                param.grad = None
+
+    def _show(self) -> None:
+        for param, grad in self._hidden:
+            param.grad = grad
+        self._hidden.clear()
+
+    # ---- what a foreign loop does itself -----------------------------------------------------------------------------
+
+    def count_tokens(self, batch: Any) -> int:
+        """Return the number of tokens in a batch."""
+        return 0 if batch is None else count_tokens(batch)
+
+    @contextmanager
+    def other_batches(self, phase: str) -> Iterator[None]:
+        """Run other batches: in a validation the loop itself chooses the model's mode and draws its random numbers."""
+        if phase != "validation":
+            with super().other_batches(phase):
+                yield
+            return
+        with self.event_args.preserve_train_batch(phase):
+            yield
+
+    def compute_again(self, model: torch.nn.Module) -> Callable[[Any], Tensor]:
+        """Return what computes the loss of a batch."""
+        step_fn = self._step_fn
+        if step_fn is None:
+            return super().compute_again(model)
+        return lambda batch: step_fn(model, batch)
+
+    @property
+    def prints(self) -> bool:
+        """Whether this process prints the closing line."""
+        return self._prints and self.ranks.rank == 0
+
+    def finish(self) -> None:
+        """End the last step, and save what hooks ask for."""
+        self.settle()
+        super().finish()
+        self.save_requested()
+
+    def work_at_boundary(self) -> None:
+        """Write the record and the checkpoints that are due."""
+        super().work_at_boundary()
+        self.save_requested()
+
+    # ---- checkpoints -------------------------------------------------------------------------------------------------
+
+    @property
+    def last_saved_step(self) -> int | None:
+        """The step of the checkpoint that was written or loaded last."""
+        return self._last_saved
+
+    @property
+    def pending_save(self) -> str | None:
+        """Why a checkpoint is written after this step, if one is."""
+        return "request" if self._requests else None
+
+    @property
+    def requested_checkpoints(self) -> frozenset[str]:
+        """Names of checkpoints that were requested, which no retention policy may delete."""
+        return self._saved_names
+
+    def save(self, name: SaveName = None) -> None:
+        """Write a checkpoint after the current step."""
+        self.agreement.request_save(name)
+        self.request_boundary()
+
+    def save_at_boundary(self, name: SaveName) -> None:
+        """Write a checkpoint after the current step."""
+        self._requests.append(name)
+
+    def save_requested(self) -> None:
+        """Write the checkpoints that were requested; a failure is recorded, and the loop trains on."""
+        names, self._requests = self._requests, []
+        unnamed = f"step-{self.progress.steps_done:08d}"
+        for name in dict.fromkeys((given() if callable(given) else given) or unnamed for given in names):
+            try:
+                self._write_checkpoint(name)
+            except CheckpointError as error:
+                self.run_status.failed_saves += 1
+                self.note("checkpoint_failed", error=cut(str(error)))
+                logger.warning("step %d has no checkpoint, training continues: %s", self.progress.step, error)
+        self._saved_names |= {given or unnamed for given in names if not callable(given)}
+
+    def _write_checkpoint(self, name: str) -> None:
+        directory = self.checkpoint_dir
+        if directory is None:
+            raise CheckpointError("this run keeps no record on disk, so a checkpoint has no directory")
+        self.step_log.flush()
+        self.record.sync()
+        scaler = self.engine.scaler
+        sections = {
+            "model": plain_state_dict(self.model),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "scaler": None if scaler is None else scaler.state_dict(),
+            "rng": rng_state(),
+            **self.state_sections(),
+        }
+        meta = {"run_id": self.run_id, "step": self.progress.steps_done, "epoch": self.progress.epoch}
+        path = write_checkpoint(directory, name, sections, {**meta, "lineage": self.record.run.get("lineage")})
+        self.event_args.set_checkpoint(str(path))
+        self._last_saved = self.progress.steps_done
+        self.note("checkpoint_saved", path=str(path))
+        if handler := self.hooks.slots.on_checkpoint_save:
+            handler(self.event_args)
+
+    def state_sections(self) -> dict[str, Any]:
+        """Return what is Hookline's own in a checkpoint: counters and the state of hooks."""
+        return {"progress": self.progress.state_dict(), "counts": self.run_status.state_dict(), **hooks_state(self)}
+
+    def load_sections(self, sections: Mapping[str, Any]) -> None:
+        """Restore what `state_sections` returned, and fire on_checkpoint_load."""
+        self.progress.load_state_dict(sections["progress"], None)
+        self.run_status.load_state_dict(sections["counts"])
+        self.event_args.forget_step()
+        self.event_args.resumed = True
+        load_hooks_state(self, sections)
+        if handler := self.hooks.slots.on_checkpoint_load:
+            handler(self.event_args)
+
+    def load_checkpoint(self, path: Path) -> None:
+        """Restore weights, optimizers, loss scale, counters, random streams and hooks from a checkpoint."""
+        saved = SavedCheckpoint(path)
+        missing = {"model", "optimizers", "rng", "progress", "hooks"} - set(saved.names)
+        if missing:
+            raise CheckpointError(f"{path} cannot be continued: it has no {', '.join(sorted(missing))}")
+        sections = {name: saved.section(name) for name in saved.names}
+        then, now = len(sections["optimizers"]), len(self.optimizers)
+        if then != now:
+            raise CheckpointError(f"{path} has {then} optimizers, this loop has {now}: they must match")
+        load_plain_state_dict(self.model, sections["model"])
+        for optimizer, state in zip(self.optimizers, sections["optimizers"], strict=True):
+            optimizer.load_state_dict(state)
+        if self.engine.scaler is not None and sections.get("scaler"):
+            self.engine.scaler.load_state_dict(sections["scaler"])
+        self.event_args.set_checkpoint(str(path), resumed=True)
+        self.load_sections(sections)
+        self._last_saved = self.progress.steps_done
+        restore_rng(sections["rng"])
