@@ -15,7 +15,7 @@ class PlainRun(Run):
     It counts as running from the start, so that a test may call the methods of a hook without a loop.
     """
 
-    can_save = can_validate = can_rerun = True
+    can_save = can_validate = knows_validation_batches = can_rerun = True
     # What each host knows in its own way; attributes, so that tests can set them.
     loss_fn, device, run_dir, checkpoint_dir = torch.nn.MSELoss(), torch.device("cpu"), None, None
     total_steps, total_epochs, epoch_batches = 6, 1, 6

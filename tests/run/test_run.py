@@ -26,11 +26,11 @@ from hookline.trainer.trainer import Trainer
 
 REFUSED = {
     "checkpoint": "can_save",
-    "confusion_matrix": "can_validate",
+    "confusion_matrix": "knows_validation_batches",
     "debug_training": "can_rerun",
     "early_stopping": "can_validate",
     "nan_forensics": "can_rerun",
-    "sample_predictions": "can_validate",
+    "sample_predictions": "knows_validation_batches",
 }
 """What a plain run cannot do for a built-in hook."""
 
@@ -120,7 +120,9 @@ def test_a_run_says_what_it_can_do() -> None:
     """Every capability is an attribute of runs, and our trainer can do all of them."""
     assert all(isinstance(vars(RunView)[name], bool) for name in CAPABILITIES)
     assert all(getattr(Trainer, name) for name in CAPABILITIES)
-    assert [name for name in CAPABILITIES if not getattr(Run, name)] == ["can_save", "can_validate", "can_rerun"]
+    assert [name for name in CAPABILITIES if not getattr(Run, name)] == [
+        "can_save", "can_validate", "can_rerun", "knows_validation_batches",
+    ]
     assert {event.needs for event in CATALOG.values()} - {""} <= set(CAPABILITIES)
 
 
@@ -319,7 +321,7 @@ def test_a_hook_stops_the_run() -> None:
 def test_what_a_plain_run_cannot_do() -> None:
     """Validating, saving and running a batch again are errors that name the host."""
     run = make_run()
-    calls: list[Callable[[], Any]] = [run.validate, run.save, lambda: run.rerunning({}), lambda: run.compute_loss(None)]
+    calls: list[Callable[[], Any]] = [run.validate, run.save, lambda: run.rerunning({}).__enter__(), lambda: run.compute_loss(None)]
     for call in calls:
         with pytest.raises(Exception, match="Run"):
             call()

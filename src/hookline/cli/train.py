@@ -56,15 +56,16 @@ def train_and_report(
         resume: As for `Trainer.fit`.
         fork: As for `Trainer.fit`.
     """
-    status = 0
+    status: int = Outcome.COMPLETED.exit_code
     try:
         trainer.fit(resume=resume, fork=fork)
-        if trainer.record.run["outcome"] == Outcome.NON_FINITE:
+        outcome = Outcome(trainer.record.run["outcome"])
+        status = outcome.exit_code
+        if outcome is Outcome.NON_FINITE:
             reason = str(trainer.record.run["reason"])
             problem = "was" if reason.startswith("stopped") else "ended with bad weights:"
             reason = cli.one_line(f"the run {problem} {reason}")
             print_line(f"hookline: error: {reason}", sys.stderr)
-            status = cli.NON_FINITE
     except KeyboardInterrupt:
         status = cli.INTERRUPTED
     except SystemExit as stop:

@@ -29,7 +29,7 @@ from hookline.run.rng import restore_rng, rng_state
 from hookline.run.run import Run
 from hookline.run.step_log import LR
 from hookline.run.window import MicroBatch, Window
-from hookline.trainer.step_fn import count_tokens
+from hookline.trainer.counting import count_tokens
 
 StepFn = Callable[[torch.nn.Module, Any], Tensor]
 OVERFLOW = "the GradScaler skipped the step: non-finite gradients"
@@ -68,7 +68,6 @@ class ForeignRun(Run):
     """
 
     can_validate = True
-    knows_validation_batches = False  # of runs that validate by themselves, a property
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""`RunControl`: what a hook gets as its argument `trainer`, in three parts: what it sees, logs and controls.
+"""`RunControl`: what a hook gets as `trainer`, in three parts: what it sees, logs and controls; which hooks it refuses.
 
 `Run` is a `RunControl`, for our trainer and for any other training loop. Hooks use nothing else of a run. What a host
 of hooks may lack has a default here.
@@ -53,6 +53,8 @@ class RunView:
     """Whether `save` writes checkpoints, from which the run can be resumed."""
     can_validate = False
     """Whether the run has validations, whose events are fired."""
+    knows_validation_batches = False
+    """Whether the batches of its validations are known, and what the model returned for them."""
     can_rerun = False
     """Whether `rerunning` runs a batch again as training ran it."""
     knows_loss = True
@@ -63,11 +65,6 @@ class RunView:
     """Whether it is known which micro-batches make up a step, as `window` returns them."""
     has_unscaled_gradients = True
     """Whether gradients can be read and changed as the optimizer uses them, before any clipping."""
-
-    @property
-    def knows_validation_batches(self) -> bool:
-        """Whether the batches of validations are known, and what the model returned for them."""
-        return self.can_validate
 
     def fires(self, event: Event) -> bool:
         """Return whether this host can fire an event."""

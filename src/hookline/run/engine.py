@@ -1,4 +1,4 @@
-"""`Engine`: how a run places batches, runs the backward pass and steps its optimizers; here as plain PyTorch does."""
+"""`Engine`: how a run places batches, runs backward and steps optimizers, as plain PyTorch does; when: run/step.py."""
 
 from __future__ import annotations
 

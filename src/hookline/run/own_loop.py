@@ -51,7 +51,8 @@ class OwnLoop(Run):
     """
 
     stops_itself = False
-    can_validate = has_validation = validates_on_schedule = True  # if the loop fires the events of one
+    # If the loop fires the events of a validation:
+    can_validate = knows_validation_batches = has_validation = validates_on_schedule = True
     warn_above = None
 
     def __init__(self, hooks: HookManager) -> None:

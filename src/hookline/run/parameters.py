@@ -1,4 +1,4 @@
-"""Find the parameters that are trained, which are those that an optimizer owns, and whether they are finite."""
+"""Find the parameters that an optimizer owns, and whether they are finite; step.py asks again when groups are added."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The step methods of a run: what a training loop calls for every micro-batch, in this order. They fire the events.
+"""The step methods of a run, which fire its events: when each thing of a step happens, loss scale included.
 
 Epochs, validations and boundaries, which a loop may have, are here, too.
 

@@ -1,4 +1,4 @@
-"""Handle what differs between devices and precisions: placing batches, autocast, backward and loss scaling."""
+"""How a trainer places batches, runs backward and scales losses on a device; when it does so is in run/step.py."""
 
 from __future__ import annotations
 

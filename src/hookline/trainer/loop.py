@@ -25,7 +25,7 @@ def train(run: Trainer, training: AbstractContextManager[None]) -> Generator[Ten
             try:
                 # No variable may hold the batches: if the run fails, the traceback would keep them, and the workers
                 # of a DataLoader with them, beyond on_train_end.
-                for batch in run.read_epoch():
+                for batch in run.read_epoch():  # on_epoch_start
                     loss = train_batch(run, batch)
                     is_over = run.at_boundary()  # flush, validate, agree, save, stop
                     yield loss
@@ -42,9 +42,10 @@ def train_batch(run: Trainer, batch: Any) -> Tensor:
     loss = run.compute_loss(batch)  # forward hooks are called inside
     run.backward(loss)  # on_before_backward, its share of the window, on_after_backward
     if run.window_is_complete():
-        if run.gradients_ready():  # unscale, mean, on_gradients_ready, the update chain; False: the step is skipped
+        # Unscale, mean, on_gradients_ready, the update chain. False: skipped, and the events of optimizers have fired.
+        if run.gradients_ready():
             for optimizer in run.optimizers:
                 run.step_optimizer(optimizer)  # on_before_optimizer_step, on_after_optimizer_step
-        run.end_optimizers()  # loss scale, schedulers, zero_grad
+        run.end_optimizers()  # skipped steps, loss scale, losses by loader, schedulers, zero_grad
     run.end_batch()  # on_train_batch_end; at the end of a window on_step_end
     return loss.detach()

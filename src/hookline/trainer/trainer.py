@@ -27,6 +27,7 @@ from hookline.run.step_log import LR
 from hookline.run.window import Window
 from hookline.trainer.agreement import RankAgreement
 from hookline.trainer.checkpointing import CheckpointedRun
+from hookline.trainer.counting import count_tokens
 from hookline.trainer.data.loaders import (
     Loaders,
     TrainLoaders,
@@ -37,7 +38,7 @@ from hookline.trainer.loop import train, train_batch
 from hookline.trainer.metrics import check_metrics
 from hookline.trainer.options import TrainerOptions
 from hookline.trainer.schedules import settings_of
-from hookline.trainer.step_fn import ForwardPass, StepFunction, count_tokens, loss_and_metrics
+from hookline.trainer.step_fn import ForwardPass, StepFunction, loss_and_metrics
 from hookline.trainer.training import add_console, opening_line, prepare_training, training, unfinished_runs
 from hookline.trainer.validation import validate
 from hookline.trainer.window import AccumulationWindow
@@ -77,7 +78,7 @@ class Trainer(CheckpointedRun):
     and `event_args` (the values that hooks name). Its most used values are properties of the trainer.
     """
 
-    can_validate = can_rerun = True
+    can_validate = knows_validation_batches = can_rerun = True
 
     def __init__(self, parts: Components) -> None:
         self.options = options = parts.options

@@ -1,4 +1,4 @@
-"""What only our trainer does around a run: compare the ranks, seed, handle signals, resume, try a validation, save.
+"""What only our trainer does around a run: its opening line, ranks, seeds, signals, resuming, the sanity check.
 
 Other hosts leave these alone, because each of them would change a foreign run.
 """

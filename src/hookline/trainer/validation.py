@@ -1,4 +1,4 @@
-"""Validate: in eval mode, without grad, with training's random streams preserved and metrics averaged by samples."""
+"""Validate, and make the sanity check: in eval mode, without grad, with training's random streams preserved."""
 
 from __future__ import annotations
 

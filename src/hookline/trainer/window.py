@@ -13,7 +13,7 @@ from hookline._tensors import iter_tensors
 from hookline.errors import TrainingError
 from hookline.run.step_log import LOSS
 from hookline.run.window import MicroBatch, Window
-from hookline.trainer.step_fn import count_loss_terms, count_tokens
+from hookline.trainer.counting import count_loss_terms, count_tokens
 
 if TYPE_CHECKING:
     from hookline.trainer.trainer import Trainer
