@@ -18,6 +18,7 @@ from importlib import import_module
 from typing import Any, get_args
 
 from hookline._checks import names
+from hookline._console import logger
 from hookline._fs import current_directory
 from hookline._parameters import ParameterError, alternatives, parameters_of, type_adapter, type_hint
 from hookline._words import nearest
@@ -60,6 +61,8 @@ def find_factory(name: str, table: PluginTable) -> Any:
 
     A dotted path, ``package.module.Class``, is imported. What it names must be callable and defined under that package.
     """
+    if name in table.built_in and (refused := table.refused(name)):
+        logger.warning("%s", refused)
     if name in table or "." not in name:
         return table.find(name)
     module_name, _, attribute = name.rpartition(".")

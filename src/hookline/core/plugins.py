@@ -1,7 +1,8 @@
 """Look up the names that a config may use: in the tables of built-ins, among decorated factories and entry points.
 
 Each name has a factory: a built-in (a string ``"module:attribute"``, imported on first use), one registered with a
-decorator, or an entry point of an installed package. A config file can name nothing else.
+decorator, or an entry point of an installed package. A config file can name nothing else. A name has one source: an
+entry point never replaces a built-in, and a name that several offer cannot be used.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ import inspect
 from collections.abc import Callable, Hashable, Mapping
 from functools import cached_property
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from types import CodeType
 from typing import Any, TypeVar
 
 from hookline._console import logger
 from hookline._words import nearest
 from hookline.core.provided import PROVIDED
-from hookline.errors import HooklineError, RegistrationError
+from hookline.errors import HooklineError, RegistrationError, error_text, got
 
 Factory = TypeVar("Factory", bound=Callable[..., Any])
 
@@ -48,19 +49,25 @@ class PluginTable:
 
         Raises:
             HooklineError: If there is none; the message has the nearest names.
+            RegistrationError: If several packages offer the name, or the one that does cannot be loaded.
         """
         if name in self.built_in:
             return load_reference(self.built_in[name])
+        if refused := self.refused(name):
+            raise RegistrationError(refused)
         if name in self._added:
             return self._added[name]
-        point = self.plugins.get(name)
-        if point is None:
+        if name not in self.plugins:
             raise HooklineError(self.unknown(name))
+        (point,) = self.plugins[name]
+        label = f"the {self.noun} {name!r} of {package_of(point)} ({point.value})"
         try:
-            return point.load()
-        except Exception as error:
-            why = f"{type(error).__name__}: {error}"
-            raise RegistrationError(f"the entry point {name!r} ({point.value}) cannot be loaded: {why}") from error
+            factory = point.load()
+        except (Exception, SystemExit) as error:  # A module that ends the process would end `hookline hooks`, too.
+            raise RegistrationError(f"{label} cannot be loaded: {error_text(error)}") from error
+        if not callable(factory):
+            raise RegistrationError(f"{label} is not a class or function, {got(factory)}")
+        return factory
 
     def unknown(self, name: str) -> str:
         """Say that a config cannot use a name, and which it can."""
@@ -82,8 +89,28 @@ class PluginTable:
         return sorted({*self.built_in, *self._added, *self.plugins})
 
     def origin(self, name: str) -> str:
-        """Return 'built-in', 'registered' or 'entry point'. Built-ins cannot be shadowed."""
-        return "built-in" if name in self.built_in else "registered" if name in self._added else "entry point"
+        """Return 'built-in', 'registered' or the package that offers the name, with its version."""
+        return "built-in" if name in self.built_in else " and ".join(self._sources(name))
+
+    def refused(self, name: str) -> str:
+        """Return why packages that offer a name are not used; "" if they are, or if there are none."""
+        sources = self._sources(name)
+        if name in self.built_in and sources:
+            packages = " and ".join(sources)
+            return f"the {self.noun} {name!r} of {packages} is refused: a package cannot replace a built-in"
+        if len(sources) > 1:
+            listed = ", ".join(sources)
+            return f"the {self.noun} {name!r} has several sources ({listed}); rename or uninstall all but one"
+        return ""
+
+    def _sources(self, name: str) -> list[str]:
+        """Return who offers a name, besides Hookline itself."""
+        points, added = self.plugins.get(name, []), self._added.get(name)
+        # A package may also register with a decorator what it offers.
+        own = {point.value.partition(":")[0].partition(".")[0] for point in points}
+        is_own = str(getattr(added, "__module__", "")).partition(".")[0] in own
+        registered = ["registered"] if added is not None and not is_own else []
+        return [*registered, *sorted(map(package_of, points))]
 
     @cached_property
     def built_in(self) -> Mapping[str, str]:
@@ -91,9 +118,35 @@ class PluginTable:
         return dict(load_reference(PROVIDED[self.plural]))
 
     @cached_property
-    def plugins(self) -> Mapping[str, Any]:
-        """The entry points of installed packages."""
-        return {point.name: point for point in entry_points(group=f"hookline.{self.plural}")}
+    def plugins(self) -> Mapping[str, list[EntryPoint]]:
+        """The entry points of installed packages by name; more than one if several packages offer a name."""
+        points: dict[str, list[EntryPoint]] = {}
+        for point in entry_points_of_packages():
+            if point.group == f"hookline.{self.plural}":
+                points.setdefault(point.name, []).append(point)
+        return points
+
+
+def package_of(point: EntryPoint) -> str:
+    """Return the package of an entry point and its version."""
+    return f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown package"
+
+
+def entry_points_of_packages() -> list[EntryPoint]:
+    """Return what installed packages offer in groups that begin with "hookline."."""
+    try:
+        installed = entry_points()
+        groups = [group for group in sorted(installed.groups) if group.startswith("hookline.")]
+        return [point for group in groups for point in installed.select(group=group)]
+    except Exception as error:  # One package with a damaged file of entry points breaks no run.
+        logger.warning("no plugin can be used: the installed packages cannot be read: %s", error_text(error))
+        return []
+
+
+def unread_entry_points() -> list[EntryPoint]:
+    """Return what packages offer in groups that look like Hookline's and are none of them."""
+    groups = [f"hookline.{table.plural}" for table in TABLES]
+    return [point for point in entry_points_of_packages() if point.group not in groups]
 
 
 def load_reference(reference: str) -> Any:
@@ -154,6 +207,7 @@ OPTIMIZERS = PluginTable("optimizer", "optimizers")
 LOSSES = PluginTable("loss", "losses")
 METRICS = PluginTable("metric", "metrics")
 TRAINERS = PluginTable("trainer", "trainers")
+TABLES = (HOOKS, MODELS, DATA, SCHEDULERS, OPTIMIZERS, LOSSES, METRICS, TRAINERS)
 
 register_hook = HOOKS.add
 register_model = MODELS.add
