@@ -56,9 +56,12 @@ def test_an_entry_point_cannot_control_the_terminal(monkeypatch: pytest.MonkeyPa
         raise ImportError(f"cannot{ESCAPE}")
 
     loads = {f"described{ESCAPE}": lambda: Described, f"failing{ESCAPE}": fail}
-    points = {name: SimpleNamespace(name=name, value=f"x:{ESCAPE}", load=load) for name, load in loads.items()}
+    package = SimpleNamespace(name=f"package{ESCAPE}", version=f"version{ESCAPE}")
+    points = {
+        name: [SimpleNamespace(name=name, value=f"x:{ESCAPE}", dist=package, load=load)] for name, load in loads.items()
+    }
     monkeypatch.setitem(vars(plugins.HOOKS), "plugins", points)
     out = output_of(capsys, ["hooks"])
     assert out.replace("\n", "").isprintable()
-    for word in ("described", "failing", "cannot", "Watches"):
+    for word in ("described", "failing", "cannot", "Watches", "package", "version"):
         assert f"{word}\\x1b[31m" in out

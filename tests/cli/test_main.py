@@ -314,10 +314,10 @@ def test_one_event_in_full(capsys: Captured) -> None:
 
 
 def test_hooks_lists_every_hook(capsys: Captured) -> None:
-    """Every registered hook is listed with kind, parameters and defaults, as a config would have them."""
+    """Every registered hook is listed with kind, origin, parameters and defaults, as a config would have them."""
     out = output_of(capsys, ["hooks"])
     assert all(f"{name}  " in out for name in HOOKS.names())
-    assert "clip_norm  update\n" in out
+    assert "clip_norm  update, built-in\n" in out
     assert "parameters  max_norm, norm_type=2.0, params=null\n" in out
     assert "save_every_n_epochs=1, save_every_n_steps=null" in out.replace("\n" + " " * 16, " ")
     assert max(map(len, out.splitlines())) <= 80
@@ -370,7 +370,7 @@ def test_an_empty_config_is_not_the_default_one(capsys: Captured) -> None:
 def test_one_hook_in_full(capsys: Captured) -> None:
     """`hooks NAME` prints the whole description, every parameter's meaning and default, and how to use the hook."""
     out = " ".join(output_of(capsys, ["hooks", "checkpoint"]).split())
-    assert out.startswith("checkpoint lifecycle Saves checkpoints and keeps the newest")
+    assert out.startswith("checkpoint lifecycle, built-in Saves checkpoints and keeps the newest")
     assert "save_last Save at every evaluation and at the end of a run that ends cleanly," in out
     assert "hookline train --hook checkpoint" in out
     assert "clip_norm" not in out

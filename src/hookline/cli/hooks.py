@@ -14,7 +14,8 @@ from hookline._parameters import parameters_of
 from hookline.cli.arguments import IMPORT, JSON, argument
 from hookline.cli.formatting import heading, labeled, open_console, paragraph, print_json
 from hookline.core.base import ForwardHook, UpdateHook
-from hookline.core.plugins import HOOKS
+from hookline.core.plugins import HOOKS, TABLES, PluginTable, package_of, unread_entry_points
+from hookline.errors import HooklineError, error_text
 
 FUNCTION = "made by a function"
 NOT_FOR_CONFIGS = ("stream", "name")  # a config cannot hold an open file, and `name:` is the hook's type there
@@ -32,23 +33,51 @@ def run(options: argparse.Namespace) -> int:
         print_hook(console, options.hooks)
         return 0
     for name in HOOKS.names():
-        try:
-            factory = HOOKS.find(name)
-        except Exception as error:  # of a plugin's own code; the other hooks are still printed
-            heading(console, name, HOOKS.origin(name))
-            paragraph(console, f"cannot be imported: {type(error).__name__}: {error}")
-        else:
-            heading(console, name, _kind_and_origin(kind_of(factory), name))
-            paragraph(console, first_sentence(factory))
-            if parameters := parameter_list(factory):
-                labeled(console, "parameters", ", ".join(parameters), width=12)
-        console.print()
+        print_entry(console, HOOKS, name)
+    others = [(table, name) for table in TABLES if table is not HOOKS for name in sorted(table.plugins)]
+    for table, name in others:
+        print_entry(console, table, name)
+    print_unread(console)
     from hookline.config.hooks import RESERVED  # imports torch
 
     labeled(console, "every entry", f"also takes {', '.join(RESERVED)}", indent=0, width=13)
     labeled(console, "in a config", "a parameter without = is required; the others have the defaults shown", 0, 13)
     console.print("\nhookline hooks NAME prints one hook in full.")
     return 0
+
+
+def print_entry(console: Console, table: PluginTable, name: str) -> None:
+    """Print what a name stands for and where it comes from, or why it cannot be used."""
+    origin = table.origin(name)
+    try:
+        factory = table.find(name)
+    except Exception as error:  # of a plugin's own code; the others are still printed
+        heading(console, name, f"broken, {origin}")
+        paragraph(console, reason(error))
+    else:
+        is_hook = table is HOOKS
+        heading(console, name, f"{kind_of(factory) if is_hook else table.noun}, {origin}")
+        paragraph(console, first_sentence(factory))
+        if is_hook and (parameters := parameter_list(factory)):
+            labeled(console, "parameters", ", ".join(parameters), width=12)
+        if refused := table.refused(name):
+            paragraph(console, refused)
+    console.print()
+
+
+def reason(error: Exception) -> str:
+    """Return why a name cannot be used."""
+    return str(error) if isinstance(error, HooklineError) else f"cannot be imported: {error_text(error)}"
+
+
+def print_unread(console: Console) -> None:
+    """Print what packages offer in groups that are not read, so that their authors notice."""
+    groups = ", ".join(f"hookline.{table.plural}" for table in TABLES)
+    for point in unread_entry_points():
+        heading(console, point.name, f"not read, {package_of(point)}")
+        remedy = f"sinks, trackers and transforms are hooks; the groups are {groups}"
+        paragraph(console, f"there is no group {point.group!r}; {remedy}")
+        console.print()
 
 
 def describe(name: str) -> dict[str, Any]:
@@ -59,6 +88,7 @@ def describe(name: str) -> dict[str, Any]:
     return {
         "name": name,
         "origin": HOOKS.origin(name),
+        "refused": HOOKS.refused(name) or None,
         "kind": kind_of(factory),
         "about": "\n\n".join(text),
         "parameters": [
@@ -74,7 +104,7 @@ def describe_any(name: str) -> dict[str, Any]:
     try:
         return describe(name)
     except Exception as error:  # of a plugin's own code; the other hooks are still printed
-        return {"name": name, "origin": HOOKS.origin(name), "error": f"{type(error).__name__}: {error}"}
+        return {"name": name, "origin": HOOKS.origin(name), "error": error_text(error)}
 
 
 def print_hook(console: Console, name: str) -> None:
@@ -84,7 +114,9 @@ def print_hook(console: Console, name: str) -> None:
     hook = describe(name)
     parameters = hook["parameters"]
     required = [parameter["name"] for parameter in parameters if parameter["required"]]
-    heading(console, name, _kind_and_origin(hook["kind"], name))
+    heading(console, name, f"{hook['kind']}, {hook['origin']}")
+    if hook["refused"]:
+        paragraph(console, f"{hook['refused']}\n")
     for part in hook["about"].split("\n\n"):
         paragraph(console, part)
         console.print()
@@ -111,11 +143,6 @@ def docstring(factory: Any) -> str:
     """Return the docstring of a hook's class or function, not that of its base class."""
     text = factory.__doc__  # a class may have a property of that name
     return inspect.cleandoc(text if isinstance(text, str) and text else "(it has no docstring)")
-
-
-def _kind_and_origin(kind: str, name: str) -> str:
-    origin = HOOKS.origin(name)
-    return kind if origin == "built-in" else f"{kind}, {origin}"
 
 
 def split_docstring(text: str) -> tuple[list[str], dict[str, str]]:
