@@ -31,6 +31,7 @@ if __name__ == "__main__":
         code = code_of(page.read_text(encoding="utf-8"))
         if code.strip():
             (FOLDER / f"{page.stem.replace('-', '_')}_md.py").write_text(code, encoding="utf-8")
-    settings = {"typeCheckingMode": "standard", "include": [".", "../../examples"], "extraPaths": ["../../src"]}
+    sources = ["../../src", "../../examples/hookline-plugin/src"]
+    settings = {"typeCheckingMode": "standard", "include": [".", "../../examples"], "extraPaths": sources}
     (FOLDER / "pyrightconfig.json").write_text(json.dumps(settings), encoding="utf-8")
     print(f"wrote {len(list(FOLDER.glob('*.py')))} modules to {FOLDER.relative_to(ROOT)}", file=sys.stderr)
