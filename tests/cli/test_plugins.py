@@ -1,6 +1,8 @@
 """Packages that offer names: what `hookline hooks` prints of them; the template in examples/, installed and used."""
 
 import shutil
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,7 +25,7 @@ def level(output, batch):
 
 
 @pytest.fixture
-def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Install a package with good and broken names, and another with the same name and one of a built-in."""
     offers = {
         "acme": "[hookline.hooks]\nechoes = acme:Echoes\ngone = acme_gone:Hook\ntwice = acme:Echoes\n"
@@ -41,6 +43,9 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     for table in plugins.TABLES:
         monkeypatch.setitem(vars(table), "plugins", plugins.PluginTable(table.noun, table.plural).plugins)
+    yield
+    for module in ("acme", "other"):  # other tests have packages of these names
+        sys.modules.pop(module, None)
 
 
 def test_every_name_says_where_it_comes_from(packages: None, capsys: Captured) -> None:
