@@ -17,7 +17,7 @@ SOURCES_OF_TRUTH = pyproject.toml constraints.txt
 help:
 	@echo "make run     train the built-in example job (installs what running needs, nothing more)"
 	@echo "make test    run the tests; ARGS='-k name' picks some"
-	@echo "make lint    ruff: style and import order"
+	@echo "make lint    ruff: style, import order and formatting"
 	@echo "make types   mypy --strict over src and hooks as users write them, pyright over the code in the docs"
 	@echo "make bench   microseconds per step against other trainers; ARGS='overhead --quick'"
 	@echo "make soak    the tests that take minutes"
@@ -39,6 +39,7 @@ properties: $(VENV)/.dev-stamp
 
 lint: $(VENV)/.dev-stamp
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 
 types: $(VENV)/.dev-stamp
 	$(BIN)/mypy
@@ -72,12 +73,14 @@ $(VENV)/.run-stamp: $(VENV)/bin/python $(SOURCES_OF_TRUTH)
 
 $(VENV)/.dev-stamp: $(VENV)/.run-stamp
 	@echo "Installing the test tools into $(VENV) (about a minute) ..."
-	@$(PIP_INSTALL) -e '.[dev]'
+	@$(PIP_INSTALL) pip
+	@$(PIP_INSTALL) -e . --group dev
 	@touch $@
 
 $(VENV)/.bench-stamp: $(VENV)/.run-stamp
 	@echo "Installing the trainers to compare with into $(VENV) (about a minute) ..."
-	@$(PIP_INSTALL) -e '.[bench]'
+	@$(PIP_INSTALL) pip
+	@$(PIP_INSTALL) -e . --group bench
 	@touch $@
 
 .PHONY: help run test soak properties lint types bench docs clean

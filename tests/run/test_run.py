@@ -121,7 +121,10 @@ def test_a_run_says_what_it_can_do() -> None:
     assert all(isinstance(vars(RunView)[name], bool) for name in CAPABILITIES)
     assert all(getattr(Trainer, name) for name in CAPABILITIES)
     assert [name for name in CAPABILITIES if not getattr(Run, name)] == [
-        "can_save", "can_validate", "can_rerun", "knows_validation_batches",
+        "can_save",
+        "can_validate",
+        "can_rerun",
+        "knows_validation_batches",
     ]
     assert {event.needs for event in CATALOG.values()} - {""} <= set(CAPABILITIES)
 
@@ -321,7 +324,12 @@ def test_a_hook_stops_the_run() -> None:
 def test_what_a_plain_run_cannot_do() -> None:
     """Validating, saving and running a batch again are errors that name the host."""
     run = make_run()
-    calls: list[Callable[[], Any]] = [run.validate, run.save, lambda: run.rerunning({}).__enter__(), lambda: run.compute_loss(None)]
+    calls: list[Callable[[], Any]] = [
+        run.validate,
+        run.save,
+        lambda: run.rerunning({}).__enter__(),
+        lambda: run.compute_loss(None),
+    ]
     for call in calls:
         with pytest.raises(Exception, match="Run"):
             call()

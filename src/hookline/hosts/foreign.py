@@ -103,9 +103,7 @@ class ForeignRun(Run):
         listed = list(optimizers.values() if isinstance(optimizers, Mapping) else optimizers)
         engine = Engine(next((param.device for param in model.parameters()), torch.device("cpu")))
         engine.scaler = scaler
-        super().__init__(
-            model, listed, hooks, engine=engine, ranks=ranks, config=config, output_dir=output_dir
-        )
+        super().__init__(model, listed, hooks, engine=engine, ranks=ranks, config=config, output_dir=output_dir)
 
     def connect_hooks(self) -> None:
         """Let forward hooks begin a micro-batch with the first forward pass of it."""
