@@ -18,8 +18,8 @@ NAMES = """
     LayerSeries LearningRateMonitor LoadedRun LossSpike MLflowTracker ModelCheckpoint NanForensics NotifyHook Profiler
     ResumableSampler RunConfig RunControl Sample Schedule SimpleTrainer StallWatchdog StepContext StopTraining
     TensorBoardTracker Tracker TrackioTracker WandbTracker
-    ThroughputMonitor Trainer TrainerConfig TrainerHooks TrainingHook UpdateHook allow_host attach get_trainer load_config
-    ConfusionMatrix SamplePredictions
+    ThroughputMonitor Trainer TrainerConfig TrainerHooks TrainingHook UpdateHook allow_host attach get_trainer
+    load_config ConfusionMatrix SamplePredictions
     Image MediaRow Table read_media register_metric
     load_run not_an_event read_layers read_metrics register_data register_hook register_loss register_model
     register_optimizer register_scheduler register_trainer replay_crash trainer_from_config
