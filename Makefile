@@ -23,6 +23,7 @@ help:
 	@echo "make soak    the tests that take minutes"
 	@echo "make properties  the property tests, each time on new examples"
 	@echo "make docs    regenerate the public stub and the pages that are made from code and test outcomes"
+	@echo "make site    build the documentation into build/site; open build/site/index.html"
 	@echo "make clean   remove .venv, caches and build outputs (never runs/)"
 
 run: $(VENV)/.run-stamp
@@ -52,9 +53,14 @@ bench: $(VENV)/.bench-stamp
 docs: $(VENV)/.dev-stamp
 	$(BIN)/python tools/public_stub.py
 	$(BIN)/python tools/events_page.py
+	$(BIN)/python tools/reference_pages.py
 	$(BIN)/python tools/api_page.py
 	$(BIN)/python tools/architecture_page.py
 	$(BIN)/python tools/requirements_page.py
+
+site: $(VENV)/.site-stamp
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "build/site/index.html"
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis conformance.json
@@ -83,4 +89,9 @@ $(VENV)/.bench-stamp: $(VENV)/.run-stamp
 	@$(PIP_INSTALL) -e . --group bench
 	@touch $@
 
-.PHONY: help run test soak properties lint types bench docs clean
+$(VENV)/.site-stamp: $(VENV)/.run-stamp
+	@$(PIP_INSTALL) pip
+	@$(PIP_INSTALL) --group site
+	@touch $@
+
+.PHONY: help run test soak properties lint types bench docs site clean

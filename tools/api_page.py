@@ -1,4 +1,4 @@
-"""Generate the reference of the public names in docs/api.md from signatures and docstrings.
+"""Generate the reference of the public names in docs/reference/api.md from signatures and docstrings.
 
 Run it after a change of a public name, its signature or its docstring: `make docs`.
 """
@@ -161,4 +161,4 @@ def _first_sentence(text: str) -> str:
 
 
 if __name__ == "__main__":
-    write_part("api.md", "public names", api_reference())
+    write_part("reference/api.md", "public names", api_reference())

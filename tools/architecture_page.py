@@ -1,4 +1,4 @@
-"""Generate the tree of source files in docs/architecture.md: every file with the first line that says what it is.
+"""Generate the tree of source files in docs/project/architecture.md: every file with the first line of its docstring.
 
 Folders come with the first line of their `__init__.py`. Run it after a change of a file or its docstring: `make docs`.
 """
@@ -42,4 +42,4 @@ def first_line(file: Path) -> str:
 
 
 if __name__ == "__main__":
-    write_part("architecture.md", "source tree", source_tree())
+    write_part("project/architecture.md", "source tree", source_tree())

@@ -30,7 +30,8 @@ if __name__ == "__main__":
     for page in [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]:
         code = code_of(page.read_text(encoding="utf-8"))
         if code.strip():
-            (FOLDER / f"{page.stem.replace('-', '_')}_md.py").write_text(code, encoding="utf-8")
+            name = "_".join(page.relative_to(ROOT).with_suffix("").parts).replace("-", "_")
+            (FOLDER / f"{name}_md.py").write_text(code, encoding="utf-8")
     sources = ["../../src", "../../examples/hookline-plugin/src"]
     settings = {"typeCheckingMode": "standard", "include": [".", "../../examples"], "extraPaths": sources}
     (FOLDER / "pyrightconfig.json").write_text(json.dumps(settings), encoding="utf-8")

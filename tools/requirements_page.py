@@ -1,4 +1,4 @@
-"""Generate docs/requirements.md: every requirement, and the sentences of the tests that show that it is met.
+"""Generate docs/project/requirements.md: every requirement, and the sentences of the tests that show that it is met.
 
 Reads tests/requirements.tsv and conformance.json, which a whole test run writes into the project's root.
 Run it after the tests: `python tools/requirements_page.py`.
@@ -14,7 +14,7 @@ from pages import ROOT
 
 REQUIREMENTS = ROOT / "tests" / "requirements.tsv"
 OUTCOMES = ROOT / "conformance.json"
-PAGE = ROOT / "docs" / "requirements.md"
+PAGE = ROOT / "docs" / "project" / "requirements.md"
 
 HEAD = """# Requirements
 

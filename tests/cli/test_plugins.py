@@ -110,8 +110,8 @@ def test_the_template_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_page_shows_the_template() -> None:
-    """The lines of pyproject.toml and the config in docs/plugins.md are those of the template."""
-    page = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
+    """The lines of pyproject.toml and the config in docs/how-to/plugins.md are those of the template."""
+    page = (ROOT / "docs" / "how-to" / "plugins.md").read_text(encoding="utf-8")
     project, config = ((TEMPLATE / name).read_text(encoding="utf-8") for name in ("pyproject.toml", "train.yaml"))
     assert page.partition("```toml\n")[2].partition("```")[0] in project
     assert page.partition("```yaml\n")[2].partition("```")[0] in config

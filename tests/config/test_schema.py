@@ -192,7 +192,9 @@ def test_a_key_one_level_too_high_or_too_low_names_its_place() -> None:
     wrong = str(refusal(trainer_from_config, {**LEAST, "trainer": {"optimizer": "sgd"}}))
     assert wrong == "trainer.optimizer: unknown key; did you mean 'optimizer'?"
     wrong = str(refusal(trainer_from_config, {**LEAST, "trainer": {"max_step": 5}}))
-    assert wrong.startswith("trainer.max_step: unknown key; did you mean 'max_steps'? docs/training.md lists all ")
+    assert wrong.startswith(
+        "trainer.max_step: unknown key; did you mean 'max_steps'? `hookline help options` lists all "
+    )
 
 
 def test_a_misspelt_key_comes_before_the_one_it_leaves_missing() -> None:

@@ -1,4 +1,4 @@
-"""Public names as frozen lists: a change needs a diff here and a page in docs/decisions/."""
+"""Public names as frozen lists: a change needs a diff here and a page in docs/project/decisions/."""
 
 from dataclasses import fields
 

@@ -315,7 +315,7 @@ def test_docs_and_examples_import_public_modules_only() -> None:
     """What users read imports from the public modules only; all other modules are private."""
     missing = [name for name in PUBLIC_MODULES if importlib.util.find_spec(name) is None]
     assert not missing
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("*.py")]
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.py")]
     pattern = re.compile(r"^\s*(?:>>> )?(?:from|import)\s+(hookline\b[\w.]*)", re.MULTILINE)
     found = {(page.name, name) for page in pages for name in pattern.findall(page.read_text(encoding="utf-8"))}
     assert len(found) >= 15

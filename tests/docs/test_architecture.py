@@ -1,4 +1,4 @@
-"""docs/architecture.md tells the truth about the way through the code: its tables are compared with a traced run."""
+"""docs/project/architecture.md tells the truth about the way through the code: traced runs have the same steps."""
 
 import re
 import sys
@@ -25,7 +25,7 @@ hooks:
 
 def walk(name: str) -> list[tuple[str, str]]:
     """Return the rows of one table of the page: file and function."""
-    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "project" / "architecture.md").read_text(encoding="utf-8")
     table = text.partition(f"<!-- walk: {name} -->")[2].partition("<!-- walk: end -->")[0]
     return [(file.replace("\\_", "_"), function) for file, function in ROW.findall(table)]
 

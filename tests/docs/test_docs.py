@@ -28,7 +28,7 @@ from hookline.core import plugins
 from hookline.hooks import webhook
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "seeds").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted(page for page in (ROOT / "docs").rglob("*.md") if "decisions" not in page.parts)]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 REGISTRIES = (
     plugins.HOOKS,
@@ -67,7 +67,12 @@ class Block:
 
     @property
     def where(self) -> str:
-        return f"{self.page.name}:{self.line}"
+        return f"{name_of(self.page)}:{self.line}"
+
+
+def name_of(page: Path) -> str:
+    """Return a page's path under docs/, by which it is named."""
+    return page.relative_to(ROOT / "docs").as_posix() if page.is_relative_to(ROOT / "docs") else page.name
 
 
 def blocks_of(page: Path) -> list[Block]:
@@ -92,7 +97,7 @@ def write_files(page: Path) -> dict[str, str]:
 
 def commands_with(names_of_files: set[str], page: Path) -> list[list[str]]:
     """Return the words of the page's `train` and `explain` commands that need these files and no others."""
-    commands = [shlex.split(command)[1:] for where, command in COMMANDS if where.startswith(f"{page.name}:")]
+    commands = [shlex.split(command)[1:] for where, command in COMMANDS if where.startswith(f"{name_of(page)}:")]
     return [words for words in commands if words[0] in ("train", "explain") and needed_by(words) <= names_of_files]
 
 
@@ -149,7 +154,7 @@ def load_hooks(block: Block, config: Any) -> list[str]:
         registry.close()
 
 
-@pytest.mark.parametrize("page", PYTHON_PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PYTHON_PAGES, ids=name_of)
 @pytest.mark.hooks_fail(raises=(hookline.HooklineError, OSError))
 def test_python_blocks_run(page: Path) -> None:
     """Every Python block of a page runs after those above it, and prints what its comments promise."""
@@ -194,7 +199,7 @@ def test_yaml_blocks_with_hooks_load(block: Block, monkeypatch: pytest.MonkeyPat
 def test_commands_parse(where: str, command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The parser accepts every `hookline` line of a console block; commands that do not train are run."""
     words = shlex.split(command)[1:]
-    write_files(next(page for page in PAGES if page.name == where.partition(":")[0]))
+    write_files(next(page for page in PAGES if name_of(page) == where.partition(":")[0]))
     options = read_arguments(words)
     assert options.command == words[0]
     assert [word for word in getattr(options, "words", []) if word.startswith("-")] == []
@@ -202,7 +207,7 @@ def test_commands_parse(where: str, command: str, capsys: pytest.CaptureFixture[
         assert len(output_of(capsys, words)) > 100
 
 
-@pytest.mark.parametrize("page", PAGES_WITH_FILES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES_WITH_FILES, ids=name_of)
 def test_files_on_a_page_run(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every command whose files are on its page runs; training is limited to one batch."""
     files = write_files(page)
@@ -211,12 +216,12 @@ def test_files_on_a_page_run(page: Path, capsys: pytest.CaptureFixture[str]) -> 
     for words in commands:
         less = ["data.max_bytes=60000"] if "my.yaml" in words else []
         trial = ["--fast-dev-run", "1"] if words[0] == "train" else []
-        assert main([*words, *less, *trial]) == 0, f"{page.name}: {' '.join(words)}\n{capsys.readouterr().err}"
+        assert main([*words, *less, *trial]) == 0, f"{name_of(page)}: {' '.join(words)}\n{capsys.readouterr().err}"
 
 
 def test_overrides_on_the_pages_are_valid() -> None:
-    """Every a.b=value of a console block can be applied to the config in docs/config.md."""
-    shown = next(block for block in HOOK_BLOCKS if block.page.name == "config.md")
+    """Every a.b=value of a console block can be applied to the config in docs/how-to/config.md."""
+    shown = next(block for block in HOOK_BLOCKS if name_of(block.page) == "how-to/config.md")
     with_overrides = [shlex.split(command)[1:] for _, command in COMMANDS if "=" in command]
     assert len(with_overrides) >= 5
     Path("shown.yaml").write_text(shown.text, encoding="utf-8")
@@ -238,10 +243,10 @@ def test_examples_run() -> None:
     assert len(printed) >= 4
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_point_to_files(page: Path) -> None:
     """Every relative link of a page points to a file of the project."""
-    made_later = {"docs/requirements.md"}  # by `make docs`, from the outcomes of a whole test run
+    made_later = {"docs/project/requirements.md"}  # by `make docs`, from the outcomes of a whole test run
     targets = [found[1] for found in _LINK.finditer(page.read_text(encoding="utf-8"))]
     missing = [one for one in targets if one not in made_later and not (page.parent / one).exists()]
     assert missing == []

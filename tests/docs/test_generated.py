@@ -20,15 +20,15 @@ ROOT = Path(__file__).resolve().parents[2]
 REMEDY = "run `make docs` and commit what it writes"
 
 sys.path.insert(0, str(ROOT / "tools"))
-api_page, architecture_page, events_page, pages, public_stub = (
-    import_module(name) for name in ("api_page", "architecture_page", "events_page", "pages", "public_stub")
+api_page, architecture_page, events_page, pages, public_stub, reference_pages = (
+    import_module(name)
+    for name in ("api_page", "architecture_page", "events_page", "pages", "public_stub", "reference_pages")
 )
 sys.path.remove(str(ROOT / "tools"))
 
 PARTS: dict[str, tuple[str, Callable[[], str]]] = {
-    **events_page.TABLES,
-    "public names": ("api.md", api_page.api_reference),
-    "source tree": ("architecture.md", architecture_page.source_tree),
+    "public names": ("reference/api.md", api_page.api_reference),
+    "source tree": ("project/architecture.md", architecture_page.source_tree),
 }
 
 
@@ -38,8 +38,16 @@ def page(name: str) -> str:
 
 
 def test_events_page_is_current() -> None:
-    """docs/events.md is what its generator makes from the catalog."""
-    assert page("events.md") == events_page.events_page(), REMEDY
+    """docs/reference/events.md is what its generator makes from the catalog."""
+    assert page("reference/events.md") == events_page.events_page(), REMEDY
+
+
+def test_reference_pages_are_current() -> None:
+    """The pages under docs/reference/ are what their generator makes from the code, and no hook has another."""
+    made = {name: text for name, text in reference_pages.pages().items() if page(f"reference/{name}") != text}
+    assert list(made) == [], REMEDY
+    committed = {f"hooks/{path.name}" for path in (ROOT / "docs" / "reference" / "hooks").glob("*.md")}
+    assert committed <= set(reference_pages.pages()), REMEDY
 
 
 @pytest.mark.parametrize("name", PARTS)
@@ -57,7 +65,7 @@ def test_the_stubs_are_current(name: str) -> None:
 
 def test_events_page_leaves_nothing_out() -> None:
     """Every event has a section, and every alias and every argument is on the page."""
-    text = page("events.md")
+    text = page("reference/events.md")
     assert re.findall(r"^### (\w+)$", text, re.MULTILINE) == list(CATALOG)
     assert [name for name in (*SPELLINGS, *ARGUMENTS) if f"`{name}`" not in text and f"### {name}\n" not in text] == []
 
@@ -74,14 +82,14 @@ def test_diagram_nests_what_belongs_together() -> None:
 
 def test_tables_have_every_row() -> None:
     """Every option of a run and every built-in hook is in its table."""
-    options, hooks = events_page.options_table(), events_page.hooks_table()
-    assert [name for name in (one.name for one in fields(TrainerOptions)) if f"| `{name}` |" not in options] == []
-    assert [name for name in HOOKS.built_in if f"| `{name}` |" not in hooks] == []
+    options, hooks = page("reference/options.md"), page("reference/hooks/index.md")
+    assert [name for name in (field.name for field in fields(TrainerOptions)) if f"| `{name}` |" not in options] == []
+    assert [name for name in HOOKS.built_in if f"| [`{name}`]({name}.md) |" not in hooks] == []
 
 
 def test_options_list_their_valid_values() -> None:
     """The table of options lists the valid values of a choice."""
-    row = next(line for line in events_page.options_table().splitlines() if line.startswith("| `precision`"))
+    row = next(line for line in page("reference/options.md").splitlines() if line.startswith("| `precision`"))
     assert row.endswith(": `fp32` or `bf16` or `fp16` |")
 
 

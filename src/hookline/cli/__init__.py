@@ -74,6 +74,7 @@ COMMANDS = {
     "export": "write the record of a run as tables",
     "report": "write report.html, of one run or of several to compare",
     "replay": "run the batch of a crash again",
+    "help": "read the documentation, without a network",
 }
 
 

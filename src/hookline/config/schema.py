@@ -19,7 +19,7 @@ Path = tuple[str, ...]
 Entries = list[str | dict[str, Any]]
 """Hooks in order: each a registered name, or a mapping with `name` and its parameters."""
 
-HOOKS_PAGE = "docs/config.md"
+HOOKS_PAGE = "`hookline help config`"
 _PATHS_SHOWN = 5
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 _MISSING = ("missing", "missing_argument", "missing_keyword_only_argument")

@@ -62,7 +62,7 @@ class Hook(Events):
     isolate_rng: bool = True
     """Whether it is kept from training's random streams. False: it seeds training, and is listed as intervening."""
     needs: tuple[str, ...] = ()
-    """What a run must be able to do, such as "can_save"; one that cannot refuses the hook. docs/events.md lists all."""
+    """What a run must be able to do, such as "can_save"; one that cannot refuses the hook (`hookline help events`)."""
     runs_last: bool = False
     """Whether it is called after all hooks of its kind that do not say so, also after those registered later."""
     shows_progress: bool = False

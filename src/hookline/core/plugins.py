@@ -74,7 +74,7 @@ class PluginTable:
         if self.noun == "hook":  # A command knows only what it imports.
             see = "`hookline hooks --import MODULE`" if self._added else "`hookline hooks`"
         else:
-            see = "" if self._added or self.plugins else "docs/config.md"
+            see = "" if self._added or self.plugins else "`hookline help components`"
         return f"there is no {self.noun} named {name!r}; {nearest(name, self.names(), see)}"
 
     def name_of(self, factory: Any) -> str | None:

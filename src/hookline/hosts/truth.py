@@ -1,6 +1,6 @@
 """What hooks can rely on in each kind of loop: what its events mean there, what it cannot do and why.
 
-Refusals, `hookline events --host` and docs/hosts.md are made from this table.
+Refusals, `hookline events --host` and docs/reference/hosts.md are made from this table.
 """
 
 from __future__ import annotations

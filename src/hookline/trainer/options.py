@@ -16,7 +16,7 @@ from hookline.core.schedule import Quantity
 from hookline.errors import ConfigError, shown
 from hookline.record.labels import check_name, check_notes, check_tags
 
-OPTIONS_PAGE = "docs/training.md"
+OPTIONS_PAGE = "`hookline help options`"
 """Lists the options, and what else constructors take."""
 
 

@@ -59,12 +59,19 @@ class Components:
     options: TrainerOptions
     schedulers: list[Any] = field(default_factory=list)
     train_loaders: Loaders = None
+    """One loader of training batches, or several by name."""
     val_loaders: Loaders = None
+    """One loader of validation batches, or several by name."""
     step_fn: StepFunction | None = None
+    """``(model, batch) -> loss``, instead of `loss_fn` and of the loss that the model returns."""
     loss_fn: Callable[..., Any] | None = None
+    """``(output, target) -> loss``; without it the model's output has the loss."""
     optimizer_step: Callable[[torch.optim.Optimizer], Any] | None = None
+    """Steps an optimizer, instead of its `step()`."""
     metrics: Mapping[str, Any] | None = None
+    """Metrics of validations, and of training where they are means over samples."""
     count_tokens: Callable[[Any], int] | None = None
+    """Returns the number of tokens in a batch, without padding."""
     config: Any = None
     """What hooks see as `trainer.config`."""
     resolved: Mapping[str, Any] | None = None

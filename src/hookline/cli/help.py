@@ -1,0 +1,65 @@
+"""`hookline help`: read the documentation in the terminal, without a network."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from rich.markdown import Markdown
+
+from hookline._words import nearest
+from hookline.cli.arguments import argument
+from hookline.cli.formatting import heading, labeled, open_console
+from hookline.errors import HooklineError
+
+SITE = "https://hookline.readthedocs.io/"
+"""Where the documentation is online. It is also in `[project.urls]` of pyproject.toml."""
+FOLDERS = {
+    "start": "get started",
+    "tutorials": "tutorials",
+    "how-to": "how to",
+    "coming-from": "coming from",
+    "reference": "reference",
+    "explanation": "explanation",
+    "help": "help",
+    "project": "project",
+}
+_ONLINE_ONLY = ("decisions", "origins")  # folders of documents about the project's history
+
+ARGUMENTS = argument("topic", "TOPIC", "a page to print, such as options; without one, all topics", nargs="?")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print a page, or the list of pages."""
+    console = open_console()
+    pages = find_pages()
+    if options.topic is None:
+        for folder, title in FOLDERS.items():
+            topics = [topic for topic, path in pages.items() if path.parts[-2] == folder]
+            if topics:
+                labeled(console, title, ", ".join(topics), indent=0, width=14)
+        hooks = sum(path.parts[-2] == "hooks" for path in pages.values())
+        labeled(console, "hooks", f"a page for each of {hooks}, such as checkpoint", indent=0, width=14)
+        console.print(f"\nhookline help TOPIC prints a page. All of them are at {SITE} with pictures and search.")
+        return 0
+    if options.topic not in pages:
+        raise HooklineError(f"there is no page {options.topic!r}; {nearest(options.topic, pages, '`hookline help`')}")
+    page = pages[options.topic]
+    console.print(Markdown(page.read_text(encoding="utf-8"), hyperlinks=False))
+    folder = page.relative_to(documentation()).parent.as_posix()
+    heading(console, "online", f"{SITE}{folder}/{page.stem}.html")
+    return 0
+
+
+def documentation() -> Path:
+    """Return the folder of the pages: in an installed package its own, in a clone docs/."""
+    package = Path(__file__).parents[1]
+    installed = package / "_docs"
+    return installed if installed.is_dir() else package.parents[1] / "docs"
+
+
+def find_pages() -> dict[str, Path]:
+    """Return every page by its topic: the name of its file, or of its folder if it is the folder's index."""
+    paths = sorted(documentation().rglob("*.md"))
+    known = [path for path in paths if path.parent != documentation() and not {*_ONLINE_ONLY} & {*path.parts}]
+    return {path.parent.name if path.stem == "index" else path.stem: path for path in known}

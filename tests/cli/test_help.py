@@ -1,0 +1,30 @@
+"""`hookline help`: the pages of the documentation, printed in a terminal."""
+
+import pytest
+from commands import output_of
+
+from hookline.cli import main
+from hookline.cli.help import SITE, documentation, find_pages
+
+
+def test_every_page_is_a_topic(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each page has a topic of its own, and the list names all but the hooks' pages."""
+    pages = find_pages()
+    hidden = {"decisions", "origins"}
+    files = [path for path in documentation().rglob("*.md") if path.parent != documentation()]
+    assert len(pages) == len([path for path in files if not hidden & {*path.parts}])
+    listed = output_of(capsys, ["help"])
+    assert [topic for topic, path in pages.items() if path.parts[-2] != "hooks" and topic not in listed] == []
+
+
+def test_a_topic_is_printed_with_its_address(capsys: pytest.CaptureFixture[str]) -> None:
+    """A page is printed as text, and ends with its address."""
+    printed = output_of(capsys, ["help", "options"])
+    assert "max_steps" in printed and "| ---" not in printed
+    assert printed.rstrip().endswith(f"{SITE}reference/options.html")
+
+
+def test_an_unknown_topic_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    """A topic that does not exist is refused with the nearest one."""
+    assert main(["help", "optoins"]) == 2
+    assert "there is no page 'optoins'; did you mean 'options'?" in capsys.readouterr().err
