@@ -54,6 +54,13 @@ def test_one_checkpoint_is_verified(run: Path, capsys: Captured) -> None:
     assert "error: nowhere: no run is in runs/; give a run's directory" in capsys.readouterr().err
 
 
+def test_a_run_is_no_damaged_checkpoint(run: Path, capsys: Captured) -> None:
+    """The message names the command for all checkpoints of a run, and the newest one."""
+    (run / "run.json").write_text("{}")
+    error = error_of(capsys, ["verify-checkpoint", "run"])
+    assert "run is a run; `hookline checkpoints run` verifies all" in error and "run/last" in error
+
+
 def test_a_checkpoint_cannot_control_the_terminal(run: Path, capsys: Captured) -> None:
     """Control characters in its meta, its file names and its own name are printed as escapes."""
     escape = "\x1b[31m\x07\u202e"

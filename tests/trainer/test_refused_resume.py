@@ -12,6 +12,7 @@ from builders import make_batches, make_model, make_trainer
 
 from hookline import SimpleTrainer, TrainingHook, load_run
 from hookline.cli import main
+from hookline.errors import CheckpointError
 from hookline.record import read_json
 
 
@@ -76,6 +77,69 @@ def test_a_failure_before_the_first_step(event: str, from_step: int) -> None:
     with pytest.raises(ValueError, match="refused"):
         saving_trainer(FailsAt(event), max_epochs=2).fit(resume=run / "checkpoints" / f"step-{from_step:08d}")
     assert contents(run) == before
+
+
+WRITERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "tensorboard": ("tensorboard", {}),
+    "profiler": ("profiler", {"first_step": 5, "steps": 2, "warmup": 0}),
+    "capture": ("capture", {"modules": "0", "save": True}),
+    "checkpoint": ("checkpoint", {"save_on_exception": True, "save_last": True, "name": "second"}),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_hooks_that_write_wait_for_the_first_step(name: str) -> None:
+    """A tracker would mark the earlier attempt, and captures would replace those of the finished run."""
+    hook, parameters = WRITERS[name]
+
+    def make(*hooks: Any, **options: Any) -> SimpleTrainer:
+        trainer = saving_trainer(*hooks, **options)
+        trainer.add_hook(hook, **parameters)
+        return trainer
+
+    first = make()
+    first.train()
+    run = first.run_dir
+    assert run is not None
+    before = contents(run)
+    with pytest.raises(ValueError, match="refused"):
+        make(FailsAt("on_after_backward"), max_epochs=2).fit(resume=run / "checkpoints" / "step-00000004")
+    assert contents(run) == before
+    make(max_epochs=2).fit(resume=run)
+    assert contents(run).keys() - before.keys() > {"checkpoints/step-00000008"}
+
+
+def test_a_save_that_is_refused_changes_nothing() -> None:
+    """Half a step cannot be saved, and asking for it is no step."""
+
+    class SavesInStep(TrainingHook):
+        on_error = "raise"
+
+        def on_after_backward(self, trainer: Any) -> None:
+            trainer.save_checkpoint()
+
+    run = trained()
+    before = contents(run)
+    with pytest.raises(CheckpointError, match="half a step"):
+        saving_trainer(SavesInStep(), max_epochs=2).fit(resume=run)
+    assert contents(run) == before
+
+
+def test_what_hooks_write_of_the_first_step_is_kept() -> None:
+    """A tracker gets the rows of the first step, and a trace of this step alone is written after it."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = trained()
+    trainer = saving_trainer(max_epochs=2)
+    trainer.add_hook("tensorboard", timeout=600.0)
+    trainer.add_hook("profiler", first_step=5, steps=1, warmup=0)
+    trainer.on("train_batch_start", at=5, name="notes")(lambda trainer: trainer.note("noted", value="why"))
+    trainer.fit(resume=run)
+    assert (run / "traces" / "step-00000005.json.gz").exists()
+    reader = EventAccumulator(str(run / "tensorboard"))
+    reader.Reload()
+    assert [scalar.step for scalar in reader.Scalars("train/loss")] == [5, 6, 7, 8]
+    assert "events/noted/text_summary" in reader.Tags()["tensors"]
 
 
 def test_a_failure_after_the_first_step_is_recorded() -> None:

@@ -115,7 +115,8 @@ class Capture(BuiltInForwardHook):
             logger.warning("hook %r cannot save what it captured: the run has no directory", self._registered_name)
         elif states := self.states:
             leave_out = partial(self._pass_over, what="cannot save")
-            save_states(states, capture_file(trainer.run_dir, self._registered_name), leave_out)
+            path = capture_file(trainer.run_dir, self._registered_name)
+            trainer.record.defer(partial(save_states, states, path, leave_out))
 
     def close(self) -> None:
         """Remove the hook's states."""

@@ -9,6 +9,7 @@ from hookline.cli.arguments import JSON, argument
 from hookline.cli.checkpoints import verify_and_print
 from hookline.errors import HooklineError
 from hookline.runs.named import LAST, find_run
+from hookline.runs.reader import RUN
 
 ARGUMENTS = argument("path", "CHECKPOINT", "a checkpoint: its directory, or RUN/best, RUN/last or RUN/NAME") | JSON
 
@@ -22,4 +23,10 @@ def run(options: argparse.Namespace) -> int:
         from hookline.checkpoints.store import list_checkpoints
 
         path = next(iter(list_checkpoints(path)), path)  # the newest, damaged or not
+    if (path / RUN).exists():
+        given = options.path
+        raise HooklineError(
+            f"{given} is a run; `hookline checkpoints {given}` verifies all of its checkpoints, and "
+            f"`hookline verify-checkpoint {given}/{LAST}` the newest one"
+        )
     return verify_and_print([path], options.json)

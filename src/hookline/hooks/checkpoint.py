@@ -247,7 +247,7 @@ class CheckpointHook(MetricHook):
             self.reset()
         elif self._directory is not None:  # later checkpoints were set aside, and a link may have pointed to one
             self._forget_deleted(trainer)
-            self._update_links(trainer, self._directory)
+            trainer.record.defer(partial(self._update_links, trainer, self._directory))
 
     def reset(self) -> None:
         """Forget all checkpoints; they stay on disk."""

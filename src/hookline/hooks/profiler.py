@@ -151,10 +151,14 @@ class Profiler(NamedHook):
                 Profiler._active.discard(self)
 
     def _write(self, trainer: RunControl, profile: profiler.profile) -> None:
+        if self._newest_step >= self._range[0]:  # a run may end in the warm-up
+            trainer.record.defer(partial(self._export, trainer, profile, self._range[0]))
+
+    def _export(self, trainer: RunControl, profile: profiler.profile, first: int) -> None:
         directory = self.output_path(trainer, "directory", "traces")
-        if directory is not None and self._newest_step >= self._range[0]:  # a run may end in the warm-up
+        if directory is not None:
             directory.mkdir(parents=True, exist_ok=True)
-            path = directory / f"step-{self._range[0]:08d}.json.gz"
+            path = directory / f"step-{first:08d}.json.gz"
             profile.export_chrome_trace(str(path))
             self.traces.append(path)
             self.note(trainer, "trace_written", path=str(path))

@@ -505,7 +505,7 @@ class Record:
     def _write(self, kind: str, rows: list[Any]) -> None:
         """Write rows to the storage at once, and to the added sinks with the next delivery."""
         self.defer(partial(self._storage.write, kind, rows))
-        self._sinks.put(kind, rows)
+        self.defer(partial(self._sinks.put, kind, rows))  # a sink may be added with the first step, too
 
     def _report_sink(self, sink: Sink, step: int | None, error: Exception) -> None:
         name, text = type(sink).__name__, error_text(error)

@@ -174,10 +174,13 @@ class CheckpointedRun(EpochRun):
         """Write the requested checkpoints, each name once, in the background with `async_save`.
 
         A `fast_dev_run` writes nothing. No request is dropped for a newer one: when saves are requested faster than the
-        disk takes them, training waits, as it does without `async_save`.
+        disk takes them, training waits, as it does without `async_save`. A run that continues waits for its first step:
+        if it fails before, nothing of its directory has changed.
         """
+        if not (self._requests or self._needs_save) or self.ranks.decide(self.record.is_tentative):
+            return
         names, self._requests = list(self._requests), ()
-        if not (names or self._needs_save) or self.options.fast_dev_run:
+        if self.options.fast_dev_run:
             return
         self.finish_save()  # before functions are called for names: they may look at what is on disk
         # A signal may arrive at any point of a save, also right after it: then the state is saved already.
@@ -207,7 +210,6 @@ class CheckpointedRun(EpochRun):
             name: Its name.
             copies: Whether to copy what is saved, because training continues while it is written.
         """
-        self.record.commit()
         ranks = self.ranks
         directory, meta = self._prepare_save()
         alike = alike_sections(self.model)
@@ -249,6 +251,7 @@ class CheckpointedRun(EpochRun):
             failed = self._pending.written.exception() is not None
             if not self.ranks.decide(failed):
                 self.finish_save()
+        self.record.commit()  # now that nothing refuses the save
         self.agreement.settle()  # what all ranks have counted is saved
         self.step_log.flush()
         self.record.sync()  # a resumed run repeats what came after its checkpoint, and nothing before

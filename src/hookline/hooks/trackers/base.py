@@ -168,7 +168,7 @@ class Tracker(NamedHook):
             self._import_package()
 
     def on_train_start(self, trainer: RunControl) -> None:
-        """Import the package and start the thread."""
+        """Import the package, check the tracker, and start its thread."""
         self._warned_once, self._is_ending = frozenset(), False
         if trainer.is_trial_run or is_sending_suspended():
             return
@@ -176,6 +176,13 @@ class Tracker(NamedHook):
         if not self._can_start(trainer, run):
             return
         self._histograms, self._sent, self._withheld = HistogramReader(), {}, {}
+        # With the first step: a resume that fails before must not touch what the tracker has of the earlier attempts.
+        trainer.record.defer(partial(self._start, trainer, run))
+
+    def _start(self, trainer: RunControl, run: TrackedRun) -> None:
+        """Start the thread, and pass it every row of the record from now on."""
+        if self._is_ending:  # the hook was removed in the first step
+            return
         # The queue reports no failure after it was abandoned: the record is closed by then, and says so.
         on_error = partial(self._report_failure, trainer)
         work, limit = partial(self._work, run), int(self.queue_mb * 1e6)
@@ -211,6 +218,7 @@ class Tracker(NamedHook):
         """Stop tracking, if the hook was removed during the run."""
         if not self._is_ending and self._tracked is not None:
             self._stop(self._tracked[0].record.run)
+        self._is_ending = True
 
     def _stop(self, run: Mapping[str, Any]) -> None:
         """Wait for what is queued, at most `timeout` seconds, and report what was lost."""
