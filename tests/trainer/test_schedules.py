@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import (
     SequentialLR,
     StepLR,
 )
+from transformers import get_cosine_schedule_with_warmup
 
 from hookline import SimpleTrainer, read_metrics
 from hookline.demo.lr_schedules import warmup_cosine
@@ -45,9 +46,11 @@ SCHEDULES: dict[str, Make] = {
     "LambdaLR": lambda optimizer, steps: LambdaLR(optimizer, lambda step: 1 - step / (2 * steps)),
     "warmup_cosine": lambda optimizer, steps: warmup_cosine(optimizer, 2, steps),
     "StepLR": lambda optimizer, steps: StepLR(optimizer, steps // 2),
+    "Transformers": lambda optimizer, steps: get_cosine_schedule_with_warmup(optimizer, 2, steps),
 }
 ENDS = {"CosineAnnealingLR": "T_max", "SequentialLR": "T_max", "ChainedScheduler": "T_max"}
 ENDS |= {"OneCycleLR": "total_steps", "PolynomialLR": "total_iters", "LinearLR": "total_iters"}
+ENDS |= {"Transformers": "num_training_steps"}
 ALL = pytest.mark.parametrize("name", SCHEDULES)
 
 
@@ -110,7 +113,8 @@ def test_a_run_that_continues_beyond_the_end_says_so(
         again()
     (line,) = [line for line in caplog.messages if "schedule" in line]
     then, now = (4, 10) if name == "SequentialLR" else (6, 12)
-    assert line.startswith(f"the schedule of {name} ({ENDS[name]}={then}) ends 6 steps before this run, and then ")
+    kind = "LambdaLR" if ENDS[name] == "num_training_steps" else name
+    assert line.startswith(f"the schedule of {kind} ({ENDS[name]}={then}) ends 6 steps before this run, and then ")
     assert line.endswith(f"; make it with {ENDS[name]}={now} and resume the run")
 
 

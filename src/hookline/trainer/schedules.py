@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ AFTER_END = {
     "T_max": "the learning rate rises again",
     "total_steps": "the scheduler raises an error",
     "total_iters": "the learning rate is 0",
+    "num_training_steps": "the learning rate stays at 0 or rises again",
 }
 
 
@@ -120,7 +122,8 @@ def warn_of_ends(run: CheckpointedRun) -> None:
     for scheduler in run.schedulers:
         state = scheduler.state_dict() if hasattr(scheduler, "state_dict") else {}
         last = _place(state) + total - done
-        name, value, end = min(_ends(state), key=lambda found: found[2], default=("", 0, inf))
+        ends = [*_ends(state), *_end_of_function(scheduler, _place(state), last)]
+        name, value, end = min(ends, key=lambda found: found[2], default=("", 0, inf))
         if last > end:
             needs = value + last - end
             early = counted(int(last - end), "epoch" if by_epochs else "step")
@@ -175,6 +178,15 @@ def _ends(state: State, begin: int = 0) -> Iterator[tuple[str, int, int]]:
     for name in AFTER_END.keys() & state.keys():
         if name != "total_iters" or "power" in state or state.get("end_factor") == 0:  # others stay at a rate
             yield name, state[name], begin + state[name]
+
+
+def _end_of_function(scheduler: Any, place: int, last: int) -> Iterator[tuple[str, int, int]]:
+    """Yield the next step at which the functions of a `LambdaLR` fall to 0, as those of Transformers do at their end."""
+    if isinstance(scheduler, LambdaLR):
+        factors = scheduler.lr_lambdas
+        ends = (step for step in range(place, last) if all(factor(step) == 0 < factor(step - 1) for factor in factors))
+        for end in islice(ends, 1):
+            yield "num_training_steps", end, end
 
 
 def _step(scheduler: Any, change: str) -> None:
