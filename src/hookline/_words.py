@@ -18,6 +18,7 @@ _MEANINGS: dict[str, str] = {
     "max_epochs": "epochs num_epochs num_train_epochs n_epochs",
     "max_steps": "iterations iters max_iters max_iterations num_iterations num_steps total_steps train_steps",
     "steps": "iteration iterations iter iters update updates",
+    "loaders": "dataloaders dataloader val_loaders val_dataloaders test_loader eval_dataset test_dataset",
     "val_loaders val_dataloader": "val_loader val_dataloader val_dataloaders val_data validation_loader "
     "validation_data eval_dataset eval_dataloader eval_loader valid_loader test_loader testloader valloader",
     "train_loaders dataloader": "train_loader train_loaders dataloader train_dataloader train_dataloaders "

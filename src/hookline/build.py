@@ -555,6 +555,8 @@ def check_model(model: Any) -> None:
             f"model: {type(model).__name__} is divided into the stages of a pipeline, which is not supported; use data "
             "parallelism, FSDP2 or tensor parallelism"
         )
+    if isinstance(model, type):
+        raise TrainingError(f"model: got the class {model.__name__}; pass an object, {model.__name__}(…)")
     if not isinstance(model, torch.nn.Module):
         raise TrainingError(f"model: expected a torch.nn.Module, got {type(model).__name__}; {_ORDER}")
 

@@ -38,6 +38,7 @@ def with_swapped_arguments() -> None:
 @pytest.mark.parametrize(
     ("attempt", "message"),
     [
+        (lambda: build(nn.Linear, SGD([torch.zeros(1)])), r"got the class Linear; pass an object, Linear\(…\)"),
         (lambda: build(optimizer=SGD), r"got the class SGD; pass an object, SGD\(model.parameters\(\), lr=…\)"),
         (lambda: build(scheduler=StepLR), r"got the class StepLR; pass an object, StepLR\(optimizer, …\)"),
         (with_scheduler_of_another_optimizer, "make it with the optimizer that you pass"),
@@ -47,15 +48,19 @@ def with_swapped_arguments() -> None:
         (lambda: make_trainer().train(max_epochs=2), r"call fit\(max_epochs=…\)"),  # type: ignore[call-arg]
         (lambda: make_trainer().fit(ckpt_path="x"), r"did you mean 'fit\(resume=…\)'"),
         (lambda: make_trainer().fit(max_epoch=2), "did you mean 'max_epochs'"),
+        (lambda: make_trainer().fit(resume=3), r"expected a run or a checkpoint, .* got 3 \(int\)"),  # type: ignore[arg-type]
+        (lambda: make_trainer().validate(ckpt_path="best"), r"'ckpt_path'; call load_checkpoint\(…\) before"),
+        (lambda: make_trainer().predict(dataloaders=[]), "did you mean 'loaders'"),
     ],
     ids=[
-        "optimizer class", "scheduler class", "foreign scheduler", "loader and optimizer swapped", "batches as model",
-        "batches as optimizer", "train(max_epochs)", "fit(ckpt_path)", "fit(max_epoch)",
+        "model class", "optimizer class", "scheduler class", "foreign scheduler", "loader and optimizer swapped",
+        "batches as model", "batches as optimizer", "train(max_epochs)", "fit(ckpt_path)", "fit(max_epoch)",
+        "fit(resume=3)", "validate(ckpt_path)", "predict(dataloaders)",
     ],
 )  # fmt: skip
 def test_wrong_arguments(attempt: Callable[[], None], message: str) -> None:
     """The error has the remedy, and not the contents of tensors."""
-    with pytest.raises(TrainingError, match=message) as raised:
+    with pytest.raises((TrainingError, CheckpointError), match=message) as raised:
         attempt()
     assert "tensor(" not in str(raised.value)
 
@@ -74,6 +79,46 @@ def test_step_fn_that_calls_backward(retain_graph: bool) -> None:
     with pytest.raises(TrainingError, match=r"step_fn has called backward\(\); return the loss"):
         trainer.train()
     assert all(map(torch.equal, before, trainer.model.parameters()))
+
+
+def test_step_fn_that_does_the_whole_step() -> None:
+    """Where the graph is kept, every batch would otherwise be trained on twice, without a word."""
+
+    def step_fn(model: nn.Module, batch: Any) -> torch.Tensor:
+        loss = nn.functional.mse_loss(model(batch[0]), batch[1])
+        loss.backward(retain_graph=True)  # type: ignore[no-untyped-call]
+        trainer.optimizers[0].step()
+        trainer.optimizers[0].zero_grad()
+        return loss
+
+    trainer = make_trainer(step_fn=step_fn)
+    with pytest.raises(TrainingError, match=r"step_fn has called optimizer.step\(\); return the loss"):
+        trainer.train()
+
+
+def test_a_model_that_calls_backward() -> None:
+    """It is told as a step_fn is: its gradients would count twice."""
+
+    class CallsBackward(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = make_model()
+
+        def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            loss = nn.functional.mse_loss(self.inner(inputs), targets)
+            loss.backward(retain_graph=True)  # type: ignore[no-untyped-call]
+            return loss
+
+    with pytest.raises(TrainingError, match=r"the forward pass of the model has called backward\(\)"):
+        make_trainer(model=CallsBackward(), loss_fn=None).train()
+
+
+def test_a_step_fn_with_other_parameters() -> None:
+    """The error that Python raises has a note with the call."""
+    for step_fn in (lambda batch, model: model(batch[0]).mean(), lambda batch: batch):
+        with pytest.raises(TypeError) as raised:
+            make_trainer(step_fn=step_fn).train()
+        assert "Hookline calls step_fn(model, batch)" in raised.value.__notes__
 
 
 def test_step_fn_after_gradients_of_a_hook() -> None:

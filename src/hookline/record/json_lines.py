@@ -23,7 +23,7 @@ from hookline._fs import (
 )
 from hookline._nesting import MAX_DEPTH, TOO_DEEP, is_too_deep
 from hookline._sizes import line_limit, size_limit
-from hookline.errors import RecordError
+from hookline.errors import RecordError, shown
 from hookline.record import strict_json
 from hookline.record.format import NON_FINITE, TEXT_FIELDS
 from hookline.record.lock import has_owner
@@ -202,6 +202,8 @@ def directory_of(run_dir: Path | str | None) -> Path:
     """Return the directory of a run; `trainer.run_dir` is None without one."""
     if run_dir is None:
         raise RecordError("this run has no directory: it keeps its record in memory (record=False), or has not begun")
+    if not isinstance(run_dir, (str, os.PathLike)):
+        raise RecordError(f"expected a run or a checkpoint, by its path or name, got {shown(run_dir)}")
     return Path(run_dir)
 
 

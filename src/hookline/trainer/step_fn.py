@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +55,7 @@ class ForwardPass:
     def make_step(self) -> None:
         """Make the function from a batch to what step_fn, loss_fn or the model returns; again if one was replaced."""
         self.compute = self._trainer.agreement.measure(self.compute_with(self.model))
-        self._is_unchecked = self._trainer.step_fn is not None  # whether the next batch shows if it calls backward
+        self._is_unchecked = True  # whether the next batch shows if the forward pass does the trainer's work
 
     def compute_with(self, model: Any) -> Callable[[Any], Any]:
         """Return the function from a batch to a loss, or to a result that contains one, in the run's precision."""
@@ -75,16 +76,31 @@ class ForwardPass:
         return in_precision
 
     def _compute_checked(self, batch: Any) -> Any:
-        """Call a user's `step_fn` for the first time.
+        """Run the user's forward pass for the first time.
 
         Raises:
-            TrainingError: If it calls `backward` itself: the trainer's backward pass would fail, or count twice.
+            TrainingError: If it calls `backward` or steps an optimizer itself: the trainer would fail, or do it twice.
         """
-        params, self._is_unchecked = list(self._trainer.model.parameters()), False
+        trainer, self._is_unchecked = self._trainer, False
+        stepped: list[Any] = []
+        params = list(trainer.model.parameters())
         had_gradients = any(param.grad is not None for param in params)
-        result = self.compute(batch)
+        with ExitStack() as watched:
+            for optimizer in trainer.optimizers:
+                plain: Any = getattr(optimizer, "optimizer", optimizer)  # Accelerate wraps it
+                if isinstance(plain, torch.optim.Optimizer):
+                    watched.callback(plain.register_step_post_hook(lambda *step: stepped.append(step)).remove)
+            try:
+                result = self.compute(batch)
+            except TypeError as error:
+                if trainer.step_fn is not None:
+                    add_note(error, "Hookline calls step_fn(model, batch)")
+                raise
+        what = "the forward pass of the model" if trainer.step_fn is None else "step_fn"
+        if stepped:
+            raise TrainingError(f"{what} has called optimizer.step(); return the loss, and the trainer does the rest")
         if not had_gradients and any(param.grad is not None for param in params):
-            raise TrainingError("step_fn has called backward(); return the loss, and the trainer calls it")
+            raise TrainingError(f"{what} has called backward(); return the loss, and the trainer calls it")
         return result
 
     def compute_loss(self, batch: Any) -> torch.Tensor:

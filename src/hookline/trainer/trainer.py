@@ -13,7 +13,7 @@ import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hookline._console import logger, print_line
-from hookline._words import nearest
+from hookline._words import meant, nearest
 from hookline.core.handle import Handle
 from hookline.core.plugins import load_reference
 from hookline.core.provided import PROVIDED
@@ -252,8 +252,9 @@ class Trainer(CheckpointedRun):
             self.at_boundary()
             return loss
 
-    def validate(self, loaders: Loaders = None) -> dict[str, float]:
+    def validate(self, loaders: Loaders = None, **unknown: Never) -> dict[str, float]:
         """Validate now, with the validation events, and return the metrics."""
+        _refuse_arguments("validate", unknown)
         chosen = named_loaders(loaders, "val") or self.val_loaders
         if not chosen:
             raise TrainingError("there is nothing to validate on: give val_loaders")
@@ -263,12 +264,13 @@ class Trainer(CheckpointedRun):
                 self.agreement.average_stats()
             return validate(self, chosen, self.options.validation_limit)
 
-    def predict(self, loaders: Loaders = None) -> list[Any]:
+    def predict(self, loaders: Loaders = None, **unknown: Never) -> list[Any]:
         """Return the model's outputs for every batch, in eval mode; of a tuple batch the first item is the input.
 
         Args:
             loaders: A loader, a list or a dict of them; those of the validation by default.
         """
+        _refuse_arguments("predict", unknown)
         chosen = named_loaders(loaders, "predict") or self.val_loaders
         if not chosen:
             raise TrainingError("there is nothing to predict: give loaders")
@@ -513,10 +515,13 @@ BaseTrainer = Trainer
 
 
 def _refuse_arguments(method: str, unknown: Iterable[str]) -> None:
-    """Reject arguments of `train` and `fit` that `fit` does not have, with the nearest one that it has."""
-    accepted = [name for name in signature(Trainer.fit).parameters if name not in ("self", "unknown")]
+    """Reject arguments that a method does not have, with the nearest one that it has; `train` has those of `fit`."""
+    takes = Trainer.fit if method == "train" else getattr(Trainer, method)
+    accepted = [name for name in signature(takes).parameters if name not in ("self", "unknown")]
     for name in unknown:
         remedy = f"call fit({name}=…)" if name in accepted else nearest(name, accepted)
+        if takes is not Trainer.fit and meant(name, ()) == "fit(resume=…)":
+            remedy = "call load_checkpoint(…) before"
         raise TrainingError(f"{method}() has no argument {name!r}; {remedy}")
 
 
