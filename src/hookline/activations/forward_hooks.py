@@ -33,7 +33,6 @@ from hookline.activations.hooked_modules import (
     HookedModule,
     Measured,
     backward_id,
-    is_faked,
     select_modules,
     weak_selection,
 )
@@ -436,9 +435,9 @@ def _check_unwritten(versions: Iterable[tuple[torch.Tensor, int]], message: str)
 
 
 def detach_all(hooked: Mapping[torch.nn.Module, HookedModule]) -> None:
-    """Remove the torch hooks of a manager that is gone; while a graph is made, each leaves when it is next called."""
+    """Remove the torch hooks of a manager that is gone."""
     attached = [module for module in list(hooked.values()) if module.handle is not None]
-    for module in list(hooked.values()) if not is_faked() else ():
+    for module in list(hooked.values()):
         module.update(attached=False)
     if attached:
         words = "nothing refers to a HookManager any more: its hooks left %d modules; keep it in a variable"

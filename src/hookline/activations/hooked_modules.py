@@ -31,11 +31,6 @@ NO_BACKWARD = -1
 backward_id: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: NO_BACKWARD)
 
 
-def is_faked() -> bool:
-    """Return whether torch runs on tensors without data, as while it makes graphs: no number can be read then."""
-    return bool(getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)())
-
-
 # ---- torch hooks -----------------------------------------------------------------------------------------------------
 
 
@@ -133,8 +128,6 @@ class HookedModule(TorchHook):
         slots, timer = self._slots(), self.timer
         dispatch = None if slots is None else slots.on_forward
         measured = timer.end(module) if timer is not None else None
-        if slots is None and not is_faked():  # The manager is gone, and its finalizer could not detach.
-            self.update(attached=False)
         return None if dispatch is None else dispatch(self, module, inputs, kwargs, output, measured)
 
     def update(self, attached: bool, measured: bool = False, returns: bool = False) -> None:

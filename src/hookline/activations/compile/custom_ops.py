@@ -72,8 +72,8 @@ def take_id(target: Any) -> torch.Tensor:
     return torch.tensor(number, device="cpu")
 
 
-def give_back_id(graph_id: torch.Tensor) -> None:
-    """Make a tensor identify nothing; compiled code may still have it."""
+def give_back_id(graph_id: torch.Tensor | str) -> None:
+    """Make a tensor, or its number as text, identify nothing; compiled code may still have it."""
     _objects.pop(int(graph_id), None)
 
 

@@ -131,7 +131,7 @@ def enter_graphs(dispatcher: ForwardDispatcher, entries: Sequence[Entry]) -> Non
 def leave_graphs(hooked: HookedModule) -> None:
     """Make graphs reach nothing through a module's torch hook any more."""
     if hooked.graph_id is not None:
-        give_back_id(hooked.graph_id)
+        give_back_id(hooked.stats_key)  # The collector may call this while torch traces, where no tensor can be read.
     hooked.wants, hooked.stats_key = OUTSIDE, ""
     hooked.graph_id = hooked.stats_row = hooked.stats_place = None
 
