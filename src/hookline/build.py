@@ -152,9 +152,10 @@ class AccelerateTrainer(Trainer):
         validating = prepare_loaders(self.accelerator, val_loaders, self.options.seed, each_once=True)
         return super().fit(training, validating, max_epochs, max_steps, resume, fork, **unknown)
 
-    def validate(self, loaders: Loaders = None) -> dict[str, float]:
+    def validate(self, loaders: Loaders = None, **unknown: Never) -> dict[str, float]:
         """Validate now, with the validation events, and return the metrics."""
-        return super().validate(prepare_loaders(self.accelerator, loaders, self.options.seed, each_once=True))
+        prepared = prepare_loaders(self.accelerator, loaders, self.options.seed, each_once=True)
+        return super().validate(prepared, **unknown)
 
     def step_schedulers(self, stepped: Sequence[torch.optim.Optimizer] | None = None) -> None:
         """Step the schedulers of the optimizers that stepped, prepared ones or those inside of them."""

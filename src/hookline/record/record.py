@@ -65,7 +65,7 @@ class Record:
         self.run: dict[str, Any] = {}  # the fields of run.json, empty before `start`
         self._storage = storage
         # What a run that continues would write, until its first step: one that fails before leaves its directory alone.
-        self._held: list[Callable[[], None]] | None = [] if storage.is_continued else None
+        self._held: list[Callable[[], Any]] | None = [] if storage.is_continued else None
         self._holding = threading.RLock()  # a change that was deferred may record an event
         self._sinks = AddedSinks()
         self._secrets = SecretValues()
@@ -236,7 +236,7 @@ class Record:
         """Whether the run continues an earlier one and has made no step yet, so that its directory is unchanged."""
         return self._held is not None
 
-    def defer(self, change: Callable[[], None]) -> None:
+    def defer(self, change: Callable[[], Any]) -> None:
         """Change something in the run's directory: now, or with the first step of a run that continues."""
         with self._holding:
             if self._held is not None:

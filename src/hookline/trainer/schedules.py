@@ -181,12 +181,11 @@ def _ends(state: State, begin: int = 0) -> Iterator[tuple[str, int, int]]:
 
 
 def _end_of_function(scheduler: Any, place: int, last: int) -> Iterator[tuple[str, int, int]]:
-    """Yield the next step at which the functions of a `LambdaLR` fall to 0, as those of Transformers do at their end."""
-    if isinstance(scheduler, LambdaLR):
-        factors = scheduler.lr_lambdas
-        ends = (step for step in range(place, last) if all(factor(step) == 0 < factor(step - 1) for factor in factors))
-        for end in islice(ends, 1):
-            yield "num_training_steps", end, end
+    """Yield the next step at which a `LambdaLR` falls to 0, as those of Transformers do at their end."""
+    factors = scheduler.lr_lambdas if isinstance(scheduler, LambdaLR) else ()
+    ends = (step for step in range(place, last) if all(factor(step) == 0 < factor(step - 1) for factor in factors))
+    for end in islice(ends, 1 if factors else 0):
+        yield "num_training_steps", end, end
 
 
 def _step(scheduler: Any, change: str) -> None:

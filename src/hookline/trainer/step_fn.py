@@ -18,6 +18,7 @@ from hookline.run.outputs import (
     find_target,
     is_numpy_number,
 )
+from hookline.trainer.accelerate import unwrap_optimizer
 from hookline.trainer.metrics import TrainingMetrics
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class ForwardPass:
         had_gradients = any(param.grad is not None for param in params)
         with ExitStack() as watched:
             for optimizer in trainer.optimizers:
-                plain: Any = getattr(optimizer, "optimizer", optimizer)  # Accelerate wraps it
+                plain = unwrap_optimizer(optimizer)
                 if isinstance(plain, torch.optim.Optimizer):
                     watched.callback(plain.register_step_post_hook(lambda *step: stepped.append(step)).remove)
             try:
