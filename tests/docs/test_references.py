@@ -43,6 +43,7 @@ NOT_LISTS = {
     "hookline predict", "hookline replay --weights",
     "hookline COMMAND", "hookline COMMAND --help", "hookline hooks NAME prints one hook in full",
     "hookline events --event NAME prints one event in full",
+    "hookline checkpoints NAME", "hookline verify-checkpoint NAME/NAME",
     "hookline label NAME", "hookline plot", "hookline resume NAME", "hookline runs",
     "hookline show RUN --metrics", "hookline help", "hookline help TOPIC prints a page",
 }  # fmt: skip
