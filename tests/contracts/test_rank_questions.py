@@ -37,6 +37,7 @@ WORLD_SIZE = {
     "trainer/validation": "a sharded model needs a batch from every rank",
     "trainer/window": "the weight of a window is a mean over the ranks",
     "core/entry": "a hook's attribute `ranks` that none of the ranks has means something else",
+    "testing/ranks": "threads that stand for ranks",
     # ---- what is said about it
     "cli/train": "the command that continues the run",
     "hooks/console/hook": "the line says that a loss is rank 0's",

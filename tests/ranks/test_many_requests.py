@@ -5,10 +5,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from thread_ranks import Board, ThreadRanks, run_on_threads
 
 from hookline.run.progress import Progress
 from hookline.run.status import RunStatus, Stop
+from hookline.testing.ranks import Board, ThreadRanks, run_on_threads
 from hookline.trainer.agreement import RankAgreement
 
 RANKS, SCHEDULES, STEPS = 8, 1000, 6
