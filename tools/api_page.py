@@ -11,6 +11,7 @@ from typing import Any
 from pages import table, visible, without_bounds, write_part
 
 import hookline
+from hookline import testing
 
 LONGEST = 110  # characters of a signature on one line
 GROUPS = {  # title -> the folders whose public names it lists; the last group takes the others
@@ -35,7 +36,15 @@ def api_reference() -> str:
     for title, names in groups.items():
         lines += [f"## {title}", ""]
         for name in names:
-            lines += [*_entry(name), ""]
+            lines += [*_entry(name, getattr(hookline, name)), ""]
+    lines += [
+        "## Testing hooks",
+        "",
+        "Imported from `hookline.testing`; [test hooks](../how-to/testing-hooks.md) has examples.",
+        "",
+    ]
+    for name in testing.__all__:
+        lines += [*_entry(name, getattr(testing, name)), ""]
     return "\n".join(lines).rstrip()
 
 
@@ -46,8 +55,7 @@ def _group(module: str) -> str:
     return prefixes[max(matches, key=len)] if matches else [*GROUPS][-1]
 
 
-def _entry(name: str) -> Iterator[str]:
-    value = getattr(hookline, name)
+def _entry(name: str, value: Any) -> Iterator[str]:
     yield f"### {name}"
     yield ""
     if inspect.isclass(value) and value.__name__ != name and value.__name__ in hookline.__all__:

@@ -5,7 +5,8 @@ from dataclasses import fields
 import pytest
 
 import hookline
-from hookline import HooksConfig, RunConfig
+import pytest_hookline
+from hookline import HooksConfig, RunConfig, testing
 from hookline.config.hooks import RESERVED
 from hookline.core.catalog import CATALOG
 from hookline.core.plugins import HOOKS
@@ -75,6 +76,24 @@ BUILT_IN = """
     stall_watchdog steer
     tensorboard throughput trackio wandb
 """
+
+
+TESTING = """
+    EventRecorder Lifecycle MemorySink assert_harmless assert_resumable assert_within_budget lifecycles small_trainer
+"""
+FIXTURES = """
+    assert_hook_harmless assert_hook_resumable assert_hook_within_budget hookline_lifecycle hookline_recorder
+    hookline_sink
+"""
+
+
+def test_names_for_tests() -> None:
+    """`hookline.testing` and the pytest plugin export exactly these names."""
+    assert testing.__all__ == TESTING.split()
+    is_fixture = {
+        name: isinstance(value, type(pytest_hookline.hookline_sink)) for name, value in vars(pytest_hookline).items()
+    }
+    assert [name for name in sorted(is_fixture) if is_fixture[name]] == FIXTURES.split()
 
 
 def test_public_names() -> None:

@@ -1,10 +1,15 @@
 """Tests of the plugin; install it first: pip install -e ."""
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
 import torch
 from hookline_plugin import Lines, UnitRMS, WeightNorm, confidence
 
 from hookline import HookManager
-from hookline.testing import assert_harmless
+from hookline.testing import Lifecycle, lifecycles
 
 
 def test_a_config_can_name_the_hooks() -> None:
@@ -14,9 +19,29 @@ def test_a_config_can_name_the_hooks() -> None:
     assert kinds == [WeightNorm, Lines, UnitRMS]
 
 
-def test_observing_changes_nothing() -> None:
+@pytest.mark.parametrize("make", [WeightNorm, UnitRMS])
+def test_the_hooks_survive_what_happens_in_runs(make: Callable[[], Any], hookline_lifecycle: Lifecycle) -> None:
+    """None fails when a step is skipped, a run fails or resumes, or there are two ranks."""
+    hookline_lifecycle.run(make())
+
+
+def test_observing_changes_nothing(assert_hook_harmless: Any) -> None:
     """Training is bit for bit the same with the hook as without it."""
-    assert_harmless(WeightNorm())
+    assert_hook_harmless(WeightNorm())
+
+
+def test_the_hooks_resume(assert_hook_resumable: Any, assert_hook_within_budget: Any) -> None:
+    """A run that is killed and resumed ends as one without interruption, and a step costs little."""
+    for hook in (WeightNorm(), UnitRMS()):
+        assert_hook_resumable(hook)
+        assert_hook_within_budget(hook, microseconds_per_step=20_000)
+
+
+def test_lines_are_written(tmp_path: Path) -> None:
+    """A tracker needs a run on disk."""
+    lifecycles()[0].run(Lines(), output_dir=tmp_path)
+    (lines,) = tmp_path.glob("*/lines.txt")
+    assert lines.read_text().endswith("completed\n")
 
 
 def test_gradients_get_a_root_mean_square_of_scale() -> None:
