@@ -7,12 +7,15 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
+from hookline._console import logger
 from hookline.checkpoints.find import find_checkpoint
-from hookline.errors import HooklineError
+from hookline.checkpoints.format import Section, decode
+from hookline.errors import HooklineError, error_text
 from hookline.hosts.foreign import ForeignRun
 from hookline.hosts.truth import ATTACH, Host
 from hookline.ranks import own_rank
@@ -20,6 +23,7 @@ from hookline.run.manager import HookManager
 from hookline.run.rng import preserve_rng
 
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | Mapping[str, torch.optim.Optimizer]
+_ATTACHED: WeakSet[torch.optim.Optimizer] = WeakSet()  # those of runs in progress
 
 
 def attach(
@@ -102,18 +106,20 @@ class Attached:
         prints: bool = True,
     ) -> None:
         check_model(model)
+        check_options(hooks, scaler, accelerator, step_fn, output_dir)
         self._accelerator = accelerator
         scaler = getattr(accelerator, "scaler", None) if scaler is None else scaler
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         optimizers = inner_optimizers(optimizer)
+        manager = hooks if isinstance(hooks, HookManager) else HookManager()
         self.run = ForeignRun(
-            model, optimizers, HookManager(), host=host, scaler=self._scaler, ranks=own_rank(),
+            model, optimizers, manager, host=host, scaler=self._scaler, ranks=own_rank(),
             step_fn=step_fn, output_dir=output_dir, may_change=may_change, prints=prints,
         )  # fmt: skip
         if config is not None:
-            self.run.hooks.load(config, allow=allow)
-        for hook in hooks.hooks if isinstance(hooks, HookManager) else hooks:
-            self.run.hooks.register(hook)
+            manager.load(config, allow=allow)
+        for hook in () if hooks is manager else hooks:
+            manager.register(hook)
         self._torch_hooks = ExitStack()
         self._epoch_is_open = False
 
@@ -129,11 +135,18 @@ class Attached:
     def begin(self) -> None:
         """Open the record, and put torch's step hooks on the optimizers."""
         run = self.run
+        if run.running:
+            raise HooklineError("hl.begin: this run is in progress; call hl.end() first")
+        if any(optimizer in _ATTACHED for optimizer in run.optimizers):
+            problem = "attach: another run is attached to this optimizer, and would count the same steps"
+            raise HooklineError(f"{problem}; leave its `with` block first, or pass all hooks to one attach()")
         run.open()
         try:
             with preserve_rng():  # What hooks prepare must not move the random streams of your loop.
                 run.begin()
             for optimizer in run.optimizers:
+                _ATTACHED.add(optimizer)
+                self._torch_hooks.callback(_ATTACHED.discard, optimizer)
                 for handle in (
                     optimizer.register_step_pre_hook(self._before_step),
                     optimizer.register_step_post_hook(self._after_step),
@@ -154,6 +167,8 @@ class Attached:
         if not run.running:
             return
         self._torch_hooks.close()
+        if isinstance(error, SystemExit) and error.code in (None, 0):
+            error = None  # A script may end so inside the block.
         if error is None and signal is None:
             try:
                 self._end_epoch()
@@ -161,7 +176,19 @@ class Attached:
             except BaseException as failure:
                 run.end(failure)
                 raise
+        else:
+            try:
+                run.settle_step()  # The last step was made, and what ends the run came after it.
+            except Exception as failure:  # It does not replace what ends the run.
+                logger.warning("while the run was ending: %s", error_text(failure))
         run.end(error, signal)
+
+    def _in_block(self, call: str) -> ForeignRun:
+        """Return the run, for a method that needs it in progress."""
+        if not self.run.running:
+            when = "has ended" if self.run.run_ended else "has not begun"
+            raise HooklineError(f"hl.{call}: the run {when}; call it inside of `with hookline.attach(…) as hl:`")
+        return self.run
 
     # ---- what the loop may call --------------------------------------------------------------------------------------
 
@@ -170,7 +197,9 @@ class Attached:
 
         Inside `validation` it only yields them.
         """
-        run = self.run
+        run = self._in_block("batches")
+        if not isinstance(loader, Iterable):
+            raise HooklineError(f"hl.batches: expected an iterable of batches, got {type(loader).__name__}")
         if run.validations_in_progress:
             yield from loader
             return
@@ -196,7 +225,7 @@ class Attached:
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
             raise HooklineError(f"hl.backward: expected a loss with one element, got {what}; reduce it, as by mean()")
-        run, accelerator = self.run, self._accelerator
+        run, accelerator = self._in_block("backward"), self._accelerator
         steps = 1 if accelerator is None else accelerator.gradient_accumulation_steps
         run.backward_begins(loss if steps == 1 else loss / steps)
         if accelerator is not None:
@@ -213,10 +242,12 @@ class Attached:
         Args:
             optimizer: The optimizer; may be left out if there is only one.
         """
-        run = self.run
+        run = self._in_block("optimizer_step")
         if optimizer is None and len(run.optimizers) > 1:
             raise HooklineError(f"hl.optimizer_step: pass one of the {len(run.optimizers)} optimizers")
         inner = run.optimizers[0] if optimizer is None else inner_optimizer(optimizer)
+        if all(inner is not known for known in run.optimizers):
+            raise HooklineError(f"hl.optimizer_step: this {type(inner).__name__} was not passed to attach()")
         made = run.optimizer_steps
         if self._accelerator is not None and optimizer is not None:
             optimizer.step()
@@ -229,10 +260,14 @@ class Attached:
 
     def log(self, name: str, value: Any) -> None:
         """Record a number under a name; inside `validation` it is a result that early stopping and checkpoints read."""
+        run = self._in_block("log")
+        if isinstance(value, Tensor) and value.numel() != 1:
+            problem = f"expected one number, got a tensor of shape {tuple(value.shape)}"
+            raise HooklineError(f"hl.log({name!r}): {problem}; reduce it, as by mean()")
         if self._measured is not None:
             self._measured[name] = value
         else:
-            self.run.log(name, value)
+            run.log(name, value)
 
     _measured: dict[str, Any] | None = None
 
@@ -243,7 +278,9 @@ class Attached:
         >>> with hl.validation():
         ...     hl.log("val/loss", evaluate(model))
         """
-        run = self.run
+        run = self._in_block("validation")
+        if self._measured is not None:
+            raise HooklineError("hl.validation: a validation is in progress; call it once, around all of it")
         run.settle()
         with run.validation() as metrics:
             self._measured = metrics
@@ -256,27 +293,47 @@ class Attached:
     @property
     def should_stop(self) -> bool:
         """Whether a hook has asked to stop; the step in progress ends here."""
-        self.run.settle_step()
+        if self.run.running:
+            self.run.settle_step()
         return self.run.should_stop
 
     def save(self, name: str | None = None) -> None:
-        """Write a checkpoint after the current step: weights, optimizers, random streams and Hookline's own state."""
-        self.run.save(name)
+        """Write a checkpoint of the last step: weights, optimizers, random streams and Hookline's own state.
+
+        Between a backward pass and `step()` it is written once the step is made.
+        """
+        run = self._in_block("save")
+        if not run.can_save:
+            raise HooklineError(f"hl.save: this run cannot save checkpoints; {run.host.lacks['can_save']}")
+        run.save(name)
+        if run.settle_step():
+            run.save_requested()
 
     def load(self, checkpoint: str | Path) -> None:
         """Continue from a checkpoint that `save` or the checkpoint hook wrote, or from the newest one of a run.
 
         It restores everything but your data and your schedulers.
         """
-        self.run.load_checkpoint(find_checkpoint(Path(checkpoint))[0])
+        run = self._in_block("load")
+        if not isinstance(checkpoint, (str, Path)):
+            raise HooklineError(f"hl.load: expected the path of a run or a checkpoint, got {type(checkpoint).__name__}")
+        run.load_checkpoint(find_checkpoint(Path(checkpoint))[0])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return Hookline's own state, for a checkpoint of yours: counters and what hooks remember."""
-        return self.run.state_sections()
+        """Return Hookline's own state, for a checkpoint of yours: counters and what hooks remember, as plain values."""
+        run = self.run
+        if run.running:
+            run.settle_step()
+        return {name: plain_section(section) for name, section in run.state_sections().items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self.run.load_sections(state)
+        run = self._in_block("load_state_dict")
+        missing = sorted(run.state_sections().keys() - set(state if isinstance(state, Mapping) else ()))
+        if missing:
+            expected = "expected what hl.state_dict() returned"
+            raise HooklineError(f"hl.load_state_dict: {expected}; there is no {', '.join(missing)}")
+        run.load_sections(state)
 
     # ---- torch's optimizer hooks -------------------------------------------------------------------------------------
 
@@ -320,10 +377,29 @@ def check_model(model: Any) -> None:
             raise HooklineError(f"{problem}; use FSDP2 (fully_shard) or DDP")
 
 
+def check_options(hooks: Any, scaler: Any, accelerator: Any, step_fn: Any, output_dir: Any) -> None:
+    """Refuse options of another type.
+
+    Raises:
+        HooklineError: It names the option, and what it should be.
+    """
+    is_list = isinstance(hooks, (HookManager, Iterable)) and not isinstance(hooks, (str, Mapping))
+    for name, value, fits, expected in (
+        ("hooks", hooks, is_list, "a list of hooks or a HookManager"),
+        ("scaler", scaler, scaler is None or hasattr(scaler, "is_enabled"), "a GradScaler"),
+        ("accelerator", accelerator, accelerator is None or hasattr(accelerator, "backward"), "an Accelerator"),
+        ("step_fn", step_fn, step_fn is None or callable(step_fn), "a function `(model, batch) -> loss`"),
+        ("output_dir", output_dir, isinstance(output_dir, (str, Path, type(None))), "a path or None"),
+    ):
+        if not fits:
+            raise HooklineError(f"attach: {name}: expected {expected}, got {type(value).__name__}")
+
+
 def inner_optimizer(optimizer: Any) -> torch.optim.Optimizer:
     """Return the optimizer inside a wrapper, such as Accelerate's: its step is the one that is made."""
     while not isinstance(optimizer, torch.optim.Optimizer) or type(optimizer).__module__.startswith("accelerate."):
-        inner = getattr(optimizer, "optimizer", None)
+        # A learning-rate scheduler has an optimizer, too, and no parameters.
+        inner = getattr(optimizer, "optimizer", None) if hasattr(optimizer, "param_groups") else None
         if inner is None:
             raise HooklineError(
                 "attach: expected an optimizer, a list of optimizers that step together, or a dict of optimizers that "
@@ -334,7 +410,23 @@ def inner_optimizer(optimizer: Any) -> torch.optim.Optimizer:
 
 
 def inner_optimizers(optimizer: Any) -> list[torch.optim.Optimizer] | dict[str, torch.optim.Optimizer]:
-    """Return the optimizers inside of wrappers, as a list or a dict."""
+    """Return the optimizers inside of wrappers, as a list or a dict.
+
+    Raises:
+        HooklineError: If there is none, or one of them twice.
+    """
     if isinstance(optimizer, Mapping):
-        return {name: inner_optimizer(each) for name, each in optimizer.items()}
-    return [inner_optimizer(each) for each in (optimizer if isinstance(optimizer, (list, tuple)) else [optimizer])]
+        given: Any = {name: inner_optimizer(each) for name, each in optimizer.items()}
+    else:
+        given = [inner_optimizer(each) for each in (optimizer if isinstance(optimizer, (list, tuple)) else [optimizer])]
+    if not given:
+        raise HooklineError(f"attach: expected at least one optimizer, got an empty {type(optimizer).__name__}")
+    optimizers = list(given.values() if isinstance(given, dict) else given)
+    if len({id(each) for each in optimizers}) < len(optimizers):
+        raise HooklineError("attach: an optimizer was passed twice; pass each of them once")
+    return given
+
+
+def plain_section(section: Any) -> Any:
+    """Return a section of a checkpoint as the plain values that it was encoded from."""
+    return decode(section.value, section.tensors) if isinstance(section, Section) else section

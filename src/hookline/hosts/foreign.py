@@ -236,10 +236,11 @@ class ForeignRun(Run):
         self.before_step(optimizer)
         self.after_step(optimizer)
 
-    def settle_step(self) -> None:
-        """End what the last optimizer step belongs to, if it is made."""
+    def settle_step(self) -> bool:
+        """End what the last optimizer step belongs to, if it is made; return whether the loop is between two steps."""
         if self._stepping and len(self._made) == len(self._stepping):
             self.settle()
+        return not (self._batch_is_open or self.in_window)
 
     def settle(self) -> None:
         """End the step and the micro-batch in progress: what comes next belongs to the next ones."""
