@@ -13,10 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from hookline._console import logger
-from hookline._names import load_plain_state_dict, plain_state_dict
+from hookline._names import load_plain_state_dict, plain_buffers, plain_state_dict, unwrap_module
+from hookline._tensors import is_sharded
 from hookline.checkpoints.store import SavedCheckpoint, write_checkpoint
+from hookline.core.catalog import CATALOG
 from hookline.core.entry import Entry
 from hookline.errors import CheckpointError, RegistrationError, cut
 from hookline.hosts.truth import Host
@@ -25,6 +28,7 @@ from hookline.run.agreement import SaveName
 from hookline.run.engine import Engine
 from hookline.run.hook_state import hooks_state, load_hooks_state
 from hookline.run.manager import HookManager
+from hookline.run.model_call import ModelCall
 from hookline.run.rng import restore_rng, rng_state
 from hookline.run.run import Run
 from hookline.run.step_log import LR
@@ -32,6 +36,8 @@ from hookline.run.window import MicroBatch, Window
 from hookline.trainer.counting import count_tokens
 
 StepFn = Callable[[torch.nn.Module, Any], Tensor]
+OF_GRADIENTS = {"grads", "grad_norm", "ctx"}
+"""Arguments that are made of the gradients."""
 OVERFLOW = "the GradScaler skipped the step: non-finite gradients"
 
 
@@ -48,6 +54,14 @@ class ForeignWindow(Window):
     def combine(self, parts: Sequence[MicroBatch]) -> Tensor:
         """Return the sum of the losses."""
         return torch.stack([part.loss for part in parts]).sum()
+
+
+class ForeignEngine(Engine):
+    """What a foreign loop does itself; only what hooks run goes through this."""
+
+    def eval_model(self, model: Any) -> Any:
+        """Return the model inside of its wrappers, which may wait for other ranks."""
+        return unwrap_module(model)
 
 
 class ForeignRun(Run):
@@ -68,6 +82,7 @@ class ForeignRun(Run):
     """
 
     can_validate = True
+    find_nan_by = "add the hook 'nan_forensics'"
 
     def __init__(
         self,
@@ -85,7 +100,10 @@ class ForeignRun(Run):
         prints: bool = True,
     ) -> None:
         self.host, self._may_change, self._prints = host, may_change, prints
-        self.can_save, self.can_rerun, self._step_fn = output_dir is not None, step_fn is not None, step_fn
+        is_whole = not any(map(is_sharded, model.parameters()))  # else this process has a part of the weights
+        self.can_save, self.can_rerun, self._step_fn = is_whole and output_dir is not None, is_whole, step_fn
+        self.calls: list[tuple[ModelCall, dict[str, Any]]] = []
+        self._recording: RemovableHandle | None = None  # the hook on the model that records its calls
         self._steps_together = not isinstance(optimizers, Mapping)
         self._stepping: list[torch.optim.Optimizer] = []  # optimizers of the step in progress
         self._made: list[torch.optim.Optimizer] = []  # those of them that have stepped or were skipped
@@ -100,8 +118,11 @@ class ForeignRun(Run):
         self.optimizer_steps = 0  # calls of `step()` that were reported
         self._steps_after_stop = 0
         self._has_checked = self._had_loss = False
+        self._after_step: dict[str, Any] | None = None  # what a checkpoint of this step needs, as the step left it
         listed = list(optimizers.values() if isinstance(optimizers, Mapping) else optimizers)
-        engine = Engine(next((param.device for param in model.parameters()), torch.device("cpu")))
+        is_fused = any(group.get("fused") for optimizer in listed for group in optimizer.param_groups)
+        self.has_unscaled_gradients = scaler is None or not is_fused
+        engine = ForeignEngine(next((param.device for param in model.parameters()), torch.device("cpu")))
         engine.scaler = scaler
         super().__init__(model, listed, hooks, engine=engine, ranks=ranks, config=config, output_dir=output_dir)
 
@@ -111,11 +132,48 @@ class ForeignRun(Run):
         self.hooks.dispatcher.begin_batch = self.forward_begins
         self.connection.callback(self.hooks.add_registration_check(self._check_changes))
 
+    def check_needs(self, entry: Entry) -> None:
+        """Refuse a hook that needs more than this loop can do, or would be shown scaled gradients."""
+        super().check_needs(entry)
+        reads = any(not OF_GRADIENTS.isdisjoint(listener.wanted) for listener in entry.listeners.values())
+        if not self.has_unscaled_gradients and (reads or "on_update" in entry.listeners):
+            problem = f"{entry.name!r} reads gradients, which are scaled when a fused optimizer under a GradScaler steps"
+            raise RegistrationError(f"{problem}; {self.host.lacks['has_unscaled_gradients']}")
+
     def _check_changes(self, entry: Entry) -> None:
         """Refuse a hook that changes training where hooks may not."""
         if entry.intervenes and not self._may_change:
             problem = f"hook {entry.name!r} changes training, which is not allowed here"
             raise RegistrationError(f"{problem}; leave it out, or pass --allow-changes")
+
+    def begin(self) -> None:
+        """Set up the hooks, and fire on_train_start."""
+        super().begin()
+        self.until_end.callback(self._record_calls, False)
+        self.until_end.callback(self.hooks.on_change(self._record_calls))
+        self._record_calls()
+
+    def _record_calls(self, wanted: bool = True) -> None:
+        """Have a hook on the model only while another hook may want to run its calls again."""
+        wanted = wanted and any("can_rerun" in entry.needs for entry in self.hooks.entries())
+        if wanted and self._recording is None:
+            self._recording = self.model.register_forward_pre_hook(self._note_call, with_kwargs=True)
+        elif not wanted and self._recording is not None:
+            self._recording.remove()
+            self._recording = None
+
+    def _note_call(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Record a call of the model in training."""
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():  # Inside a graph this would break it.
+            return
+        if not (self.reruns_batches or self.event_args.is_other_batch):
+            self.forward_begins()
+            self.calls.append((ModelCall.of(args, kwargs, self.device), self.random_state()))
+
+    @property
+    def reruns_batches(self) -> bool:  # type: ignore[override]
+        """Whether a batch can be run again, by the user's `step_fn`."""
+        return self._step_fn is not None and self._reads_batches
 
     def remedy(self, lacking: Sequence[str]) -> str:
         """Say what would let a hook work that needs more than this loop can do."""
@@ -137,9 +195,12 @@ class ForeignRun(Run):
 
     def forward_begins(self) -> bool:
         """Begin a micro-batch if this forward pass is the first of one; return whether it is."""
-        if self._batch_is_open and not self._is_over:
+        args, has_grad = self.event_args, torch.is_grad_enabled()
+        if args.is_other_batch:
             return False
-        if self.event_args.phase != "train" or not self.model.training or not torch.is_grad_enabled():
+        # Without grad in eval mode the loop validates, whether it says so or not.
+        args.phase = "train" if has_grad or self.model.training else "validation"
+        if not has_grad or (self._batch_is_open and not self._is_over):
             return False
         with self.hooks.lock:  # several threads may run the model
             return self._enter()
@@ -199,6 +260,21 @@ class ForeignRun(Run):
                 self._note_lr()
                 self.step_log.add(LR, self.event_args.used_lr)
                 self._is_over = True
+                if not self._reads_batches and self._saves_at_step():
+                    # The step ends late, when the loop has drawn data and perhaps run the model again.
+                    buffers = {name: buffer.clone() for name, buffer in plain_buffers(self.model).items()}
+                    self._after_step = {"rng": rng_state(), "buffers": buffers}
+
+    def _saves_at_step(self) -> bool:
+        """Return whether a hook that saves is due at the end of this step."""
+        if not self.can_save:
+            return False
+        due = self.hooks.scheduler.decision.due_for(CATALOG["on_step_end"])
+        return any(
+            "can_save" in entry.needs and "on_step_end" in entry.listeners
+            for entry in self.hooks.entries()
+            if entry.enabled and (entry.schedule.always or entry.name in due)
+        )
 
     def around_closure(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any]) -> Callable[[], Any]:
         """Return a closure after which the gradients are those of the step: it computes them, once or many times.
@@ -256,7 +332,9 @@ class ForeignRun(Run):
         if made_step:
             self._check_first_step()
             self._check_stop()
+            self.calls.clear()
         self.at_boundary()
+        self._after_step = None
 
     # ---- micro-batches and steps -------------------------------------------------------------------------------------
 
@@ -283,6 +361,7 @@ class ForeignRun(Run):
         self.end_step()
         self.at_boundary()
         self._stepping, self._made, self._is_over = [], [], False
+        self.calls.clear()
         self.event_args.forget_step()
         self.event_args.forget_loss()
         self.event_args.used_lr = None
@@ -307,6 +386,7 @@ class ForeignRun(Run):
         """
         if not self._has_checked:
             self._has_checked, self.knows_loss = True, self._had_loss
+            self.can_rerun = self.can_rerun and (self.reruns_batches or self._recording is None or bool(self.calls))
             for entry in self.hooks.entries():
                 self.check_needs(entry)
 
@@ -330,6 +410,7 @@ class ForeignRun(Run):
         super().reset_steps()
         self._batch_is_open = self._is_over = False
         self._stepping, self._made = [], []
+        self.calls.clear()
 
     @contextmanager
     def _only(self, optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
@@ -354,6 +435,13 @@ class ForeignRun(Run):
         for param, grad in self._hidden:
             param.grad = grad
         self._hidden.clear()
+
+    def epoch_metrics(self) -> dict[str, float]:
+        """Return the means of the current epoch so far; there is no loss if the loop has reported none."""
+        means = super().epoch_metrics()
+        if not self.stats.has_losses:
+            del means["train/epoch_loss"]
+        return means
 
     # ---- what a foreign loop does itself -----------------------------------------------------------------------------
 
@@ -440,11 +528,13 @@ class ForeignRun(Run):
         self.step_log.flush()
         self.record.sync()
         scaler = self.engine.scaler
+        after = self._after_step or {"rng": rng_state(), "buffers": {}}
+        weights = plain_state_dict(self.model)
         sections = {
-            "model": plain_state_dict(self.model),
+            "model": weights | {name: value for name, value in after["buffers"].items() if name in weights},
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "scaler": None if scaler is None else scaler.state_dict(),
-            "rng": rng_state(),
+            "rng": after["rng"],
             **self.state_sections(),
         }
         meta = {"run_id": self.run_id, "step": self.progress.steps_done, "epoch": self.progress.epoch}

@@ -26,7 +26,10 @@ class Host:
 BATCHES = "read the batches with `for batch in hl.batches(loader)`"
 LOSS = "call `hl.backward(loss)` instead of `loss.backward()`"
 VALIDATION_BATCHES = "the batches of a validation stay in your loop: leave the hook out, and compute its table there"
-RERUN = "pass `step_fn=`, a function `(model, batch) -> loss`, and read the batches with `hl.batches(loader)`"
+RERUN = (
+    "call the model itself, outside of compiled functions and not sharded; or pass `step_fn=`, a function "
+    "`(model, batch) -> loss`, and read the batches with `hl.batches(loader)`"
+)
 
 ATTACH = Host(
     "attach",
@@ -37,7 +40,7 @@ ATTACH = Host(
         "knows_batches": BATCHES,
         "knows_windows": BATCHES,
         "knows_loss": LOSS,
-        "can_save": "pass `output_dir=`",
+        "can_save": "pass `output_dir=`; save weights that FSDP2 has sharded yourself, with `hl.state_dict()`",
         "has_unscaled_gradients": "make the optimizer with fused=False; under a GradScaler a fused one unscales itself",
     },
     events={

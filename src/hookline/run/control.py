@@ -22,6 +22,7 @@ from hookline.core.entry import Entry
 from hookline.errors import HooklineError, RegistrationError, cut
 from hookline.record.metrics import REDUCTIONS
 from hookline.record.record import Record
+from hookline.run.model_call import ModelCall
 from hookline.run.rng import preserve_rng, restore_rng, rng_state
 from hookline.run.status import Stop
 
@@ -56,7 +57,11 @@ class RunView:
     knows_validation_batches = False
     """Whether the batches of its validations are known, and what the model returned for them."""
     can_rerun = False
-    """Whether `rerunning` runs a batch again as training ran it."""
+    """Whether `rerunning` runs a batch again as training ran it, or at least a call of the model."""
+    reruns_batches = True
+    """Whether it can run a batch again; else only `calls`, which have no loss."""
+    calls: Sequence[tuple[ModelCall, dict[str, Any]]] = ()
+    """The model's calls of this step with the random streams before them, if batches cannot be run again."""
     knows_loss = True
     """Whether the loss is known, because its backward pass goes through the run."""
     knows_batches = True
@@ -548,26 +553,27 @@ class RunControl(RunLog):
                 self.engine.free_whole_weights(self.model)
 
     @contextmanager
-    def rerunning(self, random_state: dict[str, Any]) -> Iterator[Callable[[Any], torch.Tensor]]:
+    def rerunning(self, random_state: dict[str, Any]) -> Iterator[Callable[[Any], Any]]:
         """Run a batch again as training ran it, with the same weights and random streams, and leave no trace.
 
         Modules stay in their modes and the model runs eagerly, so that foreign hooks on any module fire; the run's own
         hooks do not. Buffers that the forward pass updates (running means) are restored afterwards.
 
         >>> with trainer.rerunning(state) as forward:
-        ...     loss = forward(batch)  # with its graph
+        ...     loss = forward(batch)  # with its graph; of a `ModelCall` the model's output
 
         Args:
             random_state: The random streams that every call starts from, as `random_state` returned them.
         """
         model = self.engine.eval_model(self.model)  # a wrapper would wait for ranks that do not run this batch
-        compute = self.compute_again(model)
         buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
 
-        def forward(batch: Any) -> torch.Tensor:
+        def forward(batch: Any) -> Any:
             restore_rng(random_state)
             with torch.enable_grad():
-                return compute(self.engine.place(batch))
+                if isinstance(batch, ModelCall):
+                    return batch.repeat(model, self.device)
+                return self.compute_again(model)(self.engine.place(batch))
 
         with self.event_args.preserve_train_batch("train"), preserve_rng(), self.hooks.silenced():
             try:

@@ -148,6 +148,11 @@ class EpochStats:
         means[_epoch_name(LOSS)] = means.pop(_epoch_name(LOSS))  # the last, as it is recorded
         self._means_over_ranks, self._latest = means, latest_of_ranks
 
+    @property
+    def has_losses(self) -> bool:
+        """Whether a loss was added in this epoch."""
+        return bool(self.pending_losses or self._counts[LOSS])
+
     def loss_over_ranks(self, step: int) -> float | None:
         """Return the loss of a step over all ranks, if they have averaged it."""
         return self._loss_over_ranks[1] if self._loss_over_ranks[0] == step else None

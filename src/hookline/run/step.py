@@ -279,7 +279,7 @@ class Steps(RunControl):
         self.record_non_finite_losses(self.stats.take_non_finite())
         args = self.event_args
         args.forget_epoch()
-        for name, mean in self.stats.means().items():
+        for name, mean in self.epoch_metrics().items():
             self.log(name, mean, reduce=None)
         try:
             if handler := self.hooks.slots.on_epoch_end:

@@ -128,17 +128,26 @@ class ConsoleLogHook(TimedHook):
     def on_train_batch_end(self, trainer: RunControl, step: int, batch_idx: int) -> None:
         """Print the progress line if it is due and the step is complete, or draw the live view if it is time."""
         self._end_batch(step)
-        now = perf_counter()
         if self._view is not None:
             self._view.end_batch(batch_idx)
+        self._show_progress(trainer, step)
+
+    def _show_progress(self, trainer: RunControl, step: int) -> None:
+        now = perf_counter()
+        if self._view is not None:
             if now >= self._draw_at:
                 self._draw(trainer, now)
         elif trainer.in_window:
             return  # its line comes with the last batch of the step, whose loss is the mean over all of them
         elif self._is_due and now >= self._print_at:
-            loss, mean = trainer.step_loss(), trainer.epoch_metrics()["train/epoch_loss"]  # waits for the device
-            self._print_progress(trainer, step, now, loss, mean)
+            mean = trainer.epoch_metrics().get("train/epoch_loss", math.nan)  # waits for the device
+            self._print_progress(trainer, step, now, trainer.step_loss() if trainer.knows_loss else math.nan, mean)
         self._is_due = False
+
+    def on_before_optimizer_step(self) -> None:
+        """Note that the hook is due: a loop of the user's own may not say where its batches begin."""
+        self._is_due = True
+        super().on_before_optimizer_step()
 
     def on_step_end(self, trainer: RunControl, step: int) -> None:
         """Count a step."""
@@ -146,6 +155,8 @@ class ConsoleLogHook(TimedHook):
         self._step = step
         if self._view is not None:
             self._view.end_step(step)
+        if not trainer.knows_batches:
+            self._show_progress(trainer, step)
 
     def _last_loss(self, trainer: RunControl) -> float:
         try:
@@ -168,7 +179,7 @@ class ConsoleLogHook(TimedHook):
         parts = [
             f"epoch {of_total(trainer.epoch + 1, trainer.total_epochs)}",
             f"step {of_total(step, total)}",
-            f"{whose}loss {loss:.4f}  mean {mean:.4f}",
+            f"{whose}loss {loss:.4f}  mean {mean:.4f}" if trainer.knows_loss else "",
             rate(speed, "step") if speed else "? steps/s",
             f"{duration_text((total - step) / pace)} left" if total and pace and step < total else "",
         ]

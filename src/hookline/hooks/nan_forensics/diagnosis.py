@@ -18,6 +18,7 @@ from hookline.activations.debug import Debug, statistics_of
 from hookline.core.base import ForwardHook
 from hookline.run.control import RunControl
 from hookline.run.manager import HookManager
+from hookline.run.model_call import ModelCall
 
 _OPERATION = re.compile(r"Function '(\w+)'")
 NAMES_SHOWN = 3
@@ -30,7 +31,8 @@ class Diagnosis:
     The report of a crash holds these fields under these names.
     """
 
-    loss: float
+    loss: float | None
+    """The loss, if the loop's way to compute it is known; else the model was called alone."""
     module: str | None = None
     """The first module whose output contained a NaN, or else the first whose output contained an Inf."""
     statistics: dict[str, float] = field(default_factory=dict)
@@ -52,7 +54,8 @@ class Diagnosis:
     @property
     def finite(self) -> bool:
         """Whether nothing went wrong this time."""
-        return math.isfinite(self.loss) and not self.gradients
+        is_fine = self.module is None if self.loss is None else math.isfinite(self.loss)
+        return is_fine and not self.gradients
 
     @property
     def origin(self) -> str | None:
@@ -60,6 +63,8 @@ class Diagnosis:
         return self.module if self.backward_module is None else self.backward_module
 
     def __str__(self) -> str:
+        if self.finite and self.loss is None:
+            return "run again, every output of the model was finite: it cannot be reproduced without the loss"
         if self.finite:
             return f"run again, the batch gave the loss {self.loss:.6g} and finite gradients: it cannot be reproduced"
         return "; ".join(self._clauses())
@@ -69,7 +74,10 @@ class Diagnosis:
             yield f"the batch itself is not finite in {_shortened(self.batch)}"
         if self.parameters:
             yield f"parameters were not finite already: {_shortened(self.parameters)}"
-        if math.isfinite(self.loss):
+        if self.loss is None and self.module is None:
+            yield f"the model's outputs are finite, gradients are not in {_shortened(self.gradients)}"
+            yield "the loss or the backward pass is to blame, which only step_fn could run again"
+        elif self.loss is not None and math.isfinite(self.loss):
             yield f"the loss is finite ({self.loss:.6g}), gradients are not in {_shortened(self.gradients)}"
             if self.backward_module is not None:
                 yield f"the first bad one was given by the backward of {_module(self.backward_module)}"
@@ -94,7 +102,7 @@ def diagnose(
 
     Args:
         trainer: The run.
-        batch: The micro-batch.
+        batch: The micro-batch, or a call of the model.
         random_state: What `trainer.random_state()` returned before its forward pass.
         by: The name that errors of the temporary hooks mention.
         backward: Whether to run the backward pass again if the loss is finite.
@@ -113,17 +121,21 @@ def diagnose(
         try:
             for name, hook in {by: nan, f"{by} (inf)": inf, f"{by} (backward)": trace}.items():
                 manager.register(hook, name, on_error="raise")
-            loss = forward(copied)
-            bad = nonfinite_gradients(model, loss) if backward and math.isfinite(loss.item()) else ()
+            output = forward(copied)
+            loss = None if isinstance(batch, ModelCall) else output.item()
+            is_fine = are_finite(list(iter_tensors(output)))
+            bad = nonfinite_gradients(model, output) if backward and loss is not None and is_fine else ()
         finally:
             manager.dispatcher.detach()
         # Anomaly detection raises at the first NaN, so it gets a forward pass without the hooks.
         operation = _find_operation(model, forward, map_tensors(torch.Tensor.clone, batch)) if bad else None
     # An Inf may be harmless, or become NaN later, so a NaN is reported first.
     first = next(iter([*nan.findings, *inf.findings]), None)
+    if loss is None and is_fine:
+        first = None  # such as a mask of -inf
     names = ("module", "statistics", "inputs", "outputs")
     return Diagnosis(
-        loss=loss.item(),
+        loss=loss,
         **({} if first is None else {name: getattr(first, name) for name in names}),
         first_inf=inf.findings[0].module if inf.findings else None,
         batch=nonfinite_names(name_batch_tensors(batch)),
@@ -167,7 +179,7 @@ class BackwardTrace(ForwardHook):
         sources = [
             name
             for name, of_outputs, of_inputs in self._calls
-            if _are_finite(of_outputs) and (name in owners or not _are_finite(of_inputs))
+            if are_finite(of_outputs) and (name in owners or not are_finite(of_inputs))
         ]
         for outer in reversed(sources):
             prefix = f"{outer}." if outer else ""
@@ -176,8 +188,9 @@ class BackwardTrace(ForwardHook):
         return None
 
 
-def _are_finite(gradients: Sequence[torch.Tensor]) -> bool:
-    return all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
+def are_finite(tensors: Sequence[torch.Tensor]) -> bool:
+    """Return whether all numbers of all tensors are finite."""
+    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
 
 
 def nonfinite_gradients(model: torch.nn.Module, loss: torch.Tensor) -> tuple[str, ...]:
@@ -207,7 +220,10 @@ def nonfinite_names(tensors: Mapping[str, torch.Tensor]) -> tuple[str, ...]:
 
 def name_batch_tensors(batch: Any) -> dict[str, torch.Tensor]:
     """Return a nested batch's tensors by the expressions that lead to them: ``batch[0]``, ``batch['input_ids']``."""
-    return {"batch" + "".join(f"[{key!r}]" for key in keys): tensor for keys, tensor in tensors_with_keys(batch)}
+    named = list(tensors_with_keys(batch))
+    if isinstance(batch, ModelCall):  # ``args[0]``, ``kwargs['input_ids']``
+        return {keys[0] + "".join(f"[{key!r}]" for key in keys[1:]): tensor for keys, tensor in named}
+    return {"batch" + "".join(f"[{key!r}]" for key in keys): tensor for keys, tensor in named}
 
 
 def _module(name: str) -> str:

@@ -33,13 +33,14 @@ from hookline.record import read_json, redact, strict_json
 from hookline.record.format import utc_now
 from hookline.record.json_lines import write_json_atomic
 from hookline.run.control import RunControl
+from hookline.run.model_call import ModelCall
 
 REPORT, STATE = "crash.json", "state"
 
 
 @dataclass
 class RecordedBatch:
-    """One micro-batch and the random states before its forward pass: enough to run it again on the same weights."""
+    """One micro-batch, or one call of the model, and the random states before its forward pass: enough to run it again on the same weights."""
 
     batch: Any
     batch_idx: int
@@ -80,7 +81,9 @@ def write_crash(
     model, step = trainer.model, trainer.step
     name = f"step-{step:08d}" + (f"-rank-{trainer.ranks.rank}" if trainer.ranks.world_size > 1 else "")
     folder = temporary_name(root / name)
-    sections = {"batch": _with_plain_dicts(recorded.batch), "random_state": recorded.random_state}
+    is_call = isinstance(recorded.batch, ModelCall)
+    batch = vars(recorded.batch) if is_call else recorded.batch
+    sections = {"batch": _with_plain_dicts(batch), "random_state": recorded.random_state}
     encoded, left_out = {}, {}
     named = plain_parameters(model)
     if with_state and any(map(is_sharded, named.values())):
@@ -106,6 +109,7 @@ def write_crash(
         write_json_atomic(folder / REPORT, {
             "reason": reason, "time": utc_now(), "run_id": trainer.run_id, "step": step, "epoch": trainer.epoch,
             "batch_idx": recorded.batch_idx, "dataloader_name": recorded.dataloader_name,
+            "is_call": is_call,
             "autopsy": diagnosis.as_dict(), "left_out": left_out, "parameters": parameters,
             "torch": torch.__version__, "python": platform.python_version(), "device": str(trainer.device),
             "config": redact(trainer.describe()),
@@ -187,7 +191,8 @@ def replay_crash(path: str | Path, trainer: RunControl, weights_loaded: bool = F
     for name, module in plain_modules(trainer.model).items():
         module.training = name not in in_eval_mode
     with _explained(path, "running its batch raised an error"):
-        now = diagnose(trainer, sections["batch"], sections["random_state"], by="replay", step=meta["step"])
+        batch = ModelCall(**sections["batch"]) if report.get("is_call") else sections["batch"]
+        now = diagnose(trainer, batch, sections["random_state"], by="replay", step=meta["step"])
     # Shapes and statistics may differ in detail, and anomaly detection may name another operation.
     found_now = strict_json.simplify(now.as_dict())
     compared = found_now.keys() - {"summary", "inputs", "outputs", "statistics", "operation"}

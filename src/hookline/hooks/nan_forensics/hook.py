@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,9 @@ class NanForensics(NamedHook):
     whose it was. Of a sharded model (FSDP2) the forward pass is run again, by all ranks, and not the backward pass.
     Each micro-batch stays in memory, on its device, until its step is over: with accumulation, all of a window.
 
+    In a loop that does not say how its loss is computed, the calls of the model are run again instead. That finds the
+    module of the forward pass, and not what goes wrong in the loss or the backward pass.
+
     Args:
         gradients: Whether to check gradients too. Under fp16 only the loss is checked, because non-finite gradients
             are normal there and the GradScaler skips such steps.
@@ -49,7 +53,7 @@ class NanForensics(NamedHook):
     name = "nan_forensics"
     same_on_all_ranks = True
     explains_non_finite = True
-    needs: tuple[str, ...] = ("can_rerun", "knows_loss", "knows_batches", "knows_windows")
+    needs: tuple[str, ...] = ("can_rerun",)
 
     def __init__(
         self, gradients: bool = True, state: bool = True, stop_run: bool = True, keep: PositiveInt = 1
@@ -73,7 +77,7 @@ class NanForensics(NamedHook):
     def on_train_batch_start(self, trainer: RunControl, batch: Any, batch_idx: int, dataloader_name: str) -> None:
         """Record what the forward pass starts from; drop batches of a step whose end was not due."""
         self._recorded = self._of_step(trainer.step)
-        if self._found < self.keep:
+        if self._found < self.keep and trainer.reruns_batches:
             state = trainer.random_state()
             self._recorded.append(RecordedBatch(batch, batch_idx, dataloader_name, state, trainer.step))
 
@@ -88,17 +92,22 @@ class NanForensics(NamedHook):
     def on_gradients_ready(self, trainer: RunControl, grads: Gradients) -> None:
         """Check losses and gradients before the optimizer changes the weights."""
         recorded, self._recorded = self._of_step(trainer.step), []
+        given = [batch.loss for batch in recorded]
+        if not trainer.reruns_batches and self._found < self.keep:
+            where, given = (trainer.progress.batch_idx, "train"), [part.loss for part in trainer.window()]
+            recorded = [RecordedBatch(call, *where, state, trainer.step) for call, state in trainer.calls]
         if not recorded:
             return
-        checked = grads if self.gradients and not trainer.uses_grad_scaler else None
+        # Without the loss, scaled gradients that overflow are told from a NaN by running the model again.
+        checked = grads if not given or (self.gradients and not trainer.uses_grad_scaler) else None
         # One read from the device for all: whatever is not finite makes the sum not finite.
-        total = sum(batch.loss.double() for batch in recorded if batch.loss is not None)
+        total = sum(loss.double() for loss in given if loss is not None)
         if checked:
             total = total + checked.norm()
         # All ranks take part, because only the one whose batch it is can find the origin.
         if not trainer.ranks.decide(not math.isfinite(float(total))):
             return
-        losses = [0.0 if batch.loss is None else batch.loss.item() for batch in recorded]
+        losses = [0.0 if loss is None else loss.item() for loss in given]
         bad = next(([place, f"loss {loss}"] for place, loss in enumerate(losses) if not math.isfinite(loss)), None)
         by_rank = trainer.ranks.gather(bad)
         # If every loss is finite, any micro-batch may be to blame; a norm that merely overflowed is fine.
@@ -126,7 +135,10 @@ class NanForensics(NamedHook):
             if is_shared:
                 suspect = self._examine_together(trainer, recorded, by_rank, grads)
             elif bad_here or not any(by_rank):
-                suspect = self._examine(trainer, [recorded[bad_here[0]]] if bad_here else recorded)
+                is_known = bad_here and trainer.reruns_batches  # a backward pass may belong to several calls
+                suspect = self._examine(trainer, [recorded[bad_here[0]]] if is_known else recorded)
+                if self._explain_call(trainer, grads) and not bad_here:
+                    return
         except Exception as error:
             if is_shared and ranks.world_size > 1:  # the others wait inside the forward pass
                 raise RankError(f"the batch of a bad step cannot be run again: {error_text(error)}") from error
@@ -159,6 +171,17 @@ class NanForensics(NamedHook):
             if not self.autopsy.finite:
                 break
         return suspect
+
+    def _explain_call(self, trainer: RunControl, grads: Gradients) -> bool:
+        """Add the gradients to what running the model alone showed; return whether a GradScaler explains them."""
+        autopsy = self.autopsy
+        if autopsy is None or autopsy.loss is not None or not autopsy.finite:
+            return False
+        if trainer.uses_grad_scaler:
+            self._found -= 1
+            return True
+        self.autopsy = replace(autopsy, gradients=nonfinite_names(dict(grads.items())))
+        return False
 
     def _examine_together(
         self, trainer: RunControl, recorded: list[RecordedBatch], by_rank: list[Any], grads: Gradients
