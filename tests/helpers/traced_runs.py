@@ -48,7 +48,7 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 NEVER_NAMED = {"model", "optimizer", "device", "config", "module", "seconds", "memory", "live_output", "path"}
 EXPENSIVE = {"loss", "metrics", "state", "ctx", "grad_norm", "grads", "inputs", "kwargs", "output", "target"}
 SELDOM_NAMED = {"state", "inputs", "kwargs", "tokens_seen", "batch", "dataloader_idx"}
-TIMED = {"time", "seconds", "started", "closed", "pid", "host", "hosts", "bytes", "sha256"}
+TIMED = {"time", "seconds", "started", "closed", "pid", "host", "hosts", "bytes", "sha256", "traceback"}
 MOST_ITEMS = 50
 TRAINER_STATE = (
     "step", "epoch", "rank_tokens", "status", "running", "run_ended", "stop_reason", "stopped_by", "saving",

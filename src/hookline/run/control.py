@@ -566,6 +566,7 @@ class RunControl(RunLog):
             random_state: The random streams that every call starts from, as `random_state` returned them.
         """
         model = self.engine.eval_model(self.model)  # a wrapper would wait for ranks that do not run this batch
+        compute = self.compute_again(model) if self.reruns_batches else None
         buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
 
         def forward(batch: Any) -> Any:
@@ -573,7 +574,8 @@ class RunControl(RunLog):
             with torch.enable_grad():
                 if isinstance(batch, ModelCall):
                     return batch.repeat(model, self.device)
-                return self.compute_again(model)(self.engine.place(batch))
+                assert compute is not None
+                return compute(self.engine.place(batch))
 
         with self.event_args.preserve_train_batch("train"), preserve_rng(), self.hooks.silenced():
             try:

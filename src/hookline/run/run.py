@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from traceback import format_exception
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,8 @@ from hookline.run.step_log import GRAD_NORM, LR
 
 if TYPE_CHECKING:
     from hookline.runs.summary import RunSummary
+
+MAX_TRACEBACK = 10_000  # characters
 
 
 class Run(Steps):
@@ -340,7 +343,8 @@ class Run(Steps):
         self.ranks.failed(self.progress.step, described or "")
         self.run_status.close(failed=True)
         self.event_args.exception = error
-        self.record.event("exception", self.progress.step, error=described)
+        trace = "".join(format_exception(error))[-MAX_TRACEBACK:]  # its end has what was raised, and where
+        self.record.event("exception", self.progress.step, error=described, traceback=trace)
         try:
             self.end_failed_step()
         except Exception as another:  # the device is gone, for instance

@@ -131,8 +131,8 @@ def diagnose(
         operation = _find_operation(model, forward, map_tensors(torch.Tensor.clone, batch)) if bad else None
     # An Inf may be harmless, or become NaN later, so a NaN is reported first.
     first = next(iter([*nan.findings, *inf.findings]), None)
-    if loss is None and is_fine:
-        first = None  # such as a mask of -inf
+    if loss is None and is_fine and not nan.findings:
+        first = None  # an Inf that did no harm, such as a mask
     names = ("module", "statistics", "inputs", "outputs")
     return Diagnosis(
         loss=loss,

@@ -129,7 +129,8 @@ class NanForensics(NamedHook):
             grads: The gradients.
         """
         ranks, is_shared, failure = trainer.ranks, any(map(is_sharded, trainer.params.values())), None
-        bad_here, suspect = by_rank[ranks.rank], recorded[-1]
+        here = ranks.rank if len(by_rank) > 1 else 0  # a rank of a user's own loop acts alone
+        bad_here, suspect = by_rank[here], recorded[-1]
         self._found, self.autopsy = self._found + 1, None
         try:
             if is_shared:
@@ -147,15 +148,15 @@ class NanForensics(NamedHook):
         found_on = [rank for rank, is_its in enumerate(ranks.gather(is_bad)) if is_its] or [0]
         reason = bad_here[1] if bad_here else "non-finite gradients"
         try:
-            if ranks.rank in found_on and self.autopsy is not None:
+            if here in found_on and self.autopsy is not None:
                 self._report(trainer, suspect, reason, self.autopsy)
         except Exception as error:
             failure = failure or error
         said = ranks.gather([f"{reason}: {self.autopsy or 'the examination failed'}", str(self.crash or "")])
         summary, crash = said[found_on[0]]
-        if ranks.world_size > 1:
+        if len(by_rank) > 1:
             summary = f"rank {found_on[0]}: {summary}"
-            if ranks.rank not in found_on:
+            if here not in found_on:
                 logger.warning("step %d: %s%s", trainer.step, summary, f"; the crash is in {crash}" if crash else "")
                 self.note(trainer, "non_finite", reason=summary, path=crash or None)
         if self.stop_run:
