@@ -141,7 +141,7 @@ class ConsoleLogHook(TimedHook):
             return  # its line comes with the last batch of the step, whose loss is the mean over all of them
         elif self._is_due and now >= self._print_at:
             mean = trainer.epoch_metrics().get("train/epoch_loss", math.nan)  # waits for the device
-            self._print_progress(trainer, step, now, trainer.step_loss() if trainer.knows_loss else math.nan, mean)
+            self._print_progress(trainer, step, now, self._last_loss(trainer), mean)
         self._is_due = False
 
     def on_before_optimizer_step(self) -> None:
@@ -177,7 +177,7 @@ class ConsoleLogHook(TimedHook):
         speed = pace if self._report is None else self._report.values["steps_per_s"]
         whose = "rank 0's " if trainer.ranks.world_size > 1 else ""
         parts = [
-            f"epoch {of_total(trainer.epoch + 1, trainer.total_epochs)}",
+            f"epoch {of_total(trainer.epoch + 1, trainer.total_epochs)}" if trainer.knows_batches else "",
             f"step {of_total(step, total)}",
             f"{whose}loss {loss:.4f}  mean {mean:.4f}" if trainer.knows_loss else "",
             rate(speed, "step") if speed else "? steps/s",

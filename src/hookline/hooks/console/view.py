@@ -149,7 +149,7 @@ class LiveView:
         self._report = report
         layout, on_device = self._fitting_layout(), _device.is_accelerator(trainer.device)
         rows = layout.bars(self._bars(trainer, now, layout.width))
-        rows.append(layout.row("loss", self._loss_parts(trainer)))
+        rows.append(layout.row("loss" if trainer.knows_loss else "training", self._loss_parts(trainer)))
         if self._metrics or self.validation_batches is not None:
             rows.append(layout.row("validation", self._validation_parts()))
         rows.append(layout.row("speed", [*self._speed_parts(now), f"{duration_text(now - self._started)} so far"]))
@@ -171,11 +171,11 @@ class LiveView:
         self._loss, self._sum, self._count, self.validation_batches = loss, mean, 1, None
         self._loss_step = self.step
         layout, steps = self._fitting_layout(), of_total(self.step, trainer.total_steps, "steps")
-        epochs = f"epoch {of_total(trainer.epoch + 1, trainer.total_epochs)}"
+        epochs = [f"epoch {of_total(trainer.epoch + 1, trainer.total_epochs)}"] if trainer.knows_batches else []
         pace = (self.step - self._first_step) / max(now - self._started, 1e-9)
         speed = [rate(pace, "step")] if pace else []
-        rows = [layout.row("run", [steps, epochs, duration_text(now - self._started), *speed])]
-        rows.append(layout.row("loss", self._loss_parts(trainer)))
+        rows = [layout.row("run", [steps, *epochs, duration_text(now - self._started), *speed])]
+        rows.append(layout.row("loss" if trainer.knows_loss else "training", self._loss_parts(trainer)))
         if self._metrics:
             rows.append(layout.row("validation", self._validation_parts()))
         if self._in_notebook:
@@ -209,18 +209,22 @@ class LiveView:
         if left_in_epoch is not None and left is not None and left_in_epoch > left + 1:
             left_in_epoch = None  # the run ends before the epoch
         units, name = ("batches", "steps") if width >= NARROW else ("", ""), self._name if width >= WIDE else ""
-        return {
-            f"epoch {of_total(trainer.epoch + 1, epochs)}": _bar(self.batches, batches, units[0], left_in_epoch, pace),
-            "run": _bar(self.step, total, units[1], left, pace, name),
-        }
+        run = {"run": _bar(self.step, total, units[1], left, pace, name)}
+        if not trainer.knows_batches:
+            return run
+        epoch = f"epoch {of_total(trainer.epoch + 1, epochs)}"
+        return {epoch: _bar(self.batches, batches, units[0], left_in_epoch, pace), **run}
 
     def _loss_parts(self, trainer: RunControl) -> list[Part]:
         whose = " on rank 0" if trainer.ranks.world_size > 1 else ""
         is_bad = self._loss is not None and not math.isfinite(self._loss)
         at = "" if self._loss_step == self.step else f" at step {self._loss_step:,}"
-        return [
+        losses: list[Part] = [
             ("-" if self._loss is None else f"{number(self._loss)}{whose}{at}", "bold red" if is_bad else "bold"),
             f"mean {number(self._sum / self._count)}" if self._count else "mean -",
+        ]
+        return [
+            *(losses if trainer.knows_loss else ()),
             f"lr {trainer.lr:.3g}",
             *(f"{key.removeprefix('train/')} {number(value)}" for key, value in self._step_metrics.items()),
         ]
