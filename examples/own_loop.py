@@ -1,22 +1,20 @@
-"""Use hooks in your own training loop, by firing the events by hand."""
+"""Keep your own training loop: attach hooks, record and report to it."""
 
 import torch
 
-from hookline import HookRunner, StepContext, StopTraining, TrainingHook
+import hookline
+from hookline import StopTraining, TrainingHook
 
 
 class Progress(TrainingHook):
     """Print the progress; it is registered with a schedule."""
 
-    def on_step_end(self, ctx: StepContext) -> None:
-        print(f"step {ctx.step}: loss {ctx.loss:.3f}, norm {ctx.grad_norm:.3f}")
-
-    def on_train_end(self, step: int, tokens_seen: int) -> None:
-        print(f"done after {step} steps and {tokens_seen} tokens")
+    def on_step_end(self, step: int, loss: float, grad_norm: float) -> None:
+        print(f"step {step}: loss {loss:.3f}, norm {grad_norm:.3f}")
 
 
 class Enough(TrainingHook):
-    """End the loop: in your own loop, StopTraining is raised by the call that fires the event."""
+    """End the loop."""
 
     def on_step_end(self, step: int) -> None:
         if step == 30:
@@ -24,26 +22,19 @@ class Enough(TrainingHook):
 
 
 def main() -> None:
-    """Run a plain loop that fires three events."""
+    """Run a plain loop with hooks in it; their events are fired by `attach`."""
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    hooks = HookRunner([Enough()])
+    loader = [(torch.randn(8, 4), torch.zeros(8, 1)) for _ in range(100)]
+    hooks = hookline.HookManager([hookline.ClipNorm(1.0), Enough()])
     hooks.register(Progress(), every=10)
-    step = 0
-    hooks.on_train_begin({"lr": 0.1})
-    try:
-        for step in range(1, 101):
-            loss = torch.nn.functional.mse_loss(model(torch.randn(8, 4)), torch.zeros(8, 1))
-            loss.backward()  # type: ignore[no-untyped-call]
-            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    with hookline.attach(model, optimizer, hooks=hooks, output_dir=None) as hl:
+        for inputs, target in hl.batches(loader):
+            loss = torch.nn.functional.mse_loss(model(inputs), target)
+            hl.backward(loss)
             optimizer.step()
             optimizer.zero_grad()
-            hooks.on_step_end(StepContext(step, loss.item(), norm.item(), 0.1, 0, model, optimizer))
-    except StopTraining as stop:
-        print(f"stopped: {stop}")
-    finally:
-        hooks.on_train_end(step, 0)
-        hooks.close()
+    print(f"stopped after step {hl.run.step}: {hl.run.stop_reason}")
 
 
 if __name__ == "__main__":

@@ -1,17 +1,20 @@
 """Documents run: every block of the README and the pages, and every example.
 
 Python blocks of a page share a namespace and run in order. What a line promises with a comment ``# -> text`` must be
-printed, in that order. YAML blocks with hooks load, and `hookline` commands in console blocks parse. A block that
-begins with a file's name in a comment is that file, and the page's commands that need no other files are run with it.
+printed, in that order. A block that begins with ``# needs package`` runs where the package is installed. YAML blocks
+with hooks load, and `hookline` commands in console blocks parse. A block that begins with a file's name in a comment is
+that file, and the page's commands that need no other files are run with it.
 """
 
 import contextlib
+import importlib.util
 import io
 import os
 import re
 import shlex
 import subprocess
 import sys
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,6 +56,7 @@ for example in sys.argv[1:]:
 _FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _PROMISE = re.compile(r"# -> (.+)$", re.MULTILINE)
 _FILE_NAME = re.compile(r"# ([\w-]+\.(?:py|yaml))\n")
+_NEEDS = re.compile(r"# needs (\w+)\n")
 _LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 
 
@@ -108,6 +112,12 @@ def needed_by(words: list[str]) -> set[str]:
     return configs | {f"{module}.py" for module in options.imports} or {"the default job"}
 
 
+def is_runnable(block: Block) -> bool:
+    """Return whether what a block needs is installed."""
+    needed = _NEEDS.match(block.text)
+    return needed is None or importlib.util.find_spec(needed[1]) is not None
+
+
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 PAGES_WITH_FILES = [page for page in PAGES if files_of(page)]
 PYTHON_PAGES = sorted({block.page for block in BLOCKS if block.language == "python"})
@@ -132,7 +142,9 @@ def own_registries(monkeypatch: pytest.MonkeyPatch) -> None:
 def run_block(block: Block, namespace: dict[str, Any]) -> str:
     """Execute a block, with the page's line numbers in tracebacks; return what it printed."""
     code = compile("\n" * (block.line - 1) + block.text, str(block.page), "exec")
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
+    with contextlib.redirect_stdout(io.StringIO()) as printed, warnings.catch_warnings():
+        if _NEEDS.match(block.text):
+            warnings.simplefilter("ignore")  # another library's
         exec(code, namespace)
     return printed.getvalue()
 
@@ -162,7 +174,7 @@ def test_python_blocks_run(page: Path) -> None:
         torch._dynamo.reset()  # a reader's process has compiled nothing before
     namespace: dict[str, Any] = {"__name__": "page"}
     for block in blocks_of(page):
-        if block.language == "python":
+        if block.language == "python" and is_runnable(block):
             check_promises(block, run_block(block, namespace))
 
 

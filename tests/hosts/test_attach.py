@@ -1,4 +1,4 @@
-"""`attach` in a loop of the user's own: what each optional line adds, when events fire, and that nothing stays behind."""
+"""`attach` in a loop of the user's own: what each optional line adds, when events fire, and that nothing stays."""
 
 from typing import Any
 
@@ -109,7 +109,7 @@ def test_a_step_ends_late() -> None:
 
 @pytest.mark.parametrize("what", ["forward", "backward", "batch", "validation", "should_stop", "save", "exit", "error"])
 def test_what_ends_a_step(what: str) -> None:
-    """The next forward pass that hooks see, backward pass or batch, a validation, a question, or the end of the block."""
+    """The next forward pass that hooks see, backward pass or batch, a validation, a question, or the block's end."""
     model, optimizer = make()
     events = Events()
     batch = batches(1)[0]
@@ -242,9 +242,10 @@ def test_a_manager_keeps_what_its_hooks_were_registered_with() -> None:
 def test_a_hook_that_would_stay_blind_is_refused(hook: str) -> None:
     """By name and with what to change, once the first step has shown what the loop reports."""
     model, optimizer = make()
-    with pytest.raises(HooklineError, match=rf"'{hook}' needs a run that knows.*hl\.ba(tches|ckward)\(") as refused:
-        with hookline.attach(model, optimizer, hooks=[hook]) as hl:
-            train(model, optimizer, batches())
+    needs = rf"'{hook}' needs a run that knows.*hl\.ba(tches|ckward)\("
+    attached = hookline.attach(model, optimizer, hooks=[hook])
+    with pytest.raises(HooklineError, match=needs) as refused, attached as hl:
+        train(model, optimizer, batches())
     assert "\n" not in str(refused.value) and hl.run.step == 1
 
 
@@ -254,3 +255,20 @@ def test_hooks_of_validation_batches_are_refused_at_once(hook: str) -> None:
     model, optimizer = make()
     with pytest.raises(HooklineError, match=f"'{hook}' needs a run that .*; your own loop cannot"):
         hookline.attach(model, optimizer, hooks=[hook])
+
+
+def test_events_by_hand_are_those_of_the_attached_run() -> None:
+    """A manager that is attached fires into its run, whose position hooks get; nothing is counted twice."""
+    seen = []
+
+    class Results(TrainingHook):
+        def on_validation_end(self, metrics: Any, step: int, trainer: Any) -> None:
+            seen.append((metrics["val/loss"], step, trainer))
+
+    manager = HookManager([Results()])
+    model, optimizer = make()
+    with hookline.attach(model, optimizer, hooks=manager) as hl:
+        train(model, optimizer, batches(3))
+        manager.on_validation_end(metrics={"val/loss": 0.5})
+        manager.on_step_end()
+    assert seen == [(0.5, 3, hl.run)] and hl.run is manager.run and hl.run.step == 3

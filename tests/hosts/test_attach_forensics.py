@@ -154,10 +154,10 @@ def test_gradients_that_a_scaler_overflows_are_no_crash(lines: str) -> None:
 def test_a_model_that_is_never_called_is_refused() -> None:
     """As that of a GAN whose parts are called: nothing was recorded that could be run again."""
     model, optimizer = make()
-    with pytest.raises(HooklineError, match=r"'nan_forensics' needs a run that can run a batch again.*step_fn="):
-        with hookline.attach(model, optimizer, hooks=["nan_forensics"]):
-            model.last(torch.randn(4, 16)).sum().backward()
-            optimizer.step()
+    refused = pytest.raises(HooklineError, match=r"'nan_forensics' needs a run that can run a batch again.*step_fn=")
+    with refused, hookline.attach(model, optimizer, hooks=["nan_forensics"]):
+        model.last(torch.randn(4, 16)).sum().backward()
+        optimizer.step()
 
 
 def test_the_record_of_calls_ends_with_their_step() -> None:

@@ -1,6 +1,8 @@
 """Steps of loops with several optimizers, closures, accumulation, a GradScaler, or hooks that skip a step."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -209,71 +211,56 @@ def test_accumulation(lines: str) -> None:
         assert [row["train/loss"] for row in rows_of(hl)] == pytest.approx(sums, rel=1e-6)
 
 
+def train_by_closures(
+    kind: Any, hooks: list[Any] | None, lines: str = "none", leave_out: int | None = None
+) -> tuple[list[float], int, dict[str, torch.Tensor], Any]:
+    """Train with closures; return losses, calls of the closure, weights, and the run if there are hooks."""
+    model, optimizer = make(kind, lr=0.1)
+    model.eval()
+    losses, calls = [], 0
+
+    def closure(batch: Any) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        optimizer.zero_grad()
+        loss = loss_of(model, batch)
+        hl.backward(loss) if hl is not None and lines == "backward" else loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    attached: Any = nullcontext() if hooks is None else hookline.attach(model, optimizer, hooks=hooks)
+    with attached as hl:
+        for number, batch in enumerate(batches(3), 1):
+            if number != leave_out:
+                losses.append(optimizer.step(partial(closure, batch)).item())
+    return losses, calls, state_of(model), hl
+
+
 @pytest.mark.parametrize("kind", [torch.optim.LBFGS, torch.optim.SGD])
 @pytest.mark.parametrize("lines", ["none", "backward"])
 def test_closures(kind: Any, lines: str) -> None:
     """The closure is called as often and returns what it did; events of the step come once its gradients are there."""
-    results = []
-    for attached in (False, True):
-        model, optimizer = make(kind, lr=0.1)
-        model.eval()
-        events, losses, norms, calls = Events(), [], [], [0]
+    norms = []
 
-        class Norms(TrainingHook):
-            def on_gradients_ready(self, grads: Any) -> None:
-                norms.append(grads.norm().item())
+    class Norms(TrainingHook):
+        def on_gradients_ready(self, grads: Any) -> None:
+            norms.append(grads.norm().item())
 
-        def loop(hl: Attached | None) -> None:
-            for batch in batches(3):
-
-                def closure(batch: Any = batch) -> Any:
-                    calls[0] += 1
-                    optimizer.zero_grad()
-                    loss = loss_of(model, batch)
-                    hl.backward(loss) if hl and lines == "backward" else loss.backward()  # type: ignore[no-untyped-call]
-                    return loss
-
-                losses.append(optimizer.step(closure).item())
-
-        if attached:
-            with hookline.attach(model, optimizer, hooks=[events, Norms()]) as hl:
-                loop(hl)
-        else:
-            loop(None)
-        results.append((losses, calls, state_of(model)))
-    assert results[0][:2] == results[1][:2]
-    assert_same(results[0][2], results[1][2])
+    *plain, weights, _ = train_by_closures(kind, None)
+    events = Events()
+    *attached, same_weights, hl = train_by_closures(kind, [events, Norms()], lines)
+    assert attached == plain
+    assert_same(same_weights, weights)
     assert hl.run.step == 3 and events.names().count("step_end") == 3 and len(norms) == 3 and all(norms)
     if lines == "backward":
-        assert [row["train/loss"] for row in rows_of(hl)] == pytest.approx(losses)
+        assert [row["train/loss"] for row in rows_of(hl)] == pytest.approx(plain[0])
 
 
 def test_a_skipped_step_of_a_closure() -> None:
     """The optimizer finds no gradients after the closure, so that weights and momentum stay as they are."""
-    results = []
-    for skips in (False, True):
-        model, optimizer = make(torch.optim.SGD, momentum=0.9)
-        model.eval()
-
-        def loop(leave_out: int | None) -> None:
-            for number, batch in enumerate(batches(4), 1):
-
-                def closure(batch: Any = batch) -> Any:
-                    optimizer.zero_grad()
-                    loss = loss_of(model, batch)
-                    loss.backward()  # type: ignore[no-untyped-call]
-                    return loss
-
-                if number not in (leave_out, leave_out and 4):
-                    optimizer.step(closure=closure)
-
-        if skips:
-            with hookline.attach(model, optimizer, hooks=[SkipAtReady()]):
-                loop(None)
-        else:
-            loop(2)
-        results.append(state_of(model))
-    assert_same(*results)
+    kind = partial(torch.optim.SGD, momentum=0.9)
+    *_, expected, _ = train_by_closures(kind, None, leave_out=2)
+    *_, weights, _ = train_by_closures(kind, [SkipAtReady()])
+    assert_same(weights, expected)
 
 
 # ---- a GradScaler ----------------------------------------------------------------------------------------------------

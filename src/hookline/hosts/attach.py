@@ -415,16 +415,14 @@ def inner_optimizers(optimizer: Any) -> list[torch.optim.Optimizer] | dict[str, 
     Raises:
         HooklineError: If there is none, or one of them twice.
     """
-    if isinstance(optimizer, Mapping):
-        given: Any = {name: inner_optimizer(each) for name, each in optimizer.items()}
-    else:
-        given = [inner_optimizer(each) for each in (optimizer if isinstance(optimizer, (list, tuple)) else [optimizer])]
-    if not given:
+    listed = optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]
+    named = optimizer if isinstance(optimizer, Mapping) else dict(enumerate(listed))
+    inner: dict[Any, torch.optim.Optimizer] = {name: inner_optimizer(each) for name, each in named.items()}
+    if not inner:
         raise HooklineError(f"attach: expected at least one optimizer, got an empty {type(optimizer).__name__}")
-    optimizers = list(given.values() if isinstance(given, dict) else given)
-    if len({id(each) for each in optimizers}) < len(optimizers):
+    if len({id(each) for each in inner.values()}) < len(inner):
         raise HooklineError("attach: an optimizer was passed twice; pass each of them once")
-    return given
+    return inner if isinstance(optimizer, Mapping) else list(inner.values())
 
 
 def plain_section(section: Any) -> Any:

@@ -137,8 +137,8 @@ class ForeignRun(Run):
         super().check_needs(entry)
         reads = any(not OF_GRADIENTS.isdisjoint(listener.wanted) for listener in entry.listeners.values())
         if not self.has_unscaled_gradients and (reads or "on_update" in entry.listeners):
-            problem = f"{entry.name!r} reads gradients, which are scaled when a fused optimizer under a GradScaler steps"
-            raise RegistrationError(f"{problem}; {self.host.lacks['has_unscaled_gradients']}")
+            problem = "reads gradients, which are scaled when a fused optimizer under a GradScaler steps"
+            raise RegistrationError(f"{entry.name!r} {problem}; {self.host.lacks['has_unscaled_gradients']}")
 
     def _check_changes(self, entry: Entry) -> None:
         """Refuse a hook that changes training where hooks may not."""

@@ -1,4 +1,4 @@
-"""`ModelCall`: a call of a model as a loop made it, which can be repeated where nothing knows how the loss is computed."""
+"""`ModelCall`: a call of a model as a loop made it, to repeat it where nothing knows how the loss is computed."""
 
 from __future__ import annotations
 

@@ -40,7 +40,10 @@ REPORT, STATE = "crash.json", "state"
 
 @dataclass
 class RecordedBatch:
-    """One micro-batch, or one call of the model, and the random states before its forward pass: enough to run it again on the same weights."""
+    """One micro-batch, or one call of the model, and the random states before its forward pass.
+
+    That is enough to run it again on the same weights.
+    """
 
     batch: Any
     batch_idx: int
