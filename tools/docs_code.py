@@ -1,6 +1,7 @@
 """Write the Python blocks of the README and the pages to build/docs_code, a module per page, for the type checker.
 
-Blocks stay on the lines they have in their page, so that an error's line is the line in the page.
+Blocks stay on the lines they have in their page, so that an error's line is the line in the page. Blocks that need
+another library are left out.
 """
 
 import json
@@ -10,7 +11,7 @@ import sys
 from pages import DOCS, ROOT
 
 FOLDER = ROOT / "build" / "docs_code"
-PYTHON_BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PYTHON_BLOCK = re.compile(r"^```python\n(?!# needs )(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def code_of(page: str) -> str:
