@@ -19,7 +19,6 @@ from hookline._console import logger
 from hookline._names import load_plain_state_dict, plain_buffers, plain_state_dict, unwrap_module
 from hookline._tensors import is_sharded
 from hookline.checkpoints.store import SavedCheckpoint, write_checkpoint
-from hookline.core.catalog import CATALOG
 from hookline.core.entry import Entry
 from hookline.errors import CheckpointError, RegistrationError, cut
 from hookline.hosts.truth import Host
@@ -104,6 +103,7 @@ class ForeignRun(Run):
         self.can_save, self.can_rerun, self._step_fn = is_whole and output_dir is not None, is_whole, step_fn
         self.calls: list[tuple[ModelCall, dict[str, Any]]] = []
         self._recording: RemovableHandle | None = None  # the hook on the model that records its calls
+        self._savers: list[Entry] = []  # the hooks that may save at the end of a step
         self._steps_together = not isinstance(optimizers, Mapping)
         self._stepping: list[torch.optim.Optimizer] = []  # optimizers of the step in progress
         self._made: list[torch.optim.Optimizer] = []  # those of them that have stepped or were skipped
@@ -150,12 +150,17 @@ class ForeignRun(Run):
         """Set up the hooks, and fire on_train_start."""
         super().begin()
         self.until_end.callback(self._record_calls, False)
-        self.until_end.callback(self.hooks.on_change(self._record_calls))
-        self._record_calls()
+        self.until_end.callback(self.hooks.on_change(self._prepare_for_hooks))
+        self._prepare_for_hooks()
 
-    def _record_calls(self, wanted: bool = True) -> None:
+    def _prepare_for_hooks(self) -> None:
+        """Find out what the hooks want to have recorded."""
+        entries = self.hooks.entries()
+        self._savers = [entry for entry in entries if "can_save" in entry.needs and "on_step_end" in entry.listeners]
+        self._record_calls(any("can_rerun" in entry.needs for entry in entries))
+
+    def _record_calls(self, wanted: bool) -> None:
         """Have a hook on the model only while another hook may want to run its calls again."""
-        wanted = wanted and any("can_rerun" in entry.needs for entry in self.hooks.entries())
         if wanted and self._recording is None:
             self._recording = self.model.register_forward_pre_hook(self._note_call, with_kwargs=True)
         elif not wanted and self._recording is not None:
@@ -260,21 +265,15 @@ class ForeignRun(Run):
                 self._note_lr()
                 self.step_log.add(LR, self.event_args.used_lr)
                 self._is_over = True
-                if not self._reads_batches and self._saves_at_step():
+                if self._savers and not self._reads_batches and self._saves_at_step():
                     # The step ends late, when the loop has drawn data and perhaps run the model again.
                     buffers = {name: buffer.clone() for name, buffer in plain_buffers(self.model).items()}
                     self._after_step = {"rng": rng_state(), "buffers": buffers}
 
     def _saves_at_step(self) -> bool:
         """Return whether a hook that saves is due at the end of this step."""
-        if not self.can_save:
-            return False
-        due = self.hooks.scheduler.decision.due_for(CATALOG["on_step_end"])
-        return any(
-            "can_save" in entry.needs and "on_step_end" in entry.listeners
-            for entry in self.hooks.entries()
-            if entry.enabled and (entry.schedule.always or entry.name in due)
-        )
+        due = self.hooks.scheduler.decision.due_at_step
+        return any(entry.enabled and (entry.schedule.always or entry.name in due) for entry in self._savers)
 
     def around_closure(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any]) -> Callable[[], Any]:
         """Return a closure after which the gradients are those of the step: it computes them, once or many times.
