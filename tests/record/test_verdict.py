@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hookline
 from hookline.gradients.gradient_flow import gradient_flow
+from hookline.record.format import SeriesHeader
+from hookline.record.layers import LayerRow
 from hookline.runs.alerts import find_alerts
 from hookline.runs.summary import RunSummary
 from hookline.runs.verdict import Alert, Verdict, judge
@@ -379,6 +381,123 @@ def test_a_run_that_continues_another_one_need_not_improve() -> None:
         summary = LiveSummary(run)
         summary.write_metrics({"step": step, "train/loss": 0.3 + 0.01 * (step * 7 % 5)} for step in range(200))
         assert [alert.kind for alert in find_alerts(summary)] == kinds
+
+
+def summary_of(losses: Sequence[float], run: dict[str, Any] | None = None, **metrics: Sequence[float]) -> RunSummary:
+    """Return a summary of a training loss at each step, and of validations in equal distances."""
+    summary = LiveSummary(run)
+    summary.write_metrics({"step": step, "train/loss": loss} for step, loss in enumerate(losses, start=1))
+    for name, values in metrics.items():
+        every = len(losses) // len(values)
+        rows = [{"step": every * (place + 1), f"val/{name}": value} for place, value in enumerate(values)]
+        summary.write_metrics(rows)
+    return summary
+
+
+def noise(count: int, size: float = 0.01) -> list[float]:
+    numbers: list[float] = (size * torch.randn(count, generator=torch.Generator().manual_seed(1))).tolist()
+    return numbers
+
+
+def kinds_of(summary: RunSummary) -> list[tuple[str, str]]:
+    """Return the kinds and severities of what is more than a notice."""
+    return [(alert.kind, alert.severity) for alert in find_alerts(summary) if alert.severity != "info"]
+
+
+FALLING = [2.3 * 0.98**step for step in range(200)]
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "expected"),
+    [
+        ([0.8] * 8 + [0.3] * 8, [("worse_than_best", "error")]),  # as good as ever from the first validation on
+        ([0.25, 0.5, 0.7] + [0.8] * 5 + [0.6] * 8, [("worse_than_best", "warning")]),
+        ([0.8] * 8 + [0.3] + [0.8] * 7, []),  # once
+        ([0.8] * 8 + [0.3] * 4 + [0.8] * 4, []),  # and back
+        ([0.8, 0.78, 0.82, 0.76] * 4, []),
+    ],
+)
+def test_an_accuracy_that_falls_for_good_is_noticed_wherever_it_began(
+    accuracies: list[float], expected: list[tuple[str, str]]
+) -> None:
+    assert kinds_of(summary_of(FALLING, accuracy=accuracies)) == expected
+
+
+@pytest.mark.parametrize(
+    ("later", "severity"),
+    [([400.0 + 9 * (step % 7) for step in range(199)], "error"), ([60 * 0.98**step for step in range(199)], "warning")],
+)
+def test_a_learning_rate_that_ruins_the_first_steps_is_a_divergence(later: list[float], severity: str) -> None:
+    """The first level of a long curve has many steps, of which all but one may be ruined already."""
+    alert, *others = find_alerts(summary_of([2.9, *later]))
+    assert (alert.kind, alert.severity, alert.step) == ("diverged", severity, 2) and not others
+    assert alert.text.startswith("diverged: train/loss was 2.9 at first, rose to ")
+
+
+def test_labels_that_mean_nothing_are_noticed_though_the_loss_falls_to_chance() -> None:
+    """Bad first weights are worse than chance; the accuracy tells that nothing else was learned."""
+    losses = [1.39 + 1.5 * 0.95**step + more for step, more in enumerate(noise(200))]
+    at_chance, learning = [0.25, 0.24, 0.26, 0.25, 0.24] * 2, [0.25, 0.3, 0.35, 0.4, 0.42, 0.44, 0.46, 0.48, 0.5, 0.5]
+    assert kinds_of(summary_of(losses, accuracy=at_chance)) == [("never_learned", "warning")]
+    assert kinds_of(summary_of(losses, accuracy=learning)) == []
+
+
+@pytest.mark.parametrize(
+    ("losses", "run"),
+    [
+        ([-0.2 + more for more in noise(200, 0.05)], {}),  # of a policy
+        ([-0.4] * 40 + [-0.1 + more for more in noise(160)], {}),
+        ([abs(1.4 + more) for more in noise(200, 1.5)], {}),  # too much noise to tell
+        ([1.4 + more for more in noise(200)], {"begins_trained": True}),
+    ],
+)
+def test_a_loss_that_need_not_fall_is_no_reason_to_look(losses: list[float], run: dict[str, Any]) -> None:
+    assert kinds_of(summary_of(losses, run)) == []
+    assert kinds_of(summary_of([1.4 + more for more in noise(200)])) == [("never_learned", "warning")]
+
+
+def test_the_record_knows_whether_a_model_was_trained_before() -> None:
+    def begins_trained(model: nn.Module) -> bool:
+        path = run(model, torch.optim.SGD([next(iter(model.parameters()))], 1e-6), steps=2, validate_every=None)
+        return bool(json.loads((path / "run.json").read_text())["begins_trained"])
+
+    assert not begins_trained(make_cnn())
+    assert begins_trained(trained_cnn())
+    frozen = make_cnn()
+    frozen[-1].requires_grad_(False)  # most of its parameters
+    assert begins_trained(frozen)
+    normalized = nn.Sequential(nn.Flatten(), nn.Linear(64, CLASSES), nn.LayerNorm(CLASSES))
+    assert not begins_trained(normalized)
+    with torch.no_grad():
+        normalized[-1].weight[0] = 1.1
+    assert begins_trained(normalized)
+
+
+def test_what_happens_after_the_last_good_validation_belongs_to_the_fall() -> None:
+    """A validation notices late what spikes have shown at once."""
+    summary = summary_of(FALLING, accuracy=[0.8] * 10 + [0.2] * 10)
+    spike = {"kind": "loss_spike", "by": "loss_spike", "spreads": 9.0, "median": 0.1}
+    summary.events += [{**spike, "step": 103 + place, "loss": 20.0 + place} for place in range(9)]
+    (story,) = find_alerts(summary)
+    assert (story.kind, story.step, story.severity) == ("loss_spike", 103, "error")
+    assert {"loss_spike", "worse_than_best"} == {part.kind for part in story.parts}
+    summary.events[0]["step"] = 99  # before it
+    assert [alert.step for alert in find_alerts(summary)] == [104, 99]
+
+
+def test_a_nan_is_traced_to_its_layer_by_statistics_that_do_not_count_nan() -> None:
+    """Such as the means of `activation_stats`; a layer that is left out of steps has no numbers, either."""
+    nan, header = float("nan"), SeriesHeader("activations", ("0", "1", "2", "3"), ("mean", "std"))
+    summary = summary_of([0.5] * 20 + [nan] * 20)
+    for step in range(1, 41):
+        rows = torch.ones(4, 2)
+        rows[0] = nan if step % 3 else 1.0  # a layer that is skipped at random
+        rows[2:] = nan if step >= 21 else 1.0
+        rows[1] = nan if step >= 22 else 1.0
+        summary.write_layers([LayerRow(step, header, rows)])
+    (story,) = find_alerts(summary)
+    assert (story.step, story.text.partition(";")[0]) == (21, "activations: not finite in 2 and in 1 more")
+    assert story.place == {"series": "activations", "name": "2", "column": "mean"}
 
 
 def test_a_loss_that_falls_late_has_learned() -> None:

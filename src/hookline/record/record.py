@@ -189,7 +189,7 @@ class Record:
         hosts: Sequence[str] | None = None,
         launch: Mapping[str, Any] | None = None,
         labels: Labels | None = None,
-        optimizers: Sequence[str] = (),
+        training: Mapping[str, Any] | None = None,
     ) -> None:
         """Write run.json, config.yaml and labels.json; a run that continues keeps its start and its labels.
 
@@ -201,7 +201,7 @@ class Record:
             hosts: The machine of each rank, if there are several.
             launch: The launch that the run belongs to, if a launcher would start it again.
             labels: Name, tags and notes of a new run.
-            optimizers: The classes of the optimizers.
+            training: What tells how to judge the run: its optimizers, and whether its weights were trained before.
 
         Raises:
             RecordError: If the disk refuses; the run must not begin.
@@ -218,7 +218,8 @@ class Record:
             "environment": {},
             "seed": self._seed,
             "hooks": redact(hooks),
-            "optimizers": list(optimizers),
+            "optimizers": [],
+            **(training or {}),
             "lineage": None if lineage is None else redact(lineage),
             "attempts": [attempt if launch is None else {**attempt, "launch": dict(launch)}],
             "outcome": None,

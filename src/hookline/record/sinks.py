@@ -266,7 +266,7 @@ class FileStorage(Storage):
             except RecordError as error:
                 warn(f"{error}; earlier attempts are not listed", stacklevel=4)
         check_run(self.path, earlier)
-        run["started"] = earlier.get("started", run["started"])
+        run |= {field: earlier[field] for field in ("started", "begins_trained") if field in earlier}
         run["git"] = git_state(Path())
         run["environment"] = environment()
         run["lineage"] = earlier.get("lineage") if run["lineage"] is None else run["lineage"]

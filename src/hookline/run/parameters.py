@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from hookline._names import plain_parameters, unwrap_module
 from hookline.errors import TrainingError
@@ -44,6 +45,29 @@ def is_finite(parameter: torch.Tensor) -> bool:
         return bool(local_tensor(parameter).isfinite().all())
     except Exception:  # torch has no such operation for the dtype, or the device is gone
         return True
+
+
+def was_trained(model: torch.nn.Module) -> bool:
+    """Return whether a model's weights come from an earlier training, as far as they tell.
+
+    Most of its parameters are frozen, or a normalization, which begins with equal weights, has different ones.
+    """
+    parameters = [*model.parameters()]
+    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in parameters if not is_lazy(parameter)]
+    if 2 * sum(size for size, is_trained in sizes if not is_trained) > sum(size for size, _ in sizes):
+        return True
+    norms = (module for module in model.modules() if "norm" in type(module).__name__.lower())
+    weights = (weight for norm in norms if isinstance(weight := getattr(norm, "weight", None), torch.nn.Parameter))
+    return any(weight.dim() == 1 and not is_lazy(weight) and _differs(weight) for weight in weights)
+
+
+def _differs(parameter: torch.Tensor) -> bool:
+    """Return whether the values of this rank's part of a parameter differ, as far as torch can tell."""
+    try:
+        values = local_tensor(parameter)
+        return bool((values != values.flatten()[0]).any())
+    except Exception:  # an empty part, or a dtype or device that torch cannot read
+        return False
 
 
 def group_sizes(optimizers: Sequence[torch.optim.Optimizer]) -> list[int]:

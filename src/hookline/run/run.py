@@ -38,7 +38,7 @@ from hookline.run.engine import Engine
 from hookline.run.event_args import EventArgs, GivenArgs
 from hookline.run.manager import HookManager
 from hookline.run.messages import closing_line
-from hookline.run.parameters import is_finite
+from hookline.run.parameters import is_finite, was_trained
 from hookline.run.progress import Progress
 from hookline.run.rng import preserve_rng
 from hookline.run.status import SIGNAL, RunStatus, Stop
@@ -143,7 +143,7 @@ class Run(Steps):
                 record = Record.in_memory(config=config, seed=self.seed)
             else:
                 record = Record.on_disk(directory, config=config, seed=self.seed)
-            record.start(hooks=self.describe_hooks(), optimizers=self.describe_optimizers())
+            record.start(hooks=self.describe_hooks(), training=self.describe_training())
         if before is not None:
             record.share_sinks(before)  # Sinks may have been added before the run.
         # The last run may have stopped inside an epoch; this one continues there.
@@ -471,9 +471,13 @@ class Run(Steps):
                 hook["failed_on_ranks"] = elsewhere[hook["name"]]
         return hooks
 
-    def describe_optimizers(self) -> list[str]:
-        """Return the class of every optimizer: a run with several may have losses that need not fall, as a GAN's."""
-        return [type(optimizer).__name__ for optimizer in self.optimizers]
+    def describe_training(self) -> dict[str, Any]:
+        """Return what tells whether the losses of the run need to fall.
+
+        A GAN has several optimizers, of which the classes are listed, and weights that were trained before are good.
+        """
+        optimizers = [type(optimizer).__name__ for optimizer in self.optimizers]
+        return {"optimizers": optimizers, "begins_trained": was_trained(self.model)}
 
     def counters(self) -> dict[str, Any]:
         """Return the counters that run.json ends with."""

@@ -90,19 +90,20 @@ def _from_events(summary: RunSummary, layers: Mapping[str, LayerTable]) -> Itera
         if event["kind"] in _TROUBLE and not _is_how_it_ended(event, summary.run):
             alike.setdefault((event["kind"], describe_event(event)), []).append(event)
     listed: Counter[tuple[str, str]] = Counter()
-    more: Counter[str] = Counter()
+    more: dict[str, list[dict[str, Any]]] = {}
     for (kind, text), (event, *others) in alike.items():
         place = _place(event, layers)
         listed[kind, str(place)] += 1
         if listed[kind, str(place)] > _MAX_PER_KIND:
-            more[kind] += 1 + len(others)
+            more.setdefault(kind, []).extend((event, *others))
         else:
             times = f" ({1 + len(others):,} times)" if others else ""
             # The outcome of the run says it better; an exception before a resume is history.
             severity = "info" if kind == "exception" else _TROUBLE[kind]
             yield Alert(kind, severity, event.get("step"), f"{text}{times}", place)
-    for kind, count in more.items():
-        yield Alert(kind, _TROUBLE[kind], None, f"{count:,} more {kind.replace('_', ' ')} events")
+    for kind, events in more.items():
+        text = f"{len(events):,} more {kind.replace('_', ' ')} events"
+        yield Alert(kind, _TROUBLE[kind], events[0].get("step"), text, _place(events[0], layers))
 
 
 def _is_how_it_ended(event: Mapping[str, Any], run: Mapping[str, Any]) -> bool:
@@ -288,9 +289,27 @@ def _from_layers(summary: RunSummary, layers: Mapping[str, LayerTable]) -> Itera
         more = f" and later in {len(first_steps) - 1} more" if len(first_steps) > 1 else ""
         text = f"{series}: {what} in {origin}{more}"
         yield Alert("non_finite", "error", step, text, {"series": series, "name": origin, "column": column})
+    yield from _ruined_layers(summary, layers)
     for series, table in layers.items():
         if {"dead_units", "units"} <= set(table.columns):
             yield from _dead_layers(series, table)
+
+
+def _ruined_layers(summary: RunSummary, layers: Mapping[str, LayerTable]) -> Iterator[Alert]:
+    """Yield for each series that does not count NaN an alert for the layers in which that of the loss may have begun.
+
+    Those of later steps, at which the weights are not finite either, do not tell.
+    """
+    loss = summary.curves.get("train/loss")
+    if loss is None or loss.non_finite is None:
+        return
+    for series, since in summary.ruined_since.items():
+        names = [name for name in layers[series].names if since.get(name, loss.non_finite[0] + 1) <= loss.non_finite[0]]
+        if names:
+            origin = min(names, key=since.__getitem__)
+            more = f" and in {len(names) - 1} more" if len(names) > 1 else ""
+            place = {"series": series, "name": origin, "column": layers[series].columns[0]}
+            yield Alert("non_finite", "error", since[origin], f"{series}: not finite in {origin}{more}", place)
 
 
 def _dead_layers(series: str, table: LayerTable) -> Iterator[Alert]:

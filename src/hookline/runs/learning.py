@@ -1,15 +1,15 @@
 """Judge by its curves whether a run learned: not if it diverged, never improved, lost what it had, or overfits.
 
 A rule needs enough values, and a change far above their noise. Where a healthy run may look like that, there is no
-alert: a GAN's losses do not fall, so the training loss of a run with several optimizers is not judged, and a run that
-begins with trained weights need not improve.
+alert: the losses of a GAN or of a policy do not fall, so the training loss of a run with several optimizers, or with a
+loss below 0, is not judged; and a run that begins with trained weights need not improve.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,8 +25,12 @@ _TRAIN_LOSS = "train/loss"
 _MIN_VALUES, _MIN_CHECKS = 40, 5  # values of the training loss, and of a metric of validations, below which all is well
 _BLOCKS = 20  # a long curve is judged by the medians of so many parts
 _NOISES = 4.0  # how many times the noise a change must be
-_MUCH, _NEARLY_ALL = 0.5, 0.75  # shares of what was gained: losing this much is a warning, or an error
+_MUCH, _NEARLY_ALL = 1 / 3, 0.75  # shares of what there was to lose: losing this much is a warning, or an error
+_CHANCE = 0.5  # the share of a score that may be chance, if the run began with a good one
+_RISEN = 0.5  # how far above its beginning, relatively, a loss has diverged
 _OVERFIT = 0.1  # how far above its lowest value, relatively, a validation loss must be
+_LITTLE = 0.1  # the share of a loss or an accuracy that a run may gain by chance, if it has learned nothing
+_LEVEL = 1e-3  # the share of a loss that is no change
 _KNOWN = 0.6  # an accuracy that a model without any training seldom has
 _INIT_FROM = re.compile(r"^\s*init_from: (?!null)", re.MULTILINE)  # the option of a config.yaml
 
@@ -48,6 +52,8 @@ class Course:
     """The value at the very beginning."""
     begins_high: bool
     """Whether it is far worse there than elsewhere, which a level of many steps hides."""
+    begins_low: bool
+    """Whether it is far better there than in the whole first half: the first steps have ruined the model."""
 
     @classmethod
     def of(cls, name: str, curve: Curve, sign: int, blocks: int | None = None) -> Course | None:
@@ -63,14 +69,16 @@ class Course:
             parts = np.array_split(np.arange(steps.size), blocks)
             steps = np.array([steps[part[0]] for part in parts])
             values = np.array([np.median(values[part]) for part in parts])
-        # What neighbours differ by, without the trend.
-        noise = _spread(np.diff(values)) / math.sqrt(2) if values.size > 1 else 0.0
-        return cls(name, sign, steps, values, noise, points, first, begins_high)
+        # Losses that a step has ruined have any size, so their logarithms are compared.
+        sizes = np.log(np.maximum(points[1][: points[1].size // 2 + 1], np.finfo(np.float64).tiny))
+        is_worse = values[: values.size // 2 + 1].min() > first + _RISEN * abs(first)
+        begins_low = bool(is_worse and np.median(sizes) - sizes[0] > _NOISES * _noise(sizes))
+        return cls(name, sign, steps, values, _noise(values), points, first, begins_high, begins_low)
 
     @property
     def start(self) -> float:
-        """The first level."""
-        return float(self.losses[0])
+        """The first level, or the first value if the run was ruined before it could be one."""
+        return self.first if self.begins_low else float(self.losses[0])
 
     @property
     def end(self) -> float:
@@ -102,7 +110,9 @@ class Course:
         """Whether the last quarter is not better than the first, nor any level much better than the beginning."""
         quarter = max(len(self.losses) // 4, 1)
         first, last = (float(np.median(part)) for part in (self.losses[:quarter], self.losses[-quarter:]))
-        doubt = max(3.5 * self.noise / math.sqrt(quarter), 1e-3 * abs(first))
+        doubt = max(3.5 * self.noise / math.sqrt(quarter), (_LEVEL if self.sign > 0 else _LITTLE) * abs(first))
+        if self.sign > 0 and doubt > _LITTLE * abs(first):  # there is too much noise to tell
+            return False
         is_level = first - last < doubt and self.start - self.best < _NOISES * max(self.noise, doubt)
         return is_level and not self.begins_high
 
@@ -116,9 +126,15 @@ class Course:
 
     def first_above(self, limit: float) -> int:
         """Return the first step after the best level with a value above a limit; that of the end if there is none."""
-        steps, values = self.curve
-        above = steps[(steps > self.at(self.best_at)) & (values > limit)]
+        (steps, values), begin = self.curve, -1 if self.begins_low else self.at(self.best_at)
+        above = steps[(steps > begin) & (values > limit)]
         return int(above[0] if above.size else steps[-1])
+
+    def last_below(self, limit: float, step: int) -> int | None:
+        """Return the last step before another one with a value up to a limit; None if there is none."""
+        steps, values = self.curve
+        below = steps[(steps < step) & (values <= limit)]
+        return int(below[-1]) if below.size else None
 
 
 def _spread(values: Values) -> float:
@@ -126,12 +142,18 @@ def _spread(values: Values) -> float:
     return 1.4826 * float(np.median(np.abs(values - np.median(values))))
 
 
+def _noise(values: Values) -> float:
+    """Return what neighbors differ by, without the trend."""
+    return _spread(np.diff(values)) / math.sqrt(2) if values.size > 1 else 0.0
+
+
 def find_learning_alerts(summary: RunSummary) -> Iterator[Alert]:
     """Yield what the curves of a run say against it, at most one alert for each cause."""
     loss = _training_loss(summary)
     checks = [*_validations(summary)]
     if loss is not None:
-        yield from _diverged(loss) if _has_diverged(loss) else _never_improved(loss, summary)
+        is_ruined = loss.begins_low or _has_diverged(loss)
+        yield from _diverged(loss) if is_ruined else _never_improved(loss, summary)
     # The run went back to its best weights by itself.
     is_restored = any(event["kind"] == "best_weights_restored" for event in summary.events)
     overfit = next((course for course in checks if _overfits(course, loss)), None)
@@ -141,26 +163,34 @@ def find_learning_alerts(summary: RunSummary) -> Iterator[Alert]:
             f"overfits: {overfit.name} rose from {overfit.text(overfit.best)} at step {overfit.at(overfit.best_at):,} "
             f"to {overfit.text(overfit.end)} while {loss.name} fell to {loss.text(loss.end)}",
         )  # fmt: skip
-    fallen = [course for course in checks if _fell_back(course)]
+    # That the model overfits says why the losses rise.
+    fallen = [course for course in checks if _fell_back(course) and (overfit is None or course.sign < 0)]
     if not fallen and not checks and loss is not None and _fell_back(loss) and not _has_diverged(loss):
         fallen = [loss]
-    if fallen and (overfit is None or any(course.sign < 0 for course in fallen)):
-        worst = max(fallen, key=lambda course: course.lost / course.gained)
-        severity: Severity = "error" if worst.lost >= _NEARLY_ALL * worst.gained else "warning"
-        others = ", ".join(course.name for course in fallen if course is not worst)
+    if fallen:
+        worst = max(fallen, key=lambda course: course.lost / _stake(course))
+        severity: Severity = "error" if worst.lost >= _NEARLY_ALL * _stake(worst) else "warning"
+        others = [course.name for course in fallen if course is not worst]
+        so_are = f"; so {'is' if len(others) == 1 else 'are'} {', '.join(others)}" if others else ""
+        limit = worst.best + _MUCH * _stake(worst)
+        step = worst.first_above(limit)
         yield _alert(
-            "worse_than_best", "info" if is_restored else severity, worst,
-            worst.first_above(worst.best + _MUCH * worst.gained),
+            "worse_than_best", "info" if is_restored else severity, worst, step,
             f"worse than at its best, and not back: {worst.name} was {worst.text(worst.best)} at step "
-            f"{worst.at(worst.best_at):,} and is {worst.text(worst.end)} at the end"
-            f"{f'; so are {others}' if others else ''}",
+            f"{worst.at(worst.best_at):,} and is {worst.text(worst.end)} at the end{so_are}",
+            good_until=worst.last_below(limit, step),
         )  # fmt: skip
 
 
 def _training_loss(summary: RunSummary) -> Course | None:
-    """Return the course of the training loss; None if there is too little of it, or it need not fall."""
+    """Return the course of the training loss; None if there is too little of it, or it need not fall.
+
+    Below 0 are losses of policies and critics, whose level says nothing about what was learned.
+    """
     curve, optimizers = summary.curves.get(_TRAIN_LOSS), summary.run.get("optimizers", ())
     if curve is None or curve.finite < _MIN_VALUES or len(optimizers) > 1:
+        return None
+    if curve.least is not None and curve.least.value < 0:
         return None
     return Course.of(_TRAIN_LOSS, curve, 1, _BLOCKS)
 
@@ -182,36 +212,57 @@ def _has_diverged(loss: Course) -> bool:
 
 def _highest_healthy(loss: Course) -> float:
     """Return the value above which a training loss has diverged."""
-    return loss.start + max(_NOISES * loss.noise, _MUCH * abs(loss.start))
+    noise = 0.0 if loss.begins_low else _NOISES * loss.noise  # of a ruined run it says nothing about the beginning
+    return loss.start + max(noise, _RISEN * abs(loss.start))
 
 
 def _diverged(loss: Course) -> Iterator[Alert]:
-    step = loss.first_above(_highest_healthy(loss))
-    yield _alert(
-        "diverged", "error", loss, step,
-        f"diverged: {loss.name} was {loss.text(loss.start)} at first, {loss.text(loss.best)} at best, around step "
-        f"{loss.at(loss.best_at):,}, and is {loss.text(loss.end)} at the end",
-    )  # fmt: skip
+    if loss.begins_low:
+        between = f"rose to {loss.text(float(loss.losses.max()))}"
+    else:
+        between = f"{loss.text(loss.best)} at best, around step {loss.at(loss.best_at):,},"
+    severity: Severity = "error" if _has_diverged(loss) else "warning"
+    text = f"{loss.name} was {loss.text(loss.start)} at first, {between} and is {loss.text(loss.end)} at the end"
+    yield _alert("diverged", severity, loss, loss.first_above(_highest_healthy(loss)), f"diverged: {text}")
 
 
 def _never_improved(loss: Course, summary: RunSummary) -> Iterator[Alert]:
     """Yield an alert for a loss that stays where it was, unless the model was good at the beginning."""
-    if not loss.is_flat or _fell_back(loss) or _begins_trained(summary):
+    if _fell_back(loss) or _begins_trained(summary):
         return
     accuracies = {name: curve for name, curve in summary.curves.items() if _is_accuracy(name) and curve.finite}
     if any(float(np.nanmedian(curve.mean)) >= _KNOWN for curve in accuracies.values()):
         return
+    # Wrong labels let the loss of bad first weights fall until it is at chance, where the accuracy is all the time.
+    flat = next((course for course in _accuracies(accuracies) if course.is_flat), None)
+    if not loss.is_flat and flat is None:
+        return
+    judged = loss if loss.is_flat or flat is None else flat
+    # An accuracy of single batches says little.
+    is_validated = any(name.startswith("val/") for name in accuracies)
+    is_certain = is_validated and (judged is loss or loss.gained < _LITTLE * abs(loss.first))
     known = [f", and {name} is {curve.last.value:.0%}" for name, curve in accuracies.items() if curve.last]
     yield _alert(
-        "never_learned", "error" if accuracies else "warning", loss, None,
-        f"never learned: {loss.name} was {loss.text(loss.start)} at first and is {loss.text(loss.end)} at the end"
-        f"{''.join(known[-1:])}",
+        "never_learned", "error" if is_certain else "warning", judged, None,
+        f"never learned: {judged.name} was {judged.text(judged.start)} at first and is {judged.text(judged.end)} at "
+        f"the end{''.join(known[-1:]) if judged is loss else ''}",
     )  # fmt: skip
 
 
+def _accuracies(curves: Mapping[str, Curve]) -> Iterator[Course]:
+    """Yield the courses of accuracies that have enough values, and did not fall."""
+    for name, curve in curves.items():
+        is_validation = name.startswith("val/")
+        if curve.finite >= (_MIN_CHECKS if is_validation else _MIN_VALUES):
+            course = Course.of(name, curve, -1, None if is_validation else _BLOCKS)
+            if course is not None and not _fell_back(course):
+                yield course
+
+
 def _begins_trained(summary: RunSummary) -> bool:
-    """Return whether a run continues another one, or takes weights from a file."""
-    return bool(summary.run.get("lineage") or _INIT_FROM.search(summary.config))
+    """Return whether a run continues another one, takes weights from a file, or got a model that had been trained."""
+    run = summary.run
+    return bool(run.get("lineage") or run.get("begins_trained") or _INIT_FROM.search(summary.config))
 
 
 def _is_accuracy(name: str) -> bool:
@@ -226,12 +277,21 @@ def _overfits(course: Course, loss: Course | None) -> bool:
     return bool(loss.end < then)
 
 
+def _stake(course: Course) -> float:
+    """Return what a metric had to lose: what it gained, or more if its first value was good already."""
+    if course.name == _TRAIN_LOSS:
+        return course.gained
+    return max(course.gained, abs(course.best) * (1.0 if course.sign > 0 else _CHANCE))
+
+
 def _fell_back(course: Course) -> bool:
-    """Whether much of what was gained is lost again at the end."""
-    if course.gained <= max(_NOISES * course.noise, 1e-3 * abs(course.start)):
+    """Whether much of what there was to lose is lost at the end."""
+    if course.name == _TRAIN_LOSS and course.gained <= max(_NOISES * course.noise, _LEVEL * abs(course.start)):
         return False
-    return course.lost > max(_MUCH * course.gained, _NOISES * course.noise)
+    return course.lost > max(_MUCH * _stake(course), _NOISES * course.noise)
 
 
-def _alert(kind: str, severity: Severity, course: Course, step: int | None, text: str) -> Alert:
-    return Alert(kind, severity, step, text, {"curve": course.name})
+def _alert(
+    kind: str, severity: Severity, course: Course, step: int | None, text: str, good_until: int | None = None
+) -> Alert:
+    return Alert(kind, severity, step, text, {"curve": course.name}, good_until=good_until)

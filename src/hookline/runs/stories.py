@@ -21,7 +21,7 @@ def tell_stories(alerts: Sequence[Alert]) -> list[Alert]:
     one story.
     """
     ruined = [alert for alert in alerts if alert.kind in _RUINED and alert.severity == "error"]
-    begin = min(map(_step, ruined), default=None)
+    begin = min(map(_begin, ruined), default=None)
     stories: dict[object, list[Alert]] = {}
     for alert in alerts:
         is_part = begin is not None and _is_number(alert) and _step(alert) >= begin
@@ -58,6 +58,11 @@ def _is_number(alert: Alert) -> bool:
     if alert.kind in _RUINED:
         return alert.severity != "info"  # a batch without counted targets has no accuracy, which ruins nothing
     return not alert.place.keys().isdisjoint(("curve", "series")) and alert.kind not in _NOT_NUMBERS
+
+
+def _begin(alert: Alert) -> float:
+    """Return the step from which on what happens may have the cause of an alert."""
+    return _step(alert) if alert.good_until is None else alert.good_until + 1
 
 
 def _step(alert: Alert) -> float:

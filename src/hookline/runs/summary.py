@@ -180,6 +180,9 @@ class RunSummary:
         self.media_lines: list[dict[str, Any]] = []  # those of media.jsonl, the newest first
         self.first_non_finite: dict[tuple[str, str], dict[str, int]] = {}
         """By series and column (nans, infs): the first step at which each layer had some."""
+        self.ruined_since: dict[str, dict[str, int]] = {}
+        """By series without these columns: the step since which a layer that had numbers has none."""
+        self._had_numbers: dict[str, tuple[SeriesHeader, Array]] = {}  # by series, at its last step
         self._layers: dict[str, dict[SeriesHeader, Ranges]] = {}  # by series
         self._histograms: dict[str, dict[SeriesHeader, Ranges]] = {}
         self._histogram_reader = HistogramReader()
@@ -218,6 +221,19 @@ class RunSummary:
                 name = header.names[index]
                 if name in first_steps or len(first_steps) < _MAX_NAMES:
                     first_steps[name] = min(step, first_steps.get(name, step))
+        if {"nans", "infs"}.isdisjoint(header.columns):
+            self._note_ruined(step, header, np.isfinite(values).any(axis=1))
+
+    def _note_ruined(self, step: int, header: SeriesHeader, has_numbers: Array) -> None:
+        """Keep since when layers have no numbers; they may also have been left out of a step, and come again."""
+        known, before = self._had_numbers.get(header.series, (header, has_numbers))
+        self._had_numbers[header.series] = header, has_numbers
+        since = self.ruined_since.setdefault(header.series, {})
+        for index in np.flatnonzero(before != has_numbers).tolist() if known == header else ():
+            if has_numbers[index]:
+                since.pop(header.names[index], None)
+            elif len(since) < _MAX_NAMES:
+                since[header.names[index]] = step
 
     # ---- what is known -----------------------------------------------------------------------------------------------
 

@@ -27,6 +27,8 @@ class Alert:
     """Where to look: a curve, a hook, or the series, name and column of a layer's statistic."""
     parts: Sequence[Alert] = ()
     """Of a story, the alerts that it tells together, in their order; empty for an alert of its own."""
+    good_until: int | None = None
+    """The last step before `step` at which all was well, if that was measured seldom, as a validation's metrics."""
 
 
 @dataclass(frozen=True)

@@ -138,8 +138,8 @@ def _open(trainer: Trainer, resume: Path | None, fork: bool, launch: dict[str, A
     record = _open_record(trainer, run_dir)
     hosts = ranks.gather(host())
     labels = _labels(trainer, source)
-    hooks, optimizers = trainer.describe_hooks(), trainer.describe_optimizers()
-    record.start(hooks, lineage=lineage, hosts=hosts, launch=launch, labels=labels, optimizers=optimizers)
+    hooks, training = trainer.describe_hooks(), trainer.describe_training()
+    record.start(hooks, lineage=lineage, hosts=hosts, launch=launch, labels=labels, training=training)
     trainer.open(record)
 
 
