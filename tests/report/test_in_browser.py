@@ -345,8 +345,8 @@ def test_alerts_lead_to_their_place(chromium: Browser, run: Path) -> None:
     """Alerts come first; one about a layer goes to its heat map, selects the layer and moves the cursor there."""
     open_report(chromium, run)
     assert chromium.run("document.querySelector('main section').id") == "alerts"
-    link = "[...document.querySelectorAll('.alert a')].find((link) => link.textContent.includes('blocks.1'))"
-    chromium.run(f"{link}.click()")
+    alert = "[...document.querySelectorAll('.alert')].find((alert) => alert.textContent.includes('blocks.1'))"
+    chromium.run(f"{alert}.querySelector('a').click()")
     chromium.frames()
     assert chromium.run(f"document.activeElement === {element(HEAT_MAP)}")
     assert "blocks.1.mlp · step 40 · nans 5" in text_in(chromium, f"{HEAT_MAP} .readout")
@@ -565,7 +565,7 @@ def test_the_first_screen(chromium: Browser, run: Path) -> None:
     sections: Any = chromium.run("[...document.querySelectorAll('main section')].map((one) => one.id)")
     assert sections[:3] == ["alerts", "loss", "layers"] and sections.index("curves") > sections.index("flow")
     verdict = text_in(chromium, ".verdict")
-    assert verdict.startswith("Broken") and "step 40" in verdict
+    assert verdict.startswith("Broken") and "1 error" in verdict
     assert chromium.run("document.querySelectorAll('.tile').length") <= 5
     assert chromium.run("document.querySelector('.tiles').getBoundingClientRect().bottom < innerHeight")
     assert chromium.run(f"{element(curve('loss'))}.querySelector('canvas').clientHeight") >= 300
@@ -577,11 +577,41 @@ def test_a_healthy_run_says_so(chromium: Browser, real_run: Path) -> None:
     assert text_in(chromium, ".verdict").startswith("Healthy")
 
 
-def test_further_lines_of_a_story_are_folded(chromium: Browser, run: Path) -> None:
-    """An alert that has parts shows them behind one line."""
+def test_a_story_is_told_in_its_order(chromium: Browser, tmp_path: Path) -> None:
+    """One line for each kind of thing that went wrong, with its step; the others are folded."""
+    rows: list[dict[str, Any]] = [{"step": step, "train/loss": 0.98**step} for step in range(1, 101)]
+    rows += [{"step": 5 * step, "val/accuracy": 0.8 if step <= 10 else 0.2} for step in range(1, 21)]
+    run = write_metrics(tmp_path, sorted(rows, key=lambda row: row["step"]))
+    spike = {"kind": "loss_spike", "by": "loss_spike", "loss": 20.0, "median": 0.1}
+    with (run / "events.jsonl").open("a") as file:
+        for step in (52, 53, 54):
+            file.write(json.dumps({**spike, "step": step, "spreads": float(step)}) + "\n")
     open_report(chromium, run)
-    assert text_in(chromium, ".alert details").startswith("2 further lines")
-    assert "step 40: gradients: NaN in blocks.1.mlp" in text_in(chromium, ".alert details")
+    assert chromium.run("document.querySelectorAll('.alert').length") == 1
+    assert text_in(chromium, ".alert a").startswith("loss_spike: the loss rose to 20, 52 spreads")
+    assert text_in(chromium, ".alert .story").startswith("step 55 worse than at its best, and not back: val/accuracy")
+    assert text_in(chromium, ".alert details").startswith("2 more")
+    assert "step 54 loss_spike" in text_in(chromium, ".alert details")
+
+
+def test_a_dark_page_is_dark_before_its_script_runs(chromium: Browser, run: Path) -> None:
+    """The parser hands the page's header to observers before it runs a script."""
+    colors = "getComputedStyle(document.body).backgroundColor"
+    script = f"""new MutationObserver((_, observer) => {{
+      if (document.querySelector("header") && !document.documentElement.dataset.theme) window.early ??= {colors};
+    }}).observe(document, {{ childList: true, subtree: true }})"""
+    for dark, expected in ((False, "rgb(246, 247, 249)"), (True, "rgb(18, 22, 27)")):
+        assert main(["report", str(run)]) == 0
+        chromium.open(run / "report.html", dark=dark, script=script)
+        assert chromium.run(f"[window.early, {colors}]") == [expected, expected]
+
+
+def test_the_verdict_is_near_the_top_of_a_phone(chromium: Browser, run: Path) -> None:
+    """The controls are one row, which can be scrolled as that of the sections."""
+    open_report(chromium, run, width=400, height=800)
+    assert chromium.run("document.querySelector('.verdict').getBoundingClientRect().bottom") < 270
+    assert chromium.run("document.querySelector('.controls').scrollWidth > innerWidth")
+    assert not chromium.run("document.documentElement.scrollWidth > innerWidth")
 
 
 def test_a_spike_does_not_flatten_a_curve(chromium: Browser, tmp_path: Path) -> None:
@@ -686,7 +716,7 @@ def test_touch_targets_on_a_phone(chromium: Browser, run: Path) -> None:
     open_report(chromium, run, width=400, height=6000)
     chromium.frames()
     small = """[...document.querySelectorAll('button, select, input, a, summary')].filter((one) => {
-      const { width, height } = one.getBoundingClientRect();
+      const { width, height } = (one.type === 'checkbox' ? one.closest('label') : one).getBoundingClientRect();
       return height && (height < 44 || width < 44);
     }).map((one) => one.outerHTML.slice(0, 80))"""
     assert chromium.run(small) == []

@@ -18,11 +18,12 @@ export function headlineCard() {
 export function metricTable() {
   const { groups, rows } = page.ranking;
   const isEqual = ({ values }) => values.every((value) => value && value.least === values[0]?.least && value.greatest === values[0].greatest);
-  const head = groups.map(({ name, places }) => el("th", { scope: "col", class: "number" },
+  const head = groups.map(({ name, places }, place) => el("th", { scope: "col", class: "number", colspan: place ? 2 : 1 },
     ...(places.length === 1 ? [swatch(lineName(runs[places[0]].index)), " "] : []), named("span", name, 50)));
   const lines = rows.filter((row) => !isEqual(row)).map((row) =>
     el("tr", {}, el("th", { scope: "row", class: "setting" }, named("span", `${row.metric}${row.kind === "best" ? ", best" : ""}`, 60)),
-      ...row.values.map((value, place) => el("td", { class: "number" }, valueOf(row, value, place === row.best), changeOf(row.changes[place])))));
+      ...row.values.flatMap((value, place) => [el("td", { class: "number" }, valueOf(row, value, place === row.best)),
+        place ? el("td", { class: "number unit" }, changeText(row.changes[place])) : null])));
   const equal = rows.filter((row) => isEqual(row) && row.kind === "last").map((row) => `${visible(row.metric)} ${textOf(row, row.values[0])}`);
   const made = (shown) => el("div", { class: "scroll" }, el("table", { class: "metrics" },
     el("thead", {}, el("tr", {}, el("td"), ...head.map((cell) => cell.cloneNode(true)))), el("tbody", {}, ...shown)));
@@ -43,9 +44,11 @@ function valueOf(row, value, isBest) {
   return el(isBest ? "strong" : "span", { title: step }, textOf(row, value));
 }
 
-/** Make the text of a change, which is a share of the first value. */
-function changeOf(change) {
-  if (change === null) return null;
-  const share = toNumber(change);
-  return el("span", { class: "unit" }, share ? ` ${share > 0 ? "+" : ""}${number(100 * share, 2)} %` : " =");
+/** Make the text of a change, which is a share of the first value, as `change_text` does for a terminal. */
+export function changeText(change) {
+  if (change === null) return "";
+  const percent = 100 * toNumber(change), size = Math.abs(percent);
+  if (!percent) return "=";
+  const text = size < 0.01 ? "<0.01" : size >= 10 ? Math.round(size).toLocaleString("en-US") : size.toFixed(size < 1 ? 2 : 1);
+  return `${percent > 0 ? "+" : "−"}${text} %`;
 }

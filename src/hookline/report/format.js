@@ -55,7 +55,7 @@ export function number(value, digits = 4) {
   if (Number.isInteger(value) && size < 1e7) return minus(value.toLocaleString("en-US"));
   if (size >= 1e6 || size < 1e-3) return exponential(value, digits);
   const rounded = Number(value.toPrecision(digits));
-  return minus(rounded >= 10000 ? rounded.toLocaleString("en-US") : String(rounded));
+  return minus(Math.abs(rounded) >= 1000 ? rounded.toLocaleString("en-US") : String(rounded));
 }
 
 /** Return a number for an axis, short: 20k, 1.5M, 1e−6. */

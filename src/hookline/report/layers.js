@@ -151,7 +151,7 @@ class Grid extends Plot {
     const spans = new Map(); // by the steps at which layers were measured
     for (let row = 0; row < count; row++) {
       const timed = this.measured(this.rows[row]), { places } = timed;
-      if (!spans.has(timed)) spans.set(timed, spansOf(timed.at, columns));
+      if (!spans.has(timed)) spans.set(timed, spansOf(timed, columns));
       spans.get(timed).forEach(([first, last], column) => {
         let chosen = NaN, there = false, wrong = false;
         for (let index = first; index < last; index++) {
@@ -215,16 +215,20 @@ class Grid extends Plot {
   }
 }
 
-/** Return for each pixel column the first and the last bucket that it shows, of those at places on the axis. */
-function spansOf(at, columns) {
-  const [left, right] = view.range, perPixel = (right - left) / columns;
-  const gap = at.length > 1 ? (at.at(-1) - at[0]) / (at.length - 1) : right - left;
+/** Return for each pixel column the first and the last bucket that it shows. */
+export function spansOf({ at, steps }, columns) {
+  const [left, right] = view.range, perPixel = (right - left) / columns, last = at.length - 1;
+  const [gap, stepGap] = [at, steps].map((places) => (last > 0 ? (places[last] - places[0]) / last : right - left));
+  // On an axis of time steps have different widths; between two that follow each other there is no gap.
+  const follows = (place, next) => next >= 0 && next <= last && Math.abs(steps[next] - steps[place]) <= 1.5 * stepGap;
   return Array.from({ length: columns }, (_, column) => {
     const from = left + column * perPixel, to = from + perPixel, middle = (from + to) / 2;
     // A bucket is drawn around its step, so that what was recorded every 100 steps fills the 100 steps.
-    if (perPixel >= gap) return [firstAtLeast(at, from - gap / 2), firstAtLeast(at, to + gap / 2)];
+    const within = perPixel >= gap ? [firstAtLeast(at, from - gap / 2), firstAtLeast(at, to + gap / 2)] : [0, 0];
+    if (within[0] < within[1]) return within;
     const first = nearest(at, middle);
-    return first >= 0 && Math.abs(at[first] - middle) <= gap * 0.75 ? [first, first + 1] : [0, 0];
+    const isNear = first >= 0 && (Math.abs(at[first] - middle) <= gap * 0.75 || follows(first, middle < at[first] ? first - 1 : first + 1));
+    return isNear ? [first, first + 1] : [0, 0];
   });
 }
 

@@ -91,15 +91,17 @@ function leftOut(kind, nouns) {
 
 // ---- alerts and overview ----------------------------------------------------------------------------------------------
 
-const SEVERITIES = { error: "Error", warning: "Warning", info: "Note" }, MAX_ALERTS = 5;
+const SEVERITIES = { error: "Error", warning: "Warning", info: "Notice" }, MAX_ALERTS = 5, MAX_TOLD = 4;
 
-/** Say for each run whether it can be trusted, and why not. */
+/** Say for each run whether it can be trusted; why not, the alerts below say. */
 function verdicts() {
   return runs.map((run) => {
-    const { health, reason, step } = run.data.verdict;
-    const text = reason || "nothing was found that needs attention", at = step === null ? "" : `step ${number(step)}: `;
+    const { health } = run.data.verdict, count = (severity) => run.alerts.filter((alert) => alert.severity === severity).length;
+    const counts = [[count("error"), "error"], [count("warning"), "warning"], [count("info"), "notice"]].filter(([most]) => most);
+    const summed = counts.map(([most, noun]) => plural(most, noun)).join(", ") || "nothing was found that needs attention";
+    const text = several && health !== "healthy" ? short(toldBy(run.alerts[0])[0].text, 160) : summed;
     return el("p", { class: `verdict ${{ healthy: "good", broken: "bad" }[health] ?? "open"}` }, several ? runName(run) : null,
-      el("strong", {}, `${health[0].toUpperCase()}${health.slice(1)}`), named("span", `${at}${text}`, 300));
+      el("strong", {}, `${health[0].toUpperCase()}${health.slice(1)}`), el("span", {}, text));
   });
 }
 
@@ -107,20 +109,27 @@ function alerts() {
   const rank = ({ severity }) => Object.keys(SEVERITIES).indexOf(severity);
   const all = runs.flatMap((run) => run.alerts).sort((a, b) => rank(a) - rank(b)); // those of each run are sorted already
   const items = all.map((alert) => {
-    const click = (event) => (event.preventDefault(), goTo(alert));
-    const link = el("a", { href: "#curves", on: { click } }, visible(alert.text).slice(0, 500));
+    const click = (event) => (event.preventDefault(), goTo(alert)), [first, ...parts] = toldBy(alert);
+    const link = el("a", { href: "#curves", on: { click } }, visible(first.text).slice(0, 500));
     const where = alert.step === null ? "" : `step ${number(alert.step)}`;
     return el("li", { class: `alert ${alert.severity}` }, el("span", { class: "severity" }, SEVERITIES[alert.severity]),
-      el("span", { class: "what" }, several ? runName(alert.run) : null, link, partsOf(alert)), el("span", { class: "where" }, where));
+      el("div", { class: "what" }, several ? runName(alert.run) : null, link, ...story(alert, parts)), el("span", { class: "where" }, where));
   });
   return !all.length ? [] : foldRest(items, MAX_ALERTS, (shown) => el("ul", { class: "alerts" }, ...shown));
 }
 
-/** Fold the further lines of the story of an alert. */
-function partsOf({ parts }) {
-  if (!parts?.length) return null;
-  const lines = parts.map((part) => el("li", {}, named("span", typeof part === "string" ? part : `${isThere(part.step) ? `step ${number(part.step)}: ` : ""}${part.text}`, 300)));
-  return el("details", { class: "fields" }, el("summary", {}, `${plural(lines.length, "further line")}`), el("ul", {}, ...lines));
+/** Return what an alert tells at once: of a story the first part of each kind, of which others say the same elsewhere. */
+function toldBy(alert) {
+  const parts = alert.parts?.length ? alert.parts : [alert];
+  return parts.filter(({ kind }, place) => parts.findIndex((part) => part.kind === kind) === place).slice(0, MAX_TOLD);
+}
+
+/** List how the story of an alert goes on, and fold what it does not tell at once. */
+function story(alert, told) {
+  const line = ({ step, text }) => el("li", {}, isThere(step) ? el("span", { class: "where" }, `step ${number(step)} `) : null, named("span", text, 300));
+  const shown = new Set(told), rest = (alert.parts ?? []).slice(1).filter((part) => !shown.has(part));
+  const folded = rest.length ? el("details", { class: "fields" }, el("summary", {}, `${number(rest.length)} more`), el("ul", {}, ...rest.map(line))) : null;
+  return [told.length ? el("ul", { class: "story" }, ...told.map(line)) : null, folded].filter(Boolean);
 }
 
 /** Scroll to what an alert is about, with the cursor at its step. */

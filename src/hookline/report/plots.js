@@ -420,19 +420,23 @@ export class CurvePlot extends Plot {
     ctx.restore();
   }
 
-  /** Draw the step of what a verdict is about, with its text. */
+  /** Draw the step of what a verdict is about, with what came first; its card keeps the text apart from the lines. */
   drawCause(u, run) {
-    const { health, reason, step } = run.data.verdict, { ctx } = u, { left, top, width, height } = u.bbox, ratio = devicePixelRatio;
+    const { health, step } = run.data.verdict, { ctx } = u, { left, top, width, height } = u.bbox, ratio = devicePixelRatio;
     if (step === null || health === "healthy" || view.hidden.has(run)) return;
-    const x = u.valToPos(run.at(step), "x", true), isRight = x > left + width / 2;
+    const x = u.valToPos(run.at(step), "x", true), isRight = x > left + width / 2, [worst] = run.alerts;
     if (x < left || x > left + width) return;
-    ctx.strokeStyle = ctx.fillStyle = several ? lineColor(run.index) : color(health === "broken" ? "error" : "warning");
+    ctx.strokeStyle = several ? lineColor(run.index) : color(health === "broken" ? "error" : "warning");
     ctx.lineWidth = 2 * ratio;
     drawLine(ctx, x, top, x, top + height);
     ctx.font = `600 ${12 * ratio}px system-ui, sans-serif`;
     ctx.textAlign = isRight ? "right" : "left";
-    const room = Math.max(Math.floor((isRight ? x - left : left + width - x) / (7 * ratio)), 8);
-    ctx.fillText(short(reason, room), x + (isRight ? -6 : 6) * ratio, top + (18 + 16 * run.index) * ratio);
+    const room = clamp(Math.floor((isRight ? x - left : left + width - x) / (7 * ratio)), 8, 70), y = top + (42 + 18 * run.index) * ratio; // below the step of the cursor
+    const text = short((worst.parts?.[0] ?? worst).text, room), wide = ctx.measureText(text).width;
+    ctx.fillStyle = pale(color("card"), 0.85);
+    ctx.fillRect(x + (isRight ? -10 * ratio - wide : 2 * ratio), y - 13 * ratio, wide + 8 * ratio, 17 * ratio);
+    ctx.fillStyle = ctx.strokeStyle;
+    ctx.fillText(text, x + (isRight ? -6 : 6) * ratio, y);
   }
 }
 

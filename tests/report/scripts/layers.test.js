@@ -4,7 +4,8 @@ import { test } from "node:test";
 import { importScript, setPage } from "./stubs.js";
 
 setPage({});
-const { ColorScale, ramp } = await importScript("layers.js");
+const { ColorScale, ramp, spansOf } = await importScript("layers.js");
+const { view } = await importScript("plots.js");
 
 test("a ramp begins and ends with its colors", () => {
   const colors = ramp([[0, 0, 0], [100, 200, 50], [255, 255, 255]]);
@@ -40,4 +41,11 @@ test("values on both sides of 0 have the middle of the ramp at 0", () => {
 test("values that are all alike, and none, have a color", () => {
   assert.equal(new ColorScale([2, 2]).place(2), 0.5);
   assert.equal(new ColorScale([]).color(0.5).length, 4);
+});
+
+test("steps of different widths leave no gaps, and steps without a measurement do", () => {
+  view.range = [0, 10];
+  const shown = (at, steps) => spansOf({ at, steps }, 10).map(([first, last]) => (first < last ? first : "-")).join("");
+  assert.equal(shown([0, 1, 7, 9, 10], [1, 2, 3, 4, 5]), "0111222233"); // on an axis of time
+  assert.equal(shown([0, 1, 2, 8, 9], [0, 1, 2, 8, 9]), "0122--3334"); // on that of steps
 });
