@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from builders import make_trainer
 from commands import json_of, output_of
 from live_summary import LiveSummary
+from records import close_record, start_record
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
@@ -361,6 +363,27 @@ def test_a_run_that_did_not_come_to_its_end_says_how_to_go_on() -> None:
     assert failed.text == "the run failed: ValueError: x; it has no checkpoint, so start it again"
     (resumed,) = alerts_of(error, run={"run_id": "abc", "outcome": "completed"})
     assert resumed.severity == "info"
+
+
+def test_a_run_that_was_killed_deserves_a_look_in_the_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = start_record(tmp_path, "abc")
+    record.log(1, 0, "train/loss", 0.5)
+    close_record(record)
+    path = tmp_path / "abc" / "run.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "outcome": None}))
+    assert "look at this  killed" in output_of(capsys, ["runs", str(tmp_path)])
+
+
+def test_a_run_that_writes_nothing_for_long_may_hang(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its process is alive, and nothing in it watches for stalls."""
+    record = start_record(tmp_path, "abc")
+    for quiet, health in ((60, "healthy"), (3600, "look at this")):
+        rows = [{"step": step, "epoch": 0, "time": time.time() - quiet + step, "train/loss": 0.5} for step in range(5)]
+        (tmp_path / "abc" / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        shown = json_of(capsys, "show", str(tmp_path / "abc"))
+        assert (shown["outcome"], shown["verdict"]["health"]) == ("running", health)
+    assert "no numbers for 59 m 5" in shown["verdict"]["reason"]
+    close_record(record)
 
 
 def test_weights_that_were_restored_are_no_reason_to_look() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -9,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from hookline._text import duration_text
 from hookline.record.events import EVENTS, SEVERITIES, Severity, describe_event, hook_of
 from hookline.record.json_lines import as_mapping, as_number
-from hookline.runs.find import KILLED
+from hookline.runs.find import KILLED, RUNNING
 from hookline.runs.learning import find_learning_alerts
 from hookline.runs.stories import tell_stories
 from hookline.runs.summary import LayerTable, RunSummary
@@ -23,6 +25,7 @@ _SPIKE_SPREADS = 8.0  # a range of steps whose highest value is this many spread
 _SPIKE_OF_LEARNED = 0.05  # and that share of what was learned so far: near 0, where spreads are tiny, less is nothing
 _BEFORE = 20  # ranges
 _DEAD_SHARE, _WAIT_SHARE = 0.5, 0.3
+_QUIET_SECONDS, _QUIET_TIMES = 300.0, 10  # without numbers, and times the longest pause so far
 
 # How bad events are, by kind. Those about gradients and stalls are summed up over the run.
 _SUMMED_UP = ("gradient_flow", "stall")
@@ -65,11 +68,24 @@ def _from_outcome(summary: RunSummary) -> Iterator[Alert]:
         yield Alert("interrupted", "info", files.step, text)
     elif "run_id" in run and files.outcome == KILLED:
         yield Alert("killed", "warning", files.step, f"the run was killed{_remedy(summary)}")
+    elif files.outcome == RUNNING:
+        yield from _is_quiet(summary)
     if run.get("lost"):
         yield Alert("lost", "error", None, f"{run['lost']:,} lines or values of the record could not be written")
     for file, damage in files.damage.items():
         severity: Severity = "info" if damage.is_torn else "error"
         yield Alert("incomplete" if damage.is_torn else "damaged", severity, None, f"{file}: {damage}")
+
+
+def _is_quiet(summary: RunSummary) -> Iterator[Alert]:
+    """Yield an alert if a run whose process is alive has written no numbers for far longer than ever before."""
+    written = summary.times.mean
+    if written.size < 2:
+        return
+    quiet, longest = time.time() - written[-1], float(np.diff(written).max())
+    if quiet > max(_QUIET_SECONDS, _QUIET_TIMES * longest):
+        pauses = f"no numbers for {duration_text(quiet)}, and the longest pause before was {duration_text(longest)}"
+        yield Alert("quiet", "warning", summary.files.step, f"{pauses}: the run may hang; `stall_watchdog` says where")
 
 
 def _remedy(summary: RunSummary) -> str:

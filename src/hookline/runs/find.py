@@ -60,9 +60,12 @@ class RunFiles(RunReader):
 
     @property
     def health(self) -> str | None:
-        """The verdict that the run ended with: healthy, look at this, or broken; None if it has none."""
+        """The verdict that the run ended with: healthy, look at this, or broken; None if it has none.
+
+        A run that was killed could write none, and deserves a look.
+        """
         health: str | None = self.run.get("verdict", {}).get("health")
-        return health
+        return "look at this" if health is None and self.outcome == KILLED else health
 
     @cached_property
     def started(self) -> datetime | None:
