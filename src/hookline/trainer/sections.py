@@ -154,9 +154,7 @@ def restore_sections(run: CheckpointedRun, saved: SavedCheckpoint) -> None:
         reader = run.make_reader(sections["progress"]["epoch"])
         reader.check(position, sections["progress"]["batch_idx"] + 1)
     _load_model(run.model, sections)
-    restore_schedulers(
-        run, sections["schedulers"], sections["optimizers"], sections.get("optimizer_settings", ())
-    )
+    restore_schedulers(run, sections["schedulers"], sections["optimizers"], sections.get("optimizer_settings", ()))
     if run.engine.scaler is not None and sections["scaler"]:
         run.engine.scaler.load_state_dict(sections["scaler"])
     run.progress.load_state_dict(sections["progress"], sections["position"])
