@@ -482,7 +482,7 @@ def test_a_loss_that_need_not_fall_is_no_reason_to_look(losses: list[float], run
 def test_the_record_knows_whether_a_model_was_trained_before() -> None:
     def begins_trained(model: nn.Module) -> bool:
         path = run(model, torch.optim.SGD([next(iter(model.parameters()))], 1e-6), steps=2, validate_every=None)
-        return bool(json.loads((path / "run.json").read_text())["begins_trained"])
+        return bool(json.loads((path / "run.json").read_text()).get("begins_trained"))
 
     assert not begins_trained(make_cnn())
     assert begins_trained(trained_cnn())

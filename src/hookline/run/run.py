@@ -476,8 +476,8 @@ class Run(Steps):
 
         A GAN has several optimizers, of which the classes are listed, and weights that were trained before are good.
         """
-        optimizers = [type(optimizer).__name__ for optimizer in self.optimizers]
-        return {"optimizers": optimizers, "begins_trained": was_trained(self.model)}
+        trained = {"begins_trained": True} if was_trained(self.model) else {}
+        return {"optimizers": [type(optimizer).__name__ for optimizer in self.optimizers], **trained}
 
     def counters(self) -> dict[str, Any]:
         """Return the counters that run.json ends with."""
