@@ -222,8 +222,7 @@ class RunSummary:
                 if name in first_steps or len(first_steps) < _MAX_NAMES:
                     first_steps[name] = min(step, first_steps.get(name, step))
         if {"nans", "infs"}.isdisjoint(header.columns):
-            has_numbers: Array = np.isfinite(values).any(axis=1)
-            self._note_ruined(step, header, has_numbers)
+            self._note_ruined(step, header, np.asarray(np.isfinite(values).any(axis=1)))
 
     def _note_ruined(self, step: int, header: SeriesHeader, has_numbers: Array) -> None:
         """Keep since when layers have no numbers; they may also have been left out of a step, and come again."""
