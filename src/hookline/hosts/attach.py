@@ -171,7 +171,7 @@ class Attached:
             error = None  # A script may end so inside the block.
         if error is None and signal is None:
             try:
-                self._end_epoch()
+                self.end_epoch()
                 run.finish()
             except BaseException as failure:
                 run.end(failure)
@@ -203,11 +203,10 @@ class Attached:
         if run.validations_in_progress:
             yield from loader
             return
-        self._end_epoch()
+        self.end_epoch()
         if run.should_stop:
             return
-        run.begin_epoch()
-        self._epoch_is_open = True
+        self.begin_epoch()
         for batch in loader:
             run.next_batch(batch)
             yield batch
@@ -353,12 +352,25 @@ class Attached:
     def _after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.run.after_step(optimizer)
 
-    def _end_epoch(self) -> None:
-        """End the epoch whose batches were read."""
+    # ---- epochs ------------------------------------------------------------------------------------------------------
+
+    def begin_epoch(self, number: int | None = None) -> None:
+        """Begin an epoch, after the end of the last one.
+
+        Args:
+            number: Which one it is, from 0; by default the next.
+        """
+        self.end_epoch()
+        self.run.begin_epoch(number)
+        self._epoch_is_open = True
+
+    def end_epoch(self) -> None:
+        """End the epoch whose batches were read, and carry out what hooks ask for at its end."""
         if self._epoch_is_open:
             self._epoch_is_open = False
             self.run.settle()
             self.run.end_epoch()
+            self.run.at_boundary()
 
 
 def check_model(model: Any) -> None:

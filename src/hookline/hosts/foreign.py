@@ -44,6 +44,8 @@ class ForeignWindow(Window):
     """The backward passes between two steps. A loop that accumulates divides its losses: a step's loss is their sum."""
 
     has_shares = True  # The mean of an epoch is one over steps.
+    has_whole_losses = False
+    """Whether the host reports losses as they are before it divides them: a step's loss is their mean."""
 
     def begin(self, batch: Any) -> bool:
         """Count a micro-batch; return whether it begins a step."""
@@ -51,8 +53,9 @@ class ForeignWindow(Window):
         return self.count == 1
 
     def combine(self, parts: Sequence[MicroBatch]) -> Tensor:
-        """Return the sum of the losses."""
-        return torch.stack([part.loss for part in parts]).sum()
+        """Return the sum of the losses, or their mean."""
+        losses = torch.stack([part.loss for part in parts])
+        return losses.mean() if self.has_whole_losses else losses.sum()
 
 
 class ForeignEngine(Engine):
@@ -104,6 +107,10 @@ class ForeignRun(Run):
         self.calls: list[tuple[ModelCall, dict[str, Any]]] = []
         self._recording: RemovableHandle | None = None  # the hook on the model that records its calls
         self._savers: list[Entry] = []  # the hooks that may save at the end of a step
+        for capability in host.cannot:
+            setattr(self, capability, False)
+        self.resume_from: Mapping[str, Any] | None = None  # what `begin` restores, of `state_sections`
+        self.also_save: Callable[[Path], None] | None = None  # the host's own way of saving, called for each checkpoint
         self._steps_together = not isinstance(optimizers, Mapping)
         self._stepping: list[torch.optim.Optimizer] = []  # optimizers of the step in progress
         self._made: list[torch.optim.Optimizer] = []  # those of them that have stepped or were skipped
@@ -215,6 +222,7 @@ class ForeignRun(Run):
         if self._repeats:
             return
         self._enter()
+        self._had_loss = True
         args = self.event_args
         args.set_loss(loss)
         if handler := self.hooks.slots.on_before_backward:
@@ -224,13 +232,17 @@ class ForeignRun(Run):
         """Add the loss to that of the step, and fire on_after_backward."""
         if self._repeats:
             return
-        args, progress = self.event_args, self.progress
         if handler := self.hooks.slots.on_after_backward:
-            handler(args)
+            handler(self.event_args)
+        self._count_loss()
+        self._is_over = not self._reads_batches
+
+    def _count_loss(self) -> None:
+        """Add the loss of the micro-batch to that of the step."""
+        args, progress = self.event_args, self.progress
         assert args.detached_loss is not None
         loss = args.detached_loss.reshape(())
         args.micro_batches.append(MicroBatch(loss, 1.0, progress.batch_idx, progress.dataloader_name, {}))
-        self._is_over = not self._reads_batches
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Run the update chain before the first optimizer of a step, and fire on_before_optimizer_step.
@@ -335,6 +347,11 @@ class ForeignRun(Run):
         self.at_boundary()
         self._after_step = None
 
+    def take_loss(self, loss: Tensor) -> None:
+        """Take the loss of the micro-batch from a host that tells only the value: no events of a backward pass."""
+        self.event_args.set_loss(loss)
+        self._count_loss()
+
     # ---- micro-batches and steps -------------------------------------------------------------------------------------
 
     def _enter(self) -> bool:
@@ -373,7 +390,6 @@ class ForeignRun(Run):
         self.end_optimizers(clears=False)
         args = self.event_args
         if args.micro_batches:
-            self._had_loss = True
             args.last_loss = [args.window_tensor()]
             self.stats.pending_losses.append(args.window_tensor())
 
@@ -444,6 +460,12 @@ class ForeignRun(Run):
 
     # ---- what a foreign loop does itself -----------------------------------------------------------------------------
 
+    def prepare(self) -> Mapping[str, float] | None:
+        """Restore what the host's checkpoint had of this run."""
+        if self.resume_from is not None:
+            self.load_sections(self.resume_from)
+        return super().prepare()
+
     def count_tokens(self, batch: Any) -> int:
         """Return the number of tokens in a batch."""
         return 0 if batch is None else count_tokens(batch)
@@ -457,6 +479,12 @@ class ForeignRun(Run):
             return
         with self.event_args.preserve_train_batch(phase):
             yield
+
+    def begin_epoch(self, number: int | None = None) -> None:
+        """Begin an epoch: the next one, or the one of that number if the host counts them itself."""
+        if number is not None and number != self.progress.epoch + self.progress.epoch_over:
+            self.progress.epoch, self.progress.epoch_over = number, False
+        super().begin_epoch()
 
     def compute_again(self, model: torch.nn.Module) -> Callable[[Any], Tensor]:
         """Return what computes the loss of a batch."""
@@ -538,6 +566,8 @@ class ForeignRun(Run):
         }
         meta = {"run_id": self.run_id, "step": self.progress.steps_done, "epoch": self.progress.epoch}
         path = write_checkpoint(directory, name, sections, {**meta, "lineage": self.record.run.get("lineage")})
+        if self.also_save is not None:
+            self.also_save(path)
         self.event_args.set_checkpoint(str(path))
         self._last_saved = self.progress.steps_done
         self.note("checkpoint_saved", path=str(path))

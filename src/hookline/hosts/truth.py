@@ -21,6 +21,8 @@ class Host:
     """What is different about an event there."""
     stop: str = ""
     """How the loop takes a request to stop."""
+    cannot: frozenset[str] = frozenset()
+    """Those of the `CAPABILITIES` that a run in it never has, beside those that `attach` finds out."""
 
 
 BATCHES = "read the batches with `for batch in hl.batches(loader)`"
