@@ -54,6 +54,7 @@ _NAMES = {  # By module.
     "trainer.data.sampler": "ResumableSampler",
     "trainer.trainer": "BaseTrainer Trainer",
 }
+_ADAPTERS = {"ignite", "lightning", "transformers"}  # modules that import the package of that name
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = sorted(_MODULES)
@@ -76,6 +77,8 @@ _PROVIDED.update(
 
 def __getattr__(name: str) -> Any:
     """Import a public name from its module on first use."""
+    if name in _ADAPTERS:
+        return import_module(f"hookline.{name}")
     if name not in _MODULES:
         raise AttributeError(f"module 'hookline' has no attribute {name!r}")
     value = getattr(import_module(f"hookline.{_MODULES[name]}"), name)

@@ -22,10 +22,13 @@ PUBLIC_MODULES = {
     "hookline.cli",
     "hookline.config.schema",
     "hookline.gradients.transforms",
+    "hookline.ignite",
+    "hookline.lightning",
     "hookline.record",
     "hookline.stats",
     "hookline.stats.histograms",
     "hookline.testing",
+    "hookline.transformers",
 }
 
 SHARED = {
@@ -63,6 +66,7 @@ LAYERS = (
     {"hooks"},
     {"trainer"},
     {"hosts"},
+    {"ignite", "lightning", "transformers"},
     {"config"},
     {"demo", "verify"},
     {"build"},
@@ -112,6 +116,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "hooks": below("hooks"),
     "trainer": SHARED | {"core", "gradients", "record", "runs", "checkpoints", "run"},
     "hosts": SHARED | {"core", "record", "runs", "checkpoints", "run", "trainer.counting"},
+    **dict.fromkeys(("ignite", "lightning", "transformers"), SHARED | {"checkpoints", "hosts"}),
     "config": SHARED | {"core", "record", "runs", "trainer.metrics", "trainer.options"},
     "demo": below("demo"),
     "verify": below("verify"),

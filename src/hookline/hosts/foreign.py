@@ -44,8 +44,10 @@ class ForeignWindow(Window):
     """The backward passes between two steps. A loop that accumulates divides its losses: a step's loss is their sum."""
 
     has_shares = True  # The mean of an epoch is one over steps.
-    has_whole_losses = False
-    """Whether the host reports losses as they are before it divides them: a step's loss is their mean."""
+
+    def __init__(self, run: ForeignRun) -> None:
+        super().__init__(run.engine)
+        self._run = run
 
     def begin(self, batch: Any) -> bool:
         """Count a micro-batch; return whether it begins a step."""
@@ -55,7 +57,7 @@ class ForeignWindow(Window):
     def combine(self, parts: Sequence[MicroBatch]) -> Tensor:
         """Return the sum of the losses, or their mean."""
         losses = torch.stack([part.loss for part in parts])
-        return losses.mean() if self.has_whole_losses else losses.sum()
+        return losses.sum() if self._run.losses_add_up else losses.mean()
 
 
 class ForeignEngine(Engine):
@@ -85,6 +87,8 @@ class ForeignRun(Run):
 
     can_validate = True
     find_nan_by = "add the hook 'nan_forensics'"
+    losses_add_up = True
+    """Whether the losses that the host reports add up to that of a step, or are those before a division: their mean."""
 
     def __init__(
         self,
@@ -418,7 +422,7 @@ class ForeignRun(Run):
 
     def make_window(self) -> Window:
         """Return a window that ends where the optimizer steps."""
-        return ForeignWindow(self.engine)
+        return ForeignWindow(self)
 
     def reset_steps(self) -> None:
         """Begin with no step in progress."""

@@ -21,6 +21,8 @@ class Host:
     """What is different about an event there."""
     stop: str = ""
     """How the loop takes a request to stop."""
+    clipping: str = ""
+    """What to do where it clips gradients before hooks get them."""
     cannot: frozenset[str] = frozenset()
     """Those of the `CAPABILITIES` that a run in it never has, beside those that `attach` finds out."""
 
@@ -64,4 +66,107 @@ ATTACH = Host(
     stop="read the batches with `hl.batches(loader)`, or leave the loop when `hl.should_stop` is true",
 )
 
-HOSTS = {host.name: host for host in (ATTACH,)}
+RERUN_THERE = "pass `step_fn=`, a function `(model, batch) -> loss`"
+VALIDATION_BATCHES_THERE = "the batches of a validation stay in the host's loop: leave the hook out"
+UNFUSED = ATTACH.lacks["has_unscaled_gradients"]
+NO_DIRECTORY = ATTACH.lacks["can_save"]
+AT_STEP = "as the optimizer's step begins, once the loss scale is taken out: what the host clipped before is clipped"
+FINAL = "as the optimizer's step begins, after the host's clipping and the update chain: what the optimizer uses"
+
+LIGHTNING = Host(
+    "lightning",
+    "Lightning",
+    lacks={
+        "can_rerun": RERUN_THERE,
+        "knows_validation_batches": VALIDATION_BATCHES_THERE,
+        "can_validate": "give the module a `validation_step` and `fit` validation batches",
+        "knows_loss": "let `training_step` return the loss",
+        "can_save": NO_DIRECTORY,
+        "has_unscaled_gradients": UNFUSED,
+    },
+    events={
+        "on_train_start": "at Lightning's on_train_start: weights are restored, the sanity check is over",
+        "on_before_backward": "the loss of the micro-batch; Lightning's own has it divided for accumulation and scaled",
+        "on_gradients_ready": AT_STEP,
+        "on_before_optimizer_step": f"{FINAL}; Lightning's own comes before clipping",
+        "on_step_skipped": "also for steps that Lightning's GradScaler skips",
+        "on_train_batch_end": "at Lightning's on_train_batch_end: schedulers have stepped",
+        "on_step_end": "at Lightning's on_train_batch_end: schedulers have stepped",
+        "on_validation_end": "with what the module logged in it: `val_loss` and `val/loss` are `val/loss`",
+        "on_epoch_end": "at Lightning's on_train_epoch_end, after the validation",
+        "on_checkpoint_save": "after Lightning has saved, too: `<checkpoint>.ckpt` is beside the checkpoint",
+        "on_checkpoint_load": "as `fit(ckpt_path=…)` begins, before on_train_start",
+        "on_exception": "for every exception that leaves `fit`, and for Ctrl-C",
+    },
+    stop="sets `trainer.should_stop`; Lightning trains on until `min_epochs` and `min_steps`",
+    clipping="to see them before, leave `gradient_clip_val` out and use the hook `clip_norm`",
+)
+
+TRANSFORMERS = Host(
+    "transformers",
+    "the Trainer of transformers",
+    lacks={
+        "can_rerun": RERUN_THERE,
+        "knows_validation_batches": VALIDATION_BATCHES_THERE,
+        "can_validate": "set `eval_strategy`",
+        "knows_loss": "let `training_step` call `compute_loss`",
+        "knows_batches": "let `training_step` call `compute_loss`",
+        "knows_windows": "let `training_step` call `compute_loss`",
+        "can_save": NO_DIRECTORY,
+        "has_unscaled_gradients": UNFUSED,
+    },
+    events={
+        "on_train_start": "at on_train_begin: weights are restored",
+        "on_train_batch_start": "before `compute_loss`",
+        "on_before_backward": "what `compute_loss` returned. With `num_items_in_batch` it is a share: the losses of a "
+        "window add up to that of the step",
+        "on_after_backward": "after `training_step`",
+        "on_gradients_ready": f"{AT_STEP}; `max_grad_norm` is 1.0 by default",
+        "on_before_optimizer_step": FINAL,
+        "on_step_skipped": "also for steps that the GradScaler skips",
+        "on_train_batch_end": "late, with the next batch or on_step_end",
+        "on_step_end": "at on_step_end: the scheduler has stepped, gradients are cleared",
+        "on_validation_start": "at on_step_end or on_epoch_end, if the Trainer evaluates next",
+        "on_validation_end": "at on_evaluate: `eval_loss` is `val/loss`",
+        "on_epoch_end": "after the evaluation of the epoch, which the Trainer's own on_epoch_end precedes",
+        "on_checkpoint_save": "for checkpoints that hooks asked for; the Trainer then saves its own, too",
+        "on_checkpoint_load": "as `train(resume_from_checkpoint=…)` begins, before on_train_start",
+        "on_exception": "for every exception that leaves `train`",
+    },
+    stop="sets `control.should_training_stop`",
+    clipping="to see them before, set `max_grad_norm=0` and use the hook `clip_norm`",
+)
+
+IGNITE = Host(
+    "ignite",
+    "Ignite",
+    lacks={
+        "can_rerun": RERUN_THERE,
+        "knows_validation_batches": VALIDATION_BATCHES_THERE,
+        "can_validate": "pass `evaluator=`, the engine that validates",
+        "knows_loss": "call `hl.backward(loss)` in the function of your engine",
+        "can_save": NO_DIRECTORY,
+        "has_unscaled_gradients": UNFUSED,
+    },
+    events={
+        "on_train_start": "at STARTED",
+        "on_epoch_start": "at EPOCH_STARTED",
+        "on_train_batch_start": "at ITERATION_STARTED",
+        "on_before_backward": "if your function calls `hl.backward(loss)`; the loss is not scaled",
+        "on_after_backward": "if your function calls `hl.backward(loss)`",
+        "on_gradients_ready": ATTACH.events["on_gradients_ready"],
+        "on_before_optimizer_step": FINAL,
+        "on_step_skipped": ATTACH.events["on_step_skipped"],
+        "on_train_batch_end": "at ITERATION_COMPLETED",
+        "on_step_end": "at ITERATION_COMPLETED; the loss is what your function returned, alone or as `loss`",
+        "on_validation_start": "at STARTED of the evaluator",
+        "on_validation_end": "at its COMPLETED: the metric `loss` is `val/loss`",
+        "on_epoch_end": "late, at EPOCH_STARTED of the next epoch or at COMPLETED, after validations",
+        "on_checkpoint_load": "at STARTED, if `load_state_dict` was called",
+        "on_exception": "for every exception that leaves `engine.run`",
+        "on_train_end": "at COMPLETED or TERMINATE",
+    },
+    stop="calls `engine.terminate()`",
+)
+
+HOSTS = {host.name: host for host in (ATTACH, LIGHTNING, TRANSFORMERS, IGNITE)}
