@@ -223,7 +223,7 @@ class Loop:
             "eval_strategy": "epoch" if self.val_data else "no", "save_strategy": "no", "logging_steps": 1,
             "max_grad_norm": 0.0,
         } | self.options  # fmt: skip
-        resume = options.pop("resume", None)
+        resume, scaler = options.pop("resume", None), options.pop("scaler", None)
         callback = Hooks(**self.given())
         callbacks = [*options.pop("callbacks", []), *([callback] if self.attaches else [])]
         args = transformers.TrainingArguments(
@@ -234,6 +234,7 @@ class Loop:
             self.model, args, optimizers=(self.optimizer, None), callbacks=callbacks, eval_dataset=self.val_data or None
         )
         trainer.remove_callback(PrinterCallback)
+        trainer.accelerator.scaler = scaler  # fp16 itself is refused on the CPU
         torch.manual_seed(0)
         try:
             trainer.train(resume_from_checkpoint=resume)
