@@ -244,6 +244,7 @@ class Loop:
     def _ignite(self) -> None:
         import hookline.ignite
         from ignite.engine import Engine, Events
+        from ignite.handlers import Checkpoint
         from ignite.metrics import Average
 
         tells_loss = self.options.get("tells_loss", True)
@@ -272,11 +273,15 @@ class Loop:
             self.engine.add_event_handler(Events.EPOCH_COMPLETED, lambda: evaluator.run(self.val_data))
         for event, handler in self.options.get("handlers", ()):
             self.engine.add_event_handler(event, handler)
+        self.callback = hl
+        if checkpoint := self.options.get("checkpoint"):
+            parts = {"engine": self.engine, "model": self.model, "optimizer": self.optimizer, "hooks": hl}
+            Checkpoint.load_objects(parts, checkpoint)
         torch.manual_seed(0)
         try:
             self.engine.run(self.data, max_epochs=self.epochs)
         finally:
-            self.callback, self.control = hl, getattr(hl, "run", None)
+            self.control = getattr(hl, "run", None)
 
 
 def _loader(data: list[Batch]) -> DataLoader[Any]:

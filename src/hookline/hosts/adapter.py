@@ -14,7 +14,7 @@ import torch
 
 from hookline._console import logger
 from hookline.errors import HooklineError
-from hookline.hosts.attach import Attached, check_model
+from hookline.hosts.attach import Attached, check_model, plain_section
 from hookline.hosts.foreign import ForeignRun, StepFn
 from hookline.hosts.truth import Host
 from hookline.record.layers import LayerRow
@@ -214,7 +214,7 @@ class HostedHooks:
             return {}
         if self.is_running:
             self.run.settle_step()
-        return self.run.state_sections()
+        return {name: plain_section(section) for name, section in self.run.state_sections().items()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Keep the state of a checkpoint for the run that begins next."""

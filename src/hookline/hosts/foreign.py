@@ -572,13 +572,13 @@ class ForeignRun(Run):
         }
         meta = {"run_id": self.run_id, "step": self.progress.steps_done, "epoch": self.progress.epoch}
         path = write_checkpoint(directory, name, sections, {**meta, "lineage": self.record.run.get("lineage")})
-        if self.also_save is not None:
-            self.also_save(path)
         self.event_args.set_checkpoint(str(path))
         self._last_saved = self.progress.steps_done
         self.note("checkpoint_saved", path=str(path))
         if handler := self.hooks.slots.on_checkpoint_save:
             handler(self.event_args)
+        if self.also_save is not None:
+            self.also_save(path)
 
     def state_sections(self) -> dict[str, Any]:
         """Return what is Hookline's own in a checkpoint: counters and the state of hooks."""
