@@ -135,7 +135,7 @@ class Hooks(HostedHooks, TrainerCallback):
         """End a validation, and the epoch that it belongs to."""
         if not self.is_running:
             return
-        self.end_validation(metrics or {})
+        self.end_validation({name: value for name, value in (metrics or {}).items() if name not in _OWN_LOGS})
         if self._epoch_has_ended:
             self._epoch_has_ended = False
             self.attached.end_epoch()

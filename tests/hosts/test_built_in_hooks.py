@@ -1,0 +1,128 @@
+"""No built-in hook runs blind in a host: it does what it does in our trainer, or is refused by name with the reason."""
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hook_parameters import NEEDED
+from hosted_loops import ADAPTERS, Loop, digest, make_batches
+from safetensors.torch import save_file
+
+from hookline import HookManager, read_layers, read_media, read_metrics
+from hookline.core.base import hook_attribute
+from hookline.core.plugins import HOOKS
+from hookline.errors import RegistrationError
+
+NAMES = [name for name in HOOKS.names() if name != "trackio"]  # a package that the tests do without
+HOSTS = ("attach", *ADAPTERS)
+REFUSED = {
+    "confusion_matrix": "knows_validation_batches",
+    "sample_predictions": "knows_validation_batches",
+    "nan_forensics": "can_rerun",
+    "debug_training": "can_rerun",
+}
+"""Without `step_fn`; what they need."""
+INTERVENE = "intervenes, and interventions are off: give enable_intervention=True"
+
+
+def config_of(name: str) -> dict[str, Any]:
+    manager = HookManager(enable_intervention=True)
+    manager.register(name, **NEEDED.get(name, {}))
+    kind = manager.entry(manager.list_hooks()[0].name).kinds[0]
+    every = {"every": 1} if kind == "forward" or name in ("gradient_monitor", "throughput") else {}
+    return {kind: [{"name": name, **NEEDED.get(name, {}), **every}]}
+
+
+def effects(loop: Loop) -> dict[str, Any]:
+    """Return what a run has left: weights, and the names of everything it has written."""
+    directory = Path("runs") / loop.control.run_id
+    rows = read_metrics(directory)
+    return {
+        "weights": digest(loop.model),
+        "metrics": {name for row in rows for name in row},
+        "layers": {name: (series.names, series.steps) for name, series in read_layers(directory).items()},
+        "media": {row.name for row in read_media(directory)},
+        "files": {path.name for path in directory.iterdir()},
+        "failures": [hook.failures for hook in loop.control.hooks.list_hooks()],
+    }
+
+
+@cache
+def in_our_trainer(name: str) -> dict[str, Any]:
+    return effects(train("trainer", name))
+
+
+def train(host: str, name: str, **options: Any) -> Loop:
+    save_file({"1/1/outputs/0": torch.ones(8)}, "states.safetensors")
+    return Loop(host, config_of(name), epochs=1, data=make_batches(2), val_data=make_batches(1, seed=2), **options).run()
+
+
+@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_built_in_works_or_is_refused(host: str, name: str) -> None:
+    """It changes the same bits and writes the same metrics, series, media and files as in our trainer, or is refused."""
+    if hook_attribute(HOOKS.find(name), "intervene"):
+        with pytest.raises(RegistrationError, match=f"'{name}' {INTERVENE}"):
+            train(host, name)
+        return
+    if need := REFUSED.get(name):
+        with pytest.raises(RegistrationError, match=re.escape(f"'{name}' needs a run that")) as caught:
+            train(host, name)
+        assert f"`{need}`" in str(caught.value) and ("step_fn=" in str(caught.value)) == (need == "can_rerun")
+        return
+    expected, left = in_our_trainer(name), effects(train(host, name))
+    assert left.pop("metrics") >= expected["metrics"]  # Hosts log more.
+    assert left == {what: value for what, value in expected.items() if what != "metrics"}
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_early_stopping_needs_a_validation(host: str) -> None:
+    """Without validation data, a hook that waits for it is refused, with what to change in the host."""
+    if host == "attach":
+        pytest.skip("a loop of your own can always validate")
+    config = {"lifecycle": [{"name": "early_stopping", "monitor": "val/loss"}]}
+    remedies = {"lightning": "a `validation_step`", "transformers": "set `eval_strategy`", "ignite": "pass `evaluator=`"}
+    with pytest.raises(RegistrationError, match=r"'early_stopping' needs a run that can validate") as caught:
+        Loop(host, config).run()
+    assert remedies[host].lower() in str(caught.value).lower()
+
+
+def test_loss_spike_needs_a_loss() -> None:
+    """In Ignite only `hl.backward` tells the loss in time; elsewhere the host does."""
+    config = {"lifecycle": [{"name": "loss_spike"}]}
+    with pytest.raises(RegistrationError, match=r"'loss_spike' needs a run that knows the loss.*hl\.backward"):
+        Loop("ignite", config, options={"tells_loss": False}).run()
+    for host in ADAPTERS:
+        assert Loop(host, config).run().control.record.run["outcome"] == "completed"
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_nan_forensics_finds_the_module(host: str) -> None:
+    """With `step_fn` a bad batch is run again: the run stops before the step, and the report names the module."""
+    data = make_batches()
+    data[2]["inputs"][0, 0] = torch.nan
+    options = {"step_fn": lambda model, batch: model(**batch)["loss"]}
+    if host == "lightning":  # the module of Lightning has no forward
+        from hosted_loops import Net
+
+        options = {"step_fn": lambda model, batch: Net.forward(model, **batch)["loss"]}
+    loop = Loop(host, {"lifecycle": [{"name": "nan_forensics"}]}, data=data, attach_options=options).run()
+    assert loop.control.stopped_by == "nan_forensics" and loop.control.step == 3
+    assert all(param.isfinite().all() for param in loop.model.parameters())
+    (crash,) = (Path("runs") / loop.control.run_id).glob("**/crash.json")
+    assert "batch['inputs']" in crash.read_text()
+
+
+def test_fsdp1_and_deepspeed_are_refused() -> None:
+    """What the host has wrapped the model in counts, too."""
+
+    class FullyShardedDataParallel(torch.nn.Module): ...
+
+    from hookline import HooklineError
+    from hookline.lightning import Hooks
+
+    with pytest.raises(HooklineError, match=r"FSDP1 is not supported.*use FSDP2"):
+        Hooks().begin_run(torch.nn.Linear(1, 1), None, wrapped=FullyShardedDataParallel())
