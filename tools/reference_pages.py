@@ -13,6 +13,7 @@ from dataclasses import fields
 from itertools import pairwise
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from hosts_page import hosts_page
 from pages import DOCS, table, visible
 
 from hookline import GenericTrainer, SimpleTrainer
@@ -48,6 +49,7 @@ def pages() -> dict[str, str]:
     texts |= {f"hooks/{name}.md": hook_page(name, factory) for name, factory in built_in.items()}
     return texts | {
         "commands.md": commands_page(),
+        "hosts.md": hosts_page(),
         "options.md": options_page(),
         "components.md": components_page(),
         "record-events.md": record_events_page(),

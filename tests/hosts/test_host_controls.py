@@ -234,7 +234,6 @@ def test_misuse_is_one_clear_error() -> None:
         hookline.lightning.Hooks().attached  # noqa: B018 - it raises
 
 
-@pytest.mark.filterwarnings("ignore")  # what Lightning uses of torch
 def test_validating_alone_begins_no_run() -> None:
     """The callback is quiet in `validate` and `evaluate` outside of training."""
     callback = hookline.lightning.Hooks(hooks=[Recorder()])

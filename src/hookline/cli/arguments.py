@@ -52,6 +52,7 @@ _ABOUT_HOOK = "add this hook; hooks.NAME.key=value sets its parameters (may be r
 HOOK = argument("--hook", "NAME", _ABOUT_HOOK, **REPEATED)
 DEVICE = argument("--device", "DEVICE", "where to run, such as cpu or cuda:1; by default the best there is")
 EVENT = argument("--event", "NAME", "one event")
+HOST = argument("--host", "HOST", "what events mean there: attach, lightning, transformers or ignite")
 _ABOUT_IMPORT = "import your module first, for what it registers (may be repeated)"
 IMPORT = argument("--import", "MODULE", _ABOUT_IMPORT, dest="imports", **REPEATED)
 _ABOUT_HOST = "let webhooks connect to this local or private host (may be repeated)"

@@ -7,36 +7,50 @@ from typing import Any
 
 from rich.console import Console
 
-from hookline.cli.arguments import EVENT, JSON
+from hookline.cli.arguments import EVENT, HOST, JSON
 from hookline.cli.formatting import heading, labeled, open_console, paragraph, print_json
 from hookline.core.catalog import ARGUMENT_ALIASES, CATALOG, Event, find_event
 from hookline.core.catalog import ARGUMENTS as EVENT_ARGUMENTS
+from hookline.hosts.truth import Host, find_host
 
 _PREFACE = (
     "The events of a run, in order. A hook's method has the name of an event and names the arguments it wants; "
     "what no hook names is never computed."
 )
 
-ARGUMENTS = EVENT | JSON
+ARGUMENTS = EVENT | HOST | JSON
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print every event in the order of a run, or one in full."""
+    """Print every event in the order of a run, or one in full; with a host, what they mean there."""
+    host = find_host(options.host) if options.host else None
+    events = [find_event(options.event)] if options.event else list(CATALOG.values())
     if options.json:
-        events = [find_event(options.event)] if options.event else CATALOG.values()
-        print_json([describe(event) for event in events])
+        print_json([describe(event, host) for event in events])
         return 0
     console = open_console()
-    if options.event:
-        print_event(console, find_event(options.event))
+    if host is not None:
+        print_host(console, host, events)
+    elif options.event:
+        print_event(console, events[0])
     else:
         print_catalog(console)
     return 0
 
 
-def describe(event: Event) -> dict[str, Any]:
+def print_host(console: Console, host: Host, events: list[Event]) -> None:
+    """Print what events mean in a host, and how it stops."""
+    for event in events:
+        heading(console, event.name, _aliases(event))
+        paragraph(console, host.meaning(event))
+        console.print()
+    labeled(console, "stop", host.stop, indent=0)
+
+
+def describe(event: Event, host: Host | None = None) -> dict[str, Any]:
     """Return an event for programs."""
     return {
+        **({} if host is None else {"host": host.name, "means": host.meaning(event)}),
         "name": event.name,
         "aliases": list(event.aliases),
         "kind": event.kind,

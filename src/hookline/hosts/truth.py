@@ -7,6 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from hookline._words import nearest
+from hookline.core.catalog import Event
+from hookline.errors import HooklineError
+
+AS_EVERYWHERE = "as in Hookline's trainer"
 
 @dataclass(frozen=True)
 class Host:
@@ -23,8 +28,14 @@ class Host:
     """How the loop takes a request to stop."""
     clipping: str = ""
     """What to do where it clips gradients before hooks get them."""
-    cannot: frozenset[str] = frozenset()
-    """Those of the `CAPABILITIES` that a run in it never has, beside those that `attach` finds out."""
+    cannot: frozenset[str] = frozenset({"knows_validation_batches"})
+    """Those of the `CAPABILITIES` that a run in it does not have, whatever else it has."""
+
+    def meaning(self, event: Event) -> str:
+        """Return what an event means there."""
+        if event.needs in self.cannot:
+            return f"never: {self.lacks[event.needs]}"
+        return self.events.get(event.name, AS_EVERYWHERE)
 
 
 BATCHES = "read the batches with `for batch in hl.batches(loader)`"
@@ -170,3 +181,14 @@ IGNITE = Host(
 )
 
 HOSTS = {host.name: host for host in (ATTACH, LIGHTNING, TRANSFORMERS, IGNITE)}
+
+
+def find_host(name: str) -> Host:
+    """Return the host of a name.
+
+    Raises:
+        HooklineError: If there is none; the message has the nearest name.
+    """
+    if name not in HOSTS:
+        raise HooklineError(f"there is no host {name!r}; {nearest(name, HOSTS)}")
+    return HOSTS[name]
