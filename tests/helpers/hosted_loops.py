@@ -170,6 +170,7 @@ class Loop:
 
     def _lightning(self) -> None:
         import lightning
+
         from hookline.lightning import Hooks
 
         loop = self
@@ -208,8 +209,9 @@ class Loop:
 
     def _transformers(self) -> None:
         import transformers
-        from hookline.transformers import Hooks
         from transformers.trainer_callback import PrinterCallback
+
+        from hookline.transformers import Hooks
 
         class ReadyMade(transformers.Trainer):
             def get_train_dataloader(self) -> Any:
@@ -242,10 +244,11 @@ class Loop:
             self.callback, self.control = callback, getattr(callback, "run", None)
 
     def _ignite(self) -> None:
-        import hookline.ignite
         from ignite.engine import Engine, Events
         from ignite.handlers import Checkpoint
         from ignite.metrics import Average
+
+        import hookline.ignite
 
         tells_loss = self.options.get("tells_loss", True)
 

@@ -220,7 +220,7 @@ def test_a_host_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) 
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(adapter, "version", missing)
-    with pytest.raises(HooklineError, match="the package lightning is not installed: pip install 'lightning>=2.6'"):
+    with pytest.raises(HooklineError, match=r"package lightning is not installed: pip install 'lightning>=2\.6'"):
         adapter.check_version("lightning", (2, 6))
 
 

@@ -12,7 +12,10 @@ from hosted_loops import FOREIGN, HOSTS, Loop, Recorder, digest, make_batches
 from hookline import read_layers
 from hookline.core.catalog import CATALOG
 
-HOOKS = {"update": [{"name": "clip_norm", "max_norm": 0.5}], "forward": [{"name": "activation_stats", "modules": "0", "every": 1}]}
+HOOKS = {
+    "update": [{"name": "clip_norm", "max_norm": 0.5}],
+    "forward": [{"name": "activation_stats", "modules": "0", "every": 1}],
+}
 OBSERVERS = {"forward": [{"name": "activation_stats"}], "lifecycle": [{"name": "gradient_monitor"}]}
 
 

@@ -13,6 +13,7 @@ from hookline.errors import HooklineError
 
 AS_EVERYWHERE = "as in Hookline's trainer"
 
+
 @dataclass(frozen=True)
 class Host:
     """One kind of loop."""
@@ -105,7 +106,7 @@ LIGHTNING = Host(
         "on_step_end": "at Lightning's on_train_batch_end: schedulers have stepped",
         "on_validation_end": "with what the module logged in it: `val_loss` and `val/loss` are `val/loss`",
         "on_epoch_end": "at Lightning's on_train_epoch_end, after the validation",
-        "on_checkpoint_save": "for checkpoints that hooks asked for; Lightning then saves its own beside it, `<checkpoint>.ckpt`",
+        "on_checkpoint_save": "for checkpoints that hooks asked for; Lightning saves its own beside it, `<name>.ckpt`",
         "on_checkpoint_load": "as `fit(ckpt_path=…)` begins, before on_train_start",
         "on_exception": "for every exception that leaves `fit`, and for Ctrl-C",
     },
