@@ -288,4 +288,5 @@ class Loop:
 
 
 def _loader(data: list[Batch]) -> DataLoader[Any]:
-    return DataLoader(data, batch_size=None)  # type: ignore[arg-type]
+    """Return a loader of ready-made batches, of which a trainer that resumes can skip some."""
+    return DataLoader(data, batch_size=1, collate_fn=lambda batches: batches[0])  # type: ignore[arg-type]

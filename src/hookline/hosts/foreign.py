@@ -262,14 +262,19 @@ class ForeignRun(Run):
         if not self._stepping:
             self._stepping = self.optimizers if self._steps_together else [optimizer]
             window.is_complete = True
-            with self._only(self._stepping):
-                self.gradients_ready()  # A skipped step has fired the events of its optimizers.
-                if args.skip_reason is None:
-                    self.before_optimizer_step(optimizer)
+            if len(self._stepping) == len(self.optimizers):
+                self._begin_step(optimizer)
+            else:
+                with self._only(self._stepping):
+                    self._begin_step(optimizer)
         elif args.skip_reason is None:
             self.before_optimizer_step(optimizer)
         if args.skip_reason is not None:
             self._hide(param for group in optimizer.param_groups for param in group["params"])
+
+    def _begin_step(self, optimizer: torch.optim.Optimizer) -> None:
+        if self.gradients_ready():  # A skipped step has fired the events of its optimizers.
+            self.before_optimizer_step(optimizer)
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Count the step of an optimizer, and fire on_after_optimizer_step."""
@@ -487,9 +492,15 @@ class ForeignRun(Run):
             yield
 
     def begin_epoch(self, number: int | None = None) -> None:
-        """Begin an epoch: the next one, or the one of that number if the host counts them itself."""
-        if number is not None and number != self.progress.epoch + self.progress.epoch_over:
-            self.progress.epoch, self.progress.epoch_over = number, False
+        """Begin an epoch: the next one, or the one of that number if the host counts them itself.
+
+        An epoch that a resumed run enters half-way goes on, without on_epoch_start.
+        """
+        progress = self.progress
+        if number == progress.epoch and progress.batch_idx >= 0 and not progress.epoch_over:
+            return
+        if number is not None and number != progress.epoch + progress.epoch_over:
+            progress.epoch, progress.epoch_over = number, False
         super().begin_epoch()
 
     def compute_again(self, model: torch.nn.Module) -> Callable[[Any], Tensor]:
