@@ -135,8 +135,6 @@ class ForeignRun(Run):
         self.has_unscaled_gradients = scaler is None or not is_fused
         engine = ForeignEngine(next((param.device for param in model.parameters()), torch.device("cpu")))
         engine.scaler = scaler
-        unscale_themselves = any(getattr(each, "_step_supports_amp_scaling", False) for each in listed)
-        self.has_unscaled_gradients = scaler is None or not unscale_themselves  # else they are scaled in the pre-hook
         super().__init__(model, listed, hooks, engine=engine, ranks=ranks, config=config, output_dir=output_dir)
 
     def connect_hooks(self) -> None:

@@ -79,6 +79,7 @@ ATTACH = Host(
 )
 
 RERUN_THERE = "pass `step_fn=`, a function `(model, batch) -> loss`"
+CALLED_THERE = f"the model itself is called there, unless it is compiled or sharded; or {RERUN_THERE}"
 VALIDATION_BATCHES_THERE = "the batches of a validation stay in the host's loop: leave the hook out"
 UNFUSED = ATTACH.lacks["has_unscaled_gradients"]
 NO_DIRECTORY = ATTACH.lacks["can_save"]
@@ -118,7 +119,7 @@ TRANSFORMERS = Host(
     "transformers",
     "the Trainer of transformers",
     lacks={
-        "can_rerun": RERUN_THERE,
+        "can_rerun": CALLED_THERE,
         "knows_validation_batches": VALIDATION_BATCHES_THERE,
         "can_validate": "set `eval_strategy`",
         "knows_loss": "let `training_step` call `compute_loss`",
@@ -153,7 +154,7 @@ IGNITE = Host(
     "ignite",
     "Ignite",
     lacks={
-        "can_rerun": RERUN_THERE,
+        "can_rerun": CALLED_THERE,
         "knows_validation_batches": VALIDATION_BATCHES_THERE,
         "can_validate": "pass `evaluator=`, the engine that validates",
         "knows_loss": "call `hl.backward(loss)` in the function of your engine",
