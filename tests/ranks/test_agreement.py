@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 from rank_processes import run_on_ranks
-from rank_runs import make_batches, make_trainer
+from rank_runs import agree_each_step, make_batches, make_trainer
 from torch import nn
 
 from hookline import Trainer, TrainingHook
 from hookline.checkpoints import read_checkpoint
 from hookline.errors import RankError, TrainingError
 from hookline.record import read_events
+from hookline.run import progress
 
 
 class StopAt(TrainingHook):
@@ -33,6 +34,7 @@ class StopAt(TrainingHook):
 
 
 def stop(rank: int, event: str, on_rank: int, folder: str) -> list[Any]:
+    agree_each_step()
     trainer = make_trainer("ddp", rank, 2, folder, max_epochs=2, val_loaders=make_batches(rank, 2, 2), validate_every=4)
     hook = StopAt(event, on_rank)
     hook.early = event in ("on_train_start", "on_epoch_start")
@@ -69,7 +71,49 @@ def test_a_stop_of_rank_0_is_recorded_once(tmp_path: Path) -> None:
     assert (event["step"], event["by"], event.get("rank", 0)) == (3, "stop_at", 0)
 
 
+def stop_by_clock(rank: int, seconds: float) -> int:
+    """Stop in step 3 of rank 1; by rank 0's clock a step takes some seconds, by that of rank 1 an hour."""
+    trainer, now = make_trainer("ddp", rank, 2, None, batches=make_batches(rank, 2, 24)), [0.0]
+    progress.monotonic = lambda: now[0]  # type: ignore[attr-defined]
+    trainer.add_hook(StopAt("on_step_end", 1), "stop_at")
+
+    @trainer.on("step_end")
+    def move() -> None:
+        now[0] += seconds if rank == 0 else 3600.0
+
+    trainer.train()
+    return trainer.progress.steps_done
+
+
+@pytest.mark.parametrize(
+    ("seconds", "steps"),
+    [
+        (1.0, 4),  # the ranks agree after every step, and read what was said one step later
+        (0.03, 6),  # after steps 1, 5, 9, …: about 100 ms apart
+        (0.0, 12),  # after steps 1, 11, 21, …
+    ],
+)
+def test_ranks_agree_every_100_ms_or_10_steps_by_rank_0s_clock(seconds: float, steps: int) -> None:
+    assert [result.value for result in run_on_ranks(stop_by_clock, 2, seconds)] == [steps, steps]
+
+
+def due_by_tokens(rank: int, seconds: float) -> list[int]:
+    trainer, now, due = make_trainer("ddp", rank, 2, None, max_epochs=3, count_tokens=lambda batch: 10), [0.0], []
+    progress.monotonic = lambda: now[0]  # type: ignore[attr-defined]
+    trainer.on("step_end")(lambda: now.append(now.pop() + seconds))
+    trainer.on("step_end", every="60 tokens")(lambda step: due.append(step))
+    trainer.train()
+    return due
+
+
+def test_a_hook_by_tokens_is_due_at_the_same_steps_however_fast_a_run_is() -> None:
+    fast, slow = (run_on_ranks(due_by_tokens, 2, seconds)[0].value for seconds in (0.0, 1.0))
+    assert fast == slow
+    assert len(fast) == 7
+
+
 def end_by_signal(rank: int, folder: str) -> None:
+    agree_each_step()
     trainer = make_trainer("ddp", rank, 2, folder, max_epochs=20)
     trainer.add_hook("checkpoint", every=100)
 
@@ -154,6 +198,7 @@ def test_the_batches_of_the_ranks_are_compared_in_each_run_of_a_trainer() -> Non
 
 
 def change_on_one(rank: int, what: str) -> str:
+    agree_each_step()
     trainer = make_trainer("ddp", rank, 2, None)
 
     class Mine(TrainingHook):
@@ -211,6 +256,7 @@ class FailOnRank1(TrainingHook):
 
 
 def switch_after_failures(rank: int) -> list[Any]:
+    agree_each_step()
     trainer = make_trainer("ddp", rank, 2, None)
     for name, policy in (("first", "warn"), ("second", "disable"), ("third", "disable"), ("fourth", "warn")):
         trainer.add_hook(FailOnRank1(), name, on_error=policy)
@@ -293,6 +339,7 @@ def test_a_hook_on_a_clock_is_due_at_the_same_steps_on_all_ranks() -> None:
 
 def assign_in_turn(rank: int) -> str:
     """Assign the learning rate on rank 1 in one step, and on both ranks in the next."""
+    agree_each_step()
     trainer = make_trainer("ddp", rank, 2, None)
 
     @trainer.on("step_end")

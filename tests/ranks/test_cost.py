@@ -53,9 +53,9 @@ def count(rank: int, kind: str, world_size: int) -> dict[str, Any]:
 
     with seen:
         trainer.train()
-    (within, later), exchanged = (at[3], at[48]), at[55]
+    (within, later), exchanged = (at[3], at[43]), at[55]
     return {
-        "a step": {key: (value - within.get(key, 0)) / 45 for key, value in later.items() if value != within.get(key)},
+        "a step": {key: (value - within.get(key, 0)) / 40 for key, value in later.items() if value != within.get(key)},
         "an exchange": {
             key: value - later[key] if key in later else value for key, value in exchanged.items() if "float64" in key
         },
@@ -64,9 +64,9 @@ def count(rank: int, kind: str, world_size: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("kind", "world_size"), [("ddp", 2), ("fsdp2", 2), ("ddp", 4)])
-def test_a_step_costs_one_small_collective_and_an_exchange_one_sum(kind: str, world_size: int) -> None:
+def test_ten_fast_steps_cost_one_small_collective_and_an_exchange_one_sum(kind: str, world_size: int) -> None:
     for result in run_on_ranks(count, world_size, kind, world_size):
-        assert result.value["a step"] == {"allreduce_ int64": 1}
+        assert result.value["a step"] == {"allreduce_ int64": 0.1}
         assert sum(result.value["an exchange"].values()) <= 2  # one sum, and one maximum if there is something for it
         assert result.value["bytes"] <= 128
 
@@ -126,7 +126,7 @@ def test_collectives_and_bytes_are_the_same_for_two_and_for_thousands_of_ranks()
     (two,), (many,), (thousands,) = (run_on_ranks(count_among, 1, world_size) for world_size in (2, 64, 4096))
     assert two.value == many.value == thousands.value
     steps = two.value["steps"]
-    assert Counter(kind for kind, _ in steps) == {"sum": STEPS - 1, "exchanged maximum": 1, "exchanged sum": 1}
+    assert Counter(kind for kind, _ in steps) == {"sum": STEPS // 10, "exchanged maximum": 1, "exchanged sum": 1}
     assert max(size for kind, size in steps if kind == "sum") <= 128
 
 

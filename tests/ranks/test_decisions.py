@@ -7,7 +7,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from rank_processes import run_on_ranks
-from rank_runs import FEATURES, make_batches, make_trainer, whole_weights
+from rank_runs import FEATURES, agree_each_step, make_batches, make_trainer, whole_weights
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hookline import TrainingHook, UpdateHook, read_metrics
@@ -211,6 +211,7 @@ def test_the_record_shows_the_slowest_rank_and_a_warning_names_it(
 
 
 def spike(rank: int, folder: str) -> list[Any]:
+    agree_each_step()
     batches = make_batches(rank, 2)
     if rank == 1:
         batches[4] = (batches[4][0], batches[4][1] + 1e3)

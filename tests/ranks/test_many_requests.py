@@ -9,6 +9,7 @@ import pytest
 from hookline.run.progress import Progress
 from hookline.run.status import RunStatus, Stop
 from hookline.testing.ranks import Board, ThreadRanks, run_on_threads
+from hookline.trainer import agreement
 from hookline.trainer.agreement import RankAgreement
 
 RANKS, SCHEDULES, STEPS = 8, 1000, 6
@@ -79,7 +80,9 @@ def do_schedules(ranks: ThreadRanks) -> list[Any]:
     return ends
 
 
-def test_a_thousand_schedules_of_requests_end_alike_on_eight_ranks() -> None:
+@pytest.mark.parametrize("most_steps", [1, 4])
+def test_a_thousand_schedules_of_requests_end_alike_on_eight_ranks(most_steps: int, monkeypatch: Any) -> None:
+    monkeypatch.setattr(agreement, "MOST_STEPS", most_steps)
     first, *others = run_on_threads(do_schedules, RANKS)
     assert all(one == first for one in others)
     assert any(stops for _, _, stops, _, _ in first)

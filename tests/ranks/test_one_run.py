@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from rank_processes import run_on_ranks
-from rank_runs import DEVICE, make_batches, make_model, make_trainer, whole_weights, wrap
+from rank_runs import DEVICE, agree_each_step, make_batches, make_model, make_trainer, whole_weights, wrap
 
 from hookline import read_layers, read_metrics
 from hookline.record import read_events
@@ -159,6 +159,7 @@ def log_layers(rank: int, folder: str) -> list[bool]:
 
     from hookline import _host_copy
 
+    agree_each_step()
     _host_copy.HostCopy.is_ready = lambda copy: False  # type: ignore[method-assign] # a device that is always busy
     trainer, written = make_trainer("ddp", rank, 2, folder, batches=make_batches(rank, 2, 55)), []
 

@@ -174,10 +174,14 @@ class Schedule:
         )
 
     @property
+    def marks(self) -> list[Quantity]:
+        """All quantities that it names."""
+        return [mark for mark in (self.every, *self.at, self.start, self.stop) if mark is not None]
+
+    @property
     def loaders(self) -> list[str]:
         """The loaders whose batches it counts."""
-        marks = (self.every, *self.at, self.start, self.stop)
-        return [mark.loader for mark in marks if mark is not None and mark.loader]
+        return [mark.loader for mark in self.marks if mark.loader]
 
     @property
     def by_tokens_or_time(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +23,6 @@ class Agreement:
     Every method that the loop calls has its place in a step here, so that the loop itself asks nowhere how many
     processes there are.
     """
-
-    exchanges = False
-    """Whether `after_step` must run after every step."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -53,7 +51,7 @@ class Agreement:
         self._run.event_args.skip_reason = reason
 
     def note_assignment(self, name: str, value: Any, by: str | None) -> None:
-        """Compare an assignment to an attribute of the run with those of the other ranks, after the next step.
+        """Compare an assignment to an attribute of the run with those of the other ranks, when they next agree.
 
         Args:
             name: The attribute.
@@ -110,8 +108,12 @@ class Agreement:
     def end_step(self) -> None:
         """Stop the clock of this rank's step, and raise RankError if another rank has failed."""
 
+    def next_step(self) -> float:
+        """Return the step after which `after_step` must run next."""
+        return math.inf
+
     def after_step(self, step: int) -> None:
-        """Carry out what was agreed on, and send what was requested since the last step."""
+        """Carry out what the ranks have agreed on, and send what was requested if it is time to agree."""
 
     def after_validation(self) -> None:
         """Exchange what the ranks have recorded: all of them are there."""

@@ -59,7 +59,7 @@ class Steps(RunControl):
         self._skipped: list[torch.optim.Optimizer] = []  # of this step
         self._ended_at = 0  # the last step whose optimizers have ended
         self.read_groups()
-        self._next_boundary = 0  # the next step after which `work_at_boundary` runs; 0: after this step
+        self._next_boundary: float = 0  # the next step after which `work_at_boundary` runs; 0: after this step
         self.is_reading = False  # whether the next batch is being read: an error is then the loader's
 
     # ---- one micro-batch ---------------------------------------------------------------------------------------------
@@ -425,7 +425,7 @@ class Steps(RunControl):
     def stop_reading(self) -> None:
         """Let loaders know that the run reads no more batches."""
 
-    def next_boundaries(self) -> list[int]:
+    def next_boundaries(self) -> list[float]:
         """Return steps after which `work_at_boundary` must run."""
         return [self.step_log.flush_at]
 

@@ -1,8 +1,9 @@
 """Make what one rank requests a decision of all: stops, saves and signals, carried out at the same step everywhere.
 
-After each step every rank sends a few integers and reads the sums of those sent after the step before. Nothing waits:
-a request is carried out one step later than in one process. Hooks that decide by agreed numbers alone
-(`same_on_all_ranks`) need no agreement, and their requests are carried out at once.
+Every few steps each rank sends a few integers, and reads their sums after the next step, so nothing waits. Agreements
+are 100 ms apart by rank 0's clock, or 10 steps if that is shorter, and at the same steps on all ranks: the sums of one
+say when the next is due. A request is carried out one step after the next agreement. Hooks that decide by agreed
+numbers alone (`same_on_all_ranks`) need no agreement, and their requests are carried out at once.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from hookline.trainer.stragglers import RankTimes
 if TYPE_CHECKING:
     from hookline.trainer.trainer import Trainer
 
+AGREE_MILLISECONDS, MOST_STEPS = 100, 10
 EXCHANGE_EVERY, EXCHANGE_SECONDS = 50, 2.0  # steps, or as soon as rank 0's clock has moved by these seconds
 REMEDY = (
     "all ranks need the same; what is to differ, such as a path, is made in the hook from trainer.ranks.rank, and a "
@@ -42,10 +44,42 @@ LATE_EVENTS = {"on_update", "on_gradient_clip", "on_before_optimizer_step"}
 """Events after the gradients are ready at which a hook may still skip the step."""
 
 
+class Pace:
+    """After which steps the ranks agree.
+
+    They are 100 ms apart by rank 0's clock, or 10 steps if these are shorter. All ranks get the same steps, because the
+    clock is in the sums that they share. The first agreement comes after the first step.
+
+    Args:
+        step: The step that is done.
+    """
+
+    def __init__(self, step: int) -> None:
+        self.due = 0
+        """The next step after which numbers are sent, or the sums of those that were sent are read."""
+        self.sent_after = step
+        self._steps, self._passed, self._clock = 1, 0, 0
+
+    def send(self, step: int) -> None:
+        """Note that numbers are sent after a step; their sums are read after the next one."""
+        self._passed, self.sent_after, self.due = step - self.sent_after, step, step + 1
+
+    def receive(self, clock: int, each_step: bool) -> None:
+        """Plan the next agreement.
+
+        Args:
+            clock: Rank 0's clock in milliseconds when the numbers were sent.
+            each_step: Whether to agree after every step.
+        """
+        if self._passed:
+            wanted = -(-AGREE_MILLISECONDS * self._passed // max(clock - self._clock, 1))
+            self._steps = min(max(wanted, 1), MOST_STEPS)
+        self._clock, self._passed = clock, 0
+        self.due = self.sent_after + (1 if each_step else self._steps)
+
+
 class RankAgreement(Agreement):
     """The requests of this rank, and what the ranks have agreed on."""
-
-    exchanges = True
 
     def __init__(self, trainer: Trainer) -> None:
         super().__init__(trainer)
@@ -54,7 +88,9 @@ class RankAgreement(Agreement):
         self._requests = _no_requests()  # since numbers were last sent
         self._sent: dict[str, Any] = {}  # what the numbers that were sent last are about
         self._receive: Callable[[], list[int]] | None = None  # waits for their sums
+        self._pace = Pace(0)
         self._exchanged_at = 0.0  # when an exchange was last prepared, by rank 0's clock
+        self._counts_tokens = False  # whether a schedule counts tokens: it is due at the same steps in every run
         # Whether all ranks must decide together if a step is skipped, because a hook may ask for it on some of them:
         # before the update chain, and after it.
         self._skips_early = self._skips_late = False
@@ -69,7 +105,7 @@ class RankAgreement(Agreement):
         self._is_changed = True
 
     def note_assignment(self, name: str, value: Any, by: str | None) -> None:
-        """Compare an assignment to an attribute of the trainer with those of the other ranks, after the next step.
+        """Compare an assignment to an attribute of the trainer with those of the other ranks when they next agree.
 
         Args:
             name: The attribute.
@@ -126,11 +162,13 @@ class RankAgreement(Agreement):
     def begin_run(self) -> None:
         """Forget what was requested in the last run; schedules read rank 0's clock."""
         self._requests, self._sent, self._receive, self._has_compared = _no_requests(), {}, None, False
+        self._pace = Pace(self._trainer.progress.step)
         self._trainer.progress.set_agreed()
 
     def restored(self) -> None:
         """Let schedules be due at the same steps on all ranks; rank 0 counts the tokens that all had counted."""
         self._trainer.progress.set_agreed()
+        self._pace = Pace(self._trainer.progress.step)
         if self._ranks.rank:
             self._trainer.progress.tokens_seen = 0
 
@@ -165,15 +203,21 @@ class RankAgreement(Agreement):
         self.times.end_step()
         self._ranks.check()
 
+    def next_step(self) -> int:
+        """Return the step after which `after_step` must run next."""
+        return self._pace.due
+
     def after_step(self, step: int) -> None:
-        """Carry out what was agreed on, and send what was requested since the last step."""
-        progress, rows, is_due = self._trainer.progress, 0, step % EXCHANGE_EVERY == 0
-        if is_due:
+        """Read the sums of what was sent after the step before, and send new numbers if the next agreement is due."""
+        if step >= self._pace.due and self._receive is not None:
+            self._receive_sent()  # before numbers are sent, so that an exchange is over when another is prepared
+        if step < self._pace.due:
+            return
+        progress, rows = self._trainer.progress, 0
+        if is_due := step // EXCHANGE_EVERY > self._pace.sent_after // EXCHANGE_EVERY:
             self.times.share()
-        if self._receive_sent():  # before numbers are sent, so that an exchange is over when another is prepared
-            is_due = is_due or progress.seconds - self._exchanged_at >= EXCHANGE_SECONDS
-            self._exchanged_at = progress.seconds if is_due else self._exchanged_at
-        if is_due:
+        if is_due or progress.seconds - self._exchanged_at >= EXCHANGE_SECONDS:
+            self._exchanged_at = progress.seconds
             self._trainer.step_log.write_rows()
             rows = self._record.prepare()
         self._receive = self._ranks.send(self._numbers(rows))
@@ -223,22 +267,23 @@ class RankAgreement(Agreement):
         self._sent, self._requests = self._requests, _no_requests()
         requests = sum(map(len, self._sent.values()))
         self._sent |= {"skips": self._skips, "changes": self._changes}
+        self._pace.send(progress.step)
         clock = round(progress.own_seconds * 1000) if self._ranks.rank == 0 else 0
         tokens = self.count_once(progress.tokens_seen)
-        return [requests, clock, tokens, hooks, hooks * hooks, rows, rows * rows]
+        return [requests, clock, tokens, hooks, hooks * hooks, rows, rows * rows, int(self._counts_tokens)]
 
-    def _receive_sent(self) -> bool:
-        """Wait for the sums of the numbers that were sent last, and carry out what follows; False if none were sent."""
+    def _receive_sent(self) -> None:
+        """Wait for the sums of the numbers that were sent last, if any, and carry out what follows."""
         receive, self._receive = self._receive, None
         if receive is not None:
             self._carry_out(receive())
-        return receive is not None
 
     def _carry_out(self, sums: list[int]) -> None:
         """Do on all ranks alike what follows from the sums: exchange what was recorded, stop, save."""
-        requests, clock, tokens, hooks, hooks_squared, rows, rows_squared = sums
+        requests, clock, tokens, hooks, hooks_squared, rows, rows_squared, counts_tokens = sums
         trainer, sent = self._trainer, self._sent
         trainer.progress.set_agreed(clock / 1000, tokens)
+        self._pace.receive(clock, each_step=counts_tokens > 0)
         if not self._ranks.are_equal(hooks, hooks_squared):
             self._raise_ranks_differ(sent["changes"])
         # From here on all ranks know that they have the same hooks.
@@ -280,7 +325,8 @@ class RankAgreement(Agreement):
                 "on its class, so that all ranks decide together"
             )
         if not (self._skips_early or self._skips_late):
-            raise RankError(f"hook {by!r} was just added on rank {rank}, and can skip from the second step after that")
+            words = f"hook {by!r} was just added on rank {rank}, and can skip once the ranks have agreed on that"
+            raise RankError(f"{words}: {MOST_STEPS + 1} steps later at the latest; add it before the first step")
         self._skip = self._trainer.progress.step, reason
 
     def _decide_skip(self) -> None:
@@ -345,12 +391,13 @@ class RankAgreement(Agreement):
         A hook that failures have switched off is off on this rank alone, and counts as enabled. Whether hooks may skip
         a step on some ranks only, before the update chain and after it, follows from them.
         """
-        self._changes, skips = [], list[set[str]]()
+        self._changes, self._counts_tokens, skips = [], False, list[set[str]]()
         for entry in self._trainer.hooks.entries():
             is_enabled = entry.enabled_for_ranks
             self._changes.append(f"hook {entry.name!r} is {'enabled' if is_enabled else 'disabled'}")
             if is_enabled and hook_attribute(entry.hook, "may_skip"):
                 skips.append(set(entry.listeners))
+            self._counts_tokens |= is_enabled and any(mark.unit == "tokens" for mark in entry.schedule.marks)
         self._changes += [self._assigned[name] for name in sorted(self._assigned)]
         self._changes_mark = fingerprint(self._changes)
         self._skips = any(events - LATE_EVENTS for events in skips), any(events & LATE_EVENTS for events in skips)

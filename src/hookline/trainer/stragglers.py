@@ -73,21 +73,22 @@ class RankTimes:
                 yield batch
                 began = perf_counter()
         finally:
+            self.end_step()
             del batches  # the traceback of a failure must not keep the workers of a DataLoader
 
     def end_backward(self) -> None:
-        """Note that the gradients of a step are complete."""
+        """Note that the gradients of a step are complete, and count the step."""
         if self._mark is not None and self._in_backward:
             now = perf_counter()
             self.backward += now - self._mark
             self._mark, self._in_backward = now, False
+            self.steps += 1
 
     def end_step(self) -> None:
-        """Note that a step is over; nothing is measured until the next batch."""
+        """Stop the clock until the next batch: other things than steps come now."""
         if self._mark is not None:
             self.other += perf_counter() - self._mark
             self._mark = None
-            self.steps += 1
 
     # ---- exchanging --------------------------------------------------------------------------------------------------
 

@@ -397,14 +397,14 @@ class Trainer(CheckpointedRun):
         self.end_epoch()
         self.save_requested()
 
-    def next_boundaries(self) -> list[int]:
+    def next_boundaries(self) -> list[float]:
         """Return steps after which `work_at_boundary` must run."""
-        step, steps = self.progress.step, super().next_boundaries()
+        step, steps = self.progress.step, [*super().next_boundaries(), self.agreement.next_step()]
         if self.options.max_steps is not None:
             steps.append(self.options.max_steps)
         if every := self._validates_every("steps"):
             steps.append(step - step % every + every)
-        if self.saving or self.agreement.exchanges:  # poll until the checkpoint is durable
+        if self.saving:  # poll until the checkpoint is durable
             steps.append(step + 1)
         return steps
 
