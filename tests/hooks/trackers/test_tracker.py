@@ -264,8 +264,28 @@ def test_a_missing_package_is_an_error_before_the_first_step() -> None:
     assert trainer.step == 0
 
 
-def test_the_command_names_the_missing_package_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.hooks_fail(raises=TypeError)
+def test_a_package_that_fails_on_import_switches_the_tracker_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a package does whose own dependencies do not fit together."""
+    (tmp_path / "broken_package.py").write_text("raise TypeError('descriptors cannot be created directly')")
+    monkeypatch.syspath_prepend(tmp_path)
+    tracker = ListTracker()
+    tracker.package = "broken_package"
+    assert make_trainer(tracker).train()["status"] == "completed"
+    assert "descriptors cannot be created directly" in caplog.text
+    assert tracker.calls == []
+
+
+def test_a_tracker_needs_no_package() -> None:
+    tracker = ListTracker()
+    tracker.package = ""
+    make_trainer(tracker).train()
+    assert tracker.of("finish")
+
+
+def test_the_command_names_the_missing_package_in_one_line(    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`hookline train` leaves no run; what does not track does not need the package."""
     monkeypatch.setitem(sys.modules, "mlflow", None)

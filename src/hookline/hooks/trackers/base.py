@@ -106,7 +106,7 @@ class Tracker(NamedHook):
     ranks = "zero"
     on_error = "disable"
     package = ""
-    """What to import."""
+    """What to import; nothing if it is empty."""
     extra = ""
     """The extra of hookline that installs the package; without one, the package itself is named."""
 
@@ -164,8 +164,14 @@ class Tracker(NamedHook):
 
     def check_run(self, trainer: RunControl) -> None:
         """Import the package before the run has a directory; raises `TrainingError` if it is missing."""
-        if not trainer.is_trial_run and not is_sending_suspended():
+        if trainer.is_trial_run or is_sending_suspended():
+            return
+        try:
             self._import_package()
+        except HooklineError:
+            raise
+        except Exception:  # of a broken package: on_train_start imports it again, and reports what it raises
+            return
 
     def on_train_start(self, trainer: RunControl) -> None:
         """Import the package, check the tracker, and start its thread."""
@@ -310,7 +316,8 @@ class Tracker(NamedHook):
 
     def import_package(self) -> None:
         """Import what `open` uses."""
-        import_module(self.package)
+        if self.package:
+            import_module(self.package)
 
 
 def describe_run(trainer: RunControl) -> TrackedRun:
