@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 from rank_processes import run_on_ranks
+from rank_runs import agree_each_step
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
@@ -721,6 +722,7 @@ def own_loop(scene: Scene, make: Callable[[], HookManager], with_steps: bool) ->
 def trace_rank(rank: int, name: str, folder: str) -> list[str]:
     """Run a scenario of several ranks on one of them, and return its lines."""
     torch.set_num_threads(1)
+    agree_each_step()
     scene = Scene(has_files=False)  # They are complete when all ranks have ended.
     model = nn.parallel.DistributedDataParallel(make_model(2 if name == "ranks_tokens" else 1))
     with chdir(folder), scene.listening():

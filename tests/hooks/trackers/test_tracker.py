@@ -285,7 +285,8 @@ def test_a_tracker_needs_no_package() -> None:
     assert tracker.of("finish")
 
 
-def test_the_command_names_the_missing_package_in_one_line(    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_command_names_the_missing_package_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`hookline train` leaves no run; what does not track does not need the package."""
     monkeypatch.setitem(sys.modules, "mlflow", None)
