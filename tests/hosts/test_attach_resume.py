@@ -10,6 +10,7 @@ from own_loops import Net, assert_same, batches, events_of, loss_of, make, rows_
 
 import hookline
 from hookline import ClipNorm, EarlyStopping, HooklineError
+from hookline.errors import CheckpointError
 
 HOOKS = {"lifecycle": ["ema"], "update": [{"name": "clip_norm", "max_norm": 0.2}, {"name": "grokfast"}]}
 
@@ -137,3 +138,27 @@ def test_checkpoints_of_other_optimizers() -> None:
     refused = pytest.raises(HooklineError, match="has 1 optimizers, this loop has 2")
     with refused, hookline.attach(model, {"one": optimizer, "two": more}) as other:
         other.load(f"{hl.run.run_dir}/checkpoints/mine")
+
+
+@pytest.mark.hooks_fail(raises=CheckpointError)
+def test_a_hook_that_fails_at_a_save_ends_the_loop_as_its_policy_says(tmp_path: Any) -> None:
+    """A CheckpointError of a hook is the hook's failure, as in the trainer; the checkpoint itself is whole."""
+
+    class Upload(hookline.TrainingHook):
+        on_error = "raise"
+
+        def on_step_end(self, trainer: Any, step: int) -> None:
+            if step == 2:
+                trainer.save("mine")
+
+        def on_checkpoint_save(self) -> None:
+            raise CheckpointError("the upload failed")
+
+    model, optimizer = make()
+    with (
+        pytest.raises(CheckpointError, match="the upload failed"),
+        hookline.attach(model, optimizer, hooks=[Upload()], output_dir=tmp_path) as hl,
+    ):
+        train(model, optimizer, hl.batches(batches()), hl)
+    assert "checkpoint_failed" not in [event["kind"] for event in events_of(hl)]
+    assert (hl.run.run_dir / "checkpoints" / "mine").is_dir()

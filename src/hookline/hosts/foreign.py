@@ -16,20 +16,17 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from hookline._console import logger
-from hookline._names import load_plain_state_dict, plain_buffers, plain_state_dict, unwrap_module
+from hookline._names import plain_buffers, unwrap_module
 from hookline._tensors import is_sharded
-from hookline.checkpoints.store import SavedCheckpoint, write_checkpoint
 from hookline.core.entry import Entry
-from hookline.errors import CheckpointError, RegistrationError, cut
+from hookline.errors import RegistrationError
+from hookline.hosts.checkpoints import ForeignCheckpoints
 from hookline.hosts.truth import Host
 from hookline.ranks import Ranks
-from hookline.run.agreement import SaveName
 from hookline.run.engine import Engine
-from hookline.run.hook_state import hooks_state, load_hooks_state
 from hookline.run.manager import HookManager
 from hookline.run.model_call import ModelCall
-from hookline.run.rng import restore_rng, rng_state
-from hookline.run.run import Run
+from hookline.run.rng import rng_state
 from hookline.run.step_log import LR
 from hookline.run.window import MicroBatch, Window
 from hookline.trainer.counting import count_tokens
@@ -68,7 +65,7 @@ class ForeignEngine(Engine):
         return unwrap_module(model)
 
 
-class ForeignRun(Run):
+class ForeignRun(ForeignCheckpoints):
     """A run of a foreign loop. Its optimizers report their steps through torch's optimizer hooks.
 
     Args:
@@ -114,7 +111,6 @@ class ForeignRun(Run):
         for capability in host.cannot:
             setattr(self, capability, False)
         self.resume_from: Mapping[str, Any] | None = None  # what `begin` restores, of `state_sections`
-        self.also_save: Callable[[Path], None] | None = None  # the host's own way of saving, called for each checkpoint
         self._steps_together = not isinstance(optimizers, Mapping)
         self._stepping: list[torch.optim.Optimizer] = []  # optimizers of the step in progress
         self._made: list[torch.optim.Optimizer] = []  # those of them that have stepped or were skipped
@@ -122,14 +118,10 @@ class ForeignRun(Run):
         self._is_over = False  # whether what comes next begins another micro-batch or step
         self._reads_batches = False  # whether the host says where batches begin
         self._hidden: list[tuple[torch.nn.Parameter, Tensor]] = []  # gradients that the optimizer must not see
-        self._requests: list[SaveName] = []  # names of the checkpoints to write after the step
-        self._last_saved: int | None = None
-        self._saved_names: frozenset[str] = frozenset()
         self._repeats = False  # whether an optimizer calls its closure once more
         self.optimizer_steps = 0  # calls of `step()` that were reported
         self._steps_after_stop = 0
         self._has_checked = self._had_loss = False
-        self._after_step: dict[str, Any] | None = None  # what a checkpoint of this step needs, as the step left it
         listed = list(optimizers.values() if isinstance(optimizers, Mapping) else optimizers)
         is_fused = any(group.get("fused") for optimizer in listed for group in optimizer.param_groups)
         self.has_unscaled_gradients = scaler is None or not is_fused
@@ -289,7 +281,7 @@ class ForeignRun(Run):
                 if self._savers and not self._reads_batches and self._saves_at_step():
                     # The step ends late, when the loop has drawn data and perhaps run the model again.
                     buffers = {name: buffer.clone() for name, buffer in plain_buffers(self.model).items()}
-                    self._after_step = {"rng": rng_state(), "buffers": buffers}
+                    self.after_step_state = {"rng": rng_state(), "buffers": buffers}
 
     def _saves_at_step(self) -> bool:
         """Return whether a hook that saves is due at the end of this step."""
@@ -354,7 +346,7 @@ class ForeignRun(Run):
             self._check_stop()
             self.calls.clear()
         self.at_boundary()
-        self._after_step = None
+        self.after_step_state = None
 
     def take_loss(self, loss: Tensor) -> None:
         """Take the loss of the micro-batch from a host that tells only the value: no events of a backward pass."""
@@ -523,102 +515,3 @@ class ForeignRun(Run):
         """Write the record and the checkpoints that are due."""
         super().work_at_boundary()
         self.save_requested()
-
-    # ---- checkpoints -------------------------------------------------------------------------------------------------
-
-    @property
-    def last_saved_step(self) -> int | None:
-        """The step of the checkpoint that was written or loaded last."""
-        return self._last_saved
-
-    @property
-    def pending_save(self) -> str | None:
-        """Why a checkpoint is written after this step, if one is."""
-        return "request" if self._requests else None
-
-    @property
-    def requested_checkpoints(self) -> frozenset[str]:
-        """Names of checkpoints that were requested, which no retention policy may delete."""
-        return self._saved_names
-
-    def save(self, name: SaveName = None) -> None:
-        """Write a checkpoint after the current step."""
-        self.agreement.request_save(name)
-        self.request_boundary()
-
-    def save_at_boundary(self, name: SaveName) -> None:
-        """Write a checkpoint after the current step."""
-        self._requests.append(name)
-
-    def save_requested(self) -> None:
-        """Write the checkpoints that were requested; a failure is recorded, and the loop trains on."""
-        names, self._requests = self._requests, []
-        unnamed = f"step-{self.progress.steps_done:08d}"
-        for name in dict.fromkeys((given() if callable(given) else given) or unnamed for given in names):
-            try:
-                self._write_checkpoint(name)
-            except CheckpointError as error:
-                self.run_status.failed_saves += 1
-                self.note("checkpoint_failed", error=cut(str(error)))
-                logger.warning("step %d has no checkpoint, training continues: %s", self.progress.step, error)
-        self._saved_names |= {given or unnamed for given in names if not callable(given)}
-
-    def _write_checkpoint(self, name: str) -> None:
-        directory = self.checkpoint_dir
-        if directory is None:
-            raise CheckpointError("this run keeps no record on disk, so a checkpoint has no directory")
-        self.step_log.flush()
-        self.record.sync()
-        scaler = self.engine.scaler
-        after = self._after_step or {"rng": rng_state(), "buffers": {}}
-        weights = plain_state_dict(self.model)
-        sections = {
-            "model": weights | {name: value for name, value in after["buffers"].items() if name in weights},
-            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
-            "scaler": None if scaler is None else scaler.state_dict(),
-            "rng": after["rng"],
-            **self.state_sections(),
-        }
-        meta = {"run_id": self.run_id, "step": self.progress.steps_done, "epoch": self.progress.epoch}
-        path = write_checkpoint(directory, name, sections, {**meta, "lineage": self.record.run.get("lineage")})
-        self.event_args.set_checkpoint(str(path))
-        self._last_saved = self.progress.steps_done
-        self.note("checkpoint_saved", path=str(path))
-        if handler := self.hooks.slots.on_checkpoint_save:
-            handler(self.event_args)
-        if self.also_save is not None:
-            self.also_save(path)
-
-    def state_sections(self) -> dict[str, Any]:
-        """Return what is Hookline's own in a checkpoint: counters and the state of hooks."""
-        return {"progress": self.progress.state_dict(), "counts": self.run_status.state_dict(), **hooks_state(self)}
-
-    def load_sections(self, sections: Mapping[str, Any]) -> None:
-        """Restore what `state_sections` returned, and fire on_checkpoint_load."""
-        self.progress.load_state_dict(sections["progress"], None)
-        self.run_status.load_state_dict(sections["counts"])
-        self.event_args.forget_step()
-        self.event_args.resumed = True
-        load_hooks_state(self, sections)
-        if handler := self.hooks.slots.on_checkpoint_load:
-            handler(self.event_args)
-
-    def load_checkpoint(self, path: Path) -> None:
-        """Restore weights, optimizers, loss scale, counters, random streams and hooks from a checkpoint."""
-        saved = SavedCheckpoint(path)
-        missing = {"model", "optimizers", "rng", "progress", "hooks"} - set(saved.names)
-        if missing:
-            raise CheckpointError(f"{path} cannot be continued: it has no {', '.join(sorted(missing))}")
-        sections = {name: saved.section(name) for name in saved.names}
-        then, now = len(sections["optimizers"]), len(self.optimizers)
-        if then != now:
-            raise CheckpointError(f"{path} has {then} optimizers, this loop has {now}: they must match")
-        load_plain_state_dict(self.model, sections["model"])
-        for optimizer, state in zip(self.optimizers, sections["optimizers"], strict=True):
-            optimizer.load_state_dict(state)
-        if self.engine.scaler is not None and sections.get("scaler"):
-            self.engine.scaler.load_state_dict(sections["scaler"])
-        self.event_args.set_checkpoint(str(path), resumed=True)
-        self.load_sections(sections)
-        self._last_saved = self.progress.steps_done
-        restore_rng(sections["rng"])

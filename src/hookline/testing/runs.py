@@ -109,8 +109,8 @@ class SyntheticTrainer(SimpleTrainer):
         """Fire on_checkpoint_save; write nothing without a directory."""
         if self.checkpoint_dir is not None:
             return super().save_checkpoint(name)
-        path = Path(name or self._step_name())
-        self._report_saved(path, GivenArgs(self.event_args, SimpleNamespace()))
+        path = Path(name or self.step_name())
+        self.report_saved(path, GivenArgs(self.event_args, SimpleNamespace()))
         return path
 
     def at_boundary(self) -> bool:

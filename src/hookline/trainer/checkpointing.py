@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,11 +16,11 @@ from hookline.checkpoints.format import Section, encode_section
 from hookline.checkpoints.frozen import Fingerprints, frozen_parameters
 from hookline.checkpoints.saves import HostMemory, OneSave, Save, SharedSave, on_all, without_alike
 from hookline.checkpoints.store import SavedCheckpoint
-from hookline.core.failures import hook_notes
-from hookline.errors import CheckpointError, ConfigError, RecordError, TrainingError, add_note, cut, error_text
+from hookline.errors import CheckpointError, ConfigError, RecordError, TrainingError, add_note, error_text
 from hookline.record.record import Record
 from hookline.run.agreement import SaveName
 from hookline.run.event_args import GivenArgs
+from hookline.run.saving import SavingRun
 from hookline.runs.named import find_run
 from hookline.trainer.epochs import EpochRun
 from hookline.trainer.sections import alike_sections, collect_sections, load_weights, restore_sections
@@ -42,7 +40,7 @@ class PendingSave:
 SavedState = tuple[int, int, bool]  # steps and micro-batches that are done, and whether the epoch is over
 
 
-class CheckpointedRun(EpochRun):
+class CheckpointedRun(SavingRun, EpochRun):
     """A run that writes checkpoints and resumes from them: those that were requested, and the one being written.
 
     With `async_save` a checkpoint is copied to the host at a boundary, a thread writes the copy, and a later boundary
@@ -56,11 +54,6 @@ class CheckpointedRun(EpochRun):
     """What the groups of the optimizers were made with, by optimizer; a resumed run keeps what it is made with."""
 
     can_save = True
-    requested_checkpoints: AbstractSet[str] = frozenset()
-    """Names of checkpoints that were requested by `save`, which no retention policy may delete."""
-    last_saved_step: int | None = None
-    """The step of the checkpoint that was written or loaded last in this run."""
-    _requests: tuple[SaveName, ...] = ()  # names of the checkpoints to write at the next boundary
     _needs_save = False  # whether to write a checkpoint at the next boundary unless there is one of that state
     _pending: PendingSave | None = None
     # The state that is durable and was saved last, at a boundary. A checkpoint that a hook writes in on_step_end is of
@@ -77,7 +70,12 @@ class CheckpointedRun(EpochRun):
     @property
     def pending_save(self) -> str | None:
         """Why the next step boundary writes a checkpoint: "signal", "request", or None if it writes none."""
-        return "signal" if self._needs_save else "request" if self._requests else None
+        return "signal" if self._needs_save else super().pending_save
+
+    @property
+    def stops_without_checkpoint(self) -> bool:  # type: ignore[override]
+        """Whether a checkpoint that cannot be written ends the run."""
+        return self.options.on_save_error == "stop"
 
     # ---- the run -----------------------------------------------------------------------------------------------------
 
@@ -138,18 +136,14 @@ class CheckpointedRun(EpochRun):
         if at_once and self.status != "training" and self.running:
             self.save_requested()
 
-    def save_at_boundary(self, name: SaveName) -> None:
-        """Write a checkpoint at the next boundary."""
-        self._requests += (name,)
-
     def save_checkpoint(self, name: str | None = None) -> Path:
         """Write a checkpoint now, between two steps or after a failure; fires on_checkpoint_save once it is durable."""
         with self.hooks.collectives.allow("save_checkpoint()"):
-            save = self._begin_save(name or self._step_name(), copies=False)
+            save = self._begin_save(name or self.step_name(), copies=False)
             path = save.finish(save.write)
             # After a failure in the middle of a step it is of the step before.
             args = GivenArgs(self.event_args, SimpleNamespace(step=self.progress.steps_done))
-            self._report_saved(path, args)
+            self.report_saved(path, args)
             return path
 
     def find_frozen(self) -> None:
@@ -179,17 +173,17 @@ class CheckpointedRun(EpochRun):
         """
         if not (self._requests or self._needs_save) or self.ranks.decide(self.record.is_tentative):
             return
-        names, self._requests = list(self._requests), ()
+        names = self.take_requests()
         if self.options.fast_dev_run:
             return
         self.finish_save()  # before functions are called for names: they may look at what is on disk
         # A signal may arrive at any point of a save, also right after it: then the state is saved already.
         if not names and self._saved != self._state:
-            names = [None]
-        self._needs_save, unnamed = False, self._step_name()
-        for name in dict.fromkeys((given() if callable(given) else given) or unnamed for given in names):
+            names = (None,)
+        self._needs_save = False
+        for name in self.requested_names(names):
             self.finish_save()  # one at a time: the copy of the pending save would be overwritten
-            with self._on_save_error(self.progress.steps_done):
+            with self.report_failed_save(self.progress.steps_done):
                 if self.options.async_save and self.status == "training":
                     save = self._begin_save(name, copies=True)
                     written = _in_thread(save.write)
@@ -201,7 +195,6 @@ class CheckpointedRun(EpochRun):
                 else:  # a run that is closing has nothing else to do
                     self.save_checkpoint(name)
                     self._saved = self._state
-        self.requested_checkpoints |= {given or unnamed for given in names if not callable(given)}
 
     def _begin_save(self, name: str, copies: bool) -> Save:
         """Begin a checkpoint of this state, on all ranks.
@@ -268,31 +261,6 @@ class CheckpointedRun(EpochRun):
             "lineage": self.record.run.get("lineage"),
         }
 
-    def _step_name(self) -> str:
-        return f"step-{self.progress.steps_done:08d}"
-
-    def _report_saved(self, path: Path, args: GivenArgs) -> None:
-        """Record a durable checkpoint and fire on_checkpoint_save, with the arguments of the step that was saved."""
-        self.event_args.set_checkpoint(str(path))
-        self.last_saved_step = args.step
-        self.note("checkpoint_saved", args.step, path=str(path))
-        if handler := self.hooks.slots.on_checkpoint_save:
-            handler(args)
-
-    @contextmanager
-    def _on_save_error(self, step: int) -> Iterator[None]:
-        """Count and record a failed save; `on_save_error` decides whether it ends the run."""
-        try:
-            yield
-        except CheckpointError as error:
-            if hook_notes(error):  # a hook's own failure, which its policy decides about
-                raise
-            self.run_status.failed_saves += 1
-            self.note("checkpoint_failed", step, error=cut(str(error)))
-            if self.options.on_save_error == "stop":
-                raise
-            logger.warning("step %d has no checkpoint, training continues: %s", step, error)
-
     # ---- the save in the background --------------------------------------------------------------------------------
 
     def _poll_save(self) -> None:
@@ -314,10 +282,10 @@ class CheckpointedRun(EpochRun):
         if self._pending is not None:
             wait([self._pending.written])  # an interruption in here leaves it pending
             save, self._pending = self._pending, None
-            with self._on_save_error(save.args.step):
+            with self.report_failed_save(save.args.step):
                 path = save.save.finish(save.written.result)
                 self._saved = save.state
-                self._report_saved(path, save.args)
+                self.report_saved(path, save.args)
 
     # ---- loading ---------------------------------------------------------------------------------------------------
 
