@@ -11,7 +11,7 @@ from bench.table import save
 ROUNDS, QUICK_ROUNDS = 1200, 200
 NAMES = (
     "overhead", "dispatch", "importtime", "statistics", "gradients", "chain", "capture", "compiled", "checkpoint",
-    "monitors", "trained", "ranks", "views", "hosts",
+    "monitors", "trained", "ranks", "views", "hosts", "unedited",
 )  # fmt: skip
 BENCHMARKS = [name for name in NAMES if find_spec(f"bench.{name}")]
 

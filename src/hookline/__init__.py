@@ -86,5 +86,15 @@ def __getattr__(name: str) -> Any:
     return value
 
 
+def load_ipython_extension(shell: Any) -> None:
+    """Record what the cells of a notebook train; IPython calls this for ``%load_ext hookline``."""
+    import_module("hookline.hosts.notebook").load(shell)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """Record it no more; IPython calls this for ``%unload_ext hookline``."""
+    import_module("hookline.hosts.notebook").unload(shell)
+
+
 def __dir__() -> list[str]:
     return [*globals(), *__all__]

@@ -115,7 +115,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "run": below("run"),
     "hooks": below("hooks"),
     "trainer": SHARED | {"core", "gradients", "record", "runs", "checkpoints", "run"},
-    "hosts": SHARED | {"core", "record", "runs", "checkpoints", "run", "trainer.counting"},
+    "hosts": SHARED
+    | {"core", "record", "runs", "checkpoints", "run"}
+    | {"trainer.counting", "activations.compile.detection"},
     **dict.fromkeys(("ignite", "lightning", "transformers"), SHARED | {"checkpoints", "hosts"}),
     "config": SHARED | {"core", "record", "runs", "trainer.metrics", "trainer.options"},
     "demo": below("demo"),

@@ -53,6 +53,7 @@ _MAX_MESSAGE_LENGTH = 2000  # characters: a screen
 # and `run`; it is imported when it is typed, and must import what takes long (torch) only in `run`.
 COMMANDS = {
     "train": "train from a config",
+    "run": "run a training script as it is, and record what it trains",
     "example": "print the config of the default job, to start from",
     "resume": "continue a run from its newest good checkpoint",
     "evaluate": "measure a trained model on its validation data, or on other data",

@@ -156,6 +156,11 @@ class GradientMonitor(NamedHook):
     def on_gradients_ready(self, trainer: RunControl, step: int) -> None:
         """Measure the gradients before the update chain."""
         params = self._select_params(trainer)
+        stepping = trainer.stepping_optimizers()
+        if len(stepping) < len(trainer.optimizers):  # the others' gradients are not those of this step
+            groups = [group for optimizer in stepping for group in optimizer.param_groups]
+            owned = {id(param) for group in groups for param in group["params"]}
+            params = {name: param for name, param in params.items() if id(param) in owned}
         first = next(iter(params.values()), None)
         spec = self._spec
         if first is not None and not first.is_cpu:

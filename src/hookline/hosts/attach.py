@@ -145,16 +145,25 @@ class Attached:
             with preserve_rng():  # What hooks prepare must not move the random streams of your loop.
                 run.begin()
             for optimizer in run.optimizers:
-                _ATTACHED.add(optimizer)
-                self._torch_hooks.callback(_ATTACHED.discard, optimizer)
-                for handle in (
-                    optimizer.register_step_pre_hook(self._before_step),
-                    optimizer.register_step_post_hook(self._after_step),
-                ):
-                    self._torch_hooks.callback(handle.remove)
+                self._listen_to(optimizer)
         except BaseException as error:
             self.end(error)
             raise
+
+    def add_optimizer(self, optimizer: torch.optim.Optimizer, joint: bool) -> None:
+        """Take an optimizer into the run, which steps together with the others if `joint`."""
+        if self.run.add_optimizer(optimizer, joint):
+            self._listen_to(optimizer)
+
+    def _listen_to(self, optimizer: torch.optim.Optimizer) -> None:
+        """Put torch's step hooks on an optimizer."""
+        _ATTACHED.add(optimizer)
+        self._torch_hooks.callback(_ATTACHED.discard, optimizer)
+        for handle in (
+            optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_step_post_hook(self._after_step),
+        ):
+            self._torch_hooks.callback(handle.remove)
 
     def end(self, error: BaseException | None = None, signal: str | None = None) -> None:
         """End the run, with the exception or the signal that ends your loop; nothing stays on model and optimizers.

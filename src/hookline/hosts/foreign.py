@@ -35,6 +35,7 @@ StepFn = Callable[[torch.nn.Module, Any], Tensor]
 OF_GRADIENTS = {"grads", "grad_norm", "ctx"}
 """Arguments that are made of the gradients."""
 OVERFLOW = "the GradScaler skipped the step: non-finite gradients"
+LOST = "the loop cleared the gradients without a step"
 
 
 class ForeignWindow(Window):
@@ -53,6 +54,8 @@ class ForeignWindow(Window):
 
     def combine(self, parts: Sequence[MicroBatch]) -> Tensor:
         """Return the sum of the losses, or their mean."""
+        if len(parts) == 1:
+            return parts[0].loss
         losses = torch.stack([part.loss for part in parts])
         return losses.sum() if self._run.losses_add_up else losses.mean()
 
@@ -82,7 +85,6 @@ class ForeignRun(ForeignCheckpoints):
         prints: Whether this process prints the closing line.
     """
 
-    can_validate = True
     find_nan_by = "add the hook 'nan_forensics'"
     losses_add_up = True
     """Whether the losses that the host reports add up to that of a step, or are those before a division: their mean."""
@@ -110,6 +112,7 @@ class ForeignRun(ForeignCheckpoints):
         self._savers: list[Entry] = []  # the hooks that may save at the end of a step
         for capability in host.cannot:
             setattr(self, capability, False)
+        self.can_skip_steps = self.can_skip_steps and may_change
         self.resume_from: Mapping[str, Any] | None = None  # what `begin` restores, of `state_sections`
         self._steps_together = not isinstance(optimizers, Mapping)
         self._stepping: list[torch.optim.Optimizer] = []  # optimizers of the step in progress
@@ -204,7 +207,7 @@ class ForeignRun(ForeignCheckpoints):
     def forward_begins(self) -> bool:
         """Begin a micro-batch if this forward pass is the first of one; return whether it is."""
         args, has_grad = self.event_args, torch.is_grad_enabled()
-        if args.is_other_batch:
+        if args.is_other_batch or self._repeats:
             return False
         # Without grad in eval mode the loop validates, whether it says so or not.
         args.phase = "train" if has_grad or self.model.training else "validation"
@@ -223,6 +226,16 @@ class ForeignRun(ForeignCheckpoints):
         args.set_loss(loss)
         if handler := self.hooks.slots.on_before_backward:
             handler(args)
+
+    def forget_lost_step(self) -> None:
+        """As a backward pass begins, begin the step anew if the loop has left one out and has cleared its gradients."""
+        if self._repeats:
+            return
+        self._enter()
+        if self.event_args.micro_batches and all(param.grad is None for param in self.params.values()):
+            self.event_args.micro_batches, self.accumulation.count = [], 1
+            self.run_status.skipped_steps += 1
+            self.record.event("step_skipped", self.progress.step, reason=LOST, optimizer_idx=0)
 
     def backward_ends(self) -> None:
         """Add the loss to that of the step, and fire on_after_backward."""
@@ -301,6 +314,9 @@ class ForeignRun(ForeignCheckpoints):
             self._repeats = calls > 1
             try:
                 loss = closure()
+            except BaseException as error:  # the traceback is that of a closure of the loop's own
+                error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
+                raise
             finally:
                 self._repeats = False
             if calls == 1:
@@ -323,6 +339,31 @@ class ForeignRun(ForeignCheckpoints):
         self.event_args.overflowed, self.event_args.skip_reason = True, OVERFLOW
         self.before_step(optimizer)
         self.after_step(optimizer)
+
+    def add_optimizer(self, optimizer: torch.optim.Optimizer, joint: bool) -> bool:
+        """Add an optimizer that steps for the first time, or put it in the place of one with the same parameters.
+
+        Return False if it makes the step of that one, which is a wrapper of it.
+
+        Args:
+            optimizer: The optimizer.
+            joint: Whether it steps together with the others, in the step that they have begun.
+        """
+        owned = {id(param) for group in optimizer.param_groups for param in group["params"]}
+        for index, other in enumerate(self.optimizers):
+            if any(id(param) in owned for group in other.param_groups for param in group["params"]):
+                if other in self._stepping and other not in self._made:
+                    return False
+                self.optimizers[index] = optimizer
+                break
+        else:
+            self._steps_together = joint
+            self.optimizers.append(optimizer)
+            if joint and self._stepping:
+                self._stepping, self._is_over = self.optimizers, False
+        self.find_new_parameters()
+        self.record.run.update(self.describe_training())
+        return True
 
     def settle_step(self) -> bool:
         """End what the last optimizer step belongs to, if it is made; return whether the loop is between two steps."""
@@ -391,8 +432,9 @@ class ForeignRun(ForeignCheckpoints):
         self.end_optimizers(clears=False)
         args = self.event_args
         if args.micro_batches:
-            args.last_loss = [args.window_tensor()]
-            self.stats.pending_losses.append(args.window_tensor())
+            loss = args.window_tensor()
+            args.last_loss = [loss]
+            self.stats.pending_losses.append(loss)
 
     def _check_first_step(self) -> None:
         """Refuse hooks that would stay blind, once the first step has shown what the loop reports.

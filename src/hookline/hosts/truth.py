@@ -182,7 +182,36 @@ IGNITE = Host(
     stop="calls `engine.terminate()`",
 )
 
-HOSTS = {host.name: host for host in (ATTACH, LIGHTNING, TRANSFORMERS, IGNITE)}
+UNEDITED = "call `hookline.attach` in your script"
+RUN = Host(
+    "run",
+    "hookline run",
+    cannot=frozenset({"can_stop", "can_validate", "knows_batches", "knows_windows", "knows_validation_batches"}),
+    lacks={
+        "can_rerun": UNEDITED,
+        "can_stop": UNEDITED,
+        "can_validate": UNEDITED,
+        "can_skip_steps": "pass --allow-changes",
+        "knows_validation_batches": VALIDATION_BATCHES,
+        "knows_batches": UNEDITED,
+        "knows_windows": UNEDITED,
+        "knows_loss": "compute the gradients with `loss.backward()`",
+        "has_unscaled_gradients": ATTACH.lacks["has_unscaled_gradients"],
+    },
+    events={
+        "on_train_start": "as the first optimizer makes its first step",
+        "on_before_backward": "the loss is not scaled; those of the first step are reported as it is made",
+        "on_after_backward": "those of the first step are reported as it is made",
+        "on_gradients_ready": ATTACH.events["on_gradients_ready"],
+        "on_step_skipped": "never; a step that a GradScaler or the script leaves out is recorded with the next "
+        "backward pass, if the gradients are None by then",
+        "on_step_end": "late, with the next forward or backward pass, or the end of the process",
+        "on_train_end": "as the process ends",
+    },
+    stop="call `hookline.attach` in the script, and leave its loop when `hl.should_stop` is true",
+)
+
+HOSTS = {host.name: host for host in (ATTACH, LIGHTNING, TRANSFORMERS, IGNITE, RUN)}
 
 
 def find_host(name: str) -> Host:

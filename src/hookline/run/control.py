@@ -129,6 +129,10 @@ class RunView:
     hooks: HookManager
     """The registry through which the run fires its events."""
 
+    def stepping_optimizers(self) -> Sequence[torch.optim.Optimizer]:
+        """Return the optimizers of this step; a loop may step some of them alone."""
+        return self.optimizers
+
     @property
     def loss_fn(self) -> Callable[..., Any] | None:
         """The loss function, if the run calls one."""

@@ -404,10 +404,6 @@ class Steps(RunControl):
         """Return the window in which this run accumulates the gradients of a step."""
         return Window(self.engine)
 
-    def stepping_optimizers(self) -> Sequence[torch.optim.Optimizer]:
-        """Return the optimizers of this step; a loop may step some of them alone."""
-        return self.optimizers
-
     def step_schedulers_after(self, skipped: Sequence[torch.optim.Optimizer]) -> None:
         """Step the learning-rate schedulers, except those of optimizers that were skipped; a foreign loop does it."""
 

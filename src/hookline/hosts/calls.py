@@ -1,0 +1,124 @@
+"""See the calls of two functions without changing what they do: `torch.autograd.backward` and `sys.exit`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import wraps
+from types import CodeType
+from typing import Any
+
+import torch
+
+TOOL = 4  # of sys.monitoring: 3 and 4 have no meaning to Python
+
+
+def sole_loss(tensors: Any, grad_tensors: Any) -> torch.Tensor | None:
+    """Return the loss of a backward pass; None for one of another kind, such as that of a checkpointed block."""
+    if isinstance(tensors, (tuple, list)) and len(tensors) == 1:
+        tensors = tensors[0]
+    is_loss = grad_tensors is None and isinstance(tensors, torch.Tensor) and tensors.numel() == 1
+    return tensors if is_loss else None
+
+
+class BackwardWatch:
+    """Reports the losses of backward passes. From Python 3.12 on nothing is replaced; in 3.11, one function is.
+
+    Args:
+        begins: Called with the loss before a backward pass.
+        ends: Called after it.
+    """
+
+    def __init__(self, begins: Callable[[torch.Tensor], None], ends: Callable[[], None]) -> None:
+        self._begins, self._ends = begins, ends
+        self._loss = self._frame = 0  # the ids of those in progress: the graph must not live longer than it would
+
+    def start(self) -> Callable[[], None]:
+        """Begin to watch; return what ends it."""
+        monitoring = getattr(sys, "monitoring", None)  # from Python 3.12 on
+        if monitoring is not None and monitoring.get_tool(TOOL) is None:
+            return self._monitor(monitoring, torch.autograd.backward.__code__)
+        plain = torch.autograd.backward
+        watched = wrapped(plain, self._wrapped_begins, self._wrapped_ends)
+        torch.autograd.backward = watched
+
+        def stop() -> None:
+            if torch.autograd.backward is watched:
+                torch.autograd.backward = plain
+
+        return stop
+
+    def _enter(self, tensors: Any, grad_tensors: Any) -> bool:
+        """Report the loss; return whether it is one. Under a mode of torch the function is called inside of itself."""
+        loss = sole_loss(tensors, grad_tensors)
+        if loss is None or id(loss) == self._loss:
+            return False
+        self._loss = id(loss)
+        self._begins(loss)
+        return True
+
+    def _leave(self, has_failed: bool = False) -> None:
+        self._loss = 0
+        if not has_failed:
+            self._ends()
+
+    # ---- Python 3.11 -------------------------------------------------------------------------------------------------
+
+    def _wrapped_begins(self, tensors: Any = None, grad_tensors: Any = None, *_: Any, **__: Any) -> bool:
+        return self._enter(tensors, grad_tensors)
+
+    def _wrapped_ends(self, has_begun: bool, has_failed: bool) -> None:
+        if has_begun:
+            self._leave(has_failed)
+
+    # ---- Python 3.12 and newer ---------------------------------------------------------------------------------------
+
+    def _monitor(self, monitoring: Any, code: CodeType) -> Callable[[], None]:
+        events = monitoring.events
+        monitoring.use_tool_id(TOOL, "hookline")
+        monitoring.register_callback(TOOL, events.PY_START, self._on_start)
+        monitoring.register_callback(TOOL, events.PY_RETURN, self._on_return)
+        monitoring.set_local_events(TOOL, code, events.PY_START | events.PY_RETURN)
+
+        def stop() -> None:
+            monitoring.set_local_events(TOOL, code, 0)
+            monitoring.free_tool_id(TOOL)
+
+        return stop
+
+    def _on_start(self, code: CodeType, offset: int) -> None:
+        frame = sys._getframe(1)
+        given = frame.f_locals
+        if self._enter(given["tensors"], given["grad_tensors"]):
+            self._frame = id(frame)
+
+    def _on_return(self, code: CodeType, offset: int, value: Any) -> None:
+        if id(sys._getframe(1)) == self._frame:
+            self._frame = 0
+            self._leave()
+
+
+def wrapped(
+    function: Callable[..., Any], begins: Callable[..., Any], ends: Callable[[Any, bool], None] = lambda *_: None
+) -> Callable[..., Any]:
+    """Return a function that does what another one does, and leaves no line in a traceback.
+
+    Args:
+        function: The function.
+        begins: Called before it, with its arguments.
+        ends: Called after it, with what `begins` returned, and whether the function raised.
+    """
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        begun = begins(*args, **kwargs)
+        try:
+            result = function(*args, **kwargs)
+        except BaseException as error:
+            ends(begun, True)
+            error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next  # a bare raise adds none
+            raise
+        ends(begun, False)
+        return result
+
+    return call

@@ -1,0 +1,63 @@
+"""Python imports this file as it starts, because `hookline run` puts its folder on PYTHONPATH. Standard library only.
+
+It lets the `sitecustomize` run that would have run without it, and waits for `import torch`: a process that never
+imports torch gets nothing else of Hookline. PYTHONPATH stays as it is, so that processes which this one starts are
+watched, too.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+
+TYPE_CHECKING = False  # typing takes 5 ms to import
+if TYPE_CHECKING:
+    from typing import Any
+
+
+class AfterTorch:
+    """A finder that has `hookline.hosts.watch` begin once torch is imported, and then leaves."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Return the spec that others have for torch; asking for it is not an import, so this finder stays."""
+        if name != "torch":
+            return None
+        others = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+        spec: Any = next(filter(None, others), None)
+        loader: Any = getattr(spec, "loader", None)
+        if hasattr(loader, "exec_module"):
+            loader.exec_module = lambda module: self._execute(loader, module)
+        return spec
+
+    def _execute(self, loader: Any, module: Any) -> None:
+        del loader.exec_module
+        try:
+            loader.exec_module(module)
+        except BaseException as error:  # the traceback is that of a plain import
+            error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
+            raise
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+        with suppress(Exception):  # Hookline is not installed for this Python, for instance
+            from hookline.hosts.watch import begin
+
+            begin()
+
+
+def leave() -> None:
+    """Let the next `sitecustomize` on the path be imported in place of this one."""
+    here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib takes 20 ms to import
+    sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder) != here]  # noqa: PTH100
+    own = sys.modules.pop("sitecustomize")
+    try:
+        import sitecustomize  # type: ignore[import-not-found]  # noqa: F401
+    except ImportError as error:
+        if error.name != "sitecustomize":
+            raise
+        sys.modules["sitecustomize"] = own  # the import in progress expects it
+
+
+if "HOOKLINE_RUN" in os.environ:
+    sys.meta_path.insert(0, AfterTorch())
+leave()

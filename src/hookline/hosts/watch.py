@@ -1,0 +1,222 @@
+"""Watch a script that knows nothing of Hookline: its optimizers say when they step, its backward passes have the loss.
+
+`hookline run` starts the script's own Python with `site/sitecustomize.py` on its path, which calls `begin` here once
+torch is imported. A run begins with the first optimizer step, and ends with the process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import signal
+import sys
+import threading
+from collections import deque
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from hookline._console import is_terminal, print_line
+from hookline.hosts.calls import BackwardWatch, wrapped
+from hookline.hosts.options import Options
+
+if TYPE_CHECKING:
+    from hookline.hosts.watched import Watched
+
+CLOSING_SECONDS = 10.0  # that SIGTERM waits for the record
+MOST_LOSSES = 10_000  # of micro-batches before there is a run
+NO_STEP = "no optimizer of torch.optim has made a step"
+
+
+def begin() -> None:
+    """Watch this process, with the options that `hookline run` has left in its environment."""
+    if not is_terminal(sys.stderr):  # what the script writes to files and pipes stays the script's
+        logging.getLogger("hookline").setLevel(logging.CRITICAL + 1)
+    watch = Watch(Options.read(os.environ), prints=is_terminal(sys.stdout))
+    watch.start()
+    atexit.register(watch.end_process)
+
+
+class Watch:
+    """Watches the optimizers and backward passes of this process, and records a run of what they train.
+
+    Args:
+        options: Which hooks, and what they may do.
+        prints: Whether the closing line of a run is printed.
+        owns_process: Whether the run ends with the process, which tells how.
+    """
+
+    def __init__(self, options: Options, prints: bool, owns_process: bool = True) -> None:
+        self.options, self._prints, self._owns_process = options, prints, owns_process
+        self.attached: Watched | None = None
+        self._problem = NO_STEP  # why nothing is recorded; empty if something is, or another rank records
+        self._unknown = 0  # steps of optimizers that no run has
+        self._former: WeakSet[torch.optim.Optimizer] = WeakSet()  # of runs that another training has ended
+        self._losses: deque[torch.Tensor] = deque(maxlen=MOST_LOSSES)  # since the last step, before there is a run
+        self._has_loss = self._had_loss = False  # whether a backward pass was made since the last step, or ever
+        self._exit_code: Any = None  # what `sys.exit` was called with
+        self._torch_hooks = ExitStack()
+
+    def start(self) -> None:
+        """Begin to watch; nothing is recorded until an optimizer steps."""
+        self._torch_hooks.callback(register_optimizer_step_pre_hook(self._before_step).remove)
+        self._torch_hooks.callback(BackwardWatch(self._backward_begins, self._backward_ends).start())
+        os.register_at_fork(after_in_child=self._leave)
+
+    def stop(self) -> None:
+        """Watch no more."""
+        self._torch_hooks.close()
+
+    # ---- what the script does ----------------------------------------------------------------------------------------
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """Take an optimizer into the run if it is not; its own hooks come next, and do the rest."""
+        if torch.compiler.is_dynamo_compiling():
+            return
+        has_loss, self._has_loss, self._exit_code = self._has_loss, False, None
+        attached = self.attached
+        if attached is None or all(optimizer is not other for other in attached.run.optimizers):
+            try:
+                self._meet(optimizer, has_loss)
+            except Exception as error:
+                self.fail(error)
+            self._losses.clear()
+
+    def _backward_begins(self, loss: torch.Tensor) -> None:
+        self._has_loss = self._had_loss = True
+        if self.attached is None:
+            self._losses.append(loss.detach())
+            return
+        try:
+            self.attached.backward_begins(loss.detach())
+        except Exception as error:
+            self.fail(error)
+
+    def _backward_ends(self) -> None:
+        if self.attached is not None:
+            try:
+                self.attached.run.backward_ends()
+            except Exception as error:
+                self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """End the run instead of the script, unless hooks may change what the script does."""
+        if self.options.allow_changes and self.attached is not None:
+            raise error
+        tell(f"{'nothing is recorded' if self.attached is None else 'the record ends here'}: {error}")
+        self._problem = ""
+        self.stop()
+        self.end(error)
+
+    # ---- the run -----------------------------------------------------------------------------------------------------
+
+    def _meet(self, optimizer: torch.optim.Optimizer, has_loss: bool) -> None:
+        """Take an optimizer into the run, or begin another run with what it trains.
+
+        A script may make optimizers without number, so what they train is looked for at the 1st, 2nd, 4th, 8th, … step.
+        """
+        from hookline.hosts.search import find_training, owned_by
+
+        attached, owned = self.attached, owned_by(optimizer)
+        if attached is not None and any(id(param) in owned for param in attached.run.model.parameters()):
+            attached.add_optimizer(optimizer, joint=not has_loss)
+            return
+        self._unknown += 1
+        if self._unknown & (self._unknown - 1):
+            return
+        if attached is not None:
+            self._former.update(attached.run.optimizers)
+        training = find_training(optimizer, self._former)
+        if training is not None:
+            self.end()
+            self._begin(training, optimizer)
+        elif attached is None:
+            self._problem = f"no torch.nn.Module has the parameters of the optimizer ({type(optimizer).__name__})"
+
+    def _begin(self, training: Any, optimizer: torch.optim.Optimizer) -> None:
+        """Begin a run, and report the backward passes of its first step, unless this is another rank than 0."""
+        from hookline.hosts.watched import Watched
+        from hookline.ranks import own_rank
+
+        ranks = own_rank()
+        self._problem = ""
+        if ranks.rank:
+            self.stop()
+            return
+        attached = Watched(training, optimizer, self.options, self._prints, self.fail)
+        attached.begin()
+        self.attached = attached
+        for loss in self._losses:
+            attached.backward_begins(loss)
+            attached.run.backward_ends()
+        if self._owns_process and not hasattr(sys.exit, "__wrapped__"):
+            self._watch_end(ranks.world_size)
+
+    def end(self, error: BaseException | None = None, signal_name: str | None = None) -> None:
+        """End the run that is in progress."""
+        attached, self.attached = self.attached, None
+        if attached is not None:
+            try:
+                attached.end(error, signal_name)
+            except Exception as failure:
+                tell(f"while the run was ending: {failure}")
+
+    def end_cell(self, error: BaseException | None) -> None:
+        """End the run of a notebook's cell; what the next cell trains is looked for at its first step."""
+        self.end(error)
+        self._unknown = 0
+
+    # ---- the process -------------------------------------------------------------------------------------------------
+
+    def _watch_end(self, world_size: int) -> None:
+        """Learn how the process ends: only `sys.exit` knows its code, and nothing runs after SIGTERM."""
+        sys.exit = wrapped(sys.exit, self._note_exit)
+        alone = world_size == 1 and threading.current_thread() is threading.main_thread()
+        # With other ranks the signal must end a process also while it waits for them in a collective.
+        if alone and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, self._end_on_signal)
+
+    def _note_exit(self, code: Any = None) -> None:
+        if threading.current_thread() is threading.main_thread():
+            self._exit_code = code
+
+    def _end_on_signal(self, number: int, frame: Any) -> None:
+        """Close the record, and end as the process would have ended; a lock that it holds must not prevent that."""
+        closing = threading.Thread(target=self.end, kwargs={"signal_name": "SIGTERM"}, daemon=True)
+        closing.start()
+        closing.join(CLOSING_SECONDS)
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    def end_process(self) -> None:
+        """End the run as the process ends; say why there is none if a script trained without an optimizer."""
+        error = getattr(sys, "last_value", None)  # what main ended with
+        if error is None and self._exit_code not in (None, 0):
+            error = SystemExit(self._exit_code)
+        self.end(error)
+        if self._problem and self._had_loss:
+            tell(f"nothing was recorded: {self._problem}")
+        if isinstance(error, KeyboardInterrupt):
+            # Python ends by SIGINT if the last string or script that it has run ended with Ctrl-C. The record's end may
+            # have run another string, as the definition of a named tuple is.
+            with suppress(KeyboardInterrupt):
+                exec("raise KeyboardInterrupt")
+
+    def _leave(self) -> None:
+        """Do nothing in a process that was forked from this one, such as the worker of a loader."""
+        attached, self.attached, self._problem = self.attached, None, ""
+        self.stop()
+        if attached is not None:
+            attached.leave()
+        with suppress(ValueError):  # not in a thread
+            if signal.getsignal(signal.SIGTERM) == self._end_on_signal:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def tell(text: str) -> None:
+    """Print a line for the user, who may have sent the script's output to a file."""
+    print_line(f"hookline: {text}", sys.stderr)

@@ -1,0 +1,189 @@
+"""The watch of a process, without one: which optimizers and models it finds, and what it takes for one run."""
+
+import gc
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hookline
+from hookline.hosts import search
+from hookline.hosts.calls import BackwardWatch
+from hookline.hosts.options import Options
+from hookline.hosts.watch import Watch
+
+
+def make_model() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+
+
+@pytest.fixture(autouse=True)
+def former() -> list[torch.optim.Optimizer]:
+    """The optimizers that earlier tests have left: the walk would find what they trained."""
+    return [each for each in gc.get_objects() if issubclass(type(each), torch.optim.Optimizer)]
+
+
+@pytest.fixture
+def watch(former: list[torch.optim.Optimizer]) -> Any:
+    """Watch this process, with the hooks of an empty config."""
+    Path("none.yaml").write_text("hooks: {}\n")
+    watch = Watch(Options(hooks="none.yaml", output=str(Path("runs").absolute())), prints=False, owns_process=False)
+    watch._former.update(former)
+    watch.start()
+    yield watch
+    watch.end()
+    watch.stop()
+
+
+def step(model: nn.Module, *optimizers: torch.optim.Optimizer) -> None:
+    model(torch.randn(8, 4)).pow(2).mean().backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+
+
+def test_optimizers_that_step_after_one_backward_pass_step_together(watch: Watch) -> None:
+    """As Muon and AdamW do: one step for both, with one loss."""
+    model = make_model()
+    both = [torch.optim.SGD(model[0].parameters(), lr=0.1), torch.optim.Adam(model[2].parameters())]
+    for _ in range(5):
+        step(model, *both)
+    run = watch.attached.run
+    run.settle()
+    assert (run.progress.steps_done, run.optimizers, run.progress.batches) == (5, both, 5)
+
+
+def test_an_optimizer_made_again_takes_the_place_of_the_first(watch: Watch) -> None:
+    """The run goes on with its model, and does not keep the old one."""
+    model = make_model()
+    for _ in range(3):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        step(model, optimizer)
+    run = watch.attached.run
+    run.settle()
+    assert (run.progress.steps_done, run.optimizers) == (3, [optimizer])
+
+
+def test_the_model_of_another_training_is_not_in_the_next_run(watch: Watch) -> None:
+    """Although its optimizer is alive; its run has ended."""
+    first, second = make_model(), make_model()
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (first, second)]
+    step(first, optimizers[0])
+    assert set(watch.attached.run.model.children()) == {first, second}  # they may train in turns, as those of a GAN
+    third = make_model()
+    step(third, torch.optim.SGD(third.parameters(), lr=0.1))
+    assert first not in set(watch.attached.run.model.modules())
+    assert third in set(watch.attached.run.model.modules()) and len(list(Path("runs").iterdir())) == 2
+
+
+def test_the_outermost_module_is_the_model(former: Any) -> None:
+    """Copies, criterions and modules without these parameters are none of it."""
+    inner = make_model()
+    model = nn.Sequential(inner, nn.ReLU())
+    others = torch.optim.swa_utils.AveragedModel(model), nn.CrossEntropyLoss()
+    optimizer = torch.optim.SGD(inner.parameters(), lr=0.1)
+    training = search.find_training(optimizer, former)
+    assert training is not None and training.model is model and others
+
+
+def test_a_proxy_is_not_asked_what_it_stands_for(former: Any) -> None:
+    """`isinstance` would ask it."""
+
+    class Proxy:
+        @property
+        def __class__(self) -> type:
+            raise AssertionError("woken")
+
+    proxy, model = Proxy(), make_model()
+    assert search.find_training(torch.optim.SGD(model.parameters(), lr=0.1), former).model is model and proxy
+
+
+def test_a_model_is_looked_for_at_steps_1_2_4_8(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An inner loop that makes optimizers without number costs a few walks."""
+    walks: list[Any] = []
+    monkeypatch.setattr(search, "find_training", lambda optimizer, former: walks.append(optimizer))
+    for _ in range(100):
+        weight = torch.ones(3, requires_grad=True)
+        weight.sum().backward()
+        torch.optim.SGD([weight], lr=0.1).step()
+    assert len(walks) == 7  # at 1, 2, 4, 8, 16, 32 and 64
+
+
+def test_the_step_of_a_wrapped_optimizer_counts_once(watch: Watch) -> None:
+    """A wrapper whose own step calls that of the optimizer inside."""
+
+    class Wrapper(torch.optim.Optimizer):
+        def __init__(self, inner: torch.optim.Optimizer) -> None:
+            super().__init__(inner.param_groups, {})
+            self.inner = inner
+
+        def step(self, closure: Any = None) -> None:
+            self.inner.step()
+
+    model = make_model()
+    wrapper = Wrapper(torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in range(4):
+        step(model, wrapper)
+    run = watch.attached.run
+    run.settle()
+    assert (run.progress.steps_done, run.optimizers) == (4, [wrapper])
+
+
+@pytest.mark.parametrize("mode", ["plain", "under a mode", "in a checkpoint"])
+def test_a_loss_is_reported_once(mode: str) -> None:
+    """Modes of torch call backward inside of itself; a checkpointed block runs one of its own."""
+    losses: list[Any] = []
+    stop = BackwardWatch(losses.append, lambda: losses.append("end")).start()
+    model, inputs = make_model(), torch.randn(8, 4, requires_grad=True)
+    try:
+        if mode == "in a checkpoint":
+            output = torch.utils.checkpoint.checkpoint(model, inputs, use_reentrant=True)
+            loss = output.sum()
+            loss.backward()
+        elif mode == "under a mode":
+            with torch.device("cpu"):
+                loss = model(inputs).sum()
+                loss.backward()
+        else:
+            loss = model(inputs).sum()
+            torch.autograd.backward([loss])
+    finally:
+        stop()
+    assert losses == [loss, "end"]
+
+
+class Events:
+    """The events of an IPython shell."""
+
+    def __init__(self) -> None:
+        self.callbacks: list[Any] = []
+
+    def register(self, event: str, callback: Any) -> None:
+        assert event == "post_run_cell"
+        self.callbacks.append(callback)
+
+    def unregister(self, event: str, callback: Any) -> None:
+        self.callbacks.remove(callback)
+
+
+def test_each_cell_of_a_notebook_that_trains_is_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its report's path is printed; a cell that fails is a failed run, and after unloading nothing is watched."""
+    shell = SimpleNamespace(events=Events())
+    hookline.load_ipython_extension(shell)
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for error in (None, ValueError("cell"), None):
+        step(model, optimizer)
+        step(model, optimizer)
+        for callback in shell.events.callbacks:
+            callback(SimpleNamespace(error_before_exec=None, error_in_exec=error))
+    hookline.unload_ipython_extension(shell)
+    step(model, optimizer)
+    outcomes = [json.loads((run / "run.json").read_text())["outcome"] for run in sorted(Path("runs").iterdir())]
+    assert outcomes == ["completed", "failed", "completed"] and shell.events.callbacks == []
+    assert capsys.readouterr().out.count("report.html") == 3
