@@ -17,6 +17,7 @@ SOURCES_OF_TRUTH = pyproject.toml constraints.txt
 help:
 	@echo "make run     train the built-in example job (installs what running needs, nothing more)"
 	@echo "make test    run the tests; ARGS='-k name' picks some"
+	@echo "make coverage  the tests, and which lines they do not reach"
 	@echo "make lint    ruff: style, import order and formatting"
 	@echo "make types   mypy --strict over src and hooks as users write them, pyright over the code in the docs"
 	@echo "make bench   microseconds per step against other trainers; ARGS='overhead --quick'"
@@ -31,6 +32,9 @@ run: $(VENV)/.run-stamp
 
 test: $(VENV)/.dev-stamp
 	$(BIN)/python -m pytest -n 2 $(ARGS)
+
+coverage: $(VENV)/.dev-stamp
+	$(BIN)/python -m pytest -n 2 --cov=hookline --cov-report=term:skip-covered $(ARGS)
 
 soak: $(VENV)/.dev-stamp
 	$(BIN)/python -m pytest -m soak $(ARGS)
@@ -94,4 +98,4 @@ $(VENV)/.site-stamp: $(VENV)/.run-stamp
 	@$(PIP_INSTALL) --group site
 	@touch $@
 
-.PHONY: help run test soak properties lint types bench docs site clean
+.PHONY: help run test coverage soak properties lint types bench docs site clean
