@@ -7,19 +7,20 @@ another library are left out.
 import json
 import re
 import sys
+import textwrap
 
 from pages import DOCS, ROOT
 
 FOLDER = ROOT / "build" / "docs_code"
-PYTHON_BLOCK = re.compile(r"^```python\n(?!# needs )(.*?)^```$", re.MULTILINE | re.DOTALL)
+PYTHON_BLOCK = re.compile(r"^( *)```python\n(?! *# needs )(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 
 
 def code_of(page: str) -> str:
     """Return a page with everything but its Python blocks blanked."""
     lines = [""] * (page.count("\n") + 1)
     for block in PYTHON_BLOCK.finditer(page):
-        first = page.count("\n", 0, block.start(1))
-        code = block[1].splitlines()
+        first = page.count("\n", 0, block.start(2))
+        code = textwrap.dedent(block[2]).splitlines()
         lines[first : first + len(code)] = code
     return "\n".join(lines).rstrip() + "\n"
 

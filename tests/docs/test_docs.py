@@ -14,6 +14,7 @@ import re
 import shlex
 import subprocess
 import sys
+import textwrap
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +54,7 @@ for example in sys.argv[1:]:
     runpy.run_path(example, run_name="__main__")
 """
 
-_FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_FENCE = re.compile(r"^( *)```(\w+)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)  # indented in a tab of the site
 _PROMISE = re.compile(r"# -> (.+)$", re.MULTILINE)
 _FILE_NAME = re.compile(r"# ([\w-]+\.(?:py|yaml))\n")
 _NEEDS = re.compile(r"# needs (\w+)\n")
@@ -82,7 +83,10 @@ def name_of(page: Path) -> str:
 def blocks_of(page: Path) -> list[Block]:
     """Return the fenced blocks of a page that name their language, in order."""
     text = page.read_text(encoding="utf-8")
-    return [Block(page, text.count("\n", 0, found.start(2)) + 1, found[1], found[2]) for found in _FENCE.finditer(text)]
+    return [
+        Block(page, text.count("\n", 0, fence.start(3)) + 1, fence[2], textwrap.dedent(fence[3]))
+        for fence in _FENCE.finditer(text)
+    ]
 
 
 def files_of(page: Path) -> dict[str, str]:
