@@ -127,4 +127,8 @@ def table(
 def _wrapped(console: Console, text: str, first: str, others: str) -> list[str]:
     width = max(min(console.width, MAX_WIDTH), len(others) + 20)
     text = printable(text)
-    return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=others, break_long_words=False) or [""]
+    # Names and paths with hyphens stay whole, so that they can be copied.
+    wrapper = textwrap.TextWrapper(
+        width, initial_indent=first, subsequent_indent=others, break_long_words=False, break_on_hyphens=False
+    )
+    return wrapper.wrap(text) or [""]
