@@ -85,6 +85,7 @@ class ForeignRun(ForeignCheckpoints):
         prints: Whether this process prints the closing line.
     """
 
+    can_validate = True
     find_nan_by = "add the hook 'nan_forensics'"
     losses_add_up = True
     """Whether the losses that the host reports add up to that of a step, or are those before a division: their mean."""
