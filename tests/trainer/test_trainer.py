@@ -16,7 +16,7 @@ import torch
 from builders import make_batches, make_model
 from torch import nn
 
-from hookline import BaseTrainer, HooklineError, SimpleTrainer, Trainer, TrainingHook, read_metrics
+from hookline import BaseTrainer, GenericTrainer, HooklineError, SimpleTrainer, Trainer, TrainingHook, read_metrics
 from hookline.errors import TrainingError
 
 COMPILERS = [os.environ.get("CXX", "g++"), "clang++"]  # one of which inductor calls
@@ -483,6 +483,24 @@ def test_the_schedulers_step_after_a_step_that_failed_in_two_runs() -> None:
     trainer.remove_hook("skips")
     fails_at(trainer, "after_optimizer_step", 2)
     assert trainer.lr == 0.025
+
+
+def test_a_scheduler_does_not_step_for_an_optimizer_that_a_failure_left_out() -> None:
+    """The step fails between two optimizers: only the rate of the first one belongs to new weights."""
+    model = make_model()
+    optimizers = [torch.optim.SGD([weight], 0.1) for weight in model.parameters()]
+    schedulers = [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5) for optimizer in optimizers]
+    options = {"train_loaders": make_batches(3), "loss_fn": nn.functional.mse_loss, "max_epochs": 1}
+    trainer = GenericTrainer({}, model, optimizers, schedulers, device="cpu", record=False, console=False, **options)
+
+    def fail(step: int, optimizer_idx: int) -> None:
+        if (step, optimizer_idx) == (2, 1):
+            raise RuntimeError("between two optimizers")
+
+    trainer.on("before_optimizer_step", on_error="raise")(fail)
+    with pytest.raises(RuntimeError, match="between two"):
+        trainer.train()
+    assert [scheduler.last_epoch for scheduler in schedulers] == [2, 1, 1, 1]
 
 
 def test_a_hook_that_fails_the_end_of_a_run_after_a_failed_one() -> None:
