@@ -97,12 +97,15 @@ sys.addaudithook(note_open)  # for good: hooks of this kind cannot be removed
         ["show", "rich"], ["show", "killed"], ["show", "resumed", "--json"], ["compare", "rich", "other"],
         ["compare", "killed", "resumed", "--json"], ["report", "rich"], ["report", "rich", "other", "killed"],
         ["export", "resumed"], ["export", "rich"], ["plot", "rich", "other"], ["label", "rich"], ["runs"],
+        ["tail", "rich"], ["checkpoints", "resumed"], ["verify-checkpoint", "resumed", "last"],
     ],
     ids=" ".join,
 )  # fmt: skip
 def test_no_command_opens_a_file_of_a_run_twice(words: list[str]) -> None:
     global opened
     paths = [f"runs/{reading.NAMES[word]}" if word in reading.NAMES else word for word in words]
+    if words[0] == "verify-checkpoint":
+        paths = [words[0], "/".join(paths[1:])]
     more = {"export": ["--to", "csv"], "report": ["--output", "page.html"]}.get(words[0], [])
     opened = []
     try:

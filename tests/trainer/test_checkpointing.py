@@ -22,7 +22,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, TensorDataset
 
 from hookline import CheckpointHook, EarlyStopping, SimpleTrainer, Trainer, TrainingHook, UpdateHook, _fs
-from hookline.checkpoints import list_checkpoints, read_checkpoint, verify_checkpoint, write_checkpoint
+from hookline.checkpoints import list_checkpoints, read_checkpoint, write_checkpoint
+from hookline.checkpoints.store import CheckpointFiles
 from hookline.errors import CheckpointError, HooklineError
 from hookline.record import read_events, read_json
 
@@ -207,11 +208,12 @@ def test_a_checkpoint_is_verified_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert first.checkpoint_dir is not None
     newest = first.checkpoint_dir / "step-00000003"
 
-    def verify(path: Path) -> list[str]:
-        verified.append(path)
-        return verify_checkpoint(path)
+    def verify(files: CheckpointFiles) -> list[str]:
+        verified.append(files.path)
+        return problems(files)
 
-    monkeypatch.setattr("hookline.checkpoints.store.verify_checkpoint", verify)
+    problems = CheckpointFiles.problems
+    monkeypatch.setattr(CheckpointFiles, "problems", verify)
     for path in (newest, first.checkpoint_dir):
         assert make_trainer(seed=5, record=False).load_checkpoint(path) == newest
     assert verified == [newest, newest]

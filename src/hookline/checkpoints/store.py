@@ -21,6 +21,8 @@ import shutil
 import stat
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -157,11 +159,12 @@ class SavedCheckpoint:
 
     def __init__(self, path: Path, device: str | torch.device = "cpu", verify: bool = True) -> None:
         self.path, self._device = path, str(device)
-        problems = verify_checkpoint(path) if verify else []
+        files = CheckpointFiles(path)
+        problems = files.problems() if verify else []
         if problems:
             raise CheckpointError(f"checkpoint {path} is damaged ({'; '.join(problems)}); use a different checkpoint")
-        self._files = list(read_manifest(path)["files"])
-        self._states = {0: _load_state(path)}
+        self._files = list(files.manifest["files"])
+        self._states = {0: files.state}
         self.meta: dict[str, Any] = decode(self._states[0]["meta"], {})
         self.names: list[str] = list(self._states[0]["sections"])
         self.world_size: int = self.meta.get("world_size", 1)
@@ -189,52 +192,113 @@ class SavedCheckpoint:
             CheckpointError: If it cannot be loaded.
         """
         if rank not in self._states:
-            self._states[rank] = _load_state(self.path, state_file(rank))
+            name_of_state = state_file(rank)
+            self._states[rank] = _parse_state(name_of_state, _read_state(self.path, name_of_state))
         skeleton = self._states[rank]["sections"].get(name, self._states[0]["sections"].get(name))
         tensors = self.tensors(name, like)
         with inside(f"{self.path}, section {name!r}"):
             return decode(skeleton, tensors)
 
 
+class CheckpointFiles:
+    """The files of a checkpoint, whole or damaged; its manifest and its state are read once."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+
+    @cached_property
+    def manifest(self) -> dict[str, Any]:
+        """The manifest. Raises `CheckpointError` if it is missing, damaged or of another format."""
+        return read_manifest(self.path)
+
+    @cached_property
+    def state(self) -> dict[str, Any]:
+        """The state of rank 0. Raises `CheckpointError` if it is missing or damaged."""
+        return _parse_state(STATE, self._state_bytes)
+
+    @cached_property
+    def _state_bytes(self) -> bytes:
+        return _read_state(self.path, STATE)
+
+    def problems(self) -> list[str]:
+        """Return what is wrong, one sentence each; empty if every file is as it was written."""
+        try:
+            files = self.manifest["files"]
+            problems = [problem for name, entry in files.items() if (problem := self._check_file(name, entry))]
+            extra = sorted({file.name for file in self.path.iterdir()} - {MANIFEST, *files})
+            problems += [f"{name}: is not in the manifest" for name in extra]
+            return problems or _contradictions(self.manifest, self.state)
+        except CheckpointError as error:
+            return [str(error)]
+        except OSError as error:
+            return [f"cannot be read: {error}"]
+
+    def _check_file(self, name: str, entry: Mapping[str, Any]) -> str | None:
+        """Return how a file on disk differs from its entry in the manifest: missing, a link, wrong size, wrong hash."""
+        path = self.path / name
+        if not _NAME.fullmatch(name) or name == MANIFEST:
+            return f"{name!r}: leads out of the checkpoint"
+        if not os.path.lexists(path):
+            of_rank = _OF_RANK.fullmatch(name)
+            return f"{name}: is missing" + (f", the part of rank {int(of_rank[2])}" if of_rank else "")
+        status = path.lstat()
+        # Links are rejected unread: they may lead anywhere. So are pipes, on which reading would block.
+        if not stat.S_ISREG(status.st_mode):
+            return f"{name}: is a link or not a plain file"
+        if status.st_size != entry.get("bytes"):
+            return f"{name}: has {status.st_size} bytes instead of {entry.get('bytes')}"
+        with BytesIO(self._state_bytes) if name == STATE else path.open("rb") as stream:
+            same = hashlib.file_digest(stream, "sha256").hexdigest() == entry.get("sha256")
+        return None if same else f"{name}: its contents changed (sha256 differs)"
+
+    @property
+    def age_key(self) -> tuple[int, float, str]:
+        """The step in meta, the time and the name; a damaged checkpoint's step comes from the digits in its name."""
+        try:
+            step = self.manifest["meta"].get("step")
+        except (CheckpointError, OSError):
+            step = None
+        if not isinstance(step, int):
+            digits = re.findall(r"\d+", self.path.name)
+            step = int(digits[0]) if digits else -1
+        with contextlib.suppress(OSError):
+            return step, self.path.stat().st_mtime, self.path.name
+        return step, 0.0, self.path.name
+
+
 def verify_checkpoint(path: Path) -> list[str]:
     """Return what is wrong with a checkpoint, one sentence each; empty if every file is as it was written."""
-    path = Path(path)
-    try:
-        manifest = read_manifest(path)
-        files = manifest["files"]
-        problems = [problem for name, entry in files.items() if (problem := _check_file(path, name, entry))]
-        extra = sorted({file.name for file in path.iterdir()} - {MANIFEST, *files})
-        problems += [f"{name}: is not in the manifest" for name in extra]
-        return problems or _contradictions(manifest, _load_state(path))
-    except CheckpointError as error:
-        return [str(error)]
-    except OSError as error:
-        return [f"cannot be read: {error}"]
+    return CheckpointFiles(path).problems()
 
 
-def list_checkpoints(directory: Path) -> list[Path]:
+def checkpoints_in(directory: Path) -> list[CheckpointFiles]:
     """Return the checkpoints in a directory, newest first: by step, then by time. Damaged ones are listed, too.
 
     Raises:
         CheckpointError: If the directory cannot be read.
     """
     try:
-        checkpoints = [entry for entry in Path(directory).iterdir() if _is_checkpoint(entry)]
+        checkpoints = [CheckpointFiles(entry) for entry in Path(directory).iterdir() if _is_checkpoint(entry)]
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
         raise CheckpointError(explain(directory, error, "read")) from error
-    return sorted(checkpoints, key=_age_key, reverse=True)
+    return sorted(checkpoints, key=lambda checkpoint: checkpoint.age_key, reverse=True)
+
+
+def list_checkpoints(directory: Path) -> list[Path]:
+    """Return the paths of `checkpoints_in` a directory, newest first."""
+    return [checkpoint.path for checkpoint in checkpoints_in(directory)]
 
 
 def newest_good(directory: Path) -> tuple[Path | None, list[str]]:
     """Return the newest checkpoint that verifies, or None, and the problems of the newer ones that do not."""
     skipped: list[str] = []
-    for path in list_checkpoints(directory):
-        problems = verify_checkpoint(path)
+    for checkpoint in checkpoints_in(directory):
+        problems = checkpoint.problems()
         if not problems:
-            return path, skipped
-        skipped += [f"{path}: {problem}" for problem in problems]
+            return checkpoint.path, skipped
+        skipped += [f"{checkpoint.path}: {problem}" for problem in problems]
     return None, skipped
 
 
@@ -244,7 +308,7 @@ def set_aside_later(directory: Path, step: int) -> list[str]:
     A run that resumes from an earlier step never reaches them: left in place, the newest checkpoint would be one that
     the run did not come from. Nothing is deleted.
     """
-    later = [path for path in list_checkpoints(directory) if _age_key(path)[0] > step]
+    later = [checkpoint.path for checkpoint in checkpoints_in(directory) if checkpoint.age_key[0] > step]
     if not later:
         return []
     abandoned = directory.parent / ABANDONED
@@ -347,27 +411,18 @@ def _is_checkpoint(entry: Path) -> bool:
         return True
 
 
-def _age_key(path: Path) -> tuple[int, float, str]:
-    """Return the step in meta, the time and the name; a damaged checkpoint's step comes from the digits in its name."""
+def _read_state(path: Path, name: str) -> bytes:
     try:
-        step = read_manifest(path)["meta"].get("step")
-    except (CheckpointError, OSError):
-        step = None
-    if not isinstance(step, int):
-        digits = re.findall(r"\d+", path.name)
-        step = int(digits[0]) if digits else -1
-    with contextlib.suppress(OSError):
-        return step, path.stat().st_mtime, path.name
-    return step, 0.0, path.name
-
-
-def _load_state(path: Path, name: str = STATE) -> dict[str, Any]:
-    try:
-        state = json.loads(read_whole(path / name))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{name}: is not JSON ({error})") from error
+        return read_whole(path / name)
     except OSError as error:
         raise CheckpointError(explain(path / name, error, "read")) from error
+
+
+def _parse_state(name: str, text: bytes) -> dict[str, Any]:
+    try:
+        state = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{name}: is not JSON ({error})") from error
     is_whole = isinstance(state, dict) and isinstance(state.get("sections"), dict)
     if not is_whole or ("meta" not in state and name == STATE):
         raise CheckpointError(f"{name}: lacks sections or meta")
@@ -425,21 +480,3 @@ def _contradictions(manifest: Mapping[str, Any], state: Mapping[str, Any]) -> li
 def _spell(manifest: Any) -> str:
     """Return the only valid text of a manifest: a manifest with a changed byte is not this text."""
     return json.dumps(manifest, indent=1, allow_nan=False) + "\n"
-
-
-def _check_file(path: Path, name: str, entry: Mapping[str, Any]) -> str | None:
-    """Return how a file on disk differs from its entry in the manifest: missing, a link, wrong size, wrong hash."""
-    if not _NAME.fullmatch(name) or name == MANIFEST:
-        return f"{name!r}: leads out of the checkpoint"
-    if not os.path.lexists(path / name):
-        of_rank = _OF_RANK.fullmatch(name)
-        return f"{name}: is missing" + (f", the part of rank {int(of_rank[2])}" if of_rank else "")
-    status = (path / name).lstat()
-    # Links are rejected unread: they may lead anywhere. So are pipes, on which reading would block.
-    if not stat.S_ISREG(status.st_mode):
-        return f"{name}: is a link or not a plain file"
-    if status.st_size != entry.get("bytes"):
-        return f"{name}: has {status.st_size} bytes instead of {entry.get('bytes')}"
-    with (path / name).open("rb") as stream:
-        same = hashlib.file_digest(stream, "sha256").hexdigest() == entry.get("sha256")
-    return None if same else f"{name}: its contents changed (sha256 differs)"

@@ -6,14 +6,17 @@ import argparse
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from hookline.cli import FAILED
 from hookline.cli.arguments import JSON, RUN
 from hookline.cli.formatting import heading, open_console, paragraph, print_json
-from hookline.errors import CheckpointError, HooklineError, written
+from hookline.errors import HooklineError, written
+
+if TYPE_CHECKING:
+    from hookline.checkpoints.store import CheckpointFiles
 
 ARGUMENTS = RUN | JSON
 
@@ -21,9 +24,9 @@ ARGUMENTS = RUN | JSON
 def run(options: argparse.Namespace) -> int:
     """Verify and print every checkpoint of a run, newest first; return 1 if one is damaged."""
     from hookline.checkpoints.find import checkpoints_of
-    from hookline.checkpoints.store import list_checkpoints
+    from hookline.checkpoints.store import checkpoints_in
 
-    checkpoints = list_checkpoints(checkpoints_of(Path(options.run)))
+    checkpoints = checkpoints_in(checkpoints_of(Path(options.run)))
     if not checkpoints:
         is_run = (Path(options.run) / "run.json").exists()
         remedy = "the run has not saved one yet" if is_run else "give a run's directory, runs/<run_id>"
@@ -31,12 +34,12 @@ def run(options: argparse.Namespace) -> int:
     return verify_and_print(checkpoints, options.json)
 
 
-def verify_and_print(checkpoints: Sequence[Path], as_json: bool) -> int:
+def verify_and_print(checkpoints: Sequence[CheckpointFiles], as_json: bool) -> int:
     """Verify and print checkpoints; return 1 if one is damaged."""
     reports = []
     console = open_console()
-    for path in checkpoints:
-        reports.append(describe(path))
+    for checkpoint in checkpoints:
+        reports.append(describe(checkpoint))
         if not as_json:  # each as soon as it is verified, which may take minutes
             print_report(console, reports[-1])
     if as_json:
@@ -44,19 +47,19 @@ def verify_and_print(checkpoints: Sequence[Path], as_json: bool) -> int:
     return 0 if all(report["good"] for report in reports) else FAILED
 
 
-def describe(path: Path) -> dict[str, Any]:
+def describe(checkpoint: CheckpointFiles) -> dict[str, Any]:
     """Verify a checkpoint, and return what is wrong with it, or its step, epoch, size and time."""
-    from hookline.checkpoints.store import MANIFEST, read_manifest, verify_checkpoint
+    from hookline.checkpoints.store import MANIFEST
 
-    report: dict[str, Any] = {"name": path.name, "path": str(path), "problems": verify_checkpoint(path)}
-    report["good"] = not report["problems"]
-    if report["problems"]:
+    path, problems = checkpoint.path, checkpoint.problems()
+    report: dict[str, Any] = {"name": path.name, "path": str(path), "problems": problems, "good": not problems}
+    if problems:
         return report
     try:
-        manifest = read_manifest(path)
         saved = datetime.fromtimestamp((path / MANIFEST).stat().st_mtime).astimezone()
-    except (CheckpointError, OSError) as error:  # another process may be deleting it
+    except OSError as error:  # another process may be deleting it
         return {**report, "gone": str(error)}
+    manifest = checkpoint.manifest
     meta: dict[str, Any] = manifest["meta"]
     size = sum(file["bytes"] for file in manifest["files"].values())
     where: dict[str, Any] = {name: meta[name] for name in ("step", "epoch") if name in meta}

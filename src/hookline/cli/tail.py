@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import os
 import time
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
 from hookline._console import printable
-from hookline._fs import open_to_read
-from hookline._sizes import line_limit
 from hookline.cli.arguments import JSON, RUN, argument, positive
 from hookline.cli.formatting import open_console, print_json
 from hookline.errors import written
-from hookline.record.json_lines import as_number, parse_lines, read_blocks, whole_end
+from hookline.record.json_lines import as_number
 from hookline.runs.find import KILLED, RUNNING, RunFiles
+from hookline.runs.reader import EVENTS, METRICS
 
 POLL_SECONDS = 0.5
-_FIRST_BYTES = 1 << 20  # of each file, for the lines that are printed first
 _MAX_OTHERS = 3  # metrics of a row that has neither a loss nor a value of a validation
 _LOSSES = ("train/loss", "loss")
 _FIELDS = ("step", "epoch", "time")
@@ -33,58 +28,23 @@ ARGUMENTS = RUN | argument("--lines", "N", "print the last N first (10)", type=p
 
 def run(options: argparse.Namespace) -> int:
     """Print rows until the run ends or Ctrl-C, which is how one leaves a run that continues."""
-    path = RunFiles.read(options.run).path
+    run = RunFiles.read(options.run)
     console = open_console()
-    files = [FollowedFile(path / f"{name}.jsonl") for name in ("metrics", "events")]
-    rows = sorted((row for file in files for row in file.read_last()), key=_time_of)[-options.lines :]
+    files, shown, was_running = [run.follow(name) for name in (METRICS, EVENTS)], slice(-options.lines, None), True
     try:
-        was_running = True
         while True:
-            # The outcome is read before the rows: whatever was written before the end is printed, too.
-            record = RunFiles.read(path)
-            rows += sorted((row for file in files for row in file.read_new()), key=_time_of)
-            for row in rows:
+            outcome = run.outcome  # before the rows: whatever was written before the end is printed, too
+            for row in sorted((row for file in files for row in next(file)), key=_time_of)[shown]:
                 print_row(console, row, options.json)
             console.file.flush()
-            if record.outcome not in (RUNNING, KILLED) or (record.outcome == KILLED and not was_running):
-                print_end(console, record, options.json)
+            if outcome not in (RUNNING, KILLED) or (outcome == KILLED and not was_running):
+                print_end(console, run, options.json)
                 return 0
-            was_running = record.outcome == RUNNING  # twice, because a run that begins locks before it says so
-            rows = []
+            was_running = outcome == RUNNING  # twice, because a run that begins locks before it says so
             time.sleep(POLL_SECONDS)
+            run, shown = RunFiles.read(run.path), slice(None)
     except KeyboardInterrupt:
         return 0
-
-
-class FollowedFile:
-    """Reads the whole lines that are appended to a file; also if it is truncated or replaced, or does not exist yet."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._place = 0
-        self._inode: int | None = None
-
-    def read_last(self) -> list[dict[str, Any]]:
-        """Return the last rows, and continue behind them."""
-        with suppress(OSError):
-            self._place = max(self.path.stat().st_size - _FIRST_BYTES, 0)
-        skip_first = self._place > 0  # it begins in the middle of a line
-        return self.read_new()[skip_first:]
-
-    def read_new(self) -> list[dict[str, Any]]:
-        """Return the rows since the last call; a line that is not whole yet is left for the next one."""
-        try:
-            with open_to_read(self.path) as file:
-                status = os.fstat(file.fileno())
-                if status.st_size < self._place or self._inode not in (None, status.st_ino):
-                    self._place = 0
-                self._inode = status.st_ino
-                begin, end = self._place, whole_end(file, lambda: True)
-                self._place = max(begin, end)
-                blocks = read_blocks(file, begin, end, line_limit(self.path.name))
-                return [row for _, text in blocks for _, rows, _ in parse_lines(text.split(b"\n")) for row in rows]
-        except OSError:
-            return []
 
 
 def print_row(console: Console, row: dict[str, Any], as_json: bool) -> None:

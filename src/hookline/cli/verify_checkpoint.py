@@ -19,14 +19,15 @@ def run(options: argparse.Namespace) -> int:
     path = find_run(options.path)
     if not path.is_dir():
         raise HooklineError(f"{path} is not a directory; give a checkpoint's, runs/<run_id>/checkpoints/step-…")
-    if Path(options.path).name == LAST and path.name == "checkpoints":
-        from hookline.checkpoints.store import list_checkpoints
-
-        path = next(iter(list_checkpoints(path)), path)  # the newest, damaged or not
     if (path / RUN).exists():
         given = options.path
         raise HooklineError(
             f"{given} is a run; `hookline checkpoints {given}` verifies all of its checkpoints, and "
             f"`hookline verify-checkpoint {given}/{LAST}` the newest one"
         )
-    return verify_and_print([path], options.json)
+    from hookline.checkpoints.store import CheckpointFiles, checkpoints_in
+
+    checkpoint = CheckpointFiles(path)
+    if Path(options.path).name == LAST and path.name == "checkpoints":
+        checkpoint = next(iter(checkpoints_in(path)), checkpoint)  # the newest, damaged or not
+    return verify_and_print([checkpoint], options.json)

@@ -51,6 +51,7 @@ RUN, CONFIG = "run.json", "config.yaml"
 METRICS, LAYERS, EVENTS, MEDIA = "metrics.jsonl", "layers.jsonl", "events.jsonl", "media.jsonl"
 MAX_TAIL_BYTES = 4 << 20  # from the end of a file: all that a list of runs may read of each, to stay quick
 TAIL_BYTES = 64 << 10  # hundreds of rows of metrics
+FOLLOWED_BYTES = 1 << 20  # from the end of a file that is followed: the rows that are there first
 _MARK = b'"resumed":'
 
 
@@ -281,6 +282,30 @@ class RunReader:
                     elif not _is_after(row, last_step):
                         has_row = True
                         yield row
+
+    def follow(self, name: str) -> Iterator[list[dict[str, Any]]]:
+        """Yield the last rows of a file, then, each time that it is asked, those that were appended; it never ends.
+
+        A line that is not whole yet is left for the next time. A file may be missing at first; one that is truncated or
+        replaced is read from its beginning.
+        """
+        path, place, inode = self.path / name, None, None
+        while True:
+            rows: list[dict[str, Any]] = []
+            with suppress(OSError), open_to_read(path) as file:
+                status, is_cut = os.fstat(file.fileno()), False
+                if place is None:
+                    place = max(status.st_size - FOLLOWED_BYTES, 0)
+                    is_cut = place > 0  # it begins in the middle of a line
+                elif status.st_size < place or inode != status.st_ino:
+                    place = 0
+                begin, inode = place, status.st_ino
+                place = max(begin, end := whole_end(file, lambda: True))
+                blocks = read_blocks(file, begin, end, line_limit(name))
+                rows = [row for _, text in blocks for _, parsed, _ in parse_lines(text.split(b"\n")) for row in parsed]
+                rows = rows[is_cut:]
+            place = place or 0
+            yield rows
 
     def read_end(self, name: str) -> None:
         """Read the last 4 MB of a file, so that `last_lines` need not open it again each time."""
