@@ -160,17 +160,25 @@ def test_clipping_is_announced_by_hand_too() -> None:
         runner.on_update({"a": torch.tensor([3.0, 4.0])})
 
 
-def test_only_a_trainer_can_skip_a_step() -> None:
-    """A guard works without one until it would skip; then it says what to pass."""
-    runner = HookRunner()
+def test_a_skipped_step_returns_no_gradients() -> None:
+    """No optimizer moves a parameter without one, also of a model that was passed; a trainer of the user's is asked."""
+    runner, model, bad = HookRunner(), torch.nn.Linear(1, 1, bias=False), torch.tensor([[float("nan")]])
     runner.register("skip_nonfinite")
-    bad = {"a": torch.tensor([float("nan")])}
-    assert runner.on_update({"a": torch.ones(1)})["a"].item() == 1.0
-    with pytest.raises(MissingArgument, match=r"skip_nonfinite asks to skip the step .*pass trainer=…"):
-        runner.on_update(bad)
+    assert runner.on_update({"weight": torch.ones(1, 1)}, model=model)["weight"].item() == 1.0
+    assert runner.on_update({"weight": bad}, model=model) == {"weight": None} and model.weight.grad is None
+    assert runner.run.skipped_steps == 1
+    assert runner.on_update({"weight": torch.ones(1, 1)}, model=model)["weight"].item() == 1.0
     reasons: list[str] = []
-    runner.on_update(bad, trainer=SimpleNamespace(skip_step=reasons.append))
+    assert runner.on_update({"weight": bad}, trainer=SimpleNamespace(skip_step=reasons.append))["weight"] is bad
     assert reasons == ["non-finite gradients"]
+
+
+def test_a_step_is_skipped_by_hand_in_on_update_only() -> None:
+    """No other event returns anything by which the loop could learn of it."""
+    runner = HookRunner()
+    runner.on("gradients_ready", name="guard", on_error="raise")(lambda trainer: trainer.skip_step("a bad batch"))
+    with pytest.raises(MissingArgument, match=r"guard asks to skip the step \(a bad batch\).* in on_update only"):
+        runner.on_gradients_ready(step=1)
 
 
 def test_a_trainers_registry_uses_the_trainers_parameters() -> None:

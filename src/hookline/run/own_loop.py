@@ -65,6 +65,7 @@ class OwnLoop(Run):
         self._ended_by = set(ENDS)  # the events that have ended the micro-batch; none while it runs
         self._carried: dict[str, Any] = {}  # numbers, and the loader, that events of the micro-batch have carried
         self._decided: tuple[Any, ...] | None = None  # where the loop was when it was decided which hooks are due
+        self._is_updating = False  # whether the event that is fired is on_update
         self._outer_phase = "inference"  # in which the last validation began
         super().__init__(None, [], hooks, engine=Engine(torch.device("cpu")), ranks=hooks.ranks)  # type: ignore[arg-type]
         self.event_args.phase = self._outer_phase
@@ -151,20 +152,25 @@ class OwnLoop(Run):
         )
 
     def skip_step(self, reason: str) -> None:
-        """Refuse to skip the step.
+        """Skip the step: `on_update` then returns None for every gradient, and no optimizer moves a parameter.
 
         Raises:
-            MissingArgument: Always: only the loop's owner can leave a step out.
+            MissingArgument: At another event, of which the loop reads nothing that could tell it.
         """
-        by = self.hooks.calling_hook()
-        problem = f"on_update: {by} asks to skip the step ({reason}), which only your loop can do"
-        raise MissingArgument(f"{problem}; pass trainer=… with skip_step")
+        if not self._is_updating:
+            by = self.hooks.calling_hook()
+            problem = f"{by} asks to skip the step ({reason}), of which your loop learns in on_update only"
+            raise MissingArgument(f"{problem}; ask for it there, or pass trainer=… with skip_step")
+        self.event_args.skip_reason = reason
+        self.run_status.skipped_steps += 1
+        self.record.event("step_skipped", self.progress.step, reason=reason)
 
     # ---- events ------------------------------------------------------------------------------------------------------
 
     def fire(self, event: Event, values: Mapping[str, Any]) -> None:
         """Read from an event where the loop is, and call its hooks."""
         self._keep_objects(values)
+        self._is_updating, self.event_args.skip_reason = event.name == "on_update", None
         carried = {name: values[name] for name in ("step", "epoch", "tokens_seen") if isinstance(values.get(name), int)}
         if event.inner:
             self._before_inner_event(event.name, carried, values)
@@ -173,6 +179,9 @@ class OwnLoop(Run):
             self._set_counters(carried)
         try:
             super().fire(event, values)
+            if self.event_args.skip_reason is not None and self.hooks.update_chain is not None:
+                for param in self.hooks.update_chain.params.values():
+                    param.grad = None
         finally:
             self._after_event(event.name)
 
