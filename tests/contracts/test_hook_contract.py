@@ -16,7 +16,11 @@ from hookline.errors import TrainingError
 
 SOURCES = [path for path in sorted(Path(hookline.__file__).parent.rglob("*.py")) if "data" not in path.parts]
 READ = re.compile(
-    r"""(getattr|hook_attribute)\(\s*((?:type\()?[\w.\[\]]*\b(?:hook|owner|made)\b)\)?\s*,\s*["'](\w+)["']"""
+    r"""(getattr|hook_attribute)\(\s*((?:type\()?[\w.\[\]]*\b(?:hook|owner|made|hooks\.get\([\w.()]*\)))\)?\s*,"""
+    r"""\s*["'](\w+)["']"""
+)
+PART_OF_A_RUN = re.compile(
+    r"\b_?(?:trainer|run)\.(?:progress|run_status|event_args|engine|agreement|stats|accumulation|reruns|_\w+)\b"
 )
 OF_TYPE = {"__name__", "__dict__"}  # what every function or object may have
 
@@ -36,6 +40,13 @@ def test_what_is_read_from_a_hook_is_declared(path: Path) -> None:
         assert name in declared(), f"{path.name} reads {owner}.{name}, which Hook does not declare"
         of_class = owner.startswith("type(")
         assert function == "hook_attribute" or of_class, f"{path.name}: read {name!r} with hook_attribute"
+
+
+def test_built_in_hooks_use_what_users_hooks_can_use() -> None:
+    """They read nothing of a run but the documented `RunControl`: not the objects that a run consists of."""
+    hooks = [path for path in SOURCES if {"hooks", "activations", "gradients"} & set(path.parts)]
+    assert len(hooks) > 50
+    assert not [(path.name, read) for path in hooks for read in PART_OF_A_RUN.findall(path.read_text(encoding="utf-8"))]
 
 
 @pytest.mark.parametrize("kind", [Hook, ForwardHook, UpdateHook])
@@ -236,6 +247,25 @@ def test_a_users_update_hook_reports_norms_and_reads_weights() -> None:
     assert "update/reads/norm_before" in {key for row in trainer.record.metrics for key in row}
     with pytest.raises(hookline.HooklineError, match=r"'reads' reads weights.*pass model="):
         HookRunner([Reads()]).on_update({"weight": torch.ones(2)})
+
+
+def test_a_users_update_hook_passes_through() -> None:
+    """With `passes_through` the chain leaves it out, as `identity`; a subclass with its own method is called."""
+
+    class Passes(UpdateHook):
+        passes_through = True
+
+        def on_update(self, grads: Any) -> Any:
+            raise AssertionError("it was called")
+
+    class Doubles(Passes):
+        def on_update(self, grads: Any) -> Any:
+            return {name: 2 * gradient for name, gradient in grads.items()}
+
+    trainer = make_trainer(Passes(), Doubles())
+    trainer.train()
+    calls = {row["hook"]: row["calls"] for row in trainer.hooks.costs()}
+    assert (calls["identity"], calls["passes"], calls["doubles"]) == (0, 0, 4)
 
 
 def test_a_users_hook_gathers_states() -> None:

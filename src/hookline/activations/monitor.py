@@ -341,12 +341,9 @@ class Monitor(BuiltInForwardHook):
                 self._log_layers(table, trainer)
             return {f"{SERIES}/{name}": total for name, total in table.totals.items()}
 
-        key, epoch, has_same_batch = self._registered_name, trainer.epoch, not trainer.agreement.count_once(1)
+        key, epoch, has_same_batch = self._registered_name, trainer.epoch, not trainer.counts_batch
         parts: list[SharedPart] = []
-        # The loss of a rank is the mean over its own batch: its gradients are larger than those of the global mean.
-        # A loss with a weight is multiplied by it, on a rank as in one process.
-        share = 1.0 if trainer.accumulation.is_weighted else 1.0 / trainer.data_ranks
-        for source, scale in ((self._outputs, 1.0), (self._gradients, share)):
+        for source, scale in ((self._outputs, 1.0), (self._gradients, trainer.loss_share)):
             if source is not None:
                 parts += source.share(key, epoch, has_same_batch, scale, use)
         if self._dead_units is not None:

@@ -175,7 +175,14 @@ class UpdateHook(Hook):
     """Whether it reads weights, not only gradients: fired by hand, `on_update` then needs `model`."""
     reports_norms: bool = False
     """Whether the norms before and after each update hook are logged while it is due."""
+    passes_through: bool = False
+    """Whether `on_update` returns its gradients unchanged: it is then not called. A subclass with its own is."""
     intervenes: bool | None = True
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "on_update" in vars(cls) and "passes_through" not in vars(cls):
+            cls.passes_through = False
 
     def init(self, params: Mapping[str, torch.nn.Parameter]) -> dict[str, Any]:
         """Return the state that `on_update` gets as `state` and that is saved with the run."""
@@ -221,10 +228,4 @@ class StepContext:
 def not_an_event(function: Function) -> Function:
     """Mark a method whose name begins with ``on_`` but which is not an event."""
     function.__hookline_not_an_event__ = True  # type: ignore[attr-defined]
-    return function
-
-
-def passes_through(function: Function) -> Function:
-    """Mark an `on_update` that returns its gradients unchanged: a chain of nothing else is not run."""
-    function.__hookline_passes_through__ = True  # type: ignore[attr-defined]
     return function

@@ -45,7 +45,7 @@ class Listener:
 
     def arguments(self, values: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """Return what the hook is called with, by position and by keyword."""
-        positional = [values[name] for name in self.positional]
+        positional = list(map(values.__getitem__, self.positional))
         if not self.keywords:  # As with most hooks.
             return positional, {}
         return positional, {parameter: values[name] for parameter, name in self.keywords.items()}

@@ -57,15 +57,17 @@ class UpdateChain:
 
     def make_dispatch(self, bound: list[BoundHook]) -> Dispatch | None:
         """Return the callable that runs these hooks; None if there is nothing to run."""
-        if all(map(_passes_through, bound)):
-            return None  # the default hook alone has nothing to do
         items = []
         for hook in bound:
+            if hook_attribute(hook.owner, "passes_through"):  # as the default hook
+                continue
             selected = self._select(hook.hook, hook.owner)
             self._make_state(hook.hook, hook.owner, selected)
             self._unclaimed.pop(hook.hook, None)  # a hook that is registered later under this name starts fresh
             items.append(ChainItem(self, hook, selected, selects_all=len(selected) == len(self.params)))
-        reporter = next((item for item in items if hook_attribute(item.bound.owner, "reports_norms")), None)
+        if not items:
+            return None
+        reporter = next((hook for hook in bound if hook_attribute(hook.owner, "reports_norms")), None)
         first_clip = next((item for item in items if item.clips), None)
         reads_total = first_clip is not None and not first_clip.clips_globally  # it finds another norm than the step's
 
@@ -106,14 +108,12 @@ class UpdateChain:
         # Only a hook that has the trainer can skip a step.
         return "trainer" not in item.named or getattr(args, "skip_reason", None) is None
 
-    def _report_norm(self, reporter: ChainItem, item: ChainItem, when: str, args: Any) -> None:
+    def _report_norm(self, reporter: BoundHook, item: ChainItem, when: str, args: Any) -> None:
         """Log the norm of what a hook selects, for a hook that `reports_norms` and is due."""
-        if _passes_through(item.bound):
-            return
         try:
             args.trainer.log(f"update/{item.bound.hook}/norm_{when}", item.shared_grads.norm())
         except Exception as error:
-            if self.registry.failures.handle(ON_UPDATE, reporter.bound, error, args) is not None:
+            if self.registry.failures.handle(ON_UPDATE, reporter, error, args) is not None:
                 raise
 
     # ---- hooks and their state -------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ class ChainItem:
         # Only the latter two are checked on a device too, where the host has to wait for the answer.
         asks = hook_attribute(owner, "check_finite")
         self._waits = bool(registry.failures.debug or asks)
-        checked = not _passes_through(bound) and (self._waits or (asks is None and not bound.built_in))
+        checked = self._waits or (asks is None and not bound.built_in)
         costs = registry.dispatch_table.argument_costs
         self._check_cost = costs[f"whether {bound.hook} left finite gradients"] if checked else None
 
@@ -197,7 +197,8 @@ class ChainItem:
         """Return what the hook is called with: the gradients, its state, and the event's arguments that it names."""
         values, bound = {"grads": self.grads, "own_state": self._states[self.bound.hook]}, self.bound
         try:
-            values |= {name: getattr(args, name) for name in self.named}
+            for name in self.named:
+                values[name] = getattr(args, name)
         except MissingArgument:  # the event was fired by hand
             missing = missing_arguments(args, self.named)
             (bound,) = without_missing(ON_UPDATE, [bound], missing)
@@ -303,10 +304,6 @@ def _completed(saved: Any, initial: Any, selected: Parameters) -> Any:
     if not (isinstance(saved, dict) and isinstance(initial, dict)):
         return saved
     return {name: initial[name] for name in initial if name in selected and name not in saved} | saved
-
-
-def _passes_through(bound: BoundHook) -> bool:
-    return bool(getattr(bound.listener.call, "__hookline_passes_through__", False))
 
 
 # ---- selecting parameters --------------------------------------------------------------------------------------------

@@ -90,7 +90,7 @@ class ConfusionMatrix(NamedHook):
             return {}
 
         part = SharedPart(self.registered_name, step, trainer.epoch, {}, finish)
-        if mine is not None and trainer.agreement.count_once(1):  # else it has no batch of its own
+        if mine is not None and trainer.counts_batch:
             part.sizes, part.sums = {"counts": (0, mine.numel())}, lambda maxima: mine.cpu()
         trainer.share(part)
 

@@ -107,5 +107,5 @@ class ThroughputMonitor(TimedHook):
                     self._has_utilization = False
         for name, value in values.items():
             reduce = REDUCTIONS.get(name, "mean")
-            own = trainer.agreement.count_once(value) if reduce == "sum" else value
-            trainer.log(f"throughput/{name}", own, report.step, reduce=reduce)
+            counts = reduce != "sum" or trainer.counts_batch
+            trainer.log(f"throughput/{name}", value if counts else 0.0, report.step, reduce=reduce)

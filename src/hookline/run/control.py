@@ -103,7 +103,7 @@ class RunView:
 
     # ---- its parts ---------------------------------------------------------------------------------------------------
 
-    # The objects that a run consists of; `Run` makes them, and hooks do not use them.
+    # The objects that a run consists of; `Run` makes them, and hooks do not use them, which a test holds.
     progress: Progress
     run_status: RunStatus
     event_args: EventArgs
@@ -372,6 +372,19 @@ class RunView:
     def data_ranks(self) -> int:
         """How many ranks train on separate batches; those of a tensor-parallel group count once."""
         return self.ranks.world_size // self.engine.copies
+
+    @property
+    def counts_batch(self) -> bool:
+        """Whether this rank counts its batch in a sum over the ranks; False if a lower rank has the same batch."""
+        return bool(self.agreement.count_once(1))
+
+    @property
+    def loss_share(self) -> float:
+        """What turns gradients of this rank's loss into those of its part in the mean loss of all ranks.
+
+        A rank's loss is the mean over its own batch, unless it is multiplied by its weight before the backward pass.
+        """
+        return 1.0 if self.accumulation.is_weighted else 1.0 / self.data_ranks
 
     def random_state(self) -> dict[str, Any]:
         """Return the state of every random stream that training draws from."""

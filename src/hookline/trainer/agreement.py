@@ -142,7 +142,7 @@ class RankAgreement(Agreement):
     def _is_agreed(self, hook: str | None) -> bool:
         """Return whether all ranks make a request of this hook at the same time."""
         hooks = self._trainer.hooks
-        return hook is not None and hook in hooks and bool(getattr(hooks.get(hook), "same_on_all_ranks", False))
+        return hook is not None and hook in hooks and bool(hook_attribute(hooks.get(hook), "same_on_all_ranks"))
 
     # ---- in the order of a run ---------------------------------------------------------------------------------------
 
@@ -319,7 +319,7 @@ class RankAgreement(Agreement):
             super().request_skip(reason)
             return
         rank = self._ranks.rank
-        if not getattr(self._trainer.hooks.get(by), "may_skip", False):
+        if not hook_attribute(self._trainer.hooks.get(by), "may_skip"):
             raise RankError(
                 f"hook {by!r} skips a step on rank {rank}, which the other ranks do not know of: set may_skip = True "
                 "on its class, so that all ranks decide together"

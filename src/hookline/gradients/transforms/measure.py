@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hookline import _checks
-from hookline.core.base import UpdateHook, passes_through
+from hookline.core.base import UpdateHook
 from hookline.gradients.view import Gradients
 from hookline.stats.distributed import LocalTensors
 from hookline.stats.rows import STATISTICS, merge
@@ -21,13 +21,13 @@ NORM = "norm"
 
 
 class Identity(UpdateHook):
-    """Return the gradients unchanged. It is listed and, while it is the only update hook, costs nothing."""
+    """Return the gradients unchanged. It is listed, and costs nothing: it is not called."""
 
     built_in = True
     intervenes = False
+    passes_through = True
     name = "identity"
 
-    @passes_through
     def on_update(self, grads: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         return grads
 
