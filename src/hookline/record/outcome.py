@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Outcome(StrEnum):
-    """How a run ended; `Run.end` decides it."""
+    """How a run ended; `Run.decide_outcome` decides it."""
 
     COMPLETED = "completed"
     STOPPED = "stopped"  # a hook or the user's code called `request_stop`

@@ -74,7 +74,7 @@ class Record:
         self._seed = seed
         self._labels = Labels()  # those of a new run; people may change them during the run
         self._is_first = True  # whether this is rank 0's record, which alone has layers, tables and images
-        self._closed, self._started = False, time.monotonic()
+        self._closed, self._files_closed, self._started = False, False, time.monotonic()
         self._entries: list[Entry] = []  # metrics that no flush has taken yet
         self._headers: dict[str, SeriesHeader] = {}  # the newest of each series
         self._pending: deque[Pending] = deque()  # on their way to the host, in order
@@ -445,11 +445,24 @@ class Record:
         hooks: list[dict[str, Any]],
         costs: list[dict[str, Any]],
         counters: dict[str, Any],
+    ) -> None:
+        """Write what is left, as `finish` does, and close the files; a second call does nothing."""
+        try:
+            self.finish(outcome, reason, hooks, costs, counters)
+        finally:
+            self.close_files()
+
+    def finish(
+        self,
+        outcome: str,
+        reason: str | None,
+        hooks: list[dict[str, Any]],
+        costs: list[dict[str, Any]],
+        counters: dict[str, Any],
         *,
         wait: bool = True,
-        judge: Callable[[], Mapping[str, Any] | None] | None = None,
     ) -> None:
-        """Write what is left, then run.json with the outcome; a second call does nothing.
+        """Write what is left, then run.json with the outcome; `close_files` comes next. A second call does nothing.
 
         Args:
             outcome: "completed", "stopped", "non_finite", "interrupted" or "failed".
@@ -458,7 +471,6 @@ class Record:
             costs: The time that each hook took.
             counters: The numbers of steps, failures and so on.
             wait: Whether to wait for a device; False leaves out what is not on the host yet.
-            judge: Returns the verdict on the run, once everything but run.json is written; None if there is none.
 
         Raises:
             RecordError: If the outcome is not one of these; never for a failing disk or device.
@@ -482,22 +494,18 @@ class Record:
             seconds = round(time.monotonic() - self._started, 3)  # the clock on the wall may be set meanwhile
             if self.run.get("attempts"):  # a resumed run replaces the run's outcome, and the attempt keeps its own
                 self.run["attempts"][-1].update(end, seconds=seconds)
-            try:
-                if not self.is_tentative:
-                    self._storage.end(self.run)
-                self._sinks.close(self.run, self._report_sink)  # a sink may report what it could not deliver
-            finally:
-                if self.is_tentative:
-                    self._storage.release()
-                else:
-                    self._close_storage(judge)
+            if not self.is_tentative:
+                self._storage.end(self.run)
+            self._sinks.close(self.run, self._report_sink)  # a sink may report what it could not deliver
 
-    def _close_storage(self, judge: Callable[[], Mapping[str, Any] | None] | None) -> None:
-        try:  # before the lock is released, so that run.json is written once
-            if judge is not None and (verdict := judge()) is not None:
+    def close_files(self, verdict: Mapping[str, Any] | None = None) -> None:
+        """Write run.json with the verdict on the run, if there is one, and let the next writer in; once."""
+        if self._closed and not self._files_closed and not self.is_tentative:
+            if verdict is not None:
                 self.run["verdict"] = dict(verdict)
-        finally:
+            self._files_closed = True
             self._storage.close(self.run)
+        self._storage.release()
 
     def release(self) -> None:
         """Let the next writer in, also if closing has failed; a second call does nothing."""

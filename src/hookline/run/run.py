@@ -229,56 +229,52 @@ class Run(Steps):
 
     def _close(self, error: BaseException | None, signal: str | None) -> None:
         """Fire on_train_end, close the hooks, decide the outcome and close the record."""
-        args, status = self.event_args, self.run_status
         if error is None and signal is not None:
-            rank = next((stop.rank for stop in status.stops if stop.by == SIGNAL), 0)
+            rank = next((stop.rank for stop in self.run_status.stops if stop.by == SIGNAL), 0)
             self.note("stop_requested", reason=signal, by=SIGNAL, **({"rank": rank} if rank else {}))
         outcome, reason = self.decide_outcome(error, signal)
         if outcome.is_clean:  # A resumed run may have had no step left to make.
             self.record.commit()
-        bad_weights, bad_losses = "", 0
+        with suppress(Exception):  # another rank has failed, which is found again where the ranks meet
+            self._find_non_finite(outcome)
+        self.event_args.end_run(self.run_status.bad_weights or reason or outcome.value)
+        failure = self._call_last_hooks(outcome)
+        if failure is not None and outcome.is_clean:
+            error = failure = self.ranks.explain(failure)
+            self.run_status.close(failed=True)
+            self.record.event("exception", self.progress.step, error=self.decide_outcome(error)[1])
+        elif isinstance(failure, Exception):  # it does not replace the exception or the signal that ends the run
+            logger.warning("while the run was ending: %s", describe_error(failure))
+            if self.event_args.exception is not None:
+                add_note(self.event_args.exception, f"then, while the run was ending: {describe_error(failure)}")
+            failure = None
+        if failure is None and self.run_status.bad_weights:
+            self.note("non_finite_weights", message=self.run_status.bad_weights)
+        self.step_log.write_rows()
+        self.change_audit.finish()
+        self._close_record(*self.decide_outcome(error, signal))
+        if failure is not None:
+            raise failure
+
+    def _find_non_finite(self, outcome: Outcome) -> None:
+        """Count the last losses that are not finite, and find such weights; waits for the device and for all ranks."""
+        bad_losses = 0
         with suppress(Exception):  # the device may be gone on this rank, which must take part in what follows
             bad_losses = self.stats.take_non_finite()
-        with suppress(Exception):  # another rank has failed, which is found again where the ranks meet
-            bad_weights = self._bad_weights(outcome)
-            self.record_non_finite_losses(bad_losses)
-        args.end_run(bad_weights or reason or outcome.value)
+        self._find_bad_weights(outcome)
+        self.record_non_finite_losses(bad_losses)
+
+    def _call_last_hooks(self, outcome: Outcome) -> BaseException | None:
+        """Fire on_train_end, close the hooks and meet the other ranks; return what was raised first."""
         failure = _first_failure(self._fire_train_end, self.hooks.close)
         if failure is not None:
             self.ranks.failed(self.progress.step, describe_error(failure))
 
         def look_again() -> None:  # a hook may have restored good weights at the end
-            nonlocal bad_weights
-            bad_weights = bad_weights and self._bad_weights(outcome)
+            if self.run_status.bad_weights:
+                self._find_bad_weights(outcome)
 
-        failure = failure or _first_failure(look_again, self._collect_failures, self.ranks.meet)
-        if failure is not None and outcome.is_clean:
-            failure = self.ranks.explain(failure)
-            outcome, reason = self.decide_outcome(failure)
-            status.close(failed=True)
-            self.record.event("exception", self.progress.step, error=reason)
-        elif isinstance(failure, Exception):  # it does not replace the exception or the signal that ends the run
-            logger.warning("while the run was ending: %s", describe_error(failure))
-            if args.exception is not None:
-                add_note(args.exception, f"then, while the run was ending: {describe_error(failure)}")
-            failure = None
-        if bad_weights and failure is None:
-            self.note("non_finite_weights", message=bad_weights)
-            outcome, reason = Outcome.NON_FINITE, "; ".join(filter(None, [bad_weights, reason]))
-        self.step_log.write_rows()
-        self.change_audit.finish()
-        summary: RunSummary | None = None
-
-        def judge() -> Mapping[str, Any] | None:
-            nonlocal summary
-            summary, verdict = self._judge()
-            return verdict
-
-        self.close_record(outcome, reason, judge=judge)
-        if summary is not None:
-            self._write_report(summary)
-        if failure is not None:
-            raise failure
+        return failure or _first_failure(look_again, self._collect_failures, self.ranks.meet)
 
     def _fire_train_end(self) -> None:
         """Fire on_train_end, and carry out what hooks have asked for in it unless one failed."""
@@ -321,21 +317,24 @@ class Run(Steps):
     def decide_outcome(
         self, error: BaseException | None = None, signal: str | None = None
     ) -> tuple[Outcome, str | None]:
-        """Return how the run ends and why; whether its weights are finite is known only later."""
+        """Return how the run ends and why. No other code decides this; bad weights are found at the end of the run."""
+        outcome, reason = Outcome.COMPLETED, None
         if signal is not None:
-            return Outcome.INTERRUPTED, signal
-        if error is not None:
+            outcome, reason = Outcome.INTERRUPTED, signal
+        elif error is not None:
             alone, described = self.ranks.world_size == 1, describe_error(error)
             reason = described if alone or isinstance(error, RankError) else f"rank {self.ranks.rank}: {described}"
-            return Outcome.FAILED if isinstance(error, Exception) else Outcome.INTERRUPTED, reason
-        if self.run_status.stops:
-            reason, by, rank = self.run_status.stops[0]
+            outcome = Outcome.FAILED if isinstance(error, Exception) else Outcome.INTERRUPTED
+        elif self.run_status.stops:
+            why, by, rank = self.run_status.stops[0]
             where = f" on rank {rank}" if rank else ""
             is_hook = by is not None and by in self.hooks
             finds_nan = is_hook and hook_attribute(self.hooks.get(str(by)), "explains_non_finite")
             outcome = Outcome.NON_FINITE if finds_nan else Outcome.STOPPED
-            return outcome, f"stopped by {by or 'request_stop'}{where}: {reason}"
-        return Outcome.COMPLETED, None
+            reason = f"stopped by {by or 'request_stop'}{where}: {why}"
+        if error is None and self.run_status.bad_weights:
+            outcome, reason = Outcome.NON_FINITE, "; ".join(filter(None, [self.run_status.bad_weights, reason]))
+        return outcome, reason
 
     def _fire_exception(self, error: BaseException) -> None:
         """Fire on_exception, once what belongs to the weights of a half step is done."""
@@ -355,27 +354,44 @@ class Run(Steps):
         finally:
             self.after_exception(error)
 
-    def close_record(
-        self,
-        outcome: Outcome,
-        reason: str | None,
-        wait: bool = True,
-        judge: Callable[[], Mapping[str, Any] | None] | None = None,
-    ) -> None:
-        """Close the record and print the closing line; without `wait`, leave out what is not on the host yet."""
+    def _close_record(self, outcome: Outcome, reason: str | None) -> None:
+        """Write the record with the verdict on the run, the report and the closing line."""
+        summary = verdict = None
+        try:
+            self._finish_record(outcome, reason)
+        finally:  # Ctrl-C in a sink, or while the run is read, leaves a whole record, too
+            try:
+                summary, verdict = self._judge()
+            finally:
+                self.record.close_files(verdict)
+        if self.prints:
+            print_line(closing_line(self, outcome, reason))
+        if summary is not None:
+            self._write_report(summary)
+
+    def _finish_record(self, outcome: Outcome, reason: str | None, wait: bool = True) -> None:
         costs = self.hooks.costs(wait=wait)
-        self.record.close(outcome, reason, self.describe_hooks(), costs, self.counters(), wait=wait, judge=judge)
+        self.record.finish(outcome, reason, self.describe_hooks(), costs, self.counters(), wait=wait)
+
+    def end_blocked(self, error: RankError) -> None:
+        """Close the record of a run that another rank has ended, without what is not on the host yet or a verdict."""
+        outcome, reason = self.decide_outcome(error)
+        if "record" in vars(self) and self.running:
+            self.step_log.write_rows()
+            self._finish_record(outcome, reason, wait=False)
+            self.record.close_files()
         if self.prints:
             print_line(closing_line(self, outcome, reason))
 
-    def _bad_weights(self, outcome: Outcome) -> str:
-        """Say which trained parameters are not finite, in the shard of any rank; empty if all are or the run failed.
+    def _find_bad_weights(self, outcome: Outcome) -> None:
+        """Note which trained parameters are not finite, in the shard of any rank; none of them if the run failed.
 
         Waits for the device and for all ranks, also after a signal, which one of them may have received alone.
         """
         counts = self.ranks.total([outcome.is_clean and not is_finite(param) for param in self.params.values()])
         names = [name for name, count in zip(self.params, counts, strict=True) if count]
-        return f"{len(names)} of {len(self.params)} parameters are not finite, first {names[0]!r}" if names else ""
+        words = f"{len(names)} of {len(self.params)} parameters are not finite, first {names[0]!r}" if names else ""
+        self.run_status.bad_weights = words
 
     def _collect_failures(self) -> None:
         """Count the failures of hooks on other ranks, where they are no error: rank 0 writes the run's summary."""

@@ -36,6 +36,7 @@ class RunStatus:
         self.failed_on_ranks: dict[str, list[int]] = {}  # the hooks that have failed on other ranks; known at the end
         self.loaded_stop: Mapping[str, Any] | None = None  # the stop that the loaded checkpoint was saved with
         self.skipped_steps = self.non_finite_losses = self.failed_saves = self.lr_changes = self.hook_failures = 0
+        self.bad_weights = ""  # which trained parameters are not finite; known at the end
         self.failures_elsewhere = 0  # exceptions of hooks on other ranks; known at the end
         self._reported: set[str] = set()
 
@@ -43,7 +44,7 @@ class RunStatus:
         """Begin a run."""
         self.running, self.run_ended, self.by_hand, self.status = True, False, False, "training"
         self.pid = os.getpid()
-        self.stops, self.loaded_stop, self.failed_on_ranks = [], None, {}
+        self.stops, self.loaded_stop, self.failed_on_ranks, self.bad_weights = [], None, {}, ""
 
     def end_forked_process(self, error: BaseException | None = None) -> None:
         """End this process if it is a copy that a hook has forked: two processes must not write into one run.

@@ -35,7 +35,7 @@ from hookline.ranks import host
 from hookline.record.labels import Labels, read_labels
 from hookline.record.outcome import Outcome
 from hookline.record.record import Record
-from hookline.run.messages import closing_line, counted
+from hookline.run.messages import counted
 from hookline.run.rng import seed_rank
 from hookline.runs.find import KILLED, RunFiles
 from hookline.trainer.data.loader_state import resume_warnings
@@ -420,12 +420,4 @@ def _watched(trainer: Trainer) -> WatchedRun:
             if handler := hooks.slots.on_exception:
                 handler(args)
 
-    def close_record(error: RankError) -> None:
-        if "record" in vars(trainer) and trainer.running:
-            trainer.step_log.write_rows()
-            trainer.close_record(Outcome.FAILED, error_text(error), wait=False)
-        elif trainer.prints:
-            print_line(closing_line(trainer, Outcome.FAILED, error_text(error)))
-
-    last_calls = fire_on_exception, close_record
-    return WatchedRun(position, hooks.hook_in, last_calls)
+    return WatchedRun(position, hooks.hook_in, (fire_on_exception, trainer.end_blocked))
