@@ -1,4 +1,4 @@
-"""The layout of the commands' output: headings, paragraphs whose lines keep their indentation, tables, durations.
+"""The layout of the commands' output: headings, paragraphs whose lines keep their indentation, tables.
 
 What is printed here may come from a stranger's file, so every function makes its text safe for a terminal.
 """

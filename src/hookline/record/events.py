@@ -34,7 +34,7 @@ class EventKind:
     """Whether it may be why two runs have different numbers from then on."""
 
 
-_NAN, _FAILURE, _HOOK_FAILURE, _RESTART = "NaN or infinity", "failure", "hook failure", "restart"
+NAN_MARK, _FAILURE, HOOK_FAILURE_MARK, _RESTART = "NaN or infinity", "failure", "hook failure", "restart"
 _LOSS = "train/loss"
 
 _KINDS = (
@@ -52,16 +52,16 @@ _KINDS = (
     EventKind("slow_rank", "rank {slow_rank} takes {seconds:.3g} s a step, the others {others:.3g} s", "warning"),
     # ---- numbers
     EventKind(
-        "non_finite_weights", "{message}", "error", _NAN, same_on_all_ranks=True, trackers_alert=True
+        "non_finite_weights", "{message}", "error", NAN_MARK, same_on_all_ranks=True, trackers_alert=True
     ),
-    EventKind("non_finite_loss", "the loss is {value}", "error", _NAN, _LOSS),
+    EventKind("non_finite_loss", "the loss is {value}", "error", NAN_MARK, _LOSS),
     EventKind(
-        "non_finite_losses", "losses of epoch {epoch} that were not finite: {count}", None, _NAN,
+        "non_finite_losses", "losses of epoch {epoch} that were not finite: {count}", None, NAN_MARK,
         same_on_all_ranks=True,
     ),
-    EventKind("non_finite", "{reason}", "error", _NAN, _LOSS),
-    EventKind("metric_not_finite", "{monitor} is {value}", "warning", _NAN),
-    EventKind("crash", "{reason}: {autopsy}; everything about that step is in {path}", "error", _NAN),
+    EventKind("non_finite", "{reason}", "error", NAN_MARK, _LOSS),
+    EventKind("metric_not_finite", "{monitor} is {value}", "warning", NAN_MARK),
+    EventKind("crash", "{reason}: {autopsy}; everything about that step is in {path}", "error", NAN_MARK),
     EventKind(
         "loss_spike", "the loss rose to {loss:.4g}, {spreads:.3g} spreads above the median {median:.4g}", "warning",
         "loss spike", _LOSS, trackers_alert=True,
@@ -107,8 +107,8 @@ _KINDS = (
         "hooks_without_state", "hooks that will start fresh after a resume: {hooks}", same_on_all_ranks=True
     ),
     # ---- hooks
-    EventKind("hook_failed", "{message}", "warning", _HOOK_FAILURE),
-    EventKind("hook_disabled", "the hook was switched off: {message}", "warning", _HOOK_FAILURE),
+    EventKind("hook_failed", "{message}", "warning", HOOK_FAILURE_MARK),
+    EventKind("hook_disabled", "the hook was switched off: {message}", "warning", HOOK_FAILURE_MARK),
     EventKind("hook_overruled", "{message}", "warning"),
     EventKind(
         "hook_wrote", "the hook changed training without declaring it: {what}", "warning", changes_numbers=True
@@ -118,11 +118,11 @@ _KINDS = (
     EventKind("hook_drew", "{message}", "info"),
     EventKind("hook_passed_over", "{message}"),
     # ---- what is sent elsewhere
-    EventKind("sink_failed", "the sink {sink} failed and was removed: {error}", "warning", _HOOK_FAILURE),
-    EventKind("tracker_failed", "the tracker failed and gets no more: {error}", "warning", _HOOK_FAILURE),
+    EventKind("sink_failed", "the sink {sink} failed and was removed: {error}", "warning", HOOK_FAILURE_MARK),
+    EventKind("tracker_failed", "the tracker failed and gets no more: {error}", "warning", HOOK_FAILURE_MARK),
     EventKind(
         "tracker_abandoned", "the tracker did not end within {seconds:.3g} s; rows that it did not write: {rows}",
-        "warning", _HOOK_FAILURE,
+        "warning", HOOK_FAILURE_MARK,
     ),
     EventKind("tracker_dropped_rows", "the tracker was too slow; rows that it did not get: {rows}", "warning"),
     EventKind("notification_failed", "a notification was not sent: {why}", "warning"),

@@ -278,10 +278,14 @@ class EventArgs:
         assert self.detached_loss is not None
         return self.detached_loss
 
+    def loss_of_step(self) -> DeviceNumber:
+        """Return the same, on its device until it is read; the loss of the only micro-batch is read once for both."""
+        return [self.window_tensor()] if len(self.micro_batches) > 1 else self._loss
+
     @property
     def window_loss(self) -> float:
         """The step's loss; waits for the device."""
-        return self.loss if len(self.micro_batches) <= 1 else float(self.window_tensor())
+        return read_number(self.loss_of_step())
 
     def step_means(self) -> dict[str, Any]:
         """Return the step's metrics: weighted means, like the loss, over the micro-batches that have them."""
@@ -408,7 +412,7 @@ class DeviceStepContext(StepContext):
         self = cls.__new__(cls)
         self.step, self.lr, self.tokens_seen = args.step, args.lr, args.tokens_seen
         self.model, self.optimizer = args.model, args.trainer.optimizers[0]
-        self._loss = [args.window_tensor()] if len(args.micro_batches) > 1 else args._loss
+        self._loss = args.loss_of_step()
         self._norm = args.measure_norm()
         return self
 

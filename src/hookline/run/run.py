@@ -1,7 +1,7 @@
 """`Run`: what hooks live in. A training loop opens it, calls its step methods (step.py), and ends it.
 
     run.open(); run.begin()         # the record, the hooks, on_train_start
-    …                               # the step methods, for every micro-batch
+    …                               # the step methods, for every micro-batch; the loop clears the gradients
     run.finish(); run.end()         # on_train_end, the outcome, the record is closed
 
 `in_progress` does this around a block. Our trainer is the first host: a subclass that overrides what it does itself.

@@ -3,7 +3,7 @@
 Epochs, validations and boundaries, which a loop may have, are here, too.
 
     begin_batch → compute_loss → backward → window_is_complete
-    at the end of a window: gradients_ready → step_optimizer, for each optimizer → end_optimizers
+    at the end of a window: gradients_ready → step_optimizer, for each optimizer → end_optimizers; the loop clears gradients
     end_batch → at_boundary
 
 An event without listeners is None in `hooks.slots`: it costs one branch.
@@ -166,10 +166,10 @@ class Steps(RunControl):
             handler(self.event_args)
 
     def end_optimizers(self, clears: bool = True) -> None:
-        """Count a skipped step, update the loss scale, record losses by loader, step the schedulers, clear gradients.
+        """Count a skipped step, update the loss scale, record losses by loader, step the schedulers, call `zero_grad`.
 
         Args:
-            clears: Whether to clear the gradients.
+            clears: Whether to call `zero_grad`, which clears the gradients where the host leaves that to the run.
         """
         self.event_args.optimizer_idx, self._ended_at = 0, self.progress.step
         if self._skipped:
@@ -236,7 +236,7 @@ class Steps(RunControl):
         if window.weight and args.detached_loss is not None and not window.has_shares:
             self.stats.pending_losses.append(args.detached_loss)
         if window.is_complete and args.detached_loss is not None:
-            args.last_loss = [args.window_tensor()] if len(args.micro_batches) > 1 else args._loss
+            args.last_loss = args.loss_of_step()
         if self.knows_batches and (handler := self.hooks.slots.on_train_batch_end):
             if window.is_complete:  # else the rate that the step will use may still change
                 self._note_lr()
@@ -408,7 +408,10 @@ class Steps(RunControl):
         """Step the learning-rate schedulers, except those of optimizers that were skipped; a foreign loop does it."""
 
     def zero_grad(self) -> None:
-        """Clear the gradients; a foreign loop does it."""
+        """Do nothing: the loop clears the gradients after `end_optimizers`, as it did before it had a run.
+
+        A host whose loop leaves that to the run overrides this, as our trainer does.
+        """
 
     def work_at_boundary(self) -> None:
         """Do what is due after this step."""

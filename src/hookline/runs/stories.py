@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hookline.record.events import EVENTS, SEVERITIES
+from hookline.record.events import EVENTS, HOOK_FAILURE_MARK, NAN_MARK, SEVERITIES
 from hookline.runs.verdict import Alert
 
 _TOLD = 4  # alerts in the text of a story
-_NON_FINITE = {"non_finite", *(kind.kind for kind in EVENTS.values() if kind.mark == "NaN or infinity")}
+_NON_FINITE = {"non_finite", *(kind.kind for kind in EVENTS.values() if kind.mark == NAN_MARK)}
 _RUINED = {"diverged", "worse_than_best", *_NON_FINITE}
-_HOOK_FAILURES = {kind.kind for kind in EVENTS.values() if kind.mark == "hook failure"}
+_HOOK_FAILURES = {kind.kind for kind in EVENTS.values() if kind.mark == HOOK_FAILURE_MARK}
 _NOT_NUMBERS = {"input_bound"}  # alerts about curves of the clock
 
 
