@@ -5,6 +5,7 @@ import json
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -283,9 +284,20 @@ def test_a_handle_removes_its_sink() -> None:
 
 
 def test_what_is_not_a_sink_raises_when_it_is_added() -> None:
-    """The error names the missing methods."""
-    with pytest.raises(RecordError, match="has no method write_layers, write_events"):
-        Record.in_memory().add_sink(type("Half", (), {"write_metrics": print})())
+    """The error names the methods, one of which it needs."""
+    with pytest.raises(RecordError, match="has none of the methods write_metrics, write_layers, write_events"):
+        Record.in_memory().add_sink(type("Logs", (), {"write_logs": print})())
+
+
+def test_a_sink_may_leave_out_what_it_does_not_need(record: Record) -> None:
+    """It gets the rows that it has a method for, and is not removed for the others."""
+    steps: list[int] = []
+    record.add_sink(SimpleNamespace(write_metrics=lambda rows: steps.extend(row["step"] for row in rows)))
+    for step in (1, 2):
+        record.event("note", step)
+        record.log(step, 0, "loss", 1.0)
+        record.flush(wait=True)
+    assert steps == [1, 2]
 
 
 def test_a_sink_may_change_its_rows() -> None:

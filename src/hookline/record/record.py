@@ -375,7 +375,7 @@ class Record:
             A handle whose `remove` disconnects the sink; it is also a context manager.
 
         Raises:
-            RecordError: If the object lacks one of the methods of `Sink`.
+            RecordError: If the object has none of the methods of a `Sink`.
         """
         return self._sinks.add(sink)
 

@@ -1,6 +1,6 @@
 """Where a record's rows go: the run's files (metrics.jsonl and others) or lists in memory, and any number of sinks.
 
-A sink, for a tracker or a database, is an object with three or four methods; see `Sink`.
+A sink, for a tracker or a database, is an object with the methods of `Sink` that it needs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import sleep
-from typing import Any, Protocol
+from typing import Any
 
 from hookline._console import logger, warn
 from hookline._fs import make_directory
@@ -29,27 +29,23 @@ from hookline.record.lock import RunLock
 from hookline.record.media import MediaLines
 from hookline.record.provenance import environment, git_state
 
-REQUIRED_KINDS = ("metrics", "layers", "events")  # of rows; a sink has a method ``write_<kind>`` for each
-KINDS = (*REQUIRED_KINDS, "media")
+KINDS = ("metrics", "layers", "events", "media")  # of rows; a sink has a method ``write_<kind>`` for each that it wants
 _WEIGHTS = {"layers": 100, "media": 1000}  # about how many rows of metrics take as much memory as one row
 
 
-class Sink(Protocol):
-    """An object that receives every row of a record, in batches, when the record is flushed.
+Sink = Any
+"""An object that receives every row of a record, in batches, when the record is flushed.
 
-    All numbers are on the host, and secrets are redacted as they are in the files. A sink may have two more methods:
-    ``write_media(rows)`` receives tables and images, as `MediaRow`. ``close(run)`` is called once, after the last rows,
-    with the fields of run.json, the outcome among them.
-    """
+It has one or more of these methods:
 
-    def write_metrics(self, rows: Sequence[dict[str, Any]], /) -> None:
-        """Receive rows of metrics.jsonl: ``step``, ``epoch``, ``time`` and one number per metric."""
+- ``write_metrics(rows)`` receives rows of metrics.jsonl: ``step``, ``epoch``, ``time`` and one number per metric.
+- ``write_layers(rows)`` receives statistics per layer, as `LayerRow`, whose ``values`` it does not write to.
+- ``write_events(rows)`` receives rows of events.jsonl: ``time``, ``kind``, ``step`` and the event's own fields.
+- ``write_media(rows)`` receives tables and images, as `MediaRow`.
 
-    def write_layers(self, rows: Sequence[LayerRow], /) -> None:
-        """Receive statistics per layer; do not write to their ``values``."""
-
-    def write_events(self, rows: Sequence[dict[str, Any]], /) -> None:
-        """Receive rows of events.jsonl: ``time``, ``kind``, ``step`` and the event's own fields."""
+If it has ``close(run)``, that is called once, after the last rows, with the fields of run.json, the outcome among them.
+All numbers are on the host, and secrets are redacted as they are in the files.
+"""
 
 
 @dataclass(frozen=True)
@@ -78,10 +74,10 @@ class AddedSinks:
         self._delivering = threading.RLock()  # reentrant, because a sink may log and flush
 
     def add(self, sink: Sink) -> SinkHandle:
-        """Add a sink unless it is there. Raises `RecordError` if it lacks a required method."""
-        missing = [f"write_{kind}" for kind in REQUIRED_KINDS if not callable(getattr(sink, f"write_{kind}", None))]
-        if missing:
-            raise RecordError(f"{shown(sink)} is not a sink: it has no method {', '.join(missing)}")
+        """Add a sink unless it is there. Raises `RecordError` if it has none of the methods."""
+        methods = [f"write_{kind}" for kind in KINDS]
+        if not any(callable(getattr(sink, method, None)) for method in methods):
+            raise RecordError(f"{shown(sink)} is not a sink: it has none of the methods {', '.join(methods)}")
         if not any(added is sink for added in self._sinks):
             self._sinks.append(sink)
         return SinkHandle(lambda: self._remove(sink))

@@ -69,13 +69,13 @@ export function tick(value) {
   return minus(String(Number(value.toPrecision(6))));
 }
 
-/** Return seconds in one or two units, from a minute on as a terminal shows them: 4 ms, 4.2 s, 1 m 15 s, 2 d 07 h. */
+/** Return seconds in one or two units, from a second on as a terminal shows them: 4 ms, 4.2 s, 1 m 15 s, 2 d 07 h. */
 export function duration(seconds) {
   seconds = toNumber(seconds);
   if (seconds === null || !Number.isFinite(seconds)) return number(seconds);
   if (seconds < 1e-3) return `${number(seconds * 1e6, 3)} µs`;
   if (seconds < 1) return `${number(seconds * 1e3, 3)} ms`;
-  if (Math.round(10 * seconds) < 600) return `${number(seconds, 3)} s`;
+  if (Math.round(10 * seconds) < 600) return `${seconds.toFixed(1)} s`;
   const whole = Math.round(seconds);
   const units = [[86400, "d", 3600, "h"], [3600, "h", 60, "m"], [60, "m", 1, "s"]];
   const [size, unit, smaller, name] = units.find(([length]) => whole >= length);

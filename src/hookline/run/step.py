@@ -3,7 +3,7 @@
 Epochs, validations and boundaries, which a loop may have, are here, too.
 
     begin_batch → compute_loss → backward → window_is_complete
-    at the end of a window: gradients_ready → step_optimizer, for each optimizer → end_optimizers; the loop clears gradients
+    at the end of a window: gradients_ready → step_optimizer, for each optimizer → end_optimizers → clear gradients
     end_batch → at_boundary
 
 An event without listeners is None in `hooks.slots`: it costs one branch.

@@ -74,12 +74,6 @@ class StepLog:
             words = "step %d: the loss is %s; to find the module it comes from: %s"
             logger.warning(words, step, loss, run.find_nan_by, of_rank=True)
 
-    def write_layers(self, rows: Sequence[Any], /) -> None:
-        """Do nothing."""
-
-    def write_events(self, rows: Sequence[dict[str, Any]], /) -> None:
-        """Do nothing."""
-
     def write_rows(self) -> None:
         """Pass the metrics of the last steps to the record."""
         self._run.record.extend(self._rows)

@@ -24,7 +24,7 @@ test("numbers of an axis are short", () => {
 
 test("durations are in a unit that suits them", () => {
   check(duration, [
-    ["12 µs", 12e-6], ["1.5 ms", 0.0015], ["2.35 s", 2.3456], ["1 m 05 s", 65], ["1 m 00 s", 59.96], ["2 h 00 m", 7200],
+    ["12 µs", 12e-6], ["1.5 ms", 0.0015], ["2.3 s", 2.3456], ["15.0 s", 15], ["1 m 05 s", 65], ["1 m 00 s", 59.96], ["2 h 00 m", 7200],
     ["2 m 14 s", 134], ["1 d 01 h", 90000],
     ["–", null], ["∞", Infinity],
   ]);
@@ -34,7 +34,7 @@ test("the name of a metric says its unit", () => {
   const written = (value, name) => `${unitOf(name).format(value)} in ${unitOf(name).unit || "no unit"}`;
   check(written, [
     ["5 tokens/s in tokens/s", 5, "throughput/tokens_per_s"], ["5 steps/s in steps/s", 5, "steps_per_second"],
-    ["2 s in s", 2, "throughput/step_seconds"], ["25 % in %", 0.25, "data_wait_share"], ["3 GiB in GiB", 3, "memory_GiB"],
+    ["2.0 s in s", 2, "throughput/step_seconds"], ["25 % in %", 0.25, "data_wait_share"], ["3 GiB in GiB", 3, "memory_GiB"],
     ["3 B in B", 3, "bytes"], ["3 MB in MB", 3, "peak/mb"], ["3 in no unit", 3, "train/loss"], ["3 in no unit", 3, "constructor"],
     ["3 in no unit", 3, "megabytes"],
   ]);

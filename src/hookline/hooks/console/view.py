@@ -108,12 +108,6 @@ class LiveView:
                 self.add_loss(loss, row["epoch"], row["step"])
             self._step_metrics |= {key: row[key] for key in row if _is_step_metric(key)}
 
-    def write_layers(self, rows: Sequence[Any], /) -> None:
-        """Do nothing."""
-
-    def write_events(self, rows: Sequence[Mapping[str, Any]], /) -> None:
-        """Do nothing."""
-
     def add_loss(self, loss: float, epoch: int, step: int) -> None:
         """Take the loss of a step; the mean is that of the epoch so far."""
         self._loss, self._loss_step = loss, step
