@@ -120,7 +120,7 @@ class Run:
         if self.step % 50 == 0:
             self.record.flush()
 
-    def clipped(self, norm: Tensor, is_global: bool) -> None:
+    def set_clipped_norm(self, norm: Tensor, is_global: bool) -> None:
         """Ignore that gradients were clipped."""
 
 

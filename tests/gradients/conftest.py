@@ -47,7 +47,7 @@ class Rig:
             self.params[name].grad = grad.clone()
         self.steps += 1
         args = SimpleNamespace(step=self.steps, epoch=0, model=None, trainer=self.trainer)
-        args.clipped = lambda norm, is_global: setattr(self, "clipped", (norm, is_global))
+        args.set_clipped_norm = lambda norm, is_global: setattr(self, "clipped", (norm, is_global))
         if fired := self.registry.slots.on_update:
             fired(args)
         return {name: None if p.grad is None else p.grad.clone() for name, p in self.params.items()}

@@ -40,7 +40,11 @@ class Bench:
         if fired := self.registry.slots.on_update:
             fired(
                 SimpleNamespace(
-                    step=1, epoch=0, model=None, trainer=None, clipped=lambda norm, is_global: self.norms.append(norm)
+                    step=1,
+                    epoch=0,
+                    model=None,
+                    trainer=None,
+                    set_clipped_norm=lambda norm, is_global: self.norms.append(norm),
                 )
             )
         return [param.grad[0].item() if param.grad is not None else 0.0 for param in self.params.values()]
@@ -319,7 +323,7 @@ def test_on_gradient_clip_follows_a_clipping_hook(bench: Bench) -> None:
     bench.registry.register(lambda grad_norm: received.append(grad_norm), "clip", event="gradient_clip")
     fired = bench.registry.slots.on_update
     assert fired is not None
-    args = SimpleNamespace(step=1, clipped_norm=3.5, clipped=lambda norm, is_global: bench.norms.append(norm))
+    args = SimpleNamespace(step=1, clipped_norm=3.5, set_clipped_norm=lambda norm, is_global: bench.norms.append(norm))
     fired(args)
     assert received == [3.5] and bench.norms[0].item() == pytest.approx(10**0.5)
     bench.registry.get("clip_norm").max_norm = "broken"
@@ -409,7 +413,7 @@ class Skipping:
     def request_stop(self, reason: str, by: str | None = None) -> None:
         self.stops.append(reason)
 
-    def clipped(self, norm: Any, is_global: bool) -> None:
+    def set_clipped_norm(self, norm: Any, is_global: bool) -> None:
         self.norms.append((float(norm), is_global))
 
 

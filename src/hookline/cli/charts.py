@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from hookline._console import can_encode, printable
-from hookline.cli.formatting import MAX_WIDTH, cut, heading, paragraph
+from hookline.cli.formatting import MAX_WIDTH, bounded, heading, paragraph
 from hookline.runs.curves import Curve
 
 Numbers = NDArray[np.float64]
@@ -47,7 +47,7 @@ def draw_chart(
         height: Rows of the plot.
         log: Whether the axis of values is logarithmic; values that are not positive leave a gap.
     """
-    heading(console, cut(title, 200))
+    heading(console, bounded(title, 200))
     series = [
         _Series.make(label, index, curve, log)
         for index, (label, curve) in enumerate(curves.items())
@@ -276,7 +276,7 @@ def _print_legend(console: Console, series: Sequence[_Series], indent: int, line
 
 def _shorten(label: str) -> str:
     """Return a label on one line, safe to print, of bounded length."""
-    return cut(" ".join(printable(label[: 2 * _MAX_LABEL_LENGTH]).split()) or "(no name)", _MAX_LABEL_LENGTH)
+    return bounded(" ".join(printable(label[: 2 * _MAX_LABEL_LENGTH]).split()) or "(no name)", _MAX_LABEL_LENGTH)
 
 
 def _print(console: Console, line: Text) -> None:

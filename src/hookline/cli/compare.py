@@ -20,7 +20,7 @@ from hookline.cli.arguments import JSON, RUNS
 from hookline.cli.charts import MIN_POINTS, draw_chart
 from hookline.cli.formatting import (
     MAX_WIDTH,
-    cut,
+    bounded,
     heading,
     labeled,
     open_console,
@@ -122,9 +122,9 @@ def print_divergences(
         if divergence is None:
             paragraph(console, "have no step in common")
             continue
-        paragraph(console, str(replace(divergence, name=cut(divergence.name, 100))))
+        paragraph(console, str(replace(divergence, name=bounded(divergence.name, 100))))
         for index, cause in enumerate(why[:_MAX_CAUSES]):
-            labeled(console, "" if index else "likely", cut(cause), width=8)
+            labeled(console, "" if index else "likely", bounded(cause), width=8)
         if len(why) > _MAX_CAUSES:
             labeled(console, "", f"and {len(why) - _MAX_CAUSES} more below", width=8)
 
@@ -140,14 +140,14 @@ def print_differences(console: Console, names: Sequence[str], differences: Seque
     widest = max(console.width * 2 // 3 // len(names) - 2, _MIN_CELL_WIDTH)
     section = ""
     for difference in differences[:_MAX_DIFFERENCES]:
-        cells = [cut(value_text(value)) for value in difference.values]
+        cells = [bounded(value_text(value)) for value in difference.values]
         if max(map(len, cells)) > widest:
-            listed.append((f"{difference.section}: {cut(difference.key, 100)}", cells))
+            listed.append((f"{difference.section}: {bounded(difference.key, 100)}", cells))
             continue
         if difference.section != section:
             rows.append((difference.section, [""] * len(names)))
             section = difference.section
-        rows.append((f"  {cut(difference.key, 100)}", cells))
+        rows.append((f"  {bounded(difference.key, 100)}", cells))
     if rows:
         print_side_by_side(console, names, rows)
     for key, cells in listed:  # too long for a column
@@ -195,7 +195,7 @@ def print_metrics(console: Console, ranking: Ranking) -> None:
             paragraph(console, f"and {len(different) - _MAX_METRICS} more metrics; --json has all", indent=0)
         if same := [f"{row.metric} {_value_text(row, row.values[0])}" for row in rows if row.is_same]:
             more = f" and {len(same) - _MAX_METRICS} more; --json has all" if len(same) > _MAX_METRICS else ""
-            labeled(console, "equal", f"{cut(', '.join(same[:_MAX_METRICS]), 1000)}{more}", indent=0, width=7)
+            labeled(console, "equal", f"{bounded(', '.join(same[:_MAX_METRICS]), 1000)}{more}", indent=0, width=7)
 
 
 def _metric_cells(rows: Sequence[Row]) -> list[tuple[str, list[Text]]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hookline._fs import relative_to_here
 from hookline.cli.arguments import DEVICE, JSON, OVERRIDES, PERMISSIONS, argument, run_argument
-from hookline.cli.formatting import cut, heading, labeled, open_console, print_json
+from hookline.cli.formatting import bounded, heading, labeled, open_console, print_json
 from hookline.errors import ConfigError, HooklineError
 from hookline.runs.ranking import metric_order
 
@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     console = open_console()
     heading(console, checkpoint.name, f"of {relative_to_here(checkpoint.parents[1])}")
     for name in names:
-        labeled(console, cut(name), f"{metrics[name]:.6g}", width=max(map(len, names)) + 2)
+        labeled(console, bounded(name), f"{metrics[name]:.6g}", width=max(map(len, names)) + 2)
     return 0
 
 

@@ -27,7 +27,7 @@ MAX_WIDTH = 200  # of output in a wider terminal
 _MAX_NAME_LENGTH = 200  # characters of a name that is shortened, also if it is then like another one
 
 
-def cut(text: str, longest: int = 300) -> str:
+def bounded(text: str, longest: int = 300) -> str:
     """Return a text of bounded length; one that is longer ends with "…"."""
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
 

@@ -6,7 +6,7 @@ import argparse
 
 from hookline._words import nearest
 from hookline.cli.arguments import JSON, REPEATED, RUN, argument
-from hookline.cli.formatting import cut, heading, labeled, open_console, paragraph, print_json
+from hookline.cli.formatting import bounded, heading, labeled, open_console, paragraph, print_json
 from hookline.errors import HooklineError
 from hookline.record.labels import (
     MAX_NAME_LENGTH,
@@ -43,10 +43,10 @@ def run(options: argparse.Namespace) -> int:
         print_json({"run_id": record.run_id, **labels.to_json()})
         return 0
     console = open_console()
-    heading(console, cut(record.run_id))
-    labeled(console, "name", cut(labels.name or "-", MAX_NAME_LENGTH), width=7)
-    labeled(console, "tags", cut(", ".join(labels.tags) or "-", MAX_TAGS * (MAX_TAG_LENGTH + 2)), width=7)
-    first, *others = cut(labels.notes or "-", MAX_NOTES_LENGTH).splitlines() or ["-"]
+    heading(console, bounded(record.run_id))
+    labeled(console, "name", bounded(labels.name or "-", MAX_NAME_LENGTH), width=7)
+    labeled(console, "tags", bounded(", ".join(labels.tags) or "-", MAX_TAGS * (MAX_TAG_LENGTH + 2)), width=7)
+    first, *others = bounded(labels.notes or "-", MAX_NOTES_LENGTH).splitlines() or ["-"]
     labeled(console, "notes", first, width=7)
     for line in others:
         paragraph(console, line, indent=11)

@@ -13,7 +13,7 @@ from hookline._fs import explain
 from hookline._words import nearest
 from hookline.cli.arguments import JSON, REPEATED, RUNS, argument, flag
 from hookline.cli.charts import draw_chart
-from hookline.cli.formatting import check_output, cut, open_console, paragraph, print_json
+from hookline.cli.formatting import bounded, check_output, open_console, paragraph, print_json
 from hookline.errors import HooklineError
 from hookline.runs.curves import Curve
 from hookline.runs.find import RunFiles, run_labels
@@ -103,7 +103,7 @@ def print_charts(curves: Curves, labels: Sequence[str], log: bool) -> None:
     for metric, by_label in curves.items():
         draw_chart(console, {label: by_label.get(label) for label in labels}, title=metric, height=14, log=log)
         if missing := [label for label in labels if label not in by_label]:
-            paragraph(console, f"without this metric: {cut(', '.join(missing))}")
+            paragraph(console, f"without this metric: {bounded(', '.join(missing))}")
 
 
 def _points(by_label: Mapping[str, Curve], files: Mapping[str, RunFiles]) -> list[dict[str, Any]]:

@@ -27,7 +27,7 @@ from hookline.trainer.options import TrainerOptions
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 NULL = {"type": "null"}
 # How many values build.py passes to each kind of component by position, and which by name unless the config gives them.
-PROVIDED: dict[str, tuple[int, tuple[str, ...]]] = {
+PASSED_BY_BUILD: dict[str, tuple[int, tuple[str, ...]]] = {
     "model": (0, ("vocab_size",)), "optimizer": (1, ()), "scheduler": (1, ("total_steps", "T_max")),
 }  # fmt: skip
 REFERENCE = {"type": "string", "pattern": r"\$\{"}  # ${env:NAME} may stand for any value
@@ -109,7 +109,7 @@ def _by_name(entries: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 def _component_entry(key: str, name: str, names: PluginTable) -> dict[str, Any]:
     """Return the schema of a component. Types are left open, because many factories take more than they say."""
-    positional, provided = PROVIDED.get(key, (0, ()))
+    positional, provided = PASSED_BY_BUILD.get(key, (0, ()))
     factory = _factory(names, name)
     return _entry(factory, name, _defaults(factory, positional), positional, provided)
 

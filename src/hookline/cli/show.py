@@ -19,7 +19,7 @@ from hookline.cli.arguments import JSON, RUN, flag
 from hookline.cli.charts import MIN_POINTS, draw_chart
 from hookline.cli.command_lines import recorded_resume_command, report_command
 from hookline.cli.formatting import (
-    cut,
+    bounded,
     heading,
     labeled,
     open_console,
@@ -105,13 +105,13 @@ def describe(files: RunFiles, summary: RunSummary, alerts: list[Alert], verdict:
 
 def print_verdict(console: Console, verdict: Verdict, alerts: list[Alert]) -> None:
     """Print whether the run can be trusted and, if not, the story of why; alerts begin with what decided."""
-    console.print(Text(cut(verdict.health), style=_HEALTH_STYLES[verdict.health]))
+    console.print(Text(bounded(verdict.health), style=_HEALTH_STYLES[verdict.health]))
     if verdict.reason:
         story = alerts[0]
         parts = story.parts or (story,)
         told = first_of_each_kind(parts)[:_MAX_PARTS]
         for part in told:
-            labeled(console, "" if part.step is None else f"step {part.step:,}", cut(part.text))
+            labeled(console, "" if part.step is None else f"step {part.step:,}", bounded(part.text))
         if len(parts) > len(told):
             paragraph(console, f"and {len(parts) - len(told)} more; --json has all")
     console.print()
@@ -120,26 +120,26 @@ def print_verdict(console: Console, verdict: Verdict, alerts: list[Alert]) -> No
 def print_origin(console: Console, files: RunFiles) -> None:
     """Print the name and outcome of a run, and where it came from."""
     run, labels = files.run, files.labels
-    heading(console, cut(labels.name or files.run_id), cut(files.run_id) if labels.name else "")
+    heading(console, bounded(labels.name or files.run_id), bounded(files.run_id) if labels.name else "")
     steps = "" if files.step is None else f", {files.step:,} step{'' if files.step == 1 else 's'}"
     seconds = "" if files.seconds is None else f" in {duration_text(files.seconds)}"
     labeled(console, "outcome", f"{_ending(files)}{steps}{seconds}")
     if labels.tags:
-        labeled(console, "tags", cut(", ".join(labels.tags)))
+        labeled(console, "tags", bounded(", ".join(labels.tags)))
     if labels.notes:
-        labeled(console, "notes", cut(labels.notes, 1000))
+        labeled(console, "notes", bounded(labels.notes, 1000))
     started = "unknown" if files.started is None else f"{files.started:%Y-%m-%d %H:%M:%S}"
-    seed = "" if run.get("seed") is None else f", seed {cut(str(run['seed']), 30)}"
+    seed = "" if run.get("seed") is None else f", seed {bounded(str(run['seed']), 30)}"
     commit = str(run.get("git", {}).get("commit", UNKNOWN))[:12]
     changed = " with uncommitted changes" if run.get("git", {}).get("dirty") else ""
     code = "not in a git repository" if commit == UNKNOWN else f"git {commit}{changed}"
-    labeled(console, "started", cut(f"{started}, {code}{seed}"))
+    labeled(console, "started", bounded(f"{started}, {code}{seed}"))
     if lineage := run.get("lineage"):
-        labeled(console, "from", cut(f"run {lineage.get('run_id')}, step {lineage.get('step')}"))
+        labeled(console, "from", bounded(f"run {lineage.get('run_id')}, step {lineage.get('step')}"))
     attempts = run.get("attempts", [])
     if len(attempts) > 1:
         ends = ", ".join(str(attempt.get("outcome") or "killed") for attempt in attempts[:-1])
-        labeled(console, "attempts", f"{len(attempts)}; those before the last one ended as: {cut(ends)}")
+        labeled(console, "attempts", f"{len(attempts)}; those before the last one ended as: {bounded(ends)}")
     if (report := files.path / REPORT).is_file():
         labeled(console, "report", str(relative_to_here(report)))
     elif command := report_command(files):
@@ -148,7 +148,7 @@ def print_origin(console: Console, files: RunFiles) -> None:
 
 def _ending(files: RunFiles) -> str:
     """Return the outcome and, in parentheses, the reason; "stopped by HOOK: why" begins with the outcome."""
-    outcome, reason = cut(files.outcome.replace("_", "-"), 60), cut(files.run.get("reason") or "")
+    outcome, reason = bounded(files.outcome.replace("_", "-"), 60), bounded(files.run.get("reason") or "")
     if reason.startswith(f"{outcome} "):
         outcome, _, reason = reason.partition(": ")
     return f"{outcome} ({reason})" if reason else outcome
@@ -168,11 +168,11 @@ def print_alerts(console: Console, alerts: list[Alert], summary: RunSummary) -> 
     for alert in others[:_MAX_ALERTS]:
         at = "" if alert.step is None else f"step {alert.step:,}: "
         severity = "notice" if alert.severity == "info" else alert.severity
-        labeled(console, severity, f"{at}{cut(alert.text)}", style=_STYLES[alert.severity])
+        labeled(console, severity, f"{at}{bounded(alert.text)}", style=_STYLES[alert.severity])
     if len(others) > _MAX_ALERTS:
         paragraph(console, f"and {len(others) - _MAX_ALERTS} more; --json has all", indent=0)
     if off:
-        paragraph(console, f"switched off: {cut(', '.join(map(str, off)))}", indent=0)
+        paragraph(console, f"switched off: {bounded(', '.join(map(str, off)))}", indent=0)
 
 
 def print_curves(console: Console, summary: RunSummary) -> None:
@@ -194,7 +194,7 @@ def print_metrics(console: Console, summary: RunSummary, most: int | None) -> No
     for name in names[:most]:
         curve = summary.curves[name]
         extremes = point_text(curve.least), point_text(curve.greatest)
-        rows.append(([cut(name, 60), point_text(curve.last, with_step=False), *extremes], ""))
+        rows.append(([bounded(name, 60), point_text(curve.last, with_step=False), *extremes], ""))
     right: dict[str, Any] = {"justify": "right", "no_wrap": True}
     columns = {"metric": {"overflow": "fold"}} | dict.fromkeys(("last", "lowest (step)", "highest (step)"), right)
     table(console, columns, rows)
@@ -210,7 +210,8 @@ def print_costs(console: Console, files: RunFiles, summary: RunSummary) -> None:
     costs = sorted(files.run.get("costs", []), key=lambda cost: -cost["seconds"])[:_MAX_HOOKS]
     seconds = files.last_attempt_seconds
     shares = [
-        f"{cut(cost['hook'], 100)} {cost['seconds']:.3f} s" + (f" ({cost['seconds'] / seconds:.1%})" if seconds else "")
+        f"{bounded(cost['hook'], 100)} {cost['seconds']:.3f} s"
+        + (f" ({cost['seconds'] / seconds:.1%})" if seconds else "")
         for cost in costs
         if cost["seconds"] >= _MIN_SECONDS
     ]
@@ -240,13 +241,13 @@ def print_checkpoints(console: Console, files: RunFiles, summary: RunSummary) ->
 
 def find_checkpoints(directory: Path, summary: RunSummary) -> tuple[Path | None, Path | None]:
     """Return the newest and the best checkpoint that are still there."""
-    found: dict[str, Path] = {}
+    newest: dict[str, Path] = {}
     for event in summary.events:
         if event["kind"] in ("checkpoint_saved", "best_checkpoint") and isinstance(event.get("path"), str):
             path = directory / "checkpoints" / Path(event["path"]).name  # the run may have been moved
             if os.path.isdir(path):  # noqa: PTH112 - unlike Path's, it never raises
-                found[event["kind"]] = path
-    return found.get("checkpoint_saved"), found.get("best_checkpoint")
+                newest[event["kind"]] = path
+    return newest.get("checkpoint_saved"), newest.get("best_checkpoint")
 
 
 def is_resumable(files: RunFiles, checkpoint: Path | None) -> bool:

@@ -475,8 +475,8 @@ class Definitions:
         """Return the hooks that a new one replaces, in the order of registration."""
         place, code = identity(entry.definition)
         others = [each for known, entries in self._by_code.get(place, {}).items() if known != code for each in entries]
-        found = [other for other in (*self._by_hook.get(id(entry.hook), ()), *others) if entry.replaces(other)]
-        return sorted(found, key=lambda other: other.number)
+        replaced = [other for other in (*self._by_hook.get(id(entry.hook), ()), *others) if entry.replaces(other)]
+        return sorted(replaced, key=lambda other: other.number)
 
 
 def numbered(name: str, taken: Container[str], first: int = 2) -> str:

@@ -76,7 +76,7 @@ class UpdateChain:
             try:
                 for item in items:
                     if reads_total and item is first_clip:
-                        args.clipped(Gradients(self.params, self.known).norm(), True)
+                        args.set_clipped_norm(Gradients(self.params, self.known).norm(), True)
                     if reporter is not None:
                         self._report_norm(reporter, item, "before", args)
                     proceed = self._run(item, args)
@@ -100,7 +100,7 @@ class UpdateChain:
                 raise item.half_written from None  # only the owner of the loop could skip the step
             return False
         if item.clips:
-            args.clipped(item.bound.owner.clipped_norm, item.clips_globally)
+            args.set_clipped_norm(item.bound.owner.clipped_norm, item.clips_globally)
             if handler := self.registry.slots.on_gradient_clip:
                 with torch.enable_grad():  # as at every other event
                     handler(args)

@@ -135,12 +135,12 @@ def make_report(summaries: Sequence[RunSummary]) -> bytes:
     page = {"version": 1, "written": utc_now(), "marks": {"kinds": kinds, "groups": MARKS}, "runs": runs}
     if count > 1:
         differences = map(strict_json.field_values, find_differences(summaries)[:MAX_DIFFERENCES])
-        found = [find_divergence(summaries[0], other) for other in summaries[1:]]
+        places = [find_divergence(summaries[0], other) for other in summaries[1:]]
         divergences = [
-            _divergence(summaries[0], other, where) for other, where in zip(summaries[1:], found, strict=True)
+            _divergence(summaries[0], other, where) for other, where in zip(summaries[1:], places, strict=True)
         ]
         page |= {"differences": _cut([*differences]), "divergences": _cut(divergences)}
-        ranking = rank_runs(summaries, [name[:MAX_NAME_LENGTH] for name in names], found)
+        ranking = rank_runs(summaries, [name[:MAX_NAME_LENGTH] for name in names], places)
         shown_rows = replace(ranking, rows=ranking.rows[:MAX_COMPARED])
         page["ranking"] = _cut(strict_json.simplify(describe_ranking(shown_rows, summaries)))
     data = strict_json.dumps(page)

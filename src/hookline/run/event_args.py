@@ -306,14 +306,14 @@ class EventArgs:
     def parts_by_loader(self) -> dict[str, list[MicroBatch]]:
         """Return the step's micro-batches that have a weight by their loader, also if a step is one micro-batch."""
         only = MicroBatch(self.window_tensor(), 1.0, self.batch_idx, self.dataloader_name, self.step_metrics)
-        found: dict[str, list[MicroBatch]] = {}
+        parts: dict[str, list[MicroBatch]] = {}
         for part in (part for part in self.micro_batches or [only] if part.weight):
-            found.setdefault(part.loader, []).append(part)
-        return found
+            parts.setdefault(part.loader, []).append(part)
+        return parts
 
     # ---- gradients -------------------------------------------------------------------------------------------------
 
-    def clipped(self, norm: torch.Tensor, is_global: bool) -> None:
+    def set_clipped_norm(self, norm: torch.Tensor, is_global: bool) -> None:
         """Store the norm that a clipping hook found; the global norm before the first one is the step's."""
         self._clipped = norm
         if is_global and self._norm is None:

@@ -35,7 +35,7 @@ NUMBERS = ("step", "epoch", "batch_idx")
 """What is the same at all events of a micro-batch that carry it."""
 ALWAYS_KNOWN = {
     "trainer", "step", "epoch", "batch_idx", "dataloader_idx", "dataloader_name", "tokens_seen", "phase", "resumed",
-    "state", "request_stop", "clipped", "skip_reason", "note_metric",
+    "state", "request_stop", "set_clipped_norm", "skip_reason", "note_metric",
 }  # fmt: skip
 OF_MODEL, OF_OPTIMIZER = {"model", "device", "grads"}, {"optimizer", "optimizer_idx", "optimizer_lr", "lr"}
 OF_LOSS = {"loss", "live_loss", "window_loss", "metrics"}

@@ -211,11 +211,11 @@ class Steps(RunControl):
     def find_new_parameters(self) -> None:
         """Add the parameters of groups that an optimizer got since the last step to the chain and the norm."""
         if group_sizes(self.optimizers) != self._group_sizes:
-            before, found = self.params.copy(), self.trained_parameters()
+            before, now = self.params.copy(), self.trained_parameters()
             self.params.clear()
-            self.params.update(found)
+            self.params.update(now)
             self.chain.reselect_parameters()
-            added, gone = sorted(found.keys() - before.keys()), sorted(before.keys() - found.keys())
+            added, gone = sorted(now.keys() - before.keys()), sorted(before.keys() - now.keys())
             self.note("parameters_changed", added=added, gone=gone)
             self.read_groups()
 

@@ -68,7 +68,7 @@ def _find_checkpoint(path: Path, runs: Path) -> Path | None:
     if path.name == BEST:
         why = "has no best checkpoint: no checkpoint hook with a `monitor` has saved one"
         raise RecordError(f"{path}: {run} {why}; {path.parent}/{LAST} is the newest")
-    saved = sorted(found.name for found in checkpoints.glob("[!.]*"))
+    saved = sorted(checkpoint.name for checkpoint in checkpoints.glob("[!.]*"))
     listed = ", ".join(saved[-_MAX_LISTED:]) or "none"
     raise RecordError(f"{path}: {run} has no checkpoint {path.name!r}; it has {listed}")
 

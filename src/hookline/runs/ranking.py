@@ -147,19 +147,19 @@ def _are_same(first: RunSummary, other: RunSummary, divergence: Divergence | Non
 
 def _group_names(members: Sequence[Sequence[int]], names: Sequence[str]) -> list[str]:
     """Return a name for each group: that of its run, or what the names of its runs begin with and others' do not."""
-    found = []
+    labels = []
     for places in members:
         first, last = min(own := [names[place] for place in places]), max(own)
         same = sum(np.cumprod([a == b for a, b in zip(first, last, strict=False)]))
         prefix = _SEED_IN_NAME.sub("", first[: int(same)])
         others = [name for place, name in enumerate(names) if place not in places]
         if len(places) == 1:
-            found.append(own[0])
+            labels.append(own[0])
         elif prefix and not any(name.startswith(prefix) for name in others):
-            found.append(f"{prefix} ({len(places)} runs)")
+            labels.append(f"{prefix} ({len(places)} runs)")
         else:
-            found.append(f"{own[0]} and {len(places) - 1} more")
-    return found
+            labels.append(f"{own[0]} and {len(places) - 1} more")
+    return labels
 
 
 # ---- the values of metrics -------------------------------------------------------------------------------------------

@@ -142,12 +142,12 @@ def facts(run: SyntheticTrainer) -> Facts:
     for event in (event for event in run.record.events if not event["kind"].startswith("hook")):
         fields = {key: value for key, value in event.items() if key not in ("time", "step", "kind")}
         rows.append(("event", event["step"], (event["kind"], fields)))
-    found = {f"{kind} {name!r} at step {step}": (step, value) for kind, step, (name, value) in rows}
+    results = {f"{kind} {name!r} at step {step}": (step, value) for kind, step, (name, value) in rows}
     end = run.total_steps or 0
-    found["the model's final state"] = end, list(run.model.state_dict().values())
+    results["the model's final state"] = end, list(run.model.state_dict().values())
     public = {name: value for name, value in getattr(run.hook, "__dict__", {}).items() if not name.startswith("_")}
-    found |= {f"attribute {name!r} at the end": (end, value) for name, value in public.items()}
-    return {key: (step, digest(value), shown(value)) for key, (step, value) in found.items()}
+    results |= {f"attribute {name!r} at the end": (end, value) for name, value in public.items()}
+    return {key: (step, digest(value), shown(value)) for key, (step, value) in results.items()}
 
 
 def _not_saved(killed: SyntheticTrainer, unused: Any, options: dict[str, Any]) -> str:

@@ -66,10 +66,10 @@ def count_loss_terms(batch: Any, loss_fn: Any, model: Any, warn: Callable[[str],
 def _ignore_index(loss_fn: Any) -> int:
     """Return the `ignore_index` of a loss: its attribute, the only one among the modules in it, or its parameter."""
     parts = loss_fn.modules() if isinstance(loss_fn, torch.nn.Module) else [loss_fn]
-    found = [getattr(part, "ignore_index", None) for part in parts]
+    indices = [getattr(part, "ignore_index", None) for part in parts]
     with suppress(TypeError, ValueError, KeyError):  # not a function, without a signature, without the parameter
-        found.append(signature(loss_fn).parameters["ignore_index"].default)  # of a functools.partial, too
-    given = {index for index in found if isinstance(index, int)} - {IGNORE_INDEX}
+        indices.append(signature(loss_fn).parameters["ignore_index"].default)  # of a functools.partial, too
+    given = {index for index in indices if isinstance(index, int)} - {IGNORE_INDEX}
     return given.pop() if len(given) == 1 else IGNORE_INDEX
 
 

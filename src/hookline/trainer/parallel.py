@@ -129,14 +129,16 @@ def ranks_of_batch(model: torch.nn.Module, rank: int) -> list[int]:
     The mesh of a parameter has a dimension over which FSDP2 shards, before it perhaps one of replicas, and after it
     those of tensor parallelism. The first dimension that is not replicated is FSDP2's.
     """
-    found = [rank]
+    ranks = [rank]
     for param in filter(is_sharded, model.parameters()):
         mesh, placements = param.device_mesh, param.placements  # type: ignore[attr-defined]
-        by_data = next((place for place, one in enumerate(placements, 1) if not one.is_replicate()), mesh.ndim)
+        by_data = next(
+            (place for place, placement in enumerate(placements, 1) if not placement.is_replicate()), mesh.ndim
+        )
         here = mesh.get_coordinate()
         if here is not None:
-            found = max(found, mesh.mesh[tuple(here[:by_data])].flatten().tolist(), key=len)
-    return found
+            ranks = max(ranks, mesh.mesh[tuple(here[:by_data])].flatten().tolist(), key=len)
+    return ranks
 
 
 @cache

@@ -123,7 +123,7 @@ def warn_of_ends(run: CheckpointedRun) -> None:
         state = scheduler.state_dict() if hasattr(scheduler, "state_dict") else {}
         last = _place(state) + total - done
         ends = [*_ends(state), *_end_of_function(scheduler, _place(state), last)]
-        name, value, end = min(ends, key=lambda found: found[2], default=("", 0, inf))
+        name, value, end = min(ends, key=lambda setting: setting[2], default=("", 0, inf))
         if last > end:
             needs = value + last - end
             early = counted(int(last - end), "epoch" if by_epochs else "step")
@@ -174,7 +174,7 @@ def _ends(state: State, begin: int = 0) -> Iterator[tuple[str, int, int]]:
     begins = [0] * len(inner) if milestones is None else [0, *milestones]
     nexts = [inf] * len(inner) if milestones is None else [*milestones, inf]
     for part, at, following in zip(inner, begins, nexts, strict=True):
-        yield from (found for found in _ends(part, begin + at) if found[2] < begin + following)
+        yield from (setting for setting in _ends(part, begin + at) if setting[2] < begin + following)
     for name in AFTER_END.keys() & state.keys():
         if name != "total_iters" or "power" in state or state.get("end_factor") == 0:  # others stay at a rate
             yield name, state[name], begin + state[name]

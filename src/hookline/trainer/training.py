@@ -361,13 +361,13 @@ def _unfinished_run(trainer: Trainer) -> Path | None:
         runs = _runs_like(trainer, [Path(options.output_dir)])
         return next(([str(run.path), run.outcome] for run in runs if run.outcome in UNFINISHED), None)
 
-    found = trainer.ranks.first(find)
+    newest = trainer.ranks.first(find)
     if trainer.prints:
         continued = "no unfinished run of this config: a new one begins"
-        if found is not None:
-            continued = f"{relative_to_here(Path(found[0]))} ({found[1]}) continues"
+        if newest is not None:
+            continued = f"{relative_to_here(Path(newest[0]))} ({newest[1]}) continues"
         print_line(f"resume or start, in {options.output_dir}/: {continued}")
-    return None if found is None else Path(found[0])
+    return None if newest is None else Path(newest[0])
 
 
 # ---- the end ---------------------------------------------------------------------------------------------------------

@@ -211,8 +211,8 @@ class NanForensics(NamedHook):
         root = (trainer.run_dir or Path(tempfile.mkdtemp(prefix="hookline-"))) / "crashes"
         self.crash = write_crash(root, trainer, recorded, reason, diagnosis, self.state)
         logger.warning("step %d: %s; %s; the crash is in %s", trainer.step, reason, diagnosis, self.crash)
-        found = {"autopsy": str(diagnosis), "module": diagnosis.origin}
-        self.note(trainer, "crash", reason=reason, path=str(self.crash), **found)
+        origin = {"autopsy": str(diagnosis), "module": diagnosis.origin}
+        self.note(trainer, "crash", reason=reason, path=str(self.crash), **origin)
 
 
 class DebugHook(NanForensics):

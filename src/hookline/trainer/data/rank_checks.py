@@ -82,7 +82,7 @@ def _check_whole_dataset(ranks: Ranks, name: str, loader: Any) -> None:
         except Exception as error:  # a dataset may have other indices
             raise_if_quit(error, f"the dataset of the loader {name!r}")
             mark = [0, 0]
-    if len({tuple(one) for one in ranks.gather(mark)}) == 1 and mark[0]:
+    if len(set(map(tuple, ranks.gather(mark)))) == 1 and mark[0]:
         raise TrainingError(
             f"the loader {name!r} gives each of {ranks.world_size} ranks all {mark[0]} samples of one dataset, each in "
             f"an order of its own, so that an epoch trains on each sample {ranks.world_size} times: {_SHARE}. If that "
