@@ -64,6 +64,8 @@ def keywords_stub() -> str:
         "ConsoleLogKeywords": keywords(hookline.ConsoleLogHook, passed=("log_every_n_batches",)) | of_hooks,
         "JSONLogKeywords": keywords(hookline.JSONLogHook, passed=("log_every_n_batches",)) | of_hooks,
         "CheckpointKeywords": keywords(hookline.CheckpointHook, passed=("save_every_n_epochs",)) | of_hooks,
+        "TrackerKeywords": keywords(hookline.Tracker),
+        "QueueKeywords": keywords(hookline.Tracker, passed=("layers",)),
         "TrainingKeywords": of_trainers,
         "AnyTrainerKeywords": keywords(hookline.get_trainer, keyword_only=True) | of_trainers,
     }

@@ -125,6 +125,17 @@ class CheckpointKeywords(TypedDict, total=False):
     on_error: Policy | None
     ranks: str | int | Iterable[int] | None
 
+class TrackerKeywords(TypedDict, total=False):
+    layers: Literal['histograms', 'all', 'none']
+    queue_mb: float
+    timeout: float
+    every: int | str | None
+
+class QueueKeywords(TypedDict, total=False):
+    queue_mb: float
+    timeout: float
+    every: int | str | None
+
 class TrainingKeywords(TypedDict, total=False):
     max_epochs: int | None
     max_steps: int | None

@@ -408,9 +408,9 @@ class Steps(RunControl):
         """Step the learning-rate schedulers, except those of optimizers that were skipped; a foreign loop does it."""
 
     def zero_grad(self) -> None:
-        """Do nothing: the loop clears the gradients after `end_optimizers`, as it did before it had a run.
+        """Clear the gradients, if the host leaves that to the run, as our trainer does.
 
-        A host whose loop leaves that to the run overrides this, as our trainer does.
+        Here nothing is done: the loop clears them after `end_optimizers`, as it did before it had a run.
         """
 
     def work_at_boundary(self) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from sys import getsizeof
 from time import monotonic
 from types import SimpleNamespace
-from typing import Annotated, Any, Literal, NamedTuple, TypedDict
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from annotated_types import Ge, Le
@@ -65,20 +65,6 @@ class Histogram(NamedTuple):
         """Return a histogram with at most `max_bins` bins, each of which is the sum of neighboring ones."""
         starts = np.arange(0, len(self.counts), -(-len(self.counts) // max_bins))
         return Histogram(self.tag, np.append(self.edges[starts], self.edges[-1]), np.add.reduceat(self.counts, starts))
-
-
-class QueueSettings(TypedDict, total=False):
-    """Parameters of `Tracker` that every tracker passes on."""
-
-    queue_mb: float
-    timeout: float
-    every: int | str | None
-
-
-class TrackerSettings(QueueSettings, total=False):
-    """All parameters of `Tracker`."""
-
-    layers: Literal["histograms", "all", "none"]
 
 
 class Tracker(NamedHook):

@@ -10,15 +10,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import time
-from typing import Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from hookline._checks import MADE_FROM_FILE
 from hookline.errors import RegistrationError, TrainingError
-from hookline.hooks.trackers.base import QueueSettings, TrackedRun, Tracker, flatten, values_of
+from hookline.hooks.trackers.base import TrackedRun, Tracker, flatten, values_of
 from hookline.hooks.webhook import PORTS, check_addresses, check_url
 from hookline.record import strict_json
+
+if TYPE_CHECKING:
+    from hookline._keywords import QueueKeywords
 
 RUN_ID = "hookline.run_id"
 MAX_METRICS, MAX_PARAMS = 1000, 100  # MLflow accepts this many in one call.
@@ -59,7 +62,7 @@ class MLflowTracker(Tracker):
         tracking_uri: str | None = None,
         experiment: str = "hookline",
         layers: Literal["histograms", "all", "none"] = "none",
-        **settings: Unpack[QueueSettings],
+        **settings: Unpack[QueueKeywords],
     ) -> None:
         super().__init__(layers, **settings)
         self.tracking_uri, self.experiment = tracking_uri, experiment

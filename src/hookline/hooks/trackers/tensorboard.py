@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
 from hookline.errors import TrainingError
-from hookline.hooks.trackers.base import Histogram, TrackedRun, Tracker, TrackerSettings, event_text, flatten, values_of
+from hookline.hooks.trackers.base import Histogram, TrackedRun, Tracker, event_text, flatten, values_of
+
+if TYPE_CHECKING:
+    from hookline._keywords import TrackerKeywords
 
 DIRECTORY = "tensorboard"
 MAX_METRICS = 200  # in the table of hyperparameters
@@ -33,7 +36,7 @@ class TensorBoardTracker(Tracker):
     name = "tensorboard"
     package = extra = "tensorboard"
 
-    def __init__(self, directory: str | None = None, **settings: Unpack[TrackerSettings]) -> None:
+    def __init__(self, directory: str | None = None, **settings: Unpack[TrackerKeywords]) -> None:
         super().__init__(**settings)
         self.directory = directory
 

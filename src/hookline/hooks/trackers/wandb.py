@@ -11,12 +11,15 @@ from configparser import ConfigParser
 from configparser import Error as ConfigParserError
 from contextlib import suppress
 from importlib import import_module
-from typing import Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from hookline._fs import refuse_link
 from hookline.errors import TrainingError
-from hookline.hooks.trackers.base import Histogram, TrackedRun, Tracker, TrackerSettings, event_text, values_of
+from hookline.hooks.trackers.base import Histogram, TrackedRun, Tracker, event_text, values_of
 from hookline.record.events import EVENTS
+
+if TYPE_CHECKING:
+    from hookline._keywords import TrackerKeywords
 
 STEP = "trainer/step"
 MAX_BINS = 512  # The limit of wandb.
@@ -58,7 +61,7 @@ class WandbTracker(Tracker):
         mode: Literal["online", "offline", "disabled"] | None = None,
         directory: str | None = None,
         system_metrics: bool = True,
-        **settings: Unpack[TrackerSettings],
+        **settings: Unpack[TrackerKeywords],
     ) -> None:
         super().__init__(**settings)
         self.project, self.entity, self.group, self.directory = project, entity, group, directory
@@ -201,7 +204,7 @@ class TrackioTracker(WandbTracker):
     package = extra = "trackio"
 
     def __init__(
-        self, project: str = "hookline", group: str | None = None, **settings: Unpack[TrackerSettings]
+        self, project: str = "hookline", group: str | None = None, **settings: Unpack[TrackerKeywords]
     ) -> None:
         super().__init__(project, group=group, **settings)
 
