@@ -89,12 +89,12 @@ class NanForensics(NamedHook):
         if self._recorded:
             self._recorded[-1].loss = loss.detach()
 
-    def on_gradients_ready(self, trainer: RunControl, grads: Gradients) -> None:
+    def on_gradients_ready(self, trainer: RunControl, grads: Gradients, batch_idx: int) -> None:
         """Check losses and gradients before the optimizer changes the weights."""
         recorded, self._recorded = self._of_step(trainer.step), []
         given = [batch.loss for batch in recorded]
         if not trainer.reruns_batches and self._found < self.keep:
-            where, given = (trainer.progress.batch_idx, "train"), [part.loss for part in trainer.window()]
+            where, given = (batch_idx, "train"), [part.loss for part in trainer.window()]
             recorded = [RecordedBatch(call, *where, state, trainer.step) for call, state in trainer.calls]
         if not recorded:
             return
