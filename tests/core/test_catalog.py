@@ -107,6 +107,13 @@ def test_the_loss_before_backward_is_the_live_tensor_and_free() -> None:
     assert CATALOG["on_step_end"].attribute("loss", "on_step_end") == "window_loss"
 
 
+def test_the_state_of_an_update_hook_is_its_own_and_free() -> None:
+    """At on_update `state` is not the run's dict, which waits for the device."""
+    assert CATALOG["on_update"].free("state")
+    assert not CATALOG["on_step_end"].free("state")
+
+
+
 def test_overriding_an_event_with_any_signature_is_legal_typing() -> None:
     """Each row takes *args and **kwargs, so that type checkers accept overrides with fewer names."""
     for name in SPELLINGS:

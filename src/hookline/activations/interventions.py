@@ -115,6 +115,11 @@ class Replace(Intervention):
     """Replaces the output by a value that broadcasts to it, or by the result of a function of it.
 
     >>> Replace("blocks.3", lambda output: output.clamp(max=5.0))
+
+    Args:
+        modules: The modules whose output is replaced.
+        value: A number, a tensor that broadcasts to the output, or in code a function of the output that returns a
+            tensor of the same shape.
     """
 
     built_in = True
@@ -137,7 +142,12 @@ class Replace(Intervention):
 
 
 class ScaleActivation(Intervention):
-    """Multiplies the output by a number, or by a tensor that broadcasts to it."""
+    """Multiplies the output by a number, or by a tensor that broadcasts to it.
+
+    Args:
+        modules: The modules whose output is multiplied.
+        factor: The number or the tensor.
+    """
 
     built_in = True
     name = "scale_activation"
@@ -156,7 +166,12 @@ Scale = ScaleActivation
 
 
 class Add(Intervention):
-    """Adds a number, or a tensor that broadcasts to the output."""
+    """Adds a number, or a tensor that broadcasts to the output.
+
+    Args:
+        modules: The modules to whose output it is added.
+        value: The number or the tensor.
+    """
 
     built_in = True
     name = "add_activation"
@@ -258,7 +273,7 @@ class Steer(Intervention):
         vector: One number per element of the output's last dimension.
         strength: The factor of the vector.
         positions: The indices of dimension `dim` to steer; None steers all.
-        dim: See `Patch`.
+        dim: The dimension of the positions; by default the last but one, as in ``(batch, position, feature)``.
 
     Raises:
         HooklineError: If the vector has more than one dimension.

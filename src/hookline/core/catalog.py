@@ -54,7 +54,11 @@ _ARGUMENTS = [
     Argument("lr", "learning rate the step uses or used: first group of the event's optimizer, else of the first"),
     Argument("loss", "this micro-batch's loss as a float; in on_before_backward the live tensor", HOST_READ),
     Argument("metrics", "numbers of the batch, validation or epoch; keys that hooks add are recorded", HOST_READ),
-    Argument("state", "the run as one plain dict: latest_loss, avg_loss, status, …", HOST_READ),
+    Argument(
+        "state",
+        "the run as one plain dict: latest_loss, avg_loss, status, …; in on_update the hook's own state",
+        HOST_READ,
+    ),
     Argument("ctx", "a StepContext; its loss and grad_norm are computed when first read"),
     Argument("grad_norm", "global norm of the gradients before clipping, as a float", f"device work + {HOST_READ}"),
     Argument("grads", "the gradients by parameter name, live"),
@@ -135,7 +139,7 @@ class Event:
 
     def free(self, argument: str) -> bool:
         """Return whether an argument costs nothing at this event."""
-        return ARGUMENTS[argument].free or self.attributes[argument] == "live_loss"
+        return ARGUMENTS[argument].free or self.attributes[argument] in ("live_loss", "own_state")
 
     def unknown_argument(self, name: str) -> str:
         """Say that hooks cannot name an argument here, at which events they can, or which argument is nearest."""

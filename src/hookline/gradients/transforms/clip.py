@@ -13,7 +13,13 @@ from hookline.stats.rows import wide_dtype
 
 
 class ClipNorm(Transform):
-    """Scale all gradients so that their global norm is at most `max_norm`, bit for bit as `clip_grad_norm_` does."""
+    """Scale all gradients so that their global norm is at most `max_norm`, bit for bit as `clip_grad_norm_` does.
+
+    Args:
+        max_norm: The largest global norm that the gradients may have.
+        norm_type: The order of the norm; 2 is the Euclidean norm, `float("inf")` the largest absolute value.
+        params: The parameters whose gradients count and are scaled; all of them by default.
+    """
 
     built_in = True
     name = "clip_norm"
@@ -34,7 +40,12 @@ class ClipNorm(Transform):
 
 
 class ClipValue(Transform):
-    """Limit every element to ±`max_value`, bit for bit as `clip_grad_value_` does."""
+    """Limit every element to ±`max_value`, bit for bit as `clip_grad_value_` does.
+
+    Args:
+        max_value: The largest absolute value that an element may have.
+        params: The parameters whose gradients are limited; all of them by default.
+    """
 
     built_in = True
     name = "clip_value"
@@ -54,8 +65,12 @@ class ClipValue(Transform):
 class ClipAdaptive(Transform):
     """Limit each unit's gradient to `clipping` times the norm of its weights (AGC, Brock et al., 2021).
 
-    A unit is a row: all weights that lead to one output. Vectors and scalars are one unit. `eps` is the smallest norm
-    that weights count for, so that those which start at zero can leave it.
+    A unit is a row: all weights that lead to one output. Vectors and scalars are one unit.
+
+    Args:
+        clipping: The largest norm of a unit's gradient, as a share of the norm of its weights.
+        eps: The smallest norm that weights count for, so that weights which start at zero can leave it.
+        params: The parameters whose gradients are limited; all of them by default.
     """
 
     built_in = True

@@ -17,7 +17,11 @@ from hookline.gradients.view import Gradients, Transform
 class Freeze(Transform):
     """Set the gradients of `params` to None, so that the optimizer does not update these parameters.
 
-    Zeroed gradients would not do: AdamW still moves by momentum and weight decay. With `stop: 1000` they unfreeze.
+    A zero gradient does not freeze a parameter: AdamW still moves it by momentum and weight decay. With `stop: 1000`,
+    the parameters train from step 1001 on.
+
+    Args:
+        params: The parameters to freeze; `"*"` freezes all of them.
     """
 
     built_in = True
@@ -36,8 +40,12 @@ class Freeze(Transform):
 class Mask(Transform):
     """Zero gradients: those of `params` entirely or, with `masks`, the elements that a mask does not keep.
 
-    `masks` maps patterns of parameter names to tensors of true and false (or 1 and 0) that broadcast to the parameter;
-    parameters without a mask stay as they are. Momentum and weight decay still move what is masked: see `freeze`.
+    Momentum and weight decay still move masked parameters; to stop that, use `freeze`.
+
+    Args:
+        params: The parameters whose gradients become zero. With `masks`, the parameters to which the masks may apply.
+        masks: A mapping from patterns of parameter names to tensors of true and false (or 1 and 0) that broadcast to
+            the parameter; false sets an element to zero. Parameters without a mask keep their gradients. Only in code.
     """
 
     built_in = True

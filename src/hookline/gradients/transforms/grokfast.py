@@ -14,9 +14,14 @@ from hookline.gradients.view import GradientList, Gradients, Transform
 class Grokfast(Transform):
     """Add `lamb` times a moving average of the gradients to them (Grokfast-EMA, Lee et al., 2024).
 
-    The average starts with the first gradient and keeps the share `alpha` of itself at each step; it needs as much
-    memory as the gradients, and is saved with the run. Non-finite gradients, as a GradScaler skips them now and then,
-    do not enter it. (The paper's window of past gradients would need a hundred times that memory.)
+    The average starts with the first gradient. It needs as much memory as the gradients and is saved with the run.
+    Non-finite gradients, which a GradScaler occasionally skips, do not enter it. (The paper's window of past gradients
+    would need a hundred times that memory.)
+
+    Args:
+        alpha: The share of itself that the average keeps at each step, from 0 to below 1.
+        lamb: The factor of the average when it is added to the gradients.
+        params: The parameters whose gradients it changes; all of them by default.
     """
 
     built_in = True

@@ -68,7 +68,9 @@ class Guard(Transform):
 class SkipNonfinite(Guard):
     """Skip a step whose gradient norm is not finite. Waits for the device once a step.
 
-    After `give_up_after` skipped steps in a row it ends the run; None never does.
+    Args:
+        give_up_after: End the run after this number of skipped steps in a row; None never ends it.
+        params: The parameters whose gradients it reads; all of them by default.
     """
 
     built_in = True
@@ -88,12 +90,18 @@ class SkipNonfinite(Guard):
 class SpikeGuard(Guard):
     """Skip a step whose norm is more than `factor` times the median of the norms of the last `window` steps.
 
-    The first `warmup` steps are only observed, and so is every step while the median is 0. A spike enters the window
-    as the limit, so the median follows a level that has risen for good. A non-finite norm is a spike too, and does not
-    enter the window. After `give_up_after` skipped steps in a row it ends the run; None never does.
+    While the median is 0, it only observes. A spike enters the window as the limit, so the median follows a level that
+    has risen permanently. A non-finite norm is a spike too, and does not enter the window.
 
-    With `action: clip` the gradients are scaled down to the limit instead, on the device and without waiting;
-    non-finite gradients stay as they are, because no factor makes them finite.
+    Args:
+        factor: How many times the median a norm may reach before it counts as a spike; above 1.
+        window: The number of recent steps whose median it uses.
+        warmup: The number of first steps that it only observes.
+        action: `"skip"` skips the step, and waits for the device once a step. `"clip"` scales the gradients down to the
+            limit on the device and does not wait; non-finite gradients stay as they are, because no factor makes them
+            finite.
+        give_up_after: End the run after this number of skipped steps in a row; None never ends it. Only with `"skip"`.
+        params: The parameters whose gradients count; all of them by default.
     """
 
     built_in = True

@@ -35,8 +35,12 @@ class Identity(UpdateHook):
 class Measure(UpdateHook):
     """Log the gradients' global norm as ``gradients/<as>/norm``, at its place in the chain; changes nothing.
 
-    `metrics` may name more: mean, std, min, max, absmax, zeros, nans, infs, count of all elements together. Everything
-    stays on the device until the record is next written.
+    Values stay on the device until the record is next written.
+
+    Args:
+        metrics: A list with any of norm, mean, std, min, max, absmax, zeros, nans, infs and count, each of all elements
+            together.
+        params: The parameters whose gradients it measures; all of them by default.
     """
 
     built_in = True

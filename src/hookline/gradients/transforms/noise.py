@@ -18,8 +18,13 @@ from hookline.ranks import find_ranks
 class Noise(Transform):
     """Add Gaussian noise of variance eta / (1 + t)^gamma, t counting updates from 0 (Neelakantan et al., 2015).
 
-    It has one generator per device, so training's are not used. They are seeded with `seed`, or the run's seed, and
-    with the hook's name; their state is saved with the run.
+    It draws from one generator per device, separate from training's. Their state is saved with the run.
+
+    Args:
+        eta: The variance of the noise at the first update.
+        gamma: How fast the variance falls; 0 keeps it constant.
+        seed: What seeds the generators, together with the hook's name; the run's seed by default.
+        params: The parameters whose gradients it changes; all of them by default.
     """
 
     built_in = True

@@ -11,7 +11,12 @@ from hookline.gradients.view import Gradients, Transform
 
 
 class Scale(Transform):
-    """Multiply gradients by `factor`; with `params`, this gives some layers another learning rate under SGD."""
+    """Multiply gradients by `factor`; with `params`, this gives some layers another learning rate under SGD.
+
+    Args:
+        factor: The number that multiplies the gradients.
+        params: The parameters whose gradients are multiplied; all of them by default.
+    """
 
     built_in = True
     name = "scale"
@@ -27,7 +32,10 @@ class Scale(Transform):
 class Normalize(Transform):
     """Divide the gradients by their norm: all by the global norm, or each parameter's by its own.
 
-    `eps` is added to the norm, so that a zero gradient stays zero.
+    Args:
+        by: `"all"` divides by the norm of all selected gradients, `"parameter"` divides each by its own norm.
+        eps: A number that is added to the norm, so that a zero gradient stays zero.
+        params: The parameters whose gradients are divided; all of them by default.
     """
 
     built_in = True
@@ -48,7 +56,10 @@ class Normalize(Transform):
 class Centralize(Transform):
     """Subtract from each row of a gradient its mean (gradient centralization, Yong et al., 2020).
 
-    A row is what leads to one output: all dimensions but the first. Vectors and scalars are left as they are.
+    A row holds the weights that lead to one output: all dimensions but the first. Vectors and scalars do not change.
+
+    Args:
+        params: The parameters whose gradients are centralized; all of them by default.
     """
 
     built_in = True
@@ -62,7 +73,11 @@ class Centralize(Transform):
 
 
 class Sign(Transform):
-    """Replace every element by its sign: -1, 0 or 1."""
+    """Replace every element by its sign: -1, 0 or 1.
+
+    Args:
+        params: The parameters whose gradients are replaced; all of them by default.
+    """
 
     built_in = True
     name = "sign"
