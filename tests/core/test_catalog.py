@@ -113,7 +113,6 @@ def test_the_state_of_an_update_hook_is_its_own_and_free() -> None:
     assert not CATALOG["on_step_end"].free("state")
 
 
-
 def test_overriding_an_event_with_any_signature_is_legal_typing() -> None:
     """Each row takes *args and **kwargs, so that type checkers accept overrides with fewer names."""
     for name in SPELLINGS:

@@ -788,7 +788,7 @@ def test_any_hook_can_stop_the_run_with_a_reason(way):
 def test_see_also_leads_to_the_guide_the_reference_and_examples():
     """The page on hooks ends with links to these three; the reference has every public name and every event."""
     docs = Path(__file__).resolve().parents[2] / "docs"
-    section = (docs / "how-to" / "writing-hooks.md").read_text().partition("## See also")[2]
+    section = (docs / "how-to" / "write-a-hook.md").read_text().partition("## See also")[2]
     guide, reference, examples = (docs / "how-to" / target for target in re.findall(r"\]\(([^)]+)\)", section))
     assert all(f"`{name}`" in guide.read_text() for name in ("console_log", "throughput", "events.jsonl", "profiler"))
     assert [name for name in hookline.__all__ if f"| `{name}` |" not in reference.read_text()] == []
