@@ -402,6 +402,6 @@ def _parse_metrics(
             name = getattr(metric, "__name__", type(metric).__name__).strip("<>")
             functions[numbered(name, {*METRICS, *functions})] = metric
         elif metric not in METRICS:
-            remedy = nearest(str(metric), METRICS, "`hookline help activations`")
+            remedy = nearest(str(metric), METRICS, "`hookline help measure-activations`")
             raise ConfigError("metrics", f"unknown metric {metric!r}; {remedy}")
     return tuple(dict.fromkeys(metrics)), functions
