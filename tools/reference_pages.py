@@ -205,15 +205,21 @@ def components_page() -> str:
 def record_events_page() -> str:
     """Return the page of the kinds of events in events.jsonl."""
     rows = [
-        (f"`{kind.kind}`", kind.severity or "", visible(re.sub(r"{(\w+)[^}]*}", r"*\1*", kind.sentence)))
+        (
+            f"`{kind.kind}`",
+            kind.severity or "",
+            visible(re.sub(r"{(\w+)[^}]*}", r"*\1*", kind.sentence)),
+            kind.remedy,
+        )
         for kind in EVENTS.values()
     ]
     head = [
         "# Record events", "", GENERATED, "",
         "Each line of `events.jsonl` has one of these kinds, or a kind that a hook of yours wrote with `trainer.note`.",
-        "Those with a severity are alerts in `hookline show` and the report.", "",
+        "Those with a severity are alerts in `hookline show` and the report.",
+        "[Run files](run-files.md#eventsjsonl) shows the lines.", "",
     ]  # fmt: skip
-    return "\n".join([*head, *table(("kind", "severity", "what it says"), rows)]) + "\n"
+    return "\n".join([*head, *table(("kind", "severity", "what it says", "what to do"), rows)]) + "\n"
 
 
 def main() -> None:

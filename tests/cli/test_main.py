@@ -439,12 +439,12 @@ def test_latest_is_the_run_that_was_started_last(capsys: Captured) -> None:
 
 
 def test_exit_codes_are_listed(capsys: Captured) -> None:
-    """Every exit code that the commands use is in `--help` and in docs/how-to/config.md, with the same meaning."""
+    """Every exit code that the commands use is in `--help` and in docs/reference/commands.md, with the same meaning."""
     used = {value for name, value in vars(hookline.cli).items() if name.isupper() and type(value) is int}
     assert set(EXIT_CODES) == used - {hookline.cli._MAX_MESSAGE_LENGTH}
-    page = (Path(__file__).parents[2] / "docs" / "how-to" / "config.md").read_text(encoding="utf-8")
-    table = page.partition("| exit code | meaning |\n|---|---|\n")[2].partition("\n\n")[0]
-    assert table.splitlines() == [f"| {code} | {about} |" for code, about in EXIT_CODES.items()]
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
+    table = page.partition("| code | meaning |\n| --- | --- |\n")[2].partition("\n\n")[0]
+    assert table.splitlines() == [f"| `{code}` | {about} |" for code, about in EXIT_CODES.items()]
     main([])
     out = " ".join(capsys.readouterr().out.split())
     assert " ".join(f"{code} {about}" for code, about in EXIT_CODES.items()) in out

@@ -50,7 +50,7 @@ _ABOUT_OVERRIDES = "change a value: trainer.seed=1, hooks.ema.decay=0.99"
 OVERRIDES = argument("words", "a.b=value", _ABOUT_OVERRIDES, nargs="*", default=[])
 _ABOUT_HOOK = "add this hook; hooks.NAME.key=value sets its parameters (may be repeated)"
 HOOK = argument("--hook", "NAME", _ABOUT_HOOK, **REPEATED)
-DEVICE = argument("--device", "DEVICE", "where to run, such as cpu or cuda:1; by default the best there is")
+DEVICE = argument("--device", "DEVICE", "device, for example cpu or cuda:1 (default: cuda if available, else cpu)")
 EVENT = argument("--event", "NAME", "one event")
 HOST = argument("--host", "HOST", "what events mean there: attach, lightning, transformers or ignite")
 _ABOUT_IMPORT = "import your module first, for what it registers (may be repeated)"
