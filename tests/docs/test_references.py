@@ -44,9 +44,9 @@ NOT_LISTS = {
     "hookline COMMAND", "hookline COMMAND --help", "hookline hooks NAME prints one hook in full",
     "hookline events --event NAME prints one event in full",
     "hookline checkpoints NAME", "hookline verify-checkpoint NAME/NAME",
-    "hookline label NAME", "hookline plot", "hookline resume NAME", "hookline runs",
-    "hookline run", "hookline run train",
-    "hookline show RUN --metrics", "hookline help", "hookline help TOPIC prints a page",
+    "hookline label NAME", "hookline plot", "hookline replay", "hookline resume NAME", "hookline resume RUN",
+    "hookline run", "hookline run train", "hookline runs", "hookline show RUN --metrics", "hookline help",
+    "hookline help TOPIC prints a page",
 }  # fmt: skip
 """References in messages that do not promise a list, or one that needs a run (tests/cli/test_plot.py has it)."""
 
