@@ -38,7 +38,7 @@ NOTES = [
     "Identity: the default hook alone, which is not called.",
     "By hand: the same five things in a loop over the parameters, with torch operations and without waits.",
     "Plus the same torch operations: the means, foreach operations and norms that the hooks use, called directly.",
-    "On CUDA a turn is some steps between two synchronisations.",
+    "On CUDA a turn is some steps between two synchronizations.",
 ]
 
 

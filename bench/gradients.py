@@ -27,7 +27,7 @@ from hookline.stats.rows import norms
 TITLE = "The gradient monitor, every parameter at every step"
 COLUMNS = ("what is measured, and how", "time", "above or ratio", "± s.e.", "goal")
 GPU_NOTES = [
-    "Pure bf16, batch 8 x 1024, fused AdamW. An interval is some steps between two synchronisations.",
+    "Pure bf16, batch 8 x 1024, fused AdamW. An interval is some steps between two synchronizations.",
     "Above: median over the rounds of (step / plain step - 1) in the same round.",
     "Hookline's rows end on disk: metrics.jsonl and layers.jsonl, written every ten steps (the loop: every 47).",
 ]

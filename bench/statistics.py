@@ -34,7 +34,7 @@ TITLE = "Statistics of activations and gradients"
 COLUMNS = ("what is measured, and how", "time", "above or ratio", "± s.e.", "goal", "peak memory", "in no_grad")
 GPU_NOTES = [
     "Six statistics: mean, std, absmax, zeros, NaNs, infinities; ours are ten. Every leaf module, every step.",
-    "Pure bf16, batch 8 x 1024, fused AdamW. A turn is some steps between two synchronisations.",
+    "Pure bf16, batch 8 x 1024, fused AdamW. A turn is some steps between two synchronizations.",
     "Above: median over the rounds of (step / plain step - 1) in the same round.",
     "Ours ends with the copy to the host and with reading what has arrived. With the record: the monitoring hook, "
     "whose rows end in layers.jsonl, written every ten steps (the loop: every 47).",

@@ -21,10 +21,12 @@ ROOT = Path(__file__).resolve().parents[2]
 REMEDY = "run `make docs` and commit what it writes"
 
 sys.path.insert(0, str(ROOT / "tools"))
-api_page, architecture_page, events_page, pages, public_stub, reference_pages = (
+api_page, architecture_page, benchmarks_page, events_page, pages, public_stub, reference_pages = (
     import_module(name)
-    for name in ("api_page", "architecture_page", "events_page", "pages", "public_stub", "reference_pages")
-)
+    for name in (
+        "api_page", "architecture_page", "benchmarks_page", "events_page", "pages", "public_stub", "reference_pages",
+    )
+)  # fmt: skip
 sys.path.remove(str(ROOT / "tools"))
 
 PARTS: dict[str, tuple[str, Callable[[], str]]] = {
@@ -49,6 +51,22 @@ def test_reference_pages_are_current() -> None:
     assert list(made) == [], REMEDY
     committed = {f"hooks/{path.name}" for path in (ROOT / "docs" / "reference" / "hooks").glob("*.md")}
     assert committed <= set(reference_pages.pages()), REMEDY
+
+
+def test_the_benchmarks_are_current() -> None:
+    """docs/explanation/benchmarks.md and its chart are what their generator makes from bench/results."""
+    assert page("explanation/benchmarks.md") == benchmarks_page.benchmarks_page(), REMEDY
+    assert page("images/overhead.svg") == benchmarks_page.chart(), REMEDY
+
+
+def test_the_chart_has_every_contender_of_the_newest_result() -> None:
+    """Each contender of the newest table of overhead has a bar without hooks and one with ten."""
+    newest = max((ROOT / "bench" / "results").glob("*-overhead.md")).read_text(encoding="utf-8")
+    contenders = set(re.findall(r"^\| (.+), \d+ hooks", newest, re.MULTILINE))
+    assert {name: sorted(bars) for name, bars in benchmarks_page.overhead().items()} == {
+        name: [0, 10] for name in contenders
+    }
+    assert len(contenders) >= 5
 
 
 @pytest.mark.parametrize("name", PARTS)
