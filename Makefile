@@ -61,6 +61,7 @@ docs: $(VENV)/.dev-stamp
 	$(BIN)/python tools/api_page.py
 	$(BIN)/python tools/architecture_page.py
 	$(BIN)/python tools/benchmarks_page.py
+	$(BIN)/python tools/compatibility_page.py
 	$(BIN)/python tools/requirements_page.py
 
 site: $(VENV)/.site-stamp

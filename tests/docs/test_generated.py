@@ -21,10 +21,13 @@ ROOT = Path(__file__).resolve().parents[2]
 REMEDY = "run `make docs` and commit what it writes"
 
 sys.path.insert(0, str(ROOT / "tools"))
-api_page, architecture_page, benchmarks_page, events_page, pages, public_stub, reference_pages = (
+(
+    api_page, architecture_page, benchmarks_page, compatibility_page, events_page, pages, public_stub, reference_pages,
+) = (
     import_module(name)
     for name in (
-        "api_page", "architecture_page", "benchmarks_page", "events_page", "pages", "public_stub", "reference_pages",
+        "api_page", "architecture_page", "benchmarks_page", "compatibility_page", "events_page", "pages",
+        "public_stub", "reference_pages",
     )
 )  # fmt: skip
 sys.path.remove(str(ROOT / "tools"))
@@ -32,6 +35,7 @@ sys.path.remove(str(ROOT / "tools"))
 PARTS: dict[str, tuple[str, Callable[[], str]]] = {
     "public names": ("reference/api.md", api_page.api_reference),
     "source tree": ("project/architecture.md", architecture_page.source_tree),
+    "versions": ("help/compatibility.md", compatibility_page.versions),
 }
 
 

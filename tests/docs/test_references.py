@@ -176,3 +176,13 @@ def test_only_built_in_names_are_looked_for_on_a_page() -> None:
     config = {"hooks": {"lifecycle": [{"name": "ema", "as": f"ema_{number}"} for number in range(10)]}}
     with pytest.raises(HooklineError, match=r"no hook of this config has that name; there are 10, such as"):
         load_config(config, ["hooks.zzz.decay=1"])
+
+
+def test_the_messages_of_the_troubleshooting_page_are_in_the_source() -> None:
+    """Each heading of docs/help/troubleshooting.md is a part of a text of the source; "…" is what it inserts."""
+    page = (ROOT / "docs" / "help" / "troubleshooting.md").read_text(encoding="utf-8")
+    messages = re.findall(r"^### `(.+)`$", page, re.MULTILINE)
+    everything = "\n".join(text for path in (ROOT / "src").rglob("*.py") for text in texts(path))
+    everything = re.sub("%[sdr]", "…", everything.replace("NAME", "…"))
+    assert [message for message in messages if message not in everything] == []
+    assert len(messages) >= 25
