@@ -65,7 +65,7 @@ docs: $(VENV)/.dev-stamp
 	$(BIN)/python tools/requirements_page.py
 
 site: $(VENV)/.site-stamp
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "build/site/index.html"
 
 clean:
