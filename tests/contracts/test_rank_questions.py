@@ -22,6 +22,7 @@ WORLD_SIZE = {
     "core/collectives": "a hook may not call a collective that others do not know of",
     "core/failures": "a note names the rank; an update that fails on one rank ends the run",
     "core/registry": "arguments of an event may be collectives; failures may switch a hook off on one rank",
+    "hosts/watch": "with several ranks a signal ends a process also while it waits for the others",
     "hooks/checkpoint": "nothing is saved after a failure of one rank",
     "hooks/throughput": "a share of the peak of all devices",
     "run/control": "how many ranks have batches of their own",
