@@ -36,7 +36,7 @@ NOTES = [
     "Due / others: what p99 / median is if nothing interrupts the steps.",
     "p99 / median: of single steps. The machine interrupts the steps without hooks as well, so against none divides by"
     " their value.",
-    "The three monitors of seed 002: lr_monitor, throughput, gradient_monitor. All others: gradient_flow, json_log and,"
+    "The three monitors of document 002: lr_monitor, throughput, gradient_monitor. All others: gradient_flow, json_log and,"
     " in every module, activation_stats and monitor.",
 ]
 BLOCK = 10
@@ -58,7 +58,7 @@ MONITORS: dict[str, dict[str, Any]] = {
 OF_SEED_002 = ("lr_monitor", "throughput", "gradient_monitor")
 WATCHING = ("loss_spike", "stall_watchdog")
 NONE, GOAL = "no hooks", "≤ +2 %, ≤ 1.2"
-THREE, FIVE, ALL = "the three monitors of seed 002", "with loss_spike and stall_watchdog", "and all others"
+THREE, FIVE, ALL = "the three monitors of document 002", "with loss_spike and stall_watchdog", "and all others"
 MOMENTS = "the three, with gradients' moments"
 
 

@@ -58,7 +58,7 @@ def lines_of_page(rows: list[tuple[str, str]], seen: dict[str, Any]) -> Iterator
     yield HEAD
     yield f"{held} of {len(rows)} have a passing test."
     for seed, members in groupby(rows, key=lambda row: row[0].split("-")[0]):
-        yield f"\n## Seed {seed}\n"
+        yield f"\n## Document {seed}\n"
         yield "| id | promise | shown by |"
         yield "|---|---|---|"
         for one, text in members:

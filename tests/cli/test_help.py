@@ -28,3 +28,10 @@ def test_an_unknown_topic_names_the_nearest(capsys: pytest.CaptureFixture[str]) 
     """A topic that does not exist is refused with the nearest one."""
     assert main(["help", "optoins"]) == 2
     assert "there is no page 'optoins'; did you mean 'options'?" in capsys.readouterr().err
+
+
+def test_tabs_of_the_site_are_titles_in_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """A block inside a tab is printed as code, below the tab's title."""
+    printed = output_of(capsys, ["help", "quickstart"])
+    assert "===" not in printed and "```" not in printed
+    assert "Config" in printed and "- {name: monitor, every: 50}" in printed

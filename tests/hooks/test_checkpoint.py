@@ -129,7 +129,7 @@ SEED = {
 
 
 @pytest.mark.req("002-19", "002-20", "002-21", "002-25")
-def test_the_config_of_seed_002_keeps_the_best_three() -> None:
+def test_the_config_of_document_002_keeps_the_best_three() -> None:
     """The three best are there under the names asked for, and best_path and the link lead to the best."""
     trainer = run([0.5, 0.1234, 0.4, 0.3, 0.2, 0.1, 0.9, 0.8], SEED)
     best = {"epoch_1_loss_0.12", "epoch_4_loss_0.20", "epoch_5_loss_0.10"}
@@ -448,7 +448,7 @@ def test_invalid_options_are_rejected(parameters: dict[str, Any], words: str) ->
 
 
 def test_model_checkpoint_is_the_same_class() -> None:
-    """Seed 001's CheckpointHook and seed 002's model checkpoint are the same class."""
+    """Document 001's CheckpointHook and document 002's model checkpoint are the same class."""
     assert ModelCheckpoint is CheckpointHook
 
 

@@ -315,8 +315,8 @@ def test_invalid_parameters_are_rejected(parameters: dict[str, Any], message: st
 
 
 @pytest.mark.req("002-09")
-def test_the_configuration_of_seed_002(tmp_path: Path) -> None:
-    """Seed 002's block as it stands, and what it promises is in the run's directory."""
+def test_the_configuration_of_document_002(tmp_path: Path) -> None:
+    """Document 002's block as it stands, and what it promises is in the run's directory."""
     from hookline import HooksConfig  # here, so that the rest runs without pydantic
 
     config = HooksConfig(

@@ -21,7 +21,7 @@ def recorded(config: dict[str, Any], **options: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.req("002-35", "002-36", "002-37", "002-38")
-def test_the_config_of_seed_002() -> None:
+def test_the_config_of_document_002() -> None:
     """Once an epoch, with momentum and weight decay beside the learning rate."""
     optimizer = partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01)
     scheduler = partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 
 from rich.markdown import Markdown
@@ -45,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     if options.topic not in pages:
         raise HooklineError(f"there is no page {options.topic!r}; {nearest(options.topic, pages, '`hookline help`')}")
     page = pages[options.topic]
-    console.print(Markdown(page.read_text(encoding="utf-8"), hyperlinks=False))
+    console.print(Markdown(without_tabs(page.read_text(encoding="utf-8")), hyperlinks=False))
     folder = page.relative_to(documentation()).parent.as_posix()
     heading(console, "online", f"{SITE}{folder}/{page.stem}.html")
     return 0
@@ -56,6 +57,19 @@ def documentation() -> Path:
     package = Path(__file__).parents[1]
     installed = package / "_docs"
     return installed if installed.is_dir() else package.parents[1] / "docs"
+
+
+def without_tabs(text: str) -> str:
+    """Return a page whose tabs, which only the site has, are paragraphs with their title."""
+    lines, is_in_tab = [], False
+    for line in text.splitlines():
+        if tab := re.match(r'=== "(.*)"$', line):
+            lines.append(f"*{tab[1]}*")
+            is_in_tab = True
+        else:
+            is_in_tab = is_in_tab and (not line or line.startswith("    "))
+            lines.append(line[4:] if is_in_tab else line)
+    return "\n".join(lines)
 
 
 def find_pages() -> dict[str, Path]:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 KINDS = ("lifecycle", "forward", "update")
 RESERVED = ("name", "as", *OPTIONS)
-FLAGS = {  # seed 002's switches: flag -> built-in hook and the key of its parameters
+FLAGS = {  # document 002's switches: flag -> built-in hook and the key of its parameters
     "enable_logging_hook": ("console_log", "logging_config"),
     "enable_gradient_monitor": ("gradient_monitor", "gradient_monitor_config"),
     "enable_model_checkpoint_hook": ("checkpoint", "model_checkpoint_config"),

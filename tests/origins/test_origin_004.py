@@ -1,4 +1,4 @@
-"""Seed 004's code blocks, as written there; only the import lines are ours."""
+"""Document 004's code blocks, as written there; only the import lines are ours."""
 
 import copy
 import dataclasses

@@ -1,4 +1,4 @@
-"""Seed 003's code block, as written there; only the import line is ours. And its list of methods and settings."""
+"""Document 003's code block, as written there; only the import line is ours. And its list of methods and settings."""
 
 import gc
 import threading

@@ -1,4 +1,4 @@
-"""Seed 002's code blocks, as written there; only the import lines are ours.
+"""Document 002's code blocks, as written there; only the import lines are ours.
 
 Blocks on the gradient monitor, checkpoints by metric, early stopping and the lr monitor stand with their hooks.
 """

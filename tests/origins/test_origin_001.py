@@ -1,4 +1,4 @@
-"""Seed 001's code blocks, as written there; only the import lines are ours."""
+"""Document 001's code blocks, as written there; only the import lines are ours."""
 
 import json
 
