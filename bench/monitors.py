@@ -36,8 +36,8 @@ NOTES = [
     "Due / others: what p99 / median is if nothing interrupts the steps.",
     "p99 / median: of single steps. The machine interrupts the steps without hooks as well, so against none divides by"
     " their value.",
-    "The three monitors of document 002: lr_monitor, throughput, gradient_monitor. All others: gradient_flow, json_log and,"
-    " in every module, activation_stats and monitor.",
+    "The three monitors of document 002: lr_monitor, throughput, gradient_monitor. All others: gradient_flow, json_log"
+    " and, in every module, activation_stats and monitor.",
 ]
 BLOCK = 10
 DUE, NEXT, OTHERS = 4, 5, (0, 1, 2, 3, 6, 7, 8, 9)  # of a block's steps
