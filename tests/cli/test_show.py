@@ -94,7 +94,7 @@ def test_the_command_that_resumes_repeats_the_arguments_of_the_run(capsys: pytes
 def test_a_run_that_was_made_in_code_is_resumed_in_code(capsys: pytest.CaptureFixture[str]) -> None:
     path = train(hookline.CheckpointHook())
     interrupt(path)
-    assert "build the same trainer and call trainer.fit(resume=" in show(capsys, path)
+    assert "in code: trainer.fit(resume=" in show(capsys, path)
     assert json_of(capsys, "show", path)["resume"] is None
 
 
