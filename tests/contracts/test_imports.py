@@ -117,7 +117,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "trainer": SHARED | {"core", "gradients", "record", "runs", "checkpoints", "run"},
     "hosts": SHARED
     | {"core", "record", "runs", "checkpoints", "run"}
-    | {"trainer.counting", "activations.compile.detection"},
+    | {"trainer.counting", "activations.compile.detection", "activations.hooked_modules"},
     **dict.fromkeys(("ignite", "lightning", "transformers"), SHARED | {"checkpoints", "hosts"}),
     "config": SHARED | {"core", "record", "runs", "trainer.metrics", "trainer.options"},
     "demo": below("demo"),

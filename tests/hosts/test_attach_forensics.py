@@ -1,6 +1,8 @@
 """`nan_forensics` in a loop of the user's own: the model's recorded call is run again, without the loss."""
 
+import copy
 import json
+import pickle
 from typing import Any
 
 import pytest
@@ -167,3 +169,16 @@ def test_the_record_of_calls_ends_with_their_step() -> None:
         train(model, optimizer, batches(3), hl)
         assert len(hl.run.calls) == 1
         assert not hl.should_stop and not hl.run.calls
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_loop_may_copy_the_model_whose_calls_are_recorded(copied: Any) -> None:
+    """As one that keeps its best model does; the copy is not recorded."""
+    model, optimizer = make()
+    with hookline.attach(model, optimizer, hooks=["nan_forensics"], output_dir=None) as hl:
+        train(model, optimizer, batches(3), hl)
+        twin = copied(model)
+        assert_same(state_of(twin), state_of(model))
+        before = len(hl.run.calls)
+        twin(batches(1)[0][0])
+        assert len(hl.run.calls) == before

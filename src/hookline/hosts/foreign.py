@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from hookline._console import logger
 from hookline._names import plain_buffers, unwrap_module
 from hookline._tensors import is_sharded
+from hookline.activations.hooked_modules import TorchHook
 from hookline.core.entry import Entry
 from hookline.errors import RegistrationError
 from hookline.hosts.checkpoints import ForeignCheckpoints
@@ -58,6 +59,21 @@ class ForeignWindow(Window):
             return parts[0].loss
         losses = torch.stack([part.loss for part in parts])
         return losses.sum() if self._run.losses_add_up else losses.mean()
+
+
+class CallRecorder(TorchHook):
+    """The torch hook on a model whose calls a run records; a loop may copy and pickle the model meanwhile.
+
+    Args:
+        record: Called with the arguments of a call.
+    """
+
+    def __init__(self, record: Callable[[tuple[Any, ...], dict[str, Any]], None]) -> None:
+        self._record = record
+
+    def __call__(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Record a call that begins."""
+        self._record(args, kwargs)
 
 
 class ForeignEngine(Engine):
@@ -169,12 +185,12 @@ class ForeignRun(ForeignCheckpoints):
     def _record_calls(self, wanted: bool) -> None:
         """Have a hook on the model only while another hook may want to run its calls again."""
         if wanted and self._recording is None:
-            self._recording = self.model.register_forward_pre_hook(self._note_call, with_kwargs=True)
+            self._recording = self.model.register_forward_pre_hook(CallRecorder(self._note_call), with_kwargs=True)
         elif not wanted and self._recording is not None:
             self._recording.remove()
             self._recording = None
 
-    def _note_call(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _note_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Record a call of the model in training."""
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():  # Inside a graph this would break it.
             return
