@@ -1,4 +1,4 @@
-"""The pytest plugin of Hookline: fixtures for tests of hooks. docs/testing-hooks.md has the list.
+"""The pytest plugin of Hookline: fixtures for tests of hooks. docs/how-to/testing-hooks.md has the list.
 
 pytest imports this module wherever Hookline is installed. So it imports nothing of Hookline and no torch until a test
 uses a fixture.
