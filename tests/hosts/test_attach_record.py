@@ -49,8 +49,8 @@ def test_the_files_of_a_run() -> None:
 
 
 @pytest.mark.parametrize(("factor", "health"), [(1.0, "healthy"), (float("nan"), "broken")])
-def test_the_verdict(factor: float, health: str) -> None:
-    """It is that of the numbers, whether the loop reports its losses or not."""
+def test_the_verdict(factor: float, health: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Bad weights are seen whether the loop reports its losses or not; that all is well needs losses."""
     for reports in (True, False):
         model, optimizer = make()
         with hookline.attach(model, optimizer) as hl:
@@ -59,8 +59,20 @@ def test_the_verdict(factor: float, health: str) -> None:
                 hl.backward(loss) if reports else loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 optimizer.zero_grad()
-        assert hl.run.record.run["verdict"]["health"] == health
+        verdict = health if reports or health == "broken" else "not judged"
+        assert hl.run.record.run["verdict"]["health"] == verdict
         assert hl.run.record.run["outcome"] == ("completed" if health == "healthy" else "non_finite")
+        reason = "not judged: neither train/loss nor a validation was recorded"
+        assert (reason in capsys.readouterr().out) == (verdict == "not judged")
+
+
+def test_a_validation_is_enough_for_a_verdict() -> None:
+    model, optimizer = make()
+    with hookline.attach(model, optimizer) as hl:
+        train(model, optimizer, batches())
+        with hl.validation():
+            hl.log("val/loss", 0.5)
+    assert hl.run.record.run["verdict"]["health"] == "healthy"
 
 
 def test_the_advice_about_a_nan_is_for_this_loop(caplog: pytest.LogCaptureFixture) -> None:
@@ -90,7 +102,8 @@ def test_the_live_view(lines: str) -> None:
     data, loss = ("hl.batches(batches())", "hl") if lines == "all" else ("batches()", "None")
     program = LOOP.format(helpers=str(Path(own_loops.__file__).parent), data=data, loss=loss)
     screen = "\n".join(run_at_terminal(program)[0][-1])
-    assert "6 steps" in screen and "completed, healthy: 6 steps" in screen and "lr 0.05" in screen
+    verdict = "healthy" if lines == "all" else "not judged"
+    assert "6 steps" in screen and f"completed, {verdict}: 6 steps" in screen and "lr 0.05" in screen
     assert ("loss " in screen and "epoch 1" in screen) == (lines == "all") and "nan" not in screen
 
 

@@ -41,7 +41,7 @@ from hookline.runs.verdict import Alert, Verdict, judge
 _MAX_PARTS, _MAX_ALERTS, _MAX_METRICS, _MAX_HOOKS = 6, 6, 6, 3  # together with a chart they fill a screen
 _MIN_SECONDS = 0.001  # of a hook that is listed
 UNKNOWN = "unknown"  # instead of a commit
-_HEALTH_STYLES = {"healthy": "bold green", "look at this": "bold yellow", "broken": "bold red"}
+_HEALTH_STYLES = {"healthy": "bold green", "not judged": "bold", "look at this": "bold yellow", "broken": "bold red"}
 _STYLES = {"error": "red", "warning": "yellow", "info": ""}
 
 ARGUMENTS = RUN | flag("--metrics", "print all metrics of the run, and nothing else") | JSON

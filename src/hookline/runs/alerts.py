@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from hookline._text import duration_text
-from hookline.record.events import EVENTS, SEVERITIES, Severity, describe_event, hook_of
+from hookline.record.events import EVENTS, Severity, describe_event, hook_of
 from hookline.record.json_lines import as_mapping, as_number
 from hookline.runs.find import KILLED, RUNNING
 from hookline.runs.learning import find_learning_alerts
 from hookline.runs.stories import tell_stories
 from hookline.runs.summary import LayerTable, RunSummary
-from hookline.runs.verdict import Alert
+from hookline.runs.verdict import Alert, badness
 
 _NAMES_SHOWN = 3
 _MAX_PER_KIND = 5  # alerts; the last one says how many more there are
@@ -52,8 +52,7 @@ def find_alerts(summary: RunSummary) -> list[Alert]:
     with np.errstate(over="ignore", invalid="ignore"):  # values near the largest float
         alerts += [*_from_curves(summary), *find_learning_alerts(summary), *_from_outcome(summary)]
     alerts = tell_stories(alerts)
-    alerts.sort(key=lambda alert: (SEVERITIES.index(alert.severity), alert.step is None, alert.step or 0))
-    return alerts
+    return sorted(alerts, key=badness)
 
 
 def _from_outcome(summary: RunSummary) -> Iterator[Alert]:

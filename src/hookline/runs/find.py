@@ -60,7 +60,7 @@ class RunFiles(RunReader):
 
     @property
     def health(self) -> str | None:
-        """The verdict that the run ended with: healthy, look at this, or broken; None if it has none.
+        """The verdict that the run ended with: healthy, not judged, look at this, or broken; None if it has none.
 
         A run that was killed could write none, and deserves a look.
         """

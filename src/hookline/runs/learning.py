@@ -19,7 +19,7 @@ from hookline.record.events import Severity
 from hookline.runs.curves import Curve
 from hookline.runs.direction import better
 from hookline.runs.summary import RunSummary
-from hookline.runs.verdict import Alert
+from hookline.runs.verdict import NO_LOSS, Alert
 
 _TRAIN_LOSS = "train/loss"
 _MIN_VALUES, _MIN_CHECKS = 40, 5  # values of the training loss, and of a metric of validations, below which all is well
@@ -149,6 +149,9 @@ def _noise(values: Values) -> float:
 
 def find_learning_alerts(summary: RunSummary) -> Iterator[Alert]:
     """Yield what the curves of a run say against it, at most one alert for each cause."""
+    if summary.run.get("optimizers") and summary.files.step and not any(map(_is_measure, summary.curves)):
+        text = f"neither {_TRAIN_LOSS} nor a validation was recorded: nothing tells whether the model learned"
+        yield Alert(NO_LOSS, "info", None, text)
     loss = _training_loss(summary)
     checks = [*_validations(summary)]
     if loss is not None:
@@ -263,6 +266,11 @@ def _begins_trained(summary: RunSummary) -> bool:
     """Return whether a run continues another one, takes weights from a file, or got a model that had been trained."""
     run = summary.run
     return bool(run.get("lineage") or run.get("begins_trained") or _INIT_FROM.search(summary.config))
+
+
+def _is_measure(name: str) -> bool:
+    """Whether a metric may tell whether a run learned: a training loss, or anything that a validation measured."""
+    return name == _TRAIN_LOSS or name.startswith("val/")
 
 
 def _is_accuracy(name: str) -> bool:

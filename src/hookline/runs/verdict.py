@@ -1,4 +1,4 @@
-"""What deserves attention in a run, and the verdict on it: healthy, look at this, or broken."""
+"""What deserves attention in a run, and the verdict on it: healthy, not judged, look at this, or broken."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Literal
 
 from hookline.record.events import SEVERITIES, Severity
 
-Health = Literal["healthy", "look at this", "broken"]
+Health = Literal["healthy", "not judged", "look at this", "broken"]
 _HEALTH: Mapping[Severity, Health] = {"error": "broken", "warning": "look at this", "info": "healthy"}
+NO_LOSS = "no_loss"
+"""The kind of the notice that nothing tells whether a run learned."""
 
 _MAX_LENGTH = 1000  # characters of a reason: exceptions may quote any text
 
@@ -49,8 +51,15 @@ class Verdict:
 
 def judge(alerts: Sequence[Alert]) -> Verdict:
     """Return the verdict on a run, given its alerts: the worst of them decides."""
-    worst = min(alerts, key=lambda alert: SEVERITIES.index(alert.severity), default=None)
+    worst = min(alerts, key=badness, default=None)
+    if worst is not None and worst.kind == NO_LOSS:
+        return Verdict("not judged", worst.text)
     if worst is None or worst.severity == "info":
         return Verdict("healthy")
     reason = worst.text if len(worst.text) <= _MAX_LENGTH else f"{worst.text[: _MAX_LENGTH - 1]}…"
     return Verdict(_HEALTH[worst.severity], reason, worst.step)
+
+
+def badness(alert: Alert) -> tuple[int, bool, bool, int]:
+    """Return what sorts alerts: the worst first, of notices the one that decides, and then by step."""
+    return SEVERITIES.index(alert.severity), alert.kind != NO_LOSS, alert.step is None, alert.step or 0
