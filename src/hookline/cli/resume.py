@@ -34,7 +34,11 @@ def run(options: argparse.Namespace) -> int:
     run_dir = run_directory(path)
     if run_dir is None:
         raise HooklineError(f"{path} is not a run: it has no run.json; give a run's directory, runs/<run_id>")
-    config = read_recorded(run_dir, options.words, call=f"trainer.fit(resume={str(run_dir)!r}), or hl.load({str(run_dir)!r}) in a loop with attach")
+    config = read_recorded(
+        run_dir,
+        options.words,
+        call=f"trainer.fit(resume={str(run_dir)!r}), or hl.load({str(run_dir)!r}) in a loop with attach",
+    )
     _check_labels(options, config)
     from hookline.build import trainer_from_config  # takes seconds: errors of the path come first
 
