@@ -59,7 +59,7 @@ def test_the_first_bad_output_is_named() -> None:
     assert diagnosis.statistics["nan"] > 0
     assert (diagnosis.batch, diagnosis.parameters, diagnosis.gradients) == ((), (), ())
     assert str(diagnosis) == (
-        "the first bad output is that of module '1.1' (float32 (2, 3) on cpu);"
+        "the first bad output came from module '1.1' (float32 (2, 3) on cpu);"
         " the first Inf came out of module '1.0.inner'"
     )
 
@@ -118,7 +118,7 @@ def test_a_loss_that_is_bad_although_outputs_are_finite() -> None:
     """When every output is finite, the loss function is to blame."""
     diagnosis = diagnosis_of(make_trainer(nn.ReLU(), loss_fn=lambda out, target: (out - target).sum() / 0 * 0))
     assert diagnosis.module is None
-    assert str(diagnosis) == "every module's output is finite, the loss made of them is nan"
+    assert str(diagnosis) == "every module's output is finite, but the loss computed from them is nan"
 
 
 def test_a_backward_that_goes_bad_is_named() -> None:
@@ -127,8 +127,8 @@ def test_a_backward_that_goes_bad_is_named() -> None:
     assert diagnosis.backward_module == "1.inner"
     assert diagnosis.gradients == ("0.weight", "0.bias")
     assert diagnosis.operation == "MulBackward0"
-    assert "the first bad one was given by the backward of module '1.inner';" in str(diagnosis)
-    assert str(diagnosis).endswith("the first NaN by MulBackward0")
+    assert "the first bad gradient came from the backward pass of module '1.inner';" in str(diagnosis)
+    assert str(diagnosis).endswith("the first NaN came from MulBackward0")
 
 
 class BadOnce(nn.Module):

@@ -208,4 +208,6 @@ def test_a_run_that_it_stops_has_not_ended_well(capsys: pytest.CaptureFixture[st
     trainer.train()
     assert trainer.record.run["outcome"] == "non_finite" and finite(trainer)
     assert Outcome(trainer.record.run["outcome"]).exit_code == 3
-    assert "non-finite loss (by nan_forensics: loss nan" in capsys.readouterr().out
+    verdict, closing = capsys.readouterr().out.splitlines()[-3:-1]
+    assert verdict.startswith("broken: step 5: nan_forensics: loss nan: ") and verdict.count("loss nan") == 1
+    assert closing.startswith("stopped at a non-finite loss or gradient (by nan_forensics): 5 steps in ")

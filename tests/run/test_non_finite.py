@@ -216,7 +216,7 @@ def test_the_command_has_its_own_exit_code(
     capsys.readouterr()
     assert main(command.split()[1:]) == 3
     assert "hookline: error: the run was stopped by nan_forensics: loss nan" in capsys.readouterr().err
-    assert any("the first bad output is that of " in record.getMessage() for record in caplog.records)
+    assert any("the first bad output came from " in record.getMessage() for record in caplog.records)
     caplog.clear()
     assert main(["resume", str(run), "trainer.max_steps=6"]) == 3
     again = f"hookline train {run}/config.yaml --hook nan_forensics trainer.max_steps=6"

@@ -710,7 +710,7 @@ def test_nan_is_an_alert_at_the_step_and_in_the_layer_where_it_began_also_in_a_l
         record.log_layers("activations", step, names, ("nans",), nans)
     record.flush(wait=True)
     (alert,) = find_alerts(summary)
-    assert (alert.step, alert.text) == (902, "activations: NaN in l5 and later in 7 more")
+    assert (alert.step, alert.text) == (902, "activations: NaN in module 'l5' and later in 7 more")
     assert alert.place == {"series": "activations", "name": "l5", "column": "nans"}
 
 

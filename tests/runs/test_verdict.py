@@ -301,15 +301,15 @@ def test_a_nan_is_one_story_from_its_layer_on(capsys: pytest.CaptureFixture[str]
     assert not [alert for alert in others if alert.severity == "error"]
     assert (verdict.health, verdict.step, story.step) == ("broken", 33, 33)
     assert story.place["series"] == "activations" and story.place["name"] == "3"
-    assert story.parts[0].text.startswith("activations: NaN in 3 ")
+    assert story.parts[0].text.startswith("activations: NaN in module '3' ")
     kinds = [part.kind for part in story.parts]
     assert {"non_finite", "non_finite_loss", "non_finite_weights"} <= {*kinds}
     assert all((a.step or 1000) <= (b.step or 1000) for a, b in pairwise(story.parts))
     printed = capsys.readouterr().out.splitlines()
-    assert printed[-3].startswith("broken: step 33: activations: NaN in 3 ")
+    assert printed[-3].startswith("broken: step 33: activations: NaN in module '3' ")
     assert printed[-2].startswith("non-finite weights (")
     shown = output_of(capsys, ["show", str(path)])
-    assert shown.startswith("broken\n    step 33    activations: NaN in 3 ")
+    assert shown.startswith("broken\n    step 33    activations: NaN in module '3' ")
     assert json_of(capsys, "show", str(path))["alerts"][0]["parts"][0]["place"]["name"] == "3"
 
 
@@ -329,7 +329,7 @@ def test_a_run_that_stopped_because_of_nan_is_broken_and_leads_to_the_module() -
     verdict, (story, *others) = verdict_of(path)
     assert json.loads((path / "run.json").read_text())["outcome"] == "non_finite"
     assert verdict.health == "broken" and not [alert for alert in others if alert.severity == "error"]
-    assert "the first bad output is that of module '4'" in story.text
+    assert "the first bad output came from module '4'" in story.text
 
 
 # ---- rules -----------------------------------------------------------------------------------------------------------
@@ -519,7 +519,7 @@ def test_a_nan_is_traced_to_its_layer_by_statistics_that_do_not_count_nan() -> N
         rows[1] = nan if step >= 22 else 1.0
         summary.write_layers([LayerRow(step, header, rows)])
     (story,) = find_alerts(summary)
-    assert (story.step, story.text.partition(";")[0]) == (21, "activations: not finite in 2 and in 1 more")
+    assert (story.step, story.text.partition(";")[0]) == (21, "activations: not finite in module '2' and 1 more")
     assert story.place == {"series": "activations", "name": "2", "column": "mean"}
 
 

@@ -149,6 +149,8 @@ def print_origin(console: Console, files: RunFiles) -> None:
 def _ending(files: RunFiles) -> str:
     """Return the outcome and, in parentheses, the reason; "stopped by HOOK: why" begins with the outcome."""
     outcome, reason = bounded(files.outcome.replace("_", "-"), 60), bounded(files.run.get("reason") or "")
+    if files.outcome == "non_finite" and reason.startswith("stopped by "):
+        reason = reason.partition(": ")[0]  # the verdict has the rest
     if reason.startswith(f"{outcome} "):
         outcome, _, reason = reason.partition(": ")
     return f"{outcome} ({reason})" if reason else outcome

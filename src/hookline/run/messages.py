@@ -21,12 +21,15 @@ def closing_line(run: Run, outcome: Outcome, reason: str | None) -> str:
     If the run came to its end and is not healthy, a line before it says why.
     """
     count = run.counters()
+    verdict = run.record.run.get("verdict") if outcome.is_clean else None
+    named: str = outcome
+    if outcome is Outcome.NON_FINITE:
+        named = "non-finite weights"
+        if reason and reason.startswith("stopped"):  # a hook that explains NaN has kept them out of the weights
+            named = "stopped at a non-finite loss or gradient"
+            reason = reason.partition(":")[0] if verdict and verdict["reason"] else reason  # the verdict has the rest
     # The text of an exception may quote a secret.
     why = f" ({redact_text(reason.removeprefix('stopped '))})" if reason else ""
-    # A hook that explains NaN has stopped the run before they reached the weights.
-    non_finite = "non-finite loss" if reason and reason.startswith("stopped") else "non-finite weights"
-    named = non_finite if outcome is Outcome.NON_FINITE else outcome
-    verdict = run.record.run.get("verdict") if outcome.is_clean else None
     health = f", {verdict['health']}" if verdict and outcome is not Outcome.NON_FINITE else ""
     words = [f"{named}{why}{health}: {counted(count['step'], 'step')} in {duration_text(count['seconds'])}"]
     for key, noun in (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,7 +58,7 @@ def find_alerts(summary: RunSummary) -> list[Alert]:
 def _from_outcome(summary: RunSummary) -> Iterator[Alert]:
     run, files = summary.run, summary.files
     outcome, reason = run.get("outcome"), run.get("reason") or ""
-    if outcome == "non_finite":
+    if outcome == "non_finite" and not _is_explained(reason, summary.events):
         yield Alert("non_finite", "error", None, f"the run ended with non-finite numbers: {reason}")
     elif outcome == "failed":
         yield Alert("failed", "error", files.step, f"the run failed: {reason}{_remedy(summary)}")
@@ -119,6 +119,11 @@ def _from_events(summary: RunSummary, layers: Mapping[str, LayerTable]) -> Itera
     for kind, events in more.items():
         text = f"{len(events):,} more {kind.replace('_', ' ')} events"
         yield Alert(kind, _TROUBLE[kind], events[0].get("step"), text, _place(events[0], layers))
+
+
+def _is_explained(reason: str, events: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether the event of a hook such as nan_forensics says why it stopped the run."""
+    return reason.startswith("stopped by") and any(event["kind"] in ("crash", "non_finite") for event in events)
 
 
 def _is_how_it_ended(event: Mapping[str, Any], run: Mapping[str, Any]) -> bool:
@@ -302,7 +307,7 @@ def _from_layers(summary: RunSummary, layers: Mapping[str, LayerTable]) -> Itera
         origin = next(name for name in (*layers[series].names, *first_steps) if first_steps.get(name) == step)
         what = "NaN" if column == "nans" else "infinite values"
         more = f" and later in {len(first_steps) - 1} more" if len(first_steps) > 1 else ""
-        text = f"{series}: {what} in {origin}{more}"
+        text = f"{series}: {what} in {_layer(series, origin)}{more}"
         yield Alert("non_finite", "error", step, text, {"series": series, "name": origin, "column": column})
     yield from _ruined_layers(summary, layers)
     for series, table in layers.items():
@@ -322,9 +327,15 @@ def _ruined_layers(summary: RunSummary, layers: Mapping[str, LayerTable]) -> Ite
         names = [name for name in layers[series].names if since.get(name, loss.non_finite[0] + 1) <= loss.non_finite[0]]
         if names:
             origin = min(names, key=since.__getitem__)
-            more = f" and in {len(names) - 1} more" if len(names) > 1 else ""
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             place = {"series": series, "name": origin, "column": layers[series].columns[0]}
-            yield Alert("non_finite", "error", since[origin], f"{series}: not finite in {origin}{more}", place)
+            text = f"{series}: not finite in {_layer(series, origin)}{more}"
+            yield Alert("non_finite", "error", since[origin], text, place)
+
+
+def _layer(series: str, name: str) -> str:
+    """Return how alerts name a layer; the name of a module may look like a count, such as 3."""
+    return f"module {name!r}" if series == "activations" else repr(name)
 
 
 def _dead_layers(series: str, table: LayerTable) -> Iterator[Alert]:
@@ -337,7 +348,7 @@ def _dead_layers(series: str, table: LayerTable) -> Iterator[Alert]:
             layers.append((float(share), name, int(table.steps[counted[-1]])))
     if layers:
         layers.sort(key=lambda layer: -layer[0])
-        names = ", ".join(f"{name} ({share:.0%})" for share, name, _ in layers[:_NAMES_SHOWN])
+        names = ", ".join(f"{_layer(series, name)} ({share:.0%})" for share, name, _ in layers[:_NAMES_SHOWN])
         more = f" and {len(layers) - _NAMES_SHOWN} more" if len(layers) > _NAMES_SHOWN else ""
         text = f"{series}: most units are dead in {names}{more}"
         place = {"series": series, "name": layers[0][1], "column": "dead_units"}

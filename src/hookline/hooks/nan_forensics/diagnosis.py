@@ -75,18 +75,18 @@ class Diagnosis:
         if self.parameters:
             yield f"parameters were not finite already: {_shortened(self.parameters)}"
         if self.loss is None and self.module is None:
-            yield f"the model's outputs are finite, gradients are not in {_shortened(self.gradients)}"
+            yield f"the model's outputs are finite, but not the gradients of {_shortened(self.gradients)}"
             yield "the loss or the backward pass is to blame, which only step_fn could run again"
         elif self.loss is not None and math.isfinite(self.loss):
-            yield f"the loss is finite ({self.loss:.6g}), gradients are not in {_shortened(self.gradients)}"
+            yield f"the loss is finite ({self.loss:.6g}), but not the gradients of {_shortened(self.gradients)}"
             if self.backward_module is not None:
-                yield f"the first bad one was given by the backward of {_module(self.backward_module)}"
+                yield f"the first bad gradient came from the backward pass of {_module(self.backward_module)}"
             if self.operation is not None:
-                yield f"the first NaN by {self.operation}"
+                yield f"the first NaN came from {self.operation}"
         elif self.module is None:
-            yield f"every module's output is finite, the loss made of them is {self.loss}"
+            yield f"every module's output is finite, but the loss computed from them is {self.loss}"
         else:
-            yield f"the first bad output is that of {_module(self.module)} ({', '.join(self.outputs)})"
+            yield f"the first bad output came from {_module(self.module)} ({', '.join(self.outputs)})"
         if self.first_inf is not None and self.first_inf != self.module:
             yield f"the first Inf came out of {_module(self.first_inf)}"
 
