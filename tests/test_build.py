@@ -185,7 +185,7 @@ def test_interventions_are_enabled_by_the_config() -> None:
     hooks = {"forward": [{"name": f"{__name__}.Halve"}]}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hookline.config.factory.import_module", lambda name: __import__("sys").modules[__name__])
-        with pytest.raises(HooklineError, match="interventions are off"):
+        with pytest.raises(HooklineError, match="interventions are disabled"):
             trainer_from_config(settings(hooks=hooks))
         allowed = {"enable_intervention": True, "console": False, "record": False}
         assert trainer_from_config(settings(hooks=hooks, trainer=allowed)).hooks.is_enabled("halve")

@@ -59,7 +59,7 @@ _MODULES = {name: module for module, names in _NAMES.items() for name in names.s
 
 __all__ = sorted(_MODULES)
 
-# What `core` uses of the folders above it, which it does not know.
+# References from `core` to the folders above it, which it does not import.
 _PROVIDED.update(
     hooks="hookline.hooks:BUILT_IN",
     models="hookline.demo:MODELS",
@@ -92,7 +92,7 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def unload_ipython_extension(shell: Any) -> None:
-    """Record it no more; IPython calls this for ``%unload_ext hookline``."""
+    """Stop recording; IPython calls this for ``%unload_ext hookline``."""
     import_module("hookline.hosts.notebook").unload(shell)
 
 

@@ -35,7 +35,7 @@ def printable(text: str) -> str:
 
 
 def can_encode(text: str, output: Any) -> bool:
-    """Return whether the encoding of a stream or of rich's console has all characters of a text."""
+    """Return whether the encoding of a stream or of rich's console has all characters of a string."""
     try:
         text.encode(getattr(output, "encoding", None) or "utf-8")
     except (UnicodeError, LookupError):

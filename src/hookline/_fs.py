@@ -69,7 +69,9 @@ def check_size(path: Path, size: int, limit: int) -> None:
 def refuse_link(path: Path) -> None:
     """Raise `NotAPlainFile` if a path is a symbolic link; links above it do not matter."""
     if path.is_symlink():
-        raise NotAPlainFile(errno.ELOOP, "it is a symbolic link, which may lead out of the run's directory", str(path))
+        raise NotAPlainFile(
+            errno.ELOOP, "it is a symbolic link, which may point outside the run's directory", str(path)
+        )
 
 
 def write_file(path: Path, parts: Iterable[Part]) -> None:
@@ -165,9 +167,9 @@ def explain(path: Path, error: OSError, verb: str = "write") -> str:
     """Return the text of an error about a file that cannot be written or read: what, why and the remedy."""
     remedy = "free space, fix its permissions or choose another directory"
     if isinstance(error, NotAPlainFile):
-        remedy = "remove it, or replace it by a copy of what it leads to"
+        remedy = "remove it, or replace it with a copy of its target"
     elif isinstance(error, TooLarge) and verb == "read":
-        remedy = "it is damaged or was not written by Hookline, so replace it by a copy that is whole"
+        remedy = "it is damaged or was not written by Hookline, so replace it with an undamaged copy"
     elif isinstance(error, TooLarge):
         remedy = "keep large values in tensors or in files of your own, and only their names here"
     return f"cannot {verb} {path}: {error.strerror or error}; {remedy}"

@@ -55,7 +55,7 @@ def with_checks(cls: type) -> Callable[..., None]:
         ParameterError: If a value does not fit its annotation.
     """
     init = cls.__init__  # type: ignore[misc]  # of this very class
-    own = inspect.signature(init).parameters
+    accepted = inspect.signature(init).parameters
     signature = inspect.Signature(_all_parameters(cls))
     known = list(signature.parameters)[1:]
 
@@ -70,8 +70,8 @@ def with_checks(cls: type) -> Callable[..., None]:
             raise
         name = type(self).name
         label = name if isinstance(name, str) else type(self).__name__  # a user's class may make it a property
-        for key in [key for key in given.arguments if key in known and key in own]:
-            hint = type_hint(own[key], init, bounds=True)
+        for key in [key for key in given.arguments if key in known and key in accepted]:
+            hint = type_hint(accepted[key], init, bounds=True)
             given.arguments[key] = check(given.arguments[key], hint, f"{label}.{key}")
         init(**given.arguments)
 
@@ -84,13 +84,13 @@ def _all_parameters(cls: type) -> list[inspect.Parameter]:
 
     The base class is the nearest one that is not a hook by itself: a tracker may be the variant of another tracker.
     """
-    own = list(inspect.signature(cls.__init__).parameters.values())  # type: ignore[misc]
-    if own[-1].kind is not inspect.Parameter.VAR_KEYWORD:
-        return own
+    parameters = list(inspect.signature(cls.__init__).parameters.values())  # type: ignore[misc]
+    if parameters[-1].kind is not inspect.Parameter.VAR_KEYWORD:
+        return parameters
     base = next(base for base in cls.__mro__[1:] if "__init__" in vars(base) and "built_in" not in vars(base))
     passed_on = inspect.signature(base.__init__).parameters  # type: ignore[misc]
-    names = [parameter.name for parameter in own]
-    return [*own[:-1], *(parameter for name, parameter in passed_on.items() if name not in names)]
+    names = [parameter.name for parameter in parameters]
+    return [*parameters[:-1], *(parameter for name, parameter in passed_on.items() if name not in names)]
 
 
 def check(value: Any, hint: Any, path: str) -> Any:

@@ -1,6 +1,6 @@
 """How large the files of a run may be: one table, which readers look at before they read and writers before they write.
 
-A file that is larger is damaged, or was made to fill the memory of whoever reads it: JSON takes 30 times its size.
+A file that is larger is damaged, or was made to exhaust the reader's memory: JSON takes 30 times its size.
 """
 
 from __future__ import annotations

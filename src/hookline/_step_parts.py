@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class StepPart(NamedTuple):
-    """What a part of a step is called, and its style in the live view."""
+    """The name of a part of a step, and its style in the live view."""
 
     phrase: str  # in a sentence
     label: str  # in the live view

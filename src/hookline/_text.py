@@ -33,7 +33,7 @@ def number(value: float) -> str:
 
 
 def short_number(value: float, digits: int = 4) -> str:
-    """Return a number with so many digits; integers and thousands are written out.
+    """Return a number with a given number of digits; integers and thousands are written out.
 
     >>> [short_number(value) for value in (2.40812, 20.0, 12345.0, 12345.6, 1.2e-5, 3.3e8)]
     ['2.408', '20', '12,345', '12,350', '1.2e-05', '3.3e+08']
@@ -55,3 +55,13 @@ def rate(per_second: float, unit: str) -> str:
 def of_total(count: int, total: int | None, unit: str = "") -> str:
     """Return a count as text, with its total if that is known."""
     return f"{count:,}" + (f"/{total:,}" if total else "") + (f" {unit}" if unit else "")
+
+
+def ordinal(number: int) -> str:
+    """Return a number as a place in an order.
+
+    >>> [ordinal(number) for number in (1, 2, 3, 4, 11, 22, 113)]
+    ['1st', '2nd', '3rd', '4th', '11th', '22nd', '113th']
+    """
+    in_teens = number % 100 in (11, 12, 13)
+    return f"{number}{'th' if in_teens else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"

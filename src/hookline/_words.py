@@ -103,7 +103,7 @@ for _ours, _theirs in _MEANINGS.items():
 
 
 def nearest(name: str, choices: Iterable[str], see: str = "") -> str:
-    """Return the end of a message about an unknown name: the nearest valid ones, and all of them if they are few.
+    """Return the end of a message about an unknown name: the nearest valid names, or all of them if they are few.
 
     A word that other libraries use for one of the choices is understood, and upper case does not matter.
 

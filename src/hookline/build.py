@@ -54,7 +54,7 @@ TRAINERS = {
 }
 
 
-_ORDER = "is the order right? It is get_trainer(kind, model, dataloader, optimizer, device)"
+_ORDER = "check the argument order: get_trainer(kind, model, dataloader, optimizer, device)"
 
 
 class SimpleTrainer(Trainer):
@@ -94,17 +94,17 @@ class SimpleTrainer(Trainer):
 
 
 class AccelerateTrainer(Trainer):
-    """As `SimpleTrainer`, with what a Hugging Face `Accelerator` prepares. It decides about device and precision.
+    """A `SimpleTrainer` whose objects a Hugging Face `Accelerator` prepares. It decides about device and precision.
 
-    What was prepared already is used as it is. Accumulation and clipping are options, as for every trainer, and
-    schedulers move once a step. Batches of DataLoaders are divided between the processes; in a validation each sample
-    counts once.
+    Objects that it has already prepared are used unchanged. Accumulation and clipping are options, as for every
+    trainer, and schedulers move once a step. Batches of DataLoaders are divided between the processes; in a validation
+    each sample counts once.
 
     Args:
         model: The model to train.
         dataloader: One loader of training batches, or several by name.
         optimizer: One optimizer, or several.
-        device: The Accelerator's device; another one is an error.
+        device: The Accelerator's device; any other raises an error.
         accelerator: An `accelerate.Accelerator`; one is made if it is left out.
         val_dataloader: One loader of validation batches, or several by name.
         val_loaders: The same as `val_dataloader`.
@@ -335,8 +335,10 @@ def _with_vocab(factory: Factory, data: Any, former: Any) -> Any:
     if data.vocab == vocab or getattr(data.vocab, "__dict__", None) == getattr(vocab, "__dict__", ()):
         return data
     if "vocab" not in (parameters_of(factory.function) or {}):
-        why = "makes another vocabulary than that of the data which the model was trained on"
-        raise ConfigError("data", f"{factory.name!r} {why}; give it a parameter `vocab`, which gets that one")
+        why = "builds a different vocabulary from the one the model was trained with"
+        raise ConfigError(
+            "data", f"{factory.name!r} {why}; give it a parameter `vocab`, which receives that vocabulary"
+        )
     return factory.make(vocab=vocab)
 
 
@@ -355,8 +357,8 @@ def load_trainer(
     path = find_run(run)
     directory = run_directory(path)
     if directory is None:
-        remedy = f"build the trainer as the script does, then call trainer.load_checkpoint({str(path)!r})"
-        raise HooklineError(f"{path} belongs to no run, so no config says how to build a trainer; {remedy}")
+        remedy = f"build the trainer as your script does, then call trainer.load_checkpoint({str(path)!r})"
+        raise HooklineError(f"{path} belongs to no run, so there is no config to build a trainer from; {remedy}")
     is_run = path.resolve() == directory
     saved = choose_checkpoint(directory, checkpoint) if is_run or checkpoint is not None else find_checkpoint(path)[0]
     disabled: list[str] = []
@@ -553,7 +555,7 @@ def check_model(model: Any) -> None:
     # Accelerate marks a model that it has split (`prepare_pippy`) by this attribute.
     if type(model).__module__.startswith("torch.distributed.pipelining") or hasattr(model, "hf_split_points"):
         raise TrainingError(
-            f"model: {type(model).__name__} is divided into the stages of a pipeline, which is not supported; use data "
+            f"model: {type(model).__name__} is split into pipeline stages, which is not supported; use data "
             "parallelism, FSDP2 or tensor parallelism"
         )
     if isinstance(model, type):
@@ -566,7 +568,7 @@ def add_clipping(manager: HookManager, options: TrainerOptions) -> None:
     """Append a `clip_norm` hook to the end of the update chain if `max_grad_norm` is set."""
     if options.max_grad_norm is not None:
         if "clip_norm" in manager:
-            raise ConfigError("trainer.max_grad_norm", "there is a clip_norm hook already; keep one of the two")
+            raise ConfigError("trainer.max_grad_norm", "there is already a clip_norm hook; keep one of the two")
         manager.register("clip_norm", origin="max_grad_norm", last=True, max_norm=options.max_grad_norm)
 
 
@@ -608,8 +610,8 @@ def check_owners(schedulers: Iterable[Any], optimizers: Iterable[Any]) -> None:
     for scheduler in schedulers:
         optimizer = getattr(scheduler, "optimizer", None)
         if optimizer is not None and not any(optimizer is owner for owner in owned):
-            problem = f"scheduler: {type(scheduler).__name__} moves the rate of an optimizer that is not the trainer's"
-            raise TrainingError(f"{problem}; make it with the optimizer that you pass")
+            problem = f"scheduler: {type(scheduler).__name__} schedules an optimizer that is not the trainer's"
+            raise TrainingError(f"{problem}; create it with the optimizer that you pass")
 
 
 def check_function(function: Any, name: str) -> None:

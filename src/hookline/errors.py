@@ -91,7 +91,7 @@ def error_text(error: BaseException) -> str:
 
 
 def cut(text: str) -> str:
-    """Return a text of at most about `MAX_TEXT` characters: the rest is left out, and its length is stated."""
+    """Shorten a string to about `MAX_TEXT` characters; the length of the rest is stated."""
     if len(text) <= MAX_TEXT:
         return text
     kept = text[: 2 * MAX_TEXT]

@@ -40,7 +40,7 @@ _COLLECTIVES = ("torch.distributed", "torch.nn.parallel.distributed", "hookline.
 
 @dataclass(frozen=True)
 class WatchedRun:
-    """What the watch needs from a run; everything is called in the watch's thread.
+    """The functions of a run that the watch needs; all are called in the watch's thread.
 
     Args:
         position: Returns how far the run is, as numbers that grow with every training and validation batch; the first

@@ -42,9 +42,10 @@ FINGERPRINT_BITS = 24  # its square, summed over 16,384 ranks, fits into an int6
 
 
 class Ranks:
-    """Which process of a run this is, and what all of them do together; without a process group it acts alone.
+    """This process of a run, and the operations that all processes perform together.
 
-    Every method but `check`, `failed` and `explain` must be called by all ranks in the same order.
+    Without a process group it acts alone. Every method but `check`, `failed` and `explain` must be called by all ranks
+    in the same order.
 
     Args:
         rank: This process's rank.
@@ -270,7 +271,7 @@ class Ranks:
 
         Args:
             step: The step at which it failed.
-            error: What happened, with the hook and the event if it was in one.
+            error: The error, with the hook and the event in which it happened, if any.
         """
         if self._group is not None:
             self._group, self._has_failed = None, True
@@ -364,7 +365,7 @@ def compare(ranks: Ranks, sections: Mapping[str, Any], remedy: str = "") -> None
     Args:
         ranks: The ranks.
         sections: The JSON values to compare, by the name that errors use.
-        remedy: What the error says is to be done.
+        remedy: The remedy that the error states.
 
     Raises:
         RankError: On every rank, with the first difference of each section, by rank.

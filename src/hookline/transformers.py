@@ -24,7 +24,7 @@ from transformers import Trainer, TrainerCallback  # noqa: E402 - an error of ou
 
 __all__ = ["Hooks"]
 
-FOLDER = "hookline"  # of a checkpoint of the Trainer's
+FOLDER = "hookline"  # The folder of hooks in a checkpoint of the Trainer.
 _OWN_LOGS = {"loss", "learning_rate", "epoch", "total_flos", "num_input_tokens_seen"}  # ours are of each step
 
 
@@ -202,6 +202,6 @@ def calling_trainer() -> Any:
 
 def replace_method(owner: Any, name: str, wrapper: Callable[..., Any]) -> Callable[[], None]:
     """Put a function around a method of one object; return what takes it away again."""
-    own = vars(owner).get(name)
+    attribute = vars(owner).get(name)
     setattr(owner, name, partial(wrapper, getattr(owner, name)))
-    return partial(delattr, owner, name) if own is None else partial(setattr, owner, name, own)
+    return partial(delattr, owner, name) if attribute is None else partial(setattr, owner, name, attribute)

@@ -80,11 +80,13 @@ def verify(make_trainer: Callable[[], Trainer], steps: int = 20) -> list[Verdict
     difference = first_difference(plain, observe_run(make_trainer(), None, steps))
     if difference is not None:
         step, _, through = difference
-        remedy = "give trainer.seed and trainer.deterministic, and check that the data comes in the same order"
+        remedy = "set trainer.seed and trainer.deterministic, and check that the data comes in the same order"
         raise NotRepeatable(
             f"two runs without any hook already differ, from step {step} on, in the {through}: {remedy}"
         )
-    return [judge(name, own, plain, observe_run(make_trainer(), name, steps)) for name, own in declared.items()]
+    return [
+        judge(name, may_write, plain, observe_run(make_trainer(), name, steps)) for name, may_write in declared.items()
+    ]
 
 
 def observe_run(trainer: Trainer, hook: str | None, steps: int) -> Probe:
@@ -101,7 +103,7 @@ def observe_run(trainer: Trainer, hook: str | None, steps: int) -> Probe:
         The probe. If the hook made training fail, that is one of its incidents.
 
     Raises:
-        Exception: What ended the run without any hook, or was raised by the hook itself.
+        Exception: If the run failed without any hook, or the hook itself raised.
     """
     for name in list(trainer.hooks):
         if name != hook:

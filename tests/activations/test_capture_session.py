@@ -54,7 +54,7 @@ def test_names_and_globs() -> None:
         output = model(INPUT)
     assert torch.equal(cache["2"], output) and list(cache["*"]) == ["0", "2"]
     assert len(cache) == 4 and "1" not in cache and "0" in cache
-    with pytest.raises(HooklineError, match="nothing was captured of '1'"):
+    with pytest.raises(HooklineError, match="nothing was captured from '1'"):
         cache["1"]
 
 

@@ -193,7 +193,7 @@ def test_a_state_that_exceeds_the_limit_is_reported_once(caplog: pytest.LogCaptu
         model(BATCH)
     assert manager.get_captured_states("all") == [] and manager.captures.dropped == 2
     (record,) = caplog.records
-    assert "'all' keeps nothing of 'all'" in record.message and "memory_limit_mb is 0.00195" in record.message
+    assert "'all' keeps no captures of 'all'" in record.message and "memory_limit_mb is 0.00195" in record.message
 
 
 @pytest.mark.parametrize(
@@ -287,7 +287,7 @@ def test_a_run_that_fails_saves_too() -> None:
 def test_without_a_directory_save_warns(caplog: pytest.LogCaptureFixture) -> None:
     """There is no file to write."""
     trained({"forward": [{"name": "capture", "save": True}]}, record=False)
-    assert "cannot save what it captured" in caplog.text
+    assert "cannot save its captures" in caplog.text
 
 
 @pytest.mark.parametrize("metrics", ["mean", [], ()])

@@ -127,7 +127,7 @@ def test_a_condition_may_be_a_function_or_a_list() -> None:
         ("nann", "conditions.nann: unknown statistic 'nann'; did you mean 'nan'?"),
         ("absmax", "conditions.absmax: invalid comparison 'absmax'; write '> 1e4'"),
         ([{"nan": True}, 7], "conditions: invalid condition 7"),
-        ({"nan": False}, "checks nothing; give a condition, or set inspect"),
+        ({"nan": False}, "checks nothing; pass a condition, or set inspect"),
         ({}, "checks nothing"),
     ],
 )

@@ -412,7 +412,7 @@ def test_hooks_fire_whenever_their_trainer_runs_the_model() -> None:
     model(INPUT)
     assert hook.calls == 0
     assert {row.why for row in trainer.hooks.fire_report().of("calls")} == {
-        "its trainer has not run the model, or its run is over"
+        "its trainer has not run the model, or the run has ended"
     }
     for how, fired in (("predict", 6), ("validate", 6), ("train", 6), ("validate", 6), ("predict", 6)):
         before = hook.calls
@@ -500,7 +500,7 @@ def test_a_forgotten_manager_leaves_nothing_on_its_model(caplog: pytest.LogCaptu
         assert hook.calls == (2 if way == "watch" else 0)
         assert [hook_counts(module) for module in model] == [(0, 0, 0)] * 2
         assert [vars(module).keys() for module in model] == before
-        assert [message for message in caplog.messages if "nothing refers to a HookManager" in message] != []
+        assert [message for message in caplog.messages if "a HookManager was garbage-collected" in message] != []
 
 
 def test_a_manager_is_forgotten_while_a_graph_is_made() -> None:

@@ -105,8 +105,8 @@ def test_switched_off_later_it_warns_once(caplog: pytest.LogCaptureFixture) -> N
     for _ in range(2):
         assert torch.equal(model(INPUT), make_model()(INPUT))
     assert [record.getMessage() for record in caplog.records] == [
-        "hook 'replace_activation' changes nothing, because interventions are off; "
-        "make the manager with HookManager(enable_intervention=True)"
+        "hook 'replace_activation' changes nothing, because interventions are disabled; "
+        "create the manager with HookManager(enable_intervention=True)"
     ]
     assert not manager.entry("replace_activation").overruled
 
@@ -358,7 +358,7 @@ def test_invalid_parameters_are_rejected_at_construction() -> None:
     """A misspelt target, a list of states, a matrix as a vector."""
     with pytest.raises(HooklineError, match="ablate: to='zeros' is unknown; did you mean 'zero'"):
         Ablate("0", "zeros")
-    with pytest.raises(HooklineError, match="patch: cannot take activations from a list; give one captured state"):
+    with pytest.raises(HooklineError, match="patch: cannot take activations from a list; pass one captured state"):
         Patch("0", [])
     with pytest.raises(HooklineError, match=r"steer: vector has shape \(2, 2\)"):
         Steer("0", torch.ones(2, 2))

@@ -384,7 +384,7 @@ def test_names_that_lead_out(tmp_path: Path, name: str) -> None:
     manifest = json.loads((path / "manifest.json").read_text())
     files = {**manifest["files"], name: {"bytes": 0, "sha256": ""}}
     (path / "manifest.json").write_text(manifest_text(files, manifest["meta"]))
-    assert verify_checkpoint(path) == [f"{name!r}: leads out of the checkpoint"]
+    assert verify_checkpoint(path) == [f"{name!r}: points outside the checkpoint"]
 
 
 # ---- abandoned checkpoints -------------------------------------------------------------------------------------------

@@ -402,7 +402,7 @@ def test_seeds_of_one_config_are_compared_as_a_group(capsys: pytest.CaptureFixtu
         ("base (3 runs)", [1, 2, 3]), ("wide (2 runs)", [1, 2]),
     ]  # fmt: skip
     (note,) = [note for note in found["notes"] if note.startswith("wide")]
-    assert note.endswith("but for the seed: val/loss is 2.5 on average, from 2.4 to 2.6 over 2 runs.")
+    assert note.endswith("except for the seed: val/loss is 2.5 on average, from 2.4 to 2.6 over 2 runs.")
     (row,) = [row for row in found["rows"] if (row["metric"], row["kind"]) == ("val/loss", "last")]
     assert [row["values"][0][key] for key in ("least", "greatest", "runs")] == [2.0, 2.2, 3]
     assert row["best"] == 0 and row["changes"] == [None, pytest.approx(0.4 / 2.1)]
@@ -420,7 +420,7 @@ def test_seeds_of_a_single_config_say_their_spread(capsys: pytest.CaptureFixture
     found = json_of(capsys, "compare", *seeds("base", 2.0, 2.2))
     assert found["headline"] == f"base-s1 is better: val/loss 2 against 2.2 ({MINUS}9.1 %)"
     assert found["notes"][1].startswith(
-        "These 2 runs have the same config but for the seed: val/loss is 2.1 on average, from 2 to 2.2 over 2 runs."
+        "These 2 runs have the same config except for the seed: val/loss is 2.1 on average, from 2 to 2.2 over 2 runs."
     )
 
 

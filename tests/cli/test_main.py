@@ -169,7 +169,7 @@ def test_a_failed_run_says_where_its_record_is(
         assert out.splitlines()[-3].startswith("interrupted (KeyboardInterrupt): 0 steps")
         assert out.splitlines()[-2] == f"report: runs/{Path(record).name}/report.html"
         assert error == (
-            "hookline: to continue from the first step, as there is no checkpoint:\n"
+            "hookline: to continue from the first step, because there is no checkpoint:\n"
             f"  cd {Path.cwd()} && hookline resume runs/{Path(record).name}\n"
         )
     assert "Traceback" not in error

@@ -74,7 +74,8 @@ def test_a_killed_run_can_have_its_report_before_it_is_resumed(capsys: Captured)
     (run / "report.html").unlink()
     assert main(["resume", str(run), "trainer.max_steps=8"]) == 0
     command = f"hookline report {Path('runs', run.name)}"
-    assert f"hookline: the run was killed; a report of what it has recorded: {command}\n" in capsys.readouterr().err
+    said = f"hookline: the run was killed; to write a report of what it recorded: {command}\n"
+    assert said in capsys.readouterr().err
     assert main(["resume", str(run), "trainer.max_steps=9"]) == 0
     assert "was killed" not in capsys.readouterr().err
 
@@ -95,7 +96,7 @@ def test_a_run_that_is_complete_says_so(capsys: Captured) -> None:
     steps = len(curve(run))
     first = output_of(capsys, ["resume", str(run)]).splitlines()[0]
     assert "resumed at step 12 of a run that had completed:" in first
-    assert "nothing is left to train; give a larger max_steps" in first
+    assert "nothing is left to train; to train longer, pass a larger max_steps" in first
     assert len(curve(run)) == steps
 
 
@@ -132,7 +133,7 @@ def test_a_secret_must_be_given_again(capsys: Captured) -> None:
     register_hook("teller")(Teller)
     run = train(capsys, "train", "run.yaml", "hooks.lifecycle=[checkpoint, {name: teller, api_key: sk-hidden-1234567}]")
     assert "sk-hidden" not in (run / "config.yaml").read_text()
-    assert "hooks.teller.api_key: was a secret and is not recorded" in error_of(capsys, ["resume", str(run)])
+    assert "hooks.teller.api_key: was a secret and was not recorded" in error_of(capsys, ["resume", str(run)])
     train(capsys, "resume", str(run), "hooks.teller.api_key=sk-other-1234567", "trainer.max_steps=13")
     assert keys == ["sk-hidden-1234567", "sk-other-1234567"]
 

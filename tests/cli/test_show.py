@@ -187,9 +187,9 @@ def test_alerts_come_with_their_steps(capsys: pytest.CaptureFixture[str]) -> Non
             raise ValueError("no good")
 
     shown = show(capsys, train(Broken()))
-    assert shown.startswith("look at this\n") and "    step 3     broken: the hook was switched off" in shown
+    assert shown.startswith("look at this\n") and "    step 3     broken: the hook was disabled after" in shown
     assert "no good" in shown
-    assert "switched off: broken" in shown
+    assert "disabled: broken" in shown
 
 
 def test_the_same_as_json(capsys: pytest.CaptureFixture[str]) -> None:

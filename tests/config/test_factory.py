@@ -309,7 +309,7 @@ def test_the_place_of_a_problem_is_shown_as_it_is(
     """The path of an error is not hidden, even if a variable's value is a word in it."""
     monkeypatch.setenv("PLACE", "optimizer")
     assert main(["train", "trainer.output_dir=${env:PLACE}", "optimizer.lr=-1"]) == 2
-    assert "error: optimizer: adamw cannot be made with" in capsys.readouterr().err
+    assert "error: optimizer: adamw cannot be created with" in capsys.readouterr().err
 
 
 # ---- components ----------------------------------------------------------------------------------------------------
@@ -356,7 +356,7 @@ def test_the_config_wins_over_a_default() -> None:
         ({"width": 1, "dpeth": 2}, "scheduler.dpeth", "did you mean 'depth'"),
         ({}, "scheduler.width", "thing needs the parameter 'width'"),
         ({"width": "x"}, "scheduler.width", "expected int, got 'x' (str)"),
-        ({"width": []}, "scheduler", "thing cannot be made with total_steps=7, width=[]: "),
+        ({"width": []}, "scheduler", "thing cannot be created with total_steps=7, width=[]: "),
         ({"width": 1, "depth": -1}, "scheduler", "depth is negative"),
         ({"width": 1, "first": 2}, "scheduler.first", "thing has no parameter 'first'"),
     ],
@@ -377,9 +377,9 @@ def test_errors_of_torch_are_shown_without_secrets(monkeypatch: pytest.MonkeyPat
     def fail(**given: Any) -> Any:
         raise RuntimeError("negative dimension")
 
-    with pytest.raises(ConfigError, match=r"model: m cannot be made with a=-1, b='\$\{env:B\}': negative dimension"):
+    with pytest.raises(ConfigError, match=r"model: m cannot be created with a=-1, b='\$\{env:B\}': negative dimension"):
         build(model={"name": "m", "a": -1, "b": "${env:B}"})
-    with pytest.raises(ConfigError, match="model: m cannot be made with its defaults: negative"):
+    with pytest.raises(ConfigError, match="model: m cannot be created with its defaults: negative"):
         build(model="m")
 
 

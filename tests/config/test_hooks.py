@@ -240,7 +240,7 @@ def test_wrong_configs_are_one_clear_error(config: Any, message: str) -> None:
             {"name": "watch", "threshold": "high"},
             r"hooks\.forward\.0: Watch\.threshold: expected float, got 'high' \(str\)",
         ),
-        ({"name": "watch", "last": None}, r"hooks\.forward\.0: watch cannot be made with last=None: no last"),
+        ({"name": "watch", "last": None}, r"hooks\.forward\.0: watch cannot be created with last=None: no last"),
         ("nothing_there.Hook", r"hooks\.forward\.0: 'nothing_there\.Hook': cannot import 'nothing_there' \(No module"),
         ("report", r"hooks\.forward\.0: 'report' is a lifecycle hook; list it under `lifecycle:`"),
         ("sign", r"hooks\.forward\.0: 'sign' is an update hook; list it under `update:`"),
@@ -393,7 +393,7 @@ def test_errors_of_a_named_hook_show_its_parameters() -> None:
 
     with pytest.raises(ValueError, match=r"^no level$"):
         HookRegistry().register(Refusing, level=3)
-    with pytest.raises(RegistrationError, match="watch cannot be made with event='e', last=None: no last"):
+    with pytest.raises(RegistrationError, match="watch cannot be created with event='e', last=None: no last"):
         HookRegistry({"forward": [{"name": "watch", "event": "e", "last": None}]})
 
 

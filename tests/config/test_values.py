@@ -44,7 +44,7 @@ def test_plain_values_are_read(text: str, value: Any) -> None:
     [
         ("a: !!python/object/apply:os.system [ls]", "line 1: the tag '!!python/object/apply:os.system' is refused"),
         ("a: !mine 3", "the tag '!mine' is refused"),
-        ("a: 1\nb: 2\na: 3", "line 3: the key 'a' is there twice (first in line 1)"),
+        ("a: 1\nb: 2\na: 3", "line 3: the key 'a' appears twice (first on line 1)"),
         ("{a: 1, a: 2}", "twice"),
         ("&a [*a]", "line 1: the alias '*a' is refused; write its value out"),
         ("a: &a {x: 1}\nb: *a", "line 2: the alias '*a' is refused; write its value out"),

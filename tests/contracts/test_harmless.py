@@ -268,7 +268,7 @@ def test_all_observing_built_ins_change_nothing(
 
 
 def needs_parameters(hook: Any) -> bool:
-    """Return True if a hook cannot be made without parameters."""
+    """Return True if a hook cannot be created without parameters."""
     return any(one.default is one.empty for one in inspect.signature(hook).parameters.values())
 
 
@@ -331,7 +331,7 @@ def test_an_intervention_must_be_enabled(reference: Result) -> None:
         def on_forward(self, output: torch.Tensor) -> torch.Tensor:
             return output * 0
 
-    with pytest.raises(HooklineError, match="interventions are off"):
+    with pytest.raises(HooklineError, match="interventions are disabled"):
         trained(lambda trainer: trainer.add_hook(Zero()))
     changed = trained(lambda trainer: trainer.add_hook(Zero()), enable_intervention=True)
     assert "parameters" in changed.differs_from(reference)

@@ -143,7 +143,7 @@ CASES: dict[str, Hostile] = {
     "a value that contains itself": Hostile("model: &a [*a]", "the alias '*a' is refused"),
     "an alias to nothing": Hostile("model: *x", "the alias '*x' is refused"),
     "a merge with a number": Hostile("model: {<<: 3}", "the merge key '<<' is refused"),
-    "ten megabytes of nesting": Hostile("[" * 10_000_000, "is the limit; put what is large"),
+    "ten megabytes of nesting": Hostile("[" * 10_000_000, "is the limit; move large data"),
     "nesting": Hostile("model: " + "[" * 200_000, "nested deeper than"),
     "nesting by indentation": Hostile("".join(f"{' ' * i}a:\n" for i in range(600)), "nested deeper than"),
     "nesting by question marks": Hostile("? " * 100_000, "nested deeper than"),
@@ -154,7 +154,7 @@ CASES: dict[str, Hostile] = {
     "many blank lines": Hostile("\n" * 249_000, "it is empty"),
     "two documents": Hostile(yaml() + "---\n" + yaml(), "is not valid YAML"),
     "a newer YAML": Hostile("%YAML 9.9\n---\n" + yaml(), "is not valid YAML"),
-    "a key twice": Hostile(yaml() + "model: other\n", "the key 'model' is there twice"),
+    "a key twice": Hostile(yaml() + "model: other\n", "the key 'model' appears twice"),
     "a day that never was": Hostile("model: 2001-13-45", "does not exist"),
     "a letter that never was": Hostile('model: "\\UFFFFFFFF"', "does not exist"),
     # numbers
@@ -205,8 +205,8 @@ CASES: dict[str, Hostile] = {
     "a reference without end": Hostile(hook('{name: json_log, path: "${env:HOME"}'), "does not end"),
     "a reference's name without end": Hostile(yaml(model='"${env:' + "x" * 90_000 + '}"'), "is not set"),
     # bytes
-    "no UTF-8": Hostile(b"model: \xff\xfe", "is not text in UTF-8"),
-    "UTF-16": Hostile(yaml().encode("utf-16"), "is not text in UTF-8"),
+    "no UTF-8": Hostile(b"model: \xff\xfe", "is not UTF-8 text"),
+    "UTF-16": Hostile(yaml().encode("utf-16"), "is not UTF-8 text"),
     "a NUL": Hostile(b"model: x\x00", "is not valid YAML"),
     "an escape": Hostile(b"model: \x1b[2J", "is not valid YAML"),
     # the other formats
@@ -214,7 +214,7 @@ CASES: dict[str, Hostile] = {
         f"{suffix}: {what}": Hostile(text, says, suffix=suffix)
         for suffix, what, text, says in (
             (".json", "dotted path", '{"model": "os.system", "data": "stdlib_text", "optimizer": "sgd"}', NOT_ALLOWED),
-            (".json", "key twice", '{"model": 1, "model": 2}', "is there twice"),
+            (".json", "key twice", '{"model": 1, "model": 2}', "appears twice"),
             (".json", "nesting", "[" * 240_000, "nested deeper than"),
             (".json", "nesting that is read", '{"a":' + "[" * 60 + "]" * 60 + "}", "nested deeper than"),
             (".json", "many values", '{"a": [' + "1," * 100_000 + "1]}", "more than 10000 values"),

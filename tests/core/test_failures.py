@@ -88,7 +88,7 @@ def test_subscribers_get_every_incident_and_the_log_only_the_first(
     assert [incident.message for incident in incidents] == ["failed: ValueError: boom"] * 2
     assert [record.getMessage() for record in caplog.records] == [
         "hook 'h', on_epoch_end, step 0: failed: ValueError: boom",
-        "hook 'h', on_epoch_end, step 0: switched off after 3 failures in a row",
+        "hook 'h', on_epoch_end, step 0: disabled after 3 failures in a row",
     ]
     assert caplog.records[0].exc_info is not None
 

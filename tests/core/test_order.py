@@ -86,7 +86,7 @@ def test_without_constraints_tiers_and_registration_decide(made: list[Hook], tie
 def test_what_is_accepted_is_satisfied_and_circles_are_rejected(made: list[Hook], tiers: bool) -> None:
     """A strict order meets every constraint; a circle is always rejected, and only contradictions are."""
     if circular(made):
-        with pytest.raises(RegistrationError, match="circle"):
+        with pytest.raises(RegistrationError, match="cycle"):
             names(made, tiers)
         return
     try:
@@ -147,9 +147,9 @@ def test_hooks_may_refer_to_each_other_and_others_to_them() -> None:
 
 def test_a_circle_is_rejected_naming_its_members() -> None:
     """The message shows the ring and what to do."""
-    with pytest.raises(RegistrationError, match=r"circle: .*'a'.*'b'.*drop one"):
+    with pytest.raises(RegistrationError, match=r"cycle: .*'a'.*'b'.*remove one"):
         names([Hook("a", 1, before=("b",)), Hook("b", 2, before=("a",))])
-    with pytest.raises(RegistrationError, match="circle"):
+    with pytest.raises(RegistrationError, match="cycle"):
         names([Hook("a", 1, after=("a",))])
 
 
@@ -165,9 +165,9 @@ def test_reasons_are_reported() -> None:
     """explain shows for each place why it is so."""
     made = [Hook("mine", 1, after=("theirs",)), Hook("theirs", 2, built_in=True), Hook("end", 3, last=True)]
     assert [place.why for place in in_order(made, "lifecycle")] == [
-        "built-in, after users' hooks, registered as number 2",
-        "user hook, registered as number 1; moved, as it asked to run after 'theirs'",
-        "user hook, registered as number 3, kept at the end",
+        "built-in (after your hooks), registered 2nd",
+        "user hook, registered 1st; moved because it asks to run after 'theirs'",
+        "user hook, registered 3rd, always last",
     ]
 
 
@@ -176,8 +176,8 @@ def test_a_target_that_is_not_registered_is_named_in_the_reason() -> None:
     made = [Hook("a", 1), Hook("b", 2, before=("a", "aa"), after=("zz",))]
     places = in_order(made, "update")
     assert [place.name for place in places] == ["b", "a"]
-    assert "; asked for 'aa' and 'zz', not there; moved, as it asked to run before 'a'" in places[0].why
-    assert "asked" not in places[1].why
+    assert "; ignores 'aa' and 'zz', which are not registered; moved because it asks to run before 'a'" in places[0].why
+    assert "ignores" not in places[1].why
 
 
 def test_explain_says_which_hook_was_added_by_default() -> None:
@@ -185,7 +185,7 @@ def test_explain_says_which_hook_was_added_by_default() -> None:
     registry = HookRegistry({})
     registry.register("clip_norm", max_norm=1.0)
     first, second = registry.explain("on_update").splitlines()[1:]
-    assert first == "  1. identity: built-in, added by default, registered as number 1; arguments: grads"
+    assert first == "  1. identity: built-in, added by default, registered 1st; arguments: grads"
     assert "added by default" not in second
 
 
@@ -194,7 +194,7 @@ def test_explain_shows_the_order_and_the_reasons(registry: HookRegistry) -> None
     registry.register(lambda loss: None, "a", event="batch_end", every=10)
     registry.register(lambda step: None, "b", event="batch_end", enabled=False)
     shown = registry.explain("batch_end")
-    assert "1. a (every 10 steps): user hook, registered as number 1; arguments: loss" in shown
+    assert "1. a (every 10 steps): user hook, registered 1st; arguments: loss" in shown
     assert "2. b [disabled]" in shown
     assert "no listeners" in registry.explain("on_exception")
 

@@ -134,7 +134,9 @@ def test_a_damaged_package_breaks_no_run(caplog: pytest.LogCaptureFixture) -> No
     things.add("mine")(dict)
     with caplog.at_level(logging.WARNING, "hookline"):
         assert things.find("ordered") and things.find("mine") is dict and not things.refused("ordered")
-    assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["no plugin can be used"]
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
+        "plugins are unavailable, because the installed packages cannot be read"
+    ]
 
 
 def test_a_group_that_is_not_read_is_known() -> None:

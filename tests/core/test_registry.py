@@ -180,7 +180,7 @@ def test_a_circle_is_rejected_before_anything_has_changed(registry: HookRegistry
             raise AssertionError("set up")
 
     registry.register(Speaker("a", []), before="f")
-    with pytest.raises(RegistrationError, match="circle"):
+    with pytest.raises(RegistrationError, match="cycle"):
         registry.register(Forward("f"), before="a")
     assert list(registry) == ["a"]
 
@@ -784,7 +784,7 @@ def test_a_state_that_does_not_fit_is_reported_with_its_hook(registry: HookRegis
             self.count = state["count"]
 
     registry.register(Strict("a"))
-    said = r"hook 'a' \(Strict\) cannot take the state that was saved under its name: KeyError: 'count'"
+    said = r"hook 'a' \(Strict\) cannot load the state that was saved under its name: KeyError: 'count'"
     with pytest.raises(HooklineError, match=said):
         registry.load_state_dict({"a": {"other": 1}})
 

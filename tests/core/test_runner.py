@@ -195,7 +195,7 @@ def test_every_name_takes_what_the_others_take(kind: type[HookManager]) -> None:
     manager.watch(model)
     manager.register(Double())
     assert torch.equal(model(torch.ones(1, 1)), 2 * plain) and names == ["layer", "0"]
-    with pytest.raises(RegistrationError, match="interventions are off"):
+    with pytest.raises(RegistrationError, match="interventions are disabled"):
         kind().register(Double())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     assert SimpleTrainer(model, [torch.ones(1, 1)], optimizer, hooks=manager).hooks is manager

@@ -177,7 +177,7 @@ def test_a_step_is_skipped_by_hand_in_on_update_only() -> None:
     """No other event returns anything by which the loop could learn of it."""
     runner = HookRunner()
     runner.on("gradients_ready", name="guard", on_error="raise")(lambda trainer: trainer.skip_step("a bad batch"))
-    with pytest.raises(MissingArgument, match=r"guard asks to skip the step \(a bad batch\).* in on_update only"):
+    with pytest.raises(MissingArgument, match=r"guard asks to skip the step \(a bad batch\).* only in on_update"):
         runner.on_gradients_ready(step=1)
 
 

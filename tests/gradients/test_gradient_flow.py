@@ -122,7 +122,7 @@ def test_contradicting_limits_are_rejected(wrong: dict[str, float]) -> None:
 def test_before_backward_and_without_parameters() -> None:
     """The sentence says what to do, or that no parameter requires a gradient."""
     assert gradient_flow(nn.Linear(2, 2)).verdict == (
-        "no gradient has arrived at any of 2 parameters: check after backward, before zero_grad"
+        "none of the 2 parameters has a gradient: check after backward, before zero_grad"
     )
     assert gradient_flow(nn.ReLU()).verdict == "no parameter requires a gradient"
 

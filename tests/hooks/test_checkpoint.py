@@ -307,7 +307,7 @@ def test_a_finished_run_has_a_checkpoint(parameters: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("parameters", "steps", "words"),
     [
-        ({}, [3, 6], ", 2 steps after the last checkpoint (step 6; save_last: true saves the end, too)"),
+        ({}, [3, 6], ", 2 steps after the last checkpoint (step 6; save_last: true also saves the end of training)"),
         ({"save_last": True}, [3, 6, 8], ""),
         ({"save_last": True, "save_top_k": 0, "keep_previous": False}, [8], ""),
         ({"save_every_n_epochs": 1, "save_last": True}, [3, 4, 6, 8], ""),
@@ -707,7 +707,7 @@ def test_a_deleted_best_checkpoint_is_replaced(options: dict[str, Any], caplog: 
     assert hook.best_path == (directory / "best").resolve() == directory / "step-00000006"
     assert hook.best_score == 2
     assert [line for line in caplog.messages if "step-00000002 was deleted" in line] == [
-        "hook 'checkpoint': step-00000002 was deleted from disk; no longer ranked"
+        "hook 'checkpoint': step-00000002 was deleted from disk, so it is no longer ranked"
     ]
 
 

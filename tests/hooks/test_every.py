@@ -65,7 +65,7 @@ def test_every_says_the_same_as_the_other_words(name: str, alias: dict[str, Any]
             ("every 1 step", *behaviour(expected, name)[1:]),
         )
     words = "|".join(key for key in alias if key not in rest)
-    with pytest.raises(HooklineError, match=rf"give every or ({words}), not both: they say the same"):
+    with pytest.raises(HooklineError, match=rf"give every or ({words}), not both: they are names for one setting"):
         HookRegistry({"lifecycle": [{"name": name, **alias, "every": every}]})
     if name != "lr_monitor" or alias["frequency"] == "epoch":  # "step" is its default
         with pytest.raises(HooklineError, match=r"every: give every or .*, not both"):
@@ -77,7 +77,7 @@ def test_every_says_the_same_as_the_other_words(name: str, alias: dict[str, Any]
     [
         ("throughput", "2 epochs", "every: '2 epochs': count in steps"),
         ("early_stopping", "30 s", "every: '30 s': count in steps or epochs"),
-        ("early_stopping", "2 epochs", "checks are made at the end of each epoch or at steps"),
+        ("early_stopping", "2 epochs", "checks run at the end of each epoch or at steps"),
         ("lr_monitor", "2 epochs", "rates are recorded at the start of each epoch or at steps"),
         ("console_log", 0, "0 is never due"),
         ("checkpoint", "often", "'often' is not a schedule"),
@@ -103,7 +103,7 @@ NOT_AT_EPOCHS = "; every: '2 epochs': {} or at steps"
         (EarlyStopping, {"monitor": "train/loss"}, 100, None),
         (EarlyStopping, {}, "1 epoch", None),
         (EarlyStopping, {}, 100, NOT_AT_STEPS),
-        (EarlyStopping, {}, "2 epochs", NOT_AT_EPOCHS.format("checks are made at the end of each epoch")),
+        (EarlyStopping, {}, "2 epochs", NOT_AT_EPOCHS.format("checks run at the end of each epoch")),
         (LearningRateMonitor, {"frequency": "epoch"}, 100, None),
         (LearningRateMonitor, {"frequency": "epoch"}, "2 epochs",
          NOT_AT_EPOCHS.format("rates are recorded at the start of each epoch")),
@@ -118,7 +118,7 @@ def test_a_period_without_effect_is_refused(make: Any, parameters: Any, every: A
     with pytest.raises(RegistrationError) as refused:
         HookRegistry().register(hook, every=every)
     message = str(refused.value)
-    where = f"{type(hook).__name__} is called at no event inside steps"
+    where = f"{type(hook).__name__} listens to no event inside steps"
     if reason is not None:
         assert message.endswith(f" has no effect: this {where}{reason}")
         return

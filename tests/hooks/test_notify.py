@@ -152,7 +152,7 @@ def test_failing_hooks_are_reported_once_each(server: Server) -> None:
     trainer = train(NotifyHook(server.url, ["hook_failure"]), Fragile(), data=make_batches(8))
     assert [text.partition("] ")[2] for text in server.texts] == [
         "hook 'fragile' in on_step_end, step 1: failed: OSError: disk full",
-        "hook 'fragile' in on_step_end, step 3: switched off after 3 failures in a row",
+        "hook 'fragile' in on_step_end, step 3: disabled after 3 failures in a row",
     ]
     trainer.remove_hook("notify")
     trainer.train()
@@ -322,7 +322,7 @@ def test_the_best_value_is_saved_with_the_run(server: Server) -> None:
         ({"notify_on": "heartbeat", "heartbeat": "often"}, r"^notify: heartbeat: 'often' is not a schedule; write"),
         ({"heartbeat": "1 hr"}, r"^notify: heartbeat: .*'hr' is not a unit"),
         ({"notify_on": "heartbeat", "heartbeat": None}, r"^notify: heartbeat: None is not a schedule; write 10, "),
-        ({"notify_on": "heartbeat", "heartbeat": 0}, r"^notify: heartbeat: 0 is never due; to have none, omit"),
+        ({"notify_on": "heartbeat", "heartbeat": 0}, r"^notify: heartbeat: 0 is never due; to disable it, omit"),
     ],
     ids=str,
 )
@@ -482,7 +482,7 @@ def test_a_message_after_the_close_is_dropped(server: Server, caplog: pytest.Log
     send(hook, "in time")
     hook.tell("late")
     assert not any(thread.name == "hookline-outbox" for thread in threading.enumerate())
-    assert "came after the end of the run and was dropped" in caplog.text
+    assert "arrived after the end of the run and was dropped" in caplog.text
     send(hook, "next run")
     assert said(server) == ["in time", "next run"]
 

@@ -208,7 +208,7 @@ def test_a_hook_that_stops(reads_batches: bool, caplog: pytest.LogCaptureFixture
         train(model, optimizer, hl.batches(batches()) if reads_batches else batches())
         assert hl.should_stop
     assert hl.run.step == (2 if reads_batches else 6)
-    assert ("asked to stop (two are enough), and the loop trains on" in caplog.text) != reads_batches
+    assert ("asked to stop (two are enough), but the loop continues training" in caplog.text) != reads_batches
 
 
 def test_a_pass_that_is_left_early() -> None:

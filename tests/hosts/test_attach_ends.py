@@ -97,7 +97,7 @@ def test_two_runs_of_one_optimizer() -> None:
     """A second one would count the same steps, and is refused until the first has ended; so is beginning twice."""
     model, optimizer = make()
     with hookline.attach(model, optimizer) as hl:
-        with pytest.raises(HooklineError, match="another run is attached to this optimizer"):
+        with pytest.raises(HooklineError, match="another run is already attached to this optimizer"):
             hookline.attach(model, optimizer).begin()
         with pytest.raises(HooklineError, match=r"in progress; call hl\.end\(\) first"):
             hl.begin()
@@ -143,7 +143,7 @@ WRONG: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
     "an empty list": ((MODEL, []), {}, "at least one optimizer, got an empty list"),
     "an empty dict": ((MODEL, {}), {}, "at least one optimizer, got an empty dict"),
     "an optimizer twice": ((MODEL, [OPTIMIZER, OPTIMIZER]), {}, "an optimizer was passed twice"),
-    "another model": ((nn.Linear(2, 2), OPTIMIZER), {}, "were they made from another model"),
+    "another model": ((nn.Linear(2, 2), OPTIMIZER), {}, "were they created from another model"),
     "no parameters": ((nn.ReLU(), OPTIMIZER), {}, "nothing to train"),
     "one hook": ((MODEL, OPTIMIZER), {"hooks": Events()}, "hooks: expected a list of hooks .* got Events"),
     "a name": ((MODEL, OPTIMIZER), {"hooks": "ema"}, "hooks: expected a list of hooks .* got str"),
@@ -174,7 +174,7 @@ def test_wrong_arguments(what: str) -> None:
         (lambda hl: hl.log("x", torch.zeros(3)), r"hl.log\('x'\): expected one number, got a tensor of shape \(3,\)"),
         (lambda hl: next(hl.batches(3)), "hl.batches: expected an iterable of batches, got int"),
         (lambda hl: hl.load(3), "hl.load: expected the path of a run or a checkpoint, got int"),
-        (lambda hl: hl.load("elsewhere"), "no whole checkpoint in elsewhere"),
+        (lambda hl: hl.load("elsewhere"), "no undamaged checkpoint in elsewhere"),
         (lambda hl: hl.load_state_dict(None), r"expected what hl.state_dict\(\) returned"),
         (lambda hl: hl.load_state_dict({"hooks": {}}), "there is no .*progress"),
     ],

@@ -23,7 +23,7 @@ REFUSED = {
 }
 # Lightning calls `training_step`, and not the module itself, whose recorded call could be run again.
 REFUSED |= {("lightning", name): "can_rerun" for name in ("nan_forensics", "debug_training")}
-INTERVENE = "intervenes, and interventions are off: give enable_intervention=True"
+INTERVENE = "intervenes, and interventions are disabled: pass enable_intervention=True"
 
 
 def config_of(name: str) -> dict[str, Any]:

@@ -146,7 +146,7 @@ def test_a_checkpoint_without_our_state_continues_the_count(caplog: pytest.LogCa
     Loop("lightning", epochs=1, attaches=False, options=options).run()
     loop = Loop("lightning", hooks=[Counter()], epochs=2, options={"ckpt_path": saver.last_model_path}).run()
     assert loop.control.step == 8
-    assert "Lightning resumes after step 4 without saved state: hooks begin anew" in caplog.text
+    assert "Lightning resumes after step 4 without saved hook state: hooks start fresh" in caplog.text
 
 
 # ---- metrics ---------------------------------------------------------------------------------------------------------

@@ -317,7 +317,7 @@ def test_capturing_for_one_block():
     with manager.capturing(model, ["0", "1"], early_stop=True) as cache:
         assert cache.run(INPUT) is None
     assert "1" in cache and "2" not in cache
-    with pytest.raises(HooklineError, match="nothing was captured of '7'"):
+    with pytest.raises(HooklineError, match="nothing was captured from '7'"):
         cache["7"]
     assert not any(module._forward_hooks for module in model.modules())
 
@@ -477,7 +477,7 @@ def test_a_hook_that_gathers_nothing_says_so():
     manager = HookManager()
     manager.register(Silent())
     manager.register(Gathers())
-    with pytest.raises(HooklineError, match=r"hook 'silent' \(Silent\) gathers no states: .* get_hook\('silent'\)"):
+    with pytest.raises(HooklineError, match=r"hook 'silent' \(Silent\) collects no states: .* get_hook\('silent'\)"):
         manager.get_captured_states("silent")
     assert manager.get_captured_states("gathers") == ["one", "two"]
     assert manager.get_hook("gathers") is manager.get("gathers")

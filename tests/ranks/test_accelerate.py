@@ -488,7 +488,7 @@ def test_a_pipeline_is_one_clear_error() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for kind in ("simple", "accelerate"):
         with pytest.raises(
-            HooklineError, match="Pipe is divided into the stages of a pipeline, which is not supported"
+            HooklineError, match="Pipe is split into pipeline stages, which is not supported"
         ):
             get_trainer(kind, stages, make_loader(), optimizer, "cpu", **OPTIONS)
 

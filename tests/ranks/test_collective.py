@@ -90,7 +90,7 @@ def test_a_choice_of_ranks_is_refused_when_the_hooks_get_a_run_on_several_ranks(
     hooks.register("nan_forensics", ranks="zero")
     several = Ranks()
     several.act_together = True
-    with pytest.raises(RegistrationError, match="'nan_forensics' does what all ranks do together"):
+    with pytest.raises(RegistrationError, match="'nan_forensics' needs every rank"):
         hooks.set_ranks(several)
 
 

@@ -122,7 +122,7 @@ def test_a_run_is_continued_by_its_own_launch_and_config_only(
     again = run_on_ranks(start_again, 2, str(tmp_path), launch, 1, seed, launcher)
     assert [one.value for one in again] == [trained, trained]
     assert len(list(tmp_path.iterdir())) == (2 if trained else 1)
-    said = "a new run begins" if trained else "continuing"
+    said = "starting a new run" if trained else "continuing"
     assert f"the processes were started again (restart 1): {said}" in again[0].output
 
 

@@ -139,7 +139,7 @@ def test_cells_are_read_as_they_were_logged(record: Record) -> None:
 @pytest.mark.parametrize(
     ("columns", "rows", "words"),
     [
-        ("ab", [["a", "b"]], "columns must be a list of texts"),
+        ("ab", [["a", "b"]], "columns must be a list of strings"),
         ([], [], "has no columns"),
         (["a"], 3, "rows must be a list of rows"),
         (["a"], ["x"], "row 0: expected a list of 1 cells"),

@@ -67,7 +67,7 @@ def test_a_file_beyond_its_limit_is_refused_unread(run: Path, name: str) -> None
         read(run)
     assert str(raised.value) == (
         f"cannot read {run / name}: it has {5 << 30:,} bytes, and {limit:,} is the limit; "
-        "it is damaged or was not written by Hookline, so replace it by a copy that is whole"
+        "it is damaged or was not written by Hookline, so replace it with an undamaged copy"
     )
 
 

@@ -589,7 +589,7 @@ def test_a_story_is_told_in_its_order(chromium: Browser, tmp_path: Path) -> None
     open_report(chromium, run)
     assert chromium.run("document.querySelectorAll('.alert').length") == 1
     assert text_in(chromium, ".alert a").startswith("loss_spike: the loss rose to 20, 52 spreads")
-    assert text_in(chromium, ".alert .story").startswith("step 55 worse than at its best, and not back: val/accuracy")
+    assert text_in(chromium, ".alert .story").startswith("step 55 got worse and did not recover: val/accuracy")
     assert text_in(chromium, ".alert details").startswith("2 more")
     assert "step 54 loss_spike" in text_in(chromium, ".alert details")
 

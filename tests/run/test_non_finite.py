@@ -208,7 +208,7 @@ def test_the_command_has_its_own_exit_code(
     words = ["train", "bad.yaml", "optimizer.lr=1e30", "trainer.max_steps=5"]
     assert main(words) == 3
     out, error = capsys.readouterr()
-    assert "hookline: error: the run ended with bad weights: " in error
+    assert "hookline: error: the run ended with non-finite weights: " in error
     run = Path(out.splitlines()[-1])
     command = "hookline train bad.yaml optimizer.lr=1e30 trainer.max_steps=5 --hook nan_forensics"
     assert warnings_of(caplog) == [f"step 2: the loss is nan; to find the module it comes from: {command}"]

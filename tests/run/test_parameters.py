@@ -25,7 +25,7 @@ def test_names_inside_and_outside_the_model() -> None:
 
 def test_an_optimizer_of_another_model_is_rejected() -> None:
     """It would train nothing."""
-    with pytest.raises(TrainingError, match="no optimizer owns a parameter of the model"):
+    with pytest.raises(TrainingError, match="no optimizer has a parameter of the model"):
         make_trainer(optimizer=torch.optim.SGD(make_model().parameters(), lr=0.1))
 
 

@@ -20,7 +20,7 @@ L2 = STATISTICS.index("l2")
 
 
 def scattered() -> Tensor:
-    """Make a sparse matrix with many rows of zeros and one entry that is there twice."""
+    """Make a sparse matrix with many rows of zeros and one entry that appears twice."""
     indices = torch.tensor([[7, 2, 7, 11]])
     return torch.sparse_coo_tensor(indices, torch.randn(4, 5), (20, 5), check_invariants=True)
 

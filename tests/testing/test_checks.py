@@ -61,11 +61,11 @@ class Calls(TrainingHook):
 @pytest.mark.parametrize(
     ("hook", "words"),
     [
-        (Draws(), r"^hook 'draws' changes training from step 1 on, through the random streams .*right: draw without"),
+        (Draws(), r"^hook 'draws' changes training from step 1 on, through the random .*fix this: remove isolate_rng"),
         (
             Writes(),
             r"^hook 'writes' changes training from step 2 on, through the parameters .*; it modified the parameters in "
-            r"on_step_end, step 1\. To be right: compute with a copy",
+            r"on_step_end, step 1\. To fix this: work on a copy",
         ),
     ],
     ids=["draws", "writes"],
@@ -88,7 +88,7 @@ def test_a_forgotten_state_is_told() -> None:
     words = (
         r"^hook 'forgets' does not resume exactly\. Killed at on_epoch_start in step 5 and resumed after step 5, "
         r"metric 'mean_loss' at step 6 is [\d.]+ \(float\) instead of [\d.]+ \(float\)\. "
-        r"It has changed and not saved: count\. To be right: list what it depends on in `saves`"
+        r"It has changed and not saved: count\. To fix this: list what it depends on in `saves`"
     )
     with pytest.raises(AssertionError, match=words):
         assert_resumable(Forgets())

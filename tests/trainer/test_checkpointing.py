@@ -249,7 +249,7 @@ def test_the_newest_checkpoint_is_not_passed_over_silently(
         newest.mkdir()
     second = make_trainer(seed=5)
     second.fit(resume=first.run_dir)
-    assert f"{newest}: {said}, although the run has saved it" in caplog.text
+    assert f"{newest}: {said}, although the run saved it" in caplog.text
     damaged = [event for event in read_events(first.run_dir) if event["kind"] == "checkpoint_damaged"]
     assert [Path(event["instead"]).name for event in damaged] == ["step-00000002"]
     caplog.clear()  # the resumed run has saved that step again, or has been set back to an earlier one since
@@ -261,7 +261,7 @@ def test_the_only_checkpoint_is_missing() -> None:
     """Such a run does not start again at its first step, as one without a checkpoint does."""
     first = saved_run()
     shutil.rmtree(first.checkpoint_dir / "step-00000003")
-    with pytest.raises(CheckpointError, match=r"no whole checkpoint in .* \(1 damaged\)"):
+    with pytest.raises(CheckpointError, match=r"no undamaged checkpoint in .* \(1 damaged\)"):
         make_trainer().fit(resume=first.run_dir)
 
 
@@ -351,7 +351,7 @@ def test_changed_hooks_are_recorded(caplog: pytest.LogCaptureFixture) -> None:
     assert changes["moved"] == [([], [], True)]
     assert changes["changed"][-1] == (["new"], ["b"], False)
     assert [line for line in caplog.messages if "not used" in line] == [
-        "the checkpoint's state of 'b' is not used: this run has no such hook (a renamed hook starts without)"
+        "the checkpoint's state of 'b' is not used: this run has no such hook (a renamed hook starts without its state)"
     ]
 
 
@@ -373,7 +373,7 @@ def test_two_hooks_of_one_class_have_a_state_each() -> None:
 def test_nothing_to_load() -> None:
     """An empty place is named."""
     Path("empty").mkdir()
-    with pytest.raises(CheckpointError, match="no whole checkpoint in empty"):
+    with pytest.raises(CheckpointError, match="no undamaged checkpoint in empty"):
         make_trainer(record=False).load_checkpoint("empty")
 
 
@@ -577,7 +577,7 @@ def test_another_part_whose_state_dict_raises_is_named(part: str, monkeypatch: p
     [
         ("losses.beside", r"now-1 lacks something that a run needs to resume: KeyError\('beside'\)"),
         ("progress.step", r"now-1 lacks something that a run needs to resume: KeyError\('step'\)"),
-        ("hooks.early_stopping.looked", "hook 'early_stopping' .* cannot take the state .* KeyError: 'looked'"),
+        ("hooks.early_stopping.looked", "hook 'early_stopping' .* cannot load the state .* KeyError: 'looked'"),
     ],
 )
 def test_a_state_that_lacks_a_field_is_refused(place: str, words: str) -> None:
@@ -635,7 +635,8 @@ def test_half_a_validation_cannot_be_saved() -> None:
         trainer.save()
 
     trainer.train()
-    assert caught == ["half a validation cannot be saved; trainer.save() waits for the end of the validation"]
+    said = "trainer.save() cannot save in the middle of a validation; it waits for the end of the validation"
+    assert caught == [said]
     assert [path.name for path in trainer.checkpoint_dir.iterdir()] == ["step-00000003"]
 
 

@@ -114,13 +114,13 @@ def test_what_cannot_be_loaded() -> None:
     trained = train()
     assert trained.checkpoint_dir is not None
     shutil.copytree(trained.checkpoint_dir / "step-00000004", "alone")
-    with pytest.raises(HooklineError, match="alone belongs to no run, so no config says how"):
+    with pytest.raises(HooklineError, match="alone belongs to no run, so there is no config"):
         Trainer.load("alone")
     assert Trainer.load("base", checkpoint="alone", device="cpu").validate() == measured(trained.run_dir)
     with pytest.raises(RecordError, match="no run in runs/ has this path, id or name"):
         Trainer.load("nope")
     shutil.rmtree(trained.checkpoint_dir)
-    with pytest.raises(CheckpointError, match="no whole checkpoint"):
+    with pytest.raises(CheckpointError, match="no undamaged checkpoint"):
         Trainer.load("base")
 
 
@@ -138,5 +138,5 @@ def test_a_vocabulary_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(CONFIG, "data", {"name": "own_text"})
     train()
     assert Trainer.load("base", ["data.path=null"], device="cpu").validate()
-    with pytest.raises(ConfigError, match=r"data: 'own_text' makes another vocabulary .* parameter `vocab`"):
+    with pytest.raises(ConfigError, match=r"data: 'own_text' builds a different vocabulary .* parameter `vocab`"):
         Trainer.load("base", ["data.path=texts"], device="cpu")

@@ -90,7 +90,7 @@ def test_a_loader_that_rejects_its_state(tmp_path: Path) -> None:
             raise ValueError("another number of shards")
 
     read = Reader({"a": Changed(), "b": [1]}, 1, root=tmp_path)
-    with pytest.raises(CheckpointError, match=r"loader 'a' does not take its saved state.*another number of shards"):
+    with pytest.raises(CheckpointError, match=r"loader 'a' rejects its saved state.*another number of shards"):
         Reader({"a": Changed(), "b": [1]}, resume=read)
 
 

@@ -324,7 +324,7 @@ class Stream(IterableDataset[Sample]):
         (lambda: DataLoader(Stream(), batch_size=4), "has an IterableDataset without state_dict"),
         (lambda: iter([samples()[:4]] * 8), "is an iterator, which can be read only once"),
         (lambda: shuffling(num_workers=1, persistent_workers=True), "keeps its workers between epochs"),
-        (lambda: shuffling(num_workers=1, in_order=False), "gives batches as they are ready"),
+        (lambda: shuffling(num_workers=1, in_order=False), "returns batches as they become ready"),
         (StatefulLoader, "is cut off before its end"),
         (shuffling, None),
         (StatefulLoader, None),

@@ -73,7 +73,7 @@ def test_without_an_unfinished_run_a_new_one_begins(capsys: pytest.CaptureFixtur
     first.on("step_end", name="starts", on_error="raise")(start_another)
     first.train()
     assert len(running) == 1 and len(list(Path("runs").iterdir())) == 4
-    assert "resume or start, in runs/: no unfinished run of this config: a new one begins" in capsys.readouterr().out
+    assert "resume or start, in runs/: no unfinished run of this config; starting a new one" in capsys.readouterr().out
 
 
 def test_a_later_fit_of_one_trainer_continues_in_memory() -> None:

@@ -294,7 +294,7 @@ def test_a_failure_before_the_first_step_closes_the_record() -> None:
     received: list[str] = []
     trainer.on("exception", name="listens")(lambda: received.append("exception"))
     trainer.on("train_end", name="ends")(lambda: received.append("end"))
-    with pytest.raises(HooklineError, match="no whole checkpoint in nothing"):
+    with pytest.raises(HooklineError, match="no undamaged checkpoint in nothing"):
         trainer.train()
     assert received == ["exception", "end"]
     assert run_json(trainer)["outcome"] == "failed"
@@ -332,7 +332,7 @@ def test_a_hook_that_only_warns(capsys: pytest.CaptureFixture[str], caplog: pyte
     assert {hook["name"]: (hook["enabled"], hook["failures"]) for hook in run["hooks"]}["flaky"] == (False, 3)
     closing = capsys.readouterr().out.splitlines()[-2]
     assert closing.startswith("completed, look at this: 6 steps in ")
-    assert "3 hook failures" in closing and "switched off: flaky" in closing
+    assert "3 hook failures" in closing and "disabled: flaky" in closing
     assert sum("ZeroDivisionError" in (record.exc_text or str(record.exc_info)) for record in caplog.records) == 1
 
 

@@ -77,8 +77,8 @@ def test_an_end_that_is_made_anew_counts(name: str, caplog: pytest.LogCaptureFix
     caplog.clear()
     resumed = trained(SCHEDULES[name], 12, 12, resume=first.run_dir, fork=True)
     assert rates(resumed) == pytest.approx({step: whole[step] for step in range(7, 13)})
-    (line,) = [line for line in caplog.messages if "the learning rate goes from" in line]
-    assert "to keep its schedule, make it with" in line
+    (line,) = [line for line in caplog.messages if "the learning rate changes from" in line]
+    assert "to keep its schedule, create it with" in line
     events = map(json.loads, (resumed.run_dir / "events.jsonl").read_text().splitlines())
     (event,) = [event for event in events if event["kind"] == "resume_not_exact"]
     assert event["why"] == line
@@ -115,7 +115,7 @@ def test_a_run_that_continues_beyond_the_end_says_so(
     then, now = (4, 10) if name == "SequentialLR" else (6, 12)
     kind = "LambdaLR" if ENDS[name] == "num_training_steps" else name
     assert line.startswith(f"the schedule of {kind} ({ENDS[name]}={then}) ends 6 steps before this run, and then ")
-    assert line.endswith(f"; make it with {ENDS[name]}={now} and resume the run")
+    assert line.endswith(f"; create it with {ENDS[name]}={now} and resume the run")
 
 
 def test_a_schedule_that_cannot_be_there_is_refused() -> None:
@@ -175,5 +175,5 @@ def test_a_new_rate_moves_the_schedule(name: str, caplog: pytest.LogCaptureFixtu
     caplog.clear()
     resumed = fit(12, 0.01, resume=first.run_dir, fork=True)
     assert rates(resumed) == pytest.approx({step: whole[step] for step in range(7, 13)})
-    (line,) = [line for line in caplog.messages if "the learning rate goes from" in line]
+    (line,) = [line for line in caplog.messages if "the learning rate changes from" in line]
     assert "the optimizer's lr=[0.01], which was [0.1]" in line

@@ -183,7 +183,7 @@ def test_validation_metrics_are_recorded_at_their_step() -> None:
 def test_nothing_to_validate_on() -> None:
     """Said in words, also for a loader that gives nothing."""
     trainer = make_trainer()
-    with pytest.raises(TrainingError, match="there is nothing to validate on: give val_loaders"):
+    with pytest.raises(TrainingError, match="there is nothing to validate on: pass val_loaders"):
         trainer.validate()
     with pytest.raises(TrainingError, match="the validation loaders gave no batches"):
         trainer.validate(iter([]))

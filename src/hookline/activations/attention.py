@@ -103,7 +103,7 @@ class AttentionMaps(Cache):
 
     Attributes:
         points: Modules that the weights pass through, for other forward hooks.
-        cost: What computing the maps has cost so far.
+        cost: The cost of computing the maps so far.
         switched: The models that were switched to another attention implementation for the block.
     """
 
@@ -231,7 +231,7 @@ def attention_with_weights(model: torch.nn.Module) -> Iterator[list[str]]:
 
 
 def _configs(config: Any) -> Iterator[Any]:
-    """Yield a Hugging Face config, then its sub-configs (of a vision and a text model, for example)."""
+    """Yield a Hugging Face config, then its sub-configs (of the models for images and text, for example)."""
     yield config
     for name in getattr(config, "sub_configs", ()):
         if (inner := getattr(config, name, None)) is not None:

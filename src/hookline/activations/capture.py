@@ -47,8 +47,8 @@ class Capture(BuiltInForwardHook):
 
     A state is a copy-on-write view: it takes no memory until it or the model's tensor is written to, and keeps its
     values when the model writes. With `dtype`, `device` or `reduce` it is converted first; copies from a GPU to the CPU
-    are asynchronous. Quantized, sparse and nested tensors and subclasses are copied at once. None takes the place of
-    one that cannot be copied or converted, which is reported once for its module.
+    are asynchronous. Quantized, sparse and nested tensors and subclasses are copied at once. A tensor that cannot be
+    copied or converted is replaced by None and reported once for its module.
 
     Args:
         modules: The modules to capture from.
@@ -112,7 +112,7 @@ class Capture(BuiltInForwardHook):
     def on_train_end(self, trainer: RunControl) -> None:
         """Write the states that are kept."""
         if trainer.run_dir is None:
-            logger.warning("hook %r cannot save what it captured: the run has no directory", self._registered_name)
+            logger.warning("hook %r cannot save its captures: the run has no directory", self._registered_name)
         elif states := self.states:
             leave_out = partial(self._pass_over, what="cannot save")
             path = capture_file(trainer.run_dir, self._registered_name)
@@ -293,7 +293,7 @@ class Cache:
             return last[name].main
         matching = {key: state.main for key, state in last.items() if fnmatchcase(key, name)}
         if not matching:
-            raise HooklineError(f"nothing was captured of {name!r}; {nearest(name, last)}")
+            raise HooklineError(f"nothing was captured from {name!r}; {nearest(name, last)}")
         return matching
 
     def __contains__(self, name: str) -> bool:

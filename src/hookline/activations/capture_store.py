@@ -36,7 +36,7 @@ class CapturedState:
         hook: The name of the hook that captured it.
         name: The module's name.
         layer_idx: The number that was given for the module.
-        call: Which call of the module since the hook was registered, from 1.
+        call: The number of this call of the module since the hook was registered, from 1.
         step: The optimizer step of the call.
         phase: ``"train"``, ``"validation"`` or ``"inference"``.
         thread: The name of the thread that called the module.
@@ -165,7 +165,7 @@ class CaptureStore:
             if size > limit:  # reported, because an empty list looks like a hook that never fired
                 self._too_big.add(state.name)
                 why = f"one state takes {size / 2**20:.3g} MB, and memory_limit_mb is {limit / 2**20:.3g} for all"
-                logger.warning("hook %r keeps nothing of %r: %s", state.hook, state.name, why)
+                logger.warning("hook %r keeps no captures of %r: %s", state.hook, state.name, why)
 
     def pop_all(self, hook: str) -> list[CapturedState]:
         """Remove and return the states of one hook, oldest first; they do not count as dropped."""
@@ -227,7 +227,7 @@ def save_states(
     """Write captured tensors to a safetensors file, keyed ``module/call/part/index``; replaces it atomically.
 
     Args:
-        states: What to write; the file's metadata has the step, phase and layer index of each tensor.
+        states: The states to write; the file's metadata has the step, phase and layer index of each tensor.
         path: The file; missing directories are created.
         leave_out: Called with the module and the tensor where safetensors cannot store one, instead of raising.
 

@@ -174,7 +174,7 @@ class Debug(BuiltInForwardHook):
         self._conditions = [condition for condition in given if not condition.of_gradient]
         self._gradient_conditions = [condition for condition in given if condition.of_gradient]
         if not given and not inspect:
-            raise ConfigError("conditions", f"{conditions!r} checks nothing; give a condition, or set inspect")
+            raise ConfigError("conditions", f"{conditions!r} checks nothing; pass a condition, or set inspect")
         self.watches_backward = bool(self._gradient_conditions)  # compiled code must leave the outputs to autograd
         self._calls: dict[str, Iterator[int]] = {}
         self._warned: set[tuple[str, str]] = set()

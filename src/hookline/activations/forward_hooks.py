@@ -151,7 +151,7 @@ class ForwardArgs:
 
 
 class NoRun:
-    """What forward hooks read where no run is known; code that fires no events may set it."""
+    """The run that forward hooks read where no trainer is known; code that fires no events may set it."""
 
     step, epoch, phase, trainer, model = 0, 0, "inference", None, None
 
@@ -227,8 +227,8 @@ class ForwardDispatcher:
             return
         if hook_attribute(entry.hook, "intervene") and not self.registry.enable_intervention:
             raise RegistrationError(
-                f"{entry.name!r} intervenes, and interventions are off: "
-                "give enable_intervention=True to the trainer (in a config under `trainer:`) or to HookManager"
+                f"{entry.name!r} intervenes, and interventions are disabled: "
+                "pass enable_intervention=True to the trainer (in a config under `trainer:`) or to HookManager"
             )
         self.selected_by(entry)
 
@@ -306,8 +306,8 @@ class ForwardDispatcher:
             return None
         calls: dict[Any, list[tuple[BoundHook, str, Observe | None]]] = {}
         for hook in hooks:
-            # A hook may prepare a function for each module, as the built-in captures and monitors do. To read arguments
-            # and check for writes would cost them more than what they do: a capture on every module of a small model
+            # A hook may prepare a function for each module, as the built-in captures and monitors do. Reading arguments
+            # and checking for writes would cost more than their own work: a capture on every module of a small model
             # would take 2.1 instead of 1.5 times the plain model.
             entry = self.registry.entry(hook.hook)
             # Wrappers of a user's hook, such as the guard of random numbers, are around its `on_forward`.
@@ -440,7 +440,7 @@ def detach_all(hooked: Mapping[torch.nn.Module, HookedModule]) -> None:
     for module in list(hooked.values()):
         module.update(attached=False)
     if attached:
-        words = "nothing refers to a HookManager any more: its hooks left %d modules; keep it in a variable"
+        words = "a HookManager was garbage-collected, so its hooks were removed from %d modules; keep it in a variable"
         logger.warning(words, len(attached))
 
 

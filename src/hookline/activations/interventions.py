@@ -52,8 +52,8 @@ class Intervention(ForwardHook):
             self._warn(name, f"the output of {name!r} has no floating-point tensor; it is not changed")
             return None
         if first_floating(output) is not tensor:  # without interventions enabled, a hook gets copies
-            remedy = "make the manager with HookManager(enable_intervention=True)"
-            self._warn(None, f"hook {self._label!r} changes nothing, because interventions are off; {remedy}")
+            remedy = "create the manager with HookManager(enable_intervention=True)"
+            self._warn(None, f"hook {self._label!r} changes nothing, because interventions are disabled; {remedy}")
             return None
         changed = self.change(name, tensor)
         return map_tensors(lambda other: changed if other is tensor else other, output)
@@ -81,7 +81,7 @@ class Intervention(ForwardHook):
         except RuntimeError:
             raise self._error(
                 f"{what} has shape {tuple(given.shape)}, but the output of {name!r} has shape {tuple(tensor.shape)}; "
-                "give one that broadcasts to it"
+                "pass one that broadcasts to it"
             ) from None
 
     def _operand(self, value: Any, tensor: Tensor, what: str, name: str) -> Tensor | float:
@@ -223,7 +223,7 @@ class Patch(Intervention):
     Args:
         modules: The modules to patch.
         source: A captured state, a tensor, a mapping or cache of these by module name, or the path of a file that
-            `Cache.save` or a capture hook with `save` wrote; the last captured call of each module counts.
+            `Cache.save` or a capture hook with `save` wrote; the last captured call of each module is used.
         positions: The indices of dimension `dim` to patch; None patches all.
         dim: By default the last but one, which holds the positions of ``(batch, position, feature)``; use 0 for modules
             whose first dimension is the position.
@@ -244,7 +244,7 @@ class Patch(Intervention):
     ) -> None:
         super().__init__(modules)
         if not isinstance(source, (CapturedState, Tensor, Mapping, Cache, str, Path)):
-            remedy = "give one captured state (of a list, for example the last), a tensor, or a mapping by module name"
+            remedy = "pass one captured state (of a list, for example the last), a tensor, or a mapping by module name"
             raise self._error(f"cannot take activations from {with_article(type(source).__name__)}; {remedy}")
         self.source, self.positions, self.dim = source, positions, dim
         self._source = load_outputs(source) if isinstance(source, (str, Path)) else source

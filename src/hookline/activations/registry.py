@@ -183,7 +183,7 @@ class ModelRegistry(Registry):
         """
         what = [part for part, wanted in (("input", capture_input), ("output", capture_output)) if wanted]
         if not what:
-            raise HooklineError(f"capture hook {hook_id!r}: capture_input and capture_output are both off")
+            raise HooklineError(f"capture hook {hook_id!r}: capture_input and capture_output are both False")
         return self.register(Capture, hook_id, modules=module, what=what, layer_idx=layer_idx, **options)
 
     def register_monitoring_hook(
@@ -250,7 +250,7 @@ class ModelRegistry(Registry):
         if hooked.module_ref() is None:
             return "the module no longer exists"
         if not self.dispatcher.attached:
-            return "its trainer has not run the model, or its run is over"
+            return "its trainer has not run the model, or the run has ended"
         if hooked.calls == 0:
             return "the module was never called (bypassed)"
         if failures:
@@ -274,7 +274,7 @@ class ModelRegistry(Registry):
         if states is None:
             kind = type(entry.hook).__name__
             raise HooklineError(
-                f"hook {entry.name!r} ({kind}) gathers no states: it has no attribute `states`; "
+                f"hook {entry.name!r} ({kind}) collects no states: it has no attribute `states`; "
                 f"get_hook({entry.name!r}) returns the hook itself"
             )
         return list(states)

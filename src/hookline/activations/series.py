@@ -60,7 +60,7 @@ UseTable = Callable[[StepTable], Mapping[str, float]]
 
 
 class MonitoredState(NamedTuple):
-    """What a monitor has measured of one module in one step; without a run, in one call."""
+    """A monitor's measurements of one module in one step; without a run, in one call."""
 
     name: str
     step: int
@@ -106,7 +106,7 @@ class TensorStatistics(StepCollector):
             epoch: The epoch.
             has_same_batch: Whether this rank's outputs are copies of what another rank has measured, unless it has a
                 part of a DTensor.
-            scale: What values of the merged rows are multiplied by.
+            scale: The factor by which values of the merged rows are multiplied.
             use: Called with the tables of all ranks.
         """
         copies = dict(self._copies)

@@ -24,7 +24,7 @@ def find_checkpoint(path: Path) -> tuple[Path, list[str]]:
         logger.warning("skipped a damaged checkpoint: %s", problem)
     if newest is None:
         damaged = f" ({len(problems)} damaged)" if problems else ""
-        raise CheckpointError(f"no whole checkpoint in {directory}{damaged}")
+        raise CheckpointError(f"no undamaged checkpoint in {directory}{damaged}")
     return newest, problems
 
 
@@ -56,7 +56,7 @@ def _missing(directory: Path, newest: Path | None) -> list[str]:
     if path in list_checkpoints(directory) or not isinstance(at, int) or at >= step:
         return []
     what = "is a link" if path.is_symlink() else "is empty" if path.is_dir() else "is missing"
-    return [f"{path}: {what}, although the run has saved it"]
+    return [f"{path}: {what}, although the run saved it"]
 
 
 def _newest_recorded(directory: Path) -> tuple[int, Path] | None:

@@ -281,7 +281,7 @@ def _encode_scalar(value: Any, path: tuple[str, ...]) -> Any:
         return {TAG: type(value).__name__, "v": str(value).removeprefix("torch.")}
     if isinstance(value, _Encoded):
         return value.value
-    raise _refusal(value, path, "save numbers, text, lists, dicts or tensors that it can be rebuilt from")
+    raise _refusal(value, path, "save numbers, strings, lists, dicts or tensors from which it can be rebuilt")
 
 
 def _has_surrogates(text: str) -> bool:
@@ -308,7 +308,7 @@ def problem_with(tensor: torch.Tensor) -> str | None:
     if tensor.is_quantized:
         return "it is quantized; save its int_repr() with scale and zero point"
     if tensor.is_meta:
-        return "it is on the meta device and has no values; materialise it first"
+        return "it is on the meta device and has no values; materialize it first"
     return None
 
 

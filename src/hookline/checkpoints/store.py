@@ -237,7 +237,7 @@ class CheckpointFiles:
         """Return how a file on disk differs from its entry in the manifest: missing, a link, wrong size, wrong hash."""
         path = self.path / name
         if not _NAME.fullmatch(name) or name == MANIFEST:
-            return f"{name!r}: leads out of the checkpoint"
+            return f"{name!r}: points outside the checkpoint"
         if not os.path.lexists(path):
             of_rank = _OF_RANK.fullmatch(name)
             return f"{name}: is missing" + (f", the part of rank {int(of_rank[2])}" if of_rank else "")

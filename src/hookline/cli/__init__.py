@@ -38,44 +38,44 @@ DONE, FAILED = Outcome.COMPLETED.exit_code, Outcome.FAILED.exit_code
 NON_FINITE, INTERRUPTED = Outcome.NON_FINITE.exit_code, Outcome.INTERRUPTED.exit_code
 USAGE, CLOSED_PIPE, TERMINATED = 2, 141, 143
 EXIT_CODES = {
-    DONE: "done; also for a run that a hook stopped",
+    DONE: "success, also when a hook stopped the run",
     FAILED: "training failed, a check found something, or the output could not be written",
-    USAGE: "wrong config or usage, or a record that cannot be written; nothing was trained",
-    NON_FINITE: "the run ended with weights that are NaN or infinite, or nan_forensics stopped it",
-    INTERRUPTED: "interrupted by Ctrl-C, after a checkpoint was saved; the command that continues the run is printed",
+    USAGE: "wrong config or usage, or the record cannot be written; nothing was trained",
+    NON_FINITE: "the run ended with NaN or infinite weights, or nan_forensics stopped it",
+    INTERRUPTED: "interrupted by Ctrl-C after saving a checkpoint; the command that resumes the run is printed",
     CLOSED_PIPE: "the reader of the output closed the pipe",
-    TERMINATED: "ended by SIGTERM, as by Ctrl-C",
+    TERMINATED: "ended by SIGTERM; otherwise like Ctrl-C",
 }
 
 _MAX_MESSAGE_LENGTH = 2000  # characters: a screen
 
-# What each command does, in the order of `hookline --help`. A command is the module of its name, with `ARGUMENTS`
-# and `run`; it is imported when it is typed, and must import what takes long (torch) only in `run`.
+# The purpose of each command, in the order of `hookline --help`. Each command is a module of that name with
+# `ARGUMENTS` and `run`. It is imported when it is typed, and imports slow packages (torch) only in `run`.
 COMMANDS = {
     "train": "train from a config",
     "run": "run a training script as it is, and record what it trains",
     "example": "print the config of the default job, to start from",
     "resume": "continue a run from its newest good checkpoint",
     "evaluate": "measure a trained model on its validation data, or on other data",
-    "predict": "write what a trained model predicts, one line of JSON per example",
+    "predict": "write a trained model's predictions, one line of JSON per example",
     "runs": "list the runs of a directory",
     "label": "print or change the name, tags and notes of a run",
     "tail": "print the last metrics and events of a run, and follow it",
-    "plot": "draw metrics of runs over each other",
+    "plot": "plot metrics of one or more runs in one chart",
     "show": "print one run at a glance: outcome, curves, alerts, costs, checkpoints",
     "compare": "compare runs, and find the first step at which they diverge",
     "checkpoints": "list the checkpoints of a run, and verify them",
-    "verify-checkpoint": "check that one checkpoint is as it was written",
-    "verify": "find out which hooks change training",
+    "verify-checkpoint": "check that a checkpoint is undamaged",
+    "verify": "check which hooks change training",
     "explain": "print which hooks run when and why",
     "events": "print the events of a run with their arguments",
     "hooks": "print the hooks that a config may name",
     "schema": "print the JSON Schema of config files",
     "modules": "print the modules of a model",
-    "export": "write the record of a run as tables",
-    "report": "write report.html, of one run or of several to compare",
-    "replay": "run the batch of a crash again",
-    "help": "read the documentation, without a network",
+    "export": "export the record of a run as tables",
+    "report": "write report.html for one run, or for several to compare",
+    "replay": "replay the batch of a crash",
+    "help": "read the documentation offline",
 }
 
 
@@ -133,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OutputError as error:
         drop_unwritten_output()
         return print_output_failure(error)
-    except SystemExit as error:  # of argparse, which has printed help or an error, or of code of the user
+    except SystemExit as error:  # argparse raises it once it has printed help, and so may the user's code
         status, stop = 0, error
     failure = drop_unwritten_output()
     if failure is not None and not status:
@@ -200,7 +200,8 @@ def user_imports(options: argparse.Namespace) -> Iterator[None]:
     with ExitStack() as stack:
         if modules or allowed:
             sys.path.insert(0, here)
-            stack.callback(lambda: sys.path.remove(here) if here in sys.path else None)  # that code may have removed it
+            # The user's code may have removed it.
+        stack.callback(lambda: sys.path.remove(here) if here in sys.path else None)
         for name in modules:
             import_user_module(name)
         if hosts:  # a command that sends nothing need not load the webhook client
@@ -255,7 +256,7 @@ def print_error(error: BaseException, debug: bool, status: int, hide: Callable[[
     ours = isinstance(error, HooklineError)
     text = str(error) if ours else error_text(error)
     place = f"{error.path}: " if isinstance(error, ConfigError) and error.path else ""  # a path holds no secrets
-    notes = "".join(f"; {note}" for note in notes_of(error))  # which hook raised it, for instance
+    notes = "".join(f"; {note}" for note in notes_of(error))  # Notes say which hook raised it, for instance.
     hint = "" if ours or debug else " (--debug shows the traceback)"
     message = one_line(f"{place}{hide(text.removeprefix(place))}{hide(notes)}")
     _print_wrapped(f"hookline: error: {message}{hint}")

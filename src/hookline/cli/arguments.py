@@ -17,8 +17,8 @@ Arguments = dict[str, dict[str, Any]]
 """By name of an argument: what `ArgumentParser.add_argument` takes."""
 
 _RUN_NAMES = (
-    "`latest` is the newest run in runs/, DIR/latest the newest in DIR; "
-    "its name or the beginning or end of its id is enough"
+    "its name, or any unique prefix or suffix of its id; "
+    "`latest` is the newest run in runs/, DIR/latest the newest in DIR"
 )
 REPEATED: dict[str, Any] = {"action": "append", "default": []}
 
@@ -36,7 +36,7 @@ def flag(name: str, about: str) -> Arguments:
 _CHECKPOINT_NAMES = "RUN/best, RUN/last and RUN/step-00000120 are its checkpoints"
 
 
-def run_argument(about: str = "a run's directory", metavar: str = "RUN") -> Arguments:
+def run_argument(about: str = "the run's directory", metavar: str = "RUN") -> Arguments:
     """Return the argument of one run, or of its checkpoint, which `resolve_runs` finds."""
     checkpoints = f"; {_CHECKPOINT_NAMES}" if "CHECKPOINT" in metavar else ""
     return argument("run", metavar, f"{about}; {_RUN_NAMES}{checkpoints}")
@@ -52,8 +52,8 @@ _ABOUT_HOOK = "add this hook; hooks.NAME.key=value sets its parameters (may be r
 HOOK = argument("--hook", "NAME", _ABOUT_HOOK, **REPEATED)
 DEVICE = argument("--device", "DEVICE", "device, for example cpu or cuda:1 (default: cuda if available, else cpu)")
 EVENT = argument("--event", "NAME", "one event")
-HOST = argument("--host", "HOST", "what events mean there: attach, lightning, transformers or ignite")
-_ABOUT_IMPORT = "import your module first, for what it registers (may be repeated)"
+HOST = argument("--host", "HOST", "print what the events mean in attach, lightning, transformers or ignite")
+_ABOUT_IMPORT = "import your module first, so that it registers its components (may be repeated)"
 IMPORT = argument("--import", "MODULE", _ABOUT_IMPORT, dest="imports", **REPEATED)
 _ABOUT_HOST = "let webhooks connect to this local or private host (may be repeated)"
 # For the command line only: a config must not give them.
@@ -62,7 +62,7 @@ PERMISSIONS = (
     | argument("--allow", "PREFIX", "let the config import from this package of yours (may be repeated)", **REPEATED)
     | argument("--allow-host", "HOST", _ABOUT_HOST, **REPEATED)
 )
-JSON = flag("--json", "print JSON, for programs")
+JSON = flag("--json", "print JSON for programs")
 
 
 def positive(word: str) -> int:

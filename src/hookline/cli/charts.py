@@ -20,7 +20,7 @@ Numbers = NDArray[np.float64]
 
 COLORS = ("cyan", "yellow", "magenta", "green", "red", "blue")
 MARKERS = "*+ox#@"
-MIN_POINTS = 5  # of a chart that was not asked for: the table of metrics says more than a nearly empty one
+MIN_POINTS = 5  # With fewer points, the table of metrics says more than a chart that nobody asked for.
 _MIN_WIDTH = 10  # columns of the plot, also in a terminal that is too narrow for it
 _ROWS_PER_TICK, _COLUMNS_PER_TICK = 2, 10  # at least
 _MAX_DRAWN, _MIN_DRAWN = 1e300, 1e-300  # larger values are drawn there; smaller ones are 0, or there on a log axis
@@ -68,7 +68,7 @@ class _Series:
     """A curve whose values can be drawn, sorted by step; of a logarithmic axis, the logarithms."""
 
     label: str
-    index: int  # of its color and marker
+    index: int  # The index of its color and marker.
     steps: Numbers
     low: Numbers
     high: Numbers
@@ -81,7 +81,7 @@ class _Series:
         low, high = (np.clip(side, -_MAX_DRAWN, _MAX_DRAWN) for side in (curve.lowest, curve.highest))
         if log:
             low, high = (np.where(side > 0, np.log10(np.maximum(side, _MIN_DRAWN)), np.nan) for side in (low, high))
-            low = np.where(np.isnan(low), high, low)  # of a range with values on both sides of 0
+            low = np.where(np.isnan(low), high, low)  # The range has values on both sides of 0.
         else:
             # Between subnormal numbers there may be no room for ticks.
             low, high = (np.where(np.abs(side) < _MIN_DRAWN, 0.0, side) for side in (low, high))

@@ -67,7 +67,7 @@ def recorded_resume_command(run_dir: Path, run: Mapping[str, Any]) -> str:
     environment, attempts = run.get("environment", {}), run.get("attempts", [])
     argv = environment.get("argv", []) if environment.get("hostname") == platform.node() else []
     ranks = attempts[-1].get("ranks", {}) if attempts else {}  # by machine
-    processes = max((len(own) for own in ranks.values() if isinstance(own, list)), default=None)
+    processes = max((len(listed) for listed in ranks.values() if isinstance(listed, list)), default=None)
     return resume_command(run_dir, _parse(argv), processes)
 
 
@@ -86,5 +86,5 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_arguments_of(command)
     try:
         return parser.read(words)
-    except cli.UsageError:  # of a record that was edited, or of another version
+    except cli.UsageError:  # The record was edited, or written by another version.
         return _parse([])

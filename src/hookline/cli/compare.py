@@ -46,7 +46,7 @@ from hookline.runs.summary import RunSummary
 
 _MAX_DIFFERENCES, _MAX_CAUSES, _MAX_METRICS = 40, 5, 12  # what a person reads; --json has all
 _MAX_NAME_LENGTH, _MIN_TITLE_LENGTH, _MIN_CELL_WIDTH = 60, 12, 14  # so that five runs fit 80 columns
-_NO_DIVERGENCE = dict.fromkeys(field.name for field in fields(Divergence))  # of runs without a common step
+_NO_DIVERGENCE = dict.fromkeys(field.name for field in fields(Divergence))  # For runs without a common step.
 
 ARGUMENTS = RUNS | JSON
 

@@ -16,7 +16,7 @@ from hookline.runs.ranking import metric_order
 if TYPE_CHECKING:
     from hookline.trainer.trainer import Trainer
 
-_ABOUT_CHECKPOINT = "best, last, a step, or a checkpoint's name or path; by default the best if there is one"
+_ABOUT_CHECKPOINT = "best, last, a step, or a checkpoint's name or path (default: best if there is one)"
 _ABOUT_DATA = "other data: key=value changes a parameter; a config file has another section `data`"
 MODEL = (
     run_argument("the run whose model it is, or a checkpoint of it", "RUN|CHECKPOINT")

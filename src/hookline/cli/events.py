@@ -15,7 +15,7 @@ from hookline.hosts.truth import Host, find_host
 
 _PREFACE = (
     "The events of a run, in order. A hook's method has the name of an event and names the arguments it wants; "
-    "what no hook names is never computed."
+    "arguments that no hook names are never computed."
 )
 
 ARGUMENTS = EVENT | HOST | JSON
@@ -77,15 +77,15 @@ def print_catalog(console: Console) -> None:
     paragraph(console, _PREFACE, indent=0)
     console.print()
     labeled(console, "everywhere", _names(everywhere), indent=0)
-    labeled(console, "*", "has a cost, which is paid only where a due hook names it", indent=0)
+    labeled(console, "*", "has a cost, but only where a due hook names it", indent=0)
     for event in CATALOG.values():
         console.print()
         heading(console, event.name, _aliases(event))
         _print_summary(console, event)
         if missing := [name for name in everywhere if name not in event.attributes]:
             labeled(console, "not here", _names(missing))
-        if own := [name for name in event.attributes if name not in everywhere]:
-            labeled(console, "arguments", _names(own, event))
+        if extra_names := [name for name in event.attributes if name not in everywhere]:
+            labeled(console, "arguments", _names(extra_names, event))
     console.print("\nhookline events --event NAME prints one event in full.")
 
 

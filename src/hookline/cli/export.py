@@ -108,7 +108,7 @@ def _csv_cell(value: Any) -> Any:
 
 
 def _text(value: Any) -> str:
-    """Return a text as it is, without halves of surrogate pairs, and everything else as JSON."""
+    """Return a string without halves of surrogate pairs, and everything else as JSON."""
     return str(strict_json.simplify(value)) if isinstance(value, str) else strict_json.dumps(value)
 
 

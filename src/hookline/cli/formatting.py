@@ -23,12 +23,12 @@ from hookline.record import strict_json
 if TYPE_CHECKING:
     from hookline.runs.curves import Point
 
-MAX_WIDTH = 200  # of output in a wider terminal
+MAX_WIDTH = 200  # The width of output in a wider terminal.
 _MAX_NAME_LENGTH = 200  # characters of a name that is shortened, also if it is then like another one
 
 
 def bounded(text: str, longest: int = 300) -> str:
-    """Return a text of bounded length; one that is longer ends with "…"."""
+    """Return a string of bounded length; a longer one is cut and ends with "…"."""
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 

@@ -51,7 +51,7 @@ def print_entry(console: Console, table: PluginTable, name: str) -> None:
     origin = table.origin(name)
     try:
         factory = table.find(name)
-    except Exception as error:  # of a plugin's own code; the others are still printed
+    except Exception as error:  # Any error of a plugin's own code; the others are still printed.
         heading(console, name, f"broken, {origin}")
         paragraph(console, reason(error))
     else:
@@ -103,7 +103,7 @@ def describe_any(name: str) -> dict[str, Any]:
     """Return a hook for programs; one that cannot be imported has an `error` instead."""
     try:
         return describe(name)
-    except Exception as error:  # of a plugin's own code; the other hooks are still printed
+    except Exception as error:  # Any error of a plugin's own code; the other hooks are still printed.
         return {"name": name, "origin": HOOKS.origin(name), "error": error_text(error)}
 
 
@@ -129,10 +129,10 @@ def print_hook(console: Console, name: str) -> None:
         console.print()
     kind = hook["kind"].split(" and ")[0]
     entry = f"{{{', '.join([f'name: {name}', *(f'{key}: ...' for key in required)])}}}"
-    own = [parameter["name"] for parameter in parameters]
+    names = [parameter["name"] for parameter in parameters]
     console.print("in a config")
     paragraph(console, entry if kind == FUNCTION else f"hooks: {{{kind}: [{entry}]}}")
-    paragraph(console, f"the entry also takes {', '.join(key for key in RESERVED[1:] if key not in own)}")
+    paragraph(console, f"the entry also takes {', '.join(key for key in RESERVED[1:] if key not in names)}")
     if kind != FUNCTION:
         console.print("\non the command line")
         values = "".join(f" hooks.{name}.{key}=..." for key in required)

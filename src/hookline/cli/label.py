@@ -24,10 +24,10 @@ from hookline.runs.find import RunFiles
 
 ARGUMENTS = (
     RUN
-    | argument("--name", "TEXT", "the run's name; an empty one removes it")
+    | argument("--name", "TEXT", "the run's name; an empty string removes it")
     | argument("--tag", "TAG", "add this tag (may be repeated)", **REPEATED)
     | argument("--untag", "TAG", "remove this tag (may be repeated)", **REPEATED)
-    | argument("--notes", "TEXT", "a text about the run; an empty one removes it")
+    | argument("--notes", "TEXT", "notes about the run; an empty string removes them")
     | JSON
 )
 

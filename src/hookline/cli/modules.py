@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
                 "class": type(module).__name__,
                 "parameters": sum(parameter.numel() for parameter in module.parameters()),
                 "calls": recorder.calls.get(name, 0),
-                "output": recorder.outputs.get(name),  # of the last call, if there are several
+                "output": recorder.outputs.get(name),  # If there are several calls, the last one counts.
             }
             for name, module in selected.items()
         ],

@@ -150,7 +150,7 @@ def write_figure(path: Path, curves: Curves, labels: Sequence[str], log: bool) -
         axes.grid(alpha=0.3)
         axes.legend()
     try:
-        with warnings.catch_warnings(action="ignore"):  # of characters that the font lacks
+        with warnings.catch_warnings(action="ignore"):  # Warnings about characters that the font lacks.
             figure.savefig(path, dpi=150)
     except OSError as error:
         raise HooklineError(explain(path, error)) from error

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from hookline.trainer.trainer import Trainer
 
 ARGUMENTS = (
-    argument("crash", "CRASH", "a crash's folder, for instance runs/…/crashes/step-00000042")
-    | argument("--weights", "CHECKPOINT", "the weights, of a checkpoint or a run, if the crash folder has none")
+    argument("crash", "CRASH", "crash folder, for example runs/…/crashes/step-00000042")
+    | argument("--weights", "CHECKPOINT", "checkpoint or run to load weights from, if the crash folder has none")
     | JSON
     | DEVICE
     | PERMISSIONS

@@ -18,9 +18,9 @@ from hookline.runs.find import RunFiles
 from hookline.runs.reader import CONFIG
 
 ARGUMENTS = (
-    run_argument("a run, or the checkpoint to continue from", "RUN|CHECKPOINT")
+    run_argument("the run, or the checkpoint to continue from", "RUN|CHECKPOINT")
     | OVERRIDES
-    | flag("--fork", "begin a new run from there, with its own directory")
+    | flag("--fork", "start a new run from there, with its own directory")
     | DEVICE
     | PERMISSIONS
 )
@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
     with suppress(RecordError):  # a run whose run.json is damaged can be resumed
         command = report_command(RunFiles.read(run_dir))
         if command is not None and not trainer.ranks.rank:
-            print_line(f"hookline: the run was killed; a report of what it has recorded: {command}", sys.stderr)
+            print_line(f"hookline: the run was killed; to write a report of what it recorded: {command}", sys.stderr)
     return train_and_report(trainer, options, resume=path, fork=options.fork)
 
 

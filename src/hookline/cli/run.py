@@ -19,7 +19,7 @@ SITE = "hookline.hosts.site.sitecustomize"
 ARGUMENTS = (
     argument("--hooks", "FILE", "a config of hooks (default: statistics of gradients and activations)")
     | argument("--output", "DIR", "where the run's directory is created (default: runs)", default="runs")
-    | flag("--allow-changes", "let hooks change training; otherwise those that do are refused")
+    | flag("--allow-changes", "let hooks change training (without it, such hooks are rejected)")
     | IMPORT
     | argument("--allow", "PREFIX", "let the config import from this package of yours (may be repeated)", **REPEATED)
     | argument(

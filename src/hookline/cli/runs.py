@@ -36,12 +36,14 @@ _MIN_ID_LENGTH = len("20261117-085800")
 _MAX_SKIPPED = 5  # directories in the note
 
 ARGUMENTS = (
-    argument("directory", "DIR", "the directory of the runs (runs)", nargs="?", default=RUNS)
+    argument("directory", "DIR", "the directory of the runs (default: runs)", nargs="?", default=RUNS)
     | argument("--tag", "WORD", "only runs with this tag (may be repeated)", **REPEATED)
-    | argument("--outcome", "OUTCOME", "only runs that ended like this, such as failed, or are running or killed")
+    | argument("--outcome", "OUTCOME", "only runs with this outcome, such as failed, running or killed")
     | argument("--name", "WORD", "only runs whose name contains this")
-    | argument("--sort", "KEY", "started, id, name, outcome, best, steps or duration (started)", default="started")
-    | flag("--reverse", "print them in the opposite order")
+    | argument(
+        "--sort", "KEY", "started, id, name, outcome, best, steps or duration (default: started)", default="started"
+    )
+    | flag("--reverse", "reverse the order")
     | argument("--limit", "N", "print at most N", type=positive)
     | JSON
 )

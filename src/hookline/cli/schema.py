@@ -86,7 +86,7 @@ def options_of_hooks() -> dict[str, Any]:
     """Return the schemas of the options that every entry in a list of hooks takes, by key."""
     from hookline.core.failures import POLICIES  # imports torch
 
-    policies = {"anyOf": [{"enum": list(POLICIES)}, REFERENCE, NULL], "description": "what a failure of the hook does"}
+    policies = {"anyOf": [{"enum": list(POLICIES)}, REFERENCE, NULL], "description": "what happens when the hook fails"}
     number = {"type": "integer"}
     ranks = [{"enum": ["all", "zero", "local-zero"]}, number, {"type": "array", "items": number}, NULL]
     return {
@@ -121,18 +121,18 @@ def _metric_entry(name: str) -> dict[str, Any]:
     factory = _factory(METRICS, name)
     positional = 0 if isinstance(factory, type) else 2
     phases = {"enum": list(PHASES)}
-    own = {
+    properties = {
         "as": {"type": ["string", "null"], "description": "what it is recorded as"},
         "phases": {"anyOf": [phases, {"type": "array", "items": phases}, NULL], "description": "when it is measured"},
     }
-    return _entry(factory, name, {**own, **_defaults(factory, positional)}, positional)
+    return _entry(factory, name, {**properties, **_defaults(factory, positional)}, positional)
 
 
 def _hook_entry(name: str) -> dict[str, Any]:
     """Return the schema of an entry in a list of hooks: its name, its parameters, and the registry's options."""
     factory = _factory(HOOKS, name)
-    own = {"as": {"type": ["string", "null"], "description": "this instance's name"}}
-    return _entry(factory, name, {**own, **_parameters(factory), **options_of_hooks()})
+    properties = {"as": {"type": ["string", "null"], "description": "this instance's name"}}
+    return _entry(factory, name, {**properties, **_parameters(factory), **options_of_hooks()})
 
 
 def _entry(
@@ -199,5 +199,5 @@ def _factory(names: PluginTable, name: str) -> Any:
     """Return the factory of a name, or None if it cannot be imported: one broken plugin must not hide the others."""
     try:
         return names.find(name)
-    except Exception:  # of a plugin's own code; `hookline hooks` prints the error
+    except Exception:  # Any error of a plugin's own code; `hookline hooks` prints it.
         return None

@@ -39,7 +39,7 @@ from hookline.runs.summary import RunSummary
 from hookline.runs.verdict import Alert, Verdict, judge
 
 _MAX_PARTS, _MAX_ALERTS, _MAX_METRICS, _MAX_HOOKS = 6, 6, 6, 3  # together with a chart they fill a screen
-_MIN_SECONDS = 0.001  # of a hook that is listed
+_MIN_SECONDS = 0.001  # Cheaper hooks are not listed.
 UNKNOWN = "unknown"  # instead of a commit
 _HEALTH_STYLES = {"healthy": "bold green", "not judged": "bold", "look at this": "bold yellow", "broken": "bold red"}
 _STYLES = {"error": "red", "warning": "yellow", "info": ""}
@@ -139,7 +139,7 @@ def print_origin(console: Console, files: RunFiles) -> None:
     attempts = run.get("attempts", [])
     if len(attempts) > 1:
         ends = ", ".join(str(attempt.get("outcome") or "killed") for attempt in attempts[:-1])
-        labeled(console, "attempts", f"{len(attempts)}; those before the last one ended as: {bounded(ends)}")
+        labeled(console, "attempts", f"{len(attempts)}; the earlier ones ended as: {bounded(ends)}")
     if (report := files.path / REPORT).is_file():
         labeled(console, "report", str(relative_to_here(report)))
     elif command := report_command(files):
@@ -174,7 +174,7 @@ def print_alerts(console: Console, alerts: list[Alert], summary: RunSummary) -> 
     if len(others) > _MAX_ALERTS:
         paragraph(console, f"and {len(others) - _MAX_ALERTS} more; --json has all", indent=0)
     if off:
-        paragraph(console, f"switched off: {bounded(', '.join(map(str, off)))}", indent=0)
+        paragraph(console, f"disabled: {bounded(', '.join(map(str, off)))}", indent=0)
 
 
 def print_curves(console: Console, summary: RunSummary) -> None:

@@ -23,7 +23,9 @@ _LOSSES = ("train/loss", "loss")
 _FIELDS = ("step", "epoch", "time")
 _MAX_LINE_LENGTH = 400  # characters of a line in a pipe
 
-ARGUMENTS = RUN | argument("--lines", "N", "print the last N first (10)", type=positive, default=10) | JSON
+ARGUMENTS = (
+    RUN | argument("--lines", "N", "print the last N rows first (default: 10)", type=positive, default=10) | JSON
+)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -63,7 +63,7 @@ def train_and_report(
         status = outcome.exit_code
         if outcome is Outcome.NON_FINITE:
             reason = str(trainer.record.run["reason"])
-            problem = "was" if reason.startswith("stopped") else "ended with bad weights:"
+            problem = "was" if reason.startswith("stopped") else "ended with non-finite weights:"
             reason = cli.one_line(f"the run {problem} {reason}")
             print_line(f"hookline: error: {reason}", sys.stderr)
     except KeyboardInterrupt:
@@ -87,7 +87,7 @@ def train_and_report(
             print_line(f"hookline: the run cannot be continued: {error_text(error)}", sys.stderr)
     # Scripts read the last line: lines on stderr are flushed when they are printed, so none comes after it in a file.
     print_line(str(trainer.run_dir) if trainer.run_dir is not None else "no record was written")
-    if (failure := drop_unwritten_output()) is not None:  # which changes nothing about the run
+    if (failure := drop_unwritten_output()) is not None:  # It changes nothing about the run.
         cli.print_output_failure(failure)
     return status
 
@@ -101,7 +101,7 @@ def print_how_to_continue(trainer: Trainer, options: argparse.Namespace) -> None
     from hookline.checkpoints.store import list_checkpoints
 
     saved = list_checkpoints(trainer.checkpoint_dir)
-    start = f"from {saved[0].name}" if saved else "from the first step, as there is no checkpoint"
+    start = f"from {saved[0].name}" if saved else "from the first step, because there is no checkpoint"
     # Modules that were imported and paths in the config may be relative to the current directory.
     here = Path.cwd()
     count = trainer.ranks.world_size

@@ -30,7 +30,7 @@ ARGUMENTS = (
     CONFIG
     | OVERRIDES
     | HOOK
-    | argument("--steps", "N", "how many steps to compare (20)", type=positive, default=20)
+    | argument("--steps", "N", "how many steps to compare (default: 20)", type=positive, default=20)
     | JSON
     | DEVICE
     | PERMISSIONS
@@ -94,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def without_secrets(text: str) -> str:
-    """Return a text as a record would have it: references for their values, and no secrets."""
+    """Return a string as a record would have it: references for their values, and no secrets."""
     return redact_text(without_values(text))
 
 

@@ -127,7 +127,7 @@ class Factory:
                 raise
             given = {**filled, **self.parameters}.items()
             shown = ", ".join(f"{key}={written(value)}" for key, value in given) or "its defaults"
-            raise ConfigError(self.path, f"{self.name} cannot be made with {shown}: {error}") from error
+            raise ConfigError(self.path, f"{self.name} cannot be created with {shown}: {error}") from error
 
     def check(self, skip: Collection[str] = (), filled: Collection[str] = ()) -> dict[str, Any]:
         """Check the parameters by name and type, and return them as the function takes them.

@@ -78,12 +78,12 @@ def _read_file(path: Path) -> Any:
         content = read_whole(Path(os.path.realpath(path)), MAX_YAML)  # a link is fine here; a pipe would wait
         text = content.decode("utf-8-sig")  # editors on Windows begin files with a byte-order mark
     except UnicodeDecodeError as error:
-        raise ConfigError(where, f"is not text in UTF-8 (byte {error.start})") from None
+        raise ConfigError(where, f"is not UTF-8 text (byte {error.start})") from None
     except FileNotFoundError:
         remedy = "`hookline example` prints a config to start from"
         raise ConfigError(where, f"cannot be read: it does not exist; {remedy}") from None
     except OSError as error:
-        remedies = {TooLarge: "; put what is large into files that it names", NotAPlainFile: "; copy it into one"}
+        remedies = {TooLarge: "; move large data into files that the config names", NotAPlainFile: "; copy it into one"}
         problem = f"cannot be read: {error.strerror or error}{remedies.get(type(error), '')}"
         raise ConfigError(where, problem) from None
     except ValueError as error:  # a NUL in the file's name

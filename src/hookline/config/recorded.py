@@ -45,8 +45,8 @@ def read_recorded(
     for secret in _redacted(config, ""):
         if secret.startswith(_LABELS):  # a run keeps those of its labels.json
             continue
-        remedy = f"give it again: {secret}=value, or as ${{env:NAME}}"
-        raise ConfigError(secret, f"was a secret and is not recorded; {remedy}")
+        remedy = f"pass it again: {secret}=value, or as ${{env:NAME}}"
+        raise ConfigError(secret, f"was a secret and was not recorded; {remedy}")
     return config
 
 

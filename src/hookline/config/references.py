@@ -64,7 +64,9 @@ def resolve_references(tree: Any, environment: Mapping[str, str] | None = None, 
     variables = os.environ if environment is None else environment
     if isinstance(tree, str):
         if "${" in _REFERENCE.sub("", tree):
-            raise ConfigError(path, "'${' begins a reference that does not end, or holds another; write ${env:NAME}")
+            raise ConfigError(
+                path, "'${' starts a reference that does not end, or that contains another; write ${env:NAME}"
+            )
         if not _REFERENCE.search(tree):
             return tree
         return Resolved(_REFERENCE.sub(lambda match: _variable(match[1], path, variables), tree), tree)

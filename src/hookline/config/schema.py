@@ -152,7 +152,7 @@ class Component(BaseModel):
 
 
 class HooksConfig(BaseModel):
-    """Which hooks a run has: lists by kind, or switches and class paths. Both forms may be mixed.
+    """The hooks of a run: lists by kind, or switches and class paths. Both forms may be mixed.
 
     >>> HooksConfig(enable_logging_hook=True, logging_config={"log_every_n_batches": 5})  # doctest: +SKIP
     >>> HooksConfig(update=[{"name": "clip_norm", "max_norm": 1.0}])  # doctest: +SKIP

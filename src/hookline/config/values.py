@@ -62,7 +62,7 @@ class _PlainLoader(yaml.SafeLoader):
             if isinstance(key, yaml.ScalarNode):
                 name = (key.tag, key.value)
                 if name in lines:
-                    raise self._error(key, f"the key {key.value!r} is there twice (first in line {lines[name]})")
+                    raise self._error(key, f"the key {key.value!r} appears twice (first on line {lines[name]})")
                 lines[name] = key.start_mark.line + 1
         return super().construct_mapping(node, deep)
 
@@ -138,9 +138,12 @@ def plain_copy(tree: Mapping[str, Any], where: str, mapping: type[dict[str, Any]
         if isinstance(value, list | tuple):
             return [copy(item, (*path, str(index))) for index, item in enumerate(value)]
         if isinstance(value, str) and (control := _UNPRINTABLE.search(value)):
-            raise ConfigError(place, f"holds {control[0]!r}; text in a config is printable, newlines and tabs aside")
+            raise ConfigError(
+                place,
+                f"contains {control[0]!r}; config strings may contain only printable characters, newlines and tabs",
+            )
         if isinstance(value, int) and not -MAX_INT <= value < MAX_INT:
-            raise ConfigError(place, "is an integer of more than 64 bits")
+            raise ConfigError(place, "is an integer with more than 64 bits")
         return value
 
     copied: dict[str, Any] = copy(tree, ())

@@ -24,7 +24,7 @@ Function = TypeVar("Function")
 
 
 class Hook(Events):
-    """What all hooks share; everything is optional and may be set on the class or on the instance."""
+    """The attributes of all hooks. Each is optional, and may be set on the class or on the instance."""
 
     name: str | None = None
     """The instance's unique name; the class name in snake case when not given."""
@@ -102,7 +102,7 @@ class Hook(Events):
 
         Args:
             trainer: The run.
-            measured: What the sanity check measured; None if there was none.
+            measured: The metrics of the sanity check; None if there was none.
         """
 
     def after_last_step(self, trainer: RunControl) -> None:

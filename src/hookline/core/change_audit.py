@@ -102,9 +102,7 @@ class ChangeAudit:
             next(comparison, None)
         except Exception:
             if not self._failed:
-                message = (
-                    "what hook %r writes to in %s cannot be compared; the hook is called, and its changes may be missed"
-                )
+                message = "changes by hook %r in %s cannot be checked; it is called, and its changes may be missed"
                 logger.warning(message, hook, event.name, exc_info=True)
             self._failed = True
 
@@ -134,11 +132,11 @@ class ChangeAudit:
 
 
 class RunSnapshot:
-    """What a hook can write to, as it was before a call: versions and identities of tensors, options, a few elements.
+    """The state that a hook can write to, before a call: versions and identities of tensors, options, a few elements.
 
     Args:
         run: The run.
-        named: What the hook was called with, by argument.
+        named: The hook's arguments, by name.
         versions: Whether to compare the versions of the parameters.
         number: Whether to compare everything, and if so, which parameters' elements if there are many.
         thorough: Whether to compare elements of every parameter, and on accelerators, too, which are waited for.

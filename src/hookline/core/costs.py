@@ -35,8 +35,8 @@ class Cost:
         self.ns += ns
 
 
-# Two device events cost more than most hooks. A prime, or it would always meet the same place of an accumulation window
-# or the same module of a model.
+# Two device events cost more than most hooks. It is a prime, or it would always meet the same place of an accumulation
+# window, or the same module of a model.
 DEVICE_TIMED_ONE_IN = 127
 
 
@@ -164,7 +164,7 @@ class CostMonitor:
             if entry.intervenes or (entry.built_in and hook_attribute(entry.hook, "shows_progress")):
                 continue  # It is part of training, or the console, and works as often as it must.
             if outer > inner:
-                remedy = "most of it outside of steps: do less in it"
+                remedy = "most of it outside of steps: do less work there"
             elif entry.schedule.always:
                 remedy = "give it a schedule, such as every=10, or read fewer values"
             else:

@@ -90,7 +90,7 @@ def invoke(
     read: Callable[[Any], Arguments] | None = None,
     grad: bool | None = None,
 ) -> Any:
-    """Call one hook under its failure policy and add the call to its cost; everything that calls hooks does it here.
+    """Call one hook under its failure policy and add the call to its cost. All calls of hooks go through here.
 
     The wrappers, such as the random-number guard, are part of `hook.call`.
 
@@ -206,8 +206,8 @@ class DispatchTable:
         """Return the arguments that the hooks name which are due at an event, with several ranks on any of them.
 
         Some values cost every step something, and are computed only if a hook is going to read them: the norm of
-        gradients that are gone when the step ends, the model's output, what hooks add to metrics. What the answer is
-        about may change with every hook that is called, so it is asked each time; that is one lookup. A hook that is
+        gradients that are gone when the step ends, the model's output, what hooks add to metrics. Every
+        hook that is called may change the answer, so it is looked up each time. A hook that is
         enabled later in the same step may find such a value gone.
         """
         named = self._named.get(event)
@@ -313,7 +313,7 @@ class DispatchTable:
                 return
             before = {name: dict(values[name]) for name in restored} if restored else {}
             arguments = [listener.arguments(values) for listener in listeners]
-            # What must be raised is raised after the last hook: the others are called whatever one of them does.
+            # An error that must end the run is raised after the last hook, because the others must be called, too.
             raised: Exception | None = None
             interrupted: BaseException | None = None
             for hook, index, metrics in calls:

@@ -118,7 +118,7 @@ class Entry:
             )
         if self.must_not_differ(ranks) or (ranks.act_together and hook_attribute(hook, "needs_all_ranks")):
             raise RegistrationError(
-                f"{name!r} does what all ranks do together, so it must be called on all of them; leave out its `ranks`"
+                f"{name!r} needs every rank, so it must be called on all of them; leave out its `ranks`"
             )
 
     def is_called(self, event: Event, due: frozenset[str] | None) -> bool:
@@ -210,7 +210,7 @@ class Entry:
         except Exception as error:
             raise_if_quit(error, f"hook {self.name!r}, load_state_dict")
             raise HooklineError(
-                f"hook {self.name!r} ({type(self.hook).__name__}) cannot take the state that was saved under its name: "
+                f"hook {self.name!r} ({type(self.hook).__name__}) cannot load the state that was saved under its name: "
                 f"{error_text(error)}. If another hook saved it, register this one under another name"
             ) from error
 
@@ -310,8 +310,8 @@ def check_attributes(hook: Any, name: str, listeners: Container[str], ranks: Ran
     Raises:
         RegistrationError: It names the attribute, and says what is expected under this name.
     """
-    own: Mapping[str, Any] = getattr(hook, "__dict__", {})
-    namespaces = [own, *(vars(cls) for cls in type(hook).__mro__ if not cls.__module__.startswith("hookline."))]
+    attributes: Mapping[str, Any] = getattr(hook, "__dict__", {})
+    namespaces = [attributes, *(vars(cls) for cls in type(hook).__mro__ if not cls.__module__.startswith("hookline."))]
     for attribute in sorted(READ_AS.keys() & set().union(*namespaces)):
         value = next(namespace[attribute] for namespace in namespaces if attribute in namespace)
         is_computed = isinstance(value, property) or inspect.ismemberdescriptor(value)
@@ -319,7 +319,7 @@ def check_attributes(hook: Any, name: str, listeners: Container[str], ranks: Ran
             continue
         is_right, expected = READ_AS[attribute]
         is_wrong = not is_right(value)
-        if attribute == "ranks" and attribute in own and not is_wrong:
+        if attribute == "ranks" and attribute in attributes and not is_wrong:
             # In a class it is a declaration; on an object it may be anything, such as the ranks of matrices.
             chosen, expected = parse_ranks(value), f"ranks of this run, which has {ranks.world_size}"
             is_wrong = isinstance(chosen, frozenset) and min(chosen) >= ranks.world_size
@@ -340,7 +340,7 @@ def check_needs(hook: Any, name: str) -> tuple[str, ...]:
     for capability in needs:
         if capability not in CAPABILITIES:
             nearby = nearest(capability, CAPABILITIES)
-            raise RegistrationError(f"{name!r} needs {capability!r}, which is no capability of runs; {nearby}")
+            raise RegistrationError(f"{name!r} needs {capability!r}, which is not a capability of runs; {nearby}")
     return needs
 
 
@@ -393,7 +393,7 @@ def check_schedule(hook: Any, listeners: Iterable[str], schedule: Schedule) -> N
         return
     takes_every = schedule.every is not None and "every" in inspect.signature(type(hook)).parameters
     remedy = f"; {_with_period(hook, str(schedule.every))}" if takes_every else ""
-    where = f"this {type(hook).__name__} is called at no event inside steps"
+    where = f"this {type(hook).__name__} listens to no event inside steps"
     raise RegistrationError(f"{schedule} has no effect: {where}{remedy}")
 
 
@@ -454,7 +454,7 @@ class Definitions:
     """Finds the hooks without a name of their own that another may replace, without looking at all of them."""
 
     def __init__(self) -> None:
-        self._lists: dict[int, tuple[list[Entry], list[Entry]]] = {}  # those that a hook is in
+        self._lists: dict[int, tuple[list[Entry], list[Entry]]] = {}  # The lists that an entry is in.
         self._by_hook: dict[int, list[Entry]] = {}  # the same object may listen to several events
         self._by_code: dict[Hashable, dict[frozenset[int], list[Entry]]] = {}  # by place; mostly one code each
 

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 Policy = Literal["warn", "disable", "raise"]
 POLICIES: dict[Policy, str] = {
-    "warn": "report once with traceback, count, switch off after 3 failures in a row at one event",
-    "disable": "report and switch off at the first failure",
+    "warn": "report once with traceback, count, disable after 3 failures in a row at one event",
+    "disable": "report and disable at the first failure",
     "raise": "end the run",
 }
 STRIKES = 3
@@ -152,7 +152,7 @@ class FailureHandler:
         Args:
             event: The event at which the hook was called.
             hook: The hook that raised.
-            error: What it raised; it is annotated with hook, event and step.
+            error: The exception; it is annotated with hook, event and step.
             args: The event's arguments.
 
         Returns:
@@ -184,12 +184,12 @@ class FailureHandler:
         """Apply a failure policy to an exception that a hook raised, at an event or in another of its methods.
 
         Args:
-            entry: What the registry stores about the hook; None if it was removed.
+            entry: The hook's entry in the registry; None if it was removed.
             hook: The hook's name.
             where: The event or the method that raised.
-            error: What it raised; it is annotated with hook, event and step.
+            error: The exception; it is annotated with hook, event and step.
             step: The step; the run's current one unless given.
-            original: What ended the run, if the run is ending because of an exception: `error` becomes a note of it.
+            original: The exception that is ending the run, if any: `error` becomes a note of it.
 
         Returns:
             The exception if the run must end with it; None if it is handled.
@@ -223,7 +223,7 @@ class FailureHandler:
         if is_switched_off and self._entries.get(entry.name) is entry:  # Another thread may have removed it.
             with suppress(HooklineError):  # Another thread may remove it now.
                 self._disable(entry.name)
-            message = f"switched off after {strikes} failure{'s' if strikes > 1 else ''} in a row"
+            message = f"disabled after {strikes} failure{'s' if strikes > 1 else ''} in a row"
             self.report(Incident("disabled", entry.name, where, step, message), True)
         return None
 
@@ -275,7 +275,7 @@ class FailureHandler:
         metrics = getattr(args, name)
         for key in [key for key in metrics if key not in before and key in RESERVED_KEYS]:
             del metrics[key]
-            message = f"added {key!r} to metrics, which every record has already; choose another name"
+            message = f"added {key!r} to metrics, which every record already has; choose another name"
             self.report_revert(hook.hook, event.name, step_of(args), message)
         lost = [key for key, value in before.items() if key not in metrics or metrics[key] is not value]
         if event.name == "on_validation_end" and not hook.built_in and self.ranks.world_size == 1:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING
 
+from hookline._text import ordinal
 from hookline.errors import RegistrationError
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def in_order(hooks: Iterable[Entry], kind: str | None = None, strict: bool = Fal
     Args:
         hooks: The hooks.
         kind: The kind; None orders hooks of all kinds as lifecycle hooks are ordered.
-        strict: Whether constraints that cannot be satisfied are an error. Otherwise such a hook keeps its `after`,
+        strict: Whether constraints that cannot be satisfied raise an error. Otherwise such a hook keeps its `after`,
             because a constraint that was valid when it was made must not break a run when another hook is removed.
 
     Returns:
@@ -90,12 +91,13 @@ def check_order(entry: Entry, others: Sequence[Entry]) -> None:
 
 
 def _reason(hook: Entry, tiers: bool, known: Container[str]) -> str:
-    kind = ("built-in" if hook.built_in else "user hook") + (", after users' hooks" if tiers and hook.built_in else "")
+    kind = ("built-in" if hook.built_in else "user hook") + (" (after your hooks)" if tiers and hook.built_in else "")
     kind += ", added by default" if hook.origin == "default" else ""
-    at_end = ", kept at the end" if hook.last else ""
+    at_end = ", always last" if hook.last else ""
     absent = [repr(target) for target in (*hook.before, *hook.after) if target not in known]
-    in_vain = f"; asked for {' and '.join(absent)}, not there" if absent else ""
-    return f"{kind}, registered as number {hook.number}{at_end}{in_vain}"
+    verb = "is" if len(absent) == 1 else "are"
+    in_vain = f"; ignores {' and '.join(absent)}, which {verb} not registered" if absent else ""
+    return f"{kind}, registered {ordinal(hook.number)}{at_end}{in_vain}"
 
 
 def _targets_first(constraints: Sequence[Constraint]) -> list[Constraint]:
@@ -108,7 +110,7 @@ def _targets_first(constraints: Sequence[Constraint]) -> list[Constraint]:
         TopologicalSorter(earlier).prepare()
     except CycleError as error:
         cycle = " → ".join(repr(name) for name in error.args[1])
-        raise RegistrationError(f"before/after go round in a circle: {cycle}; drop one of them") from None
+        raise RegistrationError(f"before/after form a cycle: {cycle}; remove one of them") from None
     by_name = {constraint.name: constraint for constraint in constraints}
     references = {constraint.name: [*constraint.before, *constraint.after] for constraint in constraints}
     try:
@@ -128,7 +130,7 @@ def _moved(positions: list[Position], constraint: Constraint) -> list[Position]:
     if target == index:
         return positions
     why = positions[index].why.partition("; moved")[0]
-    moved = Position(constraint.name, f"{why}; moved, as it asked to run {constraint}")
+    moved = Position(constraint.name, f"{why}; moved because it asks to run {constraint}")
     return [*rest[:target], moved, *rest[target:]]
 
 
@@ -138,8 +140,8 @@ def _reject_unsatisfied(positions: Sequence[Position], constraints: Iterable[Con
         here = at[constraint.name]
         if any(at[name] < here for name in constraint.before) or any(at[name] > here for name in constraint.after):
             raise RegistrationError(
-                f"{constraint.name!r} asks to run {constraint}, but those run in the other order themselves; "
-                "drop one of the two"
+                f"{constraint.name!r} asks to run {constraint}, but those hooks run in the opposite order; "
+                "remove one of the two"
             )
 
 

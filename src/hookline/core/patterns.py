@@ -2,7 +2,7 @@
 
 A pattern is an exact name, a glob (``*`` matches dots too), ``"re:…"`` (matches the whole name), a class or
 ``"class:…"`` (its name), a predicate ``(name, thing) -> bool``, the thing itself, or a list of these. A pattern that
-matches nothing is an error.
+matches nothing raises `HooklineError`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def select(pattern: Any, things: Mapping[str, Thing], what: str) -> dict[str, Th
     Args:
         pattern: An exact name, a glob, ``"re:…"``, a class, ``"class:…"``, a predicate, the thing itself, or a list.
         things: The things to select from, by name.
-        what: What the things are, for error messages.
+        what: The noun for the things in error messages.
 
     Returns:
         The selected things, in the order of `things`.

@@ -107,8 +107,8 @@ class PluginTable:
         """Return who offers a name, besides Hookline itself."""
         points, added = self.plugins.get(name, []), self._added.get(name)
         # A package may also register with a decorator what it offers.
-        own = {point.value.partition(":")[0].partition(".")[0] for point in points}
-        is_own = str(getattr(added, "__module__", "")).partition(".")[0] in own
+        packages = {point.value.partition(":")[0].partition(".")[0] for point in points}
+        is_own = str(getattr(added, "__module__", "")).partition(".")[0] in packages
         registered = ["registered"] if added is not None and not is_own else []
         return [*registered, *sorted(map(package_of, points))]
 
@@ -139,7 +139,7 @@ def entry_points_of_packages() -> list[EntryPoint]:
         groups = [group for group in sorted(installed.groups) if group.startswith("hookline.")]
         return [point for group in groups for point in installed.select(group=group)]
     except Exception as error:  # One package with a damaged file of entry points breaks no run.
-        logger.warning("no plugin can be used: the installed packages cannot be read: %s", error_text(error))
+        logger.warning("plugins are unavailable, because the installed packages cannot be read: %s", error_text(error))
         return []
 
 

@@ -1,4 +1,4 @@
-"""What the folders above provide for this one, which knows none of them: references that are loaded on first use.
+"""References to objects in the folders above, which `core` does not import: each is loaded on first use.
 
 `hookline/__init__.py` fills the table, and is imported before any other module.
 """

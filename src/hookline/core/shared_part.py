@@ -36,5 +36,5 @@ class SharedPart:
 
     @property
     def key(self) -> str:
-        """What the parts of the ranks that belong together have in common."""
+        """The properties that corresponding parts share on all ranks."""
         return f"{self.kind} {self.step}"

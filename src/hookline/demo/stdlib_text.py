@@ -26,7 +26,7 @@ Batch = dict[str, Tensor]
 
 
 class Vocabulary:
-    """The characters of a text that are printable ASCII, newline or tab, and their ids; all others share the id 0.
+    """Maps the characters of a string that are printable ASCII, newline or tab to ids; all others share the id 0.
 
     >>> vocab = Vocabulary("abba")
     >>> vocab.encode("bay")

@@ -81,7 +81,7 @@ class GradientFlow:
         if trainable == 0:
             return "no parameter requires a gradient"
         if len(self.of("never arrived")) == trainable:
-            return f"no gradient has arrived at any of {trainable} parameters: check after backward, before zero_grad"
+            return f"none of the {trainable} parameters has a gradient: check after backward, before zero_grad"
         if self.ok:
             return f"gradients are healthy in all {trainable} parameters (median norm {self.median:.2g})"
         phrases = [f"{text} {self._names(kind)}" for kind, text in _VERDICT_PHRASES.items() if self.of(kind)]

@@ -73,9 +73,9 @@ class CheckpointHook(MetricHook):
         save_every_n_steps: Save every n steps.
         save_every: Save by another unit: "30 min", "1M tokens".
         monitor: The metric to rank checkpoints by.
-        mode: Whether lower or higher values are better; by default as the name says: ``val/loss`` "min",
-            ``val/accuracy`` "max". A name that says neither needs it.
-        save_top_k: How many to keep; -1 for all, the default without `monitor`; 1 is the default with it.
+        mode: "min" or "max": whether lower or higher values are better. By default the metric's name decides:
+            ``val/loss`` "min", ``val/accuracy`` "max". Required if the name suggests neither.
+        save_top_k: Number of checkpoints to keep; -1 keeps all. The default is 1 with `monitor`, otherwise -1.
         save_last: Save at every evaluation and at the end of a run that ends cleanly, and always keep the last one,
             under the link ``last``.
         save_on_train_epoch_end: Evaluate at the end of epochs instead of after validations.
@@ -123,7 +123,7 @@ class CheckpointHook(MetricHook):
         self.mode = (mode or "min") if monitor is None else find_mode(monitor, mode)
         default = KEEP_ALL if monitor is None else 1
         self.save_top_k = default if save_top_k is None else save_top_k
-        self.unsaved_hint = "" if save_last else "save_last: true saves the end, too"
+        self.unsaved_hint = "" if save_last else "save_last: true also saves the end of training"
         self.save_on_exception, self.filename = save_on_exception, filename
         self.auto_insert_metric_name = auto_insert_metric_name
         self._file_name = NameTemplate(filename or DEFAULT_NAME, with_names=auto_insert_metric_name and bool(filename))
@@ -182,7 +182,7 @@ class CheckpointHook(MetricHook):
         self.kept = [checkpoint for checkpoint in self.kept if checkpoint.name not in gone]
         for name in gone:
             if name in wanted:  # a surplus one may have been deleted by another checkpoint hook
-                self.warn(f"{name} was deleted from disk; no longer ranked")
+                self.warn(f"{name} was deleted from disk, so it is no longer ranked")
 
     def _find_deleted(self) -> list[str]:
         """Return the checkpoints of the ranking that are not on disk."""
@@ -279,7 +279,7 @@ class CheckpointHook(MetricHook):
         if self._failed and self.save_on_exception and trainer.step not in self._written.values():
             self._requested = self._writing = None
             if trainer.ranks.world_size > 1:  # the others may be at another step, and may not have failed
-                self.warn("save_on_exception: a run on several processes is not saved after a failure")
+                self.warn("save_on_exception: a run with several processes is not saved after a failure")
             else:
                 trainer.save()
 

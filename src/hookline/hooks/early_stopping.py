@@ -30,20 +30,20 @@ class EarlyStopping(MetricHook):
     Args:
         monitor: The metric. One of training, such as ``train/loss``, is checked at the end of epochs, where its newest
             value counts, or every `check_every_n_steps`; ``train/epoch_loss`` is the mean of the epoch.
-        patience: How many checks in a row may bring no improvement.
-        mode: Whether lower or higher values are better; by default as the name says: ``val/loss`` "min",
-            ``val/accuracy`` "max". A name that says neither needs it.
-        min_delta: An improvement is more than this.
+        patience: Number of consecutive checks without improvement after which the run ends.
+        mode: "min" or "max": whether lower or higher values are better. By default the metric's name decides:
+            ``val/loss`` "min", ``val/accuracy`` "max". Required if the name suggests neither.
+        min_delta: A change counts as an improvement only if it is larger than this.
         min_delta_mode: "rel" makes `min_delta` a share of the best value so far.
         check_on_train_epoch_end: Check at the end of every epoch instead of after every validation.
         check_every_n_steps: Check a training metric at these steps.
         warmup: Nothing is checked before ``"2 epochs"``, or a number of steps.
         target: Reaching this value ends the run at once.
         divergence_threshold: A value worse than this ends the run at once.
-        on_non_finite: What NaN and infinity do: "stop" the run, "count" as no improvement, or "ignore".
+        on_non_finite: How to handle NaN and infinity: "stop" the run, "count" as no improvement, or "ignore".
         restore_best_weights: Give the model the weights of the best check at the end, unless the run fails. A copy of
             them is kept on the host and saved with checkpoints.
-        strict: Whether a missing metric ends the run instead of being warned of.
+        strict: Whether a missing metric ends the run; otherwise it causes a warning.
         verbose: Print a line for each check.
         min_epochs: Do not stop before this many epochs are complete, unless the metric diverges or is not finite.
         every: How often to check, instead of after every validation: "1 epoch", or 100 steps for a training metric.
@@ -87,7 +87,7 @@ class EarlyStopping(MetricHook):
             self.check_every_n_steps = int(given.amount)
         elif given is not None:
             if given.amount != 1:
-                raise ConfigError("every", f"{every!r}: checks are made at the end of each epoch or at steps")
+                raise ConfigError("every", f"{every!r}: checks run at the end of each epoch or at steps")
             self.check_on_train_epoch_end = True
         self.warmup, self._warmup = warmup, Quantity.parse(warmup, "warmup", ("steps", "epochs"))
         self.best: float | None = None

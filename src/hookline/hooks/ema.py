@@ -196,8 +196,8 @@ class EMAHook(NamedHook):
         """Give a model the averaged weights, and return whether it did not have them already."""
         if self._applied_to is not None or not self.average:  # there is none before the first step
             return False
-        own = {name: weight.clone() for name, weight in self._weights(model).items() if name in self.average}
-        self._applied_to = model, own
+        weights = {name: weight.clone() for name, weight in self._weights(model).items() if name in self.average}
+        self._applied_to = model, weights
         self.copy_to(model)
         return True
 

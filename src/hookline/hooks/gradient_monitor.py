@@ -66,7 +66,8 @@ class GradientMonitor(NamedHook):
     it searches for its scale do not count.
 
     Args:
-        log_frequency: The same as `every`; how often to measure: a number of steps, or a period such as "1 epochs".
+        log_frequency: How often to measure: a number of steps, or a period such as "1 epochs";
+            an alternative to `every`.
         log_histogram: Record histograms.
         log_norm: Record norms.
         param_filter: Parts of parameters' names; only parameters that contain one are measured.
@@ -140,7 +141,7 @@ class GradientMonitor(NamedHook):
 
     @property
     def _prefix(self) -> str:
-        """What metrics begin with; those of a second monitor have its name, or they would overwrite the first one's."""
+        """The prefix of metrics; a second monitor uses its own name, or it would overwrite the metrics of the first."""
         return PREFIX if self.registered_name == self.name else f"{PREFIX}/{self.registered_name}"
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ class JSONLogHook(NamedHook):
     A `fast_dev_run` writes nothing.
 
     Args:
-        log_every_n_batches: The same as `every`, in batches; how often to write a line for a batch.
+        log_every_n_batches: How often to write a line for a batch, in batches; an alternative to `every`.
         path: The file to write to; log.jsonl in the run's directory if not given.
         every: How often to write: 100 steps, "30 s", "10 batches".
     """

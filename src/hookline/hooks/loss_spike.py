@@ -47,9 +47,9 @@ class LossSpike(NamedHook):
     compares the losses of its batches, and a spike on one of them stops all.
 
     Args:
-        factor: How many spreads make a spike.
-        window: How many losses to compare with.
-        warmup: How many losses there must be before any is judged.
+        factor: Number of spreads above the median that counts as a spike.
+        window: Number of previous losses to compare with.
+        warmup: Number of losses to collect before any is judged.
         stop_run: Whether a spike ends the run.
 
     Raises:

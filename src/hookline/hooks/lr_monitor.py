@@ -23,7 +23,7 @@ class LearningRateMonitor(TrainingHook):
         log_momentum: Record ``momentum`` (SGD's, or Adam's first beta) and ``beta2`` of groups that have them.
         log_weight_decay: Record ``weight_decay`` of groups that have it.
         frequency: "step" records the rate that each step uses, "epoch" the one at the start of each epoch.
-        every: The same as `frequency`: "1 epoch", or how often to record the rate that a step uses.
+        every: "1 epoch", or how often to record the rate that a step uses; an alternative to `frequency`.
     """
 
     built_in = True

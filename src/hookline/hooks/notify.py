@@ -47,10 +47,10 @@ class NotifyHook(NamedHook):
         webhook_url: Where to post.
         notify_on: Any of training_end, best_model, exception, early_stop, hook_failure and heartbeat.
         monitor: The metric of `best_model`, compared after every validation.
-        mode: Whether lower or higher values are better; by default as the name says, or else required.
+        mode: "min" or "max"; by default the metric's name decides. Required if the name suggests neither.
         heartbeat: How often to report that the run is alive, such as "1 h" or a number of steps.
         timeout: Seconds for each attempt to send.
-        retries: How many further attempts are made.
+        retries: Number of further attempts.
         backoff: Seconds before the second attempt; each further pause is twice as long.
         queue: How many messages may wait; when it is full, the oldest is dropped.
         wait_at_end: Seconds that the end of the run waits for messages that are still queued.
@@ -91,7 +91,7 @@ class NotifyHook(NamedHook):
         try:
             period = Quantity.parse(heartbeat, "heartbeat")
             if period.amount <= 0:
-                raise ConfigError("heartbeat", f"{heartbeat!r} is never due; to have none, omit it from notify_on")
+                raise ConfigError("heartbeat", f"{heartbeat!r} is never due; to disable it, omit it from notify_on")
             self.mode = find_mode(monitor, mode) if "best_model" in self.notify_on else mode or "min"
             self._webhook = Webhook(webhook_url, timeout)
         except (ConfigError, TypeError, ValueError, OverflowError) as error:
@@ -209,7 +209,7 @@ class NotifyHook(NamedHook):
                     self._outbox = queue, counts
                 self._outbox[0].put(json.dumps({"text": escaped}).encode("ascii"))
                 return
-        self.warn("a message came after the end of the run and was dropped", once="closed")
+        self.warn("a message arrived after the end of the run and was dropped", once="closed")
 
     # ---- in the thread that posts ------------------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ class Profiler(NamedHook):
     Args:
         first_step: The step at which a trace starts, or a list of these.
         steps: How many steps a trace covers.
-        warmup: How many steps before each trace the profiler is warmed up on.
+        warmup: Number of steps before each trace in which the profiler warms up.
         record_shapes: Record the shapes of operators' inputs.
         profile_memory: Record allocations.
         with_stack: Record Python stacks.

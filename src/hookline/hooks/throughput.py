@@ -21,7 +21,7 @@ REDUCTIONS = {
 
 
 class ThroughputMonitor(TimedHook):
-    """Records samples and tokens per second, where the time of a step goes, and device memory and utilisation.
+    """Records samples and tokens per second, where the time of a step goes, and device memory and utilization.
 
     Each report is the mean since the last one, as ``throughput/…``, without validations, checkpoints and the time
     between epochs. The wait for data is the time from the end of a step, including its hooks, to the start of the next
@@ -45,7 +45,7 @@ class ThroughputMonitor(TimedHook):
             they are at least half as many, or the whole run: the mean of fewer would look like a change of speed.
         flops_per_token: Floating-point operations of forward and backward, for ``throughput/tflops``.
         flops_per_sample: The same per sample.
-        peak_flops: What the device can do per second, for the share that is used, ``throughput/mfu``.
+        peak_flops: The device's peak FLOP per second, from which ``throughput/mfu`` is computed.
         every: How often to report, in steps.
     """
 

@@ -21,7 +21,7 @@ from hookline.record.layers import LayerRow
 from hookline.run.manager import HookManager
 from hookline.run.outputs import single_numbers
 
-_AXES = {"step", "epoch", "time"}  # of a row of metrics, beside its numbers
+_AXES = {"step", "epoch", "time"}  # The fields of a row of metrics beside its numbers.
 _OF_VALIDATION = ("val/", "val_", "valid_", "eval/", "eval_", "test_")
 
 
@@ -98,7 +98,7 @@ class HostedHooks:
             lacks: Capabilities that this run does not have.
             step: The steps that the host has made before, which count if no state of the hooks was saved.
         """
-        self.end_run(HooklineError("training began again before it had ended"))
+        self.end_run(HooklineError("training was restarted before it ended"))
         check_model(model if wrapped is None else wrapped)
         host = replace(self.host, cannot=self.host.cannot | set(lacks))
         attached = Attached(model, optimizers, scaler=scaler, host=host, **self._options)
@@ -107,7 +107,7 @@ class HostedHooks:
         if run.resume_from is None:
             run.progress.step = run.progress.steps_done = step
             if step and list(run.hooks):
-                logger.warning("%s resumes after step %d without saved state: hooks begin anew", host.title, step)
+                logger.warning("%s resumes after step %d without saved hook state: hooks start fresh", host.title, step)
         if clips and (run.hooks.slots.on_gradients_ready or run.hooks.slots.on_update):
             words = f"{host.title} clips gradients at {clips} before hooks get them; {host.clipping}"
             logger.warning("%s", words)

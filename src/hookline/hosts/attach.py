@@ -23,7 +23,7 @@ from hookline.run.manager import HookManager
 from hookline.run.rng import preserve_rng
 
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | Mapping[str, torch.optim.Optimizer]
-_ATTACHED: WeakSet[torch.optim.Optimizer] = WeakSet()  # those of runs in progress
+_ATTACHED: WeakSet[torch.optim.Optimizer] = WeakSet()  # The optimizers of runs in progress.
 
 
 def attach(
@@ -84,7 +84,7 @@ class Attached:
         step_fn: Runs a batch again.
         output_dir: Where the run's directory goes.
         allow: Prefixes of dotted paths that a config may name.
-        host: What kind of loop it is.
+        host: The kind of loop.
         may_change: Whether hooks may change training.
         prints: Whether the closing line is printed.
     """
@@ -138,7 +138,7 @@ class Attached:
         if run.running:
             raise HooklineError("hl.begin: this run is in progress; call hl.end() first")
         if any(optimizer in _ATTACHED for optimizer in run.optimizers):
-            problem = "attach: another run is attached to this optimizer, and would count the same steps"
+            problem = "attach: another run is already attached to this optimizer and would count the same steps"
             raise HooklineError(f"{problem}; leave its `with` block first, or pass all hooks to one attach()")
         run.open()
         try:
@@ -367,7 +367,7 @@ class Attached:
         """Begin an epoch, after the end of the last one.
 
         Args:
-            number: Which one it is, from 0; by default the next.
+            number: The number of the epoch, from 0; by default the next.
         """
         self.end_epoch()
         self.run.begin_epoch(number)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-TOOL = 4  # of sys.monitoring: 3 and 4 have no meaning to Python
+TOOL = 4  # A tool id of sys.monitoring; Python gives 3 and 4 no meaning.
 
 
 def sole_loss(tensors: Any, grad_tensors: Any) -> torch.Tensor | None:

@@ -1,6 +1,6 @@
 """`ForeignCheckpoints`: the checkpoints of a run whose loop Hookline does not own: weights, optimizers, hooks' state.
 
-What a loop keeps itself, such as its data and its schedulers, is not in them.
+They exclude state that the loop keeps itself, such as its data and its schedulers.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class ForeignCheckpoints(SavingRun):
         sections = {name: saved.section(name) for name in saved.names}
         then, now = len(sections["optimizers"]), len(self.optimizers)
         if then != now:
-            raise CheckpointError(f"{path} has {then} optimizers, this loop has {now}: they must match")
+            raise CheckpointError(f"{path} has {then} optimizers, this loop has {now}; the numbers must match")
         load_plain_state_dict(self.model, sections["model"])
         for optimizer, state in zip(self.optimizers, sections["optimizers"], strict=True):
             optimizer.load_state_dict(state)

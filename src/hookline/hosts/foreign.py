@@ -77,7 +77,7 @@ class CallRecorder(TorchHook):
 
 
 class ForeignEngine(Engine):
-    """What a foreign loop does itself; only what hooks run goes through this."""
+    """Stands for work that a foreign loop does itself; only calls by hooks come here."""
 
     def eval_model(self, model: Any) -> Any:
         """Return the model inside of its wrappers, which may wait for other ranks."""
@@ -91,10 +91,10 @@ class ForeignRun(ForeignCheckpoints):
         model: The model.
         optimizers: The optimizers: a list steps together, a dict separately, each with its own gradients.
         hooks: The hooks.
-        host: What kind of loop it is: what its events mean, and what it can do.
+        host: The kind of loop: the meaning of its events, and its capabilities.
         scaler: The loop's GradScaler.
         ranks: The process of the run, which acts alone: losses are those of this process.
-        config: What hooks see as `trainer.config`.
+        config: The config that hooks see as `trainer.config`.
         step_fn: ``(model, batch) -> loss``, to run a batch again.
         output_dir: The directory that gets the run's directory; None keeps the record in memory.
         may_change: Whether hooks may change training; else those that do are refused.
@@ -133,7 +133,7 @@ class ForeignRun(ForeignCheckpoints):
         self.resume_from: Mapping[str, Any] | None = None  # what `begin` restores, of `state_sections`
         self._steps_together = not isinstance(optimizers, Mapping)
         self._stepping: list[torch.optim.Optimizer] = []  # optimizers of the step in progress
-        self._made: list[torch.optim.Optimizer] = []  # those of them that have stepped or were skipped
+        self._made: list[torch.optim.Optimizer] = []  # The optimizers that have stepped or were skipped.
         self._batch_is_open = False
         self._is_over = False  # whether what comes next begins another micro-batch or step
         self._reads_batches = False  # whether the host says where batches begin
@@ -245,7 +245,7 @@ class ForeignRun(ForeignCheckpoints):
             handler(args)
 
     def forget_lost_step(self) -> None:
-        """As a backward pass begins, begin the step anew if the loop has left one out and has cleared its gradients."""
+        """As a backward pass begins, restart the step if the loop has skipped one and has cleared its gradients."""
         if self._repeats:
             return
         self._enter()
@@ -470,7 +470,9 @@ class ForeignRun(ForeignCheckpoints):
         self._steps_after_stop += bool(self.run_status.stops)
         if self._steps_after_stop == 2:
             stop = self.run_status.stops[0]
-            logger.warning("%s asked to stop (%s), and the loop trains on: %s", stop.by, stop.reason, self.host.stop)
+            logger.warning(
+                "%s asked to stop (%s), but the loop continues training: %s", stop.by, stop.reason, self.host.stop
+            )
 
     def stepping_optimizers(self) -> Sequence[torch.optim.Optimizer]:
         """Return the optimizers of this step."""
@@ -543,7 +545,7 @@ class ForeignRun(ForeignCheckpoints):
     def begin_epoch(self, number: int | None = None) -> None:
         """Begin an epoch: the next one, or the one of that number if the host counts them itself.
 
-        An epoch that a resumed run enters half-way goes on, without on_epoch_start.
+        An epoch that a resumed run enters half-way continues, without on_epoch_start.
         """
         progress = self.progress
         if number == progress.epoch and progress.batch_idx >= 0 and not progress.epoch_over:

@@ -1,4 +1,4 @@
-"""What `hookline run` was told, as it passes it on to the processes of the script."""
+"""The options of `hookline run`, and how it passes them to the processes of the script."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ VARIABLE = "HOOKLINE_RUN"
 
 @dataclass(frozen=True)
 class Options:
-    """What `hookline run` was told."""
+    """The options of `hookline run`."""
 
     hooks: str | None = None
     """A config of hooks; None for the default ones."""

@@ -46,7 +46,7 @@ def find_training(optimizer: torch.optim.Optimizer, former: Container[torch.opti
     modules, optimizers, scalers = list[nn.Module](), [optimizer], list[Any]()
     for candidate in gc.get_objects():
         kind = type(candidate)
-        if kind is Models:  # of another run
+        if kind is Models:  # It belongs to another run.
             continue
         if issubclass(kind, nn.Module) and "_modules" in vars(candidate):  # else it is being made
             modules.append(candidate)
@@ -69,17 +69,17 @@ def outermost_models(modules: Sequence[nn.Module], optimizers: Sequence[torch.op
         optimizers: The optimizers, with the one that steps first.
     """
     inner = {id(child) for module in modules for child in module.children()}
-    # What the compiler makes of a module has parts of that module, too.
+    # A compiled module also contains the parts of the original module.
     outermost = [each for each in modules if id(each) not in inner and not issubclass(type(each), torch.fx.GraphModule)]
     params = [(module, {id(param) for param in module.parameters()}) for module in outermost]
     models: list[nn.Module] = []
     for optimizer in optimizers:
         missing = owned_by(optimizer)
         while missing:
-            model, own = max(params, key=lambda pair: len(pair[1] & missing), default=(None, set[int]()))
-            if model is None or not own & missing:
+            model, trained = max(params, key=lambda pair: len(pair[1] & missing), default=(None, set[int]()))
+            if model is None or not trained & missing:
                 break
-            missing -= own
+            missing -= trained
             if all(model is not other for other in models):
                 models.append(model)
         if not models:

@@ -27,8 +27,8 @@ from hookline.hosts.options import Options
 if TYPE_CHECKING:
     from hookline.hosts.watched import Watched
 
-CLOSING_SECONDS = 10.0  # that SIGTERM waits for the record
-MOST_LOSSES = 10_000  # of micro-batches before there is a run
+CLOSING_SECONDS = 10.0  # SIGTERM waits this long for the record.
+MOST_LOSSES = 10_000  # Losses of micro-batches kept before there is a run.
 NO_STEP = "no optimizer of torch.optim has made a step"
 
 
@@ -55,7 +55,7 @@ class Watch:
         self.attached: Watched | None = None
         self._problem = NO_STEP  # why nothing is recorded; empty if something is, or another rank records
         self._unknown = 0  # steps of optimizers that no run has
-        self._former: WeakSet[torch.optim.Optimizer] = WeakSet()  # of runs that another training has ended
+        self._former: WeakSet[torch.optim.Optimizer] = WeakSet()  # Optimizers of runs that another training ended.
         self._losses: deque[torch.Tensor] = deque(maxlen=MOST_LOSSES)  # since the last step, before there is a run
         self._has_loss = self._had_loss = False  # whether a backward pass was made since the last step, or ever
         self._exit_code: Any = None  # what `sys.exit` was called with

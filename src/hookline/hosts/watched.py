@@ -77,7 +77,7 @@ class Watched(Attached):
         self.run.backward_begins(loss)
 
     def leave(self) -> None:
-        """Take every hook off, in a process that was forked from that of the run; the run goes on there."""
+        """Take every hook off, in a process that was forked from the run's process, where the run continues."""
         self._torch_hooks.close()
         for hooked in self.run.hooks.dispatcher.modules:
             hooked.update(attached=False)

@@ -32,7 +32,7 @@ class _Metric(NamedTuple):
     step: int
     epoch: int
     name: str
-    number: int  # of those with this name in this step
+    number: int  # The place among the metrics with this name in this step.
     reduce: str
     time: float
 
@@ -142,13 +142,13 @@ class SharedRecord(Record):
             pass
         self._read(self._pending_metrics, wait=False)
         read = zip(prepared.logged, self._arrived, strict=False)  # more may have arrived since
-        own = {metric.key: entry[3] for metric, entry in read if not isinstance(entry[3], Tensor)}
+        values = {metric.key: entry[3] for metric, entry in read if not isinstance(entry[3], Tensor)}
         metrics, sizes = prepared.metrics, {part.key: part.sizes for part in prepared.parts}
         if not names_agree:
             metrics, sizes = self._union(metrics, sizes)
         by_key = {part.key: part for part in prepared.parts}
         of_parts = [_PartOfAll(by_key[key], names) for key, names in sizes.items()]
-        merged = self._merge([_MetricsOfAll(prepared.logged, metrics, own), *of_parts])
+        merged = self._merge([_MetricsOfAll(prepared.logged, metrics, values), *of_parts])
         del self._arrived[:count]  # not before: if another rank fails meanwhile, closing the record writes them
         if self._is_first:
             self._write("metrics", metric_rows(merged))
@@ -221,28 +221,28 @@ class _MetricsOfAll:
     """The metrics in an exchange: for each a maximum, or a sum and the number of ranks that have it.
 
     Args:
-        logged: What this rank has logged.
-        metrics: Those that any rank has and that become one.
-        own: The values of this rank.
+        logged: The entries that this rank has logged.
+        metrics: The metrics of any rank, which become one.
+        values: The values of this rank.
     """
 
-    def __init__(self, logged: Sequence[_Metric], metrics: Sequence[_Metric], own: Mapping[_Key, Any]) -> None:
+    def __init__(self, logged: Sequence[_Metric], metrics: Sequence[_Metric], values: Mapping[_Key, Any]) -> None:
         self._all = {metric.key: metric for metric in (*logged, *metrics)}
         self._peaks = [metric for metric in metrics if metric.reduce in ("max", "min")]
         self._added = [metric for metric in metrics if metric.reduce in ("mean", "sum")]
-        self._own = own
+        self._own = values
         self.count = 2 * len(self._added)
 
     def maxima(self) -> Tensor:
-        own = [
+        rows = [
             _sign(metric) * _as_float(self._own[metric.key]) if metric.key in self._own else _NONE
             for metric in self._peaks
         ]
-        return torch.tensor(own, dtype=torch.float64)
+        return torch.tensor(rows, dtype=torch.float64)
 
     def sums(self, maxima: Tensor) -> Tensor:
-        own = [[_as_float(self._own.get(metric.key, 0.0)), metric.key in self._own] for metric in self._added]
-        return torch.tensor(own, dtype=torch.float64).reshape(-1)
+        rows = [[_as_float(self._own.get(metric.key, 0.0)), metric.key in self._own] for metric in self._added]
+        return torch.tensor(rows, dtype=torch.float64).reshape(-1)
 
     def finish(self, maxima: Tensor, sums: Tensor) -> list[Entry]:
         values = dict(self._own)
@@ -275,7 +275,7 @@ class _PartOfAll:
     """A part in an exchange, whose names are those of all ranks.
 
     Args:
-        part: What this rank has handed in.
+        part: The numbers that this rank has added.
         sizes: The names that any rank has.
     """
 
@@ -302,9 +302,10 @@ class _PartOfAll:
         """Return numbers of this rank's names in the order of all names, `absent` for those that it does not have."""
         if self._is_whole:
             return values
-        own = self._split(values, self._part.sizes, which)
+        by_name = self._split(values, self._part.sizes, which)
         none = torch.tensor([absent], dtype=torch.float64)
-        return torch.cat([own.get(name, none.expand(size[which])) for name, size in self._sizes.items()] or [none[:0]])
+        parts = [by_name.get(name, none.expand(size[which])) for name, size in self._sizes.items()]
+        return torch.cat(parts or [none[:0]])
 
     @staticmethod
     def _split(values: Tensor, sizes: Sizes, which: int) -> dict[str, Tensor]:

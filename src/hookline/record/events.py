@@ -87,7 +87,7 @@ _KINDS = (
         "Train again with `--hook nan_forensics` to find the module it comes from.", "error", NAN_MARK, _LOSS,
     ),
     EventKind(
-        "non_finite_losses", "losses of epoch {epoch} that were not finite: {count}",
+        "non_finite_losses", "non-finite losses in epoch {epoch}: {count}",
         "Train again with `--hook nan_forensics` to find the module they come from.",
         None, NAN_MARK, same_on_all_ranks=True,
     ),
@@ -100,7 +100,7 @@ _KINDS = (
         "Check how the metric is computed; a hook cannot rank such a value.", "warning", NAN_MARK,
     ),
     EventKind(
-        "crash", "{reason}: {autopsy}; everything about that step is in {path}",
+        "crash", "{reason}: {autopsy}; the crash folder is {path}",
         "Run `hookline replay` with the crash folder to reproduce the step.", "error", NAN_MARK,
     ),
     EventKind(
@@ -166,7 +166,7 @@ _KINDS = (
         "Nothing, if the hook in `by` was meant to change it.", same_on_all_ranks=True, changes_numbers=True,
     ),
     EventKind(
-        "parameters_changed", "the optimizers own other parameters: new {added}; gone {gone}",
+        "parameters_changed", "the parameters of the optimizers changed: added {added}; removed {gone}",
         "Nothing, if you added or removed a parameter group.", "info", same_on_all_ranks=True, changes_numbers=True,
     ),
     EventKind(
@@ -188,7 +188,7 @@ _KINDS = (
         "Fix the error in the hook; training has continued without its result.", "warning", HOOK_FAILURE_MARK,
     ),
     EventKind(
-        "hook_disabled", "the hook was switched off: {message}",
+        "hook_disabled", "the hook was {message}",
         "Fix the error in the hook and resume, or enable it again with `trainer.hooks.enable`.",
         "warning", HOOK_FAILURE_MARK,
     ),
@@ -219,15 +219,15 @@ _KINDS = (
         "Fix the sink; the files of the run are complete.", "warning", HOOK_FAILURE_MARK,
     ),
     EventKind(
-        "tracker_failed", "the tracker failed and gets no more: {error}",
+        "tracker_failed", "the tracker failed and receives no more rows: {error}",
         "Fix the cause; the files of the run are complete.", "warning", HOOK_FAILURE_MARK,
     ),
     EventKind(
-        "tracker_abandoned", "the tracker did not end within {seconds:.3g} s; rows that it did not write: {rows}",
+        "tracker_abandoned", "the tracker did not finish within {seconds:.3g} s; unwritten rows: {rows}",
         "Raise the tracker's `timeout`, or check its server.", "warning", HOOK_FAILURE_MARK,
     ),
     EventKind(
-        "tracker_dropped_rows", "the tracker was too slow; rows that it did not get: {rows}",
+        "tracker_dropped_rows", "the tracker was too slow; dropped rows: {rows}",
         "Send less with `every` or `layers`, or raise `queue_mb`.", "warning",
     ),
     EventKind(

@@ -21,7 +21,7 @@ from hookline._bins import FEWEST_BINS
 from hookline._sizes import MAX_LAYER_VALUES
 from hookline.errors import RecordError
 
-FORMAT = 1  # of a run's directory; a reader refuses a newer one
+FORMAT = 1  # The format of a run's directory; a reader rejects a newer one.
 RESERVED = frozenset({"step", "epoch", "time"})  # fields of every row of metrics
 NOT_METRICS = RESERVED | {"resumed"}  # a row with the latter marks where a run was resumed
 NON_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
@@ -88,7 +88,7 @@ def utc_now() -> str:
 
 Floats = NDArray[np.float32]
 HEADER_FIELDS = {"series", "name", "names", "columns"}
-_LOW_BITS, _MORE = 127, 128  # of a byte: seven bits of a count, and whether it has more of them
+_LOW_BITS, _MORE = 127, 128  # Parts of a byte: seven bits of a count, and whether more bits follow.
 
 
 class SeriesHeader(NamedTuple):

@@ -192,7 +192,7 @@ def restore_numbers(records: Iterable[dict[str, Any]]) -> None:
 def warn_at_caller(message: str) -> None:
     """Issue a `RuntimeWarning` at the line that called the public reader."""
     depth = 1
-    ours = ("hookline.record.", "hookline.runs.", "functools.")  # which reads `load_run(…).media`
+    ours = ("hookline.record.", "hookline.runs.", "functools.")  # functools reads the cached `load_run(…).media`.
     while f"{sys._getframe(depth).f_globals.get('__name__')}.".startswith(ours):
         depth += 1
     warn(message, stacklevel=depth + 1)

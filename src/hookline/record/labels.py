@@ -103,9 +103,9 @@ def _one_line(value: Any, where: str, longest: int) -> str:
 
 
 def _text(value: Any, where: str, longest: int, allowed: Iterable[str] = "") -> str:
-    """Check a text: of bounded length, and without characters that control a terminal or reverse the text."""
+    """Check that a string has a bounded length and no characters that control a terminal or reverse the text."""
     if not isinstance(value, str):
-        raise ConfigError(where, f"expected a text, got {type(value).__name__}")
+        raise ConfigError(where, f"expected a string, got {type(value).__name__}")
     if len(value) > longest:
         raise ConfigError(where, f"has {len(value):,} characters; at most {longest:,} are allowed")
     for letter in value:

@@ -25,13 +25,13 @@ from hookline.record.json_lines import JsonLines, writing
 from hookline.record.pending import Pending
 from hookline.record.redaction import redact_name, redact_text
 
-MAX_CELLS = 10_000  # of a table: people look at it, and it is copied while training waits
-MAX_CELL_LENGTH = 1000  # characters of a text in a table, for the same reason
+MAX_CELLS = 10_000  # Limit of a table: people look at it, and it is copied while training waits.
+MAX_CELL_LENGTH = 1000  # characters of a string in a table, for the same reason
 
-_COLOUR_TYPES = {1: 0, 3: 2, 4: 6}  # of PNG, by the number of channels: grey, RGB, RGB with alpha
+_COLOUR_TYPES = {1: 0, 3: 2, 4: 6}  # Color types of PNG by the number of channels: gray, RGB, RGB with alpha.
 _SLACK = 1e-3  # interpolation leaves 0..1 by a little, which is not worth a warning
-# A name that a file can have as it is. Others get a part of their hash, so that no two names share a file; file systems
-# that ignore case would let upper case share one.
+# A name that a file can have as it is. Others get a part of their hash, so that no two names share a file. Upper case
+# gets one, too, because some file systems ignore case.
 _FILE_NAME = re.compile(r"(?!.*-[0-9a-f]{8}$)[a-z0-9](?:[a-z0-9_.-]{0,78}[a-z0-9])?")
 
 
@@ -50,7 +50,7 @@ def pending_media(step: int, epoch: int, name: str, content: Table | Image | Pix
 
 
 def media_name(name: Any) -> str:
-    """Return the name of a table or an image without secrets. Raises `RecordError` if it is not a text."""
+    """Return the name of a table or an image without secrets. Raises `RecordError` if it is not a string."""
     if not isinstance(name, str) or not name:
         raise RecordError(f"a table or an image needs a name, got {strict_json.short_repr(name)}")
     return str(strict_json.simplify(redact_name(str.__str__(name))))
@@ -70,7 +70,7 @@ def make_table(name: str, columns: Iterable[str], rows: Iterable[Iterable[Any]],
         RecordError: If a row or a cell does not fit, or there are more than `MAX_CELLS`.
     """
     if isinstance(columns, str) or not isinstance(columns, Iterable):
-        raise RecordError(f"table {name!r}: columns must be a list of texts, got {strict_json.short_repr(columns)}")
+        raise RecordError(f"table {name!r}: columns must be a list of strings, got {strict_json.short_repr(columns)}")
     titles = tuple(_plain_cell(str(title)) for title in islice(columns, MAX_CELLS + 1))
     if not titles:
         raise RecordError(f"table {name!r} has no columns")
@@ -90,7 +90,7 @@ def make_table(name: str, columns: Iterable[str], rows: Iterable[Iterable[Any]],
         try:
             checked.append(tuple(map(_plain_cell, cells)))
         except TypeError as error:
-            raise RecordError(f"{where}: {error}; a cell is a text, a number, a bool or None") from error
+            raise RecordError(f"{where}: {error}; a cell is a string, a number, a bool or None") from error
     if len(checked) > most:
         raise RecordError(
             f"table {name!r} has more than {MAX_CELLS:,} cells ({most:,} rows of {len(titles):,} columns); log a part"
@@ -99,7 +99,7 @@ def make_table(name: str, columns: Iterable[str], rows: Iterable[Iterable[Any]],
 
 
 def _plain_cell(value: Any) -> Any:
-    """Return a cell as a plain value; a text is cut to `MAX_CELL_LENGTH` characters, which its end says.
+    """Return a cell as a plain value; a string longer than `MAX_CELL_LENGTH` characters is cut and ends with a note.
 
     Raises:
         TypeError: If the value is not a cell's.
@@ -195,7 +195,7 @@ def make_image(name: str, image: Any) -> Image | Pixels:
         if package == "numpy":
             return Pixels(name, torch.as_tensor(image.copy()))  # a copy has no negative strides and may be kept
         buffer = io.BytesIO()
-        if hasattr(image, "getbands"):  # of PIL, which need not be imported
+        if hasattr(image, "getbands"):  # An image of PIL, which need not be imported.
             _check_size(name, *image.size)
             image.save(buffer, format="PNG")
         elif callable(getattr(image, "savefig", None)):
@@ -205,7 +205,7 @@ def make_image(name: str, image: Any) -> Image | Pixels:
             raise RecordError(f"image {name!r} is {with_article(type(image).__name__)}; log {kinds}")
     except RecordError:
         raise
-    except Exception as error:  # of an array of objects, of a mode that PNG lacks, of a broken figure
+    except Exception as error:  # Raised by an array of objects, a mode that PNG lacks, or a broken figure.
         raise RecordError(f"image {name!r} cannot be written as PNG ({type(error).__name__}: {error})") from error
     png = buffer.getvalue()
     size = size_of_png(png)
@@ -255,7 +255,7 @@ def _safe(name: str) -> str:
 
 
 def _table_bytes(table: Table) -> bytes:
-    """Return a table as strict JSON. A number that JSON lacks is ``{"float": "NaN"}``, because a text may be "NaN"."""
+    """Return a table as strict JSON. A number that JSON lacks is ``{"float": "NaN"}``: a string may be "NaN", too."""
     rows = [
         [{"float": cell} if isinstance(cell, float) and cell - cell != 0 else cell for cell in row]
         for row in table.rows

@@ -72,13 +72,13 @@ class Record:
         self._secrets.add(find_secrets([config, os.environ]))
         self._config = redact(config or {})
         self._seed = seed
-        self._labels = Labels()  # those of a new run; people may change them during the run
+        self._labels = Labels()  # The labels of a new run; people may change them during the run.
         self._is_first = True  # whether this is rank 0's record, which alone has layers, tables and images
         self._closed, self._files_closed, self._started = False, False, time.monotonic()
         self._entries: list[Entry] = []  # metrics that no flush has taken yet
         self._headers: dict[str, SeriesHeader] = {}  # the newest of each series
         self._pending: deque[Pending] = deque()  # on their way to the host, in order
-        self._pending_metrics = self._pending  # those of several ranks have a queue of their own
+        self._pending_metrics = self._pending  # Rows of several ranks have their own queue.
         self._copying, self._reading = threading.RLock(), threading.RLock()
 
     @classmethod
@@ -214,7 +214,7 @@ class Record:
             "run_id": self.run_id,
             "started": now,
             "git": dict(UNKNOWN_GIT_STATE),  # asking git and the machine is left to the storage
-            "config_hash": config_hash(self._config),  # of the redacted config, so that it reveals no secret
+            "config_hash": config_hash(self._config),  # It hashes the redacted config, so that it reveals no secret.
             "environment": {},
             "seed": self._seed,
             "hooks": redact(hooks),
@@ -542,7 +542,7 @@ def _clean(names: Sequence[str]) -> tuple[str, ...]:
 def refuse_links(run_dir: Path) -> None:
     """Check that nothing that Hookline reads or writes in a run's directory is a symbolic link.
 
-    A run from elsewhere could otherwise lead a resumed run to any file. Links to a neighbour, as ``best`` in the
+    A run from elsewhere could otherwise lead a resumed run to any file. Links to a neighbor, as ``best`` in the
     directory of checkpoints is one, and what others put there do not matter.
 
     Raises:

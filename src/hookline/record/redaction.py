@@ -1,6 +1,6 @@
 """Keep secrets out of everything that is written: the record, checkpoints' meta, messages and the log.
 
-A secret is recognised by its key's name, by its value's shape, and by its origin: the value of a reference in the
+A secret is recognized by its key's name, by its value's shape, and by its origin: the value of a reference in the
 config, and what stands under a secret's name in the config or the environment. A password has no shape, but an
 exception that quotes one (``401 for abc123…``) is written without it, because the run knows its own secrets.
 """
@@ -47,7 +47,7 @@ _TEXT_TOKEN_WORDS = frozenset({
 })  # fmt: skip
 
 _REFERENCE = re.compile(r"\$\{[^{}]+\}")
-# A name or a scheme is read once, from its first character on: a text of a million letters takes a moment, not hours.
+# A name or a scheme is read once, from its first character on: a million letters take a moment, not hours.
 _URL = re.compile(r"(?<![A-Za-z0-9+.-])[A-Za-z0-9+.-]++://[^\s'\"<>]+")
 _SCHEME_AND_HOST = re.compile(r"[^/]*//[^/]*")
 _SECRET_URL = re.compile(r"://[^/?#]*@|webhook|://hooks\.", re.IGNORECASE)
@@ -99,14 +99,14 @@ _TOKEN = re.compile(
     r"|eyJ[A-Za-z0-9_-]{4,}\.[A-Za-z0-9_.-]{10,}|eyJ[A-Za-z0-9_.-]{16,}|SG\.[A-Za-z0-9_.-]{16,}|FlyV1 \S{16,}"
     r"|[A-Za-z0-9]{14}\.atlasv1\.[A-Za-z0-9_=-]{16,}|pat[A-Za-z0-9]{14}\.[0-9a-f]{64}"
     r"|[MNO][A-Za-z0-9_-]{23,25}\.[A-Za-z0-9_-]{6}\.[A-Za-z0-9_-]{27,}"  # a Discord bot's
-    r"|[A-Za-z0-9_~.]{3}\dQ~[A-Za-z0-9_~.-]{31,34}))"  # of an Azure application
+    r"|[A-Za-z0-9_~.]{3}\dQ~[A-Za-z0-9_~.-]{31,34}))"  # The secret of an Azure application.
     r"|\b\d{8,10}:[A-Za-z0-9_-]{35}\b"  # a Telegram bot's
     r"|\bbearer\s+[A-Za-z0-9._~+/=-]{8,}|(?:(?<=authorization:)|(?<=authorization: )|(?<=cookie: ))\S.*"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----|\Z)",
     re.IGNORECASE,
 )
 _FLAG = re.compile(r"--?([A-Za-z][\w.-]*)")
-_MIN_TOKEN_LENGTH = 15  # characters of the shortest secret that is recognised by shape; a named one needs = or :
+_MIN_TOKEN_LENGTH = 15  # characters of the shortest secret that is recognized by shape; a named one needs = or :
 _MIN_PART_LENGTH = 12  # characters of a URL's path: a shorter part may be an ordinary word
 
 _formatter = logging.Formatter()
@@ -129,7 +129,7 @@ class SecretValues:
 
 
 _instances: WeakSet[SecretValues] = WeakSet()
-for_good = SecretValues()  # of no run in particular, kept until the process ends
+for_good = SecretValues()  # Secrets of no particular run, kept until the process ends.
 
 
 def add_secret_url(url: str) -> None:
@@ -142,7 +142,7 @@ def add_secret_url(url: str) -> None:
 
 
 def redact_values(text: str) -> str:
-    """Return a text without the secret values of any run in this process."""
+    """Return a string without the secret values of any run in this process."""
     if len(text) < SHORTEST_SECRET:
         return text
     known = list(_instances)
@@ -255,7 +255,7 @@ def _reference_of(value: str) -> str | None:
 
 
 def redact_text(text: str) -> str:
-    """Return a text (a message, a command line) without the secrets in it; all other words stay."""
+    """Return a string (a message, a command line) without the secrets in it; all other words stay."""
     text = redact_values(str.__str__(text))
     if len(text) < _MIN_TOKEN_LENGTH and "=" not in text and ":" not in text:  # most words that Hookline writes
         return text
@@ -286,7 +286,7 @@ def _redact_assignment(match: re.Match[str]) -> str:
 
 
 def _redact_yaml_pair(match: re.Match[str]) -> str:
-    """Redact pairs that are data: inside braces, in a header, before a URL, a quoted text or one that looks random.
+    """Redact pairs that are data: inside braces, in a header, before a URL, a quoted string or one that looks random.
 
     A sentence such as "token: expected a text" has no secret.
     """

@@ -29,7 +29,7 @@ from hookline.record.lock import RunLock
 from hookline.record.media import MediaLines
 from hookline.record.provenance import environment, git_state
 
-KINDS = ("metrics", "layers", "events", "media")  # of rows; a sink has a method ``write_<kind>`` for each that it wants
+KINDS = ("metrics", "layers", "events", "media")  # A sink has a method ``write_<kind>`` for each kind it wants.
 _WEIGHTS = {"layers": 100, "media": 1000}  # about how many rows of metrics take as much memory as one row
 
 
@@ -50,7 +50,7 @@ All numbers are on the host, and secrets are redacted as they are in the files.
 
 @dataclass(frozen=True)
 class SinkHandle:
-    """What adding a sink returns: `remove` disconnects it, and so does the end of a ``with`` block."""
+    """The handle of an added sink: `remove` disconnects it, and so does the end of a ``with`` block."""
 
     remove: Callable[[], None]
 

@@ -136,7 +136,7 @@ def _simplify_leaf(value: Any) -> Any:
         return value.isoformat()
     if type(value).__module__ != "numpy" or not hasattr(value, "shape"):
         return short_repr(value)
-    # NumPy is recognised by its module, so that it need not be imported.
+    # NumPy is recognized by its module, so that it need not be imported.
     if value.ndim:
         return {"array": {"shape": list(value.shape), "dtype": str(value.dtype)}}
     item = value.item()

@@ -239,12 +239,14 @@ def fit(runs: Sequence[PageNumbers], budget: int) -> None:
         kind = max(mergeable or sizes, key=sizes.__getitem__)
         longest = max((len(table.steps) for table in tables(kind)), default=0)
         for run in runs:
-            own = getattr(run, kind)
+            by_name = getattr(run, kind)
             if mergeable:
-                own.update({name: table.halved() for name, table in own.items() if 2 * len(table.steps) > longest})
+                by_name.update(
+                    {name: table.halved() for name, table in by_name.items() if 2 * len(table.steps) > longest}
+                )
                 continue
-            for name in list(own)[len(own) // 2 :]:
-                del own[name]
+            for name in list(by_name)[len(by_name) // 2 :]:
+                del by_name[name]
                 run.left_out.setdefault(kind, []).append(name)
         sizes[kind] = sum(map(_size_in_page, tables(kind)))
 

@@ -1,7 +1,7 @@
-"""`RunControl`: what a hook gets as `trainer`, in three parts: what it sees, logs and controls; which hooks it refuses.
+"""`RunControl`: the object that hooks get as `trainer`: what they see, log and control, and which hooks it rejects.
 
-`Run` is a `RunControl`, for our trainer and for any other training loop. Hooks use nothing else of a run. What a host
-of hooks may lack has a default here.
+`Run` is a `RunControl`, for our trainer and for any other training loop. Hooks use nothing else of a run. Capabilities
+that a host may lack have a default here.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ class RunView:
 
     @property
     def stopped_by(self) -> str | None:
-        """Which hook asked it to stop, or 'signal'; None if `request_stop` was called outside of a hook."""
+        """The hook that asked it to stop, or 'signal'; None if `request_stop` was called outside of a hook."""
         return self.run_status.stops[0].by if self.run_status.stops else None
 
     @property

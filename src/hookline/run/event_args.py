@@ -1,6 +1,6 @@
 """Compute the values of event arguments: each one that a hook may name is an attribute of `EventArgs`.
 
-Which event has which of them, and under which name, is in core/catalog.py.
+core/catalog.py says which event has which of them, and under which name.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class EventArgs:
         self.checkpoint_path = ""
         self.val_metrics: dict[str, Any] = {}
         self.eval_metrics: dict[str, Any] = {}
-        self.last_loss: DeviceNumber | None = None  # of the last step that was completed, as it is recorded
+        self.last_loss: DeviceNumber | None = None  # The loss of the last completed step, as it is recorded.
         self.validated: tuple[int, dict[str, Any]] = -1, {}  # the step and the metrics of the last validation
         self.forget_epoch()
         self.validating: list[str | None] = []  # the hooks that called the validations in progress, outermost first
@@ -178,7 +178,7 @@ class EventArgs:
     def end_run(self, reason: str) -> None:
         """Set the reason for on_train_end, and release the graph of the last loss, which stays readable."""
         self.reason, self.resumed = reason, False  # the next run of this trainer need not be a resumed one
-        self.live_output = self.live_target = UNKNOWN  # of a batch that failed
+        self.live_output = self.live_target = UNKNOWN  # They may be those of a failed batch.
         self.live_loss = self.detached_loss
 
     def set_checkpoint(self, path: str, resumed: bool = False) -> None:
@@ -189,10 +189,10 @@ class EventArgs:
 
     def forget_step(self) -> None:
         """Forget the last step: another one begins, or the counters were restored."""
-        self.micro_batches: list[MicroBatch] = []  # of this step; empty if a step is one micro-batch
+        self.micro_batches: list[MicroBatch] = []  # The micro-batches of this step; empty if a step is one micro-batch.
         self.skip_reason: str | None = None  # if the optimizers are not to step
         self.overflowed = False  # whether the step is skipped because its scaled gradients overflowed
-        self._norm: DeviceNumber | None = None  # of its gradients
+        self._norm: DeviceNumber | None = None  # The norm of the step's gradients.
         self._clipped: torch.Tensor | float | None = None  # the norm before the last clipping
 
     # ---- losses and metrics ----------------------------------------------------------------------------------------
@@ -261,12 +261,12 @@ class EventArgs:
 
     @property
     def model_output(self) -> Any:
-        """What the model returned for this batch, as copy-on-write views; None if it is not known."""
+        """The model's output for this batch, as copy-on-write views; None if unknown."""
         return None if self.live_output is UNKNOWN else map_tensors(copy_on_write, self.live_output)
 
     @property
     def target(self) -> Any:
-        """What the output is compared with, as copy-on-write views; None if it is not known."""
+        """The target of the output, as copy-on-write views; None if unknown."""
         return None if self.live_target is UNKNOWN else map_tensors(copy_on_write, self.live_target)
 
     # ---- windows ---------------------------------------------------------------------------------------------------
@@ -373,8 +373,8 @@ class EventArgs:
         if caller in self.validating[1:]:
             who = "validate()" if caller is None else f"validate() by hook {caller!r}"
             raise TrainingError(
-                f"{who} inside the validation that it called: that one has the same events; let the hook remember that "
-                "it is validating, or run the model in trainer.inference(), which has none"
+                f"{who} inside the validation that it called: that one fires the same events; let the hook remember "
+                "that it is validating, or run the model in trainer.inference(), which fires none"
             )
         self.validating.append(caller)
         try:

@@ -75,7 +75,8 @@ def load_hooks_state(run: Run, sections: Mapping[str, Any]) -> None:
         with_state = [name for name in removed if sections["update_state"].get(name) or sections["hooks"].get(name)]
         if with_state:
             logger.warning(
-                "the checkpoint's state of %s is not used: this run has no such hook (a renamed hook starts without)",
+                "the checkpoint's state of %s is not used: this run has no such hook "
+                "(a renamed hook starts without its state)",
                 ", ".join(map(repr, with_state)),
             )
     hooks.replan(restored=run.progress)

@@ -49,7 +49,7 @@ def closing_line(run: Run, outcome: Outcome, reason: str | None) -> str:
         words.append(f"{unsaved} after the last checkpoint (step {saved}{remedy})")
     disabled = [hook.name for hook in run.hooks.list_hooks() if not hook.enabled and hook.failures]
     if disabled:
-        words.append(f"switched off: {', '.join(disabled)}")
+        words.append(f"disabled: {', '.join(disabled)}")
     for name, ranks in run.run_status.failed_on_ranks.items():
         words.append(f"{name} failed on {on_ranks(ranks)}")
     if run.change_audit.summary:

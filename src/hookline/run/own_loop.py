@@ -159,7 +159,7 @@ class OwnLoop(Run):
         """
         if not self._is_updating:
             by = self.hooks.calling_hook()
-            problem = f"{by} asks to skip the step ({reason}), of which your loop learns in on_update only"
+            problem = f"{by} asks to skip the step ({reason}), but your loop can skip a step only in on_update"
             raise MissingArgument(f"{problem}; ask for it there, or pass trainer=… with skip_step")
         self.event_args.skip_reason = reason
         self.run_status.skipped_steps += 1

@@ -34,7 +34,9 @@ def trained_parameters(
     inside = {name: param for name, param in plain_parameters(model).items() if id(param) in owned}
     if not inside:
         kind = type(unwrap_module(model)).__name__
-        raise TrainingError(f"no optimizer owns a parameter of the model ({kind}): were they made from another model?")
+        raise TrainingError(
+            f"no optimizer has a parameter of the model ({kind}); were they created from another model?"
+        )
     known = {id(param) for param in inside.values()}
     return inside | {name: param for key, (param, name) in owned.items() if key not in known}
 

@@ -118,7 +118,9 @@ class Progress:
         is_of: dict[str, Any] = {"epoch_over": bool, "loader_batches": dict, "seconds": (int, float)}
         for name in (*self.SAVED, "seconds"):
             if not isinstance(state[name], is_of.get(name, int)):
-                raise CheckpointError(f"the checkpoint's progress has {name} {shown(state[name])}; use another one")
+                raise CheckpointError(
+                    f"the checkpoint's progress has {name} {shown(state[name])}; use another checkpoint"
+                )
         for name in self.SAVED:
             setattr(self, name, state[name])
         self._seconds_before, self.position = state["seconds"], position

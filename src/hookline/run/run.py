@@ -63,9 +63,9 @@ class Run(Steps):
         hooks: The hooks: a manager, a list of hooks, or None.
         engine: Places batches, runs backward passes and steps optimizers; by default as a plain loop does.
         ranks: The processes of the run; by default one.
-        config: What hooks see as `trainer.config`.
+        config: The config that hooks see as `trainer.config`.
         output_dir: The directory that gets the run's directory; None keeps the record in memory.
-        seed: What the random streams of hooks are seeded with.
+        seed: The seed of the hooks' random streams.
     """
 
     def __init__(
@@ -397,7 +397,7 @@ class Run(Steps):
         """Count the failures of hooks on other ranks, where they are no error: rank 0 writes the run's summary."""
         status, names = self.run_status, [hook.name for hook in self.hooks.list_hooks() if hook.failures]
         mine = [self.ranks.rank, status.hook_failures, names]
-        status.failures_elsewhere = 0  # those of the last run are counted again
+        status.failures_elsewhere = 0  # Failures that were noted before are counted again.
         for rank, count, failed in self.ranks.gather(mine):  # after a failure, of this rank alone
             if rank != self.ranks.rank:
                 status.failures_elsewhere += count

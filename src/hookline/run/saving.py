@@ -1,4 +1,4 @@
-"""`SavingRun`: the checkpoints that a run was asked for. What is in them, and when they are written, is its host's."""
+"""`SavingRun`: the checkpoints that a run was asked for. Its host decides about their content and their time."""
 
 from __future__ import annotations
 

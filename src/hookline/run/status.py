@@ -36,7 +36,7 @@ class RunStatus:
         self.failed_on_ranks: dict[str, list[int]] = {}  # the hooks that have failed on other ranks; known at the end
         self.loaded_stop: Mapping[str, Any] | None = None  # the stop that the loaded checkpoint was saved with
         self.skipped_steps = self.non_finite_losses = self.failed_saves = self.lr_changes = self.hook_failures = 0
-        self.bad_weights = ""  # which trained parameters are not finite; known at the end
+        self.bad_weights = ""  # Names the trained parameters that are not finite; known at the end.
         self.failures_elsewhere = 0  # exceptions of hooks on other ranks; known at the end
         self._reported: set[str] = set()
 

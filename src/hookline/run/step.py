@@ -38,7 +38,7 @@ NEED_GRAD_NORM = {"grad_norm", "ctx"}
 
 
 class Steps(RunControl):
-    """The part of a `Run` that its loop drives. What a host does in its own way is a method that it overrides."""
+    """The part of a `Run` that its loop drives. A host overrides the methods that it implements in its own way."""
 
     find_nan_by = 'trainer.add_hook("nan_forensics")'
     """What to do about a NaN; a command has its own words."""
@@ -56,7 +56,7 @@ class Steps(RunControl):
         self.accumulation = self.make_window()  # the micro-batches of the current step
         self.cost_monitor = CostMonitor(self, self.warn_above)
         self._stepped: torch.optim.Optimizer | None = None  # the last that stepped in this step; None once it is over
-        self._skipped: list[torch.optim.Optimizer] = []  # of this step
+        self._skipped: list[torch.optim.Optimizer] = []  # The optimizers skipped in this step.
         self._ended_at = 0  # the last step whose optimizers have ended
         self.read_groups()
         self._next_boundary: float = 0  # the next step after which `work_at_boundary` runs; 0: after this step
@@ -122,7 +122,7 @@ class Steps(RunControl):
         self.agreement.before_update()
         if slots.on_update and args.skip_reason is None:
             self.find_new_parameters()
-            if (handler := slots.on_update) is not None:  # which may be another one now
+            if (handler := slots.on_update) is not None:  # The handler may have changed.
                 handler(args)
             if (norm := args.norm_before_clipping()) is not None:
                 self.step_log.add(GRAD_NORM, norm)
@@ -226,7 +226,7 @@ class Steps(RunControl):
     def read_groups(self) -> None:
         """Note which parameters the optimizers have."""
         self._group_sizes = group_sizes(self.optimizers)
-        self.unowned_params = unowned_parameters(self.model, self.params)  # whose gradients no optimizer clears
+        self.unowned_params = unowned_parameters(self.model, self.params)  # No optimizer clears their gradients.
 
     # ---- the end of a micro-batch ------------------------------------------------------------------------------------
 
@@ -290,9 +290,9 @@ class Steps(RunControl):
             self.progress.end_epoch()
         self.agreement.end_epoch()
 
-    def record_non_finite_losses(self, own: int) -> None:
+    def record_non_finite_losses(self, count_here: int) -> None:
         """Record how many losses were NaN or infinite, given how many this rank has; waits for all ranks."""
-        if count := self.ranks.total([self.agreement.count_once(own)])[0]:
+        if count := self.ranks.total([self.agreement.count_once(count_here)])[0]:
             self.run_status.non_finite_losses += count
             self.record.event("non_finite_losses", self.progress.step, epoch=self.progress.epoch, count=count)
 

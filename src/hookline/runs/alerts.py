@@ -22,7 +22,7 @@ from hookline.runs.verdict import Alert, badness
 _NAMES_SHOWN = 3
 _MAX_PER_KIND = 5  # alerts; the last one says how many more there are
 _SPIKE_SPREADS = 8.0  # a range of steps whose highest value is this many spreads above those before it has a spike
-_SPIKE_OF_LEARNED = 0.05  # and that share of what was learned so far: near 0, where spreads are tiny, less is nothing
+_SPIKE_OF_LEARNED = 0.05  # Near 0, where spreads are tiny, a spike also exceeds this share of what was learned so far.
 _BEFORE = 20  # ranges
 _DEAD_SHARE, _WAIT_SHARE = 0.5, 0.3
 _QUIET_SECONDS, _QUIET_TIMES = 300.0, 10  # without numbers, and times the longest pause so far
@@ -33,7 +33,7 @@ _TROUBLE = {
     name: kind.severity for name, kind in EVENTS.items() if kind.severity is not None and name not in _SUMMED_UP
 }
 
-_VERDICTS = {  # of gradient_flow events: what gradients do, and whether the smallest (1) or largest norm is the worst
+_VERDICTS = {  # Verdicts of gradient_flow events, and whether the smallest (1) or largest norm is the worst.
     "vanishing": ("vanish in", 1),
     "exploding": ("explode in", -1),
     "non-finite": ("are not finite in", 0),
@@ -83,8 +83,13 @@ def _is_quiet(summary: RunSummary) -> Iterator[Alert]:
         return
     quiet, longest = time.time() - written[-1], float(np.diff(written).max())
     if quiet > max(_QUIET_SECONDS, _QUIET_TIMES * longest):
-        pauses = f"no numbers for {duration_text(quiet)}, and the longest pause before was {duration_text(longest)}"
-        yield Alert("quiet", "warning", summary.files.step, f"{pauses}: the run may hang; `stall_watchdog` says where")
+        pauses = f"no numbers for {duration_text(quiet)}; the longest pause before was {duration_text(longest)}"
+        yield Alert(
+            "quiet",
+            "warning",
+            summary.files.step,
+            f"{pauses}: the run may be hanging; the hook `stall_watchdog` shows where",
+        )
 
 
 def _remedy(summary: RunSummary) -> str:

@@ -33,7 +33,7 @@ _CANNOT_CHANGE_NUMBERS = frozenset({
     "async_save", "console", "debug", "on_save_error", "output_dir", "rank_timeout", "record", "report",
     "trainable_only", "validate_every", "sanity_batches", "warn_above",
 })  # fmt: skip
-_SEED_ARGUMENT = re.compile(r"(seed)[= ]+\S+", re.IGNORECASE)  # of a script
+_SEED_ARGUMENT = re.compile(r"(seed)[= ]+\S+", re.IGNORECASE)  # A seed among the arguments of a script.
 _LABELS = frozenset({"name", "tags", "notes"})  # options of the trainer that only describe a run
 
 
@@ -70,7 +70,7 @@ class Divergence:
         """
         if self.step is None:
             steps = f"{self.before:,} step{'s' if self.before != 1 else ''}"
-            return f"are the same, bit for bit, in all {steps} that both have recorded"
+            return f"are the same, bit for bit, in all {steps} that both recorded"
         same = {0: "the first step", 1: "the step before it is the same"}.get(
             self.before, f"the {self.before:,} steps before it are the same"
         )
@@ -132,19 +132,19 @@ def _config_values(run: RunSummary) -> dict[str, Any]:
 
 def _hook_values(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
     """Return the values of each run's hooks; of a hook that some runs lack, those that differ between the others."""
-    # Those that a run has by default depend on the options, which are compared, and on the terminal.
+    # The default hooks of a run depend on the options, which are compared, and on the terminal.
     chosen = [[hook for hook in run.hooks if hook.get("origin") != "default"] for run in runs]
-    hooks = [{hook["name"]: _values_of_hook(hook) for hook in own} for own in chosen]
+    hooks = [{hook["name"]: _values_of_hook(hook) for hook in hooks_of_run} for hooks_of_run in chosen]
     different: list[dict[str, Any]] = [{} for _ in runs]
-    for name in dict.fromkeys(name for own in hooks for name in own):
-        having = [own[name] for own in hooks if name in own]
+    for name in dict.fromkeys(name for hooks_of_run in hooks for name in hooks_of_run):
+        having = [hooks_of_run[name] for hooks_of_run in hooks if name in hooks_of_run]
         alike = {
             key for key, value in having[0].items() if all(_text(hook.get(key)) == _text(value) for hook in having)
         }
-        for own, values in zip(hooks, different, strict=True):
-            if len(having) < len(runs) and name in own:
+        for hooks_of_run, values in zip(hooks, different, strict=True):
+            if len(having) < len(runs) and name in hooks_of_run:
                 values[name] = THERE
-            values |= {key: value for key, value in own.get(name, {}).items() if key not in alike}
+            values |= {key: value for key, value in hooks_of_run.get(name, {}).items() if key not in alike}
     return different
 
 
@@ -368,5 +368,5 @@ def _rank(difference: Difference, changing: set[str]) -> int | None:
 
 
 def value_text(value: Any) -> str:
-    """Return a value as JSON; a text in quotes cannot be mistaken for one of the words that stand for no value."""
+    """Return a value as JSON; a quoted string cannot be mistaken for one of the words that stand for no value."""
     return value if value in (MISSING, THERE) else json.dumps(value, default=str, ensure_ascii=False)

@@ -38,7 +38,7 @@ def read_config(content: bytes, path: Path) -> Any:
 
     try:
         return yaml.load(content, Loader)
-    except Exception as error:  # also ValueError for impossible dates, and what else a damaged file causes
+    except Exception as error:  # Any error: an impossible date, for one, raises ValueError.
         reason = " ".join(str(error).split())
         raise RecordError(f"{path} is damaged or was not written by Hookline: {reason}") from error
 

@@ -19,7 +19,7 @@ from hookline.record.json_lines import as_number
 Steps = NDArray[np.int64]
 Values = NDArray[np.float64]
 
-MAX_RANGES = 800  # of a curve: about as many as a plot has pixels
+MAX_RANGES = 800  # Points of a curve: about as many as a plot has pixels.
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Which direction of a metric is better: what a hook of the run monitors it for, otherwise what its name says."""
+"""Find the better direction of a metric: the mode of a hook that monitors it, otherwise the one its name suggests."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def _merge_headers(written: _Steps) -> SeriesTable:
     columns = tuple(dict.fromkeys(column for header in headers for column in header.columns))
     steps = sorted(step for step, by_header in written.items() if not by_header.keys().isdisjoint(headers))
     shape = (len(steps), *SeriesHeader("", names, columns, bins).shape)
-    in_file = sum(own.size for by_header in written.values() for own in by_header.values())
+    in_file = sum(block.size for by_header in written.values() for block in by_header.values())
     places = max(math.prod(shape), math.prod(shape[:3]))  # the mask has places also for histograms of no bins
     if has_too_many_gaps(places, in_file):
         have = f"{in_file:,} values for a table of {places:,}"
@@ -98,11 +98,11 @@ def _merge_headers(written: _Steps) -> SeriesTable:
     values, mask = np.full(shape, np.nan, np.float32), np.zeros(shape[:3], np.bool_)
     row_of, column_of = ({key: index for index, key in enumerate(keys)} for keys in (names, columns))
     for index, step in enumerate(steps):
-        for header, own in written[step].items():
+        for header, block in written[step].items():
             if header.bins == bins:
                 rows = [row_of[name] for name in header.names]
                 places_of = np.ix_([index], rows, [column_of[column] for column in header.columns])
-                values[places_of], mask[places_of] = own, True
+                values[places_of], mask[places_of] = block, True
     return SeriesTable(names, columns, tuple(steps), values, mask)
 
 

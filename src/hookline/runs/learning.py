@@ -23,7 +23,7 @@ from hookline.runs.verdict import NO_LOSS, Alert
 
 _TRAIN_LOSS = "train/loss"
 _MIN_VALUES, _MIN_CHECKS = 40, 5  # values of the training loss, and of a metric of validations, below which all is well
-_BLOCKS = 20  # a long curve is judged by the medians of so many parts
+_BLOCKS = 20  # number of parts by whose medians a long curve is judged
 _NOISES = 4.0  # how many times the noise a change must be
 _MUCH, _NEARLY_ALL = 1 / 3, 0.75  # shares of what there was to lose: losing this much is a warning, or an error
 _CHANCE = 0.5  # the share of a score that may be chance, if the run began with a good one
@@ -179,7 +179,7 @@ def find_learning_alerts(summary: RunSummary) -> Iterator[Alert]:
         step = worst.first_above(limit)
         yield _alert(
             "worse_than_best", "info" if is_restored else severity, worst, step,
-            f"worse than at its best, and not back: {worst.name} was {worst.text(worst.best)} at step "
+            f"got worse and did not recover: {worst.name} was {worst.text(worst.best)} at step "
             f"{worst.at(worst.best_at):,} and is {worst.text(worst.end)} at the end{so_are}",
             good_until=worst.last_below(limit, step),
         )  # fmt: skip
@@ -215,7 +215,8 @@ def _has_diverged(loss: Course) -> bool:
 
 def _highest_healthy(loss: Course) -> float:
     """Return the value above which a training loss has diverged."""
-    noise = 0.0 if loss.begins_low else _NOISES * loss.noise  # of a ruined run it says nothing about the beginning
+    # The noise of a ruined run says nothing about its beginning.
+    noise = 0.0 if loss.begins_low else _NOISES * loss.noise
     return loss.start + max(noise, _RISEN * abs(loss.start))
 
 

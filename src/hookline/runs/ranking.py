@@ -64,7 +64,7 @@ class Row:
     kind: Kind
     """``last``, ``best``, or ``late``: the mean over the last tenth of the steps."""
     direction: Direction | None
-    """Which values are better, if that is known."""
+    """The better direction of values, if it is known."""
     values: tuple[Value | None, ...]
     """By group; None for one without the metric."""
     changes: tuple[float | None, ...]
@@ -80,7 +80,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Ranking:
-    """Which of several runs is better, and by how much."""
+    """A comparison of several runs: the better one, and by how much."""
 
     headline: str
     """A sentence without its full stop."""
@@ -89,7 +89,7 @@ class Ranking:
     groups: tuple[Group, ...]
     """The columns of `rows`: groups of seeds, or the runs themselves if all are seeds of one config."""
     judged: Row | None
-    """What the headline is about; None if the runs have no metric in common."""
+    """The row of the headline; None if the runs have no metric in common."""
     rows: tuple[Row, ...]
     """The last value of every metric, the most important first; for those with a direction also the best one."""
 
@@ -149,16 +149,16 @@ def _group_names(members: Sequence[Sequence[int]], names: Sequence[str]) -> list
     """Return a name for each group: that of its run, or what the names of its runs begin with and others' do not."""
     labels = []
     for places in members:
-        first, last = min(own := [names[place] for place in places]), max(own)
+        first, last = min(in_group := [names[place] for place in places]), max(in_group)
         same = sum(np.cumprod([a == b for a, b in zip(first, last, strict=False)]))
         prefix = _SEED_IN_NAME.sub("", first[: int(same)])
         others = [name for place, name in enumerate(names) if place not in places]
         if len(places) == 1:
-            labels.append(own[0])
+            labels.append(in_group[0])
         elif prefix and not any(name.startswith(prefix) for name in others):
             labels.append(f"{prefix} ({len(places)} runs)")
         else:
-            labels.append(f"{own[0]} and {len(places) - 1} more")
+            labels.append(f"{in_group[0]} and {len(places) - 1} more")
     return labels
 
 
@@ -291,10 +291,10 @@ def _notes(
         if value is not None and len(group.runs) > 1:
             span = f"{row.metric} is {_span(value)}"
             ranges.append(
-                f"These {len(runs)} runs have the same config but for the seed: {span}. A difference inside that range "
-                "says nothing about the config."
+                f"These {len(runs)} runs have the same config except for the seed: {span}. "
+                "A difference inside that range says nothing about the config."
                 if is_one_config
-                else f"{group.name}, with the same config but for the seed: {span}."
+                else f"{group.name}, with the same config except for the seed: {span}."
             )
     notes += ranges
     lacking = [name for name, run in zip(names, runs, strict=True) if row.metric not in run.curves]

@@ -83,7 +83,7 @@ class Damage:
 class RunReader:
     """Reads the files of a run's directory, also while they are written or after the writer was killed.
 
-    Nothing is read before it is asked for. What is small is kept; rows are read in blocks and given away.
+    Nothing is read before it is needed. Small files are kept in memory; rows are yielded in blocks.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -191,7 +191,7 @@ class RunReader:
         return list(newest.values())
 
     def _is_missing(self, name: str) -> bool:
-        """Return whether a run has no file of this name; a directory that is no run has none, and is an error."""
+        """Return whether a run has no file of this name; a directory that is not a run raises an error."""
         return not os.path.lexists(self.path / name) and os.path.isdir(self.path)  # noqa: PTH112 - never raises
 
     def warn_of_damage(self, ignore_torn: bool = False) -> None:
@@ -236,7 +236,7 @@ class RunReader:
             begins = [0, *(begin for begin, _ in marks)]
             # The rows of an attempt count up to the first step that a later one began after.
             limits = [*accumulate((step for _, step in reversed(marks)), min, initial=math.inf)][::-1]
-            number = 1  # of the next line
+            number = 1  # The number of the next line.
             for begin, stop, limit in zip(begins, [*begins[1:], end], limits, strict=True):
                 broken: list[int] = []  # the number of the last line that is not whole
                 for _, block in read_blocks(file, begin, stop, longest):
@@ -387,7 +387,7 @@ def _is_media(row: dict[str, Any]) -> bool:
 def columns_of_rows(rows: Sequence[dict[str, Any]]) -> dict[str, tuple[list[int], list[Any]]]:
     """Return the steps and the values of each field, in the order of the rows."""
     if len(set(map(len, rows))) == 1:
-        with suppress(KeyError):  # of rows with other fields; most have the same
+        with suppress(KeyError):  # Some rows have other fields; most have the same.
             values = {name: [row[name] for row in rows] for name in rows[0]}
             return {name: (values["step"], column) for name, column in values.items()}
     columns: dict[str, tuple[list[int], list[Any]]] = {}
@@ -411,7 +411,7 @@ def read_metrics(run_dir: Path | str | None) -> list[dict[str, Any]]:
     comes later. The line that marks where it resumed is not a row. Lines that are torn by a kill or damaged are left
     out with a `RuntimeWarning`, which has their number.
     """
-    from hookline.runs.named import find_run  # which reads runs with this module
+    from hookline.runs.named import find_run  # That module imports this one.
 
     reader = RunReader(find_run(run_dir))
     rows = rows_of_steps(reader)
@@ -436,7 +436,7 @@ def rows_of_steps(reader: RunReader) -> list[dict[str, Any]]:
 
 def read_events(run_dir: Path | str | None) -> list[dict[str, Any]]:
     """Read a run's events in the order of their times; those that concern one rank other than 0 have its `rank`."""
-    from hookline.runs.named import find_run  # which reads runs with this module
+    from hookline.runs.named import find_run  # That module imports this one.
 
     reader = RunReader(find_run(run_dir))
     events = reader.events()

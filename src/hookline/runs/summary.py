@@ -29,9 +29,9 @@ from hookline.runs.reader import columns_of_rows
 MAX_MEDIA = 8  # the newest tables and images of each name
 # How many values a table keeps of a run, and how many steps: of layers 600 kB, of histograms 1.6 MB.
 _LAYER_LIMITS, _HISTOGRAM_LIMITS = (150_000, 400), (400_000, 100)
-_MAX_HEADERS = 16  # of a series: more than hooks that share one, or change, make
-_MAX_NAMES = 10_000  # of layers with values that are not finite: more than models have
-_OCTAVES = 48  # of the histograms, in both directions, down from the largest value that a layer had
+_MAX_HEADERS = 16  # Headers of a series: more than hooks produce that share one, or that change.
+_MAX_NAMES = 10_000  # Layers with non-finite values: more than models have.
+_OCTAVES = 48  # Octaves of the histograms in both directions, down from the largest value of a layer.
 _NO_OCTAVE = -1000  # stands for the octave of the largest value of a layer that had none
 _HISTOGRAM_COLUMNS = ("top", *(f"bin {index}" for index in range(2 * _OCTAVES + 1)))
 _EMPTY_HISTOGRAM = np.array([_NO_OCTAVE, *[0] * (2 * _OCTAVES + 1)], np.float32)
@@ -147,7 +147,7 @@ class Numbers:
     def steps(self) -> Steps:
         """Every step with a number."""
         return np.unique(
-            np.concatenate([np.array([*self.layers], np.int64), *(own for own, _ in self.metrics.values())])
+            np.concatenate([np.array([*self.layers], np.int64), *(steps for steps, _ in self.metrics.values())])
         )
 
 
@@ -177,7 +177,7 @@ class RunSummary:
         self.curves: dict[str, Curve] = {}
         self.times = Curve()  # when the rows of metrics were written, in seconds since 1970
         self.events: list[dict[str, Any]] = []
-        self.media_lines: list[dict[str, Any]] = []  # those of media.jsonl, the newest first
+        self.media_lines: list[dict[str, Any]] = []  # The rows of media.jsonl, newest first.
         self.first_non_finite: dict[tuple[str, str], dict[str, int]] = {}
         """By series and column (nans, infs): the first step at which each layer had some."""
         self.ruined_since: dict[str, dict[str, int]] = {}

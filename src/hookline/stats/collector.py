@@ -92,7 +92,7 @@ class SentRows(NamedTuple):
         the highest range of all ranks before they are added up.
 
         Args:
-            kind: What the rows are; the same on all ranks.
+            kind: The kind of the rows; the same on all ranks.
             epoch: The epoch of the step.
             with_histograms: Whether rows carry a histogram behind their statistics.
             is_copy: Returns whether a key's tensor on this rank is a copy of one that counts on another rank.

@@ -102,7 +102,8 @@ def _read_edge_chunk(base, begin, end, WIDE: tl.constexpr, TILE: tl.constexpr):
 def _over_lanes(begin, end, pivot, total, squares, TILE: tl.constexpr):
     """Return the mean of the elements from begin to end and the sum of squared deviations, from the sums of lanes."""
     lanes, count = tl.arange(0, TILE), tl.maximum(end - begin, 0)
-    per_lane = tl.cdiv(tl.maximum(end - lanes, 0), TILE) - tl.cdiv(tl.maximum(begin - lanes, 0), TILE)  # of each lane
+    # The number of elements in each lane.
+    per_lane = tl.cdiv(tl.maximum(end - lanes, 0), TILE) - tl.cdiv(tl.maximum(begin - lanes, 0), TILE)
     shift = total / tl.maximum(per_lane, 1)
     center = tl.sum((pivot + shift) * per_lane) / tl.maximum(count, 1)
     off = tl.where(per_lane > 0, (pivot - center) + shift, 0.0)  # exact where pivot + shift has only the mean's digits

@@ -26,7 +26,7 @@ class DtypeChunks:
 
 @dataclass(frozen=True)
 class ChunkLayout:
-    """Which program of a launch reads what: everything about a launch except where the tensors are."""
+    """The data that each program of a launch reads: everything about a launch except the tensors' addresses."""
 
     groups: tuple[DtypeChunks, ...]
     chunks: int

@@ -1,4 +1,4 @@
-"""What a good hook keeps to, as assertions: it is harmless, resumes exactly, and stays within its budget."""
+"""Assertions for hooks: a good hook is harmless, resumes exactly, and stays within its budget."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from hookline.testing.runs import SyntheticTrainer
 from hookline.trainer.trainer import Trainer
 from hookline.verify import digest, judge, observe_run
 
-HARMLESS = "leave it as it is, or say that it is changed on purpose: intervenes = True"
+HARMLESS = "leave it unchanged, or declare the change: intervenes = True"
 REMEDIES = {
-    "random streams": "draw without isolate_rng = False, which gives the hook random streams of its own",
-    "parameters": "compute with a copy, param.detach().clone(), and write nothing into parameters or buffers",
+    "random streams": "remove isolate_rng = False, so that the hook has its own random streams",
+    "parameters": "work on a copy, param.detach().clone(), and write nothing into parameters or buffers",
     "batch": "clone what you write into",
     "gradients": "clone what you write into, and return what you got from on_update",
     "activations": "clone what you write into, and remove the hooks that you put on modules",
     "train or eval mode": "run the model in `with trainer.inference() as model:`",
     "number of steps": "raise nothing and request no stop",
 }
-STEPS = 9  # that are measured: those of a lifecycle without the first
+STEPS = 9  # The measured steps: those of a lifecycle without the first.
 REPEATS = 15
 """Runs that are timed at most. Each step counts with its fastest time, so that load on the machine does not count."""
 
@@ -75,7 +75,7 @@ def assert_harmless(
         where = [f"it modified the {row['what']} in {row['on']}, step {row['step']}" for row in wrote]
         remedy = REMEDIES.get(verdict.through, HARMLESS)
         what = "; ".join([f"hook {name!r} {verdict}", *verdict.notes, *where])
-        raise AssertionError(f"{what}. To be right: {remedy}")
+        raise AssertionError(f"{what}. To fix this: {remedy}")
 
 
 # ---- resuming --------------------------------------------------------------------------------------------------------
@@ -87,8 +87,8 @@ Facts = dict[str, tuple[int, Any, str]]
 def assert_resumable(hook: Any, *, ignore: Iterable[str] = (), **options: Any) -> None:
     """Fail unless a run that is killed and resumed, at any event, ends as one without interruption.
 
-    Metrics, statistics, tables, events, the final weights and the hook's public attributes are compared. What differs
-    between two runs without interruption, such as times, is left out.
+    Metrics, statistics, tables, events, the final weights and the hook's public attributes are compared. Values that
+    differ between any two runs, such as times, are ignored.
 
     Args:
         hook: The hook, a class, a registered name, or a function that makes a hook; a hook is copied.
@@ -111,7 +111,7 @@ def assert_resumable(hook: Any, *, ignore: Iterable[str] = (), **options: Any) -
             if difference := _difference(whole, killed, resumed, unsteady):
                 raise AssertionError(
                     f"hook {resumed.tested!r} does not resume exactly. Killed at {event} in step {killed.step} and "
-                    f"{difference}. {_not_saved(killed, make(), options)}To be right: list what it depends on in "
+                    f"{difference}. {_not_saved(killed, make(), options)}To fix this: list what it depends on in "
                     "`saves`, or return it from state_dict and take it in load_state_dict"
                 )
 
@@ -250,5 +250,5 @@ def _check(run: SyntheticTrainer, cost: float, budget: float, unit: str) -> None
     most = ", ".join(f"{what} {ns / STEPS / 1000:,.0f} µs" for what, ns in costs)
     raise AssertionError(
         f"hook {run.tested!r} costs {cost:,.0f} {unit} a step, above its budget of {budget:,.0f} (most of it: "
-        f"{most}). To be right: do it less often (every=10), name fewer arguments, read no tensors, or raise the budget"
+        f"{most}). To fix this: do it less often (every=10), name fewer arguments, read no tensors, or raise the budget"
     )

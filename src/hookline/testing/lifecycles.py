@@ -118,7 +118,7 @@ class Lifecycle:
                 rank = f" on rank {run.ranks.rank}" if self.ranks > 1 else ""
                 where = f"{incident.event}, step {incident.step}{rank}, in the lifecycle {self.name!r}"
                 raise AssertionError(
-                    f"hook {run.tested!r}, {where}: {incident.message}. To be right: {remedy}"
+                    f"hook {run.tested!r}, {where}: {incident.message}. To fix this: {remedy}"
                 ) from incident.error
         if raised is not None and not isinstance(raised, Interruption):
             raise raised

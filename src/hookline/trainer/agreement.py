@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 AGREE_MILLISECONDS, MOST_STEPS = 100, 10
 EXCHANGE_EVERY, EXCHANGE_SECONDS = 50, 2.0  # steps, or as soon as rank 0's clock has moved by these seconds
 REMEDY = (
-    "all ranks need the same; what is to differ, such as a path, is made in the hook from trainer.ranks.rank, and a "
-    "hook that is to run on some of them has ranks="
+    "all ranks need the same; if a value must differ, such as a path, compute it in the hook from trainer.ranks.rank; "
+    "to run a hook on some ranks only, pass ranks="
 )
 LATE_EVENTS = {"on_update", "on_gradient_clip", "on_before_optimizer_step"}
 """Events after the gradients are ready at which a hook may still skip the step."""
@@ -342,8 +342,8 @@ class RankAgreement(Agreement):
 
     # ---- numbers -----------------------------------------------------------------------------------------------------
 
-    # The loss of a step is logged like any number: `Window.weigh` weights it by what was in the window of this rank,
-    # and the record takes the mean in its next exchange. Most of these methods wait for the other ranks, because hooks
+    # The loss of a step is logged like any number: `Window.weigh` weights it by what was in the window of this rank;
+    # the record takes the mean in its next exchange. Most of these methods wait for the other ranks, because hooks
     # decide by what they return.
 
     def tokens_seen(self) -> int:
@@ -410,8 +410,9 @@ class RankAgreement(Agreement):
         where = {change: on_ranks([rank for rank, listed in enumerate(lists) if change in listed]) for change in odd}
         said = [f"{change} on {ranks} only" for change, ranks in where.items()]
         raise RankError(
-            f"the ranks differ: {'; '.join(said) or 'the order of their hooks'}; add, remove and switch hooks and "
-            "assign lr, loss_fn and step_fn on all ranks, and use ranks= for a hook that is to run on some"
+            f"the ranks differ: {'; '.join(said) or 'the order of their hooks'}; add, remove, "
+            "enable and disable hooks and assign lr, loss_fn and step_fn on all ranks, and use ranks= for a "
+            "hook that runs on some"
         )
 
 

@@ -237,7 +237,9 @@ class CheckpointedRun(SavingRun, EpochRun):
         in_step, other = self.is_in_step, self.event_args.is_other_batch
         if (in_step or other) and self.status == "training":
             what = "validation" if other else "step"
-            raise CheckpointError(f"half a {what} cannot be saved; trainer.save() waits for the end of the {what}")
+            raise CheckpointError(
+                f"trainer.save() cannot save in the middle of a {what}; it waits for the end of the {what}"
+            )
         if self.status == "error" and self.ranks.world_size > 1:
             raise CheckpointError("a run on several ranks that has failed cannot be saved: they may be at other steps")
         if self._pending is not None:  # a failure of that save is reported at the boundary
@@ -369,7 +371,7 @@ def _in_thread(write: Callable[[], Any]) -> Future[Any]:
     try:
         return threads.submit(write)
     except RuntimeError as error:  # what failed there fails below, too, and is reported as always
-        logger.warning("training waits for this save, because the system gives no thread: %s", error)
+        logger.warning("training waits for this save, because no thread could be started: %s", error)
         written: Future[Any] = Future()
         try:
             written.set_result(write())

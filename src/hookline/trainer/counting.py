@@ -68,7 +68,7 @@ def _ignore_index(loss_fn: Any) -> int:
     parts = loss_fn.modules() if isinstance(loss_fn, torch.nn.Module) else [loss_fn]
     indices = [getattr(part, "ignore_index", None) for part in parts]
     with suppress(TypeError, ValueError, KeyError):  # not a function, without a signature, without the parameter
-        indices.append(signature(loss_fn).parameters["ignore_index"].default)  # of a functools.partial, too
+        indices.append(signature(loss_fn).parameters["ignore_index"].default)  # This also covers a functools.partial.
     given = {index for index in indices if isinstance(index, int)} - {IGNORE_INDEX}
     return given.pop() if len(given) == 1 else IGNORE_INDEX
 

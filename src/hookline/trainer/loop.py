@@ -1,6 +1,6 @@
 """The training loop: the only one in the project.
 
-What each call does for a micro-batch is in run/step.py, in the same order; epochs are read in trainer/epochs.py.
+The work of each call for a micro-batch is in run/step.py, in the same order; epochs are read in trainer/epochs.py.
 
     run → epoch → micro-batch → step → boundary (validation, checkpoint, stop)
 """
@@ -23,8 +23,8 @@ def train(run: Trainer, training: AbstractContextManager[None]) -> Generator[Ten
         while not run.is_finished():
             is_over = False
             try:
-                # No variable may hold the batches: if the run fails, the traceback would keep them, and the workers
-                # of a DataLoader with them, beyond on_train_end.
+                # No variable may hold the batches: if the run fails, the traceback would keep them, with the
+                # workers of a DataLoader, beyond on_train_end.
                 for batch in run.read_epoch():  # on_epoch_start
                     loss = train_batch(run, batch)
                     is_over = run.at_boundary()  # flush, validate, agree, save, stop

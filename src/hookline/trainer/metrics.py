@@ -189,8 +189,8 @@ class ValidationMetrics:
         """Compute the objects: `val/<name>`, and with several loaders `val/<loader>/<name>`.
 
         The sums of built-in metrics are added up over the ranks. Of others, only an object knows how its values of
-        several ranks become one; torchmetrics' do that themselves. What those that do not return is averaged over the
-        ranks, so that all ranks decide by the same numbers.
+        several ranks become one; torchmetrics' objects do that themselves. The results of other objects are averaged
+        over the ranks, so that all ranks decide by the same numbers.
 
         Args:
             ranks: The ranks.

@@ -47,47 +47,55 @@ class TrainerOptions:
     max_epochs: int | None = option(None, "epochs to train; 1 unless max_steps is given")
     max_steps: int | None = option(None, "optimizer steps to train")
     accumulate: int = option(1, "micro-batches per optimizer step")
-    loss_weight: Literal["batches", "samples", "tokens"] = option("batches", "how a step weights its micro-batches")
-    max_grad_norm: float | None = option(None, "append a clip_norm hook at the end of the update chain")
-    precision: Literal["fp32", "bf16", "fp16"] = option("fp32", "autocast; fp16 uses a GradScaler")
+    loss_weight: Literal["batches", "samples", "tokens"] = option(
+        "batches", "what the micro-batches of a step are weighted by"
+    )
+    max_grad_norm: float | None = option(None, "maximum gradient norm; appends a clip_norm hook to the update chain")
+    precision: Literal["fp32", "bf16", "fp16"] = option("fp32", "precision of autocast; fp16 uses a GradScaler")
     validate_every: int | str | None = option("1 epoch", "when to validate: 100, '2 epochs', or null for never")
-    sanity_batches: int = option(2, "validation batches tried before the first step; 0 for none")
+    sanity_batches: int = option(2, "validation batches to run before the first step; 0 for none")
     scheduler_interval: Literal["step", "epoch"] = option("step", "when schedulers step")
-    seed: int | None = option(None, "seeds torch, Python and NumPy at the start of a run")
+    seed: int | None = option(None, "seed for torch, Python and NumPy, set at the start of a run")
     deterministic: bool = option(False, "use torch's deterministic algorithms")
     compile: bool = option(False, "run the model through torch.compile")
-    init_from: str | None = option(None, "a checkpoint to take the weights from, and nothing else")
+    init_from: str | None = option(None, "checkpoint whose weights the run starts from; nothing else is loaded")
     resume: Literal["auto"] | None = option(
-        None, "auto: continue the newest unfinished run of this config in output_dir, or begin a new one"
+        None, "auto: continue the newest unfinished run of this config in output_dir, or start a new one"
     )
-    fast_dev_run: int = option(0, "try this many batches of everything, write nothing, let hooks raise")
-    limit_train_batches: int | float | None = option(None, "end an epoch after this many batches; 0.1: a tenth")
-    overfit_batches: int = option(0, "train only on the first batches of each loader, this many; 0 for all")
-    loader_schedule: Literal["sequential", "round_robin", "weighted"] = option("sequential", "how loaders are mixed")
-    loader_weights: Mapping[str, float] | None = option(None, "how often each loader is drawn; equally often if null")
+    fast_dev_run: int = option(0, "run this many batches of everything, write nothing, let hooks raise")
+    limit_train_batches: int | float | None = option(
+        None, "end an epoch after this many batches, or after this share of them (0.1 is a tenth)"
+    )
+    overfit_batches: int = option(0, "train only on the first N batches of each loader; 0 for all")
+    loader_schedule: Literal["sequential", "round_robin", "weighted"] = option(
+        "sequential", "how several loaders are combined"
+    )
+    loader_weights: Mapping[str, float] | None = option(
+        None, "relative weight of each loader in the draw; null draws all equally often"
+    )
     loader_end: Literal["longest", "shortest"] = option(
-        "longest", "which loader ends an epoch of mixed loaders; with the longest, shorter ones start again"
+        "longest", "which loader ends an epoch of mixed loaders; with longest, shorter ones are restarted"
     )
-    on_save_error: Literal["stop", "warn"] = option("stop", "when a save fails: end the run, or warn")
+    on_save_error: Literal["stop", "warn"] = option("stop", "what to do when a save fails: end the run, or warn")
     async_save: bool = option(False, "continue training while a checkpoint is written")
-    trainable_only: bool = option(False, "save checkpoints without the frozen parameters, which the model comes with")
+    trainable_only: bool = option(False, "save checkpoints without the frozen parameters; the model must provide them")
     parallel: Literal["auto", "none", "ddp", "fsdp2"] = option(
-        "auto", "how several processes share the model; auto: as it is wrapped already, else DDP for a config"
+        "auto", "how several processes share the model; auto: as it is already wrapped, else DDP for a config"
     )
     shard_modules: str | Sequence[str] | None = option(None, "patterns of the modules that fsdp2 shards one by one")
-    replicas: int = option(1, "copies of the sharded model, with fsdp2 (HSDP)")
-    sync_each_batch: bool = option(False, "reduce gradients after every micro-batch; takes less memory with fsdp2")
+    replicas: int = option(1, "number of copies of the sharded model, for fsdp2 (HSDP)")
+    sync_each_batch: bool = option(False, "reduce gradients after every micro-batch; saves memory with fsdp2")
     rank_timeout: float = option(600.0, "seconds after which a process that makes no progress ends the run")
-    output_dir: str = option("runs", "the directory that holds the run's directory")
-    name: str | None = option(None, "a name for the run, which commands take in place of its id")
-    tags: str | Sequence[str] | None = option(None, "words to find the run by")
-    notes: str | None = option(None, "a text about the run")
+    output_dir: str = option("runs", "directory in which the run's directory is created")
+    name: str | None = option(None, "name of the run; commands accept it in place of the id")
+    tags: str | Sequence[str] | None = option(None, "tags of the run, for finding it later")
+    notes: str | None = option(None, "notes about the run")
     record: bool = option(True, "write the run's record to disk; false keeps it in memory")
     report: bool = option(True, "write report.html into the run's directory when the run ends")
     console: bool = option(True, "print the run's start, end and progress: a live view, or lines without a terminal")
     enable_intervention: bool = option(False, "let forward hooks with intervene=True change activations")
     warn_above: float | None = option(0.05, "report hooks that take more than this share of the run's time")
-    debug: bool = option(False, "let any exception of a hook end the run")
+    debug: bool = option(False, "let any exception in a hook end the run")
 
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(TrainerOptions).items():

@@ -52,7 +52,7 @@ def restore_schedulers(
     optimizer_states: Sequence[dict[str, Any]],
     made_with: Sequence[Sequence[State]],
 ) -> None:
-    """Restore optimizers and schedulers; a scheduler with other settings goes to its place on the curve that it has.
+    """Restore optimizers and schedulers; a scheduler with new settings moves to its place on its new curve.
 
     It is stepped there from its beginning, as in a run that had these settings from its first step.
 
@@ -60,7 +60,7 @@ def restore_schedulers(
         run: The run.
         states: The states of its schedulers.
         optimizer_states: The states of its optimizers.
-        made_with: What the optimizers of the checkpoint's run were made with.
+        made_with: The options of the optimizers of the checkpoint's run.
 
     Raises:
         CheckpointError: If a scheduler ends before the step of the checkpoint, and cannot go there.
@@ -91,13 +91,13 @@ def restore_schedulers(
             for group, values in zip(owner.param_groups, on_curve[id(owner)], strict=True):
                 _assign(group, values)
             new = float(owner.param_groups[0]["lr"])
-            why = f"{change}: the learning rate goes from {old:.4g} to {new:.4g}, its place on the new schedule"
+            why = f"{change}: the learning rate changes from {old:.4g} to {new:.4g}, its value on the new schedule"
             logger.warning("%s", why)
             run.note("resume_not_exact", why=why)
 
 
 def _keep_new_settings(run: CheckpointedRun, made_with: Sequence[Sequence[State]], scheduled: Sequence[Any]) -> None:
-    """Give loaded groups what they are made with now and were not then; the rate of `scheduled` ones is on a curve."""
+    """Keep settings that changed since the checkpoint; the learning rate of `scheduled` optimizers is on a curve."""
     new: dict[str, str] = {}
     for optimizer, then, now in zip(run.optimizers, made_with, run.optimizer_settings, strict=False):
         for group, old, settings in zip(optimizer.param_groups, then, now, strict=False):
@@ -107,13 +107,13 @@ def _keep_new_settings(run: CheckpointedRun, made_with: Sequence[Sequence[State]
             _assign(group, changed)
             new |= {key: f"{key}={value}, which was {old[key]}" for key, value in changed.items()}
     if new:
-        why = f"the optimizer has {' and '.join(new.values())}: it continues with what it has now"
+        why = f"the optimizer has {' and '.join(new.values())}: it continues with its current values"
         logger.warning("%s", why)
         run.note("resume_not_exact", why=why)
 
 
 def warn_of_ends(run: CheckpointedRun) -> None:
-    """Warn if a run that continues goes on after the end of a schedule, for which it was not made."""
+    """Warn if a resumed run continues past the end of a schedule."""
     by_epochs = run.options.scheduler_interval == "epoch"
     total = run.total_epochs if by_epochs else run.total_steps
     done = run.progress.epochs_done if by_epochs else run.progress.steps_done
@@ -128,7 +128,8 @@ def warn_of_ends(run: CheckpointedRun) -> None:
             needs = value + last - end
             early = counted(int(last - end), "epoch" if by_epochs else "step")
             words = (
-                "the schedule of %s (%s=%d) ends %s before this run, and then %s; make it with %s=%d and resume the run"
+                "the schedule of %s (%s=%d) ends %s before this run, and then %s; "
+                "create it with %s=%d and resume the run"
             )
             logger.warning(words, type(scheduler).__name__, name, value, early, AFTER_END[name], name, needs)
 
@@ -143,12 +144,12 @@ def _changes(scheduler: Any, saved: State) -> str:
     if [key for key, _ in old] == [key for key, _ in new] and odd:
         listed = " and ".join(f"{key}={value}, which was {then}" for key, then, value in odd)
         keep = ", ".join(f"{key}={then}" for key, then, _ in odd)
-        return f"{name} has {listed} (to keep its schedule, make it with {keep})"
+        return f"{name} has {listed} (to keep its schedule, create it with {keep})"
     if isinstance(scheduler, LambdaLR) and len(scheduler.lr_lambdas) == len(saved["_last_lr"]):
         place = _place(saved)
         pairs = zip(saved["base_lrs"], scheduler.lr_lambdas, strict=True)
         if [float(rate * factor(place)) for rate, factor in pairs] != list(map(float, saved["_last_lr"])):
-            keep = "make it with the parameters that it had, such as total_steps"
+            keep = "create it with the parameters that it had, such as total_steps"
             return f"{name} has another function (to keep its schedule, {keep})"
     return ""
 

@@ -146,7 +146,7 @@ def restore_sections(run: CheckpointedRun, saved: SavedCheckpoint) -> None:
     for what, present in (("optimizers", run.optimizers), ("schedulers", run.schedulers)):
         then, now = len(sections[what]), len(present)
         if then != now:
-            raise CheckpointError(f"the checkpoint has {then} {what}, this run has {now}: they must match")
+            raise CheckpointError(f"the checkpoint has {then} {what}, this run has {now}; the numbers must match")
     for optimizer, state in zip(run.optimizers, sections["optimizers"], strict=True):
         _check_same_kind(optimizer, state)
     # So that a run that cannot continue there changes nothing; without a run, the weights may be all that is wanted.

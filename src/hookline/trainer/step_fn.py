@@ -147,7 +147,7 @@ def _call_model(model: Any, batch: Any) -> Any:
         return model(*batch)
     except TypeError as error:
         remedy = "pass loss_fn, in a config `loss: mse` or another, or a step_fn"
-        add_note(error, f"without a loss_fn every item of the batch goes into the model; {remedy}")
+        add_note(error, f"without a loss_fn, every item of the batch is passed to the model; {remedy}")
         raise
 
 

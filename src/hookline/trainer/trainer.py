@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Components:
-    """What a trainer is made of, checked by `hookline.build`; None: a component is absent or has a default."""
+    """The components of a trainer, checked by `hookline.build`; None means that one is absent or has a default."""
 
     model: torch.nn.Module
     optimizers: list[torch.optim.Optimizer]
@@ -197,7 +197,7 @@ class Trainer(CheckpointedRun):
                 options.max_steps = max_steps
             if resume is None and step > 0 and not self.has_steps_left():
                 done = f"{self.progress.epochs_done} epochs, {self.progress.steps_done} steps"
-                words = "nothing is left to train (%s are done); raise max_epochs or max_steps to continue"
+                words = "nothing is left to train (%s are done); to continue, raise max_epochs or max_steps"
                 logger.warning(words, done)
             else:
                 for _ in self.stepper(resume, fork):
@@ -215,7 +215,7 @@ class Trainer(CheckpointedRun):
         self._check_not_running()
         if not self.train_loaders:
             raise TrainingError(
-                "there is nothing to train on: give a dataloader to the trainer, or train_loaders to fit()"
+                "there is nothing to train on: pass a dataloader to the trainer, or train_loaders to fit()"
             )
         if count := self.options.overfit_batches:
             self._set_train_loaders(first_batches(self.train_loaders, count, self.options.seed))
@@ -257,7 +257,7 @@ class Trainer(CheckpointedRun):
         _refuse_arguments("validate", unknown)
         chosen = named_loaders(loaders, "val") or self.val_loaders
         if not chosen:
-            raise TrainingError("there is nothing to validate on: give val_loaders")
+            raise TrainingError("there is nothing to validate on: pass val_loaders")
         self.load_initial_weights()
         with self.hooks.attached(), self.hooks.collectives.allow("validate()"):
             if self.running:
@@ -273,7 +273,7 @@ class Trainer(CheckpointedRun):
         _refuse_arguments("predict", unknown)
         chosen = named_loaders(loaders, "predict") or self.val_loaders
         if not chosen:
-            raise TrainingError("there is nothing to predict: give loaders")
+            raise TrainingError("there is nothing to predict: pass loaders")
         self.load_initial_weights()
         outputs, model = [], self.engine.eval_model(self.model)
         with self.other_batches("inference"), self.hooks.attached(), self.engine.autocast():

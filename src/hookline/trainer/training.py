@@ -1,4 +1,4 @@
-"""What only our trainer does around a run: its opening line, ranks, seeds, signals, resuming, the sanity check.
+"""Everything that only our trainer does around a run: opening line, ranks, seeds, signals, resuming, sanity check.
 
 Other hosts leave these alone, because each of them would change a foreign run.
 """
@@ -245,7 +245,7 @@ def _resume(trainer: Trainer, path: Path) -> None:
         trainer.record.defer(partial(_set_aside, trainer, trainer.checkpoint_dir, trainer.progress.steps_done))
     if (stop := trainer.ranks.first(partial(pending_stop, trainer))) is not None:
         reason, by = stop
-        words = "the run was killed while it stopped (%s: %s), so it ends here; resume it again to train on"
+        words = "the run was killed while it stopped (%s: %s), so it ends here; resume it again to continue training"
         logger.warning(words, by or "request_stop", reason)
         trainer.request_stop(reason, by)
 
@@ -272,7 +272,7 @@ def opening_line(trainer: Trainer) -> str:
         had_completed = " of a run that had completed" if "completed" in outcomes[-1:] else ""
         resumed = f", resumed at step {done}{had_completed}"
         if trainer.total_steps is not None and done >= trainer.total_steps:
-            assumed = " (nothing is left to train; give a larger max_steps or max_epochs to train on)"
+            assumed = " (nothing is left to train; to train longer, pass a larger max_steps or max_epochs)"
     on = f"{trainer.device}"
     if trainer.ranks.world_size > 1:
         kind = {"ddp": "DDP", "fsdp2": "FSDP2", "tensor": "tensor parallel"}[kind_of_parallel(trainer.model)]
@@ -315,7 +315,7 @@ def _continued_run(trainer: Trainer, launch: dict[str, Any] | None, resume: Path
     if resume is not None and (run := run_directory(resume)) is not None:
         places.append(run.parent)
     newest = trainer.ranks.first(partial(_find_launched, _runs_like(trainer, places), launch))
-    then = f"continuing {newest}" if newest is not None else "a new run begins, because they had begun none like it"
+    then = f"continuing {newest}" if newest is not None else "starting a new run, because they had started none like it"
     logger.warning("the processes were started again (restart %d): %s", restarts, then)
     return None if newest is None else Path(newest)
 
@@ -363,7 +363,7 @@ def _unfinished_run(trainer: Trainer) -> Path | None:
 
     newest = trainer.ranks.first(find)
     if trainer.prints:
-        continued = "no unfinished run of this config: a new one begins"
+        continued = "no unfinished run of this config; starting a new one"
         if newest is not None:
             continued = f"{relative_to_here(Path(newest[0]))} ({newest[1]}) continues"
         print_line(f"resume or start, in {options.output_dir}/: {continued}")

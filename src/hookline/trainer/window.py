@@ -141,7 +141,7 @@ class AccumulationWindow(Window):
         trainer, progress = self._trainer, self._trainer.progress
         if not progress.steps_done:
             if trainer.reader is None:
-                raise TrainingError(f"the step would train nothing: {self._why_uncounted()}")
+                raise TrainingError(f"this step would train nothing: {self._why_uncounted()}")
             logger.warning("step %d is skipped: %s", progress.step, self._why_uncounted())
         trainer.event_args.skip_reason = f"no {self._loss_weight.removesuffix('s')} counts"
 
@@ -157,7 +157,7 @@ class AccumulationWindow(Window):
         status = self._trainer.run_status
         is_untrained = not self._had_weight and status.skipped_steps == self._trainer.progress.steps_done
         if is_untrained and not status.stops:
-            raise TrainingError(f"the run has trained nothing: {self._why_uncounted()}")
+            raise TrainingError(f"the run trained nothing: {self._why_uncounted()}")
 
     def leave(self) -> None:
         """Leave the model as it was, also if the run fails inside a window."""

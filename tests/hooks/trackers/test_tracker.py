@@ -231,7 +231,7 @@ def test_a_failing_tracker_is_reported_once_and_switched_off(place: str, caplog:
     trainer.train()
     assert trainer.record.run["outcome"] == "completed" and tracker.calls[-1][0] == place
     assert kinds_of(trainer) == ["tracker_failed"]
-    assert len([line for line in caplog.messages if "is switched off" in line]) == 1
+    assert len([line for line in caplog.messages if "was disabled" in line]) == 1
     assert "hunter2" not in caplog.text + (trainer.run_dir / "events.jsonl").read_text()
 
 

@@ -1,13 +1,13 @@
 """Statistics of modules that compiled code computes itself, and that hooks get when it has run.
 
-Where hooks need nothing of a module but statistics of its output, and the output is on a GPU, the graph gets a kernel
+Where hooks need only statistics of a module's output, and the output is on a GPU, the graph gets a kernel
 instead of a call into Python. Once a run, before its first such kernel, the graph asks which hooks are due; the answer
 is a number on the device that every kernel reads, so that one graph serves all schedules. The rows of all modules are
 taken together when the step is over, when a hook reads them, or when another step begins.
 
-What a graph reads while it is traced, it keeps. Where blocks of one class share a graph, the row of statistics must be
-an exception: it is a tensor that comes with each run, which costs 5 µs per module. A graph of the whole model is not
-shared, and refers to its rows directly.
+A graph keeps the values that it reads while it is traced. Where blocks of one class share a graph, the row of
+statistics must be an exception: it is a tensor that comes with each run, which costs 5 µs per module. A graph of the
+whole model is not shared, and refers to its rows directly.
 
 According to their schemas the operators write into the number on the device and nothing else. That keeps them in their
 order and in the graph. They write to the rows instead, which nothing else in the graph can notice; each input that a
@@ -295,8 +295,8 @@ def add_statistics(hooked: HookedModule, wants: str, output: Any) -> bool:
 
     Args:
         hooked: The module.
-        wants: What the module's hooks want; leads to the owner of the rows.
-        output: The module's output. Whatever is read of it here is checked before each run of the graph.
+        wants: The values that the module's hooks need; refers to the owner of the rows.
+        output: The module's output. Before each run of the graph, torch checks every property read here.
 
     Returns:
         False if no kernel can read the tensor; then the graph must call the hooks.

@@ -1,7 +1,7 @@
 """Custom operators in compiled graphs: how they are defined, and how values and objects get to them.
 
-A graph passes tensors and constants. A nested value goes in as its tensors and a text that describes its structure. An
-object is identified by a tensor on the CPU, because a constant would cause a graph for every module.
+A graph passes tensors and constants. A nested value is passed as its tensors and a string that describes its
+structure. An object is identified by a tensor on the CPU, because a constant would cause a graph for every module.
 """
 
 from __future__ import annotations

@@ -30,7 +30,9 @@ class Freeze(Transform):
 
     def __init__(self, params: Any) -> None:
         if params is None:
-            raise HooklineError("freeze: params=None would freeze everything; say which, or '*' if you mean it")
+            raise HooklineError(
+                "freeze: params=None would freeze everything; select parameters, or pass '*' to freeze them all"
+            )
         super().__init__(params)
 
     def on_update(self, grads: Gradients) -> dict[str, None]:

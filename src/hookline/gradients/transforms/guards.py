@@ -62,7 +62,7 @@ class Guard(Transform):
         state["total"] += 1
         trainer.skip_step(reason)
         if self.give_up_after is not None and state["in_a_row"] >= self.give_up_after:
-            raise TrainingError(f"skipped {state['in_a_row']} steps in a row, the last one: {reason}")
+            raise TrainingError(f"skipped {state['in_a_row']} steps in a row, the last because {reason}")
 
 
 class SkipNonfinite(Guard):

@@ -23,7 +23,7 @@ class Noise(Transform):
     Args:
         eta: The variance of the noise at the first update.
         gamma: How fast the variance falls; 0 keeps it constant.
-        seed: What seeds the generators, together with the hook's name; the run's seed by default.
+        seed: The seed of the generators, combined with the hook's name; the run's seed by default.
         params: The parameters whose gradients it changes; all of them by default.
     """
 

@@ -33,16 +33,16 @@ class ConsoleLogHook(TimedHook):
     """Shows progress, losses, validation results, speed and where the time goes; at the end, what each hook cost.
 
     At a terminal and in a notebook it is a live view of a few lines, which stays below all other output and is drawn
-    four times a second, whatever `every` says; `every` is then how often the parts of a step are measured. Its numbers
-    come from the record, so that nothing waits for a device. Elsewhere a progress line is printed with each period. A
-    run has this hook by default, with a line every 30 seconds where nothing can be redrawn, unless ``console=False``.
+    four times a second, regardless of `every`, which then sets how often the parts of a step are measured. Its numbers
+    come from the record, so that nothing waits for a device. Elsewhere it prints a progress line per period. A run has
+    this hook by default, with a line every 30 seconds where nothing can be redrawn, unless ``console=False``.
 
     Args:
-        log_every_n_batches: The same as `every`, in batches; how often to print the progress line.
+        log_every_n_batches: How often to print the progress line, in batches; an alternative to `every`.
         costs: Whether to print a table of what each hook cost when the run ends.
         stream: Where to print, instead of standard output.
         every: How often to print: 100 steps, "30 s", "10 batches".
-        pause: Print no progress line before so many seconds have passed since the last one.
+        pause: Minimum number of seconds between two progress lines.
     """
 
     built_in = True

@@ -26,7 +26,7 @@ NAMES_SHOWN = 3
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What happened when a batch was run again. Names are in the order of the model or the batch.
+    """The result of running a batch again. Names are in the order of the model or the batch.
 
     The report of a crash holds these fields under these names.
     """

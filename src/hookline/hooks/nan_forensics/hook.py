@@ -98,7 +98,7 @@ class NanForensics(NamedHook):
             recorded = [RecordedBatch(call, *where, state, trainer.step) for call, state in trainer.calls]
         if not recorded:
             return
-        # Without the loss, scaled gradients that overflow are told from a NaN by running the model again.
+        # Without the loss, running the model again distinguishes scaled gradients that overflow from a NaN.
         checked = grads if not given or (self.gradients and not trainer.uses_grad_scaler) else None
         # One read from the device for all: whatever is not finite makes the sum not finite.
         total = sum(loss.double() for loss in given if loss is not None)

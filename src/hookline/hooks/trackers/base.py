@@ -80,7 +80,7 @@ class Tracker(NamedHook):
             others, thousands in a large model) or "none".
         queue_mb: How many megabytes of rows may wait.
         timeout: Seconds that the end of the run waits for what is queued; then the tracker is abandoned.
-        every: Of each metric, the first value in so many steps is sent, and the last one of the run; by default
+        every: For each metric, the first value in every N steps and the last one of the run are sent; by default
             each value. Metrics that are measured less often are sent as they come. Clients take up to 0.2 ms for a row,
             in a thread that shares Python's lock with training: for steps of a few milliseconds 10 or more is
             advisable.
@@ -156,7 +156,7 @@ class Tracker(NamedHook):
             self._import_package()
         except HooklineError:
             raise
-        except Exception:  # of a broken package: on_train_start imports it again, and reports what it raises
+        except Exception:  # A broken package: on_train_start imports it again and reports the error.
             return
 
     def on_train_start(self, trainer: RunControl) -> None:
@@ -237,13 +237,13 @@ class Tracker(NamedHook):
 
     def _report_abandoned(self, trainer: RunControl, seconds: float, rows: int) -> None:
         waited = float(f"{seconds:.3g}")
-        self.warn(f"is not done after {waited:g} s and was abandoned; {rows} rows were not sent")
+        self.warn(f"did not finish within {waited:g} s and was abandoned; {rows} rows were not sent")
         self._record(trainer, "tracker_abandoned", seconds=waited, rows=rows)
 
     def _report_failure(self, trainer: RunControl, error: BaseException) -> None:
         """Warn that the tracker has failed; called in its thread."""
         text = redact_text(error_text(error))
-        self.warn(f"failed and is switched off, training continues: {text}", once="failed")
+        self.warn(f"failed and was disabled; training continues: {text}", once="failed")
         self._record(trainer, "tracker_failed", error=text)
 
     def _work(self, run: TrackedRun, queue: BackgroundQueue) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 STEP = "trainer/step"
 MAX_BINS = 512  # The limit of wandb.
 MAX_EVENTS = 1000  # The newest ones are in the table of events.
-HONORED = {"mode"}  # of wandb/settings in the current folder: what `wandb offline` and `wandb online` write there
+HONORED = {"mode"}  # The keys that `wandb offline` and `wandb online` write to wandb/settings in the current folder.
 _NOT_IN_IDS = re.compile(r"[^A-Za-z0-9_-]")
 
 

@@ -49,13 +49,13 @@ def leave() -> None:
     """Let the next `sitecustomize` on the path be imported in place of this one."""
     here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib takes 20 ms to import
     sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder) != here]  # noqa: PTH100
-    own = sys.modules.pop("sitecustomize")
+    this_module = sys.modules.pop("sitecustomize")
     try:
         import sitecustomize  # type: ignore[import-not-found]  # noqa: F401
     except ImportError as error:
         if error.name != "sitecustomize":
             raise
-        sys.modules["sitecustomize"] = own  # the import in progress expects it
+        sys.modules["sitecustomize"] = this_module  # the import in progress expects it
 
 
 if "HOOKLINE_RUN" in os.environ:

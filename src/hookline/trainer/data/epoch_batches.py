@@ -100,7 +100,7 @@ class SequentialBatches(_EpochBatches):
         self._before_peek: dict[str, Any] | None = None  # the position, while the next batch has been read already
         self._rest: Iterator[Any] = iter(())
         self._following: Any = _UNREAD
-        self._index = 0  # of the loader that batches come from
+        self._index = 0  # The index of the loader that batches come from.
 
     def _check_loaders(self, position: Mapping[str, Any]) -> None:
         name = position["loader"]

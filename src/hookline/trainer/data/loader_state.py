@@ -162,7 +162,7 @@ def restore_loader_states(loaders: NamedLoaders, states: Mapping[str, Any]) -> N
                 loader.load_state_dict(states[name])  # type: ignore[attr-defined]
             except Exception as error:
                 raise_if_quit(error, f"load_state_dict of loader {name!r}")
-                raise CheckpointError(f"loader {name!r} does not take its saved state: {error!r}") from error
+                raise CheckpointError(f"loader {name!r} rejects its saved state: {error!r}") from error
 
 
 def iterate_from(name: str, loader: Iterable[Any], count: int, start: int = 0) -> Iterator[Any]:
@@ -254,11 +254,11 @@ def resume_warnings(loaders: NamedLoaders, is_cut: bool) -> list[str]:
             remedy = "give a loader, or one with state_dict and load_state_dict"
             why = f"is an iterator, which can be read only once: {remedy}"
         elif isinstance(dataset, IterableDataset) and not has_state(dataset):
-            why = "has an IterableDataset without state_dict: its stream is read again from the start of the epoch"
+            why = "has an IterableDataset without state_dict: its stream is reread from the start of the epoch"
         elif workers and getattr(loader, "persistent_workers", False):
             why = "keeps its workers between epochs: if the dataset draws random numbers, theirs cannot be restored"
         elif workers and not getattr(loader, "in_order", True):
-            why = "gives batches as they are ready (in_order=False), which is another order every time"
+            why = "returns batches as they become ready (in_order=False), so the order differs from run to run"
         else:
             continue
         warnings.append(f"loader {name!r} {why}")

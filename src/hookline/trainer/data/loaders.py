@@ -44,7 +44,7 @@ def named_loaders(loaders: Loaders, role: str) -> dict[str, Iterable[Any]]:
 
     Args:
         loaders: One loader, a list or a dict of loaders, or None.
-        role: What they are for ('train', 'val'); the name of a single loader.
+        role: Their purpose ('train', 'val'); also the name of a single loader.
 
     Returns:
         The loaders by their key in a dict, or by their index in a list.

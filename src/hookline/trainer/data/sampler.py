@@ -27,9 +27,9 @@ class SharedSampler(Sampler[int]):
 
     Args:
         size: How many indices there are.
-        rank: Which share is this process's; by default the process's rank in torch.distributed, if it is initialized.
+        rank: The share of this process; by default the process's rank in torch.distributed, if it is initialized.
         world_size: How many shares there are; by default as many as processes.
-        even: Whether all ranks get equally many indices. What remains, fewer than `world_size`, is then left out.
+        even: Whether all ranks get equally many indices. The rest, fewer than `world_size`, is then left out.
 
     Raises:
         TrainingError: If there is no such share, or nothing in it.
@@ -44,7 +44,7 @@ class SharedSampler(Sampler[int]):
         self._size, self._start = size, 0
         kind = type(self).__name__
         if not 0 <= self.rank < self.world_size:
-            raise TrainingError(f"{kind}: there is no rank {self.rank} of {self.world_size}; the first one is 0")
+            raise TrainingError(f"{kind}: there is no rank {self.rank} of {self.world_size}; ranks start at 0")
         if size == 0:
             raise TrainingError(f"{kind}: the dataset is empty, there is nothing to sample from")
         if len(self) == 0:
@@ -103,7 +103,7 @@ class ResumableSampler(SharedSampler):
         shuffle: Whether to shuffle at all.
         dataset_draws: Set this if the dataset draws random numbers and the loader has workers; the batches before the
             resumed position are then read again.
-        rank: Which share is this process's; by default the process's rank in torch.distributed, if it is initialized.
+        rank: The share of this process; by default the process's rank in torch.distributed, if it is initialized.
         world_size: How many shares there are; by default as many as processes.
         even: Whether all ranks get equally many indices, as training needs.
 
