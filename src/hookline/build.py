@@ -617,7 +617,7 @@ def check_owners(schedulers: Iterable[Any], optimizers: Iterable[Any]) -> None:
 def check_function(function: Any, name: str) -> None:
     """Reject what cannot be called, and the class of a module, which would be called with the batch."""
     if isinstance(function, type) and issubclass(function, torch.nn.Module):
-        raise TrainingError(f"{name}: got the class {function.__name__}; give an instance, {function.__name__}()")
+        raise TrainingError(f"{name}: got the class {function.__name__}; pass an instance, {function.__name__}()")
     if function is not None and not callable(function):
         raise TrainingError(f"{name}: expected a function, got {function!r} ({type(function).__name__})")
 

@@ -71,5 +71,5 @@ def test_freezing_everything_must_be_explicit() -> None:
 
 def test_a_mask_of_nothing_raises() -> None:
     """Without params and masks the hook raises."""
-    with pytest.raises(HooklineError, match="give params= to zero whole gradients, or masks="):
+    with pytest.raises(HooklineError, match="pass params= to zero whole gradients, or masks="):
         Mask()

@@ -65,10 +65,10 @@ def test_every_says_the_same_as_the_other_words(name: str, alias: dict[str, Any]
             ("every 1 step", *behaviour(expected, name)[1:]),
         )
     words = "|".join(key for key in alias if key not in rest)
-    with pytest.raises(HooklineError, match=rf"give every or ({words}), not both: they are names for one setting"):
+    with pytest.raises(HooklineError, match=rf"pass either every or ({words}), not both"):
         HookRegistry({"lifecycle": [{"name": name, **alias, "every": every}]})
     if name != "lr_monitor" or alias["frequency"] == "epoch":  # "step" is its default
-        with pytest.raises(HooklineError, match=r"every: give every or .*, not both"):
+        with pytest.raises(HooklineError, match=r"every: pass either every or .*, not both"):
             factory(every=every, **alias)
 
 

@@ -176,7 +176,7 @@ def test_a_budget_of_calls_is_exact() -> None:
 
 def test_a_budget_is_needed() -> None:
     """Without one there is nothing to assert."""
-    with pytest.raises(TypeError, match=r"give a budget: microseconds_per_step=100, calls_per_step=50"):
+    with pytest.raises(TypeError, match=r"pass a budget: microseconds_per_step=100, calls_per_step=50"):
         assert_within_budget(MeanLoss())
 
 

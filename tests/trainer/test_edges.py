@@ -48,7 +48,7 @@ def test_forgetting_the_loss_function_is_explained() -> None:
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
-    [({"loss_fn": nn.MSELoss}, "give an instance"), ({"loss_fn": "mse"}, "expected a function"),
+    [({"loss_fn": nn.MSELoss}, "pass an instance"), ({"loss_fn": "mse"}, "expected a function"),
      ({"scheduler": "cosine"}, "expected a scheduler"), ({"optimizer": [1]}, "got an int")],
     ids=str,
 )  # fmt: skip

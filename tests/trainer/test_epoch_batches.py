@@ -351,7 +351,7 @@ def test_mixed_epochs_can_be_cut_short() -> None:
     assert trainer.total_steps == 6
     trainer.train()
     assert trainer.loader_batches == {"a": 3, "b": 3}
-    with pytest.raises(TrainingError, match=r"limit_train_batches=0\.5: loaders are drawn by weight; give an integer"):
+    with pytest.raises(TrainingError, match=r"limit_train_batches=0\.5: loaders are drawn by weight; pass an integer"):
         make_small(loaders, loader_schedule="weighted", limit_train_batches=0.5)
 
 

@@ -210,7 +210,7 @@ def test_training_is_untouched() -> None:
         (3, "a dict of metrics by name, got an int"),
         ({"loss": right}, "'loss' cannot be a name; loss and perplexity are always measured"),
         ({3: right}, "3 cannot be a name"),
-        ({"accuracy": 0.5}, "'accuracy' is 0.5; give a function of"),
+        ({"accuracy": 0.5}, "'accuracy' is 0.5; pass a function of"),
         ({"accuracy": Accuracy}, "an object with update, compute and reset"),
     ],
     ids=["int", "taken", "number", "constant", "class"],

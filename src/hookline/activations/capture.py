@@ -242,7 +242,7 @@ def _parse_device(given: str | None) -> torch.device | None:
     try:
         return None if given is None else torch.device(given)
     except RuntimeError as error:
-        raise ConfigError("device", f"unknown device {given!r}; give one such as 'cpu' or 'cuda:0'") from error
+        raise ConfigError("device", f"unknown device {given!r}; pass one such as 'cpu' or 'cuda:0'") from error
 
 
 def _parse_reduction(given: Any) -> Callable[[Tensor], Tensor] | None:

@@ -292,7 +292,7 @@ class Steer(Intervention):
     ) -> None:
         super().__init__(modules)
         if (given := torch.as_tensor(vector)).dim() != 1:
-            raise self._error(f"vector has shape {tuple(given.shape)}; give one with a single dimension")
+            raise self._error(f"vector has shape {tuple(given.shape)}; pass one with a single dimension")
         self.vector, self.strength, self.positions, self.dim = vector, strength, positions, dim
 
     def change(self, name: str, tensor: Tensor) -> Tensor:
@@ -301,7 +301,7 @@ class Steer(Intervention):
         if tensor.dim() == 0 or vector.shape[0] != tensor.shape[-1]:
             raise self._error(
                 f"vector has {vector.shape[0]} elements, but the output of {name!r} has shape "
-                f"{tuple(tensor.shape)}; give one per element of its last dimension"
+                f"{tuple(tensor.shape)}; pass one per element of its last dimension"
             )
         moved = tensor + self.strength * vector.to(tensor)
         return self._merge(self.positions, moved, tensor, self.dim, "positions", name)

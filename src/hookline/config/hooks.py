@@ -236,7 +236,7 @@ def make_hook(given: str | type, parameters: Mapping[str, Any], options: dict[st
         if takes_every:
             for key in vars(function).get("every_aliases", ()):
                 if key in parameters:
-                    raise RegistrationError(f"give every or {key}, not both: they are names for one setting")
+                    raise RegistrationError(f"pass either every or {key}, not both: they are names for one setting")
             parameters = {**parameters, "every": options.pop("every")}
         label = getattr(function, "__name__", "hook")
         factory = Factory("", given if isinstance(given, str) else label, function, parameters, label, OPTIONS)

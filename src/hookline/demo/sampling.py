@@ -78,7 +78,7 @@ def generate(
         HooklineError: If the prompt is empty, the temperature negative, or the model has no `context`.
     """
     if not prompt:
-        raise HooklineError("generate: the prompt is empty; give at least one character, for instance '\\n'")
+        raise HooklineError("generate: the prompt is empty; pass at least one character, for instance '\\n'")
     if temperature < 0:
         raise HooklineError(f"generate: temperature={temperature} is negative; the least is 0, greedy choice")
     context = getattr(model, "context", None)

@@ -77,7 +77,7 @@ def period(hook: TrainingHook, every: int | str | None, units: Collection[str] =
     for name in hook.every_aliases:
         built_in = next(cls for cls in type(hook).__mro__ if vars(cls).get("built_in"))
         if getattr(hook, name) != signature(built_in).parameters[name].default:
-            raise ConfigError("every", f"give every or {name}, not both: they are names for one setting")
+            raise ConfigError("every", f"pass either every or {name}, not both: they are names for one setting")
     Quantity.parse(every, units=units)
     return Schedule.parse(every=every).every
 

@@ -145,7 +145,7 @@ class CheckpointHook(MetricHook):
 
     def _step_schedule(self) -> Schedule | None:
         if self.save_every is not None and self.save_every_n_steps is not None:
-            raise ConfigError("save_every", "give save_every or save_every_n_steps, not both")
+            raise ConfigError("save_every", "pass either save_every or save_every_n_steps, not both")
         if self.save_every is not None and Quantity.parse(self.save_every, "save_every").unit == "epochs":
             raise ConfigError("save_every", f"{self.save_every!r}: for epochs use save_every_n_epochs")
         every = self.save_every_n_steps if self.save_every is None else self.save_every

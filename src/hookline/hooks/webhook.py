@@ -63,7 +63,7 @@ def hosts_allowed(hosts: Iterable[str]) -> Iterator[None]:
 def _host_name(given: str) -> str:
     host = given.strip().strip("[]")
     if not _HOST_NAME.fullmatch(host) or (":" in host and not _is_address(host)):
-        raise HooklineError(f"{given!r} is not a host; give its name or address alone, such as relay.example.org")
+        raise HooklineError(f"{given!r} is not a host; pass only its name or address, such as relay.example.org")
     return host.lower()
 
 

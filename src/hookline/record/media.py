@@ -138,7 +138,7 @@ class Pixels:
     def __init__(self, name: str, image: Tensor) -> None:
         image = image.detach()
         if image.is_meta or image.is_complex() or image.layout != torch.strided:
-            raise RecordError(f"image {name!r} has no pixels that can be read; give a dense tensor of real numbers")
+            raise RecordError(f"image {name!r} has no pixels that can be read; pass a dense tensor of real numbers")
         if image.dim() == 3 and image.shape[0] in _COLOUR_TYPES:
             image = image.permute(1, 2, 0)
         elif image.dim() == 2:
@@ -156,7 +156,7 @@ class Pixels:
             image = image.to(torch.uint8) * 255
         elif image.dtype != torch.uint8:
             kind = str(image.dtype).removeprefix("torch.")
-            raise RecordError(f"image {name!r} is {kind}; give uint8, or floats from 0 to 1")
+            raise RecordError(f"image {name!r} is {kind}; pass uint8, or floats from 0 to 1")
         self._height, self._width, self._channels = image.shape
         # Whether a value was outside of the range travels with the pixels, so that nothing waits for the device.
         self.copy = HostCopy(torch.cat([image.reshape(-1), is_outside.reshape(1)]))

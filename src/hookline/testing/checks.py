@@ -186,7 +186,7 @@ def assert_within_budget(
     >>> assert_within_budget(MyHook(), microseconds_per_step=100)
     """
     if microseconds_per_step is None and calls_per_step is None:
-        raise TypeError("give a budget: microseconds_per_step=100, calls_per_step=50, or both")
+        raise TypeError("pass a budget: microseconds_per_step=100, calls_per_step=50, or both")
     make = maker_of(hook)
     with preserve_rng():
         if calls_per_step is not None:

@@ -78,7 +78,7 @@ def check_accelerator(accelerator: Any) -> None:
     if steps != 1:
         raise TrainingError(
             f"the Accelerator has gradient_accumulation_steps={steps}, but the trainer accumulates itself: make the "
-            f"Accelerator without it, and give accumulate={steps} to the trainer"
+            f"Accelerator without it, and pass accumulate={steps} to the trainer"
         )
     if config is not None and (config.cp_enabled or getattr(config, "sp_enabled", False)):
         raise TrainingError(
@@ -92,7 +92,7 @@ def check_accelerator(accelerator: Any) -> None:
             "get_trainer('simple', …), or leave FSDP out"
         )
     if accelerator.distributed_type == "FSDP" and accelerator.state.fsdp_plugin.fsdp_version != 2:
-        raise TrainingError("the Accelerator uses FSDP1, which is not supported: give fsdp_version=2 to its plugin")
+        raise TrainingError("the Accelerator uses FSDP1, which is not supported: pass fsdp_version=2 to its plugin")
     if accelerator.mixed_precision not in PRECISIONS:
         asked = accelerator.mixed_precision
         raise TrainingError(f"the Accelerator has mixed_precision={asked!r}, which is not supported; use 'bf16'")

@@ -50,7 +50,7 @@ def count_loss_terms(batch: Any, loss_fn: Any, model: Any, warn: Callable[[str],
         if (negative := labels[counted & (labels < 0)]).numel():
             warn(
                 f"labels that are {int(negative[0])} count as tokens, and only {ignore_index} is ignored; if the loss "
-                "ignores them, too, give loss_fn=functools.partial(…, ignore_index=…) or count_tokens="
+                "ignores them, too, pass loss_fn=functools.partial(…, ignore_index=…) or count_tokens="
             )
         if isinstance(batch, Mapping) and _is_integer(inputs) and inputs.shape == labels.shape and labels.dim() > 1:
             encodes_first = getattr(getattr(model, "config", None), "is_encoder_decoder", False)

@@ -57,7 +57,7 @@ def check_metrics(metrics: Any, loaders: Collection[str]) -> dict[str, dict[str,
             raise TrainingError(f"metrics: {problem}")
         if isinstance(metric, type) or not (callable(metric) or is_metric_object(metric)):
             raise TrainingError(
-                f"metrics: {name!r} is {metric!r}; give a function of (output, batch), or an object with update, "
+                f"metrics: {name!r} is {metric!r}; pass a function of (output, batch), or an object with update, "
                 "compute and reset"
             )
         if "train" in phases and is_metric_object(metric) and not is_mean(metric):

@@ -115,7 +115,7 @@ class TrainerOptions:
         for name in ("output_dir", "init_from"):
             path = str(getattr(self, name))
             if re.match(r"\w\w+:/", path):
-                why = f"{path!r} is not on a file system: give a path of a directory, and copy runs elsewhere"
+                why = f"{path!r} is not on a file system: pass the path of a directory, and copy runs elsewhere"
                 raise ConfigError(f"trainer.{name}", why)
         # Labels that could not be printed are rejected; an empty text is none.
         if self.name is not None:

@@ -149,7 +149,7 @@ class AccumulationWindow(Window):
         return (
             f"loss_weight={self._loss_weight!r}: nothing was counted in its batches; tokens are labels that are "
             "not ignored ('labels' of a dict, the second item of a tuple), else ones in 'attention_mask', else "
-            "elements of 'input_ids' or of an integer tensor; for other batches give count_tokens="
+            "elements of 'input_ids' or of an integer tensor; for other batches, pass count_tokens="
         )
 
     def check_trained(self) -> None:

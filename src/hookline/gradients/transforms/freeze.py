@@ -55,7 +55,7 @@ class Mask(Transform):
 
     def __init__(self, params: Any = None, masks: Mapping[str, Tensor] | None = None) -> None:
         if params is None and masks is None:
-            raise HooklineError("mask: give params= to zero whole gradients, or masks= for some of their elements")
+            raise HooklineError("mask: pass params= to zero whole gradients, or masks= for some of their elements")
         super().__init__(params if masks is None or params is not None else list(masks))
         self.masks = masks
         self._dropped: dict[str, Tensor] = {}  # by parameter: true where the gradient becomes zero

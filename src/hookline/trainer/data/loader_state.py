@@ -251,7 +251,7 @@ def resume_warnings(loaders: NamedLoaders, is_cut: bool) -> list[str]:
                 continue
             why = "is cut off before its end: the next epoch starts it again, not at its saved state"
         elif isinstance(loader, Iterator):
-            remedy = "give a loader, or one with state_dict and load_state_dict"
+            remedy = "pass a loader, or one with state_dict and load_state_dict"
             why = f"is an iterator, which can be read only once: {remedy}"
         elif isinstance(dataset, IterableDataset) and not has_state(dataset):
             why = "has an IterableDataset without state_dict: its stream is reread from the start of the epoch"

@@ -196,7 +196,7 @@ class TrainLoaders(dict[str, Iterable[Any]]):
             if length is None:
                 weighted = self.kind == "weighted"
                 why = "loaders are drawn by weight" if weighted else "the length of a loader is unknown"
-                raise TrainingError(f"limit_train_batches={limit}: {why}; give an integer")
+                raise TrainingError(f"limit_train_batches={limit}: {why}; pass an integer")
             limit = max(1, int(limit * length))
         limits = [limit]
         if options.overfit_batches:
@@ -258,5 +258,5 @@ def raise_no_batches(role: str, name: str, loader: Iterable[Any]) -> NoReturn:
 def why_empty(loaders: Mapping[str, Iterable[Any]]) -> str:
     """Return the likely reason why loaders gave no batch, as the end of a sentence."""
     if any(isinstance(loader, Iterator) for loader in loaders.values()):
-        return ": it is an iterator, which can be read only once; give a list or a DataLoader"
+        return ": it is an iterator, which can be read only once; pass a list or a DataLoader"
     return ": check the dataset and the sampler"
