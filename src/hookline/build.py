@@ -64,7 +64,7 @@ class SimpleTrainer(Trainer):
         model: The model to train.
         dataloader: One loader of training batches, or several by name.
         optimizer: One optimizer, or several.
-        device: Where to train; the best device there is by default.
+        device: Device to train on (default: cuda if available, else cpu).
         val_dataloader: One loader of validation batches, or several by name.
         val_loaders: The same as `val_dataloader`.
         hooks: A list of hooks, a config of hooks, or a `HookManager`.
@@ -174,7 +174,7 @@ class GenericTrainer(Trainer):
         model: The model to train.
         optimizers: One optimizer, or several.
         schedulers: One learning-rate scheduler, or several.
-        device: Where to train; the best device there is by default.
+        device: Device to train on (default: cuda if available, else cpu).
         hooks: A list of hooks, a config of hooks, or a `HookManager`, unless the config lists hooks.
         allow: Prefixes under which a config that was read from a file may name dotted paths.
         train_loaders: One loader of training batches, or several by name; `fit` takes them, too.
@@ -245,7 +245,7 @@ def get_trainer(
         model: The model to train.
         dataloader: One loader of training batches, or several by name.
         optimizer: One optimizer, or several.
-        device: Where to train; the best device there is by default.
+        device: Device to train on (default: cuda if available, else cpu).
         **options: What else that trainer takes; docs/reference/options.md lists it.
 
     Raises:
@@ -273,7 +273,7 @@ def trainer_from_config(
         config: The config of a run.
         allow: Prefixes under which a config from a file may name dotted paths.
         from_file: Whether the config comes from a file; what `load_config` has read says so itself.
-        device: Where to train; the best device there is by default.
+        device: Device to train on (default: cuda if available, else cpu).
 
     Raises:
         ConfigError: If a key, a name or a value of the config is wrong.
@@ -494,7 +494,7 @@ def make_parts(
     Args:
         model: The model.
         optimizers: One optimizer, or several.
-        device: Where to train; the best device there is by default.
+        device: Device to train on (default: cuda if available, else cpu).
         hooks: A config of hooks, a list of hooks, None, or a manager.
         allow: Prefixes under which a config of hooks from a file may name dotted paths.
         from_file: Whether the config of hooks comes from a file.

@@ -142,7 +142,7 @@ class Trainer(CheckpointedRun):
             checkpoint: "best", "last", a step, or a checkpoint's name or path; without it the best one, if a hook has
                 ranked them, else the last.
             allow: Prefixes under which the config may name dotted paths.
-            device: Where to run; the best device there is by default.
+            device: Device to run on (default: cuda if available, else cpu).
 
         Raises:
             HooklineError: If there is no such run or checkpoint, or the run was made in code.
