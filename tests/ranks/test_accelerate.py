@@ -487,9 +487,7 @@ def test_a_pipeline_is_one_clear_error() -> None:
     stages = pipeline(model, (torch.zeros(2, 3),), split_spec={"3": SplitPoint.BEGINNING})
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for kind in ("simple", "accelerate"):
-        with pytest.raises(
-            HooklineError, match="Pipe is split into pipeline stages, which is not supported"
-        ):
+        with pytest.raises(HooklineError, match="Pipe is split into pipeline stages, which is not supported"):
             get_trainer(kind, stages, make_loader(), optimizer, "cpu", **OPTIONS)
 
 

@@ -236,8 +236,8 @@ def print_checkpoints(console: Console, files: RunFiles, summary: RunSummary) ->
         if path is not None:
             labeled(console, label, str(relative_to_here(path)))
     if is_resumable(files, last or best):
-        path = str(relative_to_here(files.path))
-        in_code = f"in code: trainer.fit(resume={path!r}); in a loop with attach: hl.load({path!r})"
+        run = str(relative_to_here(files.path))
+        in_code = f"in code: trainer.fit(resume={run!r}); in a loop with attach: hl.load({run!r})"
         # On one line, however long, so that it can be copied.
         console.print(f"    {'resume':<10} {printable(resume_command(files) or in_code)}", soft_wrap=True)
 
