@@ -273,3 +273,27 @@ def test_events_by_hand_are_those_of_the_attached_run() -> None:
         manager.on_validation_end(metrics={"val/loss": 0.5})
         manager.on_step_end()
     assert seen == [(0.5, 3, hl.run)] and hl.run is manager.run and hl.run.step == 3
+
+
+def test_an_optimizer_that_replaces_the_attached_one_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
+    """Hooks do not see the steps of an optimizer that was not attached; one warning says so."""
+    model, optimizer = make()
+    with hookline.attach(model, optimizer, output_dir=None) as hl:
+        train(model, optimizer, batches(3))
+        assert "another optimizer" not in caplog.text
+        other = torch.optim.SGD(model.parameters(), lr=0.01)
+        train(model, other, batches(4))
+    assert hl.run.step == 3
+    (warning,) = [record.getMessage() for record in caplog.records if "another optimizer" in record.getMessage()]
+    assert "another optimizer (SGD) trains the model, and hooks do not see its steps" in warning
+
+
+def test_other_optimizers_beside_the_attached_one_are_nothing_to_warn_of(caplog: pytest.LogCaptureFixture) -> None:
+    """An optimizer of another model may step as often as it likes."""
+    model, optimizer = make()
+    discriminator, other = make()
+    with hookline.attach(model, optimizer, output_dir=None):
+        for batch in batches(4):
+            train(discriminator, other, [batch, batch])
+            train(model, optimizer, [batch])
+    assert "another optimizer" not in caplog.text

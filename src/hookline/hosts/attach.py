@@ -11,6 +11,7 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from hookline._console import logger
 from hookline.checkpoints.find import find_checkpoint
@@ -122,6 +123,8 @@ class Attached:
             manager.register(hook)
         self._torch_hooks = ExitStack()
         self._epoch_is_open = False
+        self._steps_of_others = 0  # Steps in a row of optimizers that were not attached.
+        self._has_warned = False
 
     # ---- the block ---------------------------------------------------------------------------------------------------
 
@@ -146,6 +149,7 @@ class Attached:
                 run.begin()
             for optimizer in run.optimizers:
                 self._listen_to(optimizer)
+            self._torch_hooks.callback(register_optimizer_step_pre_hook(self._watch_for_others).remove)
         except BaseException as error:
             self.end(error)
             raise
@@ -357,6 +361,20 @@ class Attached:
         if "closure" in kwargs:
             return args, {**kwargs, "closure": evaluate}
         return (args[0], evaluate, *args[2:]), kwargs
+
+    def _watch_for_others(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """Warn once if an optimizer that was not attached trains the model: hooks do not see its steps."""
+        if any(optimizer is attached for attached in self.run.optimizers):
+            self._steps_of_others = 0  # A wrapper around an attached optimizer steps it, too.
+            return
+        self._steps_of_others += 1
+        if self._steps_of_others != 2 or self._has_warned:
+            return
+        trained = {id(param) for param in self.run.model.parameters()}
+        if any(id(param) in trained for group in optimizer.param_groups for param in group["params"]):
+            self._has_warned = True
+            problem = f"another optimizer ({type(optimizer).__name__}) trains the model, and hooks do not see its steps"
+            logger.warning("attach: %s; leave the `with` block and attach it", problem)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.run.after_step(optimizer)
