@@ -122,7 +122,7 @@ def test_fast_dev_run_writes_nothing(capsys: Captured) -> None:
         ("trainer.max_steps=many", "trainer.max_steps: expected a valid integer, got 'many' (str)"),
         ("model.widht=3", "model.widht: char_gpt has no parameter 'widht'; did you mean 'width'?"),
         ("model.name=chargpt", "model.name: there is no model named 'chargpt'; did you mean 'char_gpt'?"),
-        ("model.width=[1]", "model: char_gpt cannot be made"),
+        ("model.width=[1]", "model: char_gpt cannot be created"),
         ("data.path=nowhere", "data: no file matches"),
         ("optimizer.lr=fast", "optimizer.lr: expected float | torch.Tensor, got 'fast' (str)"),
         ("trainer.max_steps", "trainer.max_steps: an override needs a value: trainer.max_steps=value"),

@@ -39,7 +39,7 @@ def test_skip_nonfinite_gives_up(rig: Any) -> None:
     chain = chain_of(rig, {"name": "skip_nonfinite", "give_up_after": 2})
     for norm in (math.nan, 1.0, math.nan):
         chain.step(of_norm(norm))
-    with pytest.raises(TrainingError, match=r"skipped 2 steps in a row, .*: non-finite gradients"):
+    with pytest.raises(TrainingError, match=r"skipped 2 steps in a row, .*non-finite gradients"):
         chain.step(of_norm(math.nan))
 
 

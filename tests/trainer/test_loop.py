@@ -251,7 +251,7 @@ def test_tokens_seen_counts_padding() -> None:
 def test_weighting_by_tokens_without_tokens_is_rejected(length: dict[str, Any]) -> None:
     """Tuples have no tokens; weights of nothing would train nothing, silently."""
     batches = batches_of(4, 4, 4, 4)
-    with pytest.raises(TrainingError, match=r"loss_weight='tokens': nothing was counted .* give count_tokens="):
+    with pytest.raises(TrainingError, match=r"loss_weight='tokens': nothing was counted .* pass count_tokens="):
         train(data=batches, loss_weight="tokens", **length)
     train(data=batches, loss_weight="tokens", count_tokens=lambda batch: len(batch[0]), **length)
 

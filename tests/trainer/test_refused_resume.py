@@ -120,7 +120,7 @@ def test_a_save_that_is_refused_changes_nothing() -> None:
 
     run = trained()
     before = contents(run)
-    with pytest.raises(CheckpointError, match="half a step"):
+    with pytest.raises(CheckpointError, match="in the middle of a step"):
         saving_trainer(SavesInStep(), max_epochs=2).fit(resume=run)
     assert contents(run) == before
 
