@@ -81,7 +81,7 @@ def test_characters_that_an_encoding_lacks_are_replaced(monkeypatch: pytest.Monk
     trainer.on("step_end", at=2, name="stops")(stop)
     trainer.train()
     text = written.getvalue().decode(encoding)
-    assert f" on cpu (give max_epochs or max_steps for more) -> runs/{trainer.run_id}\n" in text
+    assert f" on cpu (pass max_epochs or max_steps to train longer) -> runs/{trainer.run_id}\n" in text
     assert "\\u039b is reached), healthy: 2 steps" in text
 
 

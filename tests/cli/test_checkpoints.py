@@ -39,9 +39,9 @@ def test_a_damaged_checkpoint_is_described(run: Path, capsys: Captured) -> None:
 
 def test_a_directory_without_checkpoints_is_an_error(capsys: Captured) -> None:
     """The message for an empty or missing directory says what to give instead."""
-    assert "nowhere: no run is in runs/; give a run's directory" in error_of(capsys, ["checkpoints", "nowhere"])
+    assert "nowhere: no run is in runs/; pass a run's directory" in error_of(capsys, ["checkpoints", "nowhere"])
     Path("empty").mkdir()
-    assert "no checkpoint in empty; give a run's directory" in error_of(capsys, ["checkpoints", "empty"])
+    assert "no checkpoint in empty; pass a run's directory" in error_of(capsys, ["checkpoints", "empty"])
 
 
 def test_one_checkpoint_is_verified(run: Path, capsys: Captured) -> None:
@@ -51,7 +51,7 @@ def test_one_checkpoint_is_verified(run: Path, capsys: Captured) -> None:
     (path / "state.json").write_text("{}")
     assert "state.json: has 2 bytes instead of" in output_of(capsys, ["verify-checkpoint", str(path)], 1)
     assert main(["verify-checkpoint", "nowhere"]) == 2
-    assert "error: nowhere: no run is in runs/; give a run's directory" in capsys.readouterr().err
+    assert "error: nowhere: no run is in runs/; pass a run's directory" in capsys.readouterr().err
 
 
 def test_a_run_is_no_damaged_checkpoint(run: Path, capsys: Captured) -> None:

@@ -145,7 +145,7 @@ def test_what_is_not_a_run_is_an_error(capsys: Captured) -> None:
     """Nothing is written for it."""
     Path("other").mkdir()
     for given in ("nowhere", "other", "x" * 5000, f"{'x' * 5000}/y", "runs/zzz"):
-        assert "give a run's directory" in error_of(capsys, ["export", given, "--to", "csv"]) or given == "other"
+        assert "pass a run's directory" in error_of(capsys, ["export", given, "--to", "csv"]) or given == "other"
     assert [path.name for path in Path().iterdir()] == ["other"]
 
 
@@ -158,7 +158,7 @@ def test_the_beginning_of_an_id_names_a_run(capsys: Captured) -> None:
         assert f"{run_id}-export/metrics.csv" in output_of(capsys, ["export", given, "--to", "csv"])
     error = error_of(capsys, ["export", "2026", "--to", "csv"])
     assert "2026: 3 runs in runs/ begin with it: 20260101-a (completed, 2" in error
-    assert "give more of the id" in error
+    assert "pass more of the id" in error
     assert main(["checkpoints", "20260101-bb"]) == 2
     assert "no checkpoint in runs/20260101-bb; the run has not saved one yet" in capsys.readouterr().err
     assert main(["checkpoints", "20260101-c"]) == 2

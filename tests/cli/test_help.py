@@ -30,6 +30,12 @@ def test_an_unknown_topic_names_the_nearest(capsys: pytest.CaptureFixture[str]) 
     assert "there is no page 'optoins'; did you mean 'options'?" in capsys.readouterr().err
 
 
+def test_a_word_lists_the_pages_that_have_it_in_their_name(capsys: pytest.CaptureFixture[str]) -> None:
+    """A reader who knows the subject and not the page's name learns it."""
+    assert main(["help", "NaN"]) == 2
+    assert "there is no page 'NaN'; pages about it: nan_forensics, find-a-nan" in capsys.readouterr().err
+
+
 def test_tabs_of_the_site_are_titles_in_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     """A block inside a tab is printed as code, below the tab's title."""
     printed = output_of(capsys, ["help", "quickstart"])

@@ -421,7 +421,7 @@ def test_the_device_can_be_chosen(capsys: Captured) -> None:
 
 def test_latest_is_the_run_that_was_started_last(capsys: Captured) -> None:
     """`latest` names a run for every command that takes one, by the time of its start and not by its name."""
-    assert "latest: no run is in runs/; give a run's directory" in line_of_error(capsys, "resume", "latest")
+    assert "latest: no run is in runs/; pass a run's directory" in line_of_error(capsys, "resume", "latest")
     runs = []
     for _ in range(2):
         assert main(["train", "small.yaml", "--hook", "checkpoint", "hooks.checkpoint.save_every_n_steps=1"]) == 0

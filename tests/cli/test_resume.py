@@ -111,7 +111,7 @@ def test_a_fork_is_a_new_run(capsys: Captured) -> None:
 
 def test_a_path_that_is_not_a_run(capsys: Captured) -> None:
     """A missing path, and a run that was made in code, are errors."""
-    assert "missing: no run is in runs/; give a run's directory" in error_of(capsys, ["resume", "missing"])
+    assert "missing: no run is in runs/; pass a run's directory" in error_of(capsys, ["resume", "missing"])
     trainer = make_trainer(record=True)
     trainer.train()
     error = error_of(capsys, ["resume", str(trainer.run_dir)])

@@ -48,6 +48,12 @@ def test_a_misspelt_event_method_is_rejected_with_the_nearest_name() -> None:
         registered(Slip())
 
 
+def test_a_dict_is_not_a_hook() -> None:
+    """In a config it is; the error says where it belongs, and does not take its method `update` for an event."""
+    with pytest.raises(RegistrationError, match=r"^a dict is not a hook; put it into a config of hooks, such as .*$"):
+        registered({"name": "gradient_monitor"})
+
+
 @pytest.mark.parametrize("base", [TrainingHook, ForwardHook, UpdateHook, object])
 @pytest.mark.parametrize("methods", [{}, {"step_end": lambda self: None}, {"on_train_end": None}])
 def test_a_hook_that_listens_to_nothing_is_refused(base: type, methods: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The site works from disk and without a network: its search finds pages, and no page asks another host for anything."""
+"""The site works from disk and without a network: its search finds pages, and no page asks another host."""
 
 import os
 import subprocess

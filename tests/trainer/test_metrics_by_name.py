@@ -373,7 +373,7 @@ def test_any_error_of_a_constructor_names_the_metric() -> None:
         ({"name": "accuracy", "k": 0}, r"metrics\.0: .*k: expected an integer of at least 1"),
         ({"name": "accuracy", "phases": "training"}, r"metrics\.0\.phases: invalid value 'training'; did you mean"),
         ({"name": "accuracy", "phases": []}, r"metrics\.0\.phases: expected train or validation"),
-        ({"name": "accuracy", "as": "loss"}, r"metrics\.0: 'loss' cannot be a name.*; give it another name: as"),
+        ({"name": "accuracy", "as": "loss"}, r"metrics\.0: 'loss' cannot be a name.*; rename it with `as"),
         ({"name": "accuracy", "as": "lr"}, r"metrics\.0: 'lr' cannot be the name of a metric in training"),
         ({"name": "accuracy", "as": "grad_norm"}, r"metrics\.0: 'grad_norm' cannot be the name"),
         ({"name": "accuracy", "as": "epoch_loss"}, r"metrics\.0: 'epoch_loss' cannot be the name"),
@@ -416,7 +416,7 @@ def test_a_metric_in_training_does_not_take_the_name_of_another_number(name: str
 @pytest.mark.parametrize(
     ("metrics", "words"),
     [
-        (["accuracy", "accuracy"], r"two metrics are recorded as 'accuracy'; give one another name"),
+        (["accuracy", "accuracy"], r"two metrics are recorded as 'accuracy'; rename one of them"),
         ([{"name": "f1", "phases": "train"}], "'f1' is computed over all samples"),
         ([{"name": "accuracy", "as": "loss"}], "'loss' cannot be a name"),
         ("accuracy", "metrics: expected a list of names, or a dict of metrics by name, got a str"),

@@ -611,7 +611,7 @@ def pdb_that_quits() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({}, "1 epoch of 4 batches on cpu (give max_epochs or max_steps for more)"),
+        ({}, "1 epoch of 4 batches on cpu (pass max_epochs or max_steps to train longer)"),
         ({"max_epochs": 2}, "2 epochs of 4 batches on cpu → "),
         ({"max_steps": 2}, "2 steps on cpu → "),
         ({"max_steps": 2, "max_epochs": 3}, "2 steps or 3 epochs of 4 batches on cpu → "),

@@ -23,8 +23,8 @@ def find_checkpoint(path: Path) -> tuple[Path, list[str]]:
     for problem in problems:
         logger.warning("skipped a damaged checkpoint: %s", problem)
     if newest is None:
-        damaged = f" ({len(problems)} damaged)" if problems else ""
-        raise CheckpointError(f"no undamaged checkpoint in {directory}{damaged}")
+        why = f" ({len(problems)} damaged)" if problems else "" if path.exists() else ", which does not exist"
+        raise CheckpointError(f"no undamaged checkpoint in {directory}{why}")
     return newest, problems
 
 

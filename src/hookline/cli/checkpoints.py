@@ -29,7 +29,7 @@ def run(options: argparse.Namespace) -> int:
     checkpoints = checkpoints_in(checkpoints_of(Path(options.run)))
     if not checkpoints:
         is_run = (Path(options.run) / "run.json").exists()
-        remedy = "the run has not saved one yet" if is_run else "give a run's directory, runs/<run_id>"
+        remedy = "the run has not saved one yet" if is_run else "pass a run's directory, runs/<run_id>"
         raise HooklineError(f"no checkpoint in {options.run}; {remedy}")
     return verify_and_print(checkpoints, options.json)
 

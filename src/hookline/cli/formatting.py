@@ -62,7 +62,7 @@ def point_text(point: Point | None, with_step: bool = True) -> str:
 def check_output(path: Path) -> None:
     """Raise `HooklineError` if a file cannot be written there because of its path."""
     if path.is_dir():
-        raise HooklineError(f"cannot write {path}: it is a directory; give the name of a file")
+        raise HooklineError(f"cannot write {path}: it is a directory; pass the name of a file")
     if not path.parent.is_dir():
         raise HooklineError(f"cannot write {path}: the directory {path.parent}/ does not exist; create it first")
 

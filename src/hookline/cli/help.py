@@ -44,7 +44,9 @@ def run(options: argparse.Namespace) -> int:
         console.print(f"\nhookline help TOPIC prints a page. All of them are at {SITE} with pictures and search.")
         return 0
     if options.topic not in pages:
-        raise HooklineError(f"there is no page {options.topic!r}; {nearest(options.topic, pages, '`hookline help`')}")
+        about = ", ".join(topic for topic in pages if options.topic.lower() in topic)
+        remedy = f"pages about it: {about}" if about else nearest(options.topic, pages, "`hookline help`")
+        raise HooklineError(f"there is no page {options.topic!r}; {remedy}")
     page = pages[options.topic]
     console.print(Markdown(without_tabs(page.read_text(encoding="utf-8")), hyperlinks=False))
     folder = page.relative_to(documentation()).parent.as_posix()

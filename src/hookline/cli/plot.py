@@ -78,7 +78,7 @@ def choose(known: Mapping[str, Mapping[str, Curve]], metrics: Sequence[str]) -> 
         raise HooklineError("no metric has been written yet")
     wanted = list(dict.fromkeys(metrics)) or [name for name in LOSSES if name in names]
     if not wanted:
-        raise HooklineError(f"give --metric; {nearest('', names, LISTS_METRICS)}")
+        raise HooklineError(f"pass --metric; {nearest('', names, LISTS_METRICS)}")
     for name in wanted:
         if name not in names:
             raise HooklineError(f"--metric {name}: no such metric; {suggest_metric(name, names)}")

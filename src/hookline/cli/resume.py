@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
     path = Path(options.run)
     run_dir = run_directory(path)
     if run_dir is None:
-        raise HooklineError(f"{path} is not a run: it has no run.json; give a run's directory, runs/<run_id>")
+        raise HooklineError(f"{path} is not a run: it has no run.json; pass a run's directory, runs/<run_id>")
     config = read_recorded(
         run_dir,
         options.words,

@@ -18,7 +18,9 @@ def run(options: argparse.Namespace) -> int:
     """Verify and print a checkpoint; return 1 if it is damaged."""
     path = find_run(options.path)
     if not path.is_dir():
-        raise HooklineError(f"{path} is not a directory; give a checkpoint's, runs/<run_id>/checkpoints/step-…")
+        raise HooklineError(
+            f"{path} is not a directory; pass a checkpoint's directory, runs/<run_id>/checkpoints/step-…"
+        )
     if (path / RUN).exists():
         given = options.path
         raise HooklineError(

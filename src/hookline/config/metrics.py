@@ -50,7 +50,9 @@ def make_metrics(given: Any, policy: ImportPolicy) -> Mapping[str, Any] | None:
     for index, entry in enumerate(entries):
         name, made = _make(entry, f"metrics.{index}", policy)
         if name in metrics:
-            raise ConfigError(f"metrics.{index}", f"two metrics are recorded as {name!r}; give one another name: as: …")
+            raise ConfigError(
+                f"metrics.{index}", f"two metrics are recorded as {name!r}; rename one of them with `as: …`"
+            )
         metrics[name] = made
     return metrics
 
@@ -96,5 +98,5 @@ def _make(entry: dict[str, Any], path: str, policy: ImportPolicy) -> tuple[str, 
         raise ConfigError(f"{path}.as", f"expected a name, {got(recorded_as)}")
     recorded_as = recorded_as or getattr(metric, "label", None) or name.rpartition(".")[2]
     if problem := problem_with_name(recorded_as, phases):
-        raise ConfigError(path, f"{problem}; give it another name: as: …")
+        raise ConfigError(path, f"{problem}; rename it with `as: …`")
     return recorded_as, MetricEntry(metric, phases)

@@ -431,7 +431,8 @@ def check_options(hooks: Any, scaler: Any, accelerator: Any, step_fn: Any, outpu
         ("output_dir", output_dir, isinstance(output_dir, (str, Path, type(None))), "a path or None"),
     ):
         if not fits:
-            raise HooklineError(f"attach: {name}: expected {expected}, got {type(value).__name__}")
+            remedy = "; pass a config as `config=`" if name == "hooks" and isinstance(value, Mapping) else ""
+            raise HooklineError(f"attach: {name}: expected {expected}, got {type(value).__name__}{remedy}")
 
 
 def inner_optimizer(optimizer: Any) -> torch.optim.Optimizer:

@@ -82,7 +82,7 @@ def columns_of(rows: Sequence[dict[str, Any]], first: Iterable[str] = ()) -> Col
     places, values = len(names) * len(rows), sum(map(len, rows))
     if has_too_many_gaps(places, values):
         have = f"{len(names):,} names in {len(rows):,} rows, a table of {places:,} places for {values:,} values"
-        raise RecordError(f"the rows have {have}; give what is logged once in a while one name, and read them as rows")
+        raise RecordError(f"the rows have {have}; log rare values under one name, or read the run as rows")
     return {name: _of_one_type([row.get(name) for row in rows]) for name in names}
 
 

@@ -79,7 +79,7 @@ def _find_run(given: str, path: Path, root: Path) -> Path:
     if path.name == LATEST:
         newest = _newest(runs)
         if newest is None:
-            raise RecordError(f"{given}: no run is in {directory}/; give a run's directory, or DIR/{LATEST}")
+            raise RecordError(f"{given}: no run is in {directory}/; pass a run's directory, or DIR/{LATEST}")
         return newest
     if directory / path.name in runs:
         return directory / path.name
@@ -96,7 +96,7 @@ def _find_run(given: str, path: Path, root: Path) -> Path:
         more = f" and {len(matching) - _MAX_LISTED} more" if len(matching) > _MAX_LISTED else ""
         listed = ", ".join(map(_described, matching[:_MAX_LISTED]))
         what = f"{len(matching)} runs in {directory}/ {where} with it: {listed}{more}"
-        raise RecordError(f"{given}: {what}; give more of the id")
+        raise RecordError(f"{given}: {what}; pass more of the id")
     return matching[0]
 
 
@@ -112,7 +112,7 @@ def _newest_of(runs: list[Path], given: str) -> Path:
 def _unknown_text(given: str, directory: Path, runs: list[Path]) -> str:
     """Return what is wrong with a name that no run has, with the nearest one."""
     if not runs:
-        return f"{given}: no run is in {directory}/; give a run's directory"
+        return f"{given}: no run is in {directory}/; pass a run's directory"
     known = [name for run in runs for name in (run.name, _name_of(run)) if name]
     near = difflib.get_close_matches(Path(given).name, known, 1)
     question = f"did you mean {near[0]!r}? " if near else ""

@@ -184,7 +184,7 @@ def _is_metric(key: Any, value: Any) -> bool:
         return isinstance(value, (int, float)) or is_numpy_number(value)
     if value.is_complex() and value.numel() == 1:
         what = f"{key!r}, beside the loss, is a complex number"
-        raise TrainingError(f"{what}, which a record cannot store; give a real one")
+        raise TrainingError(f"{what}, which a record cannot store; return a real number")
     return value.numel() == 1
 
 

@@ -263,7 +263,7 @@ def opening_line(trainer: Trainer) -> str:
     steps = counted(options.max_steps, "step") if options.max_steps is not None else ""
     epochs = counted(options.epochs, "epoch") if options.epochs is not None else ""
     of = f" of {counted(length, 'batch')}" if length is not None and epochs else ""
-    assumed = " (give max_epochs or max_steps for more)" if options.max_epochs is None and not steps else ""
+    assumed = " (pass max_epochs or max_steps to train longer)" if options.max_epochs is None and not steps else ""
     length_of_run = " or ".join(filter(None, [steps, epochs + of]))
     where = "" if trainer.record.path is None else f" → {relative_to_here(trainer.record.path)}"
     done, resumed = trainer.progress.steps_done, ""
