@@ -50,6 +50,8 @@ def test_a_miss_names_the_nearest_and_a_broken_regex_says_why() -> None:
     """The error says what would be right."""
     with pytest.raises(HooklineError, match="did you mean 'embed'"):
         select("embd", MODULES, "module")
+    with pytest.raises(HooklineError, match="did you mean 'class:ReLU'"):
+        select("ReLU", MODULES, "module")
     with pytest.raises(HooklineError, match=r"'re:\(' is not a regular expression"):
         select("re:(", MODULES, "module")
 

@@ -259,6 +259,18 @@ def test_examples_run() -> None:
     assert len(printed) >= 4
 
 
+def test_the_example_with_several_processes_runs_under_torchrun() -> None:
+    """Two processes train one run; each prints its own loss."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(hookline.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    script = str(ROOT / "examples" / "several_processes.py")
+    done = subprocess.run([*torchrun, script], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "2 processes (DDP)" in done.stdout and {"rank 0 of 2", "rank 1 of 2"} <= {
+        *re.findall(r"rank \d of \d", done.stdout)
+    }
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_point_to_files(page: Path) -> None:
     """Every relative link of a page points to a file of the project."""

@@ -70,4 +70,6 @@ def _choices(pattern: Any, things: Mapping[str, Any]) -> str:
     if isinstance(pattern, type) or str(pattern).startswith("class:"):
         wanted = pattern.__name__ if isinstance(pattern, type) else pattern[6:]
         return nearest(wanted, {type(thing).__name__ for thing in things.values()})
+    if pattern in {type(thing).__name__ for thing in things.values()}:
+        return f"did you mean 'class:{pattern}'?"
     return nearest(str(pattern), [name for name in things if name])
