@@ -18,11 +18,11 @@ COLUMNS = ("contender", "stepped", "step µs", "above bare µs", "± s.e.", "mea
 NOTES = [
     "Model: MLP 32-64-10, batch 16, SGD, ready-made batches. Hooks are no-ops at four events a step.",
     "Above bare: median over the rounds of (contender - bare) in the same round; s.e. of that median.",
-    "Mean: of the same differences without the 1 % at either end; it shows what comes only now and then.",
+    "Mean: of the same differences without the 1 % at either end; it shows occasional costs.",
     "In a thread: a trainer that owns its loop runs in a thread and is stopped in its data iterator. This is"
     " noisier; such rows are compared with the bare loop run the same way.",
     "Those stepped directly take turns first, among themselves: what a large framework leaves in the caches is not a"
-    " cost of its neighbour.",
+    " cost of its neighbor.",
 ]
 DIRECT, THREAD = "directly", "in a thread"
 HOOK_COUNTS = (0, 10)

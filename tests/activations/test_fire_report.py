@@ -103,7 +103,7 @@ def test_a_hook_that_fails_says_so(caplog: pytest.LogCaptureFixture) -> None:
     model = Model()
     manager = watched(model, Broken("first"))
     model(INPUT)
-    assert why(manager.fire_report()) == {"first": "it failed every time (1 failures)"}
+    assert why(manager.fire_report()) == {"first": "it failed every time (1 failure)"}
     model(INPUT)
     model(INPUT)
     assert why(manager.fire_report()) == {"first": "off (3 failures)"}

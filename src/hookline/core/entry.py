@@ -231,8 +231,9 @@ class HookRecord:
     parameters: dict[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        marks = (", intervenes" if self.intervenes else "") + (f", {self.failures} failures" if self.failures else "")
-        marks += f", overruled {self.overruled} times" if self.overruled else ""
+        marks = ", intervenes" if self.intervenes else ""
+        marks += f", {self.failures} failure{'s' * (self.failures > 1)}" if self.failures else ""
+        marks += f", overruled {self.overruled} time{'s' * (self.overruled > 1)}" if self.overruled else ""
         status = "enabled" if self.enabled else "disabled"
         return f"{self.name}: {status}, {self.kind}, {self.schedule}, on error {self.policy}, {self.origin}{marks}"
 

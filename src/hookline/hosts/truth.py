@@ -111,7 +111,7 @@ LIGHTNING = Host(
         "on_checkpoint_load": "as `fit(ckpt_path=…)` begins, before on_train_start",
         "on_exception": "for every exception that leaves `fit`, and for Ctrl-C",
     },
-    stop="sets `trainer.should_stop`; Lightning trains on until `min_epochs` and `min_steps`",
+    stop="sets `trainer.should_stop`; Lightning continues until `min_epochs` and `min_steps`",
     clipping="to see them before, leave `gradient_clip_val` out and use the hook `clip_norm`",
 )
 
