@@ -12,16 +12,43 @@ from pages import table, visible, without_bounds, write_part
 
 import hookline
 from hookline import testing
+from hookline.activations import interventions
+from hookline.gradients import transforms
+
+
+def _is_intervention(value: Any) -> bool:
+    return (
+        inspect.isclass(value)
+        and issubclass(value, interventions.Intervention)
+        and value.__module__ == (interventions.__name__)
+    )
+
 
 LONGEST = 110  # characters of a signature on one line
-GROUPS = {  # title -> the folders whose public names it lists; the last group takes the others
-    "Training": ("build", "trainer", "run.control"),
+GROUPS = {  # title -> the folders whose public names it lists
+    "Training": ("build", "trainer", "run.control", "hosts"),
     "Writing and registering hooks": ("core", "run.manager"),
-    "Built-in hooks": ("hooks", "gradients"),
+    "Built-in hooks": ("hooks", "gradients", "activations"),
     "Configs": ("config",),
-    "Reading a record": ("record",),
+    "Reading a record": ("record", "runs"),
     "Errors": ("errors",),
 }
+MODULES = {  # title -> a module whose names are not in `hookline`, the names, and what to read about them
+    "Transforms": (transforms, transforms.__all__, "[change gradients](../how-to/change-gradients.md)"),
+    "Interventions": (
+        interventions,
+        sorted({value.__name__ for value in vars(interventions).values() if _is_intervention(value)}),
+        "[change activations](../how-to/change-activations.md)",
+    ),
+    "Testing hooks": (testing, testing.__all__, "[test hooks](../how-to/testing-hooks.md)"),
+}
+# Called by loops, or by built-in hooks that work beside them.
+INTERNAL = {
+    "add_registration_check", "begin_batch", "calling_hook", "check_needs", "compute_again", "counts_batch",
+    "data_ranks", "decide_due_hooks", "hook_in", "inner_seconds", "listeners", "loss_share", "other_batches",
+    "pending_save", "remedy", "replan", "request_boundary", "rerunning", "set_ranks", "share", "stepping_optimizers",
+    "title", "unsaved_parameters", "watch_for_trainer",
+}  # fmt: skip
 SECTIONS = ("Args", "Returns", "Raises", "Yields")
 
 
@@ -37,22 +64,19 @@ def api_reference() -> str:
         lines += [f"## {title}", ""]
         for name in names:
             lines += [*_entry(name, getattr(hookline, name)), ""]
-    lines += [
-        "## Testing hooks",
-        "",
-        "Imported from `hookline.testing`; [test hooks](../how-to/testing-hooks.md) has examples.",
-        "",
-    ]
-    for name in testing.__all__:
-        lines += [*_entry(name, getattr(testing, name)), ""]
+    lines += ["The other errors are in `hookline.errors`: [errors](errors.md) lists them.", ""]
+    for title, (module, names, page) in MODULES.items():
+        lines += [f"## {title}", "", f"Imported from `{module.__name__}`; {page} has examples.", ""]
+        for name in names:
+            if name not in hookline.__all__:
+                lines += [*_entry(name, getattr(module, name)), ""]
     return "\n".join(lines).rstrip()
 
 
 def _group(module: str) -> str:
     """Return the group of a module: the one that names the longest prefix of it."""
     prefixes = {prefix: title for title, folders in GROUPS.items() for prefix in folders}
-    matches = [prefix for prefix in prefixes if f"{module}.".startswith(f"{prefix}.")]
-    return prefixes[max(matches, key=len)] if matches else [*GROUPS][-1]
+    return prefixes[max((prefix for prefix in prefixes if f"{module}.".startswith(f"{prefix}.")), key=len)]
 
 
 def _entry(name: str, value: Any) -> Iterator[str]:
@@ -151,6 +175,8 @@ def _members(cls: type) -> Iterator[tuple[str, str]]:
         if base.__module__.startswith("hookline") and base.__name__ != "Events" and not is_public_base:
             found.update({name: value for name, value in vars(base).items() if not name.startswith(("_", "on_"))})
     for name, value in found.items():
+        if name in INTERNAL:
+            continue
         value = value.__func__ if isinstance(value, (classmethod, staticmethod)) else value
         about = _first_sentence(inspect.getdoc(value) or "")
         if isinstance(value, property):

@@ -15,8 +15,8 @@ HEAD = """# Events
 
 `hookline events` prints these events and their arguments.
 
-A hook's method has the name of an event and names the arguments it wants, in any order: see
-[write a hook](../how-to/write-a-hook.md). An event without listeners costs one branch.
+Name a method of your hook after an event, and list the arguments that you want, in any order:
+[write a hook](../how-to/write-a-hook.md) shows how. An event without listeners costs one branch.
 
 ## The order of a run
 """

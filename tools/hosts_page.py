@@ -18,7 +18,7 @@ cannot do is refused by name, with the reason.
 
 ## What hooks can rely on
 
-"yes" is always true. Otherwise the cell says what makes it true, and "never" that nothing does."""
+"yes" is always true, and "never" is never true. Any other cell says what makes it true."""
 
 
 def hosts_page() -> str:

@@ -39,8 +39,10 @@ def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Iterator[st
 
 
 def visible(text: str) -> str:
-    """Escape ``<name>``, which Markdown would take for a tag."""
-    return text.replace("<", "&lt;")
+    """Escape ``<name>``, which Markdown would take for a tag, unless it is code."""
+    return "".join(
+        part if part.startswith("`") else part.replace("<", "&lt;") for part in re.split(r"(`+[^`]*`+)", text)
+    )
 
 
 def without_bounds(annotation: Any) -> Any:

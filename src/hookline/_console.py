@@ -9,7 +9,7 @@ import sys
 import warnings
 from typing import Any
 
-READABLE = "hookline_readable"  # an error handler of codecs: replaces what an encoding lacks by readable ASCII
+READABLE = "hookline_readable"  # an error handler of codecs: replaces what an encoding lacks with readable ASCII
 _IN_ASCII = {"→": "->", "…": "...", "±": "+-", "\N{MINUS SIGN}": "-", "µ": "u", "≤": "<=", "≥": ">="}
 
 

@@ -275,7 +275,7 @@ def type_adapter(hint: Any, finite: bool = False) -> TypeAdapter[Any]:
 
 
 def _supported(hint: Any) -> Any:
-    """Replace Collection, which pydantic does not know, by Sequence."""
+    """Replace Collection, which pydantic does not know, with Sequence."""
     if get_origin(hint) is Collection:
         return Sequence[get_args(hint)]  # type: ignore[misc]
     kinds = alternatives(hint)

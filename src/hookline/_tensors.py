@@ -60,7 +60,7 @@ def count_samples(batch: Any) -> int:
 
 
 def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
-    """Return the same structure with every tensor replaced by ``function(tensor)``.
+    """Return the same structure with every tensor replaced with ``function(tensor)``.
 
     Dict subclasses keep their other state (a default factory, the attributes of a model output). A container whose
     class cannot be rebuilt from its items becomes a plain one.

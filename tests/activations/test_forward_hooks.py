@@ -249,7 +249,7 @@ def test_observers_run_without_grad_and_leave_the_mode_alone() -> None:
 
 
 def test_silenced_hooks_are_not_called_and_blocks_nest() -> None:
-    """Inside the block the model can be run unobserved, also when the block fails."""
+    """Inside the block the model can be run unobserved, even when the block fails."""
     hook = Watch()
     manager, model = watched(hook)
     with pytest.raises(ValueError), manager.silenced():

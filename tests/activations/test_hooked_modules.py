@@ -504,7 +504,7 @@ def test_a_forgotten_manager_leaves_nothing_on_its_model(caplog: pytest.LogCaptu
 
 
 def test_a_manager_is_forgotten_while_a_graph_is_made() -> None:
-    """The collector may run at any time, also while torch traces with tensors that have no data."""
+    """The collector may run at any time, even while torch traces with tensors that have no data."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     model = make_model(4, 4, 2, between=None)

@@ -239,7 +239,7 @@ def test_states_and_statistics_have_the_step_that_events_carry(loop: Callable[..
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_schedule_counts_the_steps_of_a_loop(loop: Callable[..., None]) -> None:
-    """Every tenth step is the tenth, in forward passes as in events, also if hooks come and go in between."""
+    """Every tenth step is the tenth, in forward passes as in events, even if hooks come and go in between."""
     model, manager = make_watched()
     called: list[int] = []
     manager.on("step_end", name="event", every=10)(lambda step: called.append(step))

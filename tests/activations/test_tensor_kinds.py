@@ -87,7 +87,7 @@ def test_debug_names_what_it_cannot_read_inside_a_gradient(
     for _ in range(2):
         torch.func.grad(lambda batch: model(batch).sum())(torch.ones(1, 2))
     assert [record.getMessage() for record in caplog.records] == [
-        "hook 'it', on_forward, step 0: passes over functional tensors of '0'"
+        "hook 'it', on_forward, step 0: skips functional tensors of '0'"
     ]
 
 
@@ -111,7 +111,7 @@ def test_a_users_hook_gets_none_for_a_tensor_that_cannot_be_copied(caplog: pytes
         model["odd"]()
     assert [(secret, ones.tolist()) for secret, ones in hook.outputs] == [(None, [1.0, 1.0])] * 2
     assert [record.getMessage() for record in caplog.records] == [
-        "hook 'it', on_forward, step 0: passes over Secret tensors of 'odd'"
+        "hook 'it', on_forward, step 0: skips Secret tensors of 'odd'"
     ]
 
 
@@ -120,7 +120,7 @@ def test_a_tensor_that_cannot_be_converted_is_passed_over(name: str) -> None:
     """A reduction that torch has not for its kind costs this module's states, and no other's."""
     manager, reports = observed(KINDS[name].make(), "register_capture_hook", reduce=lambda tensor: tensor.cumsum(0))
     assert [state.outputs is None for state in manager.get_captured_states("it")] == [True, False] * 4
-    assert reports == [f"hook 'it', on_forward, step 0: passes over {KINDS[name].word} tensors of 'odd'"]
+    assert reports == [f"hook 'it', on_forward, step 0: skips {KINDS[name].word} tensors of 'odd'"]
 
 
 def test_a_mean_over_the_batch_keeps_imaginary_parts() -> None:
@@ -136,7 +136,7 @@ def test_a_dtype_that_has_no_mean_is_passed_over() -> None:
     """Of float4, torch converts nothing."""
     manager, reports = observed(KINDS["float4"].make(), "register_capture_hook", reduce="batch_mean")
     assert manager.get_captured_states("it")[0].outputs is None
-    assert reports == ["hook 'it', on_forward, step 0: passes over float4_e2m1fn_x2 tensors of 'odd'"]
+    assert reports == ["hook 'it', on_forward, step 0: skips float4_e2m1fn_x2 tensors of 'odd'"]
 
 
 def test_a_structure_is_measured_by_its_first_measurable_tensor() -> None:
@@ -171,7 +171,7 @@ def test_a_run_measures_the_other_modules_and_names_the_one_it_passes_over() -> 
     assert trainer.hooks.entry("monitor").failures.total == 0
     events = [json.loads(line) for line in (trainer.run_dir / "events.jsonl").read_text().splitlines()]
     assert [(event["hook"], event["message"]) for event in events if event["kind"] == "hook_passed_over"] == [
-        ("monitor", "passes over sparse_coo tensors of 'odd'")
+        ("monitor", "skips sparse_coo tensors of 'odd'")
     ]
     series = read_layers(trainer.run_dir)["activations"]
     assert series.names == ("first", "last") and series.steps == tuple(range(1, 7))

@@ -205,7 +205,7 @@ def test_registries_without_a_config_start_empty() -> None:
         ({"hook_classes": ["pkg.Mine"], "hook_configs": {"Mime": {}}}, r"Mime: no such class .* did you mean 'Mine'"),
         (
             {"hook_classes": ["pkg.Mine"], "hook_configs": {"pkg.Mine": {}, "Mine": {}}},
-            r"hooks\.hook_configs\.Mine: 'pkg\.Mine' has its parameters there under its path, too; keep one",
+            r"hooks\.hook_configs\.Mine: 'pkg\.Mine' is configured twice, by its name and by its path; keep one",
         ),
         (
             {"hook_classes": ["pkg.Mine", "other.Mine"], "hook_configs": {"Mine": {}}},

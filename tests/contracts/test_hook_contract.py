@@ -197,7 +197,7 @@ def test_a_users_hook_explains_a_nan(enabled: bool, caplog: pytest.LogCaptureFix
 
 @pytest.mark.parametrize("enabled", [True, False])
 def test_a_users_hook_shows_the_progress(enabled: bool) -> None:
-    """With `shows_progress` the run has no `console_log` of its own, also while the hook is switched off."""
+    """With `shows_progress` the run has no `console_log` of its own, even while the hook is switched off."""
 
     class Bar(TrainingHook):
         shows_progress = True

@@ -74,7 +74,7 @@ def test_the_closing_line_says_what_hooks_wrote_to(capsys: pytest.CaptureFixture
 
 
 def test_the_closing_line_of_a_run_whose_writes_were_all_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    """The count is exact, also if that of the run before was not."""
+    """The count is exact, even if that of the run before was not."""
     trainer = audited_trainer(Changes(change_params), console=True)
     trainer.train()
     assert "hook 'changes' modified the parameters (at least " in capsys.readouterr().out

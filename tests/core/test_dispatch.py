@@ -146,7 +146,7 @@ def test_an_interrupt_at_the_end_of_a_run_still_calls_the_other_hooks(event: str
 @BOTH
 @pytest.mark.hooks_fail(raises=ValueError)
 def test_changed_metrics_are_restored_hook_by_hook(event: str) -> None:
-    """Changes are attributed to the hook that made them, also if it failed afterwards."""
+    """Changes are attributed to the hook that made them, even if it failed afterwards."""
 
     def breaks(metrics: dict[str, Any]) -> None:
         del metrics["loss"]

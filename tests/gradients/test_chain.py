@@ -382,7 +382,7 @@ def test_a_skipped_step_ends_the_chain(bench: Bench) -> None:
 
 
 def test_gradients_are_freed_after_the_chain(bench: Bench) -> None:
-    """The chain's cache keeps no gradients alive after the step, also if a hook failed."""
+    """The chain's cache keeps no gradients alive after the step, even if a hook failed."""
     bench.registry.register(ClipNorm(1.0))
     bench.registry.register(make_hook(lambda grads: 1 / 0, "fatal", on_error="raise"))
     with pytest.raises(ZeroDivisionError):

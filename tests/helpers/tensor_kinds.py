@@ -194,7 +194,7 @@ def check_capture(name: str, clone: bool) -> None:
     assert [state.name for state in states] == ["odd", "usual"] * 4
     if name in ("secret", "quantized_float", "quint4x2"):
         assert states[0].outputs is None
-        assert reports == [f"hook 'it', on_forward, step 0: passes over {kind.word} tensors of 'odd'"]
+        assert reports == [f"hook 'it', on_forward, step 0: skips {kind.word} tensors of 'odd'"]
     else:
         assert plain(states[0].outputs) == plain(value) and reports == []
         assert type(states[0].outputs) is (torch.Tensor if name == "parameter" else type(value))
@@ -208,7 +208,7 @@ def check_monitor(name: str, **options: Any) -> None:
     assert found["usual"]["mean"] == 1.0
     if kind.mean is None:
         assert "odd" not in found
-        assert reports == [f"hook 'it', on_forward, step 0: passes over {kind.word} tensors of 'odd'"]
+        assert reports == [f"hook 'it', on_forward, step 0: skips {kind.word} tensors of 'odd'"]
     else:
         mean = found["odd"]["mean"]
         assert mean == kind.mean or (mean != mean and kind.mean != kind.mean)
@@ -229,7 +229,7 @@ def check_debug(name: str) -> None:
     if kind.mean is not None:
         assert inspected["odd"].mean == kind.mean or kind.mean != kind.mean
     silent = kind.mean is not None or name in ("int", "bool", "float4")
-    assert reports == ([] if silent else [f"hook 'it', on_forward, step 0: passes over {kind.word} tensors of 'odd'"])
+    assert reports == ([] if silent else [f"hook 'it', on_forward, step 0: skips {kind.word} tensors of 'odd'"])
 
 
 def check(name: str) -> None:

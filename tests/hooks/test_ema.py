@@ -240,7 +240,7 @@ def test_a_checkpoint_has_the_weights_of_training() -> None:
 @pytest.mark.parametrize("ema_first", [True, False])
 @pytest.mark.parametrize("check_on_train_epoch_end", [True, False])
 def test_early_stopping_keeps_the_weights_that_were_validated(ema_first: bool, check_on_train_epoch_end: bool) -> None:
-    """Its best weights are the average, in any order of the two, also if it checks after training's were restored."""
+    """Its best weights are the average, in any order of the two, even if it checks after training's were restored."""
     options = {"mode": "max", "min_delta": 1e9, "check_on_train_epoch_end": check_on_train_epoch_end}
     hooks = [EMAHook(0.5), EarlyStopping(restore_best_weights=True, **options)]
     trainer = make_trainer(*(hooks if ema_first else reversed(hooks)), max_epochs=2)

@@ -71,7 +71,7 @@ def everything_on(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[An
 
 @pytest.mark.parametrize("ends", ["normally", "with an error"])
 def test_nothing_stays_on_model_and_optimizer(ends: str) -> None:
-    """Neither hooks nor attributes, also if the loop fails, and if hooks were there that run the model again."""
+    """Neither hooks nor attributes, even if the loop fails, and if hooks were there that run the model again."""
     model, optimizer = make()
     before = everything_on(model, optimizer)
     hooks: list[Any] = [*OBSERVERS, Calls(), Events(), "nan_forensics", "throughput"]

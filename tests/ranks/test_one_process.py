@@ -1,4 +1,4 @@
-"""Numbers of several ranks are those of one process on the global batch, also if the ranks' parts of it are uneven."""
+"""Numbers of several ranks are those of one process on the global batch, even if the ranks' parts of it are uneven."""
 
 import json
 from pathlib import Path

@@ -111,7 +111,7 @@ def test_the_sanity_check_and_every_epoch_validate_with_uneven_batches(kind: str
 def test_a_rank_without_validation_batches_is_named() -> None:
     results = run_on_ranks(train_without_batches, 2, check=False)
     for result in results:
-        assert "validation loader 'val' gave no batch on rank 1" in result.error
+        assert "validation loader 'val' yielded no batch on rank 1" in result.error
 
 
 def train_without_batches(rank: int) -> None:

@@ -31,7 +31,7 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 @pytest.mark.parametrize(("value", "shown"), [(math.nan, "nan"), (math.inf, "inf")])
 def test_the_first_bad_loss_is_announced_once(caplog: pytest.LogCaptureFixture, value: float, shown: str) -> None:
-    """With its step and what to do, also if nothing reads losses, and it is an event of the record."""
+    """With its step and what to do, even if nothing reads losses, and it is an event of the record."""
     trainer = diverging_trainer(3, value=value, max_epochs=3)
     trainer.train()
     remedy = 'to find the module it comes from: trainer.add_hook("nan_forensics")'

@@ -78,7 +78,7 @@ def test_a_torn_line_is_warned_of_at_the_callers_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["metrics", "layers", "events", "media"])
 def test_an_edited_line_is_named_by_its_number(tmp_path: Path, name: str) -> None:
-    """A line in the middle is damaged, also if it is JSON; nothing of it is used."""
+    """A line in the middle is damaged, even if it is JSON; nothing of it is used."""
     record = start_record(tmp_path)
     for step in (1, 2, 3):
         record.log(step, 0, "loss", 1.0)

@@ -369,7 +369,7 @@ def is_counted_right(table: HistogramTable, step: int, values: Tensor) -> bool:
 
 
 def test_histograms_of_vanishing_gradients_show_their_sizes() -> None:
-    """The window of a layer follows its values, however small, also while they become larger or smaller."""
+    """The window of a layer follows its values, however small, even while they become larger or smaller."""
     draw = torch.Generator().manual_seed(0)
     for sizes in ([1e-11, 1e-11], [1e-20, 1e-12, 1e-18], [1e3, 1e-3], [1e-24]):
         steps = [size * (0.1 + torch.rand(500, generator=draw)) * (-1) ** torch.arange(500) for size in sizes]

@@ -520,7 +520,7 @@ class CountsReads(dict[str, Any]):
 
 @pytest.mark.hooks_fail(raises=CheckpointError)
 def test_the_state_of_a_hook_is_encoded_once_per_checkpoint() -> None:
-    """Nothing remains of one that cannot be saved, also if a part of it can."""
+    """Nothing remains of one that cannot be saved, even if a part of it can."""
     trainer = make_trainer()
     odd, state = trainer.hooks.get(trainer.add_hook(HoldsSet())), CountsReads(weight=torch.ones(2))
     odd.saves, odd.weight = ("weight", "seen"), torch.zeros(3)

@@ -27,14 +27,14 @@ class Unmeasured:
 def test_a_loader_without_batches_ends_the_run(empty: str, accumulate: int) -> None:
     """One after the other: the first or the last has nothing, whether or not it was read ahead."""
     loaders = {name: Unmeasured(0 if name == empty else 3) for name in ("a", "b")}
-    with pytest.raises(TrainingError, match=f"the training loader '{empty}' gave no batch: check the dataset"):
+    with pytest.raises(TrainingError, match=f"the training loader '{empty}' yielded no batch: check the dataset"):
         train(data=loaders, accumulate=accumulate)
 
 
 def test_an_iterator_beside_a_loader_is_rejected_in_its_second_epoch() -> None:
     """Otherwise the run would silently continue with the other loader alone."""
     trainer = make_trainer(data={"once": iter([BATCH] * 2), "always": [BATCH] * 2}, max_epochs=3)
-    with pytest.raises(TrainingError, match="'once' gave no batch: it is an iterator, which can be read only once"):
+    with pytest.raises(TrainingError, match="'once' yielded no batch: it is an iterator, which can be read only once"):
         trainer.train()
     assert trainer.epoch == 1
 
@@ -48,17 +48,17 @@ def test_loaders_that_give_something_are_read_as_before() -> None:
 @pytest.mark.parametrize("silent", [Unmeasured(0), batches_of(0)], ids=["no batches", "no samples"])
 def test_a_validation_needs_batches_of_every_loader(silent: Iterable[Any]) -> None:
     """Without batches, or without samples in them, a loader would drop out of val/loss unseen."""
-    with pytest.raises(TrainingError, match="the validation loader 'b' gave no batch"):
+    with pytest.raises(TrainingError, match="the validation loader 'b' yielded no batch"):
         make_trainer(data=[BATCH]).validate({"a": [BATCH], "b": silent})
 
 
 def test_an_iterator_to_validate_on_is_named_as_what_it_is() -> None:
     """Alone, and beside another: the second validation finds it read."""
     alone = make_trainer(data=[BATCH], val_dataloader=iter([BATCH]), max_epochs=2, sanity_batches=0)
-    with pytest.raises(TrainingError, match="the validation loaders gave no batches: it is an iterator"):
+    with pytest.raises(TrainingError, match="the validation loaders yielded no batches: it is an iterator"):
         alone.train()
     beside = make_trainer(data=[BATCH], val_loaders={"a": [BATCH], "b": iter([BATCH])}, max_epochs=2, sanity_batches=0)
-    with pytest.raises(TrainingError, match="the validation loader 'b' gave no batch: it is an iterator"):
+    with pytest.raises(TrainingError, match="the validation loader 'b' yielded no batch: it is an iterator"):
         beside.train()
 
 

@@ -172,7 +172,7 @@ class Watched(Dataset[torch.Tensor]):
 def test_a_loader_that_gives_nothing_is_named(items: Any, said: str) -> None:
     """Found at its turn when its length is not known; an iterator has nothing left when it should begin again."""
     loader = Unknown([]) if items is not None else iter([1])
-    with pytest.raises(TrainingError, match=f"the training loader 'b' gave no batch.*{said}"):
+    with pytest.raises(TrainingError, match=f"the training loader 'b' yielded no batch.*{said}"):
         Reader({"a": [1, 2, 3], "b": loader}, loader_schedule="round_robin")
 
 

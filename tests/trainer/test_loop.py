@@ -241,7 +241,7 @@ def test_an_encoder_decoder_that_copies_does_not_shift_its_labels() -> None:
 
 
 def test_tokens_seen_counts_padding() -> None:
-    """It reads only a shape, also if the loss is weighted by what is not padding."""
+    """It reads only a shape, even if the loss is weighted by what is not padding."""
     rows, mask = padded_rows()
     trainer = train(data=[causal(rows, mask)], model=LanguageModel(True), loss_fn=None, loss_weight="tokens")
     assert trainer.progress.tokens_seen == rows.numel() == 96
@@ -595,7 +595,7 @@ def test_step_metrics() -> None:
 
 def test_a_loader_that_gives_nothing() -> None:
     """Without a length this is known when the run begins."""
-    with pytest.raises(TrainingError, match="the training loader gave no batches"):
+    with pytest.raises(TrainingError, match="the training loader yielded no batches"):
         train(data=Sometimes([], None))
 
 

@@ -432,7 +432,7 @@ def test_wrong_lists(metrics: Any, words: str) -> None:
 @pytest.mark.parametrize(
     ("metric", "words"),
     [
-        ({"name": "accuracy", "k": 9}, "k=9, and there are 4 classes"),
+        ({"name": "accuracy", "k": 9}, "k=9 is more than the 4 classes"),
         ("mse", r"mse: predictions \[8, 4\] do not fit targets \[8\]"),
     ],
     ids=str,

@@ -348,7 +348,7 @@ def test_training_steps_outside_of_a_run() -> None:
 
 
 def test_a_run_that_continues_inside_an_epoch_records_the_mean_of_the_whole_epoch() -> None:
-    """As the unbroken run does, also if the trainer validates in between."""
+    """As the unbroken run does, even if the trainer validates in between."""
     means = []
     for lengths in ([4], [1, 3, 4]):
         trainer = make_trainer(model=make_model, data=make_batches(4), val_dataloader=make_batches(1), record=True)

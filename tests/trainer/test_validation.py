@@ -185,7 +185,7 @@ def test_nothing_to_validate_on() -> None:
     trainer = make_trainer()
     with pytest.raises(TrainingError, match="there is nothing to validate on: pass val_loaders"):
         trainer.validate()
-    with pytest.raises(TrainingError, match="the validation loaders gave no batches"):
+    with pytest.raises(TrainingError, match="the validation loaders yielded no batches"):
         trainer.validate(iter([]))
 
 
@@ -322,7 +322,7 @@ def test_an_iterator_is_left_for_the_first_validation() -> None:
 
 
 def test_a_hook_may_validate_inside_the_outermost_validation() -> None:
-    """The outermost one is inside of none, also if the same hook called it."""
+    """The outermost one is inside of none, even if the same hook called it."""
     depths: list[int] = []
 
     class Twice(TrainingHook):

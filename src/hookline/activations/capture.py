@@ -48,7 +48,7 @@ class Capture(BuiltInForwardHook):
     A state is a copy-on-write view: it takes no memory until it or the model's tensor is written to, and keeps its
     values when the model writes. With `dtype`, `device` or `reduce` it is converted first; copies from a GPU to the CPU
     are asynchronous. Quantized, sparse and nested tensors and subclasses are copied at once. A tensor that cannot be
-    copied or converted is replaced by None and reported once for its module.
+    copied or converted is replaced with None and reported once for its module.
 
     Args:
         modules: The modules to capture from.

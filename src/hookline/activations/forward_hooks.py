@@ -73,13 +73,13 @@ class BuiltInForwardHook(ForwardHook):
         """Store the name under which the hook is registered, and where."""
         self._registry, self._registered_name = registry, name
 
-    def _pass_over(self, module: str, tensor: torch.Tensor, what: str = "passes over") -> None:
+    def _pass_over(self, module: str, tensor: torch.Tensor, what: str = "skips") -> None:
         if self._registry is not None:  # It is registered.
             self._registry.dispatcher.pass_over(self._registered_name, module, tensor, what)
 
 
 def observer_view(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return what `_tensors.copy_on_write` does, also of a borrowed tensor; None if it cannot be copied.
+    """Return what `_tensors.copy_on_write` does, including borrowed tensors; None if it cannot be copied.
 
     A borrowed tensor is cloned at once, because torch does not see the writes of compiled code into its own buffers.
     """
@@ -406,7 +406,7 @@ class ForwardDispatcher:
         closed = entry.closed and getattr(hook_attribute(entry.hook, "close"), "__func__", None) is not Hook.close
         return self.attached and entry.enabled and not closed
 
-    def pass_over(self, hook: str, module: str, tensor: torch.Tensor, what: str = "passes over") -> None:
+    def pass_over(self, hook: str, module: str, tensor: torch.Tensor, what: str = "skips") -> None:
         """Report, once for a hook and a module, what the hook does not do with a tensor because of its kind."""
         if (hook, module) not in self._passed_over:
             self._passed_over.add((hook, module))

@@ -112,7 +112,7 @@ class Intervention(ForwardHook):
 
 
 class Replace(Intervention):
-    """Replaces the output by a value that broadcasts to it, or by the result of a function of it.
+    """Replaces the output with a value that broadcasts to it, or with the result of a function of it.
 
     >>> Replace("blocks.3", lambda output: output.clamp(max=5.0))
 
@@ -218,7 +218,7 @@ class Ablate(Intervention):
 
 
 class Patch(Intervention):
-    """Replaces the output by the module's output in another run (activation patching).
+    """Replaces the output with the module's output in another run (activation patching).
 
     Args:
         modules: The modules to patch.

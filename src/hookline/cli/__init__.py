@@ -38,7 +38,7 @@ DONE, FAILED = Outcome.COMPLETED.exit_code, Outcome.FAILED.exit_code
 NON_FINITE, INTERRUPTED = Outcome.NON_FINITE.exit_code, Outcome.INTERRUPTED.exit_code
 USAGE, CLOSED_PIPE, TERMINATED = 2, 141, 143
 EXIT_CODES = {
-    DONE: "success, also when a hook stopped the run",
+    DONE: "success, even when a hook stopped the run",
     FAILED: "training failed, a check found something, or the output could not be written",
     USAGE: "wrong config or usage, or the record cannot be written; nothing was trained",
     NON_FINITE: "the run ended with NaN or infinite weights, or nan_forensics stopped it",
@@ -123,7 +123,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit status, also if its output cannot be written."""
+    """Run one command and return the exit status, even if its output cannot be written."""
     replace_missing_characters(sys.stdout)
     stop: SystemExit | None = None
     try:

@@ -73,7 +73,7 @@ def positive(word: str) -> int:
 
 
 def resolve_runs(options: argparse.Namespace) -> None:
-    """Replace the names of runs by their directories."""
+    """Replace the names of runs with their directories."""
     if hasattr(options, "run"):
         options.run = str(find_run(options.run))
     if hasattr(options, "runs"):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hookline.runs.curves import Point
 
 MAX_WIDTH = 200  # The width of output in a wider terminal.
-_MAX_NAME_LENGTH = 200  # characters of a name that is shortened, also if it is then like another one
+_MAX_NAME_LENGTH = 200  # characters of a name that is shortened, even if it is then like another one
 
 
 def bounded(text: str, longest: int = 300) -> str:

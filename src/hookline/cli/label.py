@@ -1,4 +1,4 @@
-"""`hookline label`: print or change the name, tags and notes of a run, also while it is training."""
+"""`hookline label`: print or change the name, tags and notes of a run, even while it is training."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def run_one_batch(trainer: Trainer, hook: ForwardHook) -> str | None:
 
 
 def describe_output(value: Any) -> Any:
-    """Return a module's output with every tensor replaced by its shape and dtype."""
+    """Return a module's output with every tensor replaced with its shape and dtype."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return {"shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
     if isinstance(value, Mapping):

@@ -133,7 +133,9 @@ def _by_class(hooks: HooksConfig, policy: ImportPolicy) -> Iterator[HookSpec]:
             remedy = f"write its path: {' or '.join(matches)}"
             raise ConfigError(path, f"several classes in hook_classes have that name; {remedy}")
         if matches[0] in configs and key not in names:
-            raise ConfigError(path, f"{matches[0]!r} has its parameters there under its path, too; keep one of the two")
+            raise ConfigError(
+                path, f"{matches[0]!r} is configured twice, by its name and by its path; keep one of the two"
+            )
     for index, dotted in enumerate(paths):
         path, key = f"hooks.hook_classes.{index}", dotted if dotted in configs else names[dotted]
         policy.check_name(dotted, HOOKS, path)

@@ -138,7 +138,7 @@ def apply_override(tree: dict[str, Any], override: str) -> None:
 
 
 def _entry_path(tree: dict[str, Any], parts: list[str]) -> list[str]:
-    """Replace a hook's name in a path by the list and the index of its entry."""
+    """Replace a hook's name in a path with the list and the index of its entry."""
     hooks, (section, name) = tree.get("hooks"), parts[:2]
     lists: dict[tuple[str, ...], Any] = {}
     if isinstance(hooks, dict):

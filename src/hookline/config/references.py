@@ -48,7 +48,7 @@ class Resolved(str):
 
 
 def resolve_references(tree: Any, environment: Mapping[str, str] | None = None, path: str = "") -> Any:
-    """Copy a config, replacing every reference by its value.
+    """Copy a config, replacing every reference with its value.
 
     >>> resolve_references({"url": "${env:HOST}/x"}, {"HOST": "example.org"})
     {'url': 'example.org/x'}
@@ -79,7 +79,7 @@ def resolve_references(tree: Any, environment: Mapping[str, str] | None = None, 
 
 
 def without_values(text: str) -> str:
-    """Replace the values of references by the references, wherever a message quotes them."""
+    """Replace the values of references with the references, wherever a message quotes them."""
     return replace_secrets(text, _references)
 
 

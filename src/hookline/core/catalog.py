@@ -305,7 +305,7 @@ class Events:
         needs="can_skip_steps",
     )
     def on_step_skipped(self, *args: Any, **kwargs: Any) -> None:
-        """The optimizer was not stepped: the gradients were not finite, or a guard said so."""
+        """The optimizer was not stepped: the gradients were not finite, or a hook skipped the step."""
 
     @inner_event(
         BATCH + " loss metrics output=model_output target",

@@ -88,7 +88,7 @@ class CollectiveGuard:
 
     @contextmanager
     def allow(self, method: str) -> Iterator[None]:
-        """Run a method of the run in which all ranks take part, also if a hook calls it that declares no collectives.
+        """Run a method of the run in which all ranks take part, even if a hook calls it that declares no collectives.
 
         Args:
             method: How errors name the method.

@@ -31,8 +31,8 @@ class EMAHook(NamedHook):
     """Keeps an exponential moving average of the weights; validations measure the average.
 
     After every optimizer step ``average = decay * average + (1 - decay) * weights``. Half-precision weights are
-    averaged in float32. During a validation the model has the averaged weights; afterwards its own are restored bit for
-    bit, also if the hook is disabled or removed in between, so training is the same as without the hook.
+    averaged in float32. During a validation the model has the averaged weights. Afterwards its trained weights are
+    restored bit for bit, even if the hook is disabled or removed in between. The hook does not change training.
 
     The average is saved with checkpoints: `EMAHook.weights_in(path)` reads it. If several are registered, the first one
     is validated and the others only average. Another model starts another average.

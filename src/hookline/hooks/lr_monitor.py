@@ -41,7 +41,9 @@ class LearningRateMonitor(TrainingHook):
         given = period(self, every)
         if given is not None and given.unit == "epochs":
             if given.amount != 1:
-                raise ConfigError("every", f"{every!r}: rates are recorded at the start of each epoch or at steps")
+                raise ConfigError(
+                    "every", f"{every!r}: learning rates are recorded at the start of each epoch or at steps"
+                )
             self.frequency = "epoch"
         elif given is not None:
             self.schedule = Schedule(every=given)

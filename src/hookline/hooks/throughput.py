@@ -33,18 +33,18 @@ class ThroughputMonitor(TimedHook):
     all hooks take at the events of a step. On an accelerator the host only queues work, and waits where the queue is
     full, so the parts say where the host was, not what the device computed.
 
-    With several ranks, samples, tokens and operations per second are those of all ranks together, the memory is that of
-    the rank with the most, and times, shares and ``throughput/mfu`` are means over the ranks.
+    With several ranks, samples, tokens and operations per second are those of all ranks together. The memory is that of
+    the rank with the most; times, shares and ``throughput/mfu`` are means over the ranks.
 
-    Registered as an object on a schedule (``add_hook(ThroughputMonitor(), every=10)``), only batches that are due are
-    counted and the others are assumed to be like them: samples and the wait for data are estimates, and so are figures
-    per step if a due batch is in the middle of one.
+    If you register an object on a schedule (``add_hook(ThroughputMonitor(), every=10)``), it counts only the batches
+    that are due, and assumes that the others are like them. Samples and the wait for data are then estimates, and so
+    are figures per step if a due batch is in the middle of one.
 
     Args:
-        log_every_n_steps: The same as `every`; how often to report. The steps that remain at the end are reported if
-            they are at least half as many, or the whole run: the mean of fewer would look like a change of speed.
+        log_every_n_steps: An older name of `every`. At the end of a run, the remaining steps are reported only if there
+            are at least half as many of them, or no others: the mean of fewer would look like a change of speed.
         flops_per_token: Floating-point operations of forward and backward, for ``throughput/tflops``.
-        flops_per_sample: The same per sample.
+        flops_per_sample: Floating-point operations of forward and backward for one sample.
         peak_flops: The device's peak FLOP per second, from which ``throughput/mfu`` is computed.
         every: How often to report, in steps.
     """

@@ -47,7 +47,7 @@ class MetricBatch(Pending):
     """The metrics of one flush, with one copy to the host per device and dtype among their tensors.
 
     Args:
-        entries: The logged values; tensors are 0-dim. Reading replaces them by numbers, unless a device lost them.
+        entries: The logged values; tensors are 0-dim. Reading replaces them with numbers, unless a device lost them.
     """
 
     def __init__(self, entries: list[Entry]) -> None:

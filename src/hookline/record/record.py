@@ -508,7 +508,7 @@ class Record:
         self._storage.release()
 
     def release(self) -> None:
-        """Let the next writer in, also if closing has failed; a second call does nothing."""
+        """Let the next writer in, even if closing has failed; a second call does nothing."""
         self._storage.release()
 
     def _write(self, kind: str, rows: list[Any]) -> None:

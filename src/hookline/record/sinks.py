@@ -196,7 +196,7 @@ class Storage:
         """Store the run's end, before sinks are waited for: a signal may not wait for them."""
 
     def close(self, run: dict[str, Any]) -> None:
-        """Store the run's end, also if `end` was interrupted, and close everything."""
+        """Store the run's end, even if `end` was interrupted, and close everything."""
         self.end(run)
         self.release()
 

@@ -76,7 +76,7 @@ def _sort_key(item: Any) -> tuple[bool, float, str]:
 
 
 def short_repr(value: Any) -> str:
-    """Return a repr of at most about 200 characters, also for objects whose own repr raises."""
+    """Return a repr of at most about 200 characters, even for objects whose own repr raises."""
     try:
         return _escape_surrogates(_short.repr(value))
     except Exception:

@@ -412,7 +412,7 @@ def _shown_media(row: MediaRow) -> dict[str, Any]:
     if hasattr(content, "png"):
         return {**shown, "type": "image", "png": b64encode(content.png).decode()}
     rows, sums = content.rows[:MAX_TABLE_ROWS], None
-    if content.kind == "confusion_matrix":  # the sum of each row, also of columns that are cut
+    if content.kind == "confusion_matrix":  # the sum of each row, including columns that are cut
         sums = [sum(cell for cell in cells if isinstance(cell, (int, float))) for cells in rows]
     return {
         **shown,

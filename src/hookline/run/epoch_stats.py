@@ -116,7 +116,7 @@ class EpochStats:
         return float(self._sums[name]) / count if count else math.nan
 
     def average_over_ranks(self, ranks: Ranks, step: int, loss: float, window: Window) -> None:
-        """Replace the means and latest values by those of all ranks, until something is added; all ranks must do so.
+        """Replace the means and latest values with those of all ranks, until something is added; all ranks must do so.
 
         Args:
             ranks: The ranks.

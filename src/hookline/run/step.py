@@ -275,7 +275,7 @@ class Steps(RunControl):
         self.hooks.replan()
 
     def end_epoch(self) -> None:
-        """Record the means of the epoch, and fire on_epoch_end; the epoch is over, also if a hook fails there."""
+        """Record the means of the epoch, and fire on_epoch_end; the epoch is over, even if a hook fails there."""
         self.record_non_finite_losses(self.stats.take_non_finite())
         args = self.event_args
         args.forget_epoch()
@@ -314,7 +314,7 @@ class Steps(RunControl):
                 if handler := slots.on_validation_end:
                     handler(args)
                 args.mirror_metrics("eval_metrics")
-            finally:  # what was measured is recorded, also if a hook ends the run here
+            finally:  # what was measured is recorded, even if a hook ends the run here
                 numbers = single_numbers(metrics)
                 for key, value in numbers.items():
                     self.log(key, value)

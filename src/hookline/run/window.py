@@ -78,7 +78,7 @@ class Window:
         return value * self.rank_weight if self.rank_weight else 0.0  # the mean of nothing may be NaN
 
     def leave(self) -> None:
-        """Leave the model as it was, also if the run fails inside a window."""
+        """Leave the model as it was, even if the run fails inside a window."""
 
     def check_trained(self) -> None:
         """Raise TrainingError if no step of the run had anything to train on."""

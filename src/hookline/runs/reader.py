@@ -81,7 +81,7 @@ class Damage:
 
 
 class RunReader:
-    """Reads the files of a run's directory, also while they are written or after the writer was killed.
+    """Reads the files of a run's directory, even while they are written or after the writer was killed.
 
     Nothing is read before it is needed. Small files are kept in memory; rows are yielded in blocks.
     """
@@ -427,7 +427,7 @@ def rows_of_steps(reader: RunReader) -> list[dict[str, Any]]:
             if row.keys() - RESERVED == {"resumed"}:
                 continue
             row.pop("resumed", None)
-            for name, value in row.items():  # all metrics are numbers, also one that is named `error`
+            for name, value in row.items():  # all metrics are numbers, even one that is named `error`
                 if isinstance(value, str):
                     row[name] = NON_FINITE.get(value, value)
             steps.setdefault(row["step"], {}).update(row)

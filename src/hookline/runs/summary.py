@@ -267,7 +267,7 @@ class RunSummary:
 
     @classmethod
     def read(cls, directory: Path | str | RunFiles, *, media: bool = False, numbers: bool = False) -> RunSummary:
-        """Read the files of a run, also of one that is running or was killed.
+        """Read the files of a run, even of one that is running or was killed.
 
         Args:
             directory: The run's directory, or its files.

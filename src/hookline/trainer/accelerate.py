@@ -73,7 +73,7 @@ def check_accelerator(accelerator: Any) -> None:
     if started > 1 and not several:
         raise TrainingError(
             f"{started} processes were started, but the Accelerator knows of one, so that each would train its own "
-            "copy: without GPUs make it with cpu=True, or leave `accelerator` out"
+            "copy: without GPUs, create it with cpu=True, or leave `accelerator` out"
         )
     if steps != 1:
         raise TrainingError(
@@ -115,7 +115,7 @@ def check_options(accelerator: Any, device: Any, options: Mapping[str, Any]) -> 
     if device is not None and _device.find_device(device) != device_of(accelerator):
         raise TrainingError(
             f"device: {str(device)!r}, but the Accelerator uses {str(accelerator.device)!r}; it decides, so leave "
-            "`device` out, or make it with cpu=True"
+            "`device` out, or create it with cpu=True"
         )
     for name in ("parallel", "shard_modules", "replicas"):
         if options.get(name) not in (None, "auto", 1):

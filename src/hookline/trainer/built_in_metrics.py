@@ -103,7 +103,7 @@ class Accuracy(_OfClasses):
             right = predicted == target
         else:
             if self.k > scores.shape[-1]:
-                raise TrainingError(f"accuracy: k={self.k}, and there are {scores.shape[-1]} classes")
+                raise TrainingError(f"accuracy: k={self.k} is more than the {scores.shape[-1]} classes")
             right = (scores.topk(self.k, dim=-1).indices == target.unsqueeze(-1)).any(-1)
         counts = target != self.ignore_index
         return torch.stack([(right & counts).sum(), counts.sum()]).double()

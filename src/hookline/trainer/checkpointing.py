@@ -319,7 +319,7 @@ class CheckpointedRun(SavingRun, EpochRun):
             raise CheckpointError(str(error)) from error
 
     def find_initial_weights(self) -> None:
-        """Replace a name in `init_from` by the path that it stands for now, which is what the record says."""
+        """Replace a name in `init_from` with the path that it stands for now, which is what the record says."""
         options = self.options
         if options.init_from and not self._has_initial_weights:
             try:

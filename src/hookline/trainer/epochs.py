@@ -88,15 +88,15 @@ class EpochRun(Run):
         return kind(self.train_loaders, self.progress.enter_loader, epoch, self.ranks.world_size)
 
     def _check_epoch(self, all_read: bool) -> None:
-        """Raise TrainingError if the loaders gave no batch, ended in the middle of a window, or nothing counted."""
+        """Raise TrainingError if the loaders yielded no batch, ended in the middle of a window, or nothing counted."""
         window, reader = self.accumulation, self.reader
         self.is_reading, read = False, self.progress.batch_idx + 1
         assert reader is not None
         if not read:
-            raise TrainingError(f"the training loader gave no batches{why_empty(self.train_loaders)}")
+            raise TrainingError(f"the training loader yielded no batches{why_empty(self.train_loaders)}")
         if window.count and all_read:
             raise TrainingError(
-                f"the training loader promised {reader.length} batches and gave {read}, which leaves "
+                f"the training loader promised {reader.length} batches and yielded {read}, which leaves "
                 f"{window.count} micro-batches of a window of {window.size} without their step"
             )
         if all_read and isinstance(reader, SequentialBatches):

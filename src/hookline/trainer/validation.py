@@ -105,7 +105,7 @@ def _measure(
         averages.add_up(ranks)
         empty = {name: loader for name, loader in loaders.items() if name not in averages.loaders()}
         if len(empty) == len(loaders):
-            raise TrainingError(f"the validation loaders gave no batches{why_empty(empty)}")
+            raise TrainingError(f"the validation loaders yielded no batches{why_empty(empty)}")
         for name, loader in empty.items():  # if the others hid it, val/loss would mean something else
             raise_no_batches("validation", name, loader)
         return user.compute(ranks, averages.metrics())
@@ -128,8 +128,8 @@ def _in_step(ranks: Ranks, loader: str, batches: Iterator[tuple[Any, bool]]) -> 
         if not index and have_more < ranks.world_size:
             without = [rank for rank, has_one in enumerate(ranks.gather(counts)) if not has_one]
             raise TrainingError(
-                f"the validation loader {loader!r} gave no batch on rank {', '.join(map(str, without))}, and a sharded "
-                "model needs one from each rank: validate on more samples, or with smaller batches"
+                f"the validation loader {loader!r} yielded no batch on rank {', '.join(map(str, without))}, and a "
+                "sharded model needs one from each rank: validate on more samples, or with smaller batches"
             )
         yield last, counts
 

@@ -160,7 +160,7 @@ class AccumulationWindow(Window):
             raise TrainingError(f"the run trained nothing: {self._why_uncounted()}")
 
     def leave(self) -> None:
-        """Leave the model as it was, also if the run fails inside a window."""
+        """Leave the model as it was, even if the run fails inside a window."""
         self._stop_zeroing()
         self._engine.sync_gradients(self._trainer.model, True)
 

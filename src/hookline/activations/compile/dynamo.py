@@ -1,8 +1,9 @@
 """Decide what compiled code passes to forward hooks (calls, statistics or nothing), with Dynamo's private names.
 
 `torch.compile` traces a module's torch hooks together with the module. Ours puts one operator into the graph, which
-passes the tensors to the hooks whenever the graph runs: no graph break, and no other graph when hooks become due or
-not. Where hooks need nothing but statistics of what a GPU computes, it is a kernel instead, and no hook is called.
+passes the tensors to the hooks whenever the graph runs. This causes no graph break, and the graph stays when hooks
+become due or not. If hooks need only statistics of what a GPU computes, a kernel takes the operator's place, and no
+hook is called.
 Hooks that change the output or measure time need the graph broken at their modules.
 """
 

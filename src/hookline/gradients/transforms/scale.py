@@ -73,7 +73,7 @@ class Centralize(Transform):
 
 
 class Sign(Transform):
-    """Replace every element by its sign: -1, 0 or 1.
+    """Replace every element with its sign: -1, 0 or 1.
 
     Args:
         params: The parameters whose gradients are replaced; all of them by default.

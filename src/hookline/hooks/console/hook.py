@@ -32,10 +32,10 @@ REPORT_SECONDS = 2.0  # the speed and the parts of a step are means over this ti
 class ConsoleLogHook(TimedHook):
     """Shows progress, losses, validation results, speed and where the time goes; at the end, what each hook cost.
 
-    At a terminal and in a notebook it is a live view of a few lines, which stays below all other output and is drawn
-    four times a second, regardless of `every`, which then sets how often the parts of a step are measured. Its numbers
-    come from the record, so that nothing waits for a device. Elsewhere it prints a progress line per period. A run has
-    this hook by default, with a line every 30 seconds where nothing can be redrawn, unless ``console=False``.
+    At a terminal and in a notebook it is a live view of a few lines, which stays below all other output. It is drawn
+    four times a second, and `every` then sets how often the parts of a step are measured. Its numbers come from the
+    record, so that nothing waits for a device. Elsewhere it prints a progress line per period. A run has this hook by
+    default, with a line every 30 seconds where nothing can be redrawn, unless ``console=False``.
 
     Args:
         log_every_n_batches: How often to print the progress line, in batches; an alternative to `every`.
@@ -95,7 +95,7 @@ class ConsoleLogHook(TimedHook):
         self._draw(trainer, self._started)
 
     def on_train_end(self, trainer: RunControl, state: Mapping[str, Any]) -> None:
-        """Replace the live view by a summary, or print a last progress line; then print the table of costs."""
+        """Replace the live view with a summary, or print a last progress line; then print the table of costs."""
         if self._view is not None:
             self._view.close(trainer, perf_counter(), self._last_loss(trainer), state["avg_loss"])
         elif self._step > self._printed_step:

@@ -154,7 +154,7 @@ class LiveView:
         self.place.draw(rows, layout.width)
 
     def close(self, trainer: RunControl, now: float, loss: float, mean: float) -> None:
-        """Replace the view by a summary that stays.
+        """Replace the view with a summary that stays.
 
         Args:
             trainer: The run.

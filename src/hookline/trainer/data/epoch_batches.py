@@ -344,8 +344,8 @@ class MixedLoader:
 class MixedBatches(_EpochBatches):
     """Mix several loaders by a schedule.
 
-    Whether the epoch is over is asked before each batch. If the length of a loader cannot be trusted, that may need its
-    next batch: of the loader whose turn it is, which then gives it, or, if only others can tell, of these.
+    Before each batch, it checks whether the epoch is over. If it cannot trust the length of a loader, it may have to
+    read that loader's next batch for this. The batch is kept until the loader's turn.
     """
 
     def __init__(self, loaders: TrainLoaders, on_loader: OnLoader, epoch: int, world_size: int) -> None:

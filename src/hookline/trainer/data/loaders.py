@@ -251,12 +251,12 @@ def trusted_length(loader: Iterable[Any]) -> int | None:
 
 
 def raise_no_batches(role: str, name: str, loader: Iterable[Any]) -> NoReturn:
-    """Raise TrainingError for one loader of several that gave no batch."""
-    raise TrainingError(f"the {role} loader {name!r} gave no batch{why_empty({name: loader})}")
+    """Raise TrainingError for one loader of several that yielded no batch."""
+    raise TrainingError(f"the {role} loader {name!r} yielded no batch{why_empty({name: loader})}")
 
 
 def why_empty(loaders: Mapping[str, Iterable[Any]]) -> str:
-    """Return the likely reason why loaders gave no batch, as the end of a sentence."""
+    """Return the likely reason why loaders yielded no batch, as the end of a sentence."""
     if any(isinstance(loader, Iterator) for loader in loaders.values()):
         return ": it is an iterator, which can be read only once; pass a list or a DataLoader"
     return ": check the dataset and the sampler"
