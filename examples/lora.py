@@ -23,7 +23,7 @@ class Lora(nn.Module):
     def __init__(self, base: nn.Module) -> None:
         super().__init__()
         self.base = base
-        inputs, outputs = base.weight.shape
+        inputs, outputs = base.get_parameter("weight").shape
         self.down = nn.Linear(inputs, RANK, bias=False)
         self.up = nn.Linear(RANK, outputs, bias=False)
         nn.init.zeros_(self.up.weight)  # At first the model is unchanged.
@@ -40,8 +40,9 @@ def model_with_adapters() -> transformers.GPT2LMHeadModel:
     )  # fmt: skip
     model = transformers.GPT2LMHeadModel(config).requires_grad_(False)
     model.loss_type = "ForCausalLM"  # Otherwise transformers warns that it guesses it.
-    for block in model.transformer.h:
-        block.attn.c_attn = Lora(block.attn.c_attn)
+    for name, module in list(model.named_modules()):
+        if name.endswith("attn.c_attn"):
+            model.set_submodule(name, Lora(module))
     return model
 
 

@@ -39,6 +39,7 @@ def main() -> None:
     trainer.add_hook("gradient_monitor", every=10, log_histogram=True)
     trainer.add_hook("lr_monitor")
     trainer.train()
+    assert trainer.run_dir is not None  # It is None with record=False.
     files = (trainer.run_dir / "tensorboard").glob("events.out.*")
     print("TensorBoard:", ", ".join(file.name for file in files))
 
