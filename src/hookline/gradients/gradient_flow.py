@@ -160,7 +160,8 @@ def gradient_flow(
         HooklineError: If the limits contradict each other.
     """
     limits = Limits(vanishing, exploding, ratio)
-    return judge_norms(*_read_norms(model, cached=False), limits)
+    params = plain_parameters(model)
+    return judge_norms(params, _read_norms(params, cached=False), limits)
 
 
 _shared_norms = TensorVersions([]), torch.zeros(0, device="cpu")
@@ -172,19 +173,27 @@ def share_norms(read: TensorVersions, norms: torch.Tensor) -> None:
     _shared_norms = read, norms
 
 
-def _read_norms(model: torch.nn.Module, cached: bool) -> tuple[dict[str, torch.nn.Parameter], dict[str, float]]:
-    """Return the parameters of a model, and the norms of those gradients that there are.
+def params_of_step(trainer: RunControl, params: Mapping[str, torch.nn.Parameter]) -> Mapping[str, torch.nn.Parameter]:
+    """Return those parameters whose gradients are of this step: all, unless other optimizers step separately."""
+    stepping = trainer.stepping_optimizers()
+    if len(stepping) == len(trainer.optimizers):
+        return params
+    owned = {id(param) for optimizer in stepping for group in optimizer.param_groups for param in group["params"]}
+    return {name: param for name, param in params.items() if id(param) in owned}
+
+
+def _read_norms(params: Mapping[str, torch.nn.Parameter], cached: bool) -> dict[str, float]:
+    """Return the norms of those gradients that there are.
 
     Args:
-        model: The model.
+        params: The parameters.
         cached: Whether to take norms that another hook has read at this event.
     """
-    params = plain_parameters(model)
     present = {name: param.grad for name, param in params.items() if param.grad is not None}
     gradients = list(present.values())
     read, known = _shared_norms
     norms = known.tolist() if cached and read.matches(gradients) else gradient_norms(gradients)
-    return params, dict(zip(present, norms, strict=True))
+    return dict(zip(present, norms, strict=True))
 
 
 def judge_norms(params: Mapping[str, torch.nn.Parameter], norms: Mapping[str, float], limits: Limits) -> GradientFlow:
@@ -265,7 +274,7 @@ class GradientFlowHook(TrainingHook):
     ) -> None:
         self.vanishing, self.exploding, self.ratio = vanishing, exploding, ratio
         self._limits = Limits(vanishing, exploding, ratio)
-        self._newest: tuple[dict[str, torch.nn.Parameter], dict[str, float]] | None = None
+        self._newest: tuple[Mapping[str, torch.nn.Parameter], dict[str, float]] | None = None
         self._reported: dict[str, Verdict] = {}
         self._registered_name = self.name
 
@@ -275,7 +284,9 @@ class GradientFlowHook(TrainingHook):
 
     def on_gradients_ready(self, model: torch.nn.Module, trainer: RunControl, step: int) -> None:
         """Log how many parameters are in trouble, and report them if they are not the same as before."""
-        self._newest = params, norms = _read_norms(model, cached=True)
+        params = params_of_step(trainer, plain_parameters(model))
+        norms = _read_norms(params, cached=True)
+        self._newest = params, norms
         trainable = sum(param.requires_grad for param in params.values())
         healthy = len(norms) == trainable and self._limits.allow(norms.values())
         flow = None if healthy else self.latest  # a verdict for each parameter costs more than reading the norms

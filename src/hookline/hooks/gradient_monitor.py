@@ -18,7 +18,15 @@ from hookline._tensors import TensorVersions
 from hookline._words import nearest
 from hookline.core.schedule import Quantity, Schedule
 from hookline.errors import ConfigError, NothingMatches, got
-from hookline.gradients.gradient_flow import VERDICT_METRICS, GradientFlow, Limits, Verdict, judge_norms, share_norms
+from hookline.gradients.gradient_flow import (
+    VERDICT_METRICS,
+    GradientFlow,
+    Limits,
+    Verdict,
+    judge_norms,
+    params_of_step,
+    share_norms,
+)
 from hookline.hooks.base import NamedHook, period
 from hookline.run.control import RunControl
 from hookline.stats.collector import HostQueue, StepRows
@@ -156,12 +164,7 @@ class GradientMonitor(NamedHook):
 
     def on_gradients_ready(self, trainer: RunControl, step: int) -> None:
         """Measure the gradients before the update chain."""
-        params = self._select_params(trainer)
-        stepping = trainer.stepping_optimizers()
-        if len(stepping) < len(trainer.optimizers):  # the others' gradients are not those of this step
-            groups = [group for optimizer in stepping for group in optimizer.param_groups]
-            owned = {id(param) for group in groups for param in group["params"]}
-            params = {name: param for name, param in params.items() if id(param) in owned}
+        params = params_of_step(trainer, self._select_params(trainer))
         first = next(iter(params.values()), None)
         spec = self._spec
         if first is not None and not first.is_cpu:
