@@ -1,10 +1,13 @@
-"""The same hooks in every host: our trainer, a loop with `attach`, Accelerate, Lightning, transformers and Ignite."""
+"""The same hooks in all seven hosts: our trainer, `attach`, Accelerate, Lightning, transformers, Ignite, `run`."""
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import hosted_loops
 import pytest
 import torch
 from hosted_loops import FOREIGN, HOSTS, Loop, Recorder, digest, make_batches
@@ -55,6 +58,63 @@ def test_hooks_measure_the_same_everywhere() -> None:
         found = statistics(trained(host)[0])
         assert found[:3] == expected[:3], host
         assert found[3].tolist() == expected[3].tolist(), host
+
+
+UNEDITED = """
+import sys
+import torch
+from hosted_loops import Net, digest, make_batches
+
+accumulate, model = int(sys.argv[1]), Net()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+for _ in range(2):
+    for index, batch in enumerate(make_batches(), 1):
+        loss = model(**batch)["loss"] / accumulate
+        loss.backward()
+        if index % accumulate == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+print(digest(model))
+"""
+NOTES = """
+import json
+import hookline
+from hosted_loops import Recorder
+
+@hookline.register_hook("recorder")
+class Notes(Recorder):
+    def on_train_end(self) -> None:
+        self.events.append("on_train_end")
+        with open("noted.json", "w") as file:
+            json.dump(vars(self), file)
+"""
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_an_unedited_script_trains_the_same_weights(accumulate: int) -> None:
+    """`hookline run` knows neither epochs nor validations; what it knows is what the other hosts report."""
+    loop, recorder = trained("trainer", accumulate=accumulate)
+    Path("script.py").write_text(UNEDITED)
+    Path("notes.py").write_text(NOTES)
+    Path("hooks.yaml").write_text(json.dumps({"hooks": HOOKS | {"lifecycle": ["recorder"]}}))
+    words = ("--hooks", "hooks.yaml", "--import", "notes", "--allow-changes", "--output", "watched", "script.py")
+    paths = [str(Path(hosted_loops.__file__).parent), os.environ.get("PYTHONPATH", "")]
+    printed = subprocess.check_output(
+        [sys.executable, "-m", "hookline.cli", "run", *words, str(accumulate)], text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
+    )  # fmt: skip
+    assert printed.strip() == digest(loop.model)
+    noted = json.loads(Path("noted.json").read_text())
+    unknown = ("on_epoch_", "on_validation_", "on_train_batch_")
+    assert noted["events"] == [event for event in recorder.events if not event.startswith(unknown)]
+    assert noted["losses"] == pytest.approx(recorder.losses, rel=1e-6)
+    assert noted["norms"] == pytest.approx(recorder.norms, rel=1e-6)
+    (run,) = Path("watched").iterdir()
+    ((name, series),) = read_layers(run).items()
+    expected = statistics(loop)
+    assert [name, series.names] == [expected[0], expected[2]]
+    # The first forward pass is over when the first optimizer steps.
+    assert series.steps == expected[1][1:] and series.values.tolist() == expected[3][1:].tolist()
 
 
 @pytest.mark.parametrize("host", HOSTS)
